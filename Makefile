@@ -1,0 +1,162 @@
+# moe - inference for Mixture-of-Experts translation models.   `make help` lists the targets.
+#
+# Variables: CC, CXX, CFLAGS, LDFLAGS as usual; PREFIX, DESTDIR for install; MODEL for demo;
+# BUILD (objects) and BIN (programs) let variants such as `make asan` live beside the normal build.
+
+PREFIX ?= /usr/local
+BUILD  ?= build
+BIN    ?= .
+MODEL  ?= models/en-de-fr-es.bin
+DEPS   ?= tools/install-deps
+
+ifeq ($(origin CXX),default)
+CXX := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),g++)
+endif
+
+# A baseline build: no -march=native, moe.c picks its kernels when it runs. -ffp-contract=off because a fused
+# multiply-add in one build and not in another would give other bytes.
+CFLAGS  ?= -g -O2
+WARN     = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
+C_FLAGS  = -std=c11 $(WARN) -I. $(SYSTEM) $(CFLAGS) -ffp-contract=off -pthread $(EXTRA)
+CXX_FLAGS = -std=c++17 $(WARN) -I. $(SYSTEM) $(CFLAGS) -pthread $(EXTRA)
+LINK     = $(CXX) $(EXTRA) $(LDFLAGS) -pthread
+TOOL_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lm
+
+# Homebrew keeps its headers and libraries where compilers do not look.
+ifeq ($(shell uname -s),Darwin)
+BREW := $(shell brew --prefix 2>/dev/null || echo /opt/homebrew)
+SYSTEM = -isystem $(BREW)/include
+SYSTEM_LIBS = -L$(BREW)/lib
+endif
+
+PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize
+LIBRARY  = $(BIN)/libmoe.a
+
+# ---- Build ---------------------------------------------------------------------------------------------------
+
+.PHONY: all help demo test check install clean asan valgrind
+.DEFAULT_GOAL := all
+
+all: $(PROGRAMS) $(LIBRARY)
+
+# Libraries that are missing are installed once, before the first compilation; see tools/install-deps --help.
+$(BUILD)/.deps: tools/install-deps
+	@mkdir -p $(BUILD)
+	@CC="$(CC)" CXX="$(CXX)" $(DEPS)
+	@touch $@
+
+$(BUILD)/.deps-test: tools/install-deps
+	@mkdir -p $(BUILD)
+	@CC="$(CC)" CXX="$(CXX)" $(DEPS) --test
+	@touch $@
+
+$(BUILD)/moe.o: moe.c moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -O3 -c moe.c -o $@
+
+$(BUILD)/text.o: tools/text.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -c tools/text.c -o $@
+
+# The version of SentencePiece is in no header of it.
+SPM_VERSION = $(or $(shell pkg-config --modversion sentencepiece 2>/dev/null || \
+	cat /usr/lib/*/pkgconfig/sentencepiece.pc /usr/lib/pkgconfig/sentencepiece.pc 2>/dev/null | sed -n 's/^Version: *//p'),unknown)
+
+$(BUILD)/spm.o: tools/spm.cc tools/spm.h | $(BUILD)/.deps
+	$(CXX) $(CXX_FLAGS) -DSPM_LIBRARY_VERSION='"$(firstword $(SPM_VERSION))"' -c tools/spm.cc -o $@
+
+$(BUILD)/moe-translate.o: tools/moe-translate.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -c tools/moe-translate.c -o $@
+
+$(BUILD)/moe-info.o: tools/moe-info.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -c tools/moe-info.c -o $@
+
+$(BUILD)/moe-quantize.o: tools/moe-quantize.c moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -c tools/moe-quantize.c -o $@
+
+$(LIBRARY): $(BUILD)/moe.o
+	rm -f $@
+	$(AR) rcs $@ $(BUILD)/moe.o
+
+$(BIN)/moe-translate: $(BUILD)/moe-translate.o $(BUILD)/text.o $(BUILD)/spm.o $(BUILD)/moe.o
+	$(LINK) $^ $(TOOL_LIBS) -o $@
+
+$(BIN)/moe-info: $(BUILD)/moe-info.o $(BUILD)/text.o $(BUILD)/spm.o $(BUILD)/moe.o
+	$(LINK) $^ $(TOOL_LIBS) -o $@
+
+$(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(BUILD)/moe.o
+	$(LINK) $^ -lm -o $@
+
+# ---- Use -----------------------------------------------------------------------------------------------------
+
+help:
+	@echo 'make                  build ./moe-translate ./moe-info ./moe-quantize and libmoe.a'
+	@echo 'make demo             translate a few sentences with the model in models/'
+	@echo 'make test             build and run all tests'
+	@echo 'make check            quick checks of the source: exported names, table of contents'
+	@echo 'make asan             run all tests with the address and undefined-behaviour sanitizers'
+	@echo 'make valgrind         run the test programs under valgrind'
+	@echo 'make install          install programs, library and header under PREFIX ($(PREFIX)), with DESTDIR'
+	@echo 'make clean            remove what was built'
+	@echo
+	@echo 'Missing libraries are installed by tools/install-deps (it says which). make CC=clang works too.'
+
+# $(call show,FROM,TO,SENTENCE...): each sentence with its translation. No commas: make would split there.
+define show
+	@printf '\n%s -> %s\n' $(1) $(2); printf '%s\n' $(3) > $(BUILD)/demo.txt; \
+	$(BIN)/moe-translate -m $(MODEL) -t $(2) -i $(BUILD)/demo.txt -o $(BUILD)/demo.out && \
+	paste -d '\n' $(BUILD)/demo.txt $(BUILD)/demo.out | sed -e 's/^/  /' -e 'n' -e 's/^/    = /'
+endef
+
+demo: all
+	@test -f $(MODEL) || { echo '$(MODEL) is missing; git checkout it, or say MODEL=FILE' >&2; exit 1; }
+	$(call show,en,de,'The weather is beautiful today.' 'Where is the train station?' 'She has been reading since this morning.')
+	$(call show,en,fr,'I would like a cup of coffee.' 'We have known each other for ten years.')
+	$(call show,de,en,'Ich habe meinen Schlüssel verloren.' 'Kannst du mir bei den Hausaufgaben helfen?')
+	$(call show,fr,es,'Je ne sais pas quoi faire.' 'Nous allons à la plage demain.')
+	$(call show,es,de,'El niño juega en el jardín.' '¿Cuánto cuesta este libro?')
+	@printf '\nYour turn:  ./moe-translate -m %s -t de      (one sentence per line, ^D ends)\n' $(MODEL)
+
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
+	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
+	install -m 644 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib
+	install -m 644 moe.h $(DESTDIR)$(PREFIX)/include
+
+clean:
+	rm -rf build $(PROGRAMS) $(LIBRARY)
+
+# ---- Tests ---------------------------------------------------------------------------------------------------
+
+# tests/test_*.c are cmocka programs. One that includes ../moe.c has the library inside it and takes nothing from
+# libmoe.a; one that does not links with it. tests/test_*.py and tests/*.sh print ok and FAIL lines.
+TEST_SOURCES = $(wildcard tests/test_*.c)
+TEST_PROGRAMS = $(TEST_SOURCES:tests/%.c=$(BUILD)/%)
+TEST_SCRIPTS = $(wildcard tests/test_*.py tests/*.sh)
+TEST_HEADERS = $(wildcard tests/*.h tests/*.inc)
+
+$(BUILD)/test_%.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h $(TEST_HEADERS) | $(BUILD)/.deps-test
+	$(CC) $(C_FLAGS) -DMOE_TEST -c $< -o $@
+
+$(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/libfront.a $(LIBRARY)
+	$(LINK) $< $(BUILD)/libfront.a $(LIBRARY) $(TOOL_LIBS) -lcmocka -o $@
+
+$(BUILD)/libfront.a: $(BUILD)/text.o $(BUILD)/spm.o
+	rm -f $@
+	$(AR) rcs $@ $^
+
+.PRECIOUS: $(BUILD)/test_%.o
+
+test: $(BUILD)/.deps-test all $(TEST_PROGRAMS)
+	@BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run tests/check-source $(TEST_PROGRAMS) $(TEST_SCRIPTS)
+
+check: $(BUILD)/moe.o
+	@BUILD="$(BUILD)" python3 tests/check-source
+
+asan:
+	$(MAKE) BUILD=build/asan BIN=build/asan \
+	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
+
+# valgrind knows no instruction set beyond AVX2.
+valgrind: $(BUILD)/.deps-test all $(TEST_PROGRAMS)
+	@$(DEPS) --valgrind
+	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible" \
+	    python3 tests/run $(TEST_PROGRAMS)

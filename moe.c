@@ -1,0 +1,3751 @@
+/* moe.c - inference for Mixture-of-Experts translation models. The contract is in moe.h.
+ *
+ * Read it from top to bottom: every room uses only rooms above it.
+ *
+ *    1. Platform              compiler and system, nothing else knows about either
+ *    2. Errors                status codes, messages, checked arithmetic
+ *    3. Memory                allocator hooks, the bump layout that sizes a session before it exists
+ *    4. Number formats        F16, BF16, the Q8 interleave, matrices
+ *    5. Elementary functions  exp, log, tanh, sigmoid: one definition for every machine
+ *    6. Kernels: portable     the oracle: what every other kernel room must equal bit for bit
+ *    7. Kernels: AVX2
+ *    8. Dispatch              choosing a kernel room at run time
+ *    9. Threads               a pool that splits outputs, never sums
+ *   10. Model file            mapped bytes, bounded cursor, metadata, directory, writer
+ *   11. Architecture          the layer list that the metadata describes, weights bound to it
+ *   12. Graph                 tensors, nodes, builders, planner
+ *   13. Execution             one compute function per op; the CPU backend
+ *   14. Encoder and decoder   the two graphs of a translation model
+ *   15. Beam search           hypotheses, penalties, pruning
+ *   16. Sessions              the queue, continuous batching, the public calls
+ *
+ * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output
+ * (projection), E experts, K experts wanted per token, A attention size, V vocabulary.
+ *
+ * The same bytes everywhere. Three rules keep the promise, and each kernel below is written under them:
+ *   - a float sum runs over 16 lanes (lane l takes elements l, l+16, ... ascending), and the lanes are joined
+ *     by one fixed tree; products and sums round separately (no fused multiply-add);
+ *   - quantised products are integers, so their order does not matter; one float expression turns them back;
+ *   - an output element is computed by one thread from its own row only.
+ *
+ * Traps (each has bitten somebody): LSTM gate order is i f g o here, i j f o in TensorFlow; thresholds compare
+ * softmax over ALL experts, weights are renormalised over the selected ones; the empty mask is common; a token
+ * may select far more than K experts; Q8 rows are padded to 64 columns and 16 rows with zeros.
+ */
+
+/* ==== 1. Platform =============================================================================================
+ * Owns every question about the compiler, the processor and the operating system. */
+
+#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 200809L
+#endif
+#if defined(__APPLE__) && !defined(_DARWIN_C_SOURCE)
+#define _DARWIN_C_SOURCE
+#endif
+
+#include "moe.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <float.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#if defined(__FAST_MATH__)
+#error "moe.c keeps bit-exact results: build it without -ffast-math"
+#endif
+#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0
+#error "moe.c needs float arithmetic in float (on 32-bit x86 build with -msse2 -mfpmath=sse)"
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "moe.c maps little-endian files: big-endian machines are not supported"
+#endif
+
+/* a * b + c must round twice. The pragma is the C standard's; gcc knows the option only. */
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#elif defined(__GNUC__)
+#pragma GCC optimize("-ffp-contract=off")
+#endif
+
+#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
+#define MOE_X86 1
+#include <immintrin.h>
+#else
+#define MOE_X86 0
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define MOE_INLINE static inline __attribute__((always_inline))
+#define MOE_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define MOE_INLINE static inline
+#define MOE_PRINTF(fmt, args)
+#endif
+
+#define MOE_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* Tell the processor that this thread only waits. */
+MOE_INLINE void moe_pause(void) {
+#if MOE_X86
+    _mm_pause();
+#elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
+    __asm__ volatile("yield");
+#endif
+}
+
+MOE_INLINE size_t moe_min(size_t a, size_t b) { return a < b ? a : b; }
+MOE_INLINE size_t moe_max(size_t a, size_t b) { return a > b ? a : b; }
+MOE_INLINE size_t moe_round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+MOE_INLINE size_t moe_divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
+
+/* ==== 2. Errors ===============================================================================================
+ * Owns the way a failure reaches the caller. Invariant: a function that returns another status than MOE_OK has
+ * filled the error with a message that names the culprit, and the first failure wins. */
+
+const char *moe_version(void) { return MOE_VERSION; }
+
+const char *moe_status_name(moe_status status) {
+    switch (status) {
+    case MOE_OK: return "ok";
+    case MOE_ERROR_ARGUMENT: return "argument";
+    case MOE_ERROR_MEMORY: return "memory";
+    case MOE_ERROR_IO: return "io";
+    case MOE_ERROR_FORMAT: return "format";
+    case MOE_ERROR_UNSUPPORTED: return "unsupported";
+    case MOE_ERROR_LIMIT: return "limit";
+    case MOE_ERROR_NUMERIC: return "numeric";
+    case MOE_ERROR_CANCELLED: return "cancelled";
+    }
+    return "unknown";
+}
+
+MOE_PRINTF(4, 5)
+static moe_status moe_fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
+    if (error) {
+        va_list args;
+        error->code = code;
+        snprintf(error->where, sizeof error->where, "%s", where);
+        va_start(args, format);
+        vsnprintf(error->message, sizeof error->message, format, args);
+        va_end(args);
+    }
+    return code;
+}
+
+#define MOE_TRY(call)                                                                                           \
+    do {                                                                                                        \
+        moe_status moe_try_status = (call);                                                                     \
+        if (moe_try_status != MOE_OK) return moe_try_status;                                                    \
+    } while (0)
+
+/* Products of sizes from a file: 0 and *out untouched on overflow. */
+static int moe_mul(uint64_t a, uint64_t b, uint64_t *out) {
+    if (b && a > UINT64_MAX / b) return 0;
+    *out = a * b;
+    return 1;
+}
+
+/* ==== 3. Memory ===============================================================================================
+ * Owns every allocation. Invariant: what is allocated here is released with its exact size, and nothing is
+ * allocated between moe_session_new and moe_session_free. */
+
+static void *moe_default_allocate(void *user, size_t bytes) {
+    (void)user;
+    return malloc(bytes);
+}
+static void *moe_default_reallocate(void *user, void *old, size_t old_bytes, size_t new_bytes) {
+    (void)user, (void)old_bytes;
+    return realloc(old, new_bytes);
+}
+static void moe_default_release(void *user, void *old, size_t old_bytes) {
+    (void)user, (void)old_bytes;
+    free(old);
+}
+
+static moe_allocator moe_allocator_or_default(const moe_allocator *a) {
+    if (a && a->allocate && a->reallocate && a->release) return *a;
+    return (moe_allocator){ moe_default_allocate, moe_default_reallocate, moe_default_release, NULL };
+}
+
+static void *moe_allocate_zeroed(const moe_allocator *a, size_t bytes) {
+    void *memory = a->allocate(a->user, bytes ? bytes : 1);
+    if (memory) memset(memory, 0, bytes);
+    return memory;
+}
+
+static void moe_release(const moe_allocator *a, void *memory, size_t bytes) {
+    if (memory) a->release(a->user, memory, bytes ? bytes : 1);
+}
+
+/* A layout hands out consecutive 64-byte aligned pieces of one block. With base NULL it only measures, so the
+ * same code first sizes a block and then carves it. */
+typedef struct moe_layout {
+    char *base;
+    size_t used;
+    int overflow;
+} moe_layout;
+
+static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
+    uint64_t bytes;
+    void *piece = layout->base ? layout->base + layout->used : NULL;
+    if (!moe_mul(count, size, &bytes) || bytes > (SIZE_MAX >> 1) - 64 - layout->used) {
+        layout->overflow = 1;
+        return NULL;
+    }
+    layout->used += moe_round_up((size_t)bytes, 64);
+    return piece;
+}
+
+/* ==== 4. Number formats =======================================================================================
+ * Owns what the bytes of a weight mean. Invariant: moe_matrix_row and moe_pack_row are exact inverses wherever the
+ * format can hold the number, on every machine.
+ *
+ * Q8, matrix [n, k]: codes int8 in [-127, 127] laid out [n/16][k/4][16][4] with n padded to 16 and k to 64, so that
+ * 16 outputs times 4 inputs are one AMX tile row, one AVX-512 register, two AVX2 or four NEON registers, straight
+ * from the mapped file. Behind the codes: float scale[n], int32 sum of codes[n] (for unsigned-activation kernels). */
+
+enum { MOE_Q8_ROWS = 16, MOE_Q8_COLS = 64 };
+
+static const struct {
+    const char *name;
+    moe_type type;
+    size_t size; /* bytes of one number */
+} moe_types[] = {
+    { "f32", MOE_TYPE_F32, 4 }, { "f16", MOE_TYPE_F16, 2 }, { "bf16", MOE_TYPE_BF16, 2 },
+    { "q8", MOE_TYPE_Q8, 1 },   { "i32", MOE_TYPE_I32, 4 },
+};
+
+const char *moe_type_name(moe_type type) {
+    for (size_t i = 0; i < MOE_COUNT(moe_types); i++)
+        if (moe_types[i].type == type) return moe_types[i].name;
+    return "?";
+}
+
+int moe_type_parse(const char *name, moe_type *out) {
+    for (size_t i = 0; i < MOE_COUNT(moe_types); i++)
+        if (moe_types[i].type != MOE_TYPE_I32 && strcmp(moe_types[i].name, name) == 0) {
+            *out = moe_types[i].type;
+            return 1;
+        }
+    return 0;
+}
+
+static int moe_type_in_file(uint32_t type) { return type <= MOE_TYPE_Q8; }
+
+MOE_INLINE float moe_from_bits(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+MOE_INLINE uint32_t moe_to_bits(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+MOE_INLINE float moe_bf16_to_f32(uint16_t h) { return moe_from_bits((uint32_t)h << 16); }
+
+static uint16_t moe_f32_to_bf16(float f) {
+    uint32_t bits = moe_to_bits(f);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 64u); /* quiet the NaN */
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+/* Multiplying by 2^112 moves an F16 exponent to its F32 place and normalises subnormals exactly. */
+MOE_INLINE float moe_f16_to_f32(uint16_t h) {
+    uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13, sign = (uint32_t)(h & 0x8000u) << 16;
+    float f = moe_from_bits(magnitude) * 0x1p112f;
+    uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : moe_to_bits(f); /* infinity, NaN */
+    return moe_from_bits(bits | sign);
+}
+
+static uint16_t moe_f32_to_f16(float f) {
+    uint32_t bits = moe_to_bits(f), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds beyond 65504 */
+    if (magnitude < 0x38800000u) { /* subnormal: let one addition round at 2^-24 */
+        float rounded = moe_from_bits(magnitude) + 0.5f;
+        return (uint16_t)(sign | (moe_to_bits(rounded) - 0x3f000000u));
+    }
+    magnitude += 0xc8000fffu + ((magnitude >> 13) & 1u);
+    return (uint16_t)(sign | (magnitude >> 13));
+}
+
+/* Round to nearest even for |x| < 2^22, the same on every machine: adding 1.5 * 2^23 leaves the integer in the low
+ * mantissa bits. */
+#define MOE_ROUND_MAGIC 12582912.0f
+MOE_INLINE int32_t moe_round(float x) { return (int32_t)(moe_to_bits(x + MOE_ROUND_MAGIC) - 0x4b400000u); }
+
+/* A weight matrix [rows, cols] = [out, in] where its bytes lie. */
+typedef struct moe_matrix {
+    moe_type type;
+    size_t rows, cols;
+    size_t cols_padded;  /* Q8: multiple of 64; else cols */
+    const void *data;    /* Q8: the codes */
+    const float *scales; /* Q8: [rows padded to 16] */
+} moe_matrix;
+
+/* Bytes of a matrix blob; 0 on overflow. */
+static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
+    uint64_t bytes;
+    if (type == MOE_TYPE_Q8) {
+        if (rows > UINT64_MAX / 2 || cols > UINT64_MAX / 2) return 0;
+        rows = (rows + MOE_Q8_ROWS - 1) / MOE_Q8_ROWS * MOE_Q8_ROWS;
+        cols = (cols + MOE_Q8_COLS - 1) / MOE_Q8_COLS * MOE_Q8_COLS;
+        return moe_mul(rows, cols + 8, &bytes) ? bytes : 0;
+    }
+    if (!moe_mul(rows, cols, &bytes)) return 0;
+    return moe_mul(bytes, type == MOE_TYPE_F32 ? 4 : 2, &bytes) ? bytes : 0;
+}
+
+/* The caller has checked that the blob is moe_matrix_bytes long. */
+static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const void *blob) {
+    moe_matrix m = { type, rows, cols, cols, blob, NULL };
+    if (type == MOE_TYPE_Q8) {
+        m.cols_padded = moe_round_up(cols, MOE_Q8_COLS);
+        m.scales = (const float *)(const void *)((const char *)blob + moe_round_up(rows, MOE_Q8_ROWS) * m.cols_padded);
+    }
+    return m;
+}
+
+MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
+    return (row / 16 * (cols_padded / 4) + col / 4) * 64 + row % 16 * 4 + col % 4;
+}
+
+/* Row `row` as floats: out[cols]. */
+static void moe_matrix_row(const moe_matrix *m, size_t row, float *out) {
+    switch (m->type) {
+    case MOE_TYPE_F32: memcpy(out, (const float *)m->data + row * m->cols, m->cols * sizeof *out); break;
+    case MOE_TYPE_F16:
+        for (size_t c = 0; c < m->cols; c++) out[c] = moe_f16_to_f32(((const uint16_t *)m->data)[row * m->cols + c]);
+        break;
+    case MOE_TYPE_BF16:
+        for (size_t c = 0; c < m->cols; c++) out[c] = moe_bf16_to_f32(((const uint16_t *)m->data)[row * m->cols + c]);
+        break;
+    default:
+        for (size_t c = 0; c < m->cols; c++)
+            out[c] = (float)((const int8_t *)m->data)[moe_q8_index(m->cols_padded, row, c)] * m->scales[row];
+        break;
+    }
+}
+
+/* The scalar definition of quantising a row, for weights and activations alike: q[cols_padded], padding zero.
+ * A row with infinity or NaN in it gets scale NaN, so that the damage stays visible. */
+static float moe_quantise_row(const float *x, size_t cols, size_t cols_padded, int8_t *q) {
+    float amax = 0.0f, inverse;
+    int finite = 1;
+    for (size_t c = 0; c < cols; c++) {
+        float a = moe_from_bits(moe_to_bits(x[c]) & 0x7fffffffu);
+        if (a > amax) amax = a;
+        if (!(a <= FLT_MAX)) finite = 0;
+    }
+    if (amax < FLT_MIN || !finite) {
+        memset(q, 0, cols_padded);
+        return finite ? 0.0f : moe_from_bits(0x7fc00000u);
+    }
+    inverse = 127.0f / amax;
+    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
+    for (size_t c = 0; c < cols; c++) {
+        int32_t v = moe_round(x[c] * inverse);
+        q[c] = (int8_t)(v > 127 ? 127 : v < -127 ? -127 : v);
+    }
+    memset(q + cols, 0, cols_padded - cols);
+    return amax / 127.0f;
+}
+
+/* Write row `row` of a matrix blob of `type`; scratch[cols padded to 64] for Q8. */
+static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
+                         int8_t *scratch) {
+    switch (type) {
+    case MOE_TYPE_F32: memcpy((float *)blob + row * cols, x, cols * sizeof *x); break;
+    case MOE_TYPE_F16:
+        for (size_t c = 0; c < cols; c++) ((uint16_t *)blob)[row * cols + c] = moe_f32_to_f16(x[c]);
+        break;
+    case MOE_TYPE_BF16:
+        for (size_t c = 0; c < cols; c++) ((uint16_t *)blob)[row * cols + c] = moe_f32_to_bf16(x[c]);
+        break;
+    default: {
+        size_t padded = moe_round_up(cols, MOE_Q8_COLS), padded_rows = moe_round_up(rows, MOE_Q8_ROWS);
+        char *tail = (char *)blob + padded_rows * padded;
+        float scale = moe_quantise_row(x, cols, padded, scratch);
+        int32_t sum = 0;
+        for (size_t c = 0; c < padded; c++) {
+            ((int8_t *)blob)[moe_q8_index(padded, row, c)] = scratch[c];
+            sum += scratch[c];
+        }
+        memcpy(tail + row * 4, &scale, 4);
+        memcpy(tail + (padded_rows + row) * 4, &sum, 4);
+        break;
+    }
+    }
+}
+
+/* ==== 5. Elementary functions =================================================================================
+ * Owns the one definition of exp, log, tanh and sigmoid. Invariant: vector rooms repeat these operation by operation.
+ * Errors stay below 2e-7 absolute for tanh and sigmoid, 3e-7 relative for exp and log (tests/test_kernels.c). */
+
+#define MOE_EXP_LOW (-87.0f) /* exp is 0 below: no subnormal is ever made */
+#define MOE_EXP_HIGH 87.0f
+#define MOE_LOG2E 1.44269502f
+#define MOE_LN2_HIGH 0.693359375f /* 355/512: products with small integers are exact */
+#define MOE_LN2_LOW (-2.12194442e-4f)
+#define MOE_EXP_2 0.5f /* exp(r) = 1 + r + r^2 (EXP_2 + r EXP_3 + ...), |r| <= ln 2 / 2, fitted at Chebyshev nodes */
+#define MOE_EXP_3 0.166665763f
+#define MOE_EXP_4 0.041666463f
+#define MOE_EXP_5 8.36323574e-3f
+#define MOE_EXP_6 1.39337336e-3f
+
+/* Comparisons are ordered so that NaN goes through: (limit > x ? limit : x) is what maxps(limit, x) does. */
+MOE_INLINE float moe_expf(float x) {
+    float clamped = MOE_EXP_LOW > x ? MOE_EXP_LOW : x, t, n, r, y;
+    clamped = MOE_EXP_HIGH < clamped ? MOE_EXP_HIGH : clamped;
+    t = clamped * MOE_LOG2E + MOE_ROUND_MAGIC;
+    n = t - MOE_ROUND_MAGIC;
+    r = clamped - n * MOE_LN2_HIGH;
+    r = r - n * MOE_LN2_LOW;
+    y = MOE_EXP_6 * r + MOE_EXP_5;
+    y = y * r + MOE_EXP_4;
+    y = y * r + MOE_EXP_3;
+    y = y * r + MOE_EXP_2;
+    y = y * (r * r) + r;
+    y = y + 1.0f;
+    y = moe_from_bits(moe_to_bits(y) + (moe_to_bits(t) << 23)); /* times 2^n */
+    return x < MOE_EXP_LOW ? 0.0f : y;
+}
+
+MOE_INLINE float moe_sigmoidf(float x) { return 1.0f / (1.0f + moe_expf(-x)); }
+
+MOE_INLINE float moe_tanhf(float x) {
+    uint32_t sign = moe_to_bits(x) & 0x80000000u;
+    float t = moe_expf(moe_from_bits(moe_to_bits(x) & 0x7fffffffu) * -2.0f);
+    return moe_from_bits(moe_to_bits((1.0f - t) / (1.0f + t)) | sign);
+}
+
+/* Natural logarithm of a positive normal number; -infinity for 0. */
+static float moe_logf(float x) {
+    uint32_t bits = moe_to_bits(x);
+    int32_t exponent;
+    float s, z, m;
+    if (!(x > 0.0f)) return x == 0.0f ? moe_from_bits(0xff800000u) : moe_from_bits(0x7fc00000u);
+    if (bits >= 0x7f800000u) return x;
+    exponent = (int32_t)((bits - 0x3f3504f3u) >> 23) - (bits < 0x3f3504f3u ? 512 : 0);
+    m = moe_from_bits(bits - ((uint32_t)exponent << 23)); /* in [sqrt 1/2, sqrt 2) */
+    s = (m - 1.0f) / (m + 1.0f);                          /* log m = 2 artanh s */
+    z = s * s;
+    z = ((0.295830756f * z + 0.399887025f) * z + 0.666666865f) * z * s + 2.0f * s;
+    return (float)exponent * MOE_LN2_HIGH + ((float)exponent * MOE_LN2_LOW + z);
+}
+
+/* ==== 6. Kernels: portable ====================================================================================
+ * Owns the meaning of every hot loop. Invariant: another room's kernel gives the same bits for the same arguments. */
+
+enum { MOE_LANES = 16 };
+
+/* y[r][j] = dot(x[r], w[j]) + addend, where the addend is bias[j] or add[r][j] (at most one is set). Outputs are
+ * computed in blocks of 16. For a Q8 matrix the input is codes and scales, else floats. */
+typedef struct moe_linear {
+    const moe_matrix *w;
+    const float *x;      /* [rows, x_stride] */
+    size_t x_stride;
+    const int8_t *codes; /* [rows, w->cols_padded] */
+    const float *scales; /* [rows] */
+    const float *bias;   /* [w->rows] or NULL */
+    const float *add;    /* [rows, add_stride] or NULL */
+    size_t add_stride;
+    float *y;            /* [rows, y_stride] */
+    size_t y_stride;
+} moe_linear;
+
+typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH, MOE_UNARY_RELU } moe_unary;
+
+typedef struct moe_kernels {
+    const char *name;
+    /* Rows [row0, row1) and 16-output blocks [block0, block1) of a linear. */
+    void (*linear)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
+    /* moe_quantise_row. */
+    float (*quantise)(const float *x, size_t cols, size_t cols_padded, int8_t *q);
+    /* One LSTM cell over one row: z[4H] in gate order i f g o, c_in[H] -> h[H], c_out[H] (may be c_in). */
+    void (*lstm_cell)(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h, float *c_out);
+    void (*unary)(moe_unary what, const float *x, size_t n, float *y);
+    /* Additive attention score (GNMT): sum_d v[d] tanh(key[d] + query[d]). */
+    float (*score_additive)(const float *key, const float *query, const float *v, size_t n);
+    float (*dot)(const float *a, const float *b, size_t n);
+    void (*axpy)(float a, const float *x, size_t n, float *y); /* y += a x */
+    float (*max)(const float *x, size_t n);                    /* -infinity for n = 0 */
+    /* y[i] = exp(x[i] - shift), returns the sum in lane order; y may be x or NULL. */
+    float (*exp_sum)(const float *x, size_t n, float shift, float *y);
+} moe_kernels;
+
+/* The fixed tree: 16 lanes to one. */
+MOE_INLINE float moe_join_lanes(const float lane[MOE_LANES]) {
+    float t[8];
+    for (int i = 0; i < 8; i++) t[i] = lane[i] + lane[i + 8];
+    for (int i = 0; i < 4; i++) t[i] = t[i] + t[i + 4];
+    for (int i = 0; i < 2; i++) t[i] = t[i] + t[i + 2];
+    return t[0] + t[1];
+}
+
+static float moe_dot_portable(const float *a, const float *b, size_t n) {
+    float lane[MOE_LANES] = { 0 };
+    for (size_t k = 0; k < n; k++) lane[k % MOE_LANES] += a[k] * b[k];
+    return moe_join_lanes(lane);
+}
+
+MOE_INLINE float moe_linear_addend(const moe_linear *l, size_t row, size_t j) {
+    return l->bias ? l->bias[j] : l->add ? l->add[row * l->add_stride + j] : 0.0f;
+}
+
+static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    const moe_matrix *w = l->w;
+    for (size_t j = block0 * 16; j < moe_min(block1 * 16, w->rows); j++)
+        for (size_t r = row0; r < row1; r++) {
+            float product;
+            if (w->type == MOE_TYPE_Q8) {
+                const int8_t *x = l->codes + r * w->cols_padded, *codes = w->data;
+                int32_t sum = 0;
+                for (size_t c = 0; c < w->cols_padded; c++)
+                    sum += (int32_t)x[c] * codes[moe_q8_index(w->cols_padded, j, c)];
+                product = (float)sum * (l->scales[r] * w->scales[j]);
+            } else if (w->type == MOE_TYPE_F32) {
+                product = moe_dot_portable(l->x + r * l->x_stride, (const float *)w->data + j * w->cols, w->cols);
+            } else {
+                const uint16_t *halves = (const uint16_t *)w->data + j * w->cols;
+                const float *x = l->x + r * l->x_stride;
+                float lane[MOE_LANES] = { 0 };
+                for (size_t k = 0; k < w->cols; k++)
+                    lane[k % MOE_LANES] +=
+                        x[k] * (w->type == MOE_TYPE_F16 ? moe_f16_to_f32(halves[k]) : moe_bf16_to_f32(halves[k]));
+                product = moe_join_lanes(lane);
+            }
+            l->y[r * l->y_stride + j] = product + moe_linear_addend(l, r, j);
+        }
+}
+
+static void moe_lstm_cell_portable(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
+                                   float *c_out) {
+    for (size_t j = 0; j < hidden; j++) {
+        float i = moe_sigmoidf(z[j]), f = moe_sigmoidf(z[hidden + j] + forget_bias);
+        float g = moe_tanhf(z[2 * hidden + j]), o = moe_sigmoidf(z[3 * hidden + j]);
+        float kept = f * c_in[j], added = i * g;
+        c_out[j] = kept + added;
+        h[j] = o * moe_tanhf(c_out[j]);
+    }
+}
+
+static void moe_unary_portable(moe_unary what, const float *x, size_t n, float *y) {
+    for (size_t i = 0; i < n; i++)
+        y[i] = what == MOE_UNARY_SIGMOID ? moe_sigmoidf(x[i])
+               : what == MOE_UNARY_TANH  ? moe_tanhf(x[i])
+                                         : (0.0f > x[i] ? 0.0f : x[i]);
+}
+
+static float moe_score_additive_portable(const float *key, const float *query, const float *v, size_t n) {
+    float lane[MOE_LANES] = { 0 };
+    for (size_t k = 0; k < n; k++) lane[k % MOE_LANES] += v[k] * moe_tanhf(key[k] + query[k]);
+    return moe_join_lanes(lane);
+}
+
+static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
+    for (size_t i = 0; i < n; i++) y[i] = y[i] + a * x[i];
+}
+
+/* NaN never wins a maximum: moe_topk looks for it in the sum of exponentials. */
+static float moe_max_portable(const float *x, size_t n) {
+    float best = moe_from_bits(0xff800000u);
+    for (size_t i = 0; i < n; i++) best = x[i] > best ? x[i] : best;
+    return best;
+}
+
+static float moe_exp_sum_portable(const float *x, size_t n, float shift, float *y) {
+    float lane[MOE_LANES] = { 0 };
+    for (size_t k = 0; k < n; k++) {
+        float e = moe_expf(x[k] - shift);
+        if (y) y[k] = e;
+        lane[k % MOE_LANES] += e;
+    }
+    return moe_join_lanes(lane);
+}
+
+static const moe_kernels moe_kernels_portable = {
+    .name = "portable",
+    .linear = moe_linear_portable,
+    .quantise = moe_quantise_row,
+    .lstm_cell = moe_lstm_cell_portable,
+    .unary = moe_unary_portable,
+    .score_additive = moe_score_additive_portable,
+    .dot = moe_dot_portable,
+    .axpy = moe_axpy_portable,
+    .max = moe_max_portable,
+    .exp_sum = moe_exp_sum_portable,
+};
+
+/* ==== 7. Kernels: AVX2 ========================================================================================
+ * Owns 256-bit x86. Invariant: two registers hold the 16 lanes, [0..7] and [8..15]; tails are done by loading into a
+ * zeroed buffer, since adding a product of zeros to a lane leaves it as it was. */
+
+#if MOE_X86
+#define MOE_AVX2 __attribute__((target("avx2")))
+#define MOE_AVX2_INLINE static inline __attribute__((always_inline, target("avx2")))
+
+MOE_AVX2_INLINE float moe_join_avx2(__m256 low, __m256 high) {
+    __m256 eight = _mm256_add_ps(low, high);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+MOE_AVX2_INLINE __m256 moe_exp_avx2(__m256 x) {
+    const __m256 low = _mm256_set1_ps(MOE_EXP_LOW), magic = _mm256_set1_ps(MOE_ROUND_MAGIC);
+    __m256 clamped = _mm256_min_ps(_mm256_set1_ps(MOE_EXP_HIGH), _mm256_max_ps(low, x));
+    __m256 t = _mm256_add_ps(_mm256_mul_ps(clamped, _mm256_set1_ps(MOE_LOG2E)), magic);
+    __m256 n = _mm256_sub_ps(t, magic);
+    __m256 r = _mm256_sub_ps(clamped, _mm256_mul_ps(n, _mm256_set1_ps(MOE_LN2_HIGH))), y;
+    r = _mm256_sub_ps(r, _mm256_mul_ps(n, _mm256_set1_ps(MOE_LN2_LOW)));
+    y = _mm256_add_ps(_mm256_mul_ps(_mm256_set1_ps(MOE_EXP_6), r), _mm256_set1_ps(MOE_EXP_5));
+    y = _mm256_add_ps(_mm256_mul_ps(y, r), _mm256_set1_ps(MOE_EXP_4));
+    y = _mm256_add_ps(_mm256_mul_ps(y, r), _mm256_set1_ps(MOE_EXP_3));
+    y = _mm256_add_ps(_mm256_mul_ps(y, r), _mm256_set1_ps(MOE_EXP_2));
+    y = _mm256_add_ps(_mm256_mul_ps(y, _mm256_mul_ps(r, r)), r);
+    y = _mm256_add_ps(y, _mm256_set1_ps(1.0f));
+    y = _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(y), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, low, _CMP_LT_OQ), y);
+}
+
+MOE_AVX2_INLINE __m256 moe_sigmoid_avx2(__m256 x) {
+    const __m256 one = _mm256_set1_ps(1.0f);
+    __m256 e = moe_exp_avx2(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f)));
+    return _mm256_div_ps(one, _mm256_add_ps(one, e));
+}
+
+MOE_AVX2_INLINE __m256 moe_tanh_avx2(__m256 x) {
+    const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
+    __m256 t = moe_exp_avx2(_mm256_mul_ps(_mm256_andnot_ps(sign, x), _mm256_set1_ps(-2.0f)));
+    return _mm256_or_ps(_mm256_div_ps(_mm256_sub_ps(one, t), _mm256_add_ps(one, t)), _mm256_and_ps(sign, x));
+}
+
+/* Up to 8 floats, the rest zero. */
+MOE_AVX2_INLINE __m256 moe_load_avx2(const float *x, size_t n) {
+    float tail[8] = { 0 };
+    if (n >= 8) return _mm256_loadu_ps(x);
+    memcpy(tail, x, n * sizeof *x);
+    return _mm256_loadu_ps(tail);
+}
+
+MOE_AVX2_INLINE void moe_store_avx2(float *y, __m256 v, size_t n) {
+    float tail[8];
+    if (n >= 8) {
+        _mm256_storeu_ps(y, v);
+        return;
+    }
+    _mm256_storeu_ps(tail, v);
+    memcpy(y, tail, n * sizeof *y);
+}
+
+/* Eight numbers of a float matrix as F32, the rest of a tail zero. */
+MOE_AVX2_INLINE __m256 moe_load_weights_avx2(moe_type type, const void *w, size_t n) {
+    uint16_t tail[8] = { 0 };
+    const uint16_t *halves = w;
+    __m256i bits;
+    if (type == MOE_TYPE_F32) return moe_load_avx2(w, n);
+    if (n < 8) {
+        memcpy(tail, halves, n * sizeof *halves);
+        halves = tail;
+    }
+    bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)halves));
+    if (type == MOE_TYPE_BF16) return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+    {
+        __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fff)), 13);
+        __m256i sign = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x8000)), 16);
+        __m256 f = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(0x1p112f));
+        __m256i special = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x0f7fffff));
+        __m256i infinite = _mm256_or_si256(magnitude, _mm256_set1_epi32(0x7f800000));
+        __m256i value = _mm256_blendv_epi8(_mm256_castps_si256(f), infinite, special);
+        return _mm256_castsi256_ps(_mm256_or_si256(value, sign));
+    }
+}
+
+/* One output row of a float matrix against up to 4 input rows. */
+MOE_AVX2_INLINE void moe_float_rows_avx2(const moe_linear *l, size_t row, size_t j, const int rows, const moe_type type) {
+    const moe_matrix *m = l->w;
+    const size_t size = type == MOE_TYPE_F32 ? 4 : 2;
+    const char *w = (const char *)m->data + j * m->cols * size;
+    __m256 low[4], high[4];
+    size_t k = 0;
+    for (int r = 0; r < rows; r++) low[r] = high[r] = _mm256_setzero_ps();
+    for (; k + 16 <= m->cols; k += 16) {
+        const __m256 w0 = moe_load_weights_avx2(type, w + k * size, 8), w1 = moe_load_weights_avx2(type, w + (k + 8) * size, 8);
+        for (int r = 0; r < rows; r++) {
+            const float *x = l->x + (row + (size_t)r) * l->x_stride + k;
+            low[r] = _mm256_add_ps(low[r], _mm256_mul_ps(_mm256_loadu_ps(x), w0));
+            high[r] = _mm256_add_ps(high[r], _mm256_mul_ps(_mm256_loadu_ps(x + 8), w1));
+        }
+    }
+    if (k < m->cols) {
+        const size_t left = m->cols - k, rest = left > 8 ? left - 8 : 0;
+        const __m256 w0 = moe_load_weights_avx2(type, w + k * size, left);
+        const __m256 w1 = rest ? moe_load_weights_avx2(type, w + (k + 8) * size, rest) : _mm256_setzero_ps();
+        for (int r = 0; r < rows; r++) {
+            const float *x = l->x + (row + (size_t)r) * l->x_stride + k;
+            low[r] = _mm256_add_ps(low[r], _mm256_mul_ps(moe_load_avx2(x, left), w0));
+            if (rest) high[r] = _mm256_add_ps(high[r], _mm256_mul_ps(moe_load_avx2(x + 8, rest), w1));
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        size_t at = row + (size_t)r;
+        l->y[at * l->y_stride + j] = moe_join_avx2(low[r], high[r]) + moe_linear_addend(l, at, j);
+    }
+}
+
+MOE_AVX2_INLINE void moe_float_block_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block, const moe_type type) {
+    for (size_t j = block * 16; j < moe_min(block * 16 + 16, l->w->rows); j++) {
+        size_t r = row0;
+        for (; r + 4 <= row1; r += 4) moe_float_rows_avx2(l, r, j, 4, type);
+        for (; r < row1; r++) moe_float_rows_avx2(l, r, j, 1, type);
+    }
+}
+
+/* One block of 16 outputs of a Q8 matrix against up to 4 input rows. maddubs multiplies |w| (unsigned) by x with w's
+ * sign; within [-127, 127] its 16-bit sums cannot saturate (2 * 127 * 127 = 32258), so everything is exact. */
+MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
+    const moe_matrix *m = l->w;
+    const size_t groups = m->cols_padded / 4, j = block * 16;
+    const int8_t *w = (const int8_t *)m->data + block * groups * 64;
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i low[4], high[4];
+    for (int r = 0; r < rows; r++) low[r] = high[r] = _mm256_setzero_si256();
+    for (size_t g = 0; g < groups; g++) {
+        __m256i w0 = _mm256_loadu_si256((const __m256i *)(const void *)(w + g * 64));
+        __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + g * 64 + 32));
+        __m256i a0 = _mm256_abs_epi8(w0), a1 = _mm256_abs_epi8(w1);
+        for (int r = 0; r < rows; r++) {
+            int32_t four;
+            __m256i x;
+            memcpy(&four, l->codes + (row + (size_t)r) * m->cols_padded + g * 4, 4);
+            x = _mm256_set1_epi32(four);
+            low[r] = _mm256_add_epi32(
+                low[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a0, _mm256_sign_epi8(x, w0)), ones));
+            high[r] = _mm256_add_epi32(
+                high[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a1, _mm256_sign_epi8(x, w1)), ones));
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        const size_t at = row + (size_t)r, n = moe_min(16, m->rows - j), rest = n > 8 ? n - 8 : 0;
+        const __m256 scale = _mm256_set1_ps(l->scales[at]);
+        const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
+        __m256 y0 = _mm256_mul_ps(_mm256_cvtepi32_ps(low[r]), _mm256_mul_ps(scale, _mm256_loadu_ps(m->scales + j)));
+        __m256 y1 =
+            _mm256_mul_ps(_mm256_cvtepi32_ps(high[r]), _mm256_mul_ps(scale, _mm256_loadu_ps(m->scales + j + 8)));
+        __m256 add0 = addend ? moe_load_avx2(addend, n) : _mm256_setzero_ps();
+        __m256 add1 = addend && rest ? moe_load_avx2(addend + 8, rest) : _mm256_setzero_ps();
+        moe_store_avx2(l->y + at * l->y_stride + j, _mm256_add_ps(y0, add0), n);
+        if (rest) moe_store_avx2(l->y + at * l->y_stride + j + 8, _mm256_add_ps(y1, add1), rest);
+    }
+}
+
+/* Outputs outside, rows inside: a block of weights is read once from memory and stays in L1 for all rows. */
+MOE_AVX2 static void moe_linear_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    for (size_t block = block0; block < block1; block++) {
+        if (l->w->type == MOE_TYPE_Q8) {
+            size_t r = row0;
+            for (; r + 4 <= row1; r += 4) moe_q8_rows_avx2(l, r, block, 4);
+            switch (row1 - r) {
+            case 3: moe_q8_rows_avx2(l, r, block, 3); break;
+            case 2: moe_q8_rows_avx2(l, r, block, 2); break;
+            case 1: moe_q8_rows_avx2(l, r, block, 1); break;
+            default: break;
+            }
+        } else if (l->w->type == MOE_TYPE_F32) {
+            moe_float_block_avx2(l, row0, row1, block, MOE_TYPE_F32);
+        } else {
+            moe_float_block_avx2(l, row0, row1, block, l->w->type);
+        }
+    }
+}
+
+MOE_AVX2 static float moe_quantise_avx2(const float *x, size_t cols, size_t cols_padded, int8_t *q) {
+    const __m256 sign = _mm256_set1_ps(-0.0f), magic = _mm256_set1_ps(MOE_ROUND_MAGIC);
+    const __m256 largest = _mm256_set1_ps(FLT_MAX);
+    __m256 max = _mm256_setzero_ps(), bad = _mm256_setzero_ps(), factor;
+    float lane[8], amax = 0.0f, inverse;
+    if (cols % 8) return moe_quantise_row(x, cols, cols_padded, q);
+    for (size_t c = 0; c < cols; c += 8) {
+        __m256 a = _mm256_andnot_ps(sign, _mm256_loadu_ps(x + c));
+        max = _mm256_max_ps(a, max);
+        bad = _mm256_or_ps(bad, _mm256_cmp_ps(a, largest, _CMP_NLE_UQ));
+    }
+    _mm256_storeu_ps(lane, max);
+    for (int i = 0; i < 8; i++) amax = lane[i] > amax ? lane[i] : amax;
+    if (_mm256_movemask_ps(bad) || amax < FLT_MIN) return moe_quantise_row(x, cols, cols_padded, q);
+    inverse = 127.0f / amax;
+    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
+    factor = _mm256_set1_ps(inverse);
+    for (size_t c = 0; c < cols; c += 8) {
+        __m256 t = _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(x + c), factor), magic);
+        __m256i v = _mm256_sub_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(0x4b400000));
+        __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        __m128i bytes = _mm_max_epi8(_mm_packs_epi16(words, words), _mm_set1_epi8(-127));
+        _mm_storel_epi64((__m128i *)(void *)(q + c), bytes);
+    }
+    memset(q + cols, 0, cols_padded - cols);
+    return amax / 127.0f;
+}
+
+MOE_AVX2 static void moe_lstm_cell_avx2(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
+                                        float *c_out) {
+    const __m256 forget = _mm256_set1_ps(forget_bias);
+    for (size_t j = 0; j < hidden; j += 8) {
+        size_t n = hidden - j;
+        __m256 i = moe_sigmoid_avx2(moe_load_avx2(z + j, n));
+        __m256 f = moe_sigmoid_avx2(_mm256_add_ps(moe_load_avx2(z + hidden + j, n), forget));
+        __m256 g = moe_tanh_avx2(moe_load_avx2(z + 2 * hidden + j, n));
+        __m256 o = moe_sigmoid_avx2(moe_load_avx2(z + 3 * hidden + j, n));
+        __m256 c = _mm256_add_ps(_mm256_mul_ps(f, moe_load_avx2(c_in + j, n)), _mm256_mul_ps(i, g));
+        moe_store_avx2(c_out + j, c, n);
+        moe_store_avx2(h + j, _mm256_mul_ps(o, moe_tanh_avx2(c)), n);
+    }
+}
+
+MOE_AVX2 static void moe_unary_avx2(moe_unary what, const float *x, size_t n, float *y) {
+    for (size_t i = 0; i < n; i += 8) {
+        __m256 v = moe_load_avx2(x + i, n - i);
+        v = what == MOE_UNARY_SIGMOID ? moe_sigmoid_avx2(v)
+            : what == MOE_UNARY_TANH  ? moe_tanh_avx2(v)
+                                      : _mm256_max_ps(_mm256_setzero_ps(), v);
+        moe_store_avx2(y + i, v, n - i);
+    }
+}
+
+MOE_AVX2 static float moe_score_additive_avx2(const float *key, const float *query, const float *v, size_t n) {
+    __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
+    for (size_t k = 0; k < n; k += 8) {
+        size_t left = n - k;
+        __m256 t = moe_tanh_avx2(_mm256_add_ps(moe_load_avx2(key + k, left), moe_load_avx2(query + k, left)));
+        __m256 product = _mm256_mul_ps(moe_load_avx2(v + k, left), t);
+        if (k & 8) high = _mm256_add_ps(high, product);
+        else low = _mm256_add_ps(low, product);
+    }
+    return moe_join_avx2(low, high);
+}
+
+MOE_AVX2 static float moe_dot_avx2(const float *a, const float *b, size_t n) {
+    __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
+    for (size_t k = 0; k < n; k += 8) {
+        __m256 product = _mm256_mul_ps(moe_load_avx2(a + k, n - k), moe_load_avx2(b + k, n - k));
+        if (k & 8) high = _mm256_add_ps(high, product);
+        else low = _mm256_add_ps(low, product);
+    }
+    return moe_join_avx2(low, high);
+}
+
+MOE_AVX2 static void moe_axpy_avx2(float a, const float *x, size_t n, float *y) {
+    const __m256 factor = _mm256_set1_ps(a);
+    for (size_t i = 0; i < n; i += 8) {
+        __m256 product = _mm256_mul_ps(factor, moe_load_avx2(x + i, n - i));
+        moe_store_avx2(y + i, _mm256_add_ps(moe_load_avx2(y + i, n - i), product), n - i);
+    }
+}
+
+MOE_AVX2 static float moe_max_avx2(const float *x, size_t n) {
+    __m256 best = _mm256_set1_ps(moe_from_bits(0xff800000u));
+    float lane[8], result;
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) best = _mm256_max_ps(_mm256_loadu_ps(x + i), best);
+    _mm256_storeu_ps(lane, best);
+    result = moe_max_portable(lane, 8);
+    for (; i < n; i++) result = x[i] > result ? x[i] : result;
+    return result;
+}
+
+MOE_AVX2 static float moe_exp_sum_avx2(const float *x, size_t n, float shift, float *y) {
+    const __m256 by = _mm256_set1_ps(shift);
+    __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
+    for (size_t k = 0; k < n; k += 8) {
+        __m256 e = moe_exp_avx2(_mm256_sub_ps(moe_load_avx2(x + k, n - k), by));
+        if (y) moe_store_avx2(y + k, e, n - k);
+        if (n - k < 8) { /* lanes past the end hold exp(-shift): they must not count */
+            float tail[8];
+            _mm256_storeu_ps(tail, e);
+            e = moe_load_avx2(tail, n - k);
+        }
+        if (k & 8) high = _mm256_add_ps(high, e);
+        else low = _mm256_add_ps(low, e);
+    }
+    return moe_join_avx2(low, high);
+}
+
+static const moe_kernels moe_kernels_avx2 = {
+    .name = "avx2",
+    .linear = moe_linear_avx2,
+    .quantise = moe_quantise_avx2,
+    .lstm_cell = moe_lstm_cell_avx2,
+    .unary = moe_unary_avx2,
+    .score_additive = moe_score_additive_avx2,
+    .dot = moe_dot_avx2,
+    .axpy = moe_axpy_avx2,
+    .max = moe_max_avx2,
+    .exp_sum = moe_exp_sum_avx2,
+};
+#endif /* MOE_X86 */
+
+/* ==== 8. Dispatch =============================================================================================
+ * Owns the choice of a kernel room. Invariant: the choice is made once per session and changes speed only. */
+
+static const moe_kernels *const moe_kernel_rooms[] = {
+    &moe_kernels_portable, /* worst first */
+#if MOE_X86
+    &moe_kernels_avx2,
+#endif
+};
+
+const char *moe_isa_names(void) {
+#if MOE_X86
+    return "portable avx2";
+#else
+    return "portable";
+#endif
+}
+
+int moe_isa_available(const char *name) {
+    if (strcmp(name, "portable") == 0) return 1;
+#if MOE_X86
+    __builtin_cpu_init();
+    if (strcmp(name, "avx2") == 0) return __builtin_cpu_supports("avx2") != 0; /* asks the system too (xgetbv) */
+#endif
+    return 0;
+}
+
+/* The room called `name`, or the best one here for NULL, "" and "auto". */
+static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, moe_error *error) {
+    int automatic = !name || !*name || strcmp(name, "auto") == 0;
+    for (size_t i = MOE_COUNT(moe_kernel_rooms); i-- > 0;) {
+        const moe_kernels *room = moe_kernel_rooms[i];
+        if (!automatic && strcmp(room->name, name) != 0) continue;
+        if (moe_isa_available(room->name)) {
+            *out = room;
+            return MOE_OK;
+        }
+        if (!automatic)
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "isa", "this machine cannot run the '%s' kernels; leave the "
+                            "choice to the program or ask for 'portable'", name);
+    }
+    return moe_fail(error, MOE_ERROR_ARGUMENT, "isa", "no kernels are called '%s'; this build has: %s", name,
+                    moe_isa_names());
+}
+
+/* ==== 9. Threads ==============================================================================================
+ * Owns the worker threads of a session. Invariant: a job's tasks are claimed one by one from one atomic word
+ * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. */
+
+typedef void (*moe_task_fn)(void *arg, size_t task, size_t thread);
+
+enum { MOE_SPINS = 4000 }; /* about 40 us of spinning before a worker sleeps: the gap between two small jobs */
+
+typedef struct moe_pool {
+    pthread_t threads[MOE_MAX_THREADS];
+    size_t count; /* threads, the caller's included */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+    atomic_uint_least64_t claim; /* generation << 32 | tasks left */
+    atomic_size_t finished;
+    atomic_size_t sleepers;
+    atomic_int stop;
+    atomic_size_t next_id;
+    moe_task_fn fn; /* these three are stable while a task of the generation is claimed */
+    void *arg;
+    size_t tasks;
+    int locks; /* mutex and cond are initialised */
+} moe_pool;
+
+/* Claim and run tasks of generation `generation` until none is left. */
+static void moe_pool_work(moe_pool *pool, uint64_t generation, size_t thread) {
+    uint_least64_t word = atomic_load_explicit(&pool->claim, memory_order_acquire);
+    while (word >> 32 == generation && (word & 0xffffffffu)) {
+        if (atomic_compare_exchange_weak(&pool->claim, &word, word - 1)) {
+            pool->fn(pool->arg, pool->tasks - (size_t)(word & 0xffffffffu), thread);
+            atomic_fetch_add(&pool->finished, 1);
+            word = atomic_load_explicit(&pool->claim, memory_order_acquire);
+        }
+    }
+}
+
+static void *moe_pool_thread(void *user) {
+    moe_pool *pool = user;
+    const size_t thread = atomic_fetch_add(&pool->next_id, 1);
+    uint64_t seen = 0;
+    while (!atomic_load(&pool->stop)) {
+        uint64_t word = atomic_load(&pool->claim);
+        for (int spin = 0; spin < MOE_SPINS && word >> 32 == seen; spin++) {
+            moe_pause();
+            word = atomic_load(&pool->claim);
+        }
+        if (word >> 32 == seen) {
+            pthread_mutex_lock(&pool->mutex);
+            atomic_fetch_add(&pool->sleepers, 1);
+            while ((word = atomic_load(&pool->claim)) >> 32 == seen && !atomic_load(&pool->stop))
+                pthread_cond_wait(&pool->wake, &pool->mutex);
+            atomic_fetch_sub(&pool->sleepers, 1);
+            pthread_mutex_unlock(&pool->mutex);
+        }
+        seen = word >> 32;
+        moe_pool_work(pool, seen, thread);
+    }
+    return NULL;
+}
+
+/* Run fn(arg, task, thread) for every task; returns when all are done. Called by the session's thread only. */
+static void moe_pool_run(moe_pool *pool, size_t tasks, moe_task_fn fn, void *arg) {
+    uint64_t generation;
+    if (pool->count <= 1 || tasks <= 1) {
+        for (size_t i = 0; i < tasks; i++) fn(arg, i, 0);
+        return;
+    }
+    pool->fn = fn;
+    pool->arg = arg;
+    pool->tasks = tasks;
+    atomic_store(&pool->finished, 0);
+    generation = ((atomic_load(&pool->claim) >> 32) + 1) & 0xffffffffu;
+    atomic_store(&pool->claim, (generation << 32) | (uint64_t)tasks);
+    if (atomic_load(&pool->sleepers)) {
+        pthread_mutex_lock(&pool->mutex);
+        pthread_cond_broadcast(&pool->wake);
+        pthread_mutex_unlock(&pool->mutex);
+    }
+    moe_pool_work(pool, generation, 0);
+    for (unsigned spin = 0; atomic_load(&pool->finished) < tasks; spin++)
+        if (spin < MOE_SPINS) moe_pause();
+        else sched_yield();
+}
+
+static void moe_pool_free(moe_pool *pool, size_t started) {
+    atomic_store(&pool->stop, 1);
+    if (!pool->locks) return;
+    pthread_mutex_lock(&pool->mutex);
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+    for (size_t i = 1; i < started; i++) pthread_join(pool->threads[i], NULL);
+    pthread_cond_destroy(&pool->wake);
+    pthread_mutex_destroy(&pool->mutex);
+    pool->locks = 0;
+}
+
+/* `pool` is zeroed memory at its final address. */
+static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *error) {
+    int code;
+    if (pthread_mutex_init(&pool->mutex, NULL)) return moe_fail(error, MOE_ERROR_MEMORY, "threads", "no mutex left");
+    if (pthread_cond_init(&pool->wake, NULL)) {
+        pthread_mutex_destroy(&pool->mutex);
+        return moe_fail(error, MOE_ERROR_MEMORY, "threads", "no condition variable left");
+    }
+    pool->locks = 1;
+    pool->count = threads;
+    atomic_store(&pool->next_id, 1);
+    for (size_t i = 1; i < threads; i++)
+        if ((code = pthread_create(&pool->threads[i], NULL, moe_pool_thread, pool)) != 0) {
+            moe_pool_free(pool, i);
+            return moe_fail(error, MOE_ERROR_MEMORY, "threads", "cannot start thread %zu of %zu: %s", i + 1, threads,
+                            strerror(code));
+        }
+    return MOE_OK;
+}
+
+/* ==== 10. Model file ==========================================================================================
+ * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this room hands out lies inside the
+ * mapping, is aligned for its type, and every count has been multiplied out without overflow.
+ *
+ * Version 1, little-endian:
+ *   header, 64 bytes: magic "MOEMODEL", u32 version, u32 CRC-32 of bytes [16, header_bytes), u64 header_bytes,
+ *     u64 file_bytes, u32 metadata entries, u32 tensors, 24 zero bytes
+ *   metadata entries, each padded to 8: u32 kind, u32 key length, key, pad to 8, then by kind
+ *     INT i64 | REAL f64 | TEXT, BYTES u64 length, bytes | INTS, REALS u64 n, n values | TEXTS u64 n, n times (u64
+ *     length, bytes, pad to 8)
+ *   tensor directory entries, each padded to 8: u32 type, u32 layout (0 matrix or vector, 1 experts), u32 dimensions,
+ *     u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name
+ *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; nothing behind.
+ * An experts tensor [E, hidden, width] is E slabs of equal stride (a multiple of 4096): the up matrix [hidden, width],
+ * padded to 64, then the down matrix [width, hidden]; so one expert is one read. */
+
+enum { MOE_HEADER_BYTES = 64, MOE_ALIGN = 64, MOE_SLAB_ALIGN = 4096, MOE_MAX_TEXTS = 65536 };
+static const char moe_magic[8] = { 'M', 'O', 'E', 'M', 'O', 'D', 'E', 'L' };
+
+typedef struct moe_meta {
+    moe_span key;
+    moe_meta_kind kind;
+    size_t count;     /* elements of a list, 1 for a scalar */
+    const char *data; /* first value; TEXT and BYTES: the bytes; TEXTS: the first length */
+    size_t length;    /* TEXT and BYTES */
+    moe_span entry;   /* the whole entry as it lies in the file */
+} moe_meta;
+
+typedef struct moe_file {
+    const char *data;
+    size_t bytes;
+    uint32_t version;
+    uint64_t header_bytes;
+    moe_meta *meta;
+    size_t n_meta;
+    moe_tensor_info *tensors;
+    size_t n_tensors;
+} moe_file;
+
+/* CRC-32 (IEEE) of `bytes` more bytes; start with crc 0. */
+static uint32_t moe_crc32(uint32_t crc, const void *data, size_t bytes) {
+    const uint8_t *p = data;
+    uint32_t table[256];
+    for (uint32_t i = 0; i < 256; i++) {
+        table[i] = i;
+        for (int bit = 0; bit < 8; bit++) table[i] = (table[i] >> 1) ^ (0xedb88320u & (0u - (table[i] & 1u)));
+    }
+    crc = ~crc;
+    for (size_t i = 0; i < bytes; i++) crc = table[(crc ^ p[i]) & 255u] ^ (crc >> 8);
+    return ~crc;
+}
+
+/* Reads forward through [at, end); after the first failure everything reads as zero. */
+typedef struct moe_cursor {
+    const char *data;
+    size_t at, end;
+    int failed;
+} moe_cursor;
+
+static const char *moe_take(moe_cursor *c, uint64_t bytes) {
+    const char *p = c->data + c->at;
+    if (c->failed || bytes > c->end - c->at) {
+        c->failed = 1;
+        return NULL;
+    }
+    c->at += (size_t)bytes;
+    return p;
+}
+
+static uint32_t moe_take_u32(moe_cursor *c) {
+    const char *p = moe_take(c, 4);
+    uint32_t v = 0;
+    if (p) memcpy(&v, p, 4);
+    return v;
+}
+
+static uint64_t moe_take_u64(moe_cursor *c) {
+    const char *p = moe_take(c, 8);
+    uint64_t v = 0;
+    if (p) memcpy(&v, p, 8);
+    return v;
+}
+
+static void moe_take_padding(moe_cursor *c) {
+    const char *p = moe_take(c, (8 - c->at % 8) % 8);
+    for (size_t i = c->at; p && p < c->data + i; p++)
+        if (*p) c->failed = 1;
+}
+
+static int moe_span_is(moe_span s, const char *text) {
+    return s.length == strlen(text) && memcmp(s.data, text, s.length) == 0;
+}
+
+static int moe_name_valid(moe_span s) {
+    for (size_t i = 0; i < s.length; i++) {
+        char c = s.data[i];
+        if (!((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-')) return 0;
+    }
+    return s.length > 0 && s.length < 256;
+}
+
+static int moe_utf8_valid(const char *text, size_t length) {
+    const uint8_t *p = (const uint8_t *)text, *end = p + length;
+    while (p < end) {
+        uint32_t lead = *p++, point, low;
+        int more = lead < 0x80 ? 0 : lead >= 0xc2 && lead < 0xe0 ? 1 : lead >= 0xe0 && lead < 0xf0 ? 2
+                   : lead >= 0xf0 && lead < 0xf5 ? 3 : -1;
+        if (more < 0 || end - p < more) return 0;
+        point = more == 0 ? lead : lead & (0x3fu >> more);
+        low = more == 3 ? 0x10000u : more == 2 ? 0x800u : 0;
+        for (int i = 0; i < more; i++, p++) {
+            if ((*p & 0xc0u) != 0x80u) return 0;
+            point = point << 6 | (*p & 0x3fu);
+        }
+        if (point < low || point > 0x10ffffu || (point >= 0xd800u && point < 0xe000u)) return 0;
+    }
+    return 1;
+}
+
+static moe_status moe_parse_meta(moe_cursor *c, moe_meta *m, moe_error *error) {
+    char where[48];
+    uint32_t kind, key_length;
+    uint64_t n = 1;
+    const char *key;
+    const size_t begin = c->at;
+    snprintf(where, sizeof where, "offset %zu", begin);
+    kind = moe_take_u32(c);
+    key_length = moe_take_u32(c);
+    key = moe_take(c, key_length);
+    m->key = (moe_span){ key, key ? key_length : 0 };
+    moe_take_padding(c);
+    if (c->failed || !moe_name_valid(m->key) || kind < MOE_META_INT || kind > MOE_META_TEXTS)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "broken metadata entry");
+    m->kind = (moe_meta_kind)kind;
+    if (kind >= MOE_META_TEXT) n = moe_take_u64(c);
+    m->count = kind >= MOE_META_INTS ? (size_t)n : 1;
+    m->data = c->data + c->at;
+    switch (m->kind) {
+    case MOE_META_INT:
+    case MOE_META_REAL: moe_take(c, 8); break;
+    case MOE_META_TEXT:
+    case MOE_META_BYTES: m->length = moe_take(c, n) ? (size_t)n : 0; break;
+    case MOE_META_INTS:
+    case MOE_META_REALS: moe_take(c, n > UINT64_MAX / 8 ? UINT64_MAX : n * 8); break;
+    case MOE_META_TEXTS:
+        if (n > MOE_MAX_TEXTS) c->failed = 1;
+        for (uint64_t i = 0; i < n && !c->failed; i++) {
+            uint64_t length = moe_take_u64(c);
+            const char *text = moe_take(c, length);
+            if (text && !moe_utf8_valid(text, (size_t)length)) c->failed = 1;
+            moe_take_padding(c);
+        }
+        break;
+    }
+    if (!c->failed && m->kind == MOE_META_TEXT && !moe_utf8_valid(m->data, m->length)) c->failed = 1;
+    moe_take_padding(c);
+    if (c->failed)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "metadata '%.*s' runs past the header or is no UTF-8",
+                        (int)m->key.length, m->key.data);
+    m->entry = (moe_span){ c->data + begin, c->at - begin };
+    return MOE_OK;
+}
+
+/* Stride of one expert slab and where its down matrix begins; 0 on overflow. */
+static uint64_t moe_slab_bytes(moe_type type, uint64_t hidden, uint64_t width, uint64_t *down) {
+    uint64_t up = moe_matrix_bytes(type, hidden, width), low = moe_matrix_bytes(type, width, hidden);
+    if (!up || !low || up > UINT64_MAX / 4 || low > UINT64_MAX / 4) return 0;
+    *down = (up + MOE_ALIGN - 1) / MOE_ALIGN * MOE_ALIGN;
+    return (*down + low + MOE_SLAB_ALIGN - 1) / MOE_SLAB_ALIGN * MOE_SLAB_ALIGN;
+}
+
+/* Bytes that a tensor of this shape must have; 0 if the shape is impossible. */
+static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
+    uint64_t rows = t->n_dims > 1 ? t->dims[0] : 1, cols = t->dims[t->n_dims - 1], bytes, down;
+    if (t->experts) {
+        bytes = moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
+        return bytes && moe_mul(bytes, t->dims[0], &bytes) ? bytes : 0;
+    }
+    return moe_matrix_bytes(t->type, rows, cols);
+}
+
+static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *data_end, moe_tensor_info *t,
+                                   moe_error *error) {
+    char where[96];
+    uint32_t type, layout, name_length, zero;
+    uint64_t count = 1;
+    const char *name;
+    snprintf(where, sizeof where, "offset %zu", c->at);
+    type = moe_take_u32(c);
+    layout = moe_take_u32(c);
+    t->n_dims = moe_take_u32(c);
+    name_length = moe_take_u32(c);
+    if (c->failed || t->n_dims < 1 || t->n_dims > 3)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "broken tensor entry: %u dimensions", t->n_dims);
+    for (uint32_t i = 0; i < t->n_dims; i++) t->dims[i] = moe_take_u64(c);
+    t->offset = moe_take_u64(c);
+    t->bytes = moe_take_u64(c);
+    t->checksum = moe_take_u32(c);
+    zero = moe_take_u32(c);
+    name = moe_take(c, name_length);
+    t->name = (moe_span){ name, name ? name_length : 0 };
+    moe_take_padding(c);
+    if (c->failed || zero || !moe_name_valid(t->name))
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "broken tensor entry: the name or the padding is wrong");
+    snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(name_length, 80), name);
+    if (!moe_type_in_file(type))
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, where, "number format %u is unknown to this version", type);
+    t->type = (moe_type)type;
+    t->experts = layout == 1;
+    if (layout > 1 || (layout == 1) != (t->n_dims == 3) || (t->n_dims == 1 && t->type != MOE_TYPE_F32))
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "layout %u, type %s and %u dimensions do not go together", layout,
+                        moe_type_name(t->type), t->n_dims);
+    for (uint32_t i = 0; i < t->n_dims; i++)
+        if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_mul(count, t->dims[i], &count))
+            return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is %llu", i, (unsigned long long)t->dims[i]);
+    if (t->experts && !moe_mul(count, 2, &count)) count = 0;
+    t->parameters = count;
+    if (!count || moe_tensor_bytes(t) != t->bytes)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "%llu bytes stored, its shape needs %llu",
+                        (unsigned long long)t->bytes, (unsigned long long)moe_tensor_bytes(t));
+    if (t->offset % (t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN) || t->offset < *data_end || t->offset > f->bytes ||
+        t->bytes > f->bytes - t->offset)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "offset %llu, %llu bytes: outside the file (%zu bytes), misaligned "
+                        "or overlapping", (unsigned long long)t->offset, (unsigned long long)t->bytes, f->bytes);
+    *data_end = t->offset + t->bytes;
+    return MOE_OK;
+}
+
+static void moe_file_free(moe_file *f, const moe_allocator *a) {
+    moe_release(a, f->meta, f->n_meta * sizeof *f->meta);
+    moe_release(a, f->tensors, f->n_tensors * sizeof *f->tensors);
+    f->meta = NULL;
+    f->tensors = NULL;
+}
+
+static int moe_compare_spans(const void *a, const void *b) {
+    const moe_span *x = *(const moe_span *const *)a, *y = *(const moe_span *const *)b;
+    int order = memcmp(x->data, y->data, moe_min(x->length, y->length));
+    return order ? order : (x->length > y->length) - (x->length < y->length);
+}
+
+/* Names and keys each stand once. Sorted, as a hostile file may hold millions. */
+static moe_status moe_check_unique(const void *first, size_t count, size_t stride, const char *what,
+                                   const moe_allocator *a, moe_error *error) {
+    const moe_span **order = count ? a->allocate(a->user, count * sizeof *order) : NULL;
+    moe_status status = MOE_OK;
+    if (!count) return MOE_OK;
+    if (!order) return moe_fail(error, MOE_ERROR_MEMORY, what, "no memory to check %zu names", count);
+    for (size_t i = 0; i < count; i++) order[i] = (const moe_span *)(const void *)((const char *)first + i * stride);
+    qsort(order, count, sizeof *order, moe_compare_spans);
+    for (size_t i = 1; i < count && status == MOE_OK; i++)
+        if (moe_compare_spans(&order[i - 1], &order[i]) == 0)
+            status = moe_fail(error, MOE_ERROR_FORMAT, what, "'%.*s' stands twice", (int)order[i]->length, order[i]->data);
+    moe_release(a, order, count * sizeof *order);
+    return status;
+}
+
+/* Check everything but the tensors' contents. On failure nothing is left allocated. */
+static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a, moe_error *error) {
+    moe_cursor c = { data, 0, bytes, 0 };
+    uint64_t file_bytes, data_end;
+    uint32_t checksum, n_meta, n_tensors;
+    moe_status status = MOE_OK;
+    memset(f, 0, sizeof *f);
+    f->data = data;
+    f->bytes = bytes;
+    if (bytes < MOE_HEADER_BYTES)
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "only %zu bytes: not a model file, or cut off", bytes);
+    if (memcmp(data, moe_magic, sizeof moe_magic) != 0)
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "not a moe model file (no MOEMODEL at its start)");
+    c.at = sizeof moe_magic;
+    f->version = moe_take_u32(&c);
+    checksum = moe_take_u32(&c);
+    f->header_bytes = moe_take_u64(&c);
+    file_bytes = moe_take_u64(&c);
+    n_meta = moe_take_u32(&c);
+    n_tensors = moe_take_u32(&c);
+    if (f->version != MOE_FILE_VERSION)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8", "file version %u, this program reads version %d",
+                        f->version, MOE_FILE_VERSION);
+    if (file_bytes != bytes)
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 24", "the file has %zu bytes, its header says %llu: cut off or "
+                        "damaged", bytes, (unsigned long long)file_bytes);
+    if (f->header_bytes < MOE_HEADER_BYTES || f->header_bytes > bytes || f->header_bytes % 8)
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 16", "impossible header size %llu",
+                        (unsigned long long)f->header_bytes);
+    if (moe_crc32(0, f->data + 16, (size_t)f->header_bytes - 16) != checksum)
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "the header's checksum is wrong: the file is damaged");
+    for (; c.at < MOE_HEADER_BYTES; c.at++)
+        if (f->data[c.at]) return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
+    c.end = (size_t)f->header_bytes;
+    /* An entry takes 24 bytes at the least, so the counts cannot ask for more memory than the file's own size. */
+    if (n_meta > f->header_bytes / 24 || n_tensors > f->header_bytes / 24)
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 32", "%u metadata entries and %u tensors do not fit the header",
+                        n_meta, n_tensors);
+    f->meta = moe_allocate_zeroed(a, n_meta * sizeof *f->meta);
+    f->tensors = moe_allocate_zeroed(a, n_tensors * sizeof *f->tensors);
+    f->n_meta = n_meta;
+    f->n_tensors = n_tensors;
+    if (!f->meta || !f->tensors)
+        status = moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %u metadata entries and %u tensors", n_meta,
+                          n_tensors);
+    for (size_t i = 0; i < n_meta && status == MOE_OK; i++) status = moe_parse_meta(&c, &f->meta[i], error);
+    data_end = f->header_bytes;
+    for (size_t i = 0; i < n_tensors && status == MOE_OK; i++)
+        status = moe_parse_tensor(&c, f, &data_end, &f->tensors[i], error);
+    if (status == MOE_OK && c.at != c.end)
+        status = moe_fail(error, MOE_ERROR_FORMAT, "header", "%zu bytes too many after the tensor directory", c.end - c.at);
+    if (status == MOE_OK && data_end != bytes)
+        status = moe_fail(error, MOE_ERROR_FORMAT, "end of file", "%llu bytes behind the last tensor",
+                          (unsigned long long)(bytes - data_end));
+    if (status == MOE_OK) status = moe_check_unique(f->meta, n_meta, sizeof *f->meta, "metadata", a, error);
+    if (status == MOE_OK)
+        status = moe_check_unique(f->tensors, n_tensors, sizeof *f->tensors, "tensor directory", a, error);
+    if (status != MOE_OK) moe_file_free(f, a);
+    return status;
+}
+
+static moe_status moe_file_verify(const moe_file *f, moe_error *error) {
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const moe_tensor_info *t = &f->tensors[i];
+        char where[96];
+        snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(t->name.length, 80), t->name.data);
+        if (moe_crc32(0, f->data + t->offset, (size_t)t->bytes) != t->checksum)
+            return moe_fail(error, MOE_ERROR_FORMAT, where, "its checksum is wrong: the file is damaged, get it again");
+    }
+    return MOE_OK;
+}
+
+static const moe_meta *moe_find_meta(const moe_file *f, const char *key) {
+    for (size_t i = 0; i < f->n_meta; i++)
+        if (moe_span_is(f->meta[i].key, key)) return &f->meta[i];
+    return NULL;
+}
+
+static int64_t moe_meta_int(const moe_meta *m, size_t i) {
+    int64_t v = 0;
+    if ((m->kind == MOE_META_INT || m->kind == MOE_META_INTS) && i < m->count) memcpy(&v, m->data + i * 8, 8);
+    return v;
+}
+
+static double moe_meta_real(const moe_meta *m, size_t i) {
+    double v = 0;
+    if (m->kind == MOE_META_INT || m->kind == MOE_META_INTS) return (double)moe_meta_int(m, i);
+    if ((m->kind == MOE_META_REAL || m->kind == MOE_META_REALS) && i < m->count) memcpy(&v, m->data + i * 8, 8);
+    return v;
+}
+
+static moe_span moe_meta_text(const moe_meta *m, size_t i) {
+    const char *p = m->data;
+    uint64_t length;
+    if ((m->kind == MOE_META_TEXT || m->kind == MOE_META_BYTES) && i == 0) return (moe_span){ p, m->length };
+    if (m->kind != MOE_META_TEXTS || i >= m->count) return (moe_span){ "", 0 };
+    for (;; i--) { /* each is a length and its bytes, padded to 8; the parser has walked them all */
+        memcpy(&length, p, 8);
+        if (i == 0) return (moe_span){ p + 8, (size_t)length };
+        p += 8 + moe_round_up((size_t)length, 8);
+    }
+}
+
+static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *name) {
+    for (size_t i = 0; i < f->n_tensors; i++)
+        if (moe_span_is(f->tensors[i].name, name)) return &f->tensors[i];
+    return NULL;
+}
+
+/* ==== 11. Architecture ========================================================================================
+ * Owns the layer list that a file's metadata describes and the weights bound to it. Invariant: a bound model's shapes
+ * all agree, its ids are in range, and its small tensors hold finite numbers; nothing below looks a name up again. */
+
+typedef enum moe_layer_kind { MOE_LAYER_LSTM, MOE_LAYER_MOE } moe_layer_kind;
+typedef enum moe_context { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT } moe_context;
+typedef enum moe_gate { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD } moe_gate;
+typedef enum moe_empty { MOE_EMPTY_TOP1, MOE_EMPTY_ZERO } moe_empty;
+
+/* z = w_x x + w_r r + bias, [4H] in gate order i f g o; r = w_proj h, or h without projection. */
+typedef struct moe_lstm_weights {
+    moe_matrix w_x;    /* [4H, in] */
+    moe_matrix w_r;    /* [4H, P]  */
+    moe_matrix w_proj; /* [P, H], rows 0 without projection */
+    const float *bias; /* [4H] */
+} moe_lstm_weights;
+
+typedef struct moe_layer {
+    moe_layer_kind kind;
+    char name[16]; /* "encoder.0" */
+    int residual;
+    size_t hidden; /* LSTM: H per direction; MoE: hidden units of an expert */
+    size_t out;    /* columns of the layer's output */
+    /* LSTM */
+    size_t state;  /* P: recurrent output per direction; H where it is not projected */
+    int projected, bidirectional, merge_sum;
+    float forget_bias;
+    moe_context context;
+    moe_lstm_weights direction[2]; /* forward, backward */
+    /* MoE */
+    size_t experts, k;
+    moe_gate gate;
+    moe_empty empty;
+    int sigmoid;
+    float scale;
+    moe_matrix gate_weight;  /* [E, D] F32 */
+    const float *threshold;  /* [E], threshold gates */
+    moe_type expert_type;
+    const char *slabs;       /* [E] slabs of slab_stride bytes */
+    size_t slab_stride, slab_down;
+} moe_layer;
+
+struct moe_model {
+    moe_allocator allocator;
+    moe_file file;
+    int mapped; /* the file is ours to unmap */
+    int32_t vocabulary, bos, eos;
+    int source_tag, source_bos, source_eos;
+    const moe_meta *never;      /* INTS or NULL */
+    const moe_meta *languages;  /* TEXTS or NULL */
+    const moe_meta *tags;       /* INTS */
+    size_t width;               /* D */
+    float embedding_scale;
+    moe_matrix source_embedding, target_embedding, output; /* [V, D] */
+    const float *output_bias;   /* [V] or NULL */
+    size_t n_encoder, n_decoder;
+    moe_layer encoder[MOE_MAX_LAYERS], decoder[MOE_MAX_LAYERS];
+    size_t memory_width;        /* columns of the encoder's output */
+    int attention_product;      /* Appendix G instead of additive */
+    size_t attention_size, attention_layer, query_width;
+    int query_output;           /* the query is the layer's output, else its recurrent state */
+    int start_zero;             /* the first context is zero, else it attends with a zero query */
+    int context_current;        /* some layer reads the context of this step */
+    moe_matrix w_key, w_query;  /* [A, memory_width], [A, query_width] */
+    const float *attention_v, *attention_bias;
+};
+
+/* Reads metadata with types, ranges and defaults; the first failure sticks. */
+typedef struct moe_reader {
+    const moe_model *model;
+    moe_status status;
+    moe_error *error;
+    char key[64];
+} moe_reader;
+
+MOE_PRINTF(2, 3)
+static const moe_meta *moe_read(moe_reader *r, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(r->key, sizeof r->key, format, args);
+    va_end(args);
+    return r->status == MOE_OK ? moe_find_meta(&r->model->file, r->key) : NULL;
+}
+
+MOE_PRINTF(2, 3)
+static void moe_reader_fail(moe_reader *r, const char *format, ...) {
+    char message[192];
+    va_list args;
+    if (r->status != MOE_OK) return;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "metadata '%s' %s", r->key, message);
+}
+
+/* `fallback` below `low` means that the key is required. */
+static int64_t moe_read_int(moe_reader *r, const moe_meta *m, int64_t low, int64_t high, int64_t fallback) {
+    int64_t v;
+    if (r->status != MOE_OK) return 0;
+    if (!m) {
+        if (fallback < low) moe_reader_fail(r, "is missing");
+        return fallback;
+    }
+    v = moe_meta_int(m, 0);
+    if (m->kind != MOE_META_INT) moe_reader_fail(r, "is not an integer");
+    else if (v < low || v > high) moe_reader_fail(r, "is %lld, allowed are %lld to %lld", (long long)v, (long long)low, (long long)high);
+    return r->status == MOE_OK ? v : 0;
+}
+
+static float moe_read_real(moe_reader *r, const moe_meta *m, double low, double high, double fallback) {
+    double v = m ? moe_meta_real(m, 0) : fallback;
+    if (r->status != MOE_OK) return 0;
+    if (m && m->kind != MOE_META_REAL && m->kind != MOE_META_INT) moe_reader_fail(r, "is not a number");
+    else if (!(v >= low && v <= high)) moe_reader_fail(r, "is %g, allowed are %g to %g", v, low, high);
+    return (float)v;
+}
+
+/* Index of the text among `names` (NULL-ended); `fallback` -1: required. */
+static int moe_read_choice(moe_reader *r, const moe_meta *m, const char *const *names, int fallback) {
+    if (r->status != MOE_OK) return 0;
+    if (!m) {
+        if (fallback < 0) moe_reader_fail(r, "is missing");
+        return fallback < 0 ? 0 : fallback;
+    }
+    for (int i = 0; m->kind == MOE_META_TEXT && names[i]; i++)
+        if (moe_span_is(moe_meta_text(m, 0), names[i])) return i;
+    moe_reader_fail(r, "has a value that this version does not know");
+    return 0;
+}
+
+/* Bind a matrix or refuse it by name with both shapes. A missing optional tensor leaves rows 0. */
+static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
+                            const char *name) {
+    const moe_tensor_info *t;
+    char where[96];
+    memset(out, 0, sizeof *out);
+    moe_read(r, format, name);
+    if (r->status != MOE_OK) return;
+    t = moe_find_tensor(&r->model->file, r->key);
+    snprintf(where, sizeof where, "tensor %s", r->key);
+    if (!t && optional) return;
+    if (!t) {
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is missing", r->key);
+    } else if (t->experts || t->n_dims != 2 || t->dims[0] != rows || t->dims[1] != cols) {
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is [%llu, %llu], the layer list needs [%zu, %zu]",
+                             r->key, (unsigned long long)t->dims[0],
+                             (unsigned long long)(t->n_dims > 1 ? t->dims[1] : 0), rows, cols);
+    } else {
+        *out = moe_matrix_view(t->type, rows, cols, r->model->file.data + t->offset);
+        for (size_t i = 0; out->scales && i < rows; i++)
+            if (!(out->scales[i] >= 0 && out->scales[i] <= FLT_MAX)) {
+                r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0", i, r->key);
+                break;
+            }
+    }
+}
+
+static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const char *format, const char *name) {
+    const moe_tensor_info *t;
+    const float *v;
+    char where[96];
+    moe_read(r, format, name);
+    if (r->status != MOE_OK) return NULL;
+    t = moe_find_tensor(&r->model->file, r->key);
+    snprintf(where, sizeof where, "tensor %s", r->key);
+    if (!t && optional) return NULL;
+    if (!t) {
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is missing", r->key);
+        return NULL;
+    }
+    if (t->n_dims != 1 || t->dims[0] != n) {
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s has %llu elements, the layer list needs %zu", r->key,
+                             (unsigned long long)t->dims[0], n);
+        return NULL;
+    }
+    v = (const float *)(const void *)(r->model->file.data + t->offset);
+    for (size_t i = 0; i < n; i++)
+        if (!(v[i] >= -FLT_MAX && v[i] <= FLT_MAX)) {
+            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "element %zu of tensor %s is not a finite number", i, r->key);
+            return NULL;
+        }
+    return v;
+}
+
+static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t in) {
+    for (int d = 0; d <= layer->bidirectional; d++) {
+        moe_lstm_weights *w = &layer->direction[d];
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, "%s%s", layer->name, !layer->bidirectional ? "" : d ? ".bwd" : ".fwd");
+        moe_bind_matrix(r, &w->w_x, 4 * layer->hidden, in, 0, "%s.w_x", prefix);
+        moe_bind_matrix(r, &w->w_r, 4 * layer->hidden, layer->state, 0, "%s.w_r", prefix);
+        w->bias = moe_bind_vector(r, 4 * layer->hidden, 0, "%s.bias", prefix);
+        if (layer->projected) moe_bind_matrix(r, &w->w_proj, layer->state, layer->hidden, 0, "%s.w_proj", prefix);
+    }
+}
+
+static void moe_bind_experts(moe_reader *r, moe_layer *layer, size_t in) {
+    const moe_tensor_info *t;
+    uint64_t down = 0;
+    moe_bind_matrix(r, &layer->gate_weight, layer->experts, in, 0, "%s.gate.weight", layer->name);
+    if (r->status == MOE_OK && layer->gate_weight.type != MOE_TYPE_F32)
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s must be f32: routing is never quantised", r->key);
+    if (layer->gate == MOE_GATE_THRESHOLD)
+        layer->threshold = moe_bind_vector(r, layer->experts, 0, "%s.gate.threshold", layer->name);
+    moe_read(r, "%s.experts", layer->name);
+    if (r->status != MOE_OK) return;
+    t = moe_find_tensor(&r->model->file, r->key);
+    if (!t) {
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s is missing", r->key);
+    } else if (!t->experts || t->dims[0] != layer->experts || t->dims[1] != layer->hidden || t->dims[2] != in) {
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s is [%llu, %llu, %llu], the layer list needs experts "
+                             "[%zu, %zu, %zu]", r->key, (unsigned long long)t->dims[0], (unsigned long long)t->dims[1],
+                             (unsigned long long)t->dims[2], layer->experts, layer->hidden, in);
+    } else {
+        layer->expert_type = t->type;
+        layer->slabs = r->model->file.data + t->offset;
+        layer->slab_stride = (size_t)moe_slab_bytes(t->type, layer->hidden, in, &down);
+        layer->slab_down = (size_t)down;
+    }
+}
+
+/* Read one layer of a side and bind its weights; `in` are the columns that reach it, `context` those of the context. */
+static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, size_t in, size_t context) {
+    static const char *const kinds[] = { "lstm", "moe", NULL };
+    static const char *const merges[] = { "concat", "sum", NULL };
+    static const char *const contexts[] = { "none", "previous", "current", NULL };
+    static const char *const gates[] = { "softmax", "topk", "threshold", NULL };
+    static const char *const empties[] = { "top1", "zero", NULL };
+    static const char *const outputs[] = { "none", "sigmoid", NULL };
+    static const char *const activations[] = { "relu", NULL };
+    const int64_t widest = 1 << 20;
+    const char *n = layer->name;
+    snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
+    layer->kind = (moe_layer_kind)moe_read_choice(r, moe_read(r, "%s.kind", n), kinds, -1);
+    layer->hidden = (size_t)moe_read_int(r, moe_read(r, "%s.hidden", n), 1, widest, 0);
+    layer->residual = (int)moe_read_int(r, moe_read(r, "%s.residual", n), 0, 1, layer->kind == MOE_LAYER_MOE);
+    layer->out = in;
+    if (r->status != MOE_OK) return;
+    if (layer->kind == MOE_LAYER_LSTM) {
+        size_t proj = (size_t)moe_read_int(r, moe_read(r, "%s.proj", n), 0, widest, 0);
+        layer->projected = proj != 0;
+        layer->state = proj ? proj : layer->hidden;
+        layer->forget_bias = moe_read_real(r, moe_read(r, "%s.forget_bias", n), -100, 100, 0);
+        if (context) {
+            layer->context = (moe_context)moe_read_choice(r, moe_read(r, "%s.context", n), contexts, MOE_CONTEXT_NONE);
+        } else {
+            layer->bidirectional = (int)moe_read_int(r, moe_read(r, "%s.bidirectional", n), 0, 1, 0);
+            layer->merge_sum = moe_read_choice(r, moe_read(r, "%s.merge", n), merges, 0);
+        }
+        layer->out = layer->bidirectional && !layer->merge_sum ? 2 * layer->state : layer->state;
+        moe_bind_lstm(r, layer, in + (layer->context != MOE_CONTEXT_NONE ? context : 0));
+    } else {
+        layer->experts = (size_t)moe_read_int(r, moe_read(r, "%s.experts", n), 1, widest, 0);
+        layer->gate = (moe_gate)moe_read_choice(r, moe_read(r, "%s.gate", n), gates, -1);
+        layer->k = (size_t)moe_read_int(r, moe_read(r, "%s.k", n), layer->gate == MOE_GATE_SOFTMAX ? 0 : 1,
+                                        (int64_t)layer->experts, layer->gate == MOE_GATE_SOFTMAX ? 0 : -1);
+        layer->empty = (moe_empty)moe_read_choice(r, moe_read(r, "%s.empty", n), empties, MOE_EMPTY_TOP1);
+        layer->sigmoid = moe_read_choice(r, moe_read(r, "%s.output", n), outputs, 1);
+        layer->scale = moe_read_real(r, moe_read(r, "%s.scale", n), -1e6, 1e6, 1);
+        moe_read_choice(r, moe_read(r, "%s.activation", n), activations, 0);
+        moe_read_int(r, moe_read(r, "%s.groups", n), 0, 0, 0);
+        moe_bind_experts(r, layer, in);
+    }
+    if (r->status == MOE_OK && layer->residual && layer->out != in)
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, n, "layer %s adds its input (%zu columns) to its output (%zu)", n, in,
+                             layer->out);
+}
+
+static int32_t moe_read_token(moe_reader *r, const char *key, int required) {
+    return (int32_t)moe_read_int(r, moe_read(r, "%s", key), required ? 0 : -1, r->model->vocabulary - 1, -1);
+}
+
+/* A list of token ids in range. */
+static const moe_meta *moe_read_tokens(moe_reader *r, const char *key) {
+    const moe_meta *m = moe_read(r, "%s", key);
+    if (m && m->kind != MOE_META_INTS) moe_reader_fail(r, "is not a list of integers");
+    for (size_t i = 0; m && r->status == MOE_OK && i < m->count; i++)
+        if (moe_meta_int(m, i) < 0 || moe_meta_int(m, i) >= r->model->vocabulary)
+            moe_reader_fail(r, "names token %lld, the vocabulary ends at %d", (long long)moe_meta_int(m, i),
+                            (int)r->model->vocabulary - 1);
+    return r->status == MOE_OK ? m : NULL;
+}
+
+static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
+    size_t v = (size_t)m->vocabulary;
+    moe_bind_matrix(r, &m->source_embedding, v, m->width, 1, "%s", "embedding.weight");
+    m->target_embedding = m->source_embedding;
+    if (!m->source_embedding.rows) {
+        moe_bind_matrix(r, &m->source_embedding, v, m->width, 0, "%s", "source.embedding.weight");
+        moe_bind_matrix(r, &m->target_embedding, v, m->width, 0, "%s", "target.embedding.weight");
+    }
+}
+
+static void moe_bind_attention(moe_reader *r, moe_model *m) {
+    static const char *const kinds[] = { "additive", "product", NULL };
+    static const char *const queries[] = { "state", "output", NULL };
+    static const char *const starts[] = { "query", "zero", NULL };
+    static const char *const inits[] = { "zero", NULL };
+    m->attention_product = moe_read_choice(r, moe_read(r, "attention.kind"), kinds, -1);
+    m->attention_size = (size_t)moe_read_int(r, moe_read(r, "attention.size"), 1, 1 << 20, 0);
+    m->attention_layer = (size_t)moe_read_int(r, moe_read(r, "attention.layer"), 0, (int64_t)m->n_decoder - 1, 0);
+    m->query_output = moe_read_choice(r, moe_read(r, "attention.query"), queries, -1);
+    m->start_zero = moe_read_choice(r, moe_read(r, "attention.start"), starts, 0);
+    moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
+}
+
+static void moe_bind_decoder(moe_reader *r, moe_model *m) {
+    size_t width = m->width;
+    const moe_layer *source;
+    for (size_t i = 0; i < m->n_decoder && r->status == MOE_OK; i++) {
+        moe_layer *layer = &m->decoder[i];
+        moe_read_layer(r, layer, "decoder", i, width, m->memory_width);
+        width = layer->out;
+        if (layer->context == MOE_CONTEXT_CURRENT) m->context_current = 1;
+        if (layer->context == MOE_CONTEXT_CURRENT && i <= m->attention_layer)
+            moe_reader_fail(r, "must not be \"current\": layer %zu makes the query only later", m->attention_layer);
+    }
+    if (r->status != MOE_OK) return;
+    source = &m->decoder[m->attention_layer];
+    snprintf(r->key, sizeof r->key, "attention.layer");
+    if (source->kind != MOE_LAYER_LSTM) moe_reader_fail(r, "is %zu, which is not an lstm layer", m->attention_layer);
+    m->query_width = m->query_output ? source->out : source->state;
+    for (size_t i = 0; i < m->n_decoder; i++) {
+        snprintf(r->key, sizeof r->key, "attention.start");
+        if (m->context_current && !m->start_zero && m->decoder[i].context == MOE_CONTEXT_PREVIOUS)
+            moe_reader_fail(r, "must be \"zero\" where layers read both the previous and the current context");
+    }
+    if (width != m->width) {
+        snprintf(r->key, sizeof r->key, "model.width");
+        moe_reader_fail(r, "is %zu, the last decoder layer puts out %zu columns", m->width, width);
+    }
+    moe_bind_matrix(r, &m->w_key, m->attention_size, m->memory_width, 0, "%s", "attention.w_key");
+    moe_bind_matrix(r, &m->w_query, m->attention_size, m->query_width, 0, "%s", "attention.w_query");
+    m->attention_v = moe_bind_vector(r, m->attention_size, 0, "%s", "attention.v");
+    m->attention_bias = moe_bind_vector(r, m->attention_size, 1, "%s", "attention.bias");
+    moe_bind_matrix(r, &m->output, (size_t)m->vocabulary, m->width, 1, "%s", "output.weight");
+    if (!m->output.rows) m->output = m->target_embedding;
+    m->output_bias = moe_bind_vector(r, (size_t)m->vocabulary, 1, "%s", "output.bias");
+}
+
+static moe_status moe_bind(moe_model *m, moe_error *error) {
+    static const char *const architectures[] = { "gnmt-moe", NULL };
+    moe_reader r = { m, MOE_OK, error, "" };
+    size_t width;
+    moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
+    m->vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "vocab.size"), 2, INT32_MAX / 2, 0);
+    m->width = (size_t)moe_read_int(&r, moe_read(&r, "model.width"), 1, 1 << 20, 0);
+    m->embedding_scale = moe_read_real(&r, moe_read(&r, "embedding.scale"), -1e6, 1e6, 1);
+    m->eos = moe_read_token(&r, "token.eos", 1);
+    m->bos = moe_read_token(&r, "token.bos", 1);
+    m->never = moe_read_tokens(&r, "token.never");
+    m->tags = moe_read_tokens(&r, "languages.tags");
+    m->languages = moe_read(&r, "languages.codes");
+    if (m->languages && (m->languages->kind != MOE_META_TEXTS || !m->tags || m->tags->count != m->languages->count))
+        moe_reader_fail(&r, "is not a list of as many texts as languages.tags has ids");
+    if (!m->languages) m->tags = NULL;
+    m->source_tag = (int)moe_read_int(&r, moe_read(&r, "source.tag"), 0, 1, m->languages != NULL);
+    m->source_bos = (int)moe_read_int(&r, moe_read(&r, "source.bos"), 0, 1, 0);
+    m->source_eos = (int)moe_read_int(&r, moe_read(&r, "source.eos"), 0, 1, 1);
+    m->n_encoder = (size_t)moe_read_int(&r, moe_read(&r, "encoder.layers"), 1, MOE_MAX_LAYERS, 0);
+    m->n_decoder = (size_t)moe_read_int(&r, moe_read(&r, "decoder.layers"), 1, MOE_MAX_LAYERS, 0);
+    moe_bind_embeddings(&r, m);
+    moe_bind_attention(&r, m);
+    width = m->width;
+    for (size_t i = 0; i < m->n_encoder && r.status == MOE_OK; i++) {
+        moe_read_layer(&r, &m->encoder[i], "encoder", i, width, 0);
+        width = m->encoder[i].out;
+    }
+    m->memory_width = width;
+    moe_bind_decoder(&r, m);
+    return r.status;
+}
+
+/* ---- Opening and closing ---- */
+
+static moe_status moe_model_create(const void *data, size_t bytes, int mapped, const moe_model_params *params,
+                                   moe_model **out, moe_error *error) {
+    moe_allocator a = moe_allocator_or_default(params ? &params->allocator : NULL);
+    moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
+    moe_status status;
+    if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory for a model");
+    m->allocator = a;
+    status = moe_file_parse(&m->file, data, bytes, &a, error);
+    if (status == MOE_OK && params && params->verify) status = moe_file_verify(&m->file, error);
+    if (status == MOE_OK) status = moe_bind(m, error);
+    if (status != MOE_OK) {
+        moe_model_close(m); /* not mapped yet: the caller unmaps */
+        return status;
+    }
+    m->mapped = mapped;
+    *out = m;
+    return MOE_OK;
+}
+
+moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *params, moe_model **out,
+                                 moe_error *error) {
+    if (!data || (uintptr_t)data % MOE_ALIGN)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "data", "the model's bytes must be aligned to %d", MOE_ALIGN);
+    return moe_model_create(data, bytes, 0, params, out, error);
+}
+
+moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out, moe_error *error) {
+    struct stat info;
+    void *data;
+    moe_status status;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+        close(fd);
+        return moe_fail(error, MOE_ERROR_IO, "open", "%s is not a file", path);
+    }
+    if (info.st_size <= 0 || (uint64_t)info.st_size > SIZE_MAX / 2) {
+        close(fd);
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "%s is empty or too large to map", path);
+    }
+    data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    close(fd);
+    if (data == MAP_FAILED) return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map %s: %s", path, strerror(errno));
+    status = moe_model_create(data, (size_t)info.st_size, 1, params, out, error);
+    if (status != MOE_OK) munmap(data, (size_t)info.st_size);
+    return status;
+}
+
+void moe_model_close(moe_model *m) {
+    moe_allocator a;
+    union { const char *in; void *out; } data;
+    if (!m) return;
+    a = m->allocator;
+    data.in = m->file.data;
+    moe_file_free(&m->file, &a);
+    if (m->mapped) munmap(data.out, m->file.bytes);
+    moe_release(&a, m, sizeof *m);
+}
+
+/* ---- Looking at a model ---- */
+
+size_t moe_model_meta_count(const moe_model *m) { return m->file.n_meta; }
+moe_span moe_model_meta_key(const moe_model *m, size_t i) {
+    return i < m->file.n_meta ? m->file.meta[i].key : (moe_span){ "", 0 };
+}
+moe_meta_kind moe_model_meta_kind(const moe_model *m, size_t i) {
+    return i < m->file.n_meta ? m->file.meta[i].kind : MOE_META_BYTES;
+}
+size_t moe_model_meta_length(const moe_model *m, size_t i) { return i < m->file.n_meta ? m->file.meta[i].count : 0; }
+ptrdiff_t moe_model_meta_find(const moe_model *m, const char *key) {
+    const moe_meta *found = moe_find_meta(&m->file, key);
+    return found ? found - m->file.meta : -1;
+}
+int64_t moe_model_meta_int(const moe_model *m, size_t index, size_t i) {
+    return index < m->file.n_meta ? moe_meta_int(&m->file.meta[index], i) : 0;
+}
+double moe_model_meta_real(const moe_model *m, size_t index, size_t i) {
+    return index < m->file.n_meta ? moe_meta_real(&m->file.meta[index], i) : 0;
+}
+moe_span moe_model_meta_text(const moe_model *m, size_t index, size_t i) {
+    return index < m->file.n_meta ? moe_meta_text(&m->file.meta[index], i) : (moe_span){ "", 0 };
+}
+size_t moe_model_tensor_count(const moe_model *m) { return m->file.n_tensors; }
+moe_tensor_info moe_model_tensor(const moe_model *m, size_t i) {
+    return i < m->file.n_tensors ? m->file.tensors[i] : (moe_tensor_info){ .name = { "", 0 } };
+}
+uint64_t moe_model_file_bytes(const moe_model *m) { return m->file.bytes; }
+uint32_t moe_model_file_version(const moe_model *m) { return m->file.version; }
+int32_t moe_model_vocabulary(const moe_model *m) { return m->vocabulary; }
+size_t moe_model_language_count(const moe_model *m) { return m->languages ? m->languages->count : 0; }
+moe_span moe_model_language(const moe_model *m, size_t i) {
+    return m->languages ? moe_meta_text(m->languages, i) : (moe_span){ "", 0 };
+}
+int32_t moe_model_language_tag(const moe_model *m, const char *code) {
+    for (size_t i = 0; i < moe_model_language_count(m); i++)
+        if (moe_span_is(moe_model_language(m, i), code)) return (int32_t)moe_meta_int(m->tags, i);
+    return -1;
+}
+
+/* ---- Saving in another number format ---- */
+
+/* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
+static moe_type moe_save_type(const moe_tensor_info *t, moe_type type) {
+    static const char gate[] = ".gate.weight";
+    const size_t n = sizeof gate - 1;
+    if (t->n_dims == 1) return t->type;
+    if (t->name.length >= n && memcmp(t->name.data + t->name.length - n, gate, n) == 0) return t->type;
+    return type;
+}
+
+/* Golden translations and measured quality belong to one set of numbers. */
+static int moe_save_meta(const moe_meta *m) {
+    return !((m->key.length > 7 && memcmp(m->key.data, "golden.", 7) == 0) ||
+             (m->key.length > 8 && memcmp(m->key.data, "quality.", 8) == 0));
+}
+
+/* Where every tensor of the new file goes. Returns the file's size. */
+static uint64_t moe_save_plan(const moe_file *f, moe_type type, uint64_t header_bytes, moe_tensor_info *tensors) {
+    uint64_t at = header_bytes;
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        moe_tensor_info *t = &tensors[i];
+        *t = f->tensors[i];
+        t->type = moe_save_type(t, type);
+        t->bytes = moe_tensor_bytes(t);
+        t->offset = moe_round_up((size_t)at, t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN);
+        at = t->offset + t->bytes;
+    }
+    return at;
+}
+
+/* Writes at `*at` unless `out` is NULL, and advances. */
+static void moe_put(char *out, size_t *at, const void *data, size_t bytes) {
+    if (out && bytes) memcpy(out + *at, data, bytes);
+    *at += bytes;
+}
+
+/* The header of the new file into `out` (zeroed), or only its size with `out` NULL. */
+static size_t moe_save_header(const moe_file *f, const moe_tensor_info *tensors, int same_type, uint64_t file_bytes,
+                              char *out) {
+    const uint32_t version = MOE_FILE_VERSION, n_tensors = (uint32_t)f->n_tensors;
+    uint32_t n_meta = 0, checksum;
+    uint64_t header_bytes;
+    size_t at = MOE_HEADER_BYTES, head = 0;
+    for (size_t i = 0; i < f->n_meta; i++)
+        if (same_type || moe_save_meta(&f->meta[i])) {
+            moe_put(out, &at, f->meta[i].entry.data, f->meta[i].entry.length);
+            n_meta++;
+        }
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const moe_tensor_info *t = &tensors[i];
+        const uint32_t fields[4] = { (uint32_t)t->type, t->experts ? 1 : 0, t->n_dims, (uint32_t)t->name.length };
+        const uint32_t tail[2] = { t->checksum, 0 };
+        moe_put(out, &at, fields, sizeof fields);
+        moe_put(out, &at, t->dims, 8 * (size_t)t->n_dims);
+        moe_put(out, &at, &t->offset, 8);
+        moe_put(out, &at, &t->bytes, 8);
+        moe_put(out, &at, tail, sizeof tail);
+        moe_put(out, &at, t->name.data, t->name.length);
+        at = moe_round_up(at, 8);
+    }
+    header_bytes = at;
+    if (!out) return at;
+    moe_put(out, &head, moe_magic, 8);
+    moe_put(out, &head, &version, 4);
+    head += 4;
+    moe_put(out, &head, &header_bytes, 8);
+    moe_put(out, &head, &file_bytes, 8);
+    moe_put(out, &head, &n_meta, 4);
+    moe_put(out, &head, &n_tensors, 4);
+    checksum = moe_crc32(0, out + 16, at - 16);
+    memcpy(out + 12, &checksum, 4);
+    return at;
+}
+
+/* Repack one matrix into `out`, which is zeroed. scratch: floats of a row, then Q8 codes of a row. */
+static void moe_repack(const moe_matrix *from, moe_type type, void *out, float *scratch) {
+    int8_t *codes = (int8_t *)(void *)(scratch + from->cols);
+    for (size_t r = 0; r < from->rows; r++) {
+        moe_matrix_row(from, r, scratch);
+        moe_pack_row(type, from->rows, from->cols, r, scratch, out, codes);
+    }
+}
+
+/* Piece `i` of a tensor (a slab, or the whole matrix) in its new form. */
+static void moe_save_piece(const moe_file *f, const moe_tensor_info *old, moe_type type, size_t i, size_t bytes, char *out,
+                           float *scratch) {
+    const char *data = f->data + old->offset;
+    const size_t rows = (size_t)old->dims[old->experts ? 1 : 0], cols = (size_t)old->dims[old->experts ? 2 : 1];
+    moe_matrix from;
+    memset(out, 0, bytes);
+    if (old->experts) {
+        uint64_t old_down, new_down;
+        data += i * (size_t)moe_slab_bytes(old->type, rows, cols, &old_down);
+        moe_slab_bytes(type, rows, cols, &new_down);
+        from = moe_matrix_view(old->type, cols, rows, data + old_down);
+        moe_repack(&from, type, out + new_down, scratch);
+    }
+    from = moe_matrix_view(old->type, rows, cols, data);
+    moe_repack(&from, type, out, scratch);
+}
+
+static int moe_write_zeros(FILE *out, uint64_t bytes) {
+    static const char zeros[4096];
+    for (size_t n; bytes; bytes -= n) {
+        n = (size_t)(bytes < sizeof zeros ? bytes : sizeof zeros);
+        if (fwrite(zeros, 1, n, out) != n) return 0;
+    }
+    return 1;
+}
+
+/* Tensors first, as their checksums stand in the header. `memory`: header, then one piece, then one row of scratch. */
+static int moe_save_to(FILE *out, const moe_file *f, moe_tensor_info *tensors, int same_type, uint64_t file_bytes,
+                       size_t header_bytes, char *header, char *piece, float *scratch) {
+    uint64_t at = header_bytes;
+    if (!moe_write_zeros(out, header_bytes)) return 0;
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const moe_tensor_info *old = &f->tensors[i];
+        moe_tensor_info *t = &tensors[i];
+        const size_t pieces = old->experts ? (size_t)old->dims[0] : 1, bytes = (size_t)(t->bytes / pieces);
+        if (!moe_write_zeros(out, t->offset - at)) return 0;
+        at = t->offset + t->bytes;
+        if (t->type == old->type) {
+            if (fwrite(f->data + old->offset, 1, (size_t)old->bytes, out) != old->bytes) return 0;
+            continue;
+        }
+        t->checksum = 0;
+        for (size_t p = 0; p < pieces; p++) {
+            moe_save_piece(f, old, t->type, p, bytes, piece, scratch);
+            t->checksum = moe_crc32(t->checksum, piece, bytes);
+            if (fwrite(piece, 1, bytes, out) != bytes) return 0;
+        }
+    }
+    moe_save_header(f, tensors, same_type, file_bytes, header);
+    return fseek(out, 0, SEEK_SET) == 0 && fwrite(header, 1, header_bytes, out) == header_bytes && fflush(out) == 0;
+}
+
+moe_status moe_model_save(const moe_model *model, const char *path, moe_type type, moe_error *error) {
+    const moe_file *f = &model->file;
+    const moe_allocator *a = &model->allocator;
+    const size_t path_length = strlen(path) + 16, tensor_bytes = f->n_tensors * sizeof(moe_tensor_info);
+    size_t piece_bytes = 0, widest = 0, header_bytes, block_bytes = 0;
+    int same_type = 1, saved;
+    uint64_t file_bytes;
+    moe_tensor_info *tensors;
+    moe_layout layout = { NULL, 0, 0 };
+    char *header = NULL, *piece = NULL, *temporary = NULL;
+    float *scratch = NULL;
+    moe_status status = MOE_OK;
+    FILE *out;
+    if (!moe_type_in_file((uint32_t)type)) return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
+    tensors = moe_allocate_zeroed(a, tensor_bytes);
+    if (!tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
+    for (size_t i = 0; i < f->n_tensors; i++) same_type &= moe_save_type(&f->tensors[i], type) == f->tensors[i].type;
+    header_bytes = moe_save_header(f, f->tensors, same_type, 0, NULL);
+    file_bytes = moe_save_plan(f, type, header_bytes, tensors);
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const moe_tensor_info *t = &tensors[i];
+        piece_bytes = moe_max(piece_bytes, (size_t)(t->bytes / (t->experts ? t->dims[0] : 1)));
+        for (uint32_t d = 0; d < t->n_dims; d++) widest = moe_max(widest, (size_t)t->dims[d]);
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        layout.used = 0;
+        header = moe_carve(&layout, header_bytes, 1);
+        piece = moe_carve(&layout, piece_bytes, 1);
+        scratch = moe_carve(&layout, widest + moe_round_up(widest, MOE_Q8_COLS), sizeof *scratch);
+        temporary = moe_carve(&layout, path_length, 1);
+        if (pass) break;
+        block_bytes = layout.used;
+        layout.base = layout.overflow ? NULL : moe_allocate_zeroed(a, block_bytes);
+        if (!layout.base) {
+            moe_release(a, tensors, tensor_bytes);
+            return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor", block_bytes);
+        }
+    }
+    snprintf(temporary, path_length, "%s.partial", path);
+    out = fopen(temporary, "wb");
+    if (!out) {
+        status = moe_fail(error, MOE_ERROR_IO, "save", "cannot create %s: %s", temporary, strerror(errno));
+    } else {
+        errno = 0;
+        saved = moe_save_to(out, f, tensors, same_type, file_bytes, header_bytes, header, piece, scratch);
+        saved = (fclose(out) == 0) & saved;
+        if (!saved || rename(temporary, path) != 0) {
+            status = moe_fail(error, MOE_ERROR_IO, "save", "cannot write %s: %s", path,
+                              errno ? strerror(errno) : "the disk may be full");
+            remove(temporary);
+        }
+    }
+    moe_release(a, layout.base, block_bytes);
+    moe_release(a, tensors, tensor_bytes);
+    return status;
+}
+
+/* ==== 12. Graph ===============================================================================================
+ * Owns tensors, the builders that chain them, and the plan that places them in memory. A graph is built and planned once
+ * for a capacity of rows and run with the rows of the moment: every tensor of a graph has the same number of rows.
+ * Invariant: after moe_graph_plan a tensor's bytes are its own from the node that makes it to the last that reads it. */
+
+typedef enum moe_op {
+    MOE_OP_EMBED,     /* ids -> rows of an embedding, times scale               */
+    MOE_OP_QUANTISE,  /* rows -> int8 codes and a scale per row                 */
+    MOE_OP_LINEAR,    /* x -> w x + bias, or w x + another tensor               */
+    MOE_OP_ADD,
+    MOE_OP_CONCAT,
+    MOE_OP_UNARY,     /* sigmoid, tanh, relu                                    */
+    MOE_OP_VIEW,      /* some columns of another tensor, no work                */
+    MOE_OP_GATHER,    /* state -> rows of the parents, zero for a new sentence  */
+    MOE_OP_STORE,     /* rows -> state or, in the encoder, attention memory     */
+    MOE_OP_LSTM_CELL, /* z, c -> [h | c]                                        */
+    MOE_OP_LSTM_LAYER, /* input products of packed sentences -> outputs         */
+    MOE_OP_ATTENTION, /* projected query -> context                             */
+    MOE_OP_GATE,      /* logits -> dense gate weights, 0 where not selected     */
+    MOE_OP_EXPERTS,   /* x, gate weights -> sum of weighted expert outputs      */
+    MOE_OP_TOPK,      /* logits -> best tokens and their log-probabilities      */
+    MOE_OP_COUNT
+} moe_op;
+
+static const char *const moe_op_names[] = { "embed", "quantise", "linear", "add", "concat", "unary", "view", "gather", "store",
+                                            "lstm_cell", "lstm_layer", "attention", "gate", "experts", "topk" };
+_Static_assert(MOE_COUNT(moe_op_names) == MOE_OP_COUNT, "an op without a name");
+
+/* Keys and values of the source sentences under translation; sentences own segments of rows. */
+typedef struct moe_memory {
+    float *keys;   /* [tokens, A] */
+    float *values; /* [tokens, width] */
+    size_t tokens, width;
+} moe_memory;
+
+typedef struct moe_tensor moe_tensor;
+struct moe_tensor {
+    moe_op op;
+    char name[48];
+    moe_tensor *src[2];
+    size_t cols;            /* numbers in a row                                           */
+    size_t stride;          /* numbers from row to row                                    */
+    int quantised;          /* codes [rows, stride] and, behind the capacity, scales      */
+    moe_tensor *quantised_as; /* the quantised twin of this tensor once somebody asked    */
+    void *data;
+    float *scales;
+    /* parameters, by op */
+    const moe_matrix *matrix;   /* embed, linear                     */
+    const float *bias;          /* linear                            */
+    int add;                    /* linear: src[1] is added           */
+    float factor;               /* embed                             */
+    moe_unary unary;
+    size_t column;              /* view: first column                */
+    float *state;               /* gather, store: [rows, cols]       */
+    const moe_layer *layer;     /* lstm_cell, lstm_layer, gate, experts */
+    const moe_lstm_weights *lstm;
+    int backward;
+    const moe_model *model;     /* attention, topk */
+    moe_memory *memory;         /* attention       */
+    /* plan */
+    size_t work_bytes;          /* scratch that lives during this node only */
+    void *work;
+    size_t first, last;         /* nodes between which the tensor is alive  */
+    size_t offset, work_offset;
+};
+
+typedef struct moe_graph {
+    moe_tensor *nodes;
+    size_t count, capacity; /* nodes  */
+    size_t rows;            /* capacity in rows */
+    size_t threads, sentences, max_source; /* what scratch depends on */
+    size_t bytes;           /* of the planned arena */
+    int overflow;
+} moe_graph;
+
+MOE_PRINTF(4, 5)
+static moe_tensor *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char *format, ...) {
+    va_list args;
+    moe_tensor *t = &g->nodes[g->count < g->capacity ? g->count : g->capacity - 1];
+    if (g->count >= g->capacity) g->overflow = 1; /* the planner refuses the graph */
+    else g->count++;
+    memset(t, 0, sizeof *t);
+    t->op = op;
+    t->cols = t->stride = cols;
+    va_start(args, format);
+    vsnprintf(t->name, sizeof t->name, format, args);
+    va_end(args);
+    return t;
+}
+
+static moe_tensor *moe_op_embed(moe_graph *g, const moe_matrix *table, float factor, const char *name) {
+    moe_tensor *t = moe_add_node(g, MOE_OP_EMBED, table->cols, "%s", name);
+    t->matrix = table;
+    t->factor = factor;
+    return t;
+}
+
+/* The quantised form of x; asked for twice, made once. */
+static moe_tensor *moe_op_quantise(moe_graph *g, moe_tensor *x) {
+    if (!x->quantised_as) {
+        moe_tensor *t = moe_add_node(g, MOE_OP_QUANTISE, x->cols, "%.40s.codes", x->name);
+        t->src[0] = x;
+        t->quantised = 1;
+        t->stride = moe_round_up(x->cols, MOE_Q8_COLS);
+        x->quantised_as = t;
+    }
+    return x->quantised_as;
+}
+
+/* y = w x + bias (may be NULL), or w x + add where `add` is a tensor. */
+static moe_tensor *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_tensor *x, const float *bias, moe_tensor *add,
+                                 const char *name) {
+    moe_tensor *input = w->type == MOE_TYPE_Q8 ? moe_op_quantise(g, x) : x;
+    moe_tensor *t = moe_add_node(g, MOE_OP_LINEAR, w->rows, "%s", name);
+    t->src[0] = input;
+    t->src[1] = add;
+    t->add = add != NULL;
+    t->matrix = w;
+    t->bias = bias;
+    return t;
+}
+
+static moe_tensor *moe_op_pair(moe_graph *g, moe_op op, moe_tensor *a, moe_tensor *b, size_t cols, const char *name) {
+    moe_tensor *t = moe_add_node(g, op, cols, "%s", name);
+    t->src[0] = a;
+    t->src[1] = b;
+    return t;
+}
+
+static moe_tensor *moe_op_add(moe_graph *g, moe_tensor *a, moe_tensor *b, const char *name) {
+    return moe_op_pair(g, MOE_OP_ADD, a, b, a->cols, name);
+}
+
+static moe_tensor *moe_op_concat(moe_graph *g, moe_tensor *a, moe_tensor *b, const char *name) {
+    return moe_op_pair(g, MOE_OP_CONCAT, a, b, a->cols + b->cols, name);
+}
+
+static moe_tensor *moe_op_unary(moe_graph *g, moe_unary what, moe_tensor *x, const char *name) {
+    moe_tensor *t = moe_op_pair(g, MOE_OP_UNARY, x, NULL, x->cols, name);
+    t->unary = what;
+    return t;
+}
+
+static moe_tensor *moe_op_view(moe_graph *g, moe_tensor *x, size_t column, size_t cols, const char *name) {
+    moe_tensor *t = moe_op_pair(g, MOE_OP_VIEW, x, NULL, cols, name);
+    t->column = column;
+    t->stride = x->stride;
+    return t;
+}
+
+static moe_tensor *moe_op_gather(moe_graph *g, float *state, size_t cols, const char *name) {
+    moe_tensor *t = moe_add_node(g, MOE_OP_GATHER, cols, "%s", name);
+    t->state = state;
+    return t;
+}
+
+static void moe_op_store(moe_graph *g, moe_tensor *x, float *state, const char *name) {
+    moe_op_pair(g, MOE_OP_STORE, x, NULL, x->cols, name)->state = state;
+}
+
+/* [h | c] of one step. */
+static moe_tensor *moe_op_lstm_cell(moe_graph *g, const moe_layer *layer, moe_tensor *z, moe_tensor *c) {
+    moe_tensor *t = moe_add_node(g, MOE_OP_LSTM_CELL, 2 * layer->hidden, "%s.cell", layer->name);
+    t->src[0] = z;
+    t->src[1] = c;
+    t->layer = layer;
+    return t;
+}
+
+/* A whole layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. */
+static moe_tensor *moe_op_lstm_layer(moe_graph *g, const moe_layer *layer, int backward, moe_tensor *zx) {
+    moe_tensor *t = moe_add_node(g, MOE_OP_LSTM_LAYER, layer->state, "%s.%s", layer->name, backward ? "bwd" : "fwd");
+    const size_t hidden = layer->hidden, state = layer->state;
+    moe_layout work = { NULL, 0, 0 };
+    t->src[0] = zx;
+    t->layer = layer;
+    t->lstm = &layer->direction[backward];
+    t->backward = backward;
+    moe_carve(&work, g->sentences * 4 * hidden, sizeof(float));                          /* z */
+    moe_carve(&work, g->sentences * hidden, sizeof(float));                              /* c */
+    moe_carve(&work, g->sentences * hidden, sizeof(float));                              /* h */
+    moe_carve(&work, g->sentences * state, sizeof(float));                               /* r */
+    moe_carve(&work, g->sentences, moe_round_up(state, MOE_Q8_COLS));                    /* r as codes */
+    moe_carve(&work, g->sentences, moe_round_up(hidden, MOE_Q8_COLS));                   /* h as codes */
+    moe_carve(&work, g->sentences * 2, sizeof(float));                                   /* their scales */
+    t->work_bytes = work.used;
+    return t;
+}
+
+static moe_tensor *moe_op_attention(moe_graph *g, const moe_model *model, moe_memory *memory, moe_tensor *query) {
+    moe_tensor *t = moe_op_pair(g, MOE_OP_ATTENTION, query, NULL, memory->width, "decoder.context");
+    t->model = model;
+    t->memory = memory;
+    t->work_bytes = g->threads * moe_round_up((g->max_source + model->attention_size) * sizeof(float), 64);
+    return t;
+}
+
+static moe_tensor *moe_op_gate(moe_graph *g, const moe_layer *layer, moe_tensor *logits) {
+    moe_tensor *t = moe_add_node(g, MOE_OP_GATE, layer->experts, "%s.gate", layer->name);
+    t->src[0] = logits;
+    t->layer = layer;
+    t->work_bytes = g->threads * moe_round_up(2 * layer->experts * sizeof(float), 64);
+    return t;
+}
+
+enum { MOE_EXPERT_TILE = 16 }; /* rows that one expert task takes at most */
+
+/* (expert, row) pairs handled at once: expected ones with room to spare, and never fewer than one row may select. */
+static size_t moe_expert_pairs(const moe_graph *g, const moe_layer *layer) {
+    size_t wanted = layer->gate == MOE_GATE_SOFTMAX ? layer->experts : moe_min(layer->experts, 2 * layer->k);
+    return moe_max(g->rows * wanted, layer->experts);
+}
+
+typedef struct moe_expert_work {
+    size_t *first;       /* [E + 1] first pair of every expert                     */
+    size_t *fill;        /* [E]                                                    */
+    uint32_t *pair_row;  /* [pairs] row of a pair, pairs sorted by expert          */
+    uint32_t *row_pair;  /* [pairs] pairs of a row in expert order                 */
+    size_t *row_first;   /* [rows + 1]                                             */
+    uint32_t *task;      /* [tasks, 3] expert, first pair, pairs                   */
+    float *out;          /* [pairs, D]                                             */
+    float *thread;       /* per thread: gathered inputs and hidden units of a tile */
+    size_t thread_floats;
+} moe_expert_work;
+
+static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_layer *layer, moe_layout *at) {
+    const size_t pairs = moe_expert_pairs(g, layer), width = layer->out, hidden = layer->hidden;
+    moe_expert_work w;
+    w.first = moe_carve(at, layer->experts + 1, sizeof *w.first);
+    w.fill = moe_carve(at, layer->experts, sizeof *w.fill);
+    w.pair_row = moe_carve(at, pairs, sizeof *w.pair_row);
+    w.row_pair = moe_carve(at, pairs, sizeof *w.row_pair);
+    w.row_first = moe_carve(at, g->rows + 1, sizeof *w.row_first);
+    w.task = moe_carve(at, 3 * pairs, sizeof *w.task);
+    w.out = moe_carve(at, pairs * width, sizeof *w.out);
+    /* a tile: inputs as floats or codes, hidden units, hidden units as codes, two scales a row */
+    w.thread_floats = MOE_EXPERT_TILE * (moe_round_up(width, MOE_Q8_COLS) + hidden + moe_round_up(hidden, MOE_Q8_COLS) / 4 + 2);
+    w.thread_floats = moe_round_up(w.thread_floats, 16);
+    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
+    return w;
+}
+
+static moe_tensor *moe_op_experts(moe_graph *g, const moe_layer *layer, moe_tensor *x, moe_tensor *gate) {
+    moe_tensor *input = layer->expert_type == MOE_TYPE_Q8 ? moe_op_quantise(g, x) : x;
+    moe_tensor *t = moe_add_node(g, MOE_OP_EXPERTS, x->cols, "%s.experts", layer->name);
+    moe_layout work = { NULL, 0, 0 };
+    t->src[0] = input;
+    t->src[1] = gate;
+    t->layer = layer;
+    moe_expert_layout(g, layer, &work);
+    t->work_bytes = work.used;
+    if (work.overflow) g->overflow = 1;
+    return t;
+}
+
+static void moe_op_topk(moe_graph *g, const moe_model *model, moe_tensor *logits) {
+    moe_op_pair(g, MOE_OP_TOPK, logits, NULL, 1, "decoder.top")->model = model;
+}
+
+static moe_tensor *moe_tensor_base(moe_tensor *t) {
+    while (t->op == MOE_OP_VIEW) t = t->src[0];
+    return t;
+}
+
+static size_t moe_tensor_size(const moe_graph *g, const moe_tensor *t) {
+    if (t->op == MOE_OP_STORE || t->op == MOE_OP_TOPK || t->op == MOE_OP_VIEW) return 0;
+    if (t->quantised) return moe_round_up(g->rows * t->stride, 64) + moe_round_up(g->rows * sizeof(float), 64);
+    return moe_round_up(g->rows * t->stride * sizeof(float), 64);
+}
+
+/* Lowest offset at which `bytes` overlap no placed piece that is alive in [first, last]. Pieces are the outputs and the
+ * scratch of the nodes before `node`; trying the end of each as a place is enough. */
+static size_t moe_place(const moe_graph *g, size_t node, size_t bytes, size_t first, size_t last, int own_output) {
+    size_t best = SIZE_MAX;
+    for (size_t candidate = 0; candidate <= 2 * (node + 1); candidate++) {
+        size_t at = 0;
+        int fits = 1;
+        if (candidate) {
+            const moe_tensor *c = &g->nodes[(candidate - 1) / 2];
+            at = candidate % 2 ? c->offset + moe_tensor_size(g, c) : c->work_offset + c->work_bytes;
+            if ((candidate - 1) / 2 == node && !(own_output && candidate % 2)) continue;
+        }
+        for (size_t i = 0; i <= node && fits; i++) {
+            const moe_tensor *p = &g->nodes[i];
+            const size_t size = i < node || own_output ? moe_tensor_size(g, p) : 0, work = i < node ? p->work_bytes : 0;
+            if (size && p->first <= last && p->last >= first && at < p->offset + size && p->offset < at + bytes) fits = 0;
+            if (work && i >= first && i <= last && at < p->work_offset + work && p->work_offset < at + bytes) fits = 0;
+        }
+        if (fits && at < best) best = at;
+    }
+    return best;
+}
+
+/* Liveness and offsets. `bytes` of the graph is what the arena must hold. */
+static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
+    if (g->overflow || g->rows > (SIZE_MAX >> 24))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "the graph is too large for this machine's memory");
+    g->bytes = 0;
+    for (size_t i = 0; i < g->count; i++) {
+        moe_tensor *t = &g->nodes[i];
+        t->first = t->last = i;
+        for (int s = 0; s < 2; s++)
+            if (t->src[s]) moe_tensor_base(t->src[s])->last = i;
+    }
+    for (size_t i = 0; i < g->count; i++) {
+        moe_tensor *t = &g->nodes[i];
+        const size_t size = moe_tensor_size(g, t);
+        if (size) {
+            t->offset = moe_place(g, i, size, t->first, t->last, 0);
+            g->bytes = moe_max(g->bytes, t->offset + size);
+        }
+        if (t->work_bytes) {
+            t->work_bytes = moe_round_up(t->work_bytes, 64);
+            t->work_offset = moe_place(g, i, t->work_bytes, i, i, 1);
+            g->bytes = moe_max(g->bytes, t->work_offset + t->work_bytes);
+        }
+    }
+    return MOE_OK;
+}
+
+/* Give every tensor its address. */
+static void moe_graph_place(moe_graph *g, char *arena) {
+    for (size_t i = 0; i < g->count; i++) {
+        moe_tensor *t = &g->nodes[i];
+        t->data = arena + t->offset;
+        t->work = arena + t->work_offset;
+        if (t->op == MOE_OP_VIEW) t->data = (float *)t->src[0]->data + t->column;
+        if (t->quantised) t->scales = (float *)(void *)((char *)t->data + moe_round_up(g->rows * t->stride, 64));
+    }
+}
+
+/* ==== 13. Execution ===========================================================================================
+ * Owns one compute function per op and the table of them that is the CPU backend. Invariant: a function writes its own
+ * tensor, its scratch and what the frame names, and splits only outputs over threads. */
+
+/* What differs from run to run. */
+typedef struct moe_frame {
+    size_t rows;
+    const int32_t *ids;         /* [rows] */
+    /* encoder: sentences sorted by falling length, packed by time step */
+    size_t steps;               /* longest sentence */
+    const size_t *live;         /* [steps] sentences that reach step t */
+    const size_t *first;        /* [steps] row of the first of them */
+    const size_t *destination;  /* [rows] row in the attention memory */
+    /* decoder */
+    const int32_t *parents;     /* [rows] row of the step before, -1: sentence begins */
+    const size_t *segment, *length; /* [rows] source sentence in the attention memory */
+    float *attention;           /* [rows, max_source] weights, or NULL if nobody needs them */
+    size_t attention_stride;
+    const int32_t *want;        /* [rows] token to score, -1: give the best ones */
+    float *want_logprob;        /* [rows] */
+    size_t top;                 /* tokens per row */
+    int32_t *top_ids;           /* [rows, top], best first, ties by lower id */
+    float *top_logprobs;        /* [rows, top]; NaN in a broken row */
+} moe_frame;
+
+typedef struct moe_run {
+    const moe_kernels *kernels;
+    moe_pool *pool;
+    const moe_graph *graph;
+    const moe_frame *frame;
+} moe_run;
+
+/* A task over rows of a node. */
+typedef struct moe_row_job {
+    const moe_run *run;
+    const moe_tensor *t;
+    size_t rows, rows_per_task;
+    void (*row)(const moe_run *run, const moe_tensor *t, size_t row, size_t thread);
+} moe_row_job;
+
+static void moe_row_task(void *arg, size_t task, size_t thread) {
+    const moe_row_job *job = arg;
+    for (size_t r = task * job->rows_per_task; r < moe_min(job->rows, (task + 1) * job->rows_per_task); r++)
+        job->row(job->run, job->t, r, thread);
+}
+
+/* Row by row, in as many tasks as pay at `cost` (in products) a row. */
+static void moe_for_rows(const moe_run *run, const moe_tensor *t, size_t rows, size_t cost,
+                         void (*row)(const moe_run *, const moe_tensor *, size_t, size_t)) {
+    moe_row_job job = { run, t, rows, moe_max(1, 16384 / moe_max(cost, 1)), row };
+    moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_row_task, &job);
+}
+
+static float *moe_row_of(const moe_tensor *t, size_t row) { return (float *)t->data + row * t->stride; }
+
+typedef struct moe_linear_job {
+    const moe_kernels *kernels;
+    const moe_linear *linear;
+    size_t rows, blocks, blocks_per_task, rows_per_task, row_tasks;
+} moe_linear_job;
+
+static void moe_linear_task(void *arg, size_t task, size_t thread) {
+    const moe_linear_job *job = arg;
+    const size_t block = task / job->row_tasks * job->blocks_per_task, row = task % job->row_tasks * job->rows_per_task;
+    (void)thread;
+    job->kernels->linear(job->linear, row, moe_min(job->rows, row + job->rows_per_task), block,
+                         moe_min(job->blocks, block + job->blocks_per_task));
+}
+
+/* A linear over `rows` rows on all threads: tasks of 64 rows and as many blocks as make them worth claiming. */
+static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows) {
+    moe_linear_job job = { run->kernels, l, rows, moe_divide_up(l->w->rows, 16), 0, 64, 0 };
+    const size_t cost = moe_min(rows, 64) * l->w->cols * 16;
+    job.row_tasks = moe_divide_up(rows, job.rows_per_task);
+    job.blocks_per_task = moe_min(job.blocks, moe_max(1, 262144 / moe_max(cost, 1)));
+    moe_pool_run(run->pool, moe_divide_up(job.blocks, job.blocks_per_task) * job.row_tasks, moe_linear_task, &job);
+}
+
+static void moe_compute_embed_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    float *y = moe_row_of(t, row);
+    (void)thread;
+    moe_matrix_row(t->matrix, (size_t)run->frame->ids[row], y);
+    for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->factor;
+}
+static void moe_compute_embed(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_embed_row);
+}
+
+static void moe_compute_quantise_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    (void)thread;
+    t->scales[row] =
+        run->kernels->quantise(moe_row_of(t->src[0], row), t->cols, t->stride, (int8_t *)t->data + row * t->stride);
+}
+static void moe_compute_quantise(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_quantise_row);
+}
+
+static void moe_compute_linear(const moe_run *run, const moe_tensor *t) {
+    const moe_tensor *x = t->src[0];
+    moe_linear l = { .w = t->matrix, .bias = t->bias, .y = t->data, .y_stride = t->stride };
+    if (x->quantised) {
+        l.codes = x->data;
+        l.scales = x->scales;
+    } else {
+        l.x = x->data;
+        l.x_stride = x->stride;
+    }
+    if (t->add) {
+        l.add = t->src[1]->data;
+        l.add_stride = t->src[1]->stride;
+    }
+    moe_linear_run(run, &l, run->frame->rows);
+}
+
+static void moe_compute_add_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    const float *a = moe_row_of(t->src[0], row), *b = moe_row_of(t->src[1], row);
+    float *y = moe_row_of(t, row);
+    (void)run, (void)thread;
+    for (size_t c = 0; c < t->cols; c++) y[c] = a[c] + b[c];
+}
+static void moe_compute_add(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_add_row);
+}
+
+static void moe_compute_concat_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    const moe_tensor *a = t->src[0], *b = t->src[1];
+    (void)run, (void)thread;
+    memcpy(moe_row_of(t, row), moe_row_of(a, row), a->cols * sizeof(float));
+    memcpy(moe_row_of(t, row) + a->cols, moe_row_of(b, row), b->cols * sizeof(float));
+}
+static void moe_compute_concat(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_concat_row);
+}
+
+static void moe_compute_unary_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    (void)thread;
+    run->kernels->unary(t->unary, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
+}
+static void moe_compute_unary(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, 16 * t->cols, moe_compute_unary_row);
+}
+
+static void moe_compute_view(const moe_run *run, const moe_tensor *t) { (void)run, (void)t; }
+
+static void moe_compute_gather_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    const int32_t parent = run->frame->parents[row];
+    (void)thread;
+    if (parent < 0) memset(moe_row_of(t, row), 0, t->cols * sizeof(float));
+    else memcpy(moe_row_of(t, row), t->state + (size_t)parent * t->cols, t->cols * sizeof(float));
+}
+static void moe_compute_gather(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_gather_row);
+}
+
+static void moe_compute_store_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    const size_t to = run->frame->destination ? run->frame->destination[row] : row;
+    (void)thread;
+    memcpy(t->state + to * t->cols, moe_row_of(t->src[0], row), t->cols * sizeof(float));
+}
+static void moe_compute_store(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_store_row);
+}
+
+static void moe_compute_lstm_cell_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    const size_t hidden = t->layer->hidden;
+    float *h = moe_row_of(t, row);
+    (void)thread;
+    run->kernels->lstm_cell(moe_row_of(t->src[0], row), moe_row_of(t->src[1], row), hidden, t->layer->forget_bias, h, h + hidden);
+}
+static void moe_compute_lstm_cell(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, 40 * t->layer->hidden, moe_compute_lstm_cell_row);
+}
+
+/* One time step of a layer, sentence by sentence; the linear products between are split over outputs instead. */
+typedef struct moe_lstm_step {
+    float *z, *c, *h, *r;
+    int8_t *r_codes, *h_codes;
+    float *r_scales, *h_scales;
+    size_t first; /* row of sentence 0 at this step */
+} moe_lstm_step;
+
+typedef struct moe_lstm_job {
+    const moe_run *run;
+    const moe_tensor *t;
+    const moe_lstm_step *step;
+    size_t rows, rows_per_task;
+    int after; /* 0: the cell; 1: what follows the projection */
+} moe_lstm_job;
+
+static void moe_lstm_task(void *arg, size_t task, size_t thread) {
+    const moe_lstm_job *job = arg;
+    const moe_lstm_step *s = job->step;
+    const moe_layer *layer = job->t->layer;
+    const moe_kernels *kernels = job->run->kernels;
+    const size_t hidden = layer->hidden, state = layer->state;
+    (void)thread;
+    for (size_t i = task * job->rows_per_task; i < moe_min(job->rows, (task + 1) * job->rows_per_task); i++) {
+        float *out = moe_row_of(job->t, s->first + i), *h = s->h + i * hidden, *c = s->c + i * hidden;
+        const size_t hp = moe_round_up(hidden, MOE_Q8_COLS), rp = moe_round_up(state, MOE_Q8_COLS);
+        if (!job->after) {
+            kernels->lstm_cell(s->z + i * 4 * hidden, c, hidden, layer->forget_bias, h, c);
+            if (layer->projected) {
+                if (job->t->lstm->w_proj.type == MOE_TYPE_Q8)
+                    s->h_scales[i] = kernels->quantise(h, hidden, hp, s->h_codes + i * hp);
+                continue; /* the projection comes first */
+            }
+            memcpy(out, h, hidden * sizeof *h);
+        }
+        if (job->t->lstm->w_r.type == MOE_TYPE_Q8) s->r_scales[i] = kernels->quantise(out, state, rp, s->r_codes + i * rp);
+        else memcpy(s->r + i * state, out, state * sizeof *out);
+    }
+}
+
+static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
+    const moe_layer *layer = t->layer;
+    const moe_lstm_weights *w = t->lstm;
+    const moe_frame *f = run->frame;
+    const size_t sentences = run->graph->sentences, hidden = layer->hidden, state = layer->state;
+    moe_layout work = { t->work, 0, 0 };
+    moe_lstm_step s = { 0 };
+    s.z = moe_carve(&work, sentences * 4 * hidden, sizeof(float));
+    s.c = moe_carve(&work, sentences * hidden, sizeof(float));
+    s.h = moe_carve(&work, sentences * hidden, sizeof(float));
+    s.r = moe_carve(&work, sentences * state, sizeof(float));
+    s.r_codes = moe_carve(&work, sentences, moe_round_up(state, MOE_Q8_COLS));
+    s.h_codes = moe_carve(&work, sentences, moe_round_up(hidden, MOE_Q8_COLS));
+    s.r_scales = moe_carve(&work, sentences * 2, sizeof(float));
+    s.h_scales = s.r_scales + sentences;
+    memset(t->work, 0, work.used); /* every sentence starts from a zero state */
+    for (size_t n = 0; n < f->steps; n++) {
+        const size_t step = t->backward ? f->steps - 1 - n : n, live = f->live[step];
+        moe_lstm_job job = { run, t, &s, live, moe_max(1, 16384 / (40 * hidden)), 0 };
+        moe_linear recurrent = { .w = &w->w_r, .x = s.r, .x_stride = state, .codes = s.r_codes, .scales = s.r_scales,
+                                 .add = moe_row_of(t->src[0], f->first[step]), .add_stride = t->src[0]->stride,
+                                 .y = s.z, .y_stride = 4 * hidden };
+        s.first = f->first[step];
+        moe_linear_run(run, &recurrent, live);
+        moe_pool_run(run->pool, moe_divide_up(live, job.rows_per_task), moe_lstm_task, &job);
+        if (layer->projected) {
+            moe_linear project = { .w = &w->w_proj, .x = s.h, .x_stride = hidden, .codes = s.h_codes, .scales = s.h_scales,
+                                   .y = moe_row_of(t, s.first), .y_stride = t->stride };
+            moe_linear_run(run, &project, live);
+            job.after = 1;
+            job.rows_per_task = moe_max(1, 16384 / state);
+            moe_pool_run(run->pool, moe_divide_up(live, job.rows_per_task), moe_lstm_task, &job);
+        }
+    }
+}
+
+/* Additive: s_i = v . tanh(key_i + query) (GNMT). Product: s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d (App. G), where the
+ * memory already holds tanh(x U). p = softmax(s); context = sum p_i value_i. */
+static void moe_compute_attention_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    const moe_model *model = t->model;
+    const moe_kernels *kernels = run->kernels;
+    const moe_frame *f = run->frame;
+    const size_t n = f->length[row], size = model->attention_size, width = t->memory->width;
+    const float *keys = t->memory->keys + f->segment[row] * size, *values = t->memory->values + f->segment[row] * width;
+    const float *query = moe_row_of(t->src[0], row);
+    const size_t floats = moe_round_up((run->graph->max_source + size) * sizeof(float), 64) / sizeof(float);
+    float *scores = (float *)t->work + thread * floats, *scaled = scores + run->graph->max_source;
+    float *context = moe_row_of(t, row), sum;
+    memset(context, 0, width * sizeof *context);
+    if (model->start_zero && !model->context_current && f->parents[row] < 0) {
+        memset(scores, 0, n * sizeof *scores);
+    } else {
+        if (model->attention_product)
+            for (size_t d = 0; d < size; d++) scaled[d] = model->attention_v[d] * query[d];
+        for (size_t i = 0; i < n; i++)
+            scores[i] = model->attention_product ? kernels->dot(keys + i * size, scaled, size)
+                                                 : kernels->score_additive(keys + i * size, query, model->attention_v, size);
+        sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
+        for (size_t i = 0; i < n; i++) {
+            scores[i] = scores[i] / sum;
+            kernels->axpy(scores[i], values + i * width, width, context);
+        }
+    }
+    if (f->attention) memcpy(f->attention + row * f->attention_stride, scores, n * sizeof *scores);
+}
+static void moe_compute_attention(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_attention_row);
+}
+
+/* Gate weights of one row, dense: softmax (eq 2); softmax over the k largest logits (eq 3, and eq 16 with the mask of eq
+ * 17, which is the same number); softmax over { i : softmax(l)_i > T_i } (eq 16 with the mask of eq 19). */
+static void moe_compute_gate_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    const moe_layer *layer = t->layer;
+    const moe_kernels *kernels = run->kernels;
+    const float *logits = moe_row_of(t->src[0], row);
+    const size_t n = layer->experts, floats = moe_round_up(2 * n * sizeof(float), 64) / sizeof(float);
+    float *p = (float *)t->work + thread * floats, *kept = p + n, *g = moe_row_of(t, row);
+    const float top = kernels->max(logits, n);
+    size_t selected = 0, best = 0, j = 0;
+    float sum;
+    if (layer->gate == MOE_GATE_TOPK) {
+        memset(g, 0, n * sizeof *g); /* marks, then weights */
+        for (; selected < layer->k; selected++) {
+            best = n;
+            for (size_t i = 0; i < n; i++)
+                if (g[i] == 0.0f && (best == n || logits[i] > logits[best])) best = i;
+            g[best] = 1.0f;
+        }
+    } else {
+        sum = kernels->exp_sum(logits, n, top, p);
+        for (size_t i = 0; i < n; i++) {
+            p[i] = p[i] / sum;
+            if (p[i] > p[best]) best = i;
+            g[i] = layer->gate == MOE_GATE_SOFTMAX || p[i] > layer->threshold[i] ? 1.0f : 0.0f;
+            selected += g[i] != 0.0f;
+        }
+        if (!selected && layer->empty == MOE_EMPTY_TOP1) {
+            g[best] = 1.0f;
+            selected = 1;
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        if (g[i] != 0.0f) kept[j++] = logits[i];
+    sum = kernels->exp_sum(kept, selected, kernels->max(kept, selected), kept);
+    j = 0;
+    for (size_t i = 0; i < n; i++)
+        if (g[i] != 0.0f) g[i] = kept[j++] / sum;
+}
+static void moe_compute_gate(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, 16 * t->layer->experts, moe_compute_gate_row);
+}
+
+typedef struct moe_expert_job {
+    const moe_run *run;
+    const moe_tensor *t;
+    moe_expert_work work;
+    size_t row0; /* first row of the chunk at hand */
+} moe_expert_job;
+
+/* One expert on up to 16 rows: out = w_down relu(w_up x). */
+static void moe_expert_task(void *arg, size_t task, size_t thread) {
+    const moe_expert_job *job = arg;
+    const moe_expert_work *work = &job->work;
+    const moe_layer *layer = job->t->layer;
+    const moe_kernels *kernels = job->run->kernels;
+    const moe_tensor *x = job->t->src[0];
+    const size_t expert = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2];
+    const size_t width = layer->out, hidden = layer->hidden, hidden_padded = moe_round_up(hidden, MOE_Q8_COLS);
+    const char *slab = layer->slabs + expert * layer->slab_stride;
+    const moe_matrix up = moe_matrix_view(layer->expert_type, hidden, width, slab);
+    const moe_matrix down = moe_matrix_view(layer->expert_type, width, hidden, slab + layer->slab_down);
+    float *inputs = work->thread + thread * work->thread_floats;
+    float *units = inputs + MOE_EXPERT_TILE * moe_round_up(width, MOE_Q8_COLS);
+    int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * hidden);
+    float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * hidden_padded), *unit_scales = scales + MOE_EXPERT_TILE;
+    moe_linear first = { .w = &up, .x = inputs, .x_stride = width, .codes = (int8_t *)(void *)inputs, .scales = scales,
+                         .y = units, .y_stride = hidden };
+    moe_linear second = { .w = &down, .x = units, .x_stride = hidden, .codes = unit_codes, .scales = unit_scales,
+                          .y = work->out + pair * width, .y_stride = width };
+    for (size_t i = 0; i < rows; i++) {
+        const size_t row = work->pair_row[pair + i];
+        if (x->quantised) {
+            memcpy((int8_t *)(void *)inputs + i * x->stride, (const int8_t *)x->data + row * x->stride, x->stride);
+            scales[i] = x->scales[row];
+        } else {
+            memcpy(inputs + i * width, moe_row_of(x, row), width * sizeof *inputs);
+        }
+    }
+    kernels->linear(&first, 0, rows, 0, moe_divide_up(hidden, 16));
+    for (size_t i = 0; i < rows; i++) {
+        kernels->unary(MOE_UNARY_RELU, units + i * hidden, hidden, units + i * hidden);
+        if (x->quantised)
+            unit_scales[i] = kernels->quantise(units + i * hidden, hidden, hidden_padded, unit_codes + i * hidden_padded);
+    }
+    kernels->linear(&second, 0, rows, 0, moe_divide_up(width, 16));
+}
+
+/* y = scale * sum over the row's experts in index order (eq 1). */
+static void moe_combine_task(void *arg, size_t task, size_t thread) {
+    const moe_expert_job *job = arg;
+    const moe_expert_work *work = &job->work;
+    const size_t row = job->row0 + task, width = job->t->cols;
+    const float *gate = moe_row_of(job->t->src[1], row);
+    float *y = moe_row_of(job->t, row);
+    size_t expert = 0;
+    (void)thread;
+    memset(y, 0, width * sizeof *y);
+    for (size_t j = work->row_first[task]; j < work->row_first[task + 1]; j++) {
+        while (gate[expert] == 0.0f) expert++;
+        job->run->kernels->axpy(gate[expert++], work->out + work->row_pair[j] * width, width, y);
+    }
+    if (job->t->layer->scale != 1.0f)
+        for (size_t c = 0; c < width; c++) y[c] = y[c] * job->t->layer->scale;
+}
+
+/* Count, sort the (row, expert) pairs by expert, cut them into tasks, run them from one queue, combine per row. A token may
+ * select any number of experts, so rows go in chunks whose pairs fit the plan; chunks do not change a bit. */
+static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
+    const moe_layer *layer = t->layer;
+    const size_t rows = run->frame->rows, n = layer->experts, capacity = moe_expert_pairs(run->graph, layer);
+    moe_layout at = { t->work, 0, 0 };
+    moe_expert_job job = { run, t, moe_expert_layout(run->graph, layer, &at), 0 };
+    moe_expert_work *w = &job.work;
+    for (size_t row0 = 0, row1; row0 < rows; row0 = row1) {
+        size_t pairs = 0, tasks = 0;
+        memset(w->first, 0, (n + 1) * sizeof *w->first);
+        for (row1 = row0; row1 < rows; row1++) {
+            const float *gate = moe_row_of(t->src[1], row1);
+            size_t selected = 0;
+            for (size_t e = 0; e < n; e++) selected += gate[e] != 0.0f;
+            if (pairs + selected > capacity) break;
+            w->row_first[row1 - row0] = pairs;
+            pairs += selected;
+            for (size_t e = 0; e < n; e++) w->first[e + 1] += gate[e] != 0.0f;
+        }
+        w->row_first[row1 - row0] = pairs;
+        for (size_t e = 0; e < n; e++) {
+            w->first[e + 1] += w->first[e];
+            w->fill[e] = w->first[e];
+            for (size_t p = w->first[e]; p < w->first[e + 1]; p += MOE_EXPERT_TILE, tasks++) {
+                w->task[3 * tasks] = (uint32_t)e;
+                w->task[3 * tasks + 1] = (uint32_t)p;
+                w->task[3 * tasks + 2] = (uint32_t)moe_min(MOE_EXPERT_TILE, w->first[e + 1] - p);
+            }
+        }
+        for (size_t r = row0, j = 0; r < row1; r++) {
+            const float *gate = moe_row_of(t->src[1], r);
+            for (size_t e = 0; e < n; e++)
+                if (gate[e] != 0.0f) {
+                    w->pair_row[w->fill[e]] = (uint32_t)r;
+                    w->row_pair[j++] = (uint32_t)w->fill[e]++;
+                }
+        }
+        job.row0 = row0;
+        moe_pool_run(run->pool, tasks, moe_expert_task, &job);
+        moe_pool_run(run->pool, row1 - row0, moe_combine_task, &job);
+    }
+}
+
+enum { MOE_SOFTMAX_CHUNK = 1024 }; /* long sums of exponentials: partial sums of so many, joined in index order */
+
+/* logp = (logit - max) - log sum exp(logit - max), never-generated tokens left out. */
+static void moe_compute_topk_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    const moe_model *model = t->model;
+    const moe_frame *f = run->frame;
+    const size_t n = t->src[0]->cols, top = f->top;
+    float *logits = moe_row_of(t->src[0], row), *logprobs = f->top_logprobs + row * top, max, sum = 0.0f, log_sum;
+    int32_t *ids = f->top_ids + row * top;
+    size_t count = 0;
+    (void)thread;
+    for (size_t i = 0; model->never && i < model->never->count; i++)
+        logits[moe_meta_int(model->never, i)] = moe_from_bits(0xff800000u);
+    max = run->kernels->max(logits, n);
+    for (size_t i = 0; i < n; i += MOE_SOFTMAX_CHUNK)
+        sum = sum + run->kernels->exp_sum(logits + i, moe_min(MOE_SOFTMAX_CHUNK, n - i), max, NULL);
+    log_sum = moe_logf(sum);
+    if (!(sum >= 1.0f && sum <= FLT_MAX)) log_sum = moe_from_bits(0x7fc00000u); /* the best token alone gives 1 */
+    if (f->want[row] >= 0) {
+        f->want_logprob[row] = (logits[f->want[row]] - max) - log_sum;
+        return;
+    }
+    for (size_t i = 0; i < n; i += 64) { /* look closer only where something beats the worst kept */
+        const size_t end = moe_min(n, i + 64);
+        if (count == top && !(run->kernels->max(logits + i, end - i) > logprobs[top - 1])) continue;
+        for (size_t v = i; v < end; v++) {
+            size_t at;
+            if (count == top && !(logits[v] > logprobs[top - 1])) continue;
+            if (count < top) count++;
+            for (at = count - 1; at > 0 && !(logprobs[at - 1] >= logits[v]); at--) {
+                logprobs[at] = logprobs[at - 1];
+                ids[at] = ids[at - 1];
+            }
+            logprobs[at] = logits[v];
+            ids[at] = (int32_t)v;
+        }
+    }
+    for (size_t i = 0; i < top; i++) {
+        logprobs[i] = i < count ? (logprobs[i] - max) - log_sum : moe_from_bits(0xff800000u);
+        if (i >= count) ids[i] = model->eos;
+    }
+}
+static void moe_compute_topk(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, 4 * t->src[0]->cols, moe_compute_topk_row);
+}
+
+/* The seam: a backend is a name and a function per op; NULL where it lacks one. */
+typedef struct moe_backend {
+    const char *name;
+    void (*compute[MOE_OP_COUNT])(const moe_run *run, const moe_tensor *t);
+} moe_backend;
+
+static const moe_backend moe_backend_cpu = {
+    .name = "cpu",
+    .compute = {
+        [MOE_OP_EMBED] = moe_compute_embed,
+        [MOE_OP_QUANTISE] = moe_compute_quantise,
+        [MOE_OP_LINEAR] = moe_compute_linear,
+        [MOE_OP_ADD] = moe_compute_add,
+        [MOE_OP_CONCAT] = moe_compute_concat,
+        [MOE_OP_UNARY] = moe_compute_unary,
+        [MOE_OP_VIEW] = moe_compute_view,
+        [MOE_OP_GATHER] = moe_compute_gather,
+        [MOE_OP_STORE] = moe_compute_store,
+        [MOE_OP_LSTM_CELL] = moe_compute_lstm_cell,
+        [MOE_OP_LSTM_LAYER] = moe_compute_lstm_layer,
+        [MOE_OP_ATTENTION] = moe_compute_attention,
+        [MOE_OP_GATE] = moe_compute_gate,
+        [MOE_OP_EXPERTS] = moe_compute_experts,
+        [MOE_OP_TOPK] = moe_compute_topk,
+    },
+};
+
+static moe_status moe_backend_check(const moe_backend *backend, const moe_graph *g, moe_error *error) {
+    for (size_t i = 0; i < g->count; i++)
+        if (!backend->compute[g->nodes[i].op])
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, g->nodes[i].name, "the %s backend cannot do '%s', which %s needs",
+                            backend->name, moe_op_names[g->nodes[i].op], g->nodes[i].name);
+    return MOE_OK;
+}
+
+static void moe_graph_run(const moe_backend *backend, const moe_run *run, moe_trace_fn trace, void *trace_user) {
+    for (size_t i = 0; i < run->graph->count; i++) {
+        const moe_tensor *t = &run->graph->nodes[i];
+        backend->compute[t->op](run, t);
+        if (trace && !t->quantised && t->op != MOE_OP_STORE && t->op != MOE_OP_TOPK)
+            trace(trace_user, t->name, t->data, run->frame->rows, t->cols, t->stride);
+    }
+}
+
+/* ==== 14. Encoder and decoder =================================================================================
+ * Owns the two graphs of a translation model. Invariant: only the layer list decides what is in them. */
+
+/* The MoE layer (eq 1, App. E): y = [x +] [sigmoid](sum_i G(x)_i E_i(x)). */
+static moe_tensor *moe_build_moe(moe_graph *g, const moe_layer *layer, moe_tensor *x) {
+    char name[48];
+    moe_tensor *y;
+    snprintf(name, sizeof name, "%s.gate.logits", layer->name);
+    y = moe_op_linear(g, &layer->gate_weight, x, NULL, NULL, name);
+    y = moe_op_experts(g, layer, x, moe_op_gate(g, layer, y));
+    snprintf(name, sizeof name, "%s.sigmoid", layer->name);
+    if (layer->sigmoid) y = moe_op_unary(g, MOE_UNARY_SIGMOID, y, name);
+    snprintf(name, sizeof name, "%s.output", layer->name);
+    return layer->residual ? moe_op_add(g, x, y, name) : y;
+}
+
+/* An LSTM layer over packed sentences, one or both directions. */
+static moe_tensor *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_tensor *x) {
+    char name[48];
+    moe_tensor *y[2] = { NULL, NULL }, *out;
+    for (int d = 0; d <= layer->bidirectional; d++) {
+        snprintf(name, sizeof name, "%s.%s.input", layer->name, d ? "bwd" : "fwd");
+        y[d] = moe_op_lstm_layer(g, layer, d, moe_op_linear(g, &layer->direction[d].w_x, x, layer->direction[d].bias, NULL, name));
+    }
+    snprintf(name, sizeof name, "%s.merged", layer->name);
+    out = !layer->bidirectional ? y[0] : layer->merge_sum ? moe_op_add(g, y[0], y[1], name) : moe_op_concat(g, y[0], y[1], name);
+    snprintf(name, sizeof name, "%s.output", layer->name);
+    return layer->residual ? moe_op_add(g, x, out, name) : out;
+}
+
+static void moe_build_encoder(moe_graph *g, const moe_model *m, moe_memory *memory) {
+    moe_tensor *x = moe_op_embed(g, &m->source_embedding, m->embedding_scale, "encoder.embedding"), *keys;
+    for (size_t i = 0; i < m->n_encoder; i++)
+        x = m->encoder[i].kind == MOE_LAYER_MOE ? moe_build_moe(g, &m->encoder[i], x) : moe_build_encoder_lstm(g, &m->encoder[i], x);
+    moe_op_store(g, x, memory->values, "encoder.values");
+    keys = moe_op_linear(g, &m->w_key, x, NULL, NULL, "encoder.keys");
+    if (m->attention_product) keys = moe_op_unary(g, MOE_UNARY_TANH, keys, "encoder.tanh_keys");
+    moe_op_store(g, keys, memory->keys, "encoder.stored_keys");
+}
+
+/* What the decoder carries from step to step, [rows, cols] each. */
+typedef struct moe_decoder_state {
+    float *r[MOE_MAX_LAYERS], *c[MOE_MAX_LAYERS]; /* of every LSTM layer: [rows, P], [rows, H] */
+    float *query;   /* [rows, query width], where the query is a layer's output */
+    float *context; /* [rows, memory width], where the context is carried */
+} moe_decoder_state;
+
+static int moe_reads_previous(const moe_model *m) {
+    for (size_t i = 0; i < m->n_decoder; i++)
+        if (m->decoder[i].context == MOE_CONTEXT_PREVIOUS) return 1;
+    return 0;
+}
+
+static void moe_decoder_state_layout(const moe_model *m, size_t rows, moe_decoder_state *s, moe_layout *at) {
+    for (size_t i = 0; i < m->n_decoder; i++)
+        if (m->decoder[i].kind == MOE_LAYER_LSTM) {
+            s->r[i] = moe_carve(at, rows * m->decoder[i].state, sizeof(float));
+            s->c[i] = moe_carve(at, rows * m->decoder[i].hidden, sizeof(float));
+        }
+    if (m->query_output && !m->context_current) s->query = moe_carve(at, rows * m->query_width, sizeof(float));
+    if (m->context_current && moe_reads_previous(m)) s->context = moe_carve(at, rows * m->memory_width, sizeof(float));
+}
+
+static moe_tensor *moe_build_attention(moe_graph *g, const moe_model *m, moe_memory *memory, moe_tensor *query) {
+    query = moe_op_linear(g, &m->w_query, query, m->attention_bias, NULL, "decoder.query");
+    if (m->attention_product) query = moe_op_unary(g, MOE_UNARY_TANH, query, "decoder.tanh_query");
+    return moe_op_attention(g, m, memory, query);
+}
+
+/* One step for every live hypothesis. All states are gathered first and stored last, so no second buffer is needed.
+ *
+ * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, that is done at the
+ * start of the step from the carried query; else the context is made right after the attention's layer, and carried where a
+ * layer reads the previous one. */
+static void moe_build_decoder(moe_graph *g, const moe_model *m, moe_memory *memory, moe_decoder_state *s) {
+    moe_tensor *r[MOE_MAX_LAYERS] = { NULL }, *c[MOE_MAX_LAYERS] = { NULL }, *previous = NULL, *current = NULL;
+    moe_tensor *x = moe_op_embed(g, &m->target_embedding, m->embedding_scale, "decoder.embedding");
+    const int reads_previous = moe_reads_previous(m);
+    char name[48];
+    for (size_t i = 0; i < m->n_decoder; i++)
+        if (m->decoder[i].kind == MOE_LAYER_LSTM) {
+            snprintf(name, sizeof name, "%s.r", m->decoder[i].name);
+            r[i] = moe_op_gather(g, s->r[i], m->decoder[i].state, name);
+            snprintf(name, sizeof name, "%s.c", m->decoder[i].name);
+            c[i] = moe_op_gather(g, s->c[i], m->decoder[i].hidden, name);
+        }
+    if (m->context_current) {
+        if (reads_previous) previous = moe_op_gather(g, s->context, m->memory_width, "decoder.previous");
+    } else {
+        moe_tensor *query = m->query_output ? moe_op_gather(g, s->query, m->query_width, "decoder.carried") : r[m->attention_layer];
+        previous = moe_build_attention(g, m, memory, query);
+    }
+    for (size_t i = 0; i < m->n_decoder; i++) {
+        const moe_layer *layer = &m->decoder[i];
+        moe_tensor *in = x;
+        if (layer->kind == MOE_LAYER_MOE) {
+            x = moe_build_moe(g, layer, x);
+            continue;
+        }
+        snprintf(name, sizeof name, "%s.input", layer->name);
+        if (layer->context != MOE_CONTEXT_NONE)
+            in = moe_op_concat(g, x, layer->context == MOE_CONTEXT_PREVIOUS ? previous : current, name);
+        snprintf(name, sizeof name, "%s.zx", layer->name);
+        in = moe_op_linear(g, &layer->direction[0].w_x, in, layer->direction[0].bias, NULL, name);
+        snprintf(name, sizeof name, "%s.z", layer->name);
+        in = moe_op_linear(g, &layer->direction[0].w_r, r[i], NULL, in, name);
+        in = moe_op_lstm_cell(g, layer, in, c[i]);
+        snprintf(name, sizeof name, "%s.c_next", layer->name);
+        c[i] = moe_op_view(g, in, layer->hidden, layer->hidden, name);
+        snprintf(name, sizeof name, "%s.h", layer->name);
+        r[i] = moe_op_view(g, in, 0, layer->hidden, name);
+        snprintf(name, sizeof name, "%s.r_next", layer->name);
+        if (layer->projected) r[i] = moe_op_linear(g, &layer->direction[0].w_proj, r[i], NULL, NULL, name);
+        moe_op_store(g, r[i], s->r[i], name);
+        moe_op_store(g, c[i], s->c[i], layer->name);
+        snprintf(name, sizeof name, "%s.output", layer->name);
+        x = layer->residual ? moe_op_add(g, x, r[i], name) : r[i];
+        if (i != m->attention_layer) continue;
+        if (m->context_current) {
+            current = moe_build_attention(g, m, memory, m->query_output ? x : r[i]);
+            if (reads_previous) moe_op_store(g, current, s->context, "decoder.carried");
+        } else if (m->query_output) {
+            moe_op_store(g, x, s->query, "decoder.query_next");
+        }
+    }
+    moe_op_topk(g, m, moe_op_linear(g, &m->output, x, m->output_bias, NULL, "decoder.logits"));
+}
+
+/* ==== 15. Beam search =========================================================================================
+ * Owns the hypotheses of one sentence. Invariant: what happens here depends on the sentence's own rows only, and ties are
+ * broken by rank, so that any batch gives the same result.
+ *
+ * A step: the candidates of all live hypotheses in falling order of accumulated log-probability (ties: better-ranked
+ * hypothesis, then better token). Walking down, an end token among the first `beam` candidates finishes a hypothesis, other
+ * tokens go on until `beam` are live. Candidates worse than the best one by more than the pruning margin are not looked at;
+ * finished ones worse than the best finished score by more than it are dropped (GNMT section 7).
+ * The sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (the live ones are then
+ * kept as unfinished, behind all finished ones), or nbest have finished and no live one can still beat the best. */
+
+typedef struct moe_token {
+    int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
+    float logprob;
+} moe_token;
+
+typedef struct moe_live {
+    float logprob;
+    int32_t last; /* index of its last token, -1 at the beginning */
+    size_t row;   /* in the frame of the step at hand */
+} moe_live;
+
+typedef struct moe_finished {
+    float logprob, score, end_logprob;
+    int32_t last;
+    size_t tokens; /* without the end token */
+    size_t order;
+    int finished;
+} moe_finished;
+
+typedef struct moe_search {
+    int beam, nbest;
+    float alpha, constant, beta, prune;
+    int32_t eos;
+} moe_search;
+
+/* One sentence under translation. */
+typedef struct moe_slot {
+    int active;
+    void *user;
+    size_t segment, length;   /* its tokens in the attention memory */
+    size_t pieces;            /* without tag, begin and end */
+    size_t limit;             /* longest target, end included */
+    size_t steps;             /* decoder steps made */
+    moe_token *tokens;        /* [max_target * beam] */
+    size_t n_tokens;
+    moe_live *live;           /* [beam] best first */
+    size_t n_live;
+    moe_finished *finished;   /* [2 * beam] */
+    size_t n_finished, n_ended;
+    int32_t *target;          /* [max_target] to be scored */
+    size_t n_target;
+    int scoring;
+    int broken;               /* not-a-number turned up */
+} moe_slot;
+
+/* GNMT eq 14: ((c + L) / (c + 1))^alpha. */
+static float moe_length_penalty(const moe_search *s, size_t tokens) {
+    if (s->alpha == 0.0f) return 1.0f;
+    return moe_expf(s->alpha * moe_logf((s->constant + (float)tokens) / (s->constant + 1.0f)));
+}
+
+/* GNMT eq 14: beta * sum_i log(min(sum_j p_ij, 1)). */
+static float moe_coverage_penalty(const moe_search *s, const float *coverage, size_t length) {
+    float sum = 0.0f;
+    if (s->beta == 0.0f || !coverage) return 0.0f;
+    for (size_t i = 0; i < length; i++) {
+        float c = coverage[i] < 1.0f ? coverage[i] : 1.0f;
+        sum = sum + moe_logf(c > 1e-10f ? c : 1e-10f);
+    }
+    return s->beta * sum;
+}
+
+/* `length` counts the end token if there is one. */
+static void moe_finish(const moe_search *s, moe_slot *slot, float logprob, float end_logprob, int32_t last, int finished,
+                       const float *coverage) {
+    moe_finished *f = &slot->finished[slot->n_finished++];
+    *f = (moe_finished){ logprob, 0, end_logprob, last, slot->steps - (size_t)finished, slot->n_ended++, finished };
+    f->score = logprob / moe_length_penalty(s, slot->steps) + moe_coverage_penalty(s, coverage, slot->length);
+}
+
+/* Better first: finished before cut, then by score, then by order of finishing. */
+static int moe_better(const moe_finished *a, const moe_finished *b) {
+    if (a->finished != b->finished) return a->finished;
+    if (a->score != b->score) return a->score > b->score;
+    return a->order < b->order;
+}
+
+static void moe_sort_finished(moe_slot *slot) {
+    for (size_t i = 1; i < slot->n_finished; i++) {
+        moe_finished f = slot->finished[i];
+        size_t at = i;
+        for (; at > 0 && moe_better(&f, &slot->finished[at - 1]); at--) slot->finished[at] = slot->finished[at - 1];
+        slot->finished[at] = f;
+    }
+}
+
+/* The outcome of a step for the rows of one slot. `top_ids`, `top_logprobs` [rows, top] and `coverage` [rows, stride] (or NULL)
+ * are indexed by frame row; `next` [beam] is scratch. Returns 1 when the sentence is done. */
+static int moe_search_step(const moe_search *s, moe_slot *slot, size_t top, const int32_t *top_ids, const float *top_logprobs,
+                           const float *coverage, size_t coverage_stride, moe_live *next) {
+    const size_t beam = (size_t)s->beam;
+    size_t taken[MOE_MAX_BEAM] = { 0 }, n_next = 0;
+    float best_candidate = 0.0f;
+    slot->steps++;
+    for (size_t position = 0; n_next < beam; position++) {
+        size_t best = slot->n_live;
+        float best_logprob = 0.0f, logprob;
+        const moe_live *from;
+        int32_t id;
+        for (size_t h = 0; h < slot->n_live; h++) { /* every row's candidates are sorted: compare their heads */
+            if (taken[h] >= top) continue;
+            logprob = slot->live[h].logprob + top_logprobs[slot->live[h].row * top + taken[h]];
+            if (logprob != logprob) slot->broken = 1;
+            if (best == slot->n_live || logprob > best_logprob) best = h, best_logprob = logprob;
+        }
+        if (best == slot->n_live || slot->broken || !(best_logprob >= -FLT_MAX)) break;
+        from = &slot->live[best];
+        if (position == 0) best_candidate = best_logprob;
+        if (s->prune > 0.0f && best_logprob < best_candidate - s->prune) break;
+        id = top_ids[from->row * top + taken[best]];
+        logprob = top_logprobs[from->row * top + taken[best]++];
+        if (id == s->eos) {
+            if (position < beam)
+                moe_finish(s, slot, best_logprob, logprob, from->last, 1,
+                           coverage ? coverage + from->row * coverage_stride : NULL);
+            continue;
+        }
+        slot->tokens[slot->n_tokens] = (moe_token){ id, from->last, logprob };
+        next[n_next++] = (moe_live){ best_logprob, (int32_t)slot->n_tokens++, from->row };
+    }
+    memcpy(slot->live, next, n_next * sizeof *next);
+    slot->n_live = n_next;
+    if (slot->broken) return 1;
+    moe_sort_finished(slot);
+    while (s->prune > 0.0f && slot->n_finished && slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
+        slot->n_finished--;
+    if (slot->n_finished >= beam || slot->n_live == 0) return 1;
+    if (slot->steps >= slot->limit) {
+        for (size_t h = 0; h < slot->n_live; h++)
+            moe_finish(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
+                       coverage ? coverage + slot->live[h].row * coverage_stride : NULL);
+        moe_sort_finished(slot);
+        return 1;
+    }
+    return slot->n_finished >= (size_t)s->nbest &&
+           slot->finished[0].score >= slot->live[0].logprob / moe_length_penalty(s, slot->limit);
+}
+
+/* The same for a slot whose target is given: one live hypothesis follows it. */
+static int moe_score_step(const moe_search *s, moe_slot *slot, float logprob, const float *coverage) {
+    moe_live *live = &slot->live[0];
+    const size_t position = slot->steps++;
+    live->logprob = live->logprob + logprob;
+    if (live->logprob != live->logprob) {
+        slot->broken = 1;
+        return 1;
+    }
+    if (position == slot->n_target) {
+        moe_finish(s, slot, live->logprob, logprob, live->last, 1, coverage);
+        return 1;
+    }
+    slot->tokens[slot->n_tokens] = (moe_token){ slot->target[position], live->last, logprob };
+    live->last = (int32_t)slot->n_tokens++;
+    return 0;
+}
+
+/* ==== 16. Sessions ============================================================================================
+ * Owns a session's one block of memory, the queue of requests and the loop. Invariant: rows of a step are the live hypotheses
+ * of the active slots in slot order; a finished sentence's slot and memory are free for the next request at once. */
+
+struct moe_session {
+    const moe_model *model;
+    moe_allocator allocator;
+    moe_session_params params;
+    moe_search search;
+    const moe_kernels *kernels;
+    const moe_backend *backend;
+    moe_pool *pool;
+    char *block; /* everything below lies in it */
+    size_t block_bytes;
+    moe_graph encoder, decoder;
+    char *arena; /* of both graphs: they never run at the same time */
+    moe_memory memory;
+    moe_decoder_state state;
+    size_t rows, encode_tokens, top;
+    moe_slot *slots; /* [batch] */
+    /* the group of sentences that is being encoded */
+    int32_t *staged;       /* [encode_tokens] their ids, one behind the other */
+    size_t *staged_slot, *staged_first, *staged_order; /* [batch] */
+    int32_t *packed;       /* [encode_tokens] */
+    size_t *destination;   /* [encode_tokens] */
+    size_t *live, *first;  /* [max_source] */
+    /* the frame of a decoder step */
+    int32_t *ids, *parents, *want, *top_ids;
+    size_t *segment, *length;
+    float *want_logprob, *top_logprobs, *attention, *coverage, *coverage_next;
+    moe_live *next;
+    /* results */
+    moe_hypothesis *hypotheses; /* [2 * beam] */
+    int32_t *result_ids;        /* [nbest, max_target] */
+    float *result_logprobs;     /* [nbest, max_target + 1] */
+    moe_stats stats;
+};
+
+static double moe_meta_number(const moe_model *m, const char *key, double low, double high, double fallback) {
+    const moe_meta *found = moe_find_meta(&m->file, key);
+    double v = found ? moe_meta_real(found, 0) : fallback;
+    return v >= low && v <= high ? v : fallback;
+}
+
+moe_session_params moe_session_params_default(const moe_model *m) {
+    moe_session_params p;
+    memset(&p, 0, sizeof p);
+    p.batch = 32;
+    p.max_source = (int)moe_meta_number(m, "limit.source", 2, 1 << 16, 512);
+    p.max_target = (int)moe_meta_number(m, "limit.target", 2, 1 << 16, 512);
+    p.target_tag = -1;
+    p.beam = (int)moe_meta_number(m, "decode.beam", 1, MOE_MAX_BEAM, 4);
+    p.nbest = 1;
+    p.length_penalty = (float)moe_meta_number(m, "decode.length_penalty", 0, 100, 0.6);
+    p.length_constant = (float)moe_meta_number(m, "decode.length_constant", 0, 1e6, 5);
+    p.coverage_penalty = (float)moe_meta_number(m, "decode.coverage_penalty", 0, 100, 0);
+    p.prune = (float)moe_meta_number(m, "decode.prune", 0, 1e6, 0);
+    p.max_len_factor = (float)moe_meta_number(m, "decode.max_len_factor", 0, 1e6, 2);
+    p.max_len_offset = (int)moe_meta_number(m, "decode.max_len_offset", 0, 1 << 16, 10);
+    return p;
+}
+
+static moe_status moe_check_int(const char *name, int value, int low, int high, moe_error *error) {
+    if (value >= low && value <= high) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_ARGUMENT, name, "%s is %d, allowed are %d to %d", name, value, low, high);
+}
+
+static moe_status moe_check_real(const char *name, double value, double high, moe_error *error) {
+    if (value >= 0 && value <= high) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_ARGUMENT, name, "%s is %g, allowed are 0 to %g", name, value, high);
+}
+
+static moe_status moe_check_params(const moe_model *m, moe_session_params *p, moe_error *error) {
+    MOE_TRY(moe_check_int("threads", p->threads, 0, MOE_MAX_THREADS, error));
+    MOE_TRY(moe_check_int("batch", p->batch, 1, 1 << 16, error));
+    MOE_TRY(moe_check_int("max_source", p->max_source, 2, 1 << 20, error));
+    MOE_TRY(moe_check_int("max_target", p->max_target, 2, 1 << 20, error));
+    MOE_TRY(moe_check_int("target_tag", p->target_tag, -1, m->vocabulary - 1, error));
+    MOE_TRY(moe_check_int("beam", p->beam, 1, MOE_MAX_BEAM, error));
+    MOE_TRY(moe_check_int("nbest", p->nbest, 1, p->beam, error));
+    MOE_TRY(moe_check_real("length_penalty", (double)p->length_penalty, 100, error));
+    MOE_TRY(moe_check_real("length_constant", (double)p->length_constant, 1e6, error));
+    MOE_TRY(moe_check_real("coverage_penalty", (double)p->coverage_penalty, 100, error));
+    MOE_TRY(moe_check_real("prune", (double)p->prune, 1e6, error));
+    MOE_TRY(moe_check_real("max_len_factor", (double)p->max_len_factor, 1e6, error));
+    MOE_TRY(moe_check_int("max_len_offset", p->max_len_offset, 0, 1 << 20, error));
+    if (!p->threads) {
+        long processors = sysconf(_SC_NPROCESSORS_ONLN);
+        p->threads = processors < 1 ? 1 : processors > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)processors;
+    }
+    return MOE_OK;
+}
+
+/* Carve everything but the arena; with at->base NULL this only measures. */
+static void moe_session_layout(moe_session *s, moe_layout *at) {
+    const moe_model *m = s->model;
+    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->params.nbest;
+    const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
+    const size_t nodes = 64 + 24 * (m->n_encoder + m->n_decoder);
+    s->pool = moe_carve(at, 1, sizeof *s->pool);
+    s->encoder.nodes = moe_carve(at, nodes, sizeof *s->encoder.nodes);
+    s->decoder.nodes = moe_carve(at, nodes, sizeof *s->decoder.nodes);
+    s->encoder.capacity = s->decoder.capacity = nodes;
+    s->memory.keys = moe_carve(at, s->memory.tokens * m->attention_size, sizeof(float));
+    s->memory.values = moe_carve(at, s->memory.tokens * s->memory.width, sizeof(float));
+    moe_decoder_state_layout(m, s->rows, &s->state, at);
+    s->slots = moe_carve(at, batch, sizeof *s->slots);
+    for (size_t i = 0; i < batch; i++) {
+        moe_slot slot;
+        memset(&slot, 0, sizeof slot);
+        slot.tokens = moe_carve(at, max_target * beam, sizeof *slot.tokens);
+        slot.live = moe_carve(at, beam, sizeof *slot.live);
+        slot.finished = moe_carve(at, 2 * beam, sizeof *slot.finished);
+        slot.target = moe_carve(at, max_target, sizeof *slot.target);
+        if (at->base) s->slots[i] = slot;
+    }
+    s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
+    s->staged_slot = moe_carve(at, batch, sizeof *s->staged_slot);
+    s->staged_first = moe_carve(at, batch, sizeof *s->staged_first);
+    s->staged_order = moe_carve(at, batch, sizeof *s->staged_order);
+    s->packed = moe_carve(at, s->encode_tokens, sizeof *s->packed);
+    s->destination = moe_carve(at, s->encode_tokens, sizeof *s->destination);
+    s->live = moe_carve(at, max_source, sizeof *s->live);
+    s->first = moe_carve(at, max_source, sizeof *s->first);
+    s->ids = moe_carve(at, s->rows, sizeof *s->ids);
+    s->parents = moe_carve(at, s->rows, sizeof *s->parents);
+    s->want = moe_carve(at, s->rows, sizeof *s->want);
+    s->want_logprob = moe_carve(at, s->rows, sizeof *s->want_logprob);
+    s->segment = moe_carve(at, s->rows, sizeof *s->segment);
+    s->length = moe_carve(at, s->rows, sizeof *s->length);
+    s->top_ids = moe_carve(at, s->rows * s->top, sizeof *s->top_ids);
+    s->top_logprobs = moe_carve(at, s->rows * s->top, sizeof *s->top_logprobs);
+    if (s->search.beta != 0.0f) {
+        s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
+        s->coverage = moe_carve(at, s->rows * max_source, sizeof(float));
+        s->coverage_next = moe_carve(at, s->rows * max_source, sizeof(float));
+    }
+    s->next = moe_carve(at, beam, sizeof *s->next);
+    s->hypotheses = moe_carve(at, 2 * beam, sizeof *s->hypotheses);
+    s->result_ids = moe_carve(at, nbest * max_target, sizeof *s->result_ids);
+    s->result_logprobs = moe_carve(at, nbest * (max_target + 1), sizeof *s->result_logprobs);
+}
+
+static moe_status moe_session_build(moe_session *s, moe_error *error) {
+    const size_t threads = (size_t)s->params.threads, batch = (size_t)s->params.batch;
+    const size_t max_source = (size_t)s->params.max_source;
+    s->encoder.rows = s->encode_tokens;
+    s->decoder.rows = s->rows;
+    s->encoder.threads = s->decoder.threads = threads;
+    s->encoder.sentences = s->decoder.sentences = batch;
+    s->encoder.max_source = s->decoder.max_source = max_source;
+    moe_build_encoder(&s->encoder, s->model, &s->memory);
+    moe_build_decoder(&s->decoder, s->model, &s->memory, &s->state);
+    MOE_TRY(moe_graph_plan(&s->encoder, error));
+    MOE_TRY(moe_graph_plan(&s->decoder, error));
+    MOE_TRY(moe_backend_check(s->backend, &s->encoder, error));
+    return moe_backend_check(s->backend, &s->decoder, error);
+}
+
+/* Fill in what the parameters decide, before any memory is laid out. */
+static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const moe_session_params *params, moe_error *error) {
+    memset(s, 0, sizeof *s);
+    s->model = m;
+    s->allocator = m->allocator;
+    s->params = params ? *params : moe_session_params_default(m);
+    MOE_TRY(moe_check_params(m, &s->params, error));
+    MOE_TRY(moe_choose_kernels(s->params.isa ? s->params.isa : getenv("MOE_ISA"), &s->kernels, error));
+    s->backend = &moe_backend_cpu;
+    s->search = (moe_search){ s->params.beam, s->params.nbest, s->params.length_penalty, s->params.length_constant,
+                              s->params.coverage_penalty, s->params.prune, m->eos };
+    s->rows = (size_t)s->params.batch * (size_t)s->params.beam;
+    s->top = moe_min((size_t)s->params.beam + 1, (size_t)m->vocabulary);
+    s->encode_tokens = (size_t)s->params.max_source + moe_min(1024, 32 * (size_t)s->params.batch);
+    s->memory.tokens = (size_t)s->params.max_source + 64 * (size_t)s->params.batch;
+    s->memory.width = m->memory_width;
+    return MOE_OK;
+}
+
+/* Lay out, allocate, build. The graphs are built twice: once on memory that is thrown away, to know the arena's size. */
+static moe_status moe_session_make(moe_session *s, moe_error *error) {
+    moe_layout measured = { NULL, 0, 0 }, at = { NULL, 0, 0 };
+    moe_status status;
+    char *trial;
+    size_t arena;
+    moe_session_layout(s, &measured);
+    if (measured.overflow) return moe_fail(error, MOE_ERROR_ARGUMENT, "session", "these parameters ask for more memory than can be addressed");
+    at.base = trial = moe_allocate_zeroed(&s->allocator, measured.used);
+    if (!trial) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session: %zu MB are needed, ask for a smaller "
+                                "batch, beam or max_source", measured.used >> 20);
+    moe_session_layout(s, &at);
+    status = moe_session_build(s, error);
+    arena = moe_max(s->encoder.bytes, s->decoder.bytes);
+    moe_release(&s->allocator, trial, measured.used);
+    if (status != MOE_OK) return status;
+    s->block_bytes = measured.used + arena;
+    return MOE_OK;
+}
+
+MOE_PRINTF(2, 3)
+static void moe_log(const moe_session *s, const char *format, ...) {
+    char message[256];
+    va_list args;
+    if (!s->params.log) return;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    s->params.log(s->params.log_user, message);
+}
+
+static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
+    moe_layout at = { NULL, 0, 0 };
+    s->block = moe_allocate_zeroed(&s->allocator, s->block_bytes + 64);
+    if (!s->block) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session: %zu MB are needed, ask for a smaller "
+                                   "batch, beam or max_source", s->block_bytes >> 20);
+    at.base = s->block + (64 - (uintptr_t)s->block % 64) % 64;
+    s->encoder.count = s->decoder.count = 0;
+    moe_session_layout(s, &at);
+    s->arena = at.base + at.used;
+    MOE_TRY(moe_session_build(s, error));
+    moe_graph_place(&s->encoder, s->arena);
+    moe_graph_place(&s->decoder, s->arena);
+    return moe_pool_start(s->pool, (size_t)s->params.threads, error);
+}
+
+moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out, moe_error *error) {
+    moe_session prepared, *s;
+    moe_status status;
+    MOE_TRY(moe_session_prepare(&prepared, model, params, error));
+    MOE_TRY(moe_session_make(&prepared, error));
+    s = moe_allocate_zeroed(&prepared.allocator, sizeof *s);
+    if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session");
+    *s = prepared;
+    status = moe_session_allocate(s, error);
+    if (status != MOE_OK) {
+        moe_session_free(s);
+        return status;
+    }
+    s->stats.bytes = s->block_bytes + 64 + sizeof *s;
+    s->stats.isa = s->kernels->name;
+    moe_log(s, "%s backend, %s kernels, %d threads, %d sentences x beam %d, %llu KB of memory", s->backend->name, s->kernels->name,
+            s->params.threads, s->params.batch, s->params.beam, (unsigned long long)(s->stats.bytes >> 10));
+    *out = s;
+    return MOE_OK;
+}
+
+void moe_session_free(moe_session *s) {
+    moe_allocator a;
+    if (!s) return;
+    a = s->allocator;
+    if (s->block && s->pool) moe_pool_free(s->pool, s->pool->count);
+    moe_release(&a, s->block, s->block_bytes + 64);
+    moe_release(&a, s, sizeof *s);
+}
+
+moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error) {
+    moe_session prepared;
+    MOE_TRY(moe_session_prepare(&prepared, model, params, error));
+    MOE_TRY(moe_session_make(&prepared, error));
+    *out = prepared.block_bytes + 64 + sizeof prepared;
+    return MOE_OK;
+}
+
+moe_stats moe_session_stats(const moe_session *s) { return s->stats; }
+
+/* ---- Admitting and encoding ---- */
+
+/* First fit for `need` rows of attention memory; SIZE_MAX if there is no such gap. */
+static size_t moe_find_segment(const moe_session *s, size_t need) {
+    const size_t batch = (size_t)s->params.batch;
+    size_t best = SIZE_MAX;
+    for (size_t candidate = 0; candidate <= batch; candidate++) {
+        const moe_slot *c = candidate ? &s->slots[candidate - 1] : NULL;
+        size_t at = c ? c->segment + c->length : 0;
+        int fits = (!c || c->active) && need <= s->memory.tokens && at <= s->memory.tokens - need;
+        for (size_t i = 0; i < batch && fits; i++) {
+            const moe_slot *o = &s->slots[i];
+            if (o->active && at < o->segment + o->length && o->segment < at + need) fits = 0;
+        }
+        if (fits && at < best) best = at;
+    }
+    return best;
+}
+
+static void moe_refuse(const moe_request *request, moe_done_fn done, void *user, moe_status status, const char *message) {
+    moe_result result = { request->user, status, message, 0, NULL };
+    done(user, &result);
+}
+
+static int moe_is_never(const moe_model *m, int32_t id) {
+    for (size_t i = 0; m->never && i < m->never->count; i++)
+        if (moe_meta_int(m->never, i) == id) return 1;
+    return 0;
+}
+
+/* 1 if the request can be served, else it has been refused. */
+static int moe_check_request(const moe_session *s, const moe_request *q, moe_done_fn done, void *user) {
+    const moe_model *m = s->model;
+    const size_t extra = (size_t)(m->source_tag + m->source_bos + m->source_eos);
+    const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
+    char message[160];
+    for (size_t i = 0; i < q->n_source; i++)
+        if (q->source[i] < 0 || q->source[i] >= m->vocabulary) {
+            snprintf(message, sizeof message, "source token %d is outside the vocabulary (0 to %d)", (int)q->source[i], (int)m->vocabulary - 1);
+            return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
+        }
+    for (size_t i = 0; q->target && i < q->n_target; i++)
+        if (q->target[i] < 0 || q->target[i] >= m->vocabulary || moe_is_never(m, q->target[i]) || q->target[i] == m->eos) {
+            snprintf(message, sizeof message, "target token %d cannot be generated by this model", (int)q->target[i]);
+            return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
+        }
+    if (m->source_tag && (q->target_tag < 0 || q->target_tag >= m->vocabulary))
+        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the target language's tag"), 0;
+    if (q->n_source > max_source || q->n_source + extra > max_source) {
+        snprintf(message, sizeof message, "%zu source tokens, the limit is %zu", q->n_source + extra, max_source);
+        return moe_refuse(q, done, user, MOE_ERROR_LIMIT, message), 0;
+    }
+    if (q->target && q->n_target + 1 > max_target) {
+        snprintf(message, sizeof message, "%zu target tokens, the limit is %zu", q->n_target + 1, max_target);
+        return moe_refuse(q, done, user, MOE_ERROR_LIMIT, message), 0;
+    }
+    if (q->n_source + extra == 0 || (q->n_source == 0 && !q->target)) { /* nothing to translate is an empty translation */
+        moe_hypothesis nothing = { .ids = NULL };
+        moe_result result = { q->user, MOE_OK, "", 1, &nothing };
+        done(user, &result);
+        return 0;
+    }
+    return 1;
+}
+
+/* Put a checked request into slot `at`; its ids go behind the `staged` ones. Returns the tokens staged. */
+static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t staged) {
+    const moe_model *m = s->model;
+    moe_slot *slot = &s->slots[at];
+    int32_t *ids = s->staged + staged;
+    size_t n = 0;
+    double limit = (double)(float)q->n_source * (double)s->params.max_len_factor;
+    if (m->source_tag) ids[n++] = q->target_tag;
+    if (m->source_bos) ids[n++] = m->bos;
+    memcpy(ids + n, q->source, q->n_source * sizeof *ids);
+    n += q->n_source;
+    if (m->source_eos) ids[n++] = m->eos;
+    slot->segment = moe_find_segment(s, n);
+    slot->length = n;
+    slot->active = 1;
+    slot->user = q->user;
+    slot->pieces = q->n_source;
+    if (limit > (double)s->params.max_target) limit = (double)s->params.max_target;
+    slot->limit = moe_max(1, moe_min((size_t)s->params.max_target, (size_t)limit + (size_t)s->params.max_len_offset));
+    slot->steps = slot->n_tokens = slot->n_finished = slot->n_ended = 0;
+    slot->broken = 0;
+    slot->scoring = q->target != NULL;
+    slot->n_target = q->target ? q->n_target : 0;
+    if (slot->n_target) memcpy(slot->target, q->target, slot->n_target * sizeof *slot->target);
+    slot->live[0] = (moe_live){ 0.0f, -1, SIZE_MAX };
+    slot->n_live = 1;
+    s->stats.sentences++;
+    s->stats.source_tokens += n;
+    return n;
+}
+
+/* Encode the staged sentences: sorted by falling length, packed by time step. */
+static void moe_encode(moe_session *s, size_t group) {
+    moe_frame frame = { .ids = s->packed, .live = s->live, .first = s->first, .destination = s->destination };
+    moe_run run = { s->kernels, s->pool, &s->encoder, &frame };
+    for (size_t i = 0; i < group; i++) {
+        const size_t length = s->slots[s->staged_slot[i]].length;
+        size_t at = i;
+        for (; at > 0 && s->slots[s->staged_slot[s->staged_order[at - 1]]].length < length; at--)
+            s->staged_order[at] = s->staged_order[at - 1];
+        s->staged_order[at] = i;
+    }
+    frame.steps = s->slots[s->staged_slot[s->staged_order[0]]].length;
+    for (size_t step = 0; step < frame.steps; step++) {
+        size_t live = 0;
+        s->first[step] = frame.rows;
+        for (; live < group; live++) {
+            const size_t staged = s->staged_order[live];
+            const moe_slot *slot = &s->slots[s->staged_slot[staged]];
+            if (slot->length <= step) break;
+            s->packed[frame.rows] = s->staged[s->staged_first[staged] + step];
+            s->destination[frame.rows++] = slot->segment + step;
+        }
+        s->live[step] = live;
+    }
+    moe_graph_run(s->backend, &run, s->params.trace, s->params.trace_user);
+}
+
+/* Pull requests while slots, staging room and attention memory allow. Returns the last answer of the pull function. */
+static int moe_refill(moe_session *s, size_t active, moe_pull_fn pull, moe_done_fn done, void *user) {
+    const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
+    size_t group = 0, staged = 0;
+    int answer = MOE_PULL_REQUEST;
+    for (size_t at = 0; at < batch && answer == MOE_PULL_REQUEST; at++) {
+        if (s->slots[at].active) continue;
+        while (staged + max_source <= s->encode_tokens && moe_find_segment(s, max_source) != SIZE_MAX) {
+            moe_request request = { .target_tag = s->params.target_tag };
+            answer = pull(user, active + group == 0, &request);
+            if (answer != MOE_PULL_REQUEST) break;
+            if (!moe_check_request(s, &request, done, user)) continue;
+            s->staged_slot[group] = at;
+            s->staged_first[group++] = staged;
+            staged += moe_admit(s, &request, at, staged);
+            break;
+        }
+    }
+    if (group && answer != MOE_PULL_CANCEL) moe_encode(s, group);
+    return answer;
+}
+
+/* ---- Decoding ---- */
+
+static void moe_deliver(moe_session *s, moe_slot *slot, moe_done_fn done, void *user) {
+    const size_t max_target = (size_t)s->params.max_target;
+    moe_result result = { slot->user, MOE_OK, "", moe_min(slot->n_finished, (size_t)s->params.nbest), s->hypotheses };
+    if (slot->broken || !slot->n_finished) {
+        result.status = MOE_ERROR_NUMERIC;
+        result.message = "the network's output is not a number: the model's weights are broken";
+        result.n_hypotheses = 0;
+    }
+    for (size_t h = 0; h < result.n_hypotheses; h++) {
+        const moe_finished *f = &slot->finished[h];
+        int32_t *ids = s->result_ids + h * max_target, at = f->last;
+        float *logprobs = s->result_logprobs + h * (max_target + 1);
+        if (f->finished) logprobs[f->tokens] = f->end_logprob;
+        for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
+            ids[i] = slot->tokens[at].id;
+            logprobs[i] = slot->tokens[at].logprob;
+        }
+        s->hypotheses[h] = (moe_hypothesis){ ids, logprobs, f->tokens, f->logprob, f->score, f->finished };
+    }
+    if (result.n_hypotheses) s->stats.target_tokens += slot->finished[0].tokens + (size_t)slot->finished[0].finished;
+    slot->active = 0;
+    done(user, &result);
+}
+
+/* One row for every live hypothesis. Returns the rows. */
+static size_t moe_fill_frame(moe_session *s) {
+    size_t rows = 0;
+    for (size_t i = 0; i < (size_t)s->params.batch; i++) {
+        moe_slot *slot = &s->slots[i];
+        if (!slot->active) continue;
+        for (size_t h = 0; h < slot->n_live; h++, rows++) {
+            moe_live *live = &slot->live[h];
+            s->ids[rows] = live->last < 0 ? s->model->bos : slot->tokens[live->last].id;
+            s->parents[rows] = live->row == SIZE_MAX ? -1 : (int32_t)live->row;
+            s->segment[rows] = slot->segment;
+            s->length[rows] = slot->length;
+            s->want[rows] = !slot->scoring ? -1 : slot->steps < slot->n_target ? slot->target[slot->steps] : s->model->eos;
+            live->row = rows;
+        }
+    }
+    return rows;
+}
+
+/* coverage of a row = that of its parent + this step's attention. */
+static void moe_add_coverage(moe_session *s, size_t rows) {
+    const size_t stride = (size_t)s->params.max_source;
+    float *swap = s->coverage;
+    for (size_t r = 0; r < rows; r++) {
+        const float *old = s->parents[r] < 0 ? NULL : s->coverage + (size_t)s->parents[r] * stride;
+        for (size_t i = 0; i < s->length[r]; i++)
+            s->coverage_next[r * stride + i] = (old ? old[i] : 0.0f) + s->attention[r * stride + i];
+    }
+    s->coverage = s->coverage_next;
+    s->coverage_next = swap;
+}
+
+static void moe_step(moe_session *s, moe_done_fn done, void *user) {
+    const size_t stride = (size_t)s->params.max_source;
+    moe_frame frame = { .rows = moe_fill_frame(s), .ids = s->ids, .parents = s->parents, .segment = s->segment, .length = s->length,
+                        .attention = s->attention, .attention_stride = stride, .want = s->want,
+                        .want_logprob = s->want_logprob, .top = s->top, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
+    moe_run run = { s->kernels, s->pool, &s->decoder, &frame };
+    moe_graph_run(s->backend, &run, s->params.trace, s->params.trace_user);
+    s->stats.steps++;
+    s->stats.rows += frame.rows;
+    if (s->attention) moe_add_coverage(s, frame.rows);
+    for (size_t i = 0; i < (size_t)s->params.batch; i++) {
+        moe_slot *slot = &s->slots[i];
+        int finished;
+        if (!slot->active) continue;
+        if (slot->scoring) {
+            const size_t row = slot->live[0].row;
+            finished = moe_score_step(&s->search, slot, s->want_logprob[row], s->coverage ? s->coverage + row * stride : NULL);
+        } else {
+            finished = moe_search_step(&s->search, slot, s->top, s->top_ids, s->top_logprobs, s->coverage, stride, s->next);
+        }
+        if (finished) moe_deliver(s, slot, done, user);
+    }
+}
+
+moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
+    const size_t batch = (size_t)s->params.batch, refill = moe_max(1, batch / 4);
+    int answer = MOE_PULL_REQUEST;
+    for (;;) {
+        size_t active = 0;
+        for (size_t i = 0; i < batch; i++) active += (size_t)s->slots[i].active;
+        if (answer != MOE_PULL_END && (active == 0 || batch - active >= refill)) {
+            answer = moe_refill(s, active, pull, done, user);
+            if (answer == MOE_PULL_CANCEL) {
+                for (size_t i = 0; i < batch; i++) s->slots[i].active = 0;
+                return moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
+            }
+            active = 0;
+            for (size_t i = 0; i < batch; i++) active += (size_t)s->slots[i].active;
+        }
+        if (active) moe_step(s, done, user);
+        else if (answer == MOE_PULL_END) return MOE_OK;
+    }
+}

@@ -1,0 +1,304 @@
+/* moe.h - inference for Mixture-of-Experts translation models: one header, one C file.
+ *
+ * Build:   cc -O2 app.c moe.c -lm -pthread
+ *
+ * The mental model
+ *   moe_model    what a model file holds. Immutable after opening, mapped from disk, shared by any number of
+ *                threads and sessions. It must outlive its sessions.
+ *   moe_session  one mutable timeline: memory plan, threads, decoder state. One per concurrent caller; a
+ *                session is not to be used by two threads at once. All of its memory is allocated when it is
+ *                made (moe_session_bytes says how much); translating allocates nothing.
+ *   moe_request  token ids in; moe_result: token ids, scores and log-probabilities out. Text never enters
+ *                the library: tools/spm.h turns text into ids and back.
+ *
+ * Promises
+ *   - The same bytes everywhere. Results do not depend on the batch, its order, the number of threads or the
+ *     instruction set, bit for bit.
+ *   - Never aborts, exits, prints or leaks. Every fallible function returns a moe_status and fills the
+ *     caller's moe_error (which may be NULL); outputs are untouched on failure unless stated.
+ *   - A model file is untrusted input: every length, offset and product in it is checked before use.
+ *
+ * The smallest program (README.md has it with text in and out):
+ *
+ *     static int next(void *user, int wait, moe_request *r) {
+ *         static const int32_t pieces[] = { 312, 45, 9 };
+ *         int *sent = user; (void)wait;
+ *         if ((*sent)++) return MOE_PULL_END;
+ *         r->source = pieces; r->n_source = 3;
+ *         return MOE_PULL_REQUEST;
+ *     }
+ *     static void done(void *user, const moe_result *r) {
+ *         (void)user;
+ *         for (size_t i = 0; r->n_hypotheses && i < r->hypotheses[0].n_ids; i++)
+ *             printf("%d ", r->hypotheses[0].ids[i]);
+ *     }
+ *     int main(void) {
+ *         moe_error e; moe_model *m; moe_session *s; int sent = 0;
+ *         if (moe_model_open("model.bin", NULL, &m, &e)) return fprintf(stderr, "%s\n", e.message), 1;
+ *         moe_session_params p = moe_session_params_default(m);
+ *         p.target_tag = moe_model_language_tag(m, "de");
+ *         if (moe_session_new(m, &p, &s, &e) || moe_translate(s, next, done, &sent, &e))
+ *             return fprintf(stderr, "%s\n", e.message), 1;
+ *         moe_session_free(s); moe_model_close(m);
+ *     }
+ *
+ * Shapes are written [rows, cols], row-major. Weights are [out, in]. Sources of formulas: Shazeer et al. 2017
+ * (arXiv 1701.06538, "eq n" and "App. X" below), Wu et al. 2016 (arXiv 1609.08144, "GNMT").
+ */
+#ifndef MOE_H
+#define MOE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Version and limits -------------------------------------------------------------------------------- */
+
+#define MOE_VERSION "0.1.0"
+#define MOE_FILE_VERSION 1 /* highest model file version that this library reads and the one it writes */
+
+enum {
+    MOE_MAX_BEAM = 64,    /* largest beam                                   */
+    MOE_MAX_LAYERS = 64,  /* layers on one side of a model                  */
+    MOE_MAX_THREADS = 256 /* threads of one session                         */
+};
+
+const char *moe_version(void);
+
+/* ---- Status and errors --------------------------------------------------------------------------------- */
+
+typedef enum moe_status {
+    MOE_OK = 0,
+    MOE_ERROR_ARGUMENT,    /* the caller asked for something impossible                               */
+    MOE_ERROR_MEMORY,      /* an allocation failed                                                    */
+    MOE_ERROR_IO,          /* the operating system could not open, read, map or write a file          */
+    MOE_ERROR_FORMAT,      /* the file is not a model, or is damaged                                  */
+    MOE_ERROR_UNSUPPORTED, /* the file or the request needs something this build or machine lacks     */
+    MOE_ERROR_LIMIT,       /* a request is longer than the session was made for                       */
+    MOE_ERROR_NUMERIC,     /* not-a-number appeared where a log-probability was due: broken weights   */
+    MOE_ERROR_CANCELLED    /* the caller's pull function asked to stop                                */
+} moe_status;
+
+/* What went wrong and where. `where` names the file offset, tensor, metadata key or parameter. */
+typedef struct moe_error {
+    moe_status code;
+    char message[256]; /* one line, no trailing newline, says what to do where there is something to do */
+    char where[96];
+} moe_error;
+
+const char *moe_status_name(moe_status status); /* "ok", "format", ... never NULL */
+
+/* ---- Memory and log hooks ------------------------------------------------------------------------------ */
+
+/* All three or none. Sizes are exact, so that a hook can count. `allocate` returns memory aligned to 16 bytes
+ * or NULL; the hooks may be called from the thread that opens, makes or frees an object only. */
+typedef struct moe_allocator {
+    void *(*allocate)(void *user, size_t bytes);
+    void *(*reallocate)(void *user, void *old, size_t old_bytes, size_t new_bytes);
+    void (*release)(void *user, void *old, size_t old_bytes);
+    void *user;
+} moe_allocator;
+
+typedef void (*moe_log_fn)(void *user, const char *message);
+
+/* ---- Number formats ------------------------------------------------------------------------------------ */
+
+typedef enum moe_type {
+    MOE_TYPE_F32 = 0,
+    MOE_TYPE_F16 = 1,
+    MOE_TYPE_BF16 = 2,
+    MOE_TYPE_Q8 = 3, /* int8, one float scale per output row; products are exact integers */
+    MOE_TYPE_I32 = 16 /* token ids and row numbers inside graphs; never in a file */
+} moe_type;
+
+const char *moe_type_name(moe_type type);            /* "f32", "f16", "bf16", "q8"; "?" if unknown */
+int moe_type_parse(const char *name, moe_type *out); /* 1 and *out set, or 0 */
+
+/* ---- Model --------------------------------------------------------------------------------------------- */
+
+typedef struct moe_model moe_model;
+
+typedef struct moe_model_params {
+    moe_allocator allocator; /* all zero: malloc, realloc, free */
+    int verify;              /* 1: read every tensor and compare its checksum (reads the whole file) */
+} moe_model_params;
+
+/* Map and check a model file. `params` may be NULL (defaults).
+ * Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY; *out is untouched then. */
+moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out, moe_error *error);
+
+/* The same from memory, which is not copied, must be aligned to 64 bytes and must outlive the model. */
+moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *params, moe_model **out,
+                                 moe_error *error);
+
+void moe_model_close(moe_model *model); /* NULL is fine */
+
+/* Write the model to `path` with its matrices in another number format: everything that is stored per row or is
+ * small (gates, thresholds, biases) stays F32. The file appears whole under its name or not at all.
+ * Quantising from Q8 to another type is allowed but gains nothing back. */
+moe_status moe_model_save(const moe_model *model, const char *path, moe_type type, moe_error *error);
+
+/* Metadata: typed key-value pairs. Pointers belong to the model. */
+typedef enum moe_meta_kind {
+    MOE_META_INT = 1,   /* int64_t                               */
+    MOE_META_REAL = 2,  /* double                                */
+    MOE_META_TEXT = 3,  /* UTF-8, not NUL-terminated: use length */
+    MOE_META_BYTES = 4, /* opaque                                */
+    MOE_META_INTS = 5,
+    MOE_META_REALS = 6,
+    MOE_META_TEXTS = 7
+} moe_meta_kind;
+
+typedef struct moe_span {
+    const char *data; /* not NUL-terminated */
+    size_t length;
+} moe_span;
+
+size_t moe_model_meta_count(const moe_model *model);
+moe_span moe_model_meta_key(const moe_model *model, size_t index);
+moe_meta_kind moe_model_meta_kind(const moe_model *model, size_t index);
+size_t moe_model_meta_length(const moe_model *model, size_t index); /* 1 for a scalar, elements for a list */
+/* Index of a key, or -1. */
+ptrdiff_t moe_model_meta_find(const moe_model *model, const char *key);
+/* Element `i` of entry `index`; 0 or an empty span where kind or range do not fit. INT reads as REAL too. */
+int64_t moe_model_meta_int(const moe_model *model, size_t index, size_t i);
+double moe_model_meta_real(const moe_model *model, size_t index, size_t i);
+moe_span moe_model_meta_text(const moe_model *model, size_t index, size_t i); /* TEXT, TEXTS and BYTES */
+
+/* Tensors as the file's directory lists them. */
+typedef struct moe_tensor_info {
+    moe_span name;
+    moe_type type;
+    uint32_t n_dims;
+    uint64_t dims[4];    /* [out, in]; experts: [experts, hidden, width], each slab holds up [hidden, width] */
+                         /* and down [width, hidden]                                                         */
+    int experts;         /* 1: a row of expert slabs, each aligned to 4096 bytes */
+    uint64_t offset;     /* from the start of the file */
+    uint64_t bytes;
+    uint64_t parameters; /* numbers that were trained, padding not counted */
+    uint32_t checksum;   /* CRC-32 (IEEE) of the bytes */
+} moe_tensor_info;
+
+size_t moe_model_tensor_count(const moe_model *model);
+moe_tensor_info moe_model_tensor(const moe_model *model, size_t index); /* all zero if out of range */
+
+uint64_t moe_model_file_bytes(const moe_model *model);
+uint32_t moe_model_file_version(const moe_model *model);
+int32_t moe_model_vocabulary(const moe_model *model);          /* token ids are 0 .. vocabulary-1 */
+size_t moe_model_language_count(const moe_model *model);
+moe_span moe_model_language(const moe_model *model, size_t i); /* "en" */
+/* Token id of a target language's tag; -1 if the model does not know the language. */
+int32_t moe_model_language_tag(const moe_model *model, const char *code);
+
+/* ---- Session ------------------------------------------------------------------------------------------- */
+
+typedef struct moe_session moe_session;
+
+/* Sees the output of every graph node after it ran: rows x cols floats, row r begins at data + r * stride.
+ * `name` is the node's (for instance "encoder.2.gate", "decoder.logits"). Slow; for tests and analysis. */
+typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols,
+                             size_t stride);
+
+typedef struct moe_session_params {
+    int threads;            /* threads that compute, the caller's included; 0: one per processor           */
+    int batch;              /* sentences decoded at once                                                    */
+    int max_source;         /* longest source in tokens, tag and end included                               */
+    int max_target;         /* longest target in tokens, end included                                       */
+    int32_t target_tag;     /* default language tag of requests; -1: none                                   */
+    int beam;               /* 1: greedy                                                                    */
+    int nbest;              /* hypotheses returned, at most `beam`                                          */
+    float length_penalty;   /* alpha of GNMT eq 14; 0: none                                                 */
+    float length_constant;  /* the 5 in (5 + |Y|)^alpha / 6^alpha                                           */
+    float coverage_penalty; /* beta of GNMT eq 14; 0: none                                                  */
+    float prune;            /* log-probability margin of GNMT section 7, used per step and on finished      */
+                            /* hypotheses; 0: no pruning                                                    */
+    float max_len_factor;   /* a target ends after max_len_factor * pieces + max_len_offset tokens          */
+    int max_len_offset;
+    const char *isa;        /* kernels to use, see moe_isa_names; NULL: $MOE_ISA, else the best here        */
+    moe_log_fn log;         /* may be NULL */
+    void *log_user;
+    moe_trace_fn trace;     /* may be NULL */
+    void *trace_user;
+} moe_session_params;
+
+/* The model's own decode defaults where its file states them. */
+moe_session_params moe_session_params_default(const moe_model *model);
+
+/* `params` NULL: defaults. Errors: MOE_ERROR_ARGUMENT (names the parameter), MOE_ERROR_MEMORY,
+ * MOE_ERROR_UNSUPPORTED (this machine lacks the instruction set asked for). */
+moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
+                           moe_error *error);
+void moe_session_free(moe_session *session); /* NULL is fine */
+
+/* Bytes that a session with these parameters allocates, computed without allocating them. */
+moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out,
+                             moe_error *error);
+
+typedef struct moe_stats {
+    uint64_t sentences;
+    uint64_t source_tokens; /* tag and end included                                  */
+    uint64_t target_tokens; /* of the best hypotheses, end included                  */
+    uint64_t steps;         /* decoder steps                                         */
+    uint64_t rows;          /* hypotheses advanced over all steps                    */
+    uint64_t bytes;         /* memory of the session                                 */
+    const char *isa;        /* kernels in use                                        */
+} moe_stats;
+
+moe_stats moe_session_stats(const moe_session *session);
+
+/* ---- Translating and scoring --------------------------------------------------------------------------- */
+
+/* The session adds tag, begin and end as the model's format wants them: ids are pieces only. */
+typedef struct moe_request {
+    const int32_t *source; /* [n_source] token ids; must stay valid until the pull function is called again */
+    size_t n_source;
+    const int32_t *target; /* NULL: translate. Else [n_target]: compute its log-probability instead */
+    size_t n_target;
+    int32_t target_tag;    /* preset to the session's */
+    void *user;            /* handed back with the result */
+} moe_request;
+
+typedef struct moe_hypothesis {
+    const int32_t *ids;           /* [n_ids] without begin and end */
+    const float *token_logprobs;  /* [n_ids + finished] natural logarithms; the end token's comes last */
+    size_t n_ids;
+    float logprob;                /* their sum */
+    float score;                  /* logprob / length penalty + coverage penalty (GNMT eq 14) */
+    int finished;                 /* 0: cut at the length limit, no end token */
+} moe_hypothesis;
+
+typedef struct moe_result {
+    void *user;
+    moe_status status;            /* MOE_OK, or why this request has no hypotheses; the others go on */
+    const char *message;          /* one line where status is not MOE_OK, else "" */
+    size_t n_hypotheses;          /* best first; scoring returns exactly one */
+    const moe_hypothesis *hypotheses; /* valid during the call only */
+} moe_result;
+
+enum { MOE_PULL_REQUEST = 1, MOE_PULL_END = 0, MOE_PULL_LATER = -1, MOE_PULL_CANCEL = -2 };
+
+/* Gives the next request. `wait` 0: work is under way, so answer MOE_PULL_LATER rather than block. */
+typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
+
+/* Takes a finished request. Order is that of finishing, not of pulling. */
+typedef void (*moe_done_fn)(void *user, const moe_result *result);
+
+/* Pull requests until MOE_PULL_END, decode them together, hand over each as soon as it is final.
+ * A request that cannot be served (too long, unknown id) is handed over with its own status; the return value
+ * is about the session: MOE_OK, MOE_ERROR_CANCELLED. The session can be used again in every case. */
+moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error);
+
+/* ---- Instruction sets ---------------------------------------------------------------------------------- */
+
+/* "portable avx2 ...": the kernel sets in this build, best last, separated by spaces. */
+const char *moe_isa_names(void);
+/* 1 if this machine can run the set. */
+int moe_isa_available(const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* MOE_H */

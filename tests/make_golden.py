@@ -1,0 +1,394 @@
+"""Writes tests/golden: inputs, weights and expected outputs, computed by tools/reference.py in float64.
+
+    ops.bin                 one entry of the TEXTS `cases` per op: its tensors are CASE.NAME (f32), its integers and constants
+                            metadata CASE.NAME, CASE.op names the op. What follows which op: see the functions below.
+    model-NAME.bin          small random models, one for each set of choices that a model file can state
+    model-NAME.expect.bin   what such a model computes: see `expect`
+
+All four kinds are in the container format of tools/moefile.py. Weights are random but seeded: the same bytes every time. Models
+are drawn until their output is worth testing (varied tokens, most sentences end) and safe to compare (no choice of the
+beam hangs on the fifth digit). Ragged sizes (41, 20, 13, ...) are meant: they find kernels that need multiples of 16.
+"""
+import argparse
+import os
+import sys
+
+import numpy as np
+import torch
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+import moefile  # noqa: E402
+import reference as ref  # noqa: E402
+from moefile import Tensor  # noqa: E402
+
+# ---- Ops ---------------------------------------------------------------------------------------------------------------
+
+
+class Cases:
+    """Collects the entries of ops.bin. Inputs are float32 numbers, expected outputs their float64 results."""
+
+    def __init__(self):
+        self.random = np.random.default_rng(1)
+        self.meta, self.tensors = {"cases": []}, {}
+
+    def normal(self, *shape, scale=1.0):
+        """float64 tensor of normal numbers that float32 can hold."""
+        return torch.from_numpy((self.random.standard_normal(shape) * scale).astype(np.float32)).double()
+
+    def add(self, case, op, **values):
+        self.meta["cases"].append(case)
+        self.meta[f"{case}.op"] = op
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                value = value.numpy()
+            if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+                self.tensors[f"{case}.{name}"] = Tensor.encode(value)
+            elif isinstance(value, tuple):
+                self.tensors[f"{case}.{name}"] = Tensor.encode(tuple(x.numpy() for x in value))
+            elif isinstance(value, list):
+                self.meta[f"{case}.{name}"] = np.array(value)
+            else:
+                self.meta[f"{case}.{name}"] = value
+
+    def lstm(self, hidden, proj, width):
+        state = proj or hidden
+        w = {"w_x": self.normal(4 * hidden, width, scale=width ** -0.5), "bias": self.normal(4 * hidden, scale=0.5),
+             "w_r": self.normal(4 * hidden, state, scale=state ** -0.5)}
+        if proj:
+            w["w_proj"] = self.normal(proj, hidden, scale=1.5 * hidden ** -0.5)
+        return w
+
+
+def packed(x, lengths):
+    """The sentences of a packed matrix."""
+    return torch.split(x, lengths)
+
+
+def linear_cases(c):
+    """linear: x [rows, k], w [n, k], bias [n] (perhaps) -> y. embedding: w, ids, scale -> y."""
+    for case, rows, n, k, with_bias in (("linear", 5, 19, 37, True), ("linear.row", 1, 64, 128, False),
+                                        ("linear.wide", 3, 130, 200, True)):
+        x, w = c.normal(rows, k), c.normal(n, k, scale=k ** -0.5)
+        bias = {"bias": c.normal(n)} if with_bias else {}
+        c.add(case, "linear", x=x, w=w, **bias, y=ref.linear(x, w, bias.get("bias")))
+    w, ids = c.normal(23, 20), [0, 22, 7, 7, 1]
+    c.add("embedding", "embedding", w=w, ids=ids, scale=4.5, y=ref.embed(ids, w, 4.5))
+
+
+def lstm_cases(c):
+    """lstm-step: x, r, c, w_x, w_r, bias, w_proj (perhaps), forget_bias -> r_out, c_out.
+    lstm-layer: x packed, lengths, weights -> forward, backward. bidirectional: fwd.*, bwd.*, merge -> y."""
+    for case, hidden, proj, forget in (("lstm-step.proj", 22, 13, 0.0), ("lstm-step.plain", 21, 0, 0.0),
+                                       ("lstm-step.forget", 16, 16, 1.0)):
+        w, rows = c.lstm(hidden, proj, 20), 5
+        x, r, state = c.normal(rows, 20), c.normal(rows, proj or hidden), c.normal(rows, hidden)
+        r_out, c_out = ref.lstm_step(ref.linear(x, w["w_x"], w["bias"]), r, state, w, forget)
+        c.add(case, "lstm-step", x=x, r=r, c=state, **w, forget_bias=forget, r_out=r_out, c_out=c_out)
+    lengths = [4, 1, 9, 6]
+    for case, hidden, proj, forget in (("lstm-layer.proj", 22, 13, 0.0), ("lstm-layer.plain", 17, 0, 1.0)):
+        x, w = c.normal(sum(lengths), 20), c.lstm(hidden, proj, 20)
+        forward, backward = (torch.cat([ref.lstm_layer(s, w, forget, back) for s in packed(x, lengths)])
+                             for back in (False, True))
+        c.add(case, "lstm-layer", x=x, lengths=lengths, **w, forget_bias=forget, forward=forward, backward=backward)
+    for merge in ("concat", "sum"):
+        x, fwd, bwd = c.normal(sum(lengths), 20), c.lstm(18, 10, 20), c.lstm(18, 10, 20)
+        y = torch.cat([ref.bidirectional(s, fwd, bwd, merge) for s in packed(x, lengths)])
+        weights = {f"{side}.{k}": v for side, w in (("fwd", fwd), ("bwd", bwd)) for k, v in w.items()}
+        c.add("bidirectional." + merge, "bidirectional", x=x, lengths=lengths, **weights, merge=merge, y=y)
+
+
+def attention_cases(c):
+    """attention: memory packed, lengths, query [B, P], sentence [B] (which sentence a query looks at), w_key, w_query, v,
+    bias (perhaps), kind -> context [B, d], weights: those of each query, one after the other."""
+    lengths, sentence = [7, 1, 12], [0, 0, 1, 2, 2, 2, 0]
+    for case, kind, with_bias in (("attention.additive", "additive", False), ("attention.bias", "additive", True),
+                                  ("attention.product", "product", False)):
+        memory, query = c.normal(sum(lengths), 20), c.normal(len(sentence), 14)
+        w = {"w_key": c.normal(13, 20, scale=0.3), "w_query": c.normal(13, 14, scale=0.3), "v": c.normal(13)}
+        if with_bias:
+            w["bias"] = c.normal(13)
+        sentences, contexts, weights = packed(memory, lengths), [], []
+        for b, s in enumerate(sentence):
+            context, p = ref.attention(sentences[s], sentences[s] @ w["w_key"].T, query[b:b + 1], w, kind)
+            contexts.append(context)
+            weights.append(p[0])
+        c.add(case, "attention", memory=memory, lengths=lengths, query=query, sentence=sentence, **w, kind=kind,
+              context=torch.cat(contexts), weights=torch.cat(weights))
+
+
+def threshold_between(p, share):
+    """Per-expert thresholds that `share` of the rows pass, each halfway between two of the probabilities."""
+    ordered = torch.sort(p, dim=0, descending=True).values
+    m = max(1, round(share * len(p)))
+    return ((ordered[m - 1] + ordered[m]) / 2).float().double()
+
+
+def gate_cases(c):
+    """gate: x [rows, d], weight [n, d], gate, k, threshold [n], empty -> g [rows, n], zero where not selected.
+    gate "noisy" has noise [n, d] and normal [rows, n]; "batchwise" has m, the rows per expert."""
+    x, w = c.normal(9, 20), c.normal(11, 20, scale=0.4)
+    logits = x @ w.T
+    p = ref.softmax_gate(logits)
+    c.add("gate.softmax", "gate", x=x, weight=w, gate="softmax", g=p)
+    for k in (1, 3, 11):
+        c.add(f"gate.topk-{k}", "gate", x=x, weight=w, gate="topk", k=k, g=ref.topk_gate(logits, k))
+    same = [0, 1, 0, 3, 1, 5, 0, 1, 5, 3, 0]  # equal weights, equal logits: the lower index wins
+    c.add("gate.topk-ties", "gate", x=x, weight=w[same], gate="topk", k=4, g=ref.topk_gate(logits[:, same], 4))
+    threshold = threshold_between(p, 0.1)
+    assert not (p > threshold).any(dim=1).all(), "no empty row"
+    for empty in ("top1", "zero"):
+        c.add("gate.threshold-" + empty, "gate", x=x, weight=w, gate="threshold", threshold=threshold, empty=empty,
+              g=ref.threshold_gate(logits, threshold, empty))
+    none = torch.zeros(11).double()  # every expert for every row: more than any k
+    c.add("gate.threshold-all", "gate", x=x, weight=w, gate="threshold", threshold=none, empty="top1",
+          g=ref.threshold_gate(logits, none))
+    c.add("gate.batchwise", "gate", x=x, weight=w, gate="batchwise", m=3, empty="top1", g=ref.batchwise_gate(logits, 3))
+    noise, normal = c.normal(11, 20, scale=0.2), c.normal(9, 11)
+    c.add("gate.noisy", "gate", x=x, weight=w, gate="noisy", k=3, noise=noise, normal=normal,
+          g=ref.noisy_topk_gate(x, w, noise, 3, normal))
+
+
+def expert_cases(c):
+    """experts: x, g [rows, n], experts, scale -> y. moe: x, gate.weight, gate.threshold, experts and the layer's settings -> y."""
+    x, w = c.normal(9, 20), c.normal(5, 20, scale=0.4)
+    both = c.normal(5, 27, 20, scale=0.3), c.normal(5, 20, 27, scale=0.3)
+    g = ref.topk_gate(x @ w.T, 2)
+    g[4] = 0  # a row without experts
+    c.add("experts", "experts", x=x, g=g, experts=both, scale=1.0, y=ref.experts(x, g, *both))
+    c.add("experts.scale", "experts", x=x, g=g, experts=both, scale=0.5, y=ref.experts(x, g, *both, 0.5))
+    threshold = threshold_between(ref.softmax_gate(x @ w.T), 0.3)
+    weights = {"gate.weight": w, "gate.threshold": threshold, "experts": both}
+    for name, gate, empty, output, residual in (
+            ("softmax", "softmax", "top1", "sigmoid", 1), ("topk", "topk", "top1", "sigmoid", 1),
+            ("threshold", "threshold", "top1", "sigmoid", 1), ("zero", "threshold", "zero", "sigmoid", 1),
+            ("plain", "topk", "top1", "none", 0), ("residual", "threshold", "zero", "none", 1)):
+        layer = ref.types.SimpleNamespace(gate=gate, k=2, empty=empty, output=output, residual=residual, scale=1.0)
+        y, g = ref.moe_layer(x, layer, weights)
+        c.add("moe." + name, "moe", x=x, **weights, gate=gate, k=2, empty=empty, output=output, residual=residual, scale=1.0,
+              g=g, y=y)
+
+
+def output_cases(c):
+    """log-softmax: logits [rows, V], never -> logp (-inf at never). top: the k best of each row: ids [rows * k], values.
+    score: logprob, length, alpha, constant, beta, coverage [positions] -> penalty, score (GNMT eq 14)."""
+    logits, never = c.normal(4, 333, scale=3), [0, 5, 332]
+    logp = ref.log_softmax(logits, never)
+    c.add("log-softmax", "log-softmax", logits=logits, never=never, logp=logp)
+    tied = logits.clone()
+    tied[:, 100:200] = tied[:, 200:300]  # pairs of equal logits: the lower id first
+    tied = ref.log_softmax(tied, never)
+    best = [list(ref.candidates(row[None], 8, 0.0)) for row in tied]
+    c.add("top", "top", logp=tied, k=8, ids=[x[1] for row in best for x in row],
+          values=torch.tensor([[x[2] for x in row] for row in best], dtype=torch.float64))
+    coverage = torch.tensor([0.2, 1.0, 1.7, 0.0, 1e-12, 0.9], dtype=torch.float64).float().double()
+    for case, alpha, constant, beta, length in (("score.none", 0.0, 5.0, 0.0, 7), ("score.length", 0.6, 5.0, 0.0, 7),
+                                                ("score.negative", -0.5, 5.0, 0.0, 3), ("score.constant", 1.0, 0.0, 0.0, 9),
+                                                ("score.coverage", 0.2, 5.0, 0.2, 12)):
+        h, penalty = ref.Hypothesis([], [], -8.25, coverage), ref.length_penalty_of(length, alpha, constant)
+        h.finish(penalty, beta, False)
+        c.add(case, "score", logprob=-8.25, length=length, alpha=alpha, constant=constant, beta=beta, coverage=coverage,
+              penalty=penalty, score=h.score)
+
+
+# ---- Models ------------------------------------------------------------------------------------------------------------
+
+V, D, A = 41, 20, 13  # vocabulary, width, attention size
+LANGUAGES = {"languages.codes": ["xa", "xb"], "languages.tags": np.array([4, 5])}
+
+
+def lstm(hidden, proj=0, residual=1, **more):
+    return {"kind": "lstm", "hidden": hidden, "proj": proj, "residual": residual, **more}
+
+
+def moe(experts, k, hidden, gate, **more):
+    return {"kind": "moe", "experts": experts, "k": k, "hidden": hidden, "gate": gate, **more}
+
+
+# name -> (encoder, decoder, other metadata, optional tensors)
+MODELS = {
+    # What the trainer makes: two directions, projections, strictly balanced gates, everything shared.
+    "base": ([lstm(14, 10, bidirectional=1), lstm(24, 20), moe(6, 2, 12, "threshold"), lstm(24, 20)],
+             [lstm(24, 20, context="previous"), moe(6, 2, 12, "threshold"), lstm(24, 20)],
+             {**LANGUAGES, "attention.query": "state"}, ()),
+    # The paper's layers without projection, top-k gates; nothing shared, no languages, begin instead of tag.
+    "untied": ([lstm(20), moe(5, 3, 9, "topk"), lstm(20)],
+               [lstm(20, context="previous"), moe(5, 3, 9, "topk", activation="relu"), lstm(20)],
+               {"source.bos": 1, "attention.query": "output", "attention.start": "zero"},
+               ("source.embedding.weight", "target.embedding.weight", "output.weight", "output.bias")),
+    # Summed directions, App. G attention, the current context above the first layer, dense gates with scaled experts.
+    "product": ([lstm(16, 20, bidirectional=1, merge="sum", forget_bias=1.0), moe(4, 0, 8, "softmax", scale=0.5)],
+                [lstm(22, 20, forget_bias=1.0), moe(4, 0, 8, "softmax", scale=0.5), lstm(22, 20, context="current")],
+                {**LANGUAGES, "attention.kind": "product", "attention.query": "output"}, ("output.bias",)),
+    # Gates that may select nobody, experts without sigmoid or residual, both contexts in one decoder.
+    "zero": ([lstm(20), moe(6, 1, 12, "threshold", empty="zero", output="none")],
+             [lstm(20, context="previous"), moe(6, 1, 12, "threshold", empty="zero"), lstm(20, context="current")],
+             {**LANGUAGES, "attention.query": "state", "attention.start": "zero"}, ()),
+    # GNMT without experts: wide bottom layer without residual, no context at the bottom, bias in the attention.
+    "gnmt": ([lstm(17, residual=0, bidirectional=1), lstm(20, residual=0), lstm(20)],
+             [lstm(20, residual=0), lstm(20, residual=0, context="current"), lstm(20, context="current")],
+             {"source.bos": 1, "attention.query": "state"}, ("attention.bias", "output.weight", "output.bias")),
+    # Experts first, attention on the second LSTM, one expert per token, no end token in the source, wide state.
+    "second": ([moe(4, 1, 10, "topk"), lstm(15, 9, residual=0), lstm(23, 20, residual=0)],
+               [lstm(20, context="previous"), moe(4, 1, 10, "topk", output="none", residual=0, scale=2.0),
+                lstm(20, 0, context="previous", forget_bias=0.5)],
+               {**LANGUAGES, "source.eos": 0, "attention.layer": 2, "attention.query": "output"}, ()),
+}
+
+# name -> settings of a translation; everything else is at the model's defaults
+RUNS = {
+    "greedy": dict(beam=1), "beam": dict(beam=4, nbest=4), "plain": dict(beam=4, nbest=2, length_penalty=0.0),
+    "coverage": dict(beam=5, nbest=5, length_penalty=0.2, coverage_penalty=0.2, prune=3.0),
+    "constant": dict(beam=3, nbest=3, length_penalty=1.0, length_constant=0.0),
+    "short": dict(beam=4, nbest=4, max_len_factor=0.5, max_len_offset=2), "wide": dict(beam=12, nbest=3),
+}
+DEFAULTS = dict(beam=4, nbest=1, length_penalty=0.6, length_constant=5.0, coverage_penalty=0.0, prune=0.0, max_len_factor=2.0,
+                max_len_offset=10)
+LENGTHS = (1, 2, 5, 5, 9, 17)
+
+
+def model_meta(name):
+    encoder, decoder, more, _ = MODELS[name]
+    meta = {"general.architecture": "gnmt-moe", "general.name": "test-" + name, "general.description": "random weights",
+            "general.licence": "", "general.attribution": "", "vocab.size": V, "model.width": D, "embedding.scale": 2.0,
+            "token.pad": 0, "token.unk": 1, "token.bos": 2, "token.eos": 3, "token.never": np.array([0, 1, 2, 4, 5]),
+            "attention.kind": "additive", "attention.size": A, "tokenizer.kind": "none"}
+    for side, layers in (("encoder", encoder), ("decoder", decoder)):
+        meta[side + ".layers"] = len(layers)
+        for i, layer in enumerate(layers):
+            meta.update({f"{side}.{i}.{k}": v for k, v in layer.items()})
+    return {**meta, **more}
+
+
+def random_model(name, seed):
+    """(metadata, weights) of a model whose output is far from constant."""
+    meta, optional = model_meta(name), MODELS[name][3]
+    m, weights = moefile.describe(meta), {}
+    random = np.random.default_rng([seed, *name.encode()])
+    for tensor, (layout, dims, _) in moefile.shapes(m, optional).items():
+        kind = tensor.rsplit(".", 1)[-1]
+        if layout == moefile.EXPERTS:
+            n, h, d = dims
+            weights[tensor] = (random.standard_normal((n, h, d)) * (2 / d) ** 0.5, random.standard_normal((n, d, h)) * 1.5 * h ** -0.5)
+            continue
+        scale = {"bias": 0.3, "v": 1.5, "threshold": 0.05}.get(kind) or {"w_x": 1.5, "w_r": 1.5, "w_proj": 2.5}.get(
+            kind, 1.5) * dims[-1] ** -0.5
+        w = random.standard_normal(dims) * scale
+        if kind == "threshold":
+            w = 1.3 / dims[0] + w
+        if dims[0] == V and len(dims) == 2:
+            w[m.eos] *= 1.5  # so that sentences end
+        weights[tensor] = w
+    return meta, {k: tuple(x.astype(np.float32) for x in w) if isinstance(w, tuple) else w.astype(np.float32)
+                  for k, w in weights.items()}
+
+
+def sentences(meta, seed):
+    """Sources and targets (ids) and a tag for each source."""
+    random = np.random.default_rng([7, seed])
+    sources = [random.integers(6, V, n).tolist() for n in LENGTHS]
+    targets = [random.integers(6, V, n).tolist() for n in (3, 0, 6, 4, 1, 12)]
+    tags = [int(meta["languages.tags"][i % 2]) if "languages.tags" in meta else -1 for i in range(len(sources))]
+    return sources, targets, tags
+
+
+def translate_all(model, sources, tags, run):
+    return [model.translate(s, None if tag < 0 else tag, **{**DEFAULTS, **RUNS[run]}) for s, tag in zip(sources, tags)]
+
+
+def perturbed(weights, seed):
+    """The weights with a relative error of 1e-5: what is the same with them is safe to compare."""
+    random = np.random.default_rng(seed)
+    change = lambda w: (w * (1 + 1e-5 * random.standard_normal(w.shape))).astype(np.float32)
+    return {k: tuple(map(change, w)) if isinstance(w, tuple) else change(w) for k, w in weights.items()}
+
+
+def worth_testing(found):
+    """Whether translations are varied, end mostly and not at once."""
+    best = [hypotheses[0] for hypotheses in found]
+    tokens = {x for h in best for x in h.ids}
+    ended = [h for h in best if h.finished and len(h.ids) >= 2]
+    return len(tokens) >= 12 and len(ended) >= 3 and len({tuple(h.ids) for h in best}) == len(best)
+
+
+def draw(name):
+    """The first seed's model that is worth testing and safe to compare: (seed, metadata, weights, results by run)."""
+    for seed in range(1, 1000):
+        meta, weights = random_model(name, seed)
+        m = moefile.describe(meta)
+        sources, _, tags = sentences(meta, seed)
+        model = ref.Model(m, meta, weights, torch.float64)
+        if not worth_testing(translate_all(model, sources, tags, "beam")):
+            continue
+        results = {run: translate_all(model, sources, tags, run) for run in RUNS}
+        ids = lambda all_runs: [[h.ids for h in hs] for found in all_runs.values() for hs in found]
+        others = [ref.Model(m, meta, perturbed(weights, i), torch.float64) for i in (1, 2)]
+        if all(ids({run: translate_all(other, sources, tags, run) for run in RUNS}) == ids(results) for other in others):
+            return seed, meta, weights, results
+    raise RuntimeError(f"no seed will do for model {name}")
+
+
+def joined(ids):
+    return " ".join(map(str, ids))
+
+
+def expect(seed, meta, weights, results):
+    """(metadata, tensors) of an expectation file.
+
+    sources, targets: TEXTS of ids (pieces), tags: INTS (-1: none), one for each sentence I
+    encoder.I [tokens, d]; forced.I [len(target) + 1, V]: logits of target I given; forced.logprob: REALS, its score
+    runs: TEXTS; for each RUN its settings as metadata RUN.beam, RUN.nbest, RUN.length_penalty, ...; then, for all hypotheses of all
+    sentences in order: RUN.sentence, RUN.finished INTS; RUN.ids TEXTS; RUN.score, RUN.logprob REALS; RUN.token_logprobs: REALS,
+    of all their tokens (ends counted where finished) one after the other
+    """
+    model = ref.Model(moefile.describe(meta), meta, weights, torch.float64)
+    sources, targets, tags = sentences(meta, seed)
+    out, tensors, scores = {}, {}, []
+    for i, (source, target, tag) in enumerate(zip(sources, targets, tags)):
+        ids = model.source_ids(source, tag)
+        tensors[f"encoder.{i}"] = Tensor.encode(model.encode(ids).numpy())
+        tensors[f"forced.{i}"] = Tensor.encode(model.forced_logits(ids, target).numpy())
+        scores.append(model.score(source, target, tag).sum().item())
+    rounded = lambda values: np.round(np.array(values, np.float64), 9)
+    out.update({"seed": seed, "sources": list(map(joined, sources)), "targets": list(map(joined, targets)),
+                "tags": np.array(tags), "forced.logprob": rounded(scores), "runs": list(RUNS)})
+    for run, found in results.items():
+        out.update({f"{run}.{key}": value for key, value in {**DEFAULTS, **RUNS[run]}.items()})
+        every = [(i, h) for i, hypotheses in enumerate(found) for h in hypotheses]
+        out.update({f"{run}.sentence": np.array([i for i, _ in every]),
+                    f"{run}.finished": np.array([int(h.finished) for _, h in every]),
+                    f"{run}.ids": [joined(h.ids) for _, h in every],
+                    f"{run}.score": rounded([h.score for _, h in every]),
+                    f"{run}.logprob": rounded([h.logprob for _, h in every]),
+                    f"{run}.token_logprobs": rounded([x for _, h in every for x in h.logprobs])})
+    return out, tensors
+
+
+# ---- Command line ------------------------------------------------------------------------------------------------------
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Writes the expected outputs that tests compare the engine with.")
+    parser.add_argument("-o", dest="folder", default=os.path.join(ROOT, "tests", "golden"), metavar="FOLDER",
+                        help="where to (default: tests/golden)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    os.makedirs(args.folder, exist_ok=True)
+    cases = Cases()
+    for add in (linear_cases, lstm_cases, attention_cases, gate_cases, expert_cases, output_cases):
+        add(cases)
+    moefile.write_model(os.path.join(args.folder, "ops.bin"), cases.meta, cases.tensors)
+    print(f"ops.bin: {len(cases.meta['cases'])} cases")
+    for name in MODELS:
+        seed, meta, weights, results = draw(name)
+        tensors = {k: Tensor.encode(w) for k, w in weights.items()}
+        moefile.check_model(meta, tensors)
+        moefile.write_model(os.path.join(args.folder, f"model-{name}.bin"), meta, tensors)
+        moefile.write_model(os.path.join(args.folder, f"model-{name}.expect.bin"), *expect(seed, meta, weights, results))
+        best = [hypotheses[0] for hypotheses in results["beam"]]
+        print(f"model-{name}.bin: seed {seed}, {sum(h.finished for h in best)} of {len(best)} end; {joined(best[3].ids)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,527 @@
+"""The model file of moe: reading, writing, number formats, and what a model must hold.
+
+    meta, tensors = read(path)              # metadata as Python values, tensors by name
+    tensors["encoder.1.w_x"].array()        # dequantised float32 [out, in]
+    tensors["encoder.2.experts"].array()    # (up [E, hidden, width], down [E, width, hidden])
+    write_model(path, meta, tensors)        # whole or not at all
+
+The same container holds test data: any metadata, any tensors. `describe` and `shapes` say what makes it a model.
+Everything in a file is checked; what does not fit raises FormatError with the place in its message.
+"""
+import os
+import re
+import struct
+import types
+import zlib
+
+import numpy as np
+
+MAGIC, VERSION, HEADER = b"MOEMODEL", 1, 64
+INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
+F32, F16, BF16, Q8 = range(4)
+TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8}
+MATRIX, EXPERTS = 0, 1
+TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
+
+
+class FormatError(ValueError):
+    """The file, or what was to become one, breaks a rule of the format."""
+
+
+def round_up(value, multiple):
+    return -(-value // multiple) * multiple
+
+
+# ---- Number formats: a matrix [n, k] as bytes --------------------------------------------------------------------------
+
+def q8_quantise(w):
+    """Codes int8 [n, k] and scales float32 [n] of a float32 matrix [n, k]; one scale per row."""
+    w = np.asarray(w, np.float32)
+    amax = np.abs(w).max(1, initial=np.float32(0))
+    some = amax > 0
+    inverse, scale = np.zeros_like(amax), np.zeros_like(amax)
+    with np.errstate(over="ignore"):
+        inverse[some] = np.float32(127) / amax[some]
+    scale[some] = amax[some] / np.float32(127)
+    if not np.isfinite(inverse).all():
+        raise FormatError("a row's largest weight is too small to quantise (below 4e-37)")
+    codes = np.clip(np.rint(w * inverse[:, None]), -127, 127).astype(np.int8)
+    return codes, scale
+
+
+def q8_padded(n, k):
+    return round_up(n, 16), round_up(k, 64)
+
+
+def blob_bytes(type, n, k):
+    """Bytes of a matrix [n, k] in a number format."""
+    if type == Q8:
+        rows, columns = q8_padded(n, k)
+        return rows * columns + 8 * rows
+    return n * k * (4 if type == F32 else 2)
+
+
+def encode_blob(w, type):
+    """The bytes of a float32 matrix [n, k], or of a vector [n] (F32 only)."""
+    w = np.ascontiguousarray(w, np.float32)
+    if type == F32:
+        return w.astype("<f4").tobytes()
+    if type == F16:
+        with np.errstate(over="ignore"):
+            half = w.astype("<f2")
+        if not np.isfinite(half).all():
+            raise FormatError("a weight is too large for f16")
+        return half.tobytes()
+    if type == BF16:
+        bits = w.view(np.uint32).astype(np.uint64)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
+        if (bits & 0x7F80 == 0x7F80).any():
+            raise FormatError("a weight is too large for bf16")
+        return bits.astype("<u2").tobytes()
+    n, k = w.shape
+    rows, columns = q8_padded(n, k)
+    codes, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, "<f4")
+    codes[:n, :k], scale[:n] = q8_quantise(w)
+    sums = codes.sum(1, dtype=np.int32).astype("<i4")
+    tiles = codes.reshape(rows // 16, 16, columns // 4, 4).transpose(0, 2, 1, 3)
+    return tiles.tobytes() + scale.tobytes() + sums.tobytes()
+
+
+def decode_blob(data, type, n, k):
+    """The float32 matrix [n, k] that the bytes stand for."""
+    if type == F32:
+        return np.frombuffer(data, "<f4").astype(np.float32).reshape(n, k)
+    if type == F16:
+        return np.frombuffer(data, "<f2").astype(np.float32).reshape(n, k)
+    if type == BF16:
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(n, k)
+    rows, columns = q8_padded(n, k)
+    tiles = np.frombuffer(data, np.int8, rows * columns).reshape(rows // 16, columns // 4, 16, 4)
+    codes = tiles.transpose(0, 2, 1, 3).reshape(rows, columns)
+    scale = np.frombuffer(data, "<f4", rows, rows * columns)
+    sums = np.frombuffer(data, "<i4", rows, rows * columns + 4 * rows)
+    if (codes == -128).any() or (codes.sum(1, dtype=np.int32) != sums).any():
+        raise FormatError("Q8 codes do not fit their sums")
+    if codes[n:].any() or codes[:, k:].any() or scale[n:].any():
+        raise FormatError("Q8 padding is not zero")
+    if not (np.isfinite(scale).all() and (scale >= 0).all()):
+        raise FormatError("a Q8 scale is negative or not finite")
+    return codes[:n, :k].astype(np.float32) * scale[:n, None]
+
+
+# ---- Tensors -----------------------------------------------------------------------------------------------------------
+
+def slab_layout(type, hidden, width):
+    """Of one expert's slab: (where down begins, stride)."""
+    down = round_up(blob_bytes(type, hidden, width), 64)
+    return down, round_up(down + blob_bytes(type, width, hidden), EXPERT_ALIGN)
+
+
+def tensor_bytes(type, layout, dims):
+    """Bytes of a tensor, or FormatError where type, layout and dims do not go together."""
+    if layout == EXPERTS and len(dims) == 3:
+        return dims[0] * slab_layout(type, dims[1], dims[2])[1]
+    if layout == MATRIX and len(dims) == 2:
+        return blob_bytes(type, *dims)
+    if layout == MATRIX and len(dims) == 1 and type == F32:
+        return 4 * dims[0]
+    raise FormatError(f"no such tensor: type {type}, layout {layout}, {len(dims)} dimensions")
+
+
+class Tensor:
+    """One tensor as stored: type, layout, dims and bytes."""
+
+    def __init__(self, type, layout, dims, data):
+        self.type, self.layout, self.dims, self.data = type, layout, tuple(dims), data
+
+    @staticmethod
+    def encode(array, type=F32):
+        """From a vector (always F32), a matrix, or a pair (up [E, hidden, width], down [E, width, hidden])."""
+        if not isinstance(array, tuple):
+            array = np.asarray(array)
+            if array.ndim == 1:
+                type = F32
+            return Tensor(type, MATRIX, array.shape, encode_blob(array, type))
+        up, down = array
+        experts, hidden, width = up.shape
+        if down.shape != (experts, width, hidden):
+            raise FormatError(f"expert shapes {up.shape} and {down.shape} do not go together")
+        start, stride = slab_layout(type, hidden, width)
+        data = bytearray(experts * stride)
+        for e in range(experts):
+            for at, w in ((0, up[e]), (start, down[e])):
+                blob = encode_blob(w, type)
+                data[e * stride + at:e * stride + at + len(blob)] = blob
+        return Tensor(type, EXPERTS, up.shape, bytes(data))
+
+    def array(self):
+        """Dequantised float32; experts as the pair that `encode` takes."""
+        if len(self.dims) == 1:
+            return decode_blob(self.data, F32, 1, self.dims[0])[0]
+        if self.layout == MATRIX:
+            return decode_blob(self.data, self.type, *self.dims)
+        experts, hidden, width = self.dims
+        start, stride = slab_layout(self.type, hidden, width)
+        up, down = np.empty((experts, hidden, width), np.float32), np.empty((experts, width, hidden), np.float32)
+        n_up, n_down = blob_bytes(self.type, hidden, width), blob_bytes(self.type, width, hidden)
+        for e in range(experts):
+            slab = self.data[e * stride:(e + 1) * stride]
+            if any(slab[n_up:start]) or any(slab[start + n_down:]):
+                raise FormatError("padding between experts is not zero")
+            up[e] = decode_blob(slab[:n_up], self.type, hidden, width)
+            down[e] = decode_blob(slab[start:start + n_down], self.type, width, hidden)
+        return up, down
+
+
+# ---- Metadata ----------------------------------------------------------------------------------------------------------
+# int, float, str and bytes are scalars; numpy int64 and float64 arrays (or lists of numbers) are INTS and REALS, a list of
+# str is TEXTS. An empty list is TEXTS.
+
+KEY = re.compile(r"[a-z0-9._-]{1,255}\Z")
+
+
+def pad8(data):
+    return data + bytes(-len(data) % 8)
+
+
+def pack_value(value):
+    """(kind, bytes) of a metadata value."""
+    if isinstance(value, (bool, np.bool_)):
+        raise FormatError("a metadata value is a bool")
+    if isinstance(value, (int, np.integer)):
+        return INT, struct.pack("<q", value)
+    if isinstance(value, (float, np.floating)):
+        return REAL, struct.pack("<d", value)
+    if isinstance(value, str):
+        value = value.encode()
+        return TEXT, struct.pack("<Q", len(value)) + value
+    if isinstance(value, (bytes, bytearray)):
+        return BYTES, struct.pack("<Q", len(value)) + bytes(value)
+    if all(isinstance(x, str) for x in value) and not isinstance(value, np.ndarray):
+        texts = [x.encode() for x in value]
+        return TEXTS, struct.pack("<Q", len(texts)) + b"".join(pad8(struct.pack("<Q", len(x)) + x) for x in texts)
+    array = np.asarray(value)
+    if array.ndim == 1 and array.dtype.kind in "iu":
+        return INTS, struct.pack("<Q", len(array)) + array.astype("<i8").tobytes()
+    if array.ndim == 1 and array.dtype.kind == "f":
+        return REALS, struct.pack("<Q", len(array)) + array.astype("<f8").tobytes()
+    raise FormatError(f"no metadata kind for {type(value).__name__}")
+
+
+class Cursor:
+    """Reads forward through bytes and never past their end."""
+
+    def __init__(self, data, at):
+        self.data, self.at = data, at
+
+    def take(self, count):
+        if count > len(self.data) - self.at:
+            raise FormatError(f"header ends early at byte {self.at}")
+        self.at += count
+        return self.data[self.at - count:self.at]
+
+    def unpack(self, form):
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))
+
+    def align(self):
+        if any(self.take(-self.at % 8)):
+            raise FormatError(f"padding before byte {self.at} is not zero")
+
+    def string(self):
+        return self.take(self.unpack("Q")[0])
+
+
+def decode_text(data, where):
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise FormatError(f"{where}: not UTF-8") from None
+
+
+def unpack_entry(cursor):
+    """(key, value) of the metadata entry at the cursor."""
+    kind, length = cursor.unpack("II")
+    key = decode_text(cursor.take(length), "metadata key")
+    if not KEY.match(key):
+        raise FormatError(f"bad metadata key {key!r}")
+    cursor.align()
+    if kind == INT:
+        value = cursor.unpack("q")[0]
+    elif kind == REAL:
+        value = cursor.unpack("d")[0]
+    elif kind == TEXT:
+        value = decode_text(cursor.string(), key)
+    elif kind == BYTES:
+        value = cursor.string()
+    elif kind in (INTS, REALS):
+        count = cursor.unpack("Q")[0]
+        data = cursor.take(8 * count)
+        value = np.frombuffer(data, "<i8" if kind == INTS else "<f8").astype(np.int64 if kind == INTS else np.float64)
+    elif kind == TEXTS:
+        value = []
+        for _ in range(cursor.unpack("Q")[0]):
+            value.append(decode_text(cursor.string(), key))
+            cursor.align()
+    else:
+        raise FormatError(f"{key}: unknown kind {kind}")
+    cursor.align()
+    return key, value
+
+
+# ---- Files -------------------------------------------------------------------------------------------------------------
+
+def write_model(path, meta, tensors):
+    """Writes metadata and tensors (name -> Tensor) in their order. The file appears whole under its name or not at all."""
+    head = b""
+    for key, value in meta.items():
+        if not KEY.match(key):
+            raise FormatError(f"bad metadata key {key!r}")
+        kind, data = pack_value(value)
+        head += pad8(struct.pack("<II", kind, len(key)) + key.encode()) + pad8(data)
+    entry_bytes = sum(round_up(16 + 8 * len(t.dims) + 24 + len(name.encode()), 8) for name, t in tensors.items())
+    end = header_bytes = HEADER + len(head) + entry_bytes
+    offsets = []
+    for name, t in tensors.items():
+        if len(t.data) != tensor_bytes(t.type, t.layout, t.dims):
+            raise FormatError(f"{name}: {len(t.data)} bytes do not fit its shape {t.dims}")
+        offset = round_up(end, EXPERT_ALIGN if t.layout == EXPERTS else TENSOR_ALIGN)
+        offsets.append(offset)
+        end = offset + len(t.data)
+        name = name.encode()
+        entry = struct.pack("<IIII", t.type, t.layout, len(t.dims), len(name)) + struct.pack(f"<{len(t.dims)}Q", *t.dims)
+        head += pad8(entry + struct.pack("<QQII", offset, len(t.data), zlib.crc32(t.data), 0) + name)
+    fixed = struct.pack("<QQII24x", header_bytes, end, len(meta), len(tensors))
+    start = MAGIC + struct.pack("<II", VERSION, zlib.crc32(fixed + head)) + fixed
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(start + head)
+            at = header_bytes
+            for offset, t in zip(offsets, tensors.values()):
+                file.write(bytes(offset - at))
+                file.write(t.data)
+                at = offset + len(t.data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def read(path):
+    """(metadata by key, Tensors by name) of a file, every rule of the container and every checksum checked."""
+    with open(path, "rb") as file:
+        data = file.read()
+    if len(data) < HEADER or data[:8] != MAGIC:
+        raise FormatError("not a model file")
+    version, crc, header_bytes, file_bytes, n_meta, n_tensors = struct.unpack_from("<IIQQII", data, 8)
+    if version != VERSION:
+        raise FormatError(f"version {version}, this program reads {VERSION}")
+    if file_bytes != len(data):
+        raise FormatError(f"{len(data)} bytes long, its header says {file_bytes}")
+    if not HEADER <= header_bytes <= file_bytes or header_bytes % 8:
+        raise FormatError(f"impossible header size {header_bytes}")
+    if zlib.crc32(data[16:header_bytes]) != crc:
+        raise FormatError("header checksum differs")
+    if any(data[40:HEADER]):
+        raise FormatError("reserved header bytes are not zero")
+    cursor, meta, tensors, end = Cursor(data[:header_bytes], HEADER), {}, {}, header_bytes
+    for _ in range(n_meta):
+        key, value = unpack_entry(cursor)
+        if key in meta:
+            raise FormatError(f"metadata key {key} twice")
+        meta[key] = value
+    for _ in range(n_tensors):
+        kind, layout, n_dims, name_length = cursor.unpack("IIII")
+        if kind not in TYPES.values() or layout not in (MATRIX, EXPERTS) or not 1 <= n_dims <= 4:
+            raise FormatError(f"tensor {len(tensors)}: unknown type, layout or number of dimensions")
+        dims = cursor.unpack(f"{n_dims}Q")
+        offset, size, crc, zero = cursor.unpack("QQII")
+        name = decode_text(cursor.take(name_length), "tensor name")
+        cursor.align()
+        if name in tensors or not name or zero:
+            raise FormatError(f"bad directory entry of tensor {name!r}")
+        expected = round_up(end, EXPERT_ALIGN if layout == EXPERTS else TENSOR_ALIGN)
+        if 0 in dims or size != tensor_bytes(kind, layout, dims) or offset != expected or size > file_bytes - offset:
+            raise FormatError(f"{name}: wrong shape, size or place")
+        if any(data[end:offset]):
+            raise FormatError(f"gap before {name} is not zero")
+        end = offset + size
+        tensors[name] = Tensor(kind, layout, dims, data[offset:end])
+        if zlib.crc32(tensors[name].data) != crc:
+            raise FormatError(f"{name}: checksum differs")
+    if cursor.at != header_bytes or end != file_bytes:
+        raise FormatError("bytes left over")
+    return meta, tensors
+
+
+# ---- What makes it a model ---------------------------------------------------------------------------------------------
+
+class Entries:
+    """Metadata under a prefix, read with type, default and permitted values."""
+
+    def __init__(self, meta, prefix=""):
+        self.meta, self.prefix = meta, prefix
+
+    def get(self, key, default=None, values=None, least=None):
+        """The value of a key; `default` None: required. Its type is the default's or that of `values` / `least`."""
+        name = self.prefix + key
+        value = self.meta.get(name, default)
+        if value is None:
+            raise FormatError(f"metadata key {name} is missing")
+        if isinstance(default, float) and isinstance(value, int):
+            value = float(value)
+        want = type(default) if default is not None else int if least is not None else str
+        if not isinstance(value, want):
+            raise FormatError(f"{name}: wrong kind")
+        if values is not None and value not in values or least is not None and value < least:
+            raise FormatError(f"{name}: unknown value {value!r}")
+        if isinstance(value, float) and not np.isfinite(value):
+            raise FormatError(f"{name}: not finite")
+        return value
+
+
+def describe_layer(meta, side, index):
+    """One layer of a side as a namespace."""
+    e = Entries(meta, f"{side}.{index}.")
+    kind = e.get("kind", values=("lstm", "moe"))
+    if kind == "moe":
+        layer = types.SimpleNamespace(
+            kind=kind, experts=e.get("experts", least=1), k=e.get("k", least=0), hidden=e.get("hidden", least=1),
+            gate=e.get("gate", values=("softmax", "topk", "threshold")), empty=e.get("empty", "top1", ("top1", "zero")),
+            output=e.get("output", "sigmoid", ("none", "sigmoid")), scale=e.get("scale", 1.0),
+            activation=e.get("activation", "relu", ("relu",)), residual=e.get("residual", 1, (0, 1)),
+            groups=e.get("groups", 0, (0,)))
+        if layer.gate == "topk" and not 1 <= layer.k <= layer.experts:
+            raise FormatError(f"{side}.{index}.k: unknown value {layer.k}")
+        return layer
+    return types.SimpleNamespace(
+        kind=kind, hidden=e.get("hidden", least=1), proj=e.get("proj", 0, least=0),
+        bidirectional=e.get("bidirectional", 0, (0, 1) if side == "encoder" else (0,)),
+        merge=e.get("merge", "concat", ("concat", "sum")), residual=e.get("residual", 0, (0, 1)),
+        forget_bias=e.get("forget_bias", 0.0),
+        context=e.get("context", "none", ("none",) if side == "encoder" else ("none", "previous", "current")))
+
+
+def describe(meta):
+    """The model that metadata describes, defaults filled in, values checked: a namespace."""
+    e = Entries(meta)
+    e.get("general.architecture", values=("gnmt-moe",))
+    for key in ("name", "description", "licence", "attribution"):
+        e.get("general." + key)
+    codes, tags = e.get("languages.codes", []), [int(x) for x in meta.get("languages.tags", [])]
+    never = [int(x) for x in meta.get("token.never", [])]
+    m = types.SimpleNamespace(
+        vocabulary=e.get("vocab.size", least=1), width=e.get("model.width", least=1), scale=e.get("embedding.scale", 1.0),
+        bos=e.get("token.bos", least=0), eos=e.get("token.eos", least=0), unk=e.get("token.unk", -1),
+        pad=e.get("token.pad", -1), never=never, languages=dict(zip(codes, tags)),
+        source_tag=e.get("source.tag", int(bool(codes)), (0, 1)), source_bos=e.get("source.bos", 0, (0, 1)),
+        source_eos=e.get("source.eos", 1, (0, 1)),
+        encoder=[describe_layer(meta, "encoder", i) for i in range(e.get("encoder.layers", least=1))],
+        decoder=[describe_layer(meta, "decoder", i) for i in range(e.get("decoder.layers", least=1))],
+        attention=types.SimpleNamespace(
+            kind=e.get("attention.kind", values=("additive", "product")), size=e.get("attention.size", least=1),
+            layer=e.get("attention.layer", 0, least=0), query=e.get("attention.query", values=("state", "output")),
+            start=e.get("attention.start", "query", ("query", "zero"))),
+        beam=e.get("decode.beam", 4, least=1), length_penalty=e.get("decode.length_penalty", 0.6),
+        length_constant=e.get("decode.length_constant", 5.0), coverage_penalty=e.get("decode.coverage_penalty", 0.0),
+        prune=e.get("decode.prune", 0.0), max_len_factor=e.get("decode.max_len_factor", 2.0),
+        max_len_offset=e.get("decode.max_len_offset", 10), limit_source=e.get("limit.source", 512, least=1),
+        limit_target=e.get("limit.target", 512, least=1))
+    e.get("decoder.init", "zero", ("zero",))
+    if e.get("tokenizer.kind", "none", ("sentencepiece", "none")) == "sentencepiece":
+        e.get("tokenizer.model", b"")
+    if len(codes) != len(tags) or len(set(codes)) != len(codes):
+        raise FormatError("languages.codes and languages.tags do not go together")
+    if max([m.bos, m.eos, m.unk, m.pad, *never, *tags]) >= m.vocabulary or min([0, *never, *tags]) < 0:
+        raise FormatError("a token id is outside the vocabulary")
+    layer = m.attention.layer
+    if layer >= len(m.decoder) or m.decoder[layer].kind != "lstm":
+        raise FormatError(f"attention.layer: decoder.{layer} is no lstm layer")
+    for i, x in enumerate(m.decoder):
+        if x.kind == "lstm" and x.context == "current" and i <= layer:
+            raise FormatError(f"decoder.{i}.context: the current context is known after layer {layer} only")
+    return m
+
+
+def shapes(m, present=()):
+    """The tensors of a described model in file order: name -> (layout, dims, always F32).
+
+    `present`: names in the file; they choose between shared and separate embeddings and bring in the optional tensors.
+    """
+    out = {}
+
+    def add(name, *dims, layout=MATRIX, f32=False):
+        out[name] = (layout, dims, f32 or len(dims) == 1)
+
+    def add_lstm(name, x, width):
+        state = x.proj or x.hidden
+        for part in ([".fwd", ".bwd"] if x.bidirectional else [""]):
+            add(name + part + ".w_x", 4 * x.hidden, width)
+            add(name + part + ".w_r", 4 * x.hidden, state)
+            add(name + part + ".bias", 4 * x.hidden)
+            if x.proj:
+                add(name + part + ".w_proj", x.proj, x.hidden)
+        return state * (2 if x.bidirectional and x.merge == "concat" else 1)
+
+    def add_side(side, layers):
+        width = m.width
+        for i, x in enumerate(layers):
+            name = f"{side}.{i}"
+            if x.kind == "lstm":
+                extra = m.width if x.context != "none" else 0
+                after = add_lstm(name, x, width + extra)
+                if x.residual and after != width:
+                    raise FormatError(f"{name}: residual between widths {width} and {after}")
+                width = after
+            else:
+                if width != m.width:
+                    raise FormatError(f"{name}: experts read width {width}, the model has {m.width}")
+                add(name + ".gate.weight", x.experts, width, f32=True)
+                if x.gate == "threshold":
+                    add(name + ".gate.threshold", x.experts)
+                add(name + ".experts", x.experts, x.hidden, width, layout=EXPERTS)
+            if side == "decoder" and i == m.attention.layer:
+                query = (x.proj or x.hidden) if m.attention.query == "state" else width
+                add("attention.w_key", m.attention.size, m.width)
+                add("attention.w_query", m.attention.size, query)
+                add("attention.v", m.attention.size)
+                if "attention.bias" in present and m.attention.kind == "additive":
+                    add("attention.bias", m.attention.size)
+        if width != m.width:
+            raise FormatError(f"{side}: its output has width {width}, the model has {m.width}")
+
+    separate = "source.embedding.weight" in present or "target.embedding.weight" in present
+    for name in ("source.embedding.weight", "target.embedding.weight") if separate else ("embedding.weight",):
+        add(name, m.vocabulary, m.width)
+    add_side("encoder", m.encoder)
+    add_side("decoder", m.decoder)
+    if "output.weight" in present:
+        add("output.weight", m.vocabulary, m.width)
+    if "output.bias" in present:
+        add("output.bias", m.vocabulary)
+    return out
+
+
+def check_model(meta, tensors):
+    """The description of a model whose tensors fit it; FormatError otherwise."""
+    m = describe(meta)
+    expected = shapes(m, tensors)
+    for name, (layout, dims, f32) in expected.items():
+        t = tensors.get(name)
+        if t is None:
+            raise FormatError(f"tensor {name} is missing")
+        if t.layout != layout or t.dims != dims or f32 and t.type != F32:
+            raise FormatError(f"tensor {name} has shape {t.dims}, expected {dims}")
+    for name in tensors:
+        if name not in expected:
+            raise FormatError(f"tensor {name} is not part of this model")
+    return m
+
+
+def read_model(path):
+    """(description, metadata, dequantised weights by name) of a model file."""
+    meta, tensors = read(path)
+    return check_model(meta, tensors), meta, {name: t.array() for name, t in tensors.items()}

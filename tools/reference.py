@@ -1,0 +1,526 @@
+"""The model of moe in plain PyTorch: the readable oracle that the C engine is compared with.
+
+Shapes are written [rows, columns]; weights are [out, in], a linear layer is y = x W^T. One sentence at a time: T source
+tokens, B hypotheses of its beam, d the model's width, n experts. float32 by default, float64 with --float64. Quantised files are
+dequantised when read: activations are never quantised here.
+
+Equations "eq N" and "App. X" are those of Shazeer et al. 2017 (arXiv 1701.06538), "GNMT" is Wu et al. 2016 (arXiv 1609.08144).
+What the papers leave open is a field of the model file (see moefile.describe).
+
+    import reference
+    model = reference.load("model.bin")
+    best = model.translate(ids, model.languages["de"])[0]
+"""
+import argparse
+import math
+import sys
+import types
+
+import numpy as np
+import torch
+
+import moefile
+
+# ---- Ops: linear, embedding, LSTM --------------------------------------------------------------------------------------
+
+
+def linear(x, w, bias=None):
+    """y = x W^T + b. x [rows, in], w [out, in], bias [out] -> [rows, out]."""
+    y = x @ w.T
+    return y if bias is None else y + bias
+
+
+def embed(ids, w, scale):
+    """Rows of the embedding matrix times a constant. ids: integers, w [V, d] -> [len(ids), d]."""
+    return w[torch.as_tensor(ids, dtype=torch.long)] * scale
+
+
+def lstm_step(zx, r, c, w, forget_bias=0.0):
+    """One step of an LSTM, with projection if w has one (App. E: 2048 hidden units projected to 512).
+
+        i, f, g, o = zx + r W_r^T            zx = x W_x^T + bias, computed for all steps at once by the caller
+        c' = sigmoid(f + forget_bias) * c + sigmoid(i) * tanh(g)
+        r' = (sigmoid(o) * tanh(c')) W_proj^T
+    zx [rows, 4H], r [rows, P], c [rows, H]; w has w_r [4H, P] and perhaps w_proj [P, H] -> r', c'.
+    """
+    i, f, g, o = (zx + r @ w["w_r"].T).chunk(4, dim=1)
+    c = torch.sigmoid(f + forget_bias) * c + torch.sigmoid(i) * torch.tanh(g)
+    r = torch.sigmoid(o) * torch.tanh(c)
+    return (r @ w["w_proj"].T if "w_proj" in w else r), c
+
+
+def lstm_start(w, rows):
+    """The zero state (r, c) of an LSTM."""
+    like = w["w_r"]
+    proj = like.shape[1]
+    return like.new_zeros(rows, proj), like.new_zeros(rows, like.shape[0] // 4)
+
+
+def lstm_layer(x, w, forget_bias=0.0, backward=False):
+    """An LSTM over the T tokens of one sentence, from the first or from the last. x [T, in] -> [T, P]."""
+    zx = linear(x, w["w_x"], w["bias"])
+    r, c = lstm_start(w, 1)
+    out = [None] * len(x)
+    for t in reversed(range(len(x))) if backward else range(len(x)):
+        r, c = lstm_step(zx[t:t + 1], r, c, w, forget_bias)
+        out[t] = r
+    return torch.cat(out)
+
+
+def bidirectional(x, forward, backward, merge, forget_bias=0.0):
+    """Both directions over one sentence, concatenated (forward first) or summed. x [T, in] -> [T, 2P] or [T, P]."""
+    a = lstm_layer(x, forward, forget_bias)
+    b = lstm_layer(x, backward, forget_bias, backward=True)
+    return torch.cat([a, b], dim=1) if merge == "concat" else a + b
+
+
+# ---- Ops: gates --------------------------------------------------------------------------------------------------------
+# A gate gives a dense matrix [rows, n] of weights, zero where an expert is not selected. A mask is a boolean [rows, n].
+
+
+def softmax_gate(logits):
+    """eq 2 and 15: every expert, weighted by the softmax."""
+    return torch.softmax(logits, dim=1)
+
+
+def topk_mask(logits, k):
+    """eq 5 and 17: the k largest of each row; of equal ones the lower index."""
+    order = torch.sort(logits, dim=1, descending=True, stable=True).indices[:, :k]
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(1, order, True)
+
+
+def batchwise_mask(p, m):
+    """eq 18 (App. F): for each expert the m rows with the largest p; of equal ones the lower row. Training only."""
+    return topk_mask(p.T.contiguous(), m).T
+
+
+def threshold_mask(p, threshold):
+    """eq 19: the experts whose probability is strictly over their threshold; a row may have none."""
+    return p > threshold
+
+
+def masked_gate(logits, mask, empty="top1"):
+    """eq 16: softmax restricted to the mask (the same number as p_i / sum of the selected p).
+
+    Rows without any selected expert: "top1" gives weight 1 to the largest logit, "zero" gives no weight at all.
+    """
+    none = ~mask.any(dim=1)
+    if empty == "top1":
+        mask = mask | (topk_mask(logits, 1) & none[:, None])
+        none = torch.zeros_like(none)
+    g = torch.softmax(logits.masked_fill(~mask, -math.inf).masked_fill(none[:, None], 0), dim=1)
+    return g.masked_fill(none[:, None], 0)
+
+
+def topk_gate(logits, k):
+    """eq 3 without noise: softmax over the k largest logits."""
+    return masked_gate(logits, topk_mask(logits, k))
+
+
+def noisy_topk_gate(x, w_gate, w_noise, k, normal):
+    """eq 3 to 5: noise of learned size is added before the choice. normal [rows, n]: standard normal numbers."""
+    h = x @ w_gate.T + normal * torch.nn.functional.softplus(x @ w_noise.T)
+    return topk_gate(h, k)
+
+
+def batchwise_gate(logits, m, empty="top1"):
+    """eq 15, 16 and 18: the strictly balanced gate of training."""
+    return masked_gate(logits, batchwise_mask(softmax_gate(logits), m), empty)
+
+
+def threshold_gate(logits, threshold, empty="top1"):
+    """eq 15, 16 and 19: what replaces the batchwise mask at inference."""
+    return masked_gate(logits, threshold_mask(softmax_gate(logits), threshold), empty)
+
+
+# ---- Ops: experts, the MoE layer ---------------------------------------------------------------------------------------
+
+
+def expert(x, up, down):
+    """App. E: one hidden layer with ReLU, no biases. x [rows, d], up [h, d], down [d, h] -> [rows, d]."""
+    return torch.relu(x @ up.T) @ down.T
+
+
+def experts(x, g, up, down, scale=1.0):
+    """eq 1: y = sum_i g_i scale E_i(x), in expert order, computed where g_i is not zero. g [rows, n] -> [rows, d]."""
+    y = torch.zeros_like(x)
+    for i in g.any(dim=0).nonzero().flatten().tolist():
+        rows = g[:, i].nonzero().flatten()
+        y[rows] += g[rows, i:i + 1] * (expert(x[rows], up[i], down[i]) * scale)
+    return y
+
+
+def moe_layer(x, layer, w):
+    """(y, gate weights): the gate, the experts, a sigmoid over their sum (App. C, E), the residual."""
+    logits = x @ w["gate.weight"].T
+    if layer.gate == "softmax":
+        g = softmax_gate(logits)
+    elif layer.gate == "topk":
+        g = topk_gate(logits, layer.k)
+    else:
+        g = threshold_gate(logits, w["gate.threshold"], layer.empty)
+    y = experts(x, g, *w["experts"], layer.scale)
+    if layer.output == "sigmoid":
+        y = torch.sigmoid(y)
+    return (x + y if layer.residual else y), g
+
+
+# ---- Ops: attention, output --------------------------------------------------------------------------------------------
+
+
+def attention(memory, keys, query, w, kind):
+    """(context [B, d], weights [B, T]) for queries [B, P] over one sentence's memory [T, d]; keys = memory W_key^T [T, a].
+
+    additive: score_t = v . tanh(key_t + q W_query^T + bias);  product (App. G): sum_d v_d tanh(key_t)_d tanh(q W_query^T)_d.
+    """
+    q = query @ w["w_query"].T
+    if kind == "additive":
+        if "bias" in w:
+            q = q + w["bias"]
+        scores = torch.tanh(keys[None] + q[:, None]) @ w["v"]
+    else:
+        scores = (torch.tanh(q) * w["v"]) @ torch.tanh(keys).T
+    p = torch.softmax(scores, dim=1)
+    return p @ memory, p
+
+
+def log_softmax(logits, never):
+    """Log-probabilities over the vocabulary; the ids in `never` are masked out first. [B, V] -> [B, V]."""
+    logits = logits.clone()
+    logits[:, never] = -math.inf
+    return torch.log_softmax(logits, dim=1)
+
+
+# ---- The model ---------------------------------------------------------------------------------------------------------
+
+
+class Model:
+    """A described model (moefile.describe) with its weights, and what can be computed with it."""
+
+    def __init__(self, description, meta, weights, dtype=torch.float32):
+        def tensor(value):
+            if isinstance(value, tuple):
+                return tuple(torch.from_numpy(np.ascontiguousarray(x)).to(dtype) for x in value)
+            return torch.from_numpy(np.ascontiguousarray(value)).to(dtype)
+
+        self.m, self.meta, self.dtype = description, meta, dtype
+        self.w = {name: tensor(value) for name, value in weights.items()}
+        self.languages = description.languages
+        self.current = any(x.kind == "lstm" and x.context == "current" for x in self.m.decoder)
+        self.trace = None  # a dict: name -> list of tensors, filled while computing
+
+    def part(self, prefix):
+        """Weights under a prefix, by the rest of their names."""
+        return {k[len(prefix) + 1:]: v for k, v in self.w.items() if k.startswith(prefix + ".")}
+
+    def note(self, name, value):
+        if self.trace is not None:
+            self.trace.setdefault(name, []).append(value)
+
+    # -- Encoder
+
+    def source_ids(self, pieces, tag=None):
+        """The encoder's tokens: tag, begin, pieces, end, as the model wants them."""
+        m = self.m
+        if m.source_tag and tag is None:
+            raise ValueError("this model needs a target language")
+        return [tag] * m.source_tag + [m.bos] * m.source_bos + list(pieces) + [m.eos] * m.source_eos
+
+    def encode(self, ids):
+        """The encoder over one sentence's tokens: ids [T] -> memory [T, d]."""
+        w = self.w.get("embedding.weight", self.w.get("source.embedding.weight"))
+        x = embed(ids, w, self.m.scale)
+        for i, layer in enumerate(self.m.encoder):
+            name = f"encoder.{i}"
+            if layer.kind == "moe":
+                x, g = moe_layer(x, layer, self.part(name))
+                self.note(name + ".gate", g)
+                continue
+            if layer.bidirectional:
+                y = bidirectional(x, self.part(name + ".fwd"), self.part(name + ".bwd"), layer.merge, layer.forget_bias)
+            else:
+                y = lstm_layer(x, self.part(name), layer.forget_bias)
+            x = x + y if layer.residual else y
+        self.note("encoder.output", x)
+        return x
+
+    # -- Decoder
+
+    def start(self, memory):
+        """The decoder's state before its first step, for one hypothesis."""
+        m, s = self.m, types.SimpleNamespace()
+        s.memory, s.keys, s.attention = memory, memory @ self.w["attention.w_key"].T, self.part("attention")
+        s.first = True
+        s.parts = [self.part(f"decoder.{i}") for i in range(len(m.decoder))]
+        s.lstm = [lstm_start(p, 1) if x.kind == "lstm" else None for x, p in zip(m.decoder, s.parts)]
+        s.query = memory.new_zeros(1, self.w["attention.w_query"].shape[1])
+        s.context, s.weights = memory.new_zeros(1, m.width), memory.new_zeros(1, len(memory))
+        if self.current and m.attention.start == "query":
+            self.attend(s)
+        return s
+
+    def attend(self, s):
+        """Context and attention weights of the state's query."""
+        s.context, s.weights = attention(s.memory, s.keys, s.query, s.attention, self.m.attention.kind)
+
+    def step(self, s, tokens):
+        """Logits [B, V] after the previous tokens [B]; changes the state, whose rows are those of the tokens.
+
+        Without a layer of context "current" the context is computed here, first, from the previous step's query. With one,
+        it is computed after the attention's layer; layers of context "previous" then read the previous step's.
+        """
+        m = self.m
+        if not self.current and not (s.first and m.attention.start == "zero"):
+            self.attend(s)
+        s.first, previous = False, s.context
+        w = self.w.get("embedding.weight", self.w.get("target.embedding.weight"))
+        x = embed(tokens, w, m.scale)
+        for i, (layer, part) in enumerate(zip(m.decoder, s.parts)):
+            if layer.kind == "moe":
+                x, g = moe_layer(x, layer, part)
+                self.note(f"decoder.{i}.gate", g)
+                continue
+            wide = x
+            if layer.context != "none":
+                wide = torch.cat([x, s.context if layer.context == "current" else previous], dim=1)
+            r, c = s.lstm[i]
+            r, c = lstm_step(linear(wide, part["w_x"], part["bias"]), r, c, part, layer.forget_bias)
+            s.lstm[i] = r, c
+            x = x + r if layer.residual else r
+            if i == m.attention.layer:
+                s.query = r if m.attention.query == "state" else x
+                if self.current:
+                    self.attend(s)
+        logits = linear(x, self.w.get("output.weight", w), self.w.get("output.bias"))
+        self.note("decoder.attention", s.weights)
+        self.note("decoder.logits", logits)
+        return logits
+
+    def select(self, s, rows):
+        """The state with the given rows, in this order; rows may repeat."""
+        rows = torch.as_tensor(rows, dtype=torch.long)
+        s.lstm = [x and (x[0][rows], x[1][rows]) for x in s.lstm]
+        s.query, s.context, s.weights = s.query[rows], s.context[rows], s.weights[rows]
+
+    # -- Scoring
+
+    def forced_logits(self, source, target):
+        """Logits [len(target) + 1, V] with the target given: row t predicts target[t], the last row the end.
+
+        source: the encoder's tokens; target: pieces.
+        """
+        s = self.start(self.encode(source))
+        return torch.cat([self.step(s, [token]) for token in [self.m.bos, *target]])
+
+    def score(self, pieces, target, tag=None):
+        """Log-probabilities [len(target) + 1] of a target's pieces and of the end."""
+        logp = log_softmax(self.forced_logits(self.source_ids(pieces, tag), target), self.m.never)
+        return logp[torch.arange(len(target) + 1), torch.tensor([*target, self.m.eos])]
+
+    # -- Beam search
+
+    def translate(self, pieces, tag=None, beam=None, nbest=1, length_penalty=None, length_constant=None,
+                  coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None):
+        """The `nbest` best hypotheses of a sentence, best first (fewer if fewer were found). None: the model's default."""
+        m = self.m
+        beam, alpha, constant, beta, prune, factor, offset = (
+            default if given is None else given for given, default in (
+                (beam, m.beam), (length_penalty, m.length_penalty), (length_constant, m.length_constant),
+                (coverage_penalty, m.coverage_penalty), (prune, m.prune), (max_len_factor, m.max_len_factor),
+                (max_len_offset, m.max_len_offset)))
+        source = self.source_ids(pieces, tag)
+        if len(source) > m.limit_source:
+            raise ValueError(f"source of {len(source)} tokens, the model's limit is {m.limit_source}")
+        limit = min(m.limit_target, math.floor(factor * len(pieces)) + offset)
+        s = self.start(self.encode(source))
+        live = [Hypothesis([], [], 0.0, torch.zeros(len(source), dtype=self.dtype))]
+        done, cut = [], []
+        for length in range(1, limit + 1):
+            last = [h.ids[-1] if h.ids else m.bos for h in live]
+            logp = log_softmax(self.step(s, last), m.never)
+            total = torch.tensor([h.logprob for h in live], dtype=self.dtype)[:, None] + logp
+            parents, grown = [], []
+            for rank, (row, token, logprob) in enumerate(candidates(total, 2 * beam, prune)):
+                h = live[row]
+                new = Hypothesis(h.ids + [token], h.logprobs + [logp[row, token].item()], logprob,
+                                 h.coverage + s.weights[row])
+                if token != m.eos:
+                    grown.append(new)
+                    parents.append(row)
+                elif rank < beam:
+                    new.finish(length_penalty_of(length, alpha, constant), beta, True)
+                    done.append(new)
+                if len(grown) == beam:
+                    break
+            live = grown
+            if len(done) >= beam or not live:
+                break
+            if alpha >= 0 and len(done) >= nbest:
+                bound = live[0].logprob / length_penalty_of(limit, alpha, constant)
+                if max(h.score for h in done) >= bound:
+                    break
+            self.select(s, parents)
+        else:
+            for h in live:
+                h.finish(length_penalty_of(limit, alpha, constant), beta, False)
+            cut = sorted(live, key=lambda h: -h.score)  # stable: equal scores keep the beam's order
+        return ranked(done, cut, prune)[:nbest]
+
+
+class Hypothesis:
+    """A target so far. ids: the tokens without the end; logprobs: of every token, the end's too."""
+
+    def __init__(self, ids, logprobs, logprob, coverage):
+        self.ids, self.logprobs, self.logprob, self.coverage = ids, logprobs, logprob, coverage
+        self.score, self.finished = None, False
+
+    def finish(self, penalty, beta, finished):
+        """GNMT eq 14: s = log P / lp + cp, where cp = beta sum_i log min(sum_j p_ij, 1)."""
+        self.finished = finished
+        if finished:
+            self.ids = self.ids[:-1]
+        self.score = self.logprob / penalty
+        if beta:
+            self.score += beta * self.coverage.clamp(1e-10, 1).log().sum().item()
+
+
+def length_penalty_of(length, alpha, constant=5.0):
+    """GNMT eq 14: lp = ((c + length) / (c + 1))^alpha, c = 5; the length counts the end token."""
+    return ((constant + length) / (constant + 1)) ** alpha
+
+
+def candidates(total, count, prune):
+    """The `count` best (row, token, log-probability) of [B, V], by (value desc, row asc, token asc), pruned.
+
+    2 * beam of them are enough: each of at most `beam` rows has one end token.
+    """
+    flat, width = total.flatten(), total.shape[1]
+    if torch.isnan(flat).any():
+        raise ValueError("not a number among the log-probabilities: broken weights")
+    count = min(count, len(flat))
+    least = torch.topk(flat, count).values[-1]
+    where = (flat >= least).nonzero().flatten()
+    values = flat[where]
+    order = torch.sort(values, descending=True, stable=True).indices[:count]
+    best = values[order[0]].item()
+    for value, at in zip(values[order].tolist(), where[order].tolist()):
+        if value == -math.inf or prune > 0 and value < best - prune:
+            return
+        yield at // width, at % width, value
+
+
+def ranked(done, cut, prune):
+    """Finished hypotheses by score (of equal ones the first to finish), then those cut at the length limit."""
+    done = sorted(done, key=lambda h: -h.score)
+    if prune > 0 and done:
+        done = [h for h in done if h.score >= done[0].score - prune]
+    return done + cut
+
+
+def load(path, dtype=torch.float32):
+    """A Model from a model file or from a checkpoint."""
+    with open(path, "rb") as file:
+        is_model = file.read(8) == moefile.MAGIC
+    if is_model:
+        return Model(*moefile.read_model(path), dtype)
+    import convert
+    return Model(*convert.read_checkpoint(path), dtype)
+
+
+# ---- Command line ------------------------------------------------------------------------------------------------------
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description="Translates or scores the lines of standard input with the reference model: slow, plain, exact.",
+        epilog="Output: one translation per line (a blank line for a blank line); with --nbest N up to N lines per input, each "
+               "score TAB log-probability TAB translation; with --score log-probability TAB number of tokens, the end counted.")
+    parser.add_argument("-m", dest="model", metavar="FILE", required=True, help="model file or training checkpoint")
+    parser.add_argument("-t", dest="language", metavar="LANG", help="target language, if the model has languages")
+    parser.add_argument("--ids", action="store_true", help="lines are token ids (pieces only) separated by spaces, in and out")
+    parser.add_argument("--score", action="store_true", help="lines are source TAB target: print the target's log-probability")
+    parser.add_argument("--spm", metavar="FILE", help="SentencePiece model (default: the one in the model file)")
+    parser.add_argument("--beam", type=int, metavar="N", help="beam size; 1 is greedy (default: the model's)")
+    parser.add_argument("--nbest", type=int, metavar="N", help="print the N best hypotheses, N at most the beam")
+    for name, text in (("length-penalty", "alpha of GNMT eq 14"), ("length-constant", "the 5 in its length penalty"),
+                       ("coverage-penalty", "beta of GNMT eq 14"), ("prune", "log-probability margin; 0: no pruning"),
+                       ("max-len-factor", "target tokens per source piece, at most")):
+        parser.add_argument("--" + name, type=float, metavar="X", help=text + " (default: the model's)")
+    parser.add_argument("--max-len-offset", type=int, metavar="N", help="and this many more (default: the model's)")
+    parser.add_argument("--dump", metavar="FILE.npz",
+                        help="also write, for line I, LINE-I.NAME: encoder.output [T, d]; encoder.N.gate and decoder.N.gate "
+                             "[tokens, n], zero where not selected; decoder.attention [tokens, T]; decoder.logits "
+                             "[tokens, V]; source, target: the ids. The decoder's are those of the best translation, or of "
+                             "the given target")
+    parser.add_argument("--float64", action="store_true", help="compute in float64 instead of float32")
+    parser.add_argument("--threads", type=int, metavar="N", default=1, help="threads (default: 1; more seldom help)")
+    return parser.parse_args()
+
+
+def dump_forced(model, out, prefix, source, target):
+    """Everything worth comparing about one sentence with its target given, into the dict `out`."""
+    model.trace = {}
+    model.forced_logits(source, target)
+    for name, values in model.trace.items():
+        out[f"{prefix}.{name}"] = torch.cat(values).numpy()
+    out[prefix + ".source"], out[prefix + ".target"] = np.array(source), np.array(target)
+    model.trace = None
+
+
+def main():
+    args = parse_arguments()
+    torch.set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    try:
+        model = load(args.model, torch.float64 if args.float64 else torch.float32)
+    except (ValueError, OSError) as error:
+        sys.exit(f"reference.py: {error}")
+    if args.language and args.language not in model.languages:
+        sys.exit(f"reference.py: the model knows the languages {' '.join(model.languages) or '(none)'}")
+    tag = model.languages.get(args.language)
+    if model.m.source_tag and tag is None:
+        sys.exit(f"reference.py: -t is one of {' '.join(model.languages)}")
+    if args.ids:
+        encode = lambda text: [int(x) for x in text.split()]
+        decode = lambda ids: " ".join(map(str, ids))
+    else:
+        import sentencepiece
+        if args.spm:
+            pieces = sentencepiece.SentencePieceProcessor(model_file=args.spm)
+        elif "tokenizer.model" in model.meta:
+            pieces = sentencepiece.SentencePieceProcessor(model_proto=model.meta["tokenizer.model"])
+        else:
+            sys.exit("reference.py: the model has no tokenizer: use --ids or --spm")
+        encode, decode = pieces.encode, pieces.decode
+    beam = args.beam or model.m.beam
+    if args.nbest is not None and not 1 <= args.nbest <= beam:
+        sys.exit(f"reference.py: --nbest is from 1 to the beam, {beam}")
+    options = dict(beam=beam, nbest=args.nbest or 1, length_penalty=args.length_penalty, prune=args.prune,
+                   length_constant=args.length_constant, coverage_penalty=args.coverage_penalty,
+                   max_len_factor=args.max_len_factor, max_len_offset=args.max_len_offset)
+    dumped = {}
+    for number, line in enumerate(sys.stdin, 1):
+        source, _, target = line.rstrip("\r\n").partition("\t" if args.score else "\n")
+        source, target = encode(source), encode(target)
+        if not source:  # as moe-translate: a blank line for a blank line
+            print(flush=True)
+            continue
+        try:
+            if args.score:
+                logprobs = model.score(source, target, tag)
+                print(f"{logprobs.sum().item():.7g}\t{len(logprobs)}", flush=True)
+            else:
+                found = model.translate(source, tag, **options)
+                target = found[0].ids if found else []
+                for h in found:
+                    print(f"{h.score:.7g}\t{h.logprob:.7g}\t{decode(h.ids)}" if args.nbest else decode(h.ids), flush=True)
+        except (ValueError, IndexError) as error:
+            sys.exit(f"reference.py: line {number}: {error}")
+        if args.dump:
+            dump_forced(model, dumped, f"line-{number}", model.source_ids(source, tag), target)
+    if args.dump:
+        np.savez(args.dump, **dumped)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,512 @@
+/* text.c - see text.h for what it is and for the contracts. The sections have the same numbers. */
+#define _POSIX_C_SOURCE 200809L
+
+#include "tools/text.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static moe_status fail(moe_error *error, moe_status code, const char *where, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 4, 5)))
+#endif
+    ;
+
+static moe_status fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
+    if (!error) return code;
+    error->code = code;
+    snprintf(error->where, sizeof error->where, "%s", where);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->message, sizeof error->message, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
+
+/* ---- 1. Growable bytes and ids ------------------------------------------------------------------------- */
+
+/* Room for `more` bytes and a NUL after them. */
+static int text_room(text_bytes *bytes, size_t more) {
+    if (bytes->failed) return 0;
+    size_t need = bytes->length + more + 1;
+    if (need <= more) return bytes->failed = 1, 0;
+    if (need <= bytes->capacity) return 1;
+    size_t wanted = bytes->capacity + bytes->capacity / 2;
+    if (wanted < need) wanted = need;
+    if (wanted < 64) wanted = 64;
+    char *data = realloc(bytes->data, wanted);
+    if (!data) return bytes->failed = 1, 0;
+    bytes->data = data;
+    bytes->capacity = wanted;
+    return 1;
+}
+
+void text_append(text_bytes *bytes, const char *data, size_t length) {
+    if (!text_room(bytes, length)) return;
+    if (length) memcpy(bytes->data + bytes->length, data, length);
+    bytes->length += length;
+    bytes->data[bytes->length] = '\0'; /* never counted: lets the bytes be used as a string */
+}
+
+void text_append_string(text_bytes *bytes, const char *string) { text_append(bytes, string, strlen(string)); }
+
+void text_printf(text_bytes *bytes, const char *format, ...) {
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    int n = vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    if (n > 0) text_append(bytes, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
+}
+
+void text_append_float(text_bytes *bytes, float value) {
+    char digits[32];
+    for (int precision = 6; precision <= 9; precision++) {
+        snprintf(digits, sizeof digits, "%.*g", precision, (double)value);
+        if (strtof(digits, NULL) == value) break;
+    }
+    text_append_string(bytes, digits);
+}
+
+void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count) {
+    for (size_t i = 0; i < count; i++) text_printf(bytes, i ? " %d" : "%d", (int)ids[i]);
+    text_append(bytes, "", 0);
+}
+
+void text_append_clean(text_bytes *bytes, const char *data, size_t length) {
+    size_t i = 0;
+    while (i < length) {
+        size_t good = text_utf8_valid(data + i, length - i), run = 0;
+        while (run < good) {
+            unsigned char c = (unsigned char)data[i + run];
+            /* C1 controls are C2 80 .. C2 9F */
+            int c1 = c == 0xC2 && (unsigned char)data[i + run + 1] < 0xA0;
+            if (c < 0x20 || c == 0x7F || c1) {
+                text_append(bytes, data + i, run);
+                text_append_string(bytes, c == '\n' || c == '\t' ? " " : "\xEF\xBF\xBD");
+                i += run + 1 + (size_t)c1, good -= run + 1 + (size_t)c1, run = 0;
+            } else {
+                run++;
+            }
+        }
+        text_append(bytes, data + i, run);
+        i += run;
+        if (i < length) text_append_string(bytes, "\xEF\xBF\xBD"), i++;
+    }
+    text_append(bytes, "", 0);
+}
+
+void text_bytes_free(text_bytes *bytes) {
+    free(bytes->data);
+    *bytes = (text_bytes){ 0 };
+}
+
+void text_ids_free(text_ids *ids) {
+    free(ids->data);
+    *ids = (text_ids){ 0 };
+}
+
+static void text_clear(text_bytes *bytes) {
+    bytes->length = 0;
+    bytes->failed = 0;
+}
+
+/* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
+
+size_t text_utf8_valid(const char *data, size_t length) {
+    const unsigned char *s = (const unsigned char *)data;
+    size_t i = 0;
+    while (i < length) {
+        unsigned char c = s[i], low = 0x80, high = 0xBF; /* what the second byte may be */
+        size_t more;
+        if (c < 0x80) {
+            i++;
+            continue;
+        }
+        if (c >= 0xC2 && c <= 0xDF) {
+            more = 1;
+        } else if (c >= 0xE0 && c <= 0xEF) {
+            more = 2;
+            if (c == 0xE0) low = 0xA0;  /* below: overlong   */
+            if (c == 0xED) high = 0x9F; /* above: surrogates */
+        } else if (c >= 0xF0 && c <= 0xF4) {
+            more = 3;
+            if (c == 0xF0) low = 0x90;  /* below: overlong   */
+            if (c == 0xF4) high = 0x8F; /* above: U+10FFFF   */
+        } else {
+            return i;
+        }
+        if (length - i <= more || s[i + 1] < low || s[i + 1] > high) return i;
+        for (size_t k = 2; k <= more; k++)
+            if ((s[i + k] & 0xC0) != 0x80) return i;
+        i += more + 1;
+    }
+    return length;
+}
+
+size_t text_utf8_cut(const char *data, size_t length, size_t limit) {
+    if (limit >= length) return length;
+    while (limit && ((unsigned char)data[limit] & 0xC0) == 0x80) limit--;
+    return limit;
+}
+
+/* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
+
+static int64_t meta_int(const moe_model *model, const char *key, int64_t otherwise) {
+    ptrdiff_t i = moe_model_meta_find(model, key);
+    return i < 0 ? otherwise : moe_model_meta_int(model, (size_t)i, 0);
+}
+
+/* What format.md says the session adds to a source; `languages`: the model knows any. */
+static size_t source_extra(const moe_model *model) {
+    int languages = moe_model_language_count(model) > 0;
+    return (size_t)(meta_int(model, "source.tag", languages) != 0) + (size_t)(meta_int(model, "source.bos", 0) != 0) +
+           (size_t)(meta_int(model, "source.eos", 1) != 0);
+}
+
+static moe_status open_tokeniser(text_front *front, text_level level, moe_error *error) {
+    ptrdiff_t kind = moe_model_meta_find(front->model, "tokenizer.kind");
+    ptrdiff_t bytes = moe_model_meta_find(front->model, "tokenizer.model");
+    moe_span name = { "none", 4 };
+    if (kind >= 0) name = moe_model_meta_text(front->model, (size_t)kind, 0);
+    if (name.length != 13 || memcmp(name.data, "sentencepiece", 13) != 0 || bytes < 0)
+        return level == TEXT_IF_THERE ? MOE_OK : fail(error, MOE_ERROR_UNSUPPORTED, "tokenizer.kind",
+            "this model holds no SentencePiece tokeniser: use --ids and give token ids");
+    moe_span model = moe_model_meta_text(front->model, (size_t)bytes, 0);
+    char why[200] = "";
+    front->tokeniser = spm_new(model.data, model.length, why, sizeof why);
+    if (!front->tokeniser) return fail(error, MOE_ERROR_FORMAT, "tokenizer.model", "%s", why);
+    if (spm_size(front->tokeniser) > moe_model_vocabulary(front->model))
+        return fail(error, MOE_ERROR_FORMAT, "tokenizer.model", "the tokeniser has %d pieces, the model only %d tokens",
+                    (int)spm_size(front->tokeniser), (int)moe_model_vocabulary(front->model));
+    return MOE_OK;
+}
+
+const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size) {
+    if (error->code == MOE_ERROR_IO) snprintf(out, size, "%s", error->message);
+    else snprintf(out, size, "%s: %s%s%s", file, error->where, error->where[0] ? ": " : "", error->message);
+    return out;
+}
+
+moe_status text_open(const char *path, text_level level, int verify, text_front *front, moe_error *error) {
+    *front = (text_front){ 0 };
+    moe_model_params params = { .verify = verify };
+    moe_status status = moe_model_open(path, &params, &front->model, error);
+    if (status) return status;
+    front->source_extra = source_extra(front->model);
+    if (level != TEXT_IDS_ONLY) status = open_tokeniser(front, level, error);
+    if (status) text_close(front);
+    return status;
+}
+
+void text_close(text_front *front) {
+    spm_free(front->tokeniser);
+    moe_model_close(front->model);
+    *front = (text_front){ 0 };
+}
+
+void text_languages(const text_front *front, text_bytes *out) {
+    for (size_t i = 0; i < moe_model_language_count(front->model); i++) {
+        moe_span code = moe_model_language(front->model, i);
+        if (i) text_append(out, " ", 1);
+        text_append_clean(out, code.data, code.length);
+    }
+    text_append(out, "", 0);
+}
+
+moe_status text_language(const text_front *front, const char *code, int32_t *tag, moe_error *error) {
+    int32_t found = moe_model_language_tag(front->model, code);
+    if (found >= 0) return *tag = found, MOE_OK;
+    text_bytes known = { 0 }, asked = { 0 };
+    text_languages(front, &known);
+    text_append_clean(&asked, code, strlen(code));
+    moe_status status = known.failed || asked.failed
+        ? out_of_memory(error)
+        : fail(error, MOE_ERROR_ARGUMENT, "language", "this model does not know the language '%.20s'; it knows: %.150s",
+               asked.data, known.length ? known.data : "none");
+    text_bytes_free(&known);
+    text_bytes_free(&asked);
+    return status;
+}
+
+moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
+    char why[200] = "";
+    if (spm_encode(front->tokeniser, text, length, &ids->data, &ids->capacity, &ids->length, why, sizeof why))
+        return fail(error, MOE_ERROR_ARGUMENT, "text", "%s", why);
+    return MOE_OK;
+}
+
+moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error) {
+    char why[200] = "", *text = NULL;
+    size_t capacity = 0, length = 0;
+    if (spm_decode(front->tokeniser, ids, count, &text, &capacity, &length, why, sizeof why)) {
+        free(text);
+        return fail(error, MOE_ERROR_ARGUMENT, "ids", "%s", why);
+    }
+    for (size_t i = 0; i < length; i++)
+        if (text[i] == '\n' || text[i] == '\r' || text[i] == '\t' || text[i] == '\0') text[i] = ' ';
+    text_append(out, text, length);
+    free(text);
+    return out->failed ? out_of_memory(error) : MOE_OK;
+}
+
+static int is_blank(char c) { return c == ' ' || c == '\t'; }
+
+moe_status text_parse_ids(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
+    const int32_t vocabulary = moe_model_vocabulary(front->model);
+    ids->length = 0;
+    for (size_t i = 0;;) {
+        while (i < length && is_blank(text[i])) i++;
+        if (i == length) return MOE_OK;
+        size_t begin = i;
+        int64_t id = 0;
+        while (i < length && text[i] >= '0' && text[i] <= '9' && id <= INT32_MAX) id = id * 10 + (text[i++] - '0');
+        if (i < length && !is_blank(text[i])) {
+            while (i < length && !is_blank(text[i])) i++;
+            text_bytes word = { 0 };
+            text_append_clean(&word, text + begin, i - begin < 20 ? i - begin : 20);
+            moe_status status = word.failed
+                ? out_of_memory(error)
+                : fail(error, MOE_ERROR_ARGUMENT, "ids", "'%s' is not a token id (0 to %d)", word.data, (int)vocabulary - 1);
+            text_bytes_free(&word);
+            return status;
+        }
+        if (id >= vocabulary)
+            return fail(error, MOE_ERROR_ARGUMENT, "ids", "token id %.*s is out of range (0 to %d)",
+                        i - begin < 20 ? (int)(i - begin) : 20, text + begin, (int)vocabulary - 1);
+        if (ids->length == ids->capacity) {
+            size_t wanted = ids->capacity ? ids->capacity * 2 : 64;
+            int32_t *data = realloc(ids->data, wanted * sizeof *data);
+            if (!data) return out_of_memory(error);
+            ids->data = data;
+            ids->capacity = wanted;
+        }
+        ids->data[ids->length++] = (int32_t)id;
+    }
+}
+
+/* ---- 4. Lines in --------------------------------------------------------------------------------------- */
+
+void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop) {
+    *reader = (text_reader){ .fd = fd, .stop = stop };
+}
+
+void text_reader_free(text_reader *reader) { text_bytes_free(&reader->buffer); }
+
+/* Bring more bytes into the buffer. TEXT_READ_LINE stands for "there are more, or the end was reached". */
+static text_read fill(text_reader *r, int wait) {
+    enum { CHUNK = 1 << 16 };
+    for (;;) {
+        if (r->stop && *r->stop) return TEXT_READ_STOP;
+        /* While waiting, wake now and then: a signal that came just before poll() would go unnoticed otherwise. */
+        struct pollfd ready = { .fd = r->fd, .events = POLLIN };
+        int n = poll(&ready, 1, wait ? 200 : 0);
+        if (n < 0 && errno != EINTR) return TEXT_READ_ERROR;
+        if (n <= 0) {
+            if (!wait) return r->stop && *r->stop ? TEXT_READ_STOP : TEXT_READ_LATER;
+            continue;
+        }
+        if (r->begin) { /* what is left moves to the front: at most a part of one line */
+            memmove(r->buffer.data, r->buffer.data + r->begin, r->buffer.length - r->begin);
+            r->buffer.length -= r->begin, r->searched -= r->begin, r->begin = 0;
+        }
+        if (!text_room(&r->buffer, CHUNK)) return errno = ENOMEM, TEXT_READ_ERROR;
+        ssize_t got = read(r->fd, r->buffer.data + r->buffer.length, CHUNK);
+        if (got < 0 && (errno == EINTR || errno == EAGAIN)) {
+            if (!wait && errno == EAGAIN) return TEXT_READ_LATER;
+            continue;
+        }
+        if (got < 0) return TEXT_READ_ERROR;
+        if (got == 0) r->at_end = 1;
+        r->buffer.length += (size_t)got;
+        return TEXT_READ_LINE;
+    }
+}
+
+text_read text_reader_next(text_reader *r, int wait, text_line *line) {
+    for (;;) {
+        char *data = r->buffer.data;
+        char *end = r->searched < r->buffer.length ? memchr(data + r->searched, '\n', r->buffer.length - r->searched) : NULL;
+        size_t stop = end ? (size_t)(end - data) : r->buffer.length;
+        if (r->skipping) { /* the rest of a line that was handed out already */
+            r->begin = r->searched = end ? stop + 1 : stop;
+            if (end) {
+                r->skipping = 0;
+                continue;
+            }
+            if (r->at_end) return TEXT_READ_END;
+        } else if (end || stop - r->begin > TEXT_MAX_LINE + 1 || (r->at_end && stop > r->begin)) {
+            /* + 1: room for the CR of a line that is as long as may be */
+            line->data = data + r->begin;
+            line->length = stop - r->begin;
+            line->number = ++r->lines;
+            r->begin = r->searched = end ? stop + 1 : stop;
+            r->skipping = !end && !r->at_end;
+            if (end && line->length && line->data[line->length - 1] == '\r') line->length--;
+            if (line->number == 1 && line->length >= 3 && memcmp(line->data, "\xEF\xBB\xBF", 3) == 0)
+                line->data += 3, line->length -= 3;
+            line->too_long = line->length > TEXT_MAX_LINE;
+            if (line->too_long) line->length = TEXT_MAX_LINE;
+            return TEXT_READ_LINE;
+        } else {
+            r->searched = stop;
+            if (r->at_end) return TEXT_READ_END;
+        }
+        text_read state = fill(r, wait);
+        if (state != TEXT_READ_LINE) return state;
+    }
+}
+
+/* ---- 5. Jobs ------------------------------------------------------------------------------------------- */
+
+/* One note per job: the first. */
+static void note(text_job *job, int *flag, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+
+static void note(text_job *job, int *flag, const char *format, ...) {
+    if (job->cut || job->failed) {
+        *flag = 1;
+        return;
+    }
+    *flag = 1;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(job->note, sizeof job->note, format, arguments);
+    va_end(arguments);
+}
+
+/* How much of a line is fit for use: all of it, or with `truncate` what comes before the first trouble. */
+static size_t usable(const text_options *options, const text_line *line, text_job *job) {
+    int *flag = options->truncate ? &job->cut : &job->failed;
+    const char *consequence = options->truncate ? ": cut there" : "";
+    size_t length = line->length;
+    size_t valid = text_utf8_valid(line->data, length);
+    const char *nul = valid ? memchr(line->data, '\0', valid) : NULL;
+    if (nul) {
+        length = (size_t)(nul - line->data);
+        note(job, flag, "NUL byte at byte %zu%s", length + 1, consequence);
+    } else if (valid < length && !(line->too_long && length - valid < 4)) { /* else the cut split a character */
+        length = valid;
+        note(job, flag, "invalid UTF-8 at byte %zu%s", length + 1, consequence);
+    } else if (line->too_long) {
+        length = valid;
+        note(job, flag, "longer than %d bytes%s", (int)TEXT_MAX_LINE, options->truncate ? ": cut there" : "; --truncate would cut it");
+    }
+    return length;
+}
+
+static moe_status to_ids(const text_front *front, const text_options *options, const text_bytes *text, text_ids *ids,
+                         text_job *job, moe_error *error) {
+    moe_error why;
+    ids->length = 0;
+    moe_status status = options->ids ? text_parse_ids(front, text->data, text->length, ids, &why)
+                                     : text_encode(front, text->data, text->length, ids, &why);
+    if (status == MOE_ERROR_MEMORY) return out_of_memory(error);
+    if (status) note(job, &job->failed, "%s", why.message);
+    return MOE_OK;
+}
+
+/* Ids beyond the limit: refuse or cut, and not inside a character that is spelled in bytes. */
+static void limit_ids(const text_front *front, const text_options *options, const char *what, size_t limit, text_ids *ids,
+                      text_job *job) {
+    if (job->failed || ids->length <= limit) return;
+    if (!options->truncate) {
+        note(job, &job->failed, "the %s has %zu tokens, at most %zu fit; --truncate would cut it, --max-len allows more",
+             what, ids->length, limit);
+        return;
+    }
+    size_t keep = limit;
+    if (front->tokeniser && !options->ids) {
+        /* <0x80> to <0xBF> continue a character: step back to the piece that begins it */
+        while (keep && spm_is_byte(front->tokeniser, ids->data[keep]) &&
+               strchr("89AB", spm_piece(front->tokeniser, ids->data[keep])[3]))
+            keep--;
+    }
+    note(job, &job->cut, "the %s has %zu tokens: cut after %zu", what, ids->length, keep);
+    ids->length = keep;
+}
+
+moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
+                            moe_error *error) {
+    job->line = line->number;
+    size_t length = usable(options, line, job);
+    if (job->failed) return MOE_OK; /* source stays empty: what is left of it is not what was written */
+    const char *tab = options->score && length ? memchr(line->data, '\t', length) : NULL;
+    size_t source = tab ? (size_t)(tab - line->data) : length;
+    text_append(&job->source, line->data, source);
+    if (tab) text_append(&job->target, tab + 1, length - source - 1);
+    else text_append(&job->target, "", 0);
+    if (job->source.failed || job->target.failed) return out_of_memory(error);
+    if (options->score && length && !tab) {
+        note(job, &job->failed, "--score wants source TAB target, and there is no TAB");
+        return MOE_OK;
+    }
+
+    moe_status status = to_ids(front, options, &job->source, &job->source_ids, job, error);
+    if (!status && tab && !job->failed) status = to_ids(front, options, &job->target, &job->target_ids, job, error);
+    if (status || job->failed) return status;
+    size_t room = options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
+    limit_ids(front, options, "line", room, &job->source_ids, job);
+    if (tab) limit_ids(front, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids, job);
+    /* White space only: no pieces, nothing to say. A score of nothing given nothing is no use either. */
+    job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
+    return MOE_OK;
+}
+
+text_job *text_queue_add(text_queue *queue) {
+    text_job *job = queue->spare;
+    if (job) {
+        queue->spare = job->next;
+    } else {
+        job = calloc(1, sizeof *job);
+        if (!job) return NULL;
+    }
+    text_clear(&job->source);
+    text_clear(&job->target);
+    text_clear(&job->output);
+    job->source_ids.length = job->target_ids.length = 0;
+    job->blank = job->cut = job->failed = job->finished = 0;
+    job->note[0] = '\0';
+    job->line = 0;
+    job->next = NULL;
+    if (queue->last) queue->last->next = job;
+    else queue->first = job;
+    queue->last = job;
+    return job;
+}
+
+text_job *text_queue_first(text_queue *queue) { return queue->first && queue->first->finished ? queue->first : NULL; }
+
+void text_queue_remove(text_queue *queue) {
+    text_job *job = queue->first;
+    if (!job) return;
+    queue->first = job->next;
+    if (!queue->first) queue->last = NULL;
+    job->next = queue->spare;
+    queue->spare = job;
+}
+
+void text_queue_free(text_queue *queue) {
+    for (int list = 0; list < 2; list++) {
+        for (text_job *job = list ? queue->spare : queue->first, *next; job; job = next) {
+            next = job->next;
+            text_bytes_free(&job->source);
+            text_bytes_free(&job->target);
+            text_bytes_free(&job->output);
+            text_ids_free(&job->source_ids);
+            text_ids_free(&job->target_ids);
+            free(job);
+        }
+    }
+    *queue = (text_queue){ 0 };
+}
