@@ -1,8 +1,8 @@
 """The model of moe in plain PyTorch: the readable oracle that the C engine is compared with.
 
 Shapes are written [rows, columns]; weights are [out, in], a linear layer is y = x W^T. One sentence at a time: T source
-tokens, B hypotheses of its beam, d the model's width, n experts. float32 by default, float64 with --float64. Quantised files are
-dequantised when read: activations are never quantised here.
+tokens, B hypotheses of its beam, d the model's width, n experts. float32 by default, float64 with --float64. Quantised
+files are dequantised when read: activations are never quantised here.
 
 Equations "eq N" and "App. X" are those of Shazeer et al. 2017 (arXiv 1701.06538), "GNMT" is Wu et al. 2016 (arXiv 1609.08144).
 What the papers leave open is a field of the model file (see moefile.describe).
@@ -12,7 +12,9 @@ What the papers leave open is a field of the model file (see moefile.describe).
     best = model.translate(ids, model.languages["de"])[0]
 """
 import argparse
+import json
 import math
+import signal
 import sys
 import types
 
@@ -334,7 +336,7 @@ class Model:
         limit = min(m.limit_target, math.floor(factor * len(pieces)) + offset)
         s = self.start(self.encode(source))
         live = [Hypothesis([], [], 0.0, torch.zeros(len(source), dtype=self.dtype))]
-        done, cut = [], []
+        done = []
         for length in range(1, limit + 1):
             last = [h.ids[-1] if h.ids else m.bos for h in live]
             logp = log_softmax(self.step(s, last), m.never)
@@ -352,19 +354,18 @@ class Model:
                     done.append(new)
                 if len(grown) == beam:
                     break
-            live = grown
+            live, done = grown, ranked(done, prune)
             if len(done) >= beam or not live:
                 break
-            if alpha >= 0 and len(done) >= nbest:
-                bound = live[0].logprob / length_penalty_of(limit, alpha, constant)
-                if max(h.score for h in done) >= bound:
-                    break
+            if length == limit:
+                for h in live:
+                    h.finish(length_penalty_of(limit, alpha, constant), beta, False)
+                done += ranked(live)
+            elif alpha >= 0 and len(done) >= nbest:
+                if done[0].score >= live[0].logprob / length_penalty_of(limit, alpha, constant):
+                    break  # nothing live can do better
             self.select(s, parents)
-        else:
-            for h in live:
-                h.finish(length_penalty_of(limit, alpha, constant), beta, False)
-            cut = sorted(live, key=lambda h: -h.score)  # stable: equal scores keep the beam's order
-        return ranked(done, cut, prune)[:nbest]
+        return done[:nbest]
 
 
 class Hypothesis:
@@ -409,12 +410,10 @@ def candidates(total, count, prune):
         yield at // width, at % width, value
 
 
-def ranked(done, cut, prune):
-    """Finished hypotheses by score (of equal ones the first to finish), then those cut at the length limit."""
-    done = sorted(done, key=lambda h: -h.score)
-    if prune > 0 and done:
-        done = [h for h in done if h.score >= done[0].score - prune]
-    return done + cut
+def ranked(hypotheses, prune=0.0):
+    """By score, of equal ones the first in the list; those worse than the best by more than `prune` (if not 0) are dropped."""
+    ordered = sorted(hypotheses, key=lambda h: -h.score)
+    return [h for h in ordered if prune <= 0 or h.score >= ordered[0].score - prune]
 
 
 def load(path, dtype=torch.float32):
@@ -433,8 +432,9 @@ def load(path, dtype=torch.float32):
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description="Translates or scores the lines of standard input with the reference model: slow, plain, exact.",
-        epilog="Output: one translation per line (a blank line for a blank line); with --nbest N up to N lines per input, each "
-               "score TAB log-probability TAB translation; with --score log-probability TAB number of tokens, the end counted.")
+        epilog="Output: one translation per line (a blank line for a blank line); with --nbest N up to N translations, "
+               "separated by TABs; with --json one object per line: translation, score, ids, token_logprobs, nbest; with "
+               "--score log-probability TAB number of tokens, the end counted.")
     parser.add_argument("-m", dest="model", metavar="FILE", required=True, help="model file or training checkpoint")
     parser.add_argument("-t", dest="language", metavar="LANG", help="target language, if the model has languages")
     parser.add_argument("--ids", action="store_true", help="lines are token ids (pieces only) separated by spaces, in and out")
@@ -442,6 +442,7 @@ def parse_arguments():
     parser.add_argument("--spm", metavar="FILE", help="SentencePiece model (default: the one in the model file)")
     parser.add_argument("--beam", type=int, metavar="N", help="beam size; 1 is greedy (default: the model's)")
     parser.add_argument("--nbest", type=int, metavar="N", help="print the N best hypotheses, N at most the beam")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line, with scores")
     for name, text in (("length-penalty", "alpha of GNMT eq 14"), ("length-constant", "the 5 in its length penalty"),
                        ("coverage-penalty", "beta of GNMT eq 14"), ("prune", "log-probability margin; 0: no pruning"),
                        ("max-len-factor", "target tokens per source piece, at most")):
@@ -469,6 +470,7 @@ def dump_forced(model, out, prefix, source, target):
 
 def main():
     args = parse_arguments()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as other filters: end quietly when nobody reads
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     try:
@@ -512,8 +514,12 @@ def main():
             else:
                 found = model.translate(source, tag, **options)
                 target = found[0].ids if found else []
-                for h in found:
-                    print(f"{h.score:.7g}\t{h.logprob:.7g}\t{decode(h.ids)}" if args.nbest else decode(h.ids), flush=True)
+                if args.json:
+                    objects = [{"translation": decode(h.ids), "score": h.score, "logprob": h.logprob, "finished": h.finished,
+                                "ids": h.ids, "token_logprobs": h.logprobs} for h in found]
+                    print(json.dumps({"line": number, **objects[0], "nbest": objects}, ensure_ascii=False), flush=True)
+                else:
+                    print("\t".join(decode(h.ids) for h in found), flush=True)
         except (ValueError, IndexError) as error:
             sys.exit(f"reference.py: line {number}: {error}")
         if args.dump:

@@ -856,18 +856,19 @@ class Optimizer:
 
 def orthogonal(g, steps=5):
     """Nearly the nearest orthogonal matrix: Newton-Schulz with the quintic of Muon. Every iterate is a polynomial of the small
-    Gram matrix times g, so the iteration runs on that polynomial and touches g only at both ends."""
+    Gram matrix times g, so the iteration runs on that polynomial and touches g only at both ends.
+    Powers of the Gram matrix need float32, whatever the precision of the model's products."""
     tall = g.shape[0] > g.shape[1]
     g = g / (g.norm() + 1e-7)
-    gram = mm(g.t(), g) if tall else mm(g, g.t())
+    gram = g.t() @ g if tall else g @ g.t()
     total = None
     for step in range(steps):
         q = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
         q.diagonal().add_(3.4445)
-        total = q if total is None else mm(q, total)
+        total = q if total is None else q @ total
         if step < steps - 1:
-            gram = mm(mm(q, gram), q)
-    return mm(g, total) if tall else mm(total, g)
+            gram = q @ gram @ q
+    return g @ total if tall else total @ g
 
 
 def schedule(step, fraction, warmup, decay_from):
@@ -1156,7 +1157,6 @@ def check():
         kernels.adam(w, g * step, m, v, 0.01, 0.9, 0.98, 1e-9, 1 - 0.9 ** step, 1 - 0.98 ** step, 0.5)
     close("adam", w, other.detach())
     close("norm", torch.tensor(kernels.norm(g)), g.norm())
-    print("all good")
 
 
 # ---- Command line ------------------------------------------------------------------------------------------------------
@@ -1204,7 +1204,7 @@ def arguments():
     p.add_argument("--k", type=int, help="experts per token (default: of the recipe)")
     p.add_argument("--minutes", type=float, default=145, help="training time in all, over all resumes: end of the schedule")
     p.add_argument("--batch-tokens", type=float, default=2000, help="tokens per batch, mean of source and target, at first")
-    p.add_argument("--batch-growth", type=float, default=2.0, help="factor that the batch reaches at half time")
+    p.add_argument("--batch-growth", type=float, default=1.4, help="factor that the batch reaches at half time")
     p.add_argument("--optimizer", choices=("adam", "muon"), default="muon",
                    help="muon: orthogonalised momentum for the matrices of LSTM and attention, Adam for the rest")
     p.add_argument("--rate", type=float, default=2e-3, help="learning rate of Adam")
@@ -1239,6 +1239,7 @@ def arguments():
 
 
 def main():
+    global kernels
     o = arguments()
     if o.command == "prepare":
         data.prepare(o.corpus, o.cache, o.pieces, o.spm, log)
@@ -1248,8 +1249,11 @@ def main():
     libc.mallopt(-8, 1)  # M_ARENA_MAX: all threads share it,
     libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: which is kept, so that its pages are faulted in once
     if o.command == "check":
-        use("cpu", "fp32")
-        check()
+        for name, kind in ("C kernels", CpuKernels), ("plain torch, as on CUDA", TorchKernels):
+            print(name)
+            kernels = kind()
+            check()
+        print("all good")
         return
     torch.set_num_threads(o.threads)
     use(o.device, o.precision)
