@@ -614,9 +614,9 @@ static void check_run(const moe_model *model, script *s, const char *run, const 
         assert_int_equal(at->hypotheses[h].finished, moe_meta_int(finished, i));
         assert_int_equal(at->hypotheses[h].n_ids, n);
         assert_memory_equal(at->hypotheses[h].ids, wanted, n * sizeof *wanted);
-        /* the logarithm of a nearly unattended position magnifies the rounding of its weight */
-        expect_close(run, &at->hypotheses[h].score, &score, 1, p.coverage_penalty != 0 ? 10 * model_tolerance : model_tolerance);
-        expect_close(run, &at->hypotheses[h].logprob, &logprob, 1, model_tolerance);
+        /* sums over tokens; and the logarithm of a nearly unattended position magnifies the rounding of its weight */
+        expect_close(run, &at->hypotheses[h].score, &score, 1, (double)(n + 1) * model_tolerance);
+        expect_close(run, &at->hypotheses[h].logprob, &logprob, 1, (double)(n + 1) * model_tolerance);
         for (size_t k = 0; k < n + (size_t)at->hypotheses[h].finished; k++, token++) {
             float wanted_logprob = (float)moe_meta_real(tokens, token);
             expect_close(run, &at->hypotheses[h].logprobs[k], &wanted_logprob, 1, model_tolerance);

@@ -769,34 +769,44 @@ class Evaluation:
         self.columns = (["minutes", "step", "tokens", "rate", "train_loss", "dev_loss", "news_loss"] +
                         ["bleu." + x[0] for x in self.sets])
 
-    def run(self, model):
-        from sacrebleu.metrics import BLEU
-        model.training, model.gate_statistics, row, sums = False, {}, {}, {}
-        for name, target, sources, references in self.sets:
-            a = [[TAG[target], *x, EOS] for x in self.pieces.encode(sources)]
-            b = [[*x, EOS] for x in self.pieces.encode(references)]
-            order = sorted(range(len(a)), key=lambda i: len(b[i]))
-            kind = "news_loss" if name.startswith("news") else "dev_loss"
-            for at in range(0, len(order), 100):
-                pairs = [(np.array(a[i]), np.array(b[i])) for i in order[at:at + 100]]
-                with torch.no_grad():
-                    batch = Batch(pairs, model.device)
-                    total, count = sums.get(kind, (0.0, 0))
-                    sums[kind] = total + float(model.loss(batch, 0.0)) * batch.target.rows, count + batch.target.rows
-            statistics, model.gate_statistics = model.gate_statistics, None  # finished sentences run on in greedy
-            texts = self.pieces.decode(model.greedy(a))
-            model.gate_statistics = statistics
-            row["bleu." + name] = round(BLEU().corpus_score(texts, [references]).score, 2)
+    def run(self, replicas, pool):
+        """The row of curve.csv. The sets are shared out among the replicas of the model."""
+        row, sums, gates = {}, {}, {}
+
+        def part(i):
+            return [self._one(replicas[i], *entry) for entry in self.sets[i::len(replicas)]]
+        for name, kind, loss, tokens, bleu, statistics in sum(pool.map(part, range(len(replicas))), []):
+            row["bleu." + name] = bleu
+            total, count = sums.get(kind, (0.0, 0))
+            sums[kind] = total + loss, count + tokens
+            for gate, entries in statistics.items():
+                gates.setdefault(gate, []).extend(entries)
         row.update({kind: round(total / count, 4) for kind, (total, count) in sums.items()})
-        for name, entries in model.gate_statistics.items():
+        for name, entries in sorted(gates.items()):
             load = sum(x[0] for x in entries).float()
             rows = sum(x[2] for x in entries)
             row.update({f"{name}.empty": round(float(sum(x[1] for x in entries)) / rows, 4),
                         f"{name}.experts": round(float(load.sum()) / rows, 3),
                         f"{name}.cv": round(float(load.std(correction=0) / load.mean()), 3),
                         f"{name}.max": round(float(load.max() / load.mean()), 2)})
-        model.gate_statistics = None
         return row
+
+    def _one(self, model, name, target, sources, references):
+        """(name, loss column, summed loss, tokens, BLEU, gate statistics) of one set."""
+        from sacrebleu.metrics import BLEU
+        a = [[TAG[target], *x, EOS] for x in self.pieces.encode(sources)]
+        b = [[*x, EOS] for x in self.pieces.encode(references)]
+        order = sorted(range(len(a)), key=lambda i: len(b[i]))
+        model.training, model.gate_statistics, loss, tokens = False, {}, 0.0, 0
+        for at in range(0, len(order), 100):
+            batch = Batch([(np.array(a[i]), np.array(b[i])) for i in order[at:at + 100]], model.device)
+            with torch.no_grad():
+                loss += float(model.loss(batch, 0.0)) * batch.target.rows
+            tokens += batch.target.rows
+        statistics, model.gate_statistics = model.gate_statistics, None  # not of greedy: finished sentences run on in it
+        texts = self.pieces.decode(model.greedy(a))
+        return (name, "news_loss" if name.startswith("news") else "dev_loss", loss, tokens,
+                round(BLEU().corpus_score(texts, [references]).score, 2), statistics)
 
 
 # ---- Training ----------------------------------------------------------------------------------------------------------
@@ -919,11 +929,11 @@ class Trainer:
         workers = options.threads if options.device == "cpu" else 1
         self.replicas = [self.model] + [Model(config, options.device, share=self.model) for _ in range(workers - 1)]
         self.pool = ThreadPoolExecutor(workers)
-        self.one_thread_products()
+        self._one_thread_products()
         self.evaluation = Evaluation(options.corpus, self.pieces, options.dev_sentences, options.news_sentences)
         self.losses = []
 
-    def one_thread_products(self):
+    def _one_thread_products(self):
         together = Barrier(len(self.replicas))  # so that every worker takes one
 
         def limit(_):
@@ -944,9 +954,7 @@ class Trainer:
     def evaluate(self, rate):
         weights = self.model.flat.clone()
         self.model.flat.copy_(self.average)
-        torch.set_num_threads(self.o.threads)
-        row = self.evaluation.run(self.model)
-        self.one_thread_products()
+        row = self.evaluation.run(self.replicas, self.pool)
         self.model.flat.copy_(weights)
         loss = sum(self.losses) / max(1, len(self.losses))
         row = {"minutes": round(self.elapsed / 60, 2), "step": self.step, "tokens": self.tokens, "rate": round(rate, 6),
@@ -1187,8 +1195,8 @@ def arguments():
         p.add_argument("--precision", choices=("fp32", "bf16"), default="fp32",
                        help="of matrix products; weights, cell state, gates, softmax and losses stay float32")
         p.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads")
-        p.add_argument("--dev-sentences", type=int, default=200, help="Tatoeba dev sentences per direction")
-        p.add_argument("--news-sentences", type=int, default=60, help="newstest2012 sentences per direction")
+        p.add_argument("--dev-sentences", type=int, default=150, help="Tatoeba dev sentences per direction")
+        p.add_argument("--news-sentences", type=int, default=30, help="newstest2012 sentences per direction")
 
     p = command("train", "train, or go on from resume.pt in --out")
     place(p)
@@ -1261,7 +1269,8 @@ def main():
         import sentencepiece
         model = load_inference(o.model, o.device)
         pieces = sentencepiece.SentencePieceProcessor(model_file=o.spm)
-        print(json.dumps(Evaluation(o.corpus, pieces, o.dev_sentences, o.news_sentences).run(model), indent=1))
+        evaluation = Evaluation(o.corpus, pieces, o.dev_sentences, o.news_sentences)
+        print(json.dumps(evaluation.run([model], ThreadPoolExecutor(1)), indent=1))
         return
     Trainer(o).run()
 
