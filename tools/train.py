@@ -961,10 +961,12 @@ class Trainer:
                "train_loss": round(loss, 4), **row}
         path = os.path.join(self.out, "curve.csv")
         columns = self.evaluation.columns + [x for x in row if x not in self.evaluation.columns]
-        new = not os.path.exists(path)
+        if os.path.exists(path):
+            with open(path, newline="") as file:
+                columns = next(csv.reader(file))
         with open(path, "a", newline="") as file:
             writer = csv.DictWriter(file, columns)
-            if new:
+            if not file.tell():
                 writer.writeheader()
             writer.writerow(row)
         bleu = [row[x] for x in self.evaluation.columns if x.startswith("bleu.") and "news" not in x]
