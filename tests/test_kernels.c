@@ -979,7 +979,7 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
         }
         c->matrices[i] = moe_matrix_view(type, out, in, c->blobs[i]);
     }
-    for (size_t i = 0; i < 4; i++) c->states[i] = mw_zeros(rows * 40 * 4);
+    for (size_t i = 0; i < 4; i++) c->states[i] = mw_zeros(rows * 200 * 4);
     for (size_t i = 0; i < 2; i++) {
         moe_layer *l = &c->layers[i];
         snprintf(l->name, sizeof l->name, "layer.%zu", i);
@@ -1158,7 +1158,7 @@ static void planned_graphs_compute_what_unplanned_ones_do(void **state) {
         arena = mw_allocate_image(c->graph.bytes).data;
         moe_graph_place(&c->graph, arena);
         moe_graph_run(&moe_backend_cpu, &run, trace_into, &logs[0]);
-        for (size_t i = 0; i < 4; i++) memset(c->states[i], 0, rows * 40 * 4);
+        for (size_t i = 0; i < 4; i++) memset(c->states[i], 0, rows * 200 * 4);
         for (size_t i = 0; i < c->graph.count; i++) {
             moe_tensor *t = &c->nodes[i];
             if (t->op == MOE_OP_VIEW) {

@@ -15,6 +15,7 @@ A checkpoint is what `torch.save` makes of {"format", "config", "weights"}. The 
       bias (False)
 
 Any other top-level value is information about training and is kept as `training.NAME`; an unknown key in a layer is refused.
+The whole config is kept as `training.config` (JSON), so that --back makes a checkpoint of a model file and training can go on.
 Weights are named as in the model file but for: gate.weight [d, n], experts.w_up [n, d, h], experts.w_down [n, h, d] (all
 [in, out]). A "noisy top-k" gate has gate.noise [d, n] too: noise is for training (eq 4), so it is checked and left out.
 
@@ -22,6 +23,7 @@ The query that checkpoints of the first kind call "output of decoder.0 at the pr
 the residual: teacher-forced loss on 720 Tatoeba dev pairs 1.794 nats; with the residual added it would be 1.920.
 """
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -110,6 +112,7 @@ def config_meta(config):
     for key, value in config.items():
         if key not in KNOWN and isinstance(value, (int, float, str)):
             meta["training." + key.lower()] = int(value) if isinstance(value, bool) else value
+    meta["training.config"] = json.dumps(config, sort_keys=True)
     return meta
 
 
@@ -177,6 +180,32 @@ def read_checkpoint(path, extra=None):
         raise FormatError(f"config: key {error} is missing") from None
     m = moefile.describe(meta)
     return m, meta, checkpoint_weights(config, m, weights)
+
+
+def back(args):
+    """A model file as a checkpoint to go on training from; its weights are those of the file, dequantised."""
+    import torch
+    m, meta, weights = moefile.read_model(args.input)
+    if "training.config" not in meta:
+        raise FormatError("it has no training.config: it was converted by an older convert.py")
+    config, out = json.loads(meta["training.config"]), {}
+    for name, array in weights.items():
+        if isinstance(array, tuple):
+            out[name + ".w_up"], out[name + ".w_down"] = (x.transpose(0, 2, 1) for x in array)
+        else:
+            out[name] = array.T if name.endswith(".gate.weight") else array
+    for side in ("encoder", "decoder"):
+        for i, layer in enumerate(config[side]):
+            if layer.get("gate") == "noisy top-k":  # the noise is not in the file: start it at zero, as training does
+                out[f"{side}.{i}.gate.noise"] = np.zeros_like(out[f"{side}.{i}.gate.weight"])
+    out = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in out.items()}
+    checkpoint_weights(config, m, out)
+    if args.spm:
+        with open(args.spm, "wb") as file:
+            file.write(meta["tokenizer.model"])
+    torch.save({"format": "moe-checkpoint-1", "config": config, "weights": out}, args.output + ".partial")
+    os.replace(args.output + ".partial", args.output)
+    return out
 
 
 # ---- Writing -----------------------------------------------------------------------------------------------------------
@@ -274,10 +303,13 @@ def add_golden(args):
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description="Converts a training checkpoint (moe-checkpoint-1) into a model file; or, with --golden, copies a model "
-                    "file and puts golden sentences into it. Nothing is written unless all is well.",
+                    "file and puts golden sentences into it; or, with --back, makes a checkpoint of a model file. Nothing is "
+                    "written unless all is well.",
         epilog="Exit status: 0 done, 1 refused (one line on standard error says why), 2 wrong arguments.")
-    parser.add_argument("input", metavar="CHECKPOINT", help="checkpoint to convert; with --golden: model file to copy")
-    parser.add_argument("-o", dest="output", metavar="OUT", required=True, help="model file to write")
+    parser.add_argument("input", metavar="CHECKPOINT", help="checkpoint to convert; with --golden or --back: model file")
+    parser.add_argument("-o", dest="output", metavar="OUT", required=True, help="file to write")
+    parser.add_argument("--back", action="store_true", help="write a checkpoint (train.py --init takes it), and the vocabulary to "
+                        "the file that --spm names")
     group = parser.add_argument_group("converting")
     group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only)")
     group.add_argument("--type", choices=list(moefile.TYPES), default="f32",
@@ -298,7 +330,7 @@ def parse_arguments():
 def main():
     args = parse_arguments()
     try:
-        tensors = add_golden(args) if args.golden else convert(args)
+        tensors = back(args) if args.back else add_golden(args) if args.golden else convert(args)
     except (FormatError, OSError, UnicodeDecodeError) as error:
         where = "" if isinstance(error, OSError) else f"{args.input}: "
         sys.exit(f"convert.py: {where}{error}")
