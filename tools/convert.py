@@ -112,7 +112,7 @@ def config_meta(config):
     for key, value in config.items():
         if key not in KNOWN and isinstance(value, (int, float, str)):
             meta["training." + key.lower()] = int(value) if isinstance(value, bool) else value
-    meta["training.config"] = json.dumps(config, sort_keys=True)
+    meta["training.config"] = json.dumps(config)
     return meta
 
 

@@ -32,11 +32,12 @@ static void usage(FILE *to) {
     fputs("Usage: moe-info [OPTION]... MODEL\n"
           "Says what is in a model file.\n"
           "\n"
-          "      --tensors   list the tensors too\n"
-          "      --check     read everything and compare the checksums\n"
-          "      --json      all of it as one JSON object, every metadata entry and tensor included\n"
-          "  -h, --help      this text\n"
-          "  -V, --version   version\n"
+          "      --tensors       list the tensors too\n"
+          "      --attribution   only the licence and the sources that the model was trained on, in full\n"
+          "      --check         read everything and compare the checksums\n"
+          "      --json          all of it as one JSON object, every metadata entry and tensor included\n"
+          "  -h, --help          this text\n"
+          "  -V, --version       version\n"
           "\n"
           "Exit status: 0 fine, 2 usage, 3 the file is not a model, or is damaged, 4 output failed.\n",
           to);
@@ -174,7 +175,9 @@ static void print_layers(const moe_model *m, const char *side) {
     }
 }
 
-/* One metadata entry as text; long lists and texts are shown whole, bytes as their number. */
+enum { LONGEST_VALUE = 160 }; /* bytes of an entry that a page shows */
+
+/* One metadata entry as text; bytes are shown as their number. */
 static void append_value(const moe_model *m, size_t i, text_bytes *out) {
     size_t n = moe_model_meta_length(m, i);
     moe_meta_kind kind = moe_model_meta_kind(m, i);
@@ -194,6 +197,20 @@ static void append_value(const moe_model *m, size_t i, text_bytes *out) {
     text_append(out, "", 0);
 }
 
+/* A line of a page; a long value is cut where a character ends. */
+static void print_value(const char *label, int label_length, const text_bytes *value) {
+    size_t shown = value->length;
+    if (value->failed) {
+        printf("  %-18.*s ?\n", label_length, label);
+        return;
+    }
+    if (shown > LONGEST_VALUE)
+        for (shown = LONGEST_VALUE; shown && ((unsigned char)value->data[shown] & 0xC0) == 0x80;) shown--;
+    printf("  %-18.*s %.*s", label_length, label, (int)shown, value->data);
+    if (shown < value->length) printf(" ... (%zu bytes in all)", value->length);
+    putchar('\n');
+}
+
 /* Entries whose key begins with a prefix, without it. */
 static void print_entries(const moe_model *m, const char *title, const char *prefix) {
     int any = 0;
@@ -204,7 +221,7 @@ static void print_entries(const moe_model *m, const char *title, const char *pre
         append_value(m, i, &value);
         if (!any++) printf("\n%s\n", title);
         size_t skip = strlen(prefix);
-        printf("  %-18.*s %s\n", (int)(key.length - skip), key.data + skip, value.failed ? "?" : value.data);
+        print_value(key.data + skip, (int)(key.length - skip), &value);
         text_bytes_free(&value);
     }
 }
@@ -214,8 +231,27 @@ static void print_text(const moe_model *m, const char *label, const char *key) {
     if (i < 0) return;
     text_bytes value = { 0 };
     append_value(m, (size_t)i, &value);
-    if (value.failed || value.length) printf("  %-18s %s\n", label, value.failed ? "?" : value.data);
+    if (value.failed || value.length) print_value(label, (int)strlen(label), &value);
     text_bytes_free(&value);
+}
+
+/* A text entry with its lines. */
+static void print_lines(const moe_model *m, const char *key) {
+    ptrdiff_t i = moe_model_meta_find(m, key);
+    moe_span s = i < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(m, (size_t)i, 0);
+    for (size_t at = 0, end; at < s.length; at = end + 1) {
+        text_bytes line = { 0 };
+        for (end = at; end < s.length && s.data[end] != '\n';) end++;
+        text_append_clean(&line, s.data + at, end - at);
+        puts(line.failed ? "?" : line.data);
+        text_bytes_free(&line);
+    }
+}
+
+static void print_attribution(const moe_model *m) {
+    print_lines(m, "general.licence");
+    putchar('\n');
+    print_lines(m, "general.attribution");
 }
 
 static void print_tensors(const moe_model *m) {
@@ -405,16 +441,18 @@ static int print_json(const text_front *front, const char *path, int checked) {
 /* ==== 6. Main =========================================================================================== */
 
 int main(int argc, char **argv) {
-    enum { TENSORS = 256, CHECK, JSON };
+    enum { TENSORS = 256, ATTRIBUTION, CHECK, JSON };
     static const struct option known[] = {
         { "tensors", no_argument, NULL, TENSORS }, { "check", no_argument, NULL, CHECK },
+        { "attribution", no_argument, NULL, ATTRIBUTION },
         { "json", no_argument, NULL, JSON },       { "help", no_argument, NULL, 'h' },
         { "version", no_argument, NULL, 'V' },     { NULL, 0, NULL, 0 }
     };
-    int tensors = 0, check = 0, json = 0;
+    int tensors = 0, attribution = 0, check = 0, json = 0;
     for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {
         switch (c) {
         case TENSORS: tensors = 1; break;
+        case ATTRIBUTION: attribution = 1; break;
         case CHECK: check = 1; break;
         case JSON: json = 1; break;
         case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
@@ -432,7 +470,8 @@ int main(int argc, char **argv) {
         return EXIT_MODEL;
     }
     int status = EXIT_DONE;
-    if (json) status = print_json(&front, path, check);
+    if (attribution) print_attribution(front.model);
+    else if (json) status = print_json(&front, path, check);
     else print_pages(&front, path, tensors, check);
     if (!status && (fflush(stdout) || ferror(stdout))) {
         fprintf(stderr, "moe-info: standard output: %s\n", strerror(errno));
