@@ -69,7 +69,7 @@ $(BUILD)/moe-translate.o: tools/moe-translate.c tools/text.h tools/spm.h moe.h |
 $(BUILD)/moe-info.o: tools/moe-info.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-info.c -o $@
 
-$(BUILD)/moe-quantize.o: tools/moe-quantize.c moe.h | $(BUILD)/.deps
+$(BUILD)/moe-quantize.o: tools/moe-quantize.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-quantize.c -o $@
 
 $(LIBRARY): $(BUILD)/moe.o
@@ -82,8 +82,8 @@ $(BIN)/moe-translate: $(BUILD)/moe-translate.o $(BUILD)/text.o $(BUILD)/spm.o $(
 $(BIN)/moe-info: $(BUILD)/moe-info.o $(BUILD)/text.o $(BUILD)/spm.o $(BUILD)/moe.o
 	$(LINK) $^ $(TOOL_LIBS) -o $@
 
-$(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(BUILD)/moe.o
-	$(LINK) $^ -lm -o $@
+$(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(BUILD)/text.o $(BUILD)/spm.o $(BUILD)/moe.o
+	$(LINK) $^ $(TOOL_LIBS) -o $@
 
 # ---- Use -----------------------------------------------------------------------------------------------------
 

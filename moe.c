@@ -210,17 +210,20 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
  *
  * Q8, matrix [n, k]: codes int8 in [-127, 127] laid out [n/16][k/4][16][4] with n padded to 16 and k to 64, so that
  * 16 outputs times 4 inputs are one AMX tile row, one AVX-512 register, two AVX2 or four NEON registers, straight
- * from the mapped file. Behind the codes: float scale[n], int32 sum of codes[n] (for unsigned-activation kernels). */
+ * from the mapped file. Behind the codes: float scale[n], int32 sum of codes[n] (for unsigned-activation kernels).
+ *
+ * Q4: a number is code * sub * scale[row] with a 4-bit code in [-8, 7] and an integer sub in [-15, 15] for every 32 columns
+ * of a row, so code * sub is an int8 and the arithmetic is Q8's. Codes lie [n/16][k/8][16][4], one byte for two of them: the
+ * low nibble is code + 8 of column 8g + i, the high one that of column 8g + 4 + i, so that a mask and a shift give two units of
+ * Q8's interleave. Behind them int8 sub [n/16][k/32][16], then scales and sums as in Q8. */
 
-enum { MOE_Q8_ROWS = 16, MOE_Q8_COLS = 64 };
+enum { MOE_Q8_ROWS = 16, MOE_Q8_COLS = 64, MOE_Q4_GROUP = 32, MOE_Q8_WIDEST = 131072 }; /* 127 * 127 * 131072 < 2^31 */
 
 static const struct {
     const char *name;
     moe_type type;
-    size_t size; /* bytes of one number */
 } moe_types[] = {
-    { "f32", MOE_TYPE_F32, 4 }, { "f16", MOE_TYPE_F16, 2 }, { "bf16", MOE_TYPE_BF16, 2 },
-    { "q8", MOE_TYPE_Q8, 1 },   { "i32", MOE_TYPE_I32, 4 },
+    { "f32", MOE_TYPE_F32 }, { "f16", MOE_TYPE_F16 }, { "bf16", MOE_TYPE_BF16 }, { "q8", MOE_TYPE_Q8 }, { "q4", MOE_TYPE_Q4 },
 };
 
 const char *moe_type_name(moe_type type) {
@@ -231,14 +234,17 @@ const char *moe_type_name(moe_type type) {
 
 int moe_type_parse(const char *name, moe_type *out) {
     for (size_t i = 0; i < MOE_COUNT(moe_types); i++)
-        if (moe_types[i].type != MOE_TYPE_I32 && strcmp(moe_types[i].name, name) == 0) {
+        if (strcmp(moe_types[i].name, name) == 0) {
             *out = moe_types[i].type;
             return 1;
         }
     return 0;
 }
 
-static int moe_type_in_file(uint32_t type) { return type <= MOE_TYPE_Q8; }
+static int moe_type_known(uint32_t type) { return type <= MOE_TYPE_Q4; }
+
+/* Its products take quantised rows. */
+static int moe_type_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
 
 MOE_INLINE float moe_from_bits(uint32_t bits) {
     float f;
@@ -288,19 +294,20 @@ MOE_INLINE int32_t moe_round(float x) { return (int32_t)(moe_to_bits(x + MOE_ROU
 typedef struct moe_matrix {
     moe_type type;
     size_t rows, cols;
-    size_t cols_padded;  /* Q8: multiple of 64; else cols */
-    const void *data;    /* Q8: the codes */
-    const float *scales; /* Q8: [rows padded to 16] */
+    size_t cols_padded;  /* Q8, Q4: multiple of 64; else cols */
+    const void *data;    /* Q8, Q4: the codes */
+    const int8_t *subs;  /* Q4 */
+    const float *scales; /* Q8, Q4: [rows padded to 16] */
 } moe_matrix;
 
 /* Bytes of a matrix blob; 0 on overflow. */
 static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
     uint64_t bytes;
-    if (type == MOE_TYPE_Q8) {
+    if (moe_type_quantised(type)) {
         if (rows > UINT64_MAX / 2 || cols > UINT64_MAX / 2) return 0;
         rows = (rows + MOE_Q8_ROWS - 1) / MOE_Q8_ROWS * MOE_Q8_ROWS;
         cols = (cols + MOE_Q8_COLS - 1) / MOE_Q8_COLS * MOE_Q8_COLS;
-        return moe_mul(rows, cols + 8, &bytes) ? bytes : 0;
+        return moe_mul(rows, (type == MOE_TYPE_Q8 ? cols : cols / 2 + cols / MOE_Q4_GROUP) + 8, &bytes) ? bytes : 0;
     }
     if (!moe_mul(rows, cols, &bytes)) return 0;
     return moe_mul(bytes, type == MOE_TYPE_F32 ? 4 : 2, &bytes) ? bytes : 0;
@@ -308,16 +315,37 @@ static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
 
 /* The caller has checked that the blob is moe_matrix_bytes long. */
 static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const void *blob) {
-    moe_matrix m = { type, rows, cols, cols, blob, NULL };
-    if (type == MOE_TYPE_Q8) {
-        m.cols_padded = moe_round_up(cols, MOE_Q8_COLS);
-        m.scales = (const float *)(const void *)((const char *)blob + moe_round_up(rows, MOE_Q8_ROWS) * m.cols_padded);
+    moe_matrix m = { type, rows, cols, cols, blob, NULL, NULL };
+    if (moe_type_quantised(type)) {
+        const size_t padded = moe_round_up(cols, MOE_Q8_COLS), padded_rows = moe_round_up(rows, MOE_Q8_ROWS);
+        const char *behind = (const char *)blob + padded_rows * (type == MOE_TYPE_Q8 ? padded : padded / 2);
+        m.cols_padded = padded;
+        if (type == MOE_TYPE_Q4) {
+            m.subs = (const int8_t *)behind;
+            behind += padded_rows * (padded / MOE_Q4_GROUP);
+        }
+        m.scales = (const float *)(const void *)behind;
     }
     return m;
 }
 
 MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 4) + col / 4) * 64 + row % 16 * 4 + col % 4;
+}
+
+/* The byte of a code; the nibble is the high one where column / 4 is odd. */
+MOE_INLINE size_t moe_q4_index(size_t cols_padded, size_t row, size_t col) {
+    return (row / 16 * (cols_padded / 8) + col / 8) * 64 + row % 16 * 4 + col % 4;
+}
+MOE_INLINE size_t moe_q4_sub_index(size_t cols_padded, size_t row, size_t col) {
+    return (row / 16 * (cols_padded / MOE_Q4_GROUP) + col / MOE_Q4_GROUP) * 16 + row % 16;
+}
+
+/* The int8 that a quantised matrix multiplies with. */
+MOE_INLINE int32_t moe_matrix_code(const moe_matrix *m, size_t row, size_t col) {
+    if (m->type == MOE_TYPE_Q8) return ((const int8_t *)m->data)[moe_q8_index(m->cols_padded, row, col)];
+    return ((((const uint8_t *)m->data)[moe_q4_index(m->cols_padded, row, col)] >> (col / 4 % 2 * 4) & 15) - 8) *
+           m->subs[moe_q4_sub_index(m->cols_padded, row, col)];
 }
 
 /* Row `row` as floats: out[cols]. */
@@ -331,8 +359,7 @@ static void moe_matrix_row(const moe_matrix *m, size_t row, float *out) {
         for (size_t c = 0; c < m->cols; c++) out[c] = moe_bf16_to_f32(((const uint16_t *)m->data)[row * m->cols + c]);
         break;
     default:
-        for (size_t c = 0; c < m->cols; c++)
-            out[c] = (float)((const int8_t *)m->data)[moe_q8_index(m->cols_padded, row, c)] * m->scales[row];
+        for (size_t c = 0; c < m->cols; c++) out[c] = (float)moe_matrix_code(m, row, c) * m->scales[row];
         break;
     }
 }
@@ -361,7 +388,62 @@ static float moe_quantise_row(const float *x, size_t cols, size_t cols_padded, i
     return amax / 127.0f;
 }
 
-/* Write row `row` of a matrix blob of `type`; scratch[cols padded to 64] for Q8. */
+/* The best 4-bit form of one group, u[n] in units of the row's scale: codes[n] and the sub that is returned. Tried are the subs
+ * around the one that makes the largest number a -8; the least sum of squared errors wins, then the first tried. */
+static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
+    float extreme = 0.0f, best_error = FLT_MAX;
+    int best = 0, around;
+    memset(codes, 0, n);
+    for (size_t c = 0; c < n; c++)
+        if (u[c] * u[c] > extreme * extreme) extreme = u[c];
+    around = moe_round(extreme * -0.125f);
+    for (int sub = around - 2; sub <= around + 2; sub++)
+        for (int side = 0; side < 2; side++) {
+            const int s = side ? -sub : sub;
+            float error = 0.0f;
+            int8_t tried[MOE_Q4_GROUP];
+            if (s == 0 || s < -15 || s > 15) continue;
+            for (size_t c = 0; c < n; c++) {
+                int32_t code = moe_round(u[c] / (float)s);
+                float difference;
+                code = code > 7 ? 7 : code < -8 ? -8 : code;
+                difference = u[c] - (float)(code * s);
+                error = error + difference * difference;
+                tried[c] = (int8_t)code;
+            }
+            if (error < best_error) {
+                best_error = error;
+                best = s;
+                memcpy(codes, tried, n);
+            }
+        }
+    return best;
+}
+
+/* codes[cols_padded] in [-8, 7] and subs[cols_padded / 32] of a row; returns its scale: NaN where moe_quantise_row says so. The
+ * largest number of a row becomes -8 * 15. */
+static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
+    float amax = 0.0f, scale;
+    int finite = 1;
+    for (size_t c = 0; c < cols; c++) {
+        float a = moe_from_bits(moe_to_bits(x[c]) & 0x7fffffffu);
+        if (a > amax) amax = a;
+        if (!(a <= FLT_MAX)) finite = 0;
+    }
+    scale = amax / 120.0f;
+    memset(codes, 0, cols_padded);
+    memset(subs, 0, cols_padded / MOE_Q4_GROUP);
+    if (scale < FLT_MIN || !finite) return finite ? 0.0f : moe_from_bits(0x7fc00000u);
+    for (size_t c = 0; c < cols; c += MOE_Q4_GROUP) {
+        const size_t n = moe_min(MOE_Q4_GROUP, cols - c);
+        float u[MOE_Q4_GROUP];
+        for (size_t i = 0; i < n; i++) u[i] = x[c + i] / scale;
+        subs[c / MOE_Q4_GROUP] = (int8_t)moe_quantise_group(u, n, codes + c);
+    }
+    return scale;
+}
+
+/* Write row `row` of a matrix blob of `type`; scratch [2 * cols padded to 64] for quantised types. */
 static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
                          int8_t *scratch) {
     switch (type) {
@@ -373,16 +455,27 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
         for (size_t c = 0; c < cols; c++) ((uint16_t *)blob)[row * cols + c] = moe_f32_to_bf16(x[c]);
         break;
     default: {
-        size_t padded = moe_round_up(cols, MOE_Q8_COLS), padded_rows = moe_round_up(rows, MOE_Q8_ROWS);
-        char *tail = (char *)blob + padded_rows * padded;
-        float scale = moe_quantise_row(x, cols, padded, scratch);
+        const moe_matrix m = moe_matrix_view(type, rows, cols, blob);
+        const size_t padded = m.cols_padded;
+        char *scales = (char *)blob + ((const char *)m.scales - (const char *)blob);
+        int8_t *subs = scratch + padded;
+        float scale = type == MOE_TYPE_Q8 ? moe_quantise_row(x, cols, padded, scratch)
+                                          : moe_quantise_row_q4(x, cols, padded, scratch, subs);
         int32_t sum = 0;
         for (size_t c = 0; c < padded; c++) {
-            ((int8_t *)blob)[moe_q8_index(padded, row, c)] = scratch[c];
-            sum += scratch[c];
+            if (type == MOE_TYPE_Q8) {
+                ((int8_t *)blob)[moe_q8_index(padded, row, c)] = scratch[c];
+            } else {
+                uint8_t *byte = (uint8_t *)blob + moe_q4_index(padded, row, c);
+                *byte = (uint8_t)(*byte | (scratch[c] + 8) << (c / 4 % 2 * 4));
+                if (c % MOE_Q4_GROUP == 0)
+                    ((int8_t *)blob)[(const char *)m.subs - (const char *)blob + (ptrdiff_t)moe_q4_sub_index(padded, row, c)] =
+                        subs[c / MOE_Q4_GROUP];
+            }
+            sum += type == MOE_TYPE_Q8 ? scratch[c] : scratch[c] * subs[c / MOE_Q4_GROUP];
         }
-        memcpy(tail + row * 4, &scale, 4);
-        memcpy(tail + (padded_rows + row) * 4, &sum, 4);
+        memcpy(scales + row * 4, &scale, 4);
+        memcpy(scales + (moe_round_up(rows, MOE_Q8_ROWS) + row) * 4, &sum, 4);
         break;
     }
     }
@@ -417,7 +510,7 @@ MOE_INLINE float moe_expf(float x) {
     y = y * r + MOE_EXP_2;
     y = y * (r * r) + r;
     y = y + 1.0f;
-    y = moe_from_bits(moe_to_bits(y) + (moe_to_bits(t) << 23)); /* times 2^n */
+    y = y * moe_from_bits((moe_to_bits(t) << 23) + 0x3f800000u); /* times 2^n; a NaN stays one, whatever its payload */
     return x < MOE_EXP_LOW ? 0.0f : y;
 }
 
@@ -450,7 +543,7 @@ static float moe_logf(float x) {
 enum { MOE_LANES = 16 };
 
 /* y[r][j] = dot(x[r], w[j]) + addend, where the addend is bias[j] or add[r][j] (at most one is set). Outputs are
- * computed in blocks of 16. For a Q8 matrix the input is codes and scales, else floats. */
+ * computed in blocks of 16. For a quantised matrix the input is codes and scales, else floats. */
 typedef struct moe_linear {
     const moe_matrix *w;
     const float *x;      /* [rows, x_stride] */
@@ -508,12 +601,11 @@ static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, s
     for (size_t j = block0 * 16; j < moe_min(block1 * 16, w->rows); j++)
         for (size_t r = row0; r < row1; r++) {
             float product;
-            if (w->type == MOE_TYPE_Q8) {
-                const int8_t *x = l->codes + r * w->cols_padded, *codes = w->data;
-                int32_t sum = 0;
-                for (size_t c = 0; c < w->cols_padded; c++)
-                    sum += (int32_t)x[c] * codes[moe_q8_index(w->cols_padded, j, c)];
-                product = (float)sum * (l->scales[r] * w->scales[j]);
+            if (moe_type_quantised(w->type)) {
+                const int8_t *x = l->codes + r * w->cols_padded;
+                uint32_t sum = 0; /* wraps where a hostile file's subs are no 4-bit ones, as the vector kernels do */
+                for (size_t c = 0; c < w->cols_padded; c++) sum += (uint32_t)(x[c] * moe_matrix_code(w, j, c));
+                product = (float)(int32_t)sum * (l->scales[r] * w->scales[j]);
             } else if (w->type == MOE_TYPE_F32) {
                 product = moe_dot_portable(l->x + r * l->x_stride, (const float *)w->data + j * w->cols, w->cols);
             } else {
@@ -561,7 +653,7 @@ static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
 static float moe_max_portable(const float *x, size_t n) {
     float best = moe_from_bits(0xff800000u);
     for (size_t i = 0; i < n; i++) best = x[i] > best ? x[i] : best;
-    return best;
+    return best + 0.0f; /* of +0 and -0 always +0 */
 }
 
 static float moe_exp_sum_portable(const float *x, size_t n, float shift, float *y) {
@@ -615,8 +707,8 @@ MOE_AVX2_INLINE __m256 moe_exp_avx2(__m256 x) {
     y = _mm256_add_ps(_mm256_mul_ps(y, r), _mm256_set1_ps(MOE_EXP_2));
     y = _mm256_add_ps(_mm256_mul_ps(y, _mm256_mul_ps(r, r)), r);
     y = _mm256_add_ps(y, _mm256_set1_ps(1.0f));
-    y = _mm256_castsi256_ps(
-        _mm256_add_epi32(_mm256_castps_si256(y), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+    y = _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t), 23),
+                                                              _mm256_set1_epi32(0x3f800000))));
     return _mm256_andnot_ps(_mm256_cmp_ps(x, low, _CMP_LT_OQ), y);
 }
 
@@ -713,6 +805,20 @@ MOE_AVX2_INLINE void moe_float_block_avx2(const moe_linear *l, size_t row0, size
     }
 }
 
+/* Integer sums of 16 outputs of one row to floats. */
+MOE_AVX2_INLINE void moe_q8_finish_avx2(const moe_linear *l, size_t at, size_t j, __m256i low, __m256i high) {
+    const moe_matrix *m = l->w;
+    const size_t n = moe_min(16, m->rows - j), rest = n > 8 ? n - 8 : 0;
+    const __m256 scale = _mm256_set1_ps(l->scales[at]);
+    const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
+    __m256 y0 = _mm256_mul_ps(_mm256_cvtepi32_ps(low), _mm256_mul_ps(scale, _mm256_loadu_ps(m->scales + j)));
+    __m256 y1 = _mm256_mul_ps(_mm256_cvtepi32_ps(high), _mm256_mul_ps(scale, _mm256_loadu_ps(m->scales + j + 8)));
+    __m256 add0 = addend ? moe_load_avx2(addend, n) : _mm256_setzero_ps();
+    __m256 add1 = addend && rest ? moe_load_avx2(addend + 8, rest) : _mm256_setzero_ps();
+    moe_store_avx2(l->y + at * l->y_stride + j, _mm256_add_ps(y0, add0), n);
+    if (rest) moe_store_avx2(l->y + at * l->y_stride + j + 8, _mm256_add_ps(y1, add1), rest);
+}
+
 /* One block of 16 outputs of a Q8 matrix against up to 4 input rows. maddubs multiplies |w| (unsigned) by x with w's
  * sign; within [-127, 127] its 16-bit sums cannot saturate (2 * 127 * 127 = 32258), so everything is exact. */
 MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
@@ -737,32 +843,69 @@ MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t bl
                 high[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a1, _mm256_sign_epi8(x, w1)), ones));
         }
     }
-    for (int r = 0; r < rows; r++) {
-        const size_t at = row + (size_t)r, n = moe_min(16, m->rows - j), rest = n > 8 ? n - 8 : 0;
-        const __m256 scale = _mm256_set1_ps(l->scales[at]);
-        const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
-        __m256 y0 = _mm256_mul_ps(_mm256_cvtepi32_ps(low[r]), _mm256_mul_ps(scale, _mm256_loadu_ps(m->scales + j)));
-        __m256 y1 =
-            _mm256_mul_ps(_mm256_cvtepi32_ps(high[r]), _mm256_mul_ps(scale, _mm256_loadu_ps(m->scales + j + 8)));
-        __m256 add0 = addend ? moe_load_avx2(addend, n) : _mm256_setzero_ps();
-        __m256 add1 = addend && rest ? moe_load_avx2(addend + 8, rest) : _mm256_setzero_ps();
-        moe_store_avx2(l->y + at * l->y_stride + j, _mm256_add_ps(y0, add0), n);
-        if (rest) moe_store_avx2(l->y + at * l->y_stride + j + 8, _mm256_add_ps(y1, add1), rest);
-    }
+    for (int r = 0; r < rows; r++) moe_q8_finish_avx2(l, row + (size_t)r, j, low[r], high[r]);
 }
+
+/* The same for Q4. Nibbles are code + 8, unsigned, so maddubs needs no signs, and its 16-bit sums hold a whole group (8 * 2 * 15 *
+ * 127 = 30480); per group 8 * sum(x) is taken off and the rest multiplied by sub: the same integer in another order. */
+MOE_AVX2_INLINE void moe_q4_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
+    const moe_matrix *m = l->w;
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP;
+    const uint8_t *w = (const uint8_t *)m->data + block * groups * 256;
+    const int8_t *subs = m->subs + block * groups * 16;
+    const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15), eights = _mm256_set1_epi8(8);
+    __m256i low[4], high[4];
+    for (int r = 0; r < rows; r++) low[r] = high[r] = _mm256_setzero_si256();
+    for (size_t g = 0; g < groups; g++) {
+        const __m256i sub0 = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16)));
+        const __m256i sub1 = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16 + 8)));
+        __m256i part0[4], part1[4];
+        for (int r = 0; r < rows; r++) part0[r] = part1[r] = _mm256_setzero_si256();
+        for (size_t u = 0; u < 4; u++) { /* a unit is 16 rows x 8 columns */
+            const __m256i b0 = _mm256_loadu_si256((const __m256i *)(const void *)(w + (g * 4 + u) * 64));
+            const __m256i b1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + (g * 4 + u) * 64 + 32));
+            const __m256i w00 = _mm256_and_si256(b0, nibble), w01 = _mm256_and_si256(_mm256_srli_epi16(b0, 4), nibble);
+            const __m256i w10 = _mm256_and_si256(b1, nibble), w11 = _mm256_and_si256(_mm256_srli_epi16(b1, 4), nibble);
+            for (int r = 0; r < rows; r++) {
+                int32_t four[2];
+                __m256i x0, x1;
+                memcpy(four, l->codes + (row + (size_t)r) * m->cols_padded + g * MOE_Q4_GROUP + u * 8, 8);
+                x0 = _mm256_set1_epi32(four[0]);
+                x1 = _mm256_set1_epi32(four[1]);
+                part0[r] = _mm256_add_epi16(part0[r], _mm256_add_epi16(_mm256_maddubs_epi16(w00, x0), _mm256_maddubs_epi16(w01, x1)));
+                part1[r] = _mm256_add_epi16(part1[r], _mm256_add_epi16(_mm256_maddubs_epi16(w10, x0), _mm256_maddubs_epi16(w11, x1)));
+            }
+        }
+        for (int r = 0; r < rows; r++) {
+            const int8_t *x = l->codes + (row + (size_t)r) * m->cols_padded + g * MOE_Q4_GROUP;
+            const __m256i pairs = _mm256_maddubs_epi16(eights, _mm256_loadu_si256((const __m256i *)(const void *)x));
+            __m256i sums = _mm256_madd_epi16(pairs, ones); /* eight parts of 8 * sum(x) */
+            sums = _mm256_add_epi32(sums, _mm256_permute2x128_si256(sums, sums, 1));
+            sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
+            sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
+            low[r] = _mm256_add_epi32(low[r], _mm256_mullo_epi32(sub0, _mm256_sub_epi32(_mm256_madd_epi16(part0[r], ones), sums)));
+            high[r] = _mm256_add_epi32(high[r], _mm256_mullo_epi32(sub1, _mm256_sub_epi32(_mm256_madd_epi16(part1[r], ones), sums)));
+        }
+    }
+    for (int r = 0; r < rows; r++) moe_q8_finish_avx2(l, row + (size_t)r, block * 16, low[r], high[r]);
+}
+
+#define MOE_QUANTISED_ROWS_AVX2(kernel)                                                                         \
+    do {                                                                                                        \
+        size_t r = row0;                                                                                        \
+        for (; r + 4 <= row1; r += 4) kernel(l, r, block, 4);                                                   \
+        if (row1 - r == 3) kernel(l, r, block, 3);                                                              \
+        else if (row1 - r == 2) kernel(l, r, block, 2);                                                         \
+        else if (row1 - r == 1) kernel(l, r, block, 1);                                                         \
+    } while (0)
 
 /* Outputs outside, rows inside: a block of weights is read once from memory and stays in L1 for all rows. */
 MOE_AVX2 static void moe_linear_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     for (size_t block = block0; block < block1; block++) {
         if (l->w->type == MOE_TYPE_Q8) {
-            size_t r = row0;
-            for (; r + 4 <= row1; r += 4) moe_q8_rows_avx2(l, r, block, 4);
-            switch (row1 - r) {
-            case 3: moe_q8_rows_avx2(l, r, block, 3); break;
-            case 2: moe_q8_rows_avx2(l, r, block, 2); break;
-            case 1: moe_q8_rows_avx2(l, r, block, 1); break;
-            default: break;
-            }
+            MOE_QUANTISED_ROWS_AVX2(moe_q8_rows_avx2);
+        } else if (l->w->type == MOE_TYPE_Q4) {
+            MOE_QUANTISED_ROWS_AVX2(moe_q4_rows_avx2);
         } else if (l->w->type == MOE_TYPE_F32) {
             moe_float_block_avx2(l, row0, row1, block, MOE_TYPE_F32);
         } else {
@@ -862,7 +1005,7 @@ MOE_AVX2 static float moe_max_avx2(const float *x, size_t n) {
     _mm256_storeu_ps(lane, best);
     result = moe_max_portable(lane, 8);
     for (; i < n; i++) result = x[i] > result ? x[i] : result;
-    return result;
+    return result + 0.0f;
 }
 
 MOE_AVX2 static float moe_exp_sum_avx2(const float *x, size_t n, float shift, float *y) {
@@ -1262,7 +1405,7 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     if (c->failed || zero || !moe_name_valid(t->name))
         return moe_fail(error, MOE_ERROR_FORMAT, where, "broken tensor entry: the name or the padding is wrong");
     snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(name_length, 80), name);
-    if (!moe_type_in_file(type))
+    if (!moe_type_known(type))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, where, "number format %u is unknown to this version", type);
     t->type = (moe_type)type;
     t->experts = layout == 1;
@@ -1272,6 +1415,9 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_mul(count, t->dims[i], &count))
             return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is %llu", i, (unsigned long long)t->dims[i]);
+    if (moe_type_quantised(t->type) && (t->dims[1] > MOE_Q8_WIDEST || (t->experts && t->dims[2] > MOE_Q8_WIDEST)))
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "its rows are too long for %s: at most %d columns", moe_type_name(t->type),
+                        MOE_Q8_WIDEST);
     if (t->experts && !moe_mul(count, 2, &count)) count = 0;
     t->parameters = count;
     if (!count || moe_tensor_bytes(t) != t->bytes)
@@ -1625,6 +1771,9 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer, size_t in) {
     moe_bind_matrix(r, &layer->gate_weight, layer->experts, in, 0, "%s.gate.weight", layer->name);
     if (r->status == MOE_OK && layer->gate_weight.type != MOE_TYPE_F32)
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s must be f32: routing is never quantised", r->key);
+    for (size_t i = 0; r->status == MOE_OK && i < layer->experts * in; i++)
+        if (!(((const float *)layer->gate_weight.data)[i] >= -FLT_MAX && ((const float *)layer->gate_weight.data)[i] <= FLT_MAX))
+            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "element %zu of tensor %s is not a finite number", i, r->key);
     if (layer->gate == MOE_GATE_THRESHOLD)
         layer->threshold = moe_bind_vector(r, layer->experts, 0, "%s.gate.threshold", layer->name);
     moe_read(r, "%s.experts", layer->name);
@@ -1737,6 +1886,7 @@ static void moe_bind_decoder(moe_reader *r, moe_model *m) {
         moe_read_layer(r, layer, "decoder", i, width, m->memory_width);
         width = layer->out;
         if (layer->context == MOE_CONTEXT_CURRENT) m->context_current = 1;
+        snprintf(r->key, sizeof r->key, "decoder.%zu.context", i);
         if (layer->context == MOE_CONTEXT_CURRENT && i <= m->attention_layer)
             moe_reader_fail(r, "must not be \"current\": layer %zu makes the query only later", m->attention_layer);
     }
@@ -1773,6 +1923,8 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     m->embedding_scale = moe_read_real(&r, moe_read(&r, "embedding.scale"), -1e6, 1e6, 1);
     m->eos = moe_read_token(&r, "token.eos", 1);
     m->bos = moe_read_token(&r, "token.bos", 1);
+    moe_read_token(&r, "token.pad", 0);
+    moe_read_token(&r, "token.unk", 0);
     m->never = moe_read_tokens(&r, "token.never");
     m->tags = moe_read_tokens(&r, "languages.tags");
     m->languages = moe_read(&r, "languages.codes");
@@ -1828,7 +1980,7 @@ moe_status moe_model_open(const char *path, const moe_model_params *params, moe_
     struct stat info;
     void *data;
     moe_status status;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer is not waited for */
     if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         close(fd);
@@ -1900,27 +2052,45 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
 /* ---- Saving in another number format ---- */
 
 /* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
-static moe_type moe_save_type(const moe_tensor_info *t, moe_type type) {
+static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *params) {
     static const char gate[] = ".gate.weight";
     const size_t n = sizeof gate - 1;
     if (t->n_dims == 1) return t->type;
+    if (t->experts) return params->experts;
     if (t->name.length >= n && memcmp(t->name.data + t->name.length - n, gate, n) == 0) return t->type;
-    return type;
+    return params->type;
 }
 
-/* Golden translations and measured quality belong to one set of numbers. */
-static int moe_save_meta(const moe_meta *m) {
-    return !((m->key.length > 7 && memcmp(m->key.data, "golden.", 7) == 0) ||
-             (m->key.length > 8 && memcmp(m->key.data, "quality.", 8) == 0));
+/* Whether an entry goes into the new file: golden translations and measured quality belong to one set of numbers, and what the
+ * caller gives replaces what is there. */
+static int moe_save_meta(const moe_meta *m, const moe_save_params *params, int same_type) {
+    for (size_t i = 0; i < params->n_entries; i++)
+        if (moe_span_is(m->key, params->entries[i].key)) return 0;
+    return same_type || !((m->key.length > 7 && memcmp(m->key.data, "golden.", 7) == 0) ||
+                          (m->key.length > 8 && memcmp(m->key.data, "quality.", 8) == 0));
+}
+
+static moe_status moe_check_entries(const moe_save_params *params, moe_error *error) {
+    for (size_t i = 0; i < params->n_entries; i++) {
+        const moe_meta_entry *e = &params->entries[i];
+        if (!e->key || !moe_name_valid((moe_span){ e->key, strlen(e->key) }) || e->kind < MOE_META_INT || e->kind > MOE_META_TEXT ||
+            (e->kind == MOE_META_TEXT && !moe_utf8_valid(e->text.data, e->text.length)))
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has a wrong key, kind or text", i);
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(e->key, params->entries[k].key) == 0)
+                return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata '%s' stands twice", e->key);
+    }
+    return MOE_OK;
 }
 
 /* Where every tensor of the new file goes. Returns the file's size. */
-static uint64_t moe_save_plan(const moe_file *f, moe_type type, uint64_t header_bytes, moe_tensor_info *tensors) {
+static uint64_t moe_save_plan(const moe_file *f, const moe_save_params *params, uint64_t header_bytes,
+                              moe_tensor_info *tensors) {
     uint64_t at = header_bytes;
     for (size_t i = 0; i < f->n_tensors; i++) {
         moe_tensor_info *t = &tensors[i];
         *t = f->tensors[i];
-        t->type = moe_save_type(t, type);
+        t->type = moe_save_type(t, params);
         t->bytes = moe_tensor_bytes(t);
         t->offset = moe_round_up((size_t)at, t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN);
         at = t->offset + t->bytes;
@@ -1935,17 +2105,32 @@ static void moe_put(char *out, size_t *at, const void *data, size_t bytes) {
 }
 
 /* The header of the new file into `out` (zeroed), or only its size with `out` NULL. */
-static size_t moe_save_header(const moe_file *f, const moe_tensor_info *tensors, int same_type, uint64_t file_bytes,
-                              char *out) {
+static size_t moe_save_header(const moe_file *f, const moe_tensor_info *tensors, const moe_save_params *params, int same_type,
+                              uint64_t file_bytes, char *out) {
     const uint32_t version = MOE_FILE_VERSION, n_tensors = (uint32_t)f->n_tensors;
     uint32_t n_meta = 0, checksum;
     uint64_t header_bytes;
     size_t at = MOE_HEADER_BYTES, head = 0;
     for (size_t i = 0; i < f->n_meta; i++)
-        if (same_type || moe_save_meta(&f->meta[i])) {
+        if (moe_save_meta(&f->meta[i], params, same_type)) {
             moe_put(out, &at, f->meta[i].entry.data, f->meta[i].entry.length);
             n_meta++;
         }
+    for (size_t i = 0; i < params->n_entries; i++, n_meta++) {
+        const moe_meta_entry *e = &params->entries[i];
+        const uint32_t begin[2] = { (uint32_t)e->kind, (uint32_t)strlen(e->key) };
+        const uint64_t length = e->text.length;
+        moe_put(out, &at, begin, sizeof begin);
+        moe_put(out, &at, e->key, begin[1]);
+        at = moe_round_up(at, 8);
+        if (e->kind == MOE_META_INT) moe_put(out, &at, &e->integer, 8);
+        else if (e->kind == MOE_META_REAL) moe_put(out, &at, &e->real, 8);
+        else {
+            moe_put(out, &at, &length, 8);
+            moe_put(out, &at, e->text.data, e->text.length);
+            at = moe_round_up(at, 8);
+        }
+    }
     for (size_t i = 0; i < f->n_tensors; i++) {
         const moe_tensor_info *t = &tensors[i];
         const uint32_t fields[4] = { (uint32_t)t->type, t->experts ? 1 : 0, t->n_dims, (uint32_t)t->name.length };
@@ -1972,7 +2157,7 @@ static size_t moe_save_header(const moe_file *f, const moe_tensor_info *tensors,
     return at;
 }
 
-/* Repack one matrix into `out`, which is zeroed. scratch: floats of a row, then Q8 codes of a row. */
+/* Repack one matrix into `out`, which is zeroed. scratch: floats of a row, then its codes and subs. */
 static void moe_repack(const moe_matrix *from, moe_type type, void *out, float *scratch) {
     int8_t *codes = (int8_t *)(void *)(scratch + from->cols);
     for (size_t r = 0; r < from->rows; r++) {
@@ -2008,9 +2193,9 @@ static int moe_write_zeros(FILE *out, uint64_t bytes) {
     return 1;
 }
 
-/* Tensors first, as their checksums stand in the header. `memory`: header, then one piece, then one row of scratch. */
-static int moe_save_to(FILE *out, const moe_file *f, moe_tensor_info *tensors, int same_type, uint64_t file_bytes,
-                       size_t header_bytes, char *header, char *piece, float *scratch) {
+/* Tensors first, as their checksums stand in the header. */
+static int moe_save_to(FILE *out, const moe_file *f, moe_tensor_info *tensors, const moe_save_params *params, int same_type,
+                       uint64_t file_bytes, size_t header_bytes, char *header, char *piece, float *scratch) {
     uint64_t at = header_bytes;
     if (!moe_write_zeros(out, header_bytes)) return 0;
     for (size_t i = 0; i < f->n_tensors; i++) {
@@ -2030,11 +2215,11 @@ static int moe_save_to(FILE *out, const moe_file *f, moe_tensor_info *tensors, i
             if (fwrite(piece, 1, bytes, out) != bytes) return 0;
         }
     }
-    moe_save_header(f, tensors, same_type, file_bytes, header);
+    moe_save_header(f, tensors, params, same_type, file_bytes, header);
     return fseek(out, 0, SEEK_SET) == 0 && fwrite(header, 1, header_bytes, out) == header_bytes && fflush(out) == 0;
 }
 
-moe_status moe_model_save(const moe_model *model, const char *path, moe_type type, moe_error *error) {
+moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error) {
     const moe_file *f = &model->file;
     const moe_allocator *a = &model->allocator;
     const size_t path_length = strlen(path) + 16, tensor_bytes = f->n_tensors * sizeof(moe_tensor_info);
@@ -2047,12 +2232,14 @@ moe_status moe_model_save(const moe_model *model, const char *path, moe_type typ
     float *scratch = NULL;
     moe_status status = MOE_OK;
     FILE *out;
-    if (!moe_type_in_file((uint32_t)type)) return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
+    if (!moe_type_known((uint32_t)params->type) || !moe_type_known((uint32_t)params->experts))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
+    MOE_TRY(moe_check_entries(params, error));
     tensors = moe_allocate_zeroed(a, tensor_bytes);
     if (!tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
-    for (size_t i = 0; i < f->n_tensors; i++) same_type &= moe_save_type(&f->tensors[i], type) == f->tensors[i].type;
-    header_bytes = moe_save_header(f, f->tensors, same_type, 0, NULL);
-    file_bytes = moe_save_plan(f, type, header_bytes, tensors);
+    for (size_t i = 0; i < f->n_tensors; i++) same_type &= moe_save_type(&f->tensors[i], params) == f->tensors[i].type;
+    header_bytes = moe_save_header(f, f->tensors, params, same_type, 0, NULL);
+    file_bytes = moe_save_plan(f, params, header_bytes, tensors);
     for (size_t i = 0; i < f->n_tensors; i++) {
         const moe_tensor_info *t = &tensors[i];
         piece_bytes = moe_max(piece_bytes, (size_t)(t->bytes / (t->experts ? t->dims[0] : 1)));
@@ -2062,7 +2249,7 @@ moe_status moe_model_save(const moe_model *model, const char *path, moe_type typ
         layout.used = 0;
         header = moe_carve(&layout, header_bytes, 1);
         piece = moe_carve(&layout, piece_bytes, 1);
-        scratch = moe_carve(&layout, widest + moe_round_up(widest, MOE_Q8_COLS), sizeof *scratch);
+        scratch = moe_carve(&layout, 2 * moe_round_up(widest, MOE_Q8_COLS), sizeof *scratch);
         temporary = moe_carve(&layout, path_length, 1);
         if (pass) break;
         block_bytes = layout.used;
@@ -2078,7 +2265,7 @@ moe_status moe_model_save(const moe_model *model, const char *path, moe_type typ
         status = moe_fail(error, MOE_ERROR_IO, "save", "cannot create %s: %s", temporary, strerror(errno));
     } else {
         errno = 0;
-        saved = moe_save_to(out, f, tensors, same_type, file_bytes, header_bytes, header, piece, scratch);
+        saved = moe_save_to(out, f, tensors, params, same_type, file_bytes, header_bytes, header, piece, scratch);
         saved = (fclose(out) == 0) & saved;
         if (!saved || rename(temporary, path) != 0) {
             status = moe_fail(error, MOE_ERROR_IO, "save", "cannot write %s: %s", path,
@@ -2203,7 +2390,7 @@ static moe_tensor *moe_op_quantise(moe_graph *g, moe_tensor *x) {
 /* y = w x + bias (may be NULL), or w x + add where `add` is a tensor. */
 static moe_tensor *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_tensor *x, const float *bias, moe_tensor *add,
                                  const char *name) {
-    moe_tensor *input = w->type == MOE_TYPE_Q8 ? moe_op_quantise(g, x) : x;
+    moe_tensor *input = moe_type_quantised(w->type) ? moe_op_quantise(g, x) : x;
     moe_tensor *t = moe_add_node(g, MOE_OP_LINEAR, w->rows, "%s", name);
     t->src[0] = input;
     t->src[1] = add;
@@ -2334,7 +2521,7 @@ static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_layer *la
 }
 
 static moe_tensor *moe_op_experts(moe_graph *g, const moe_layer *layer, moe_tensor *x, moe_tensor *gate) {
-    moe_tensor *input = layer->expert_type == MOE_TYPE_Q8 ? moe_op_quantise(g, x) : x;
+    moe_tensor *input = moe_type_quantised(layer->expert_type) ? moe_op_quantise(g, x) : x;
     moe_tensor *t = moe_add_node(g, MOE_OP_EXPERTS, x->cols, "%s.experts", layer->name);
     moe_layout work = { NULL, 0, 0 };
     t->src[0] = input;
@@ -2624,13 +2811,13 @@ static void moe_lstm_task(void *arg, size_t task, size_t thread) {
         if (!job->after) {
             kernels->lstm_cell(s->z + i * 4 * hidden, c, hidden, layer->forget_bias, h, c);
             if (layer->projected) {
-                if (job->t->lstm->w_proj.type == MOE_TYPE_Q8)
+                if (moe_type_quantised(job->t->lstm->w_proj.type))
                     s->h_scales[i] = kernels->quantise(h, hidden, hp, s->h_codes + i * hp);
                 continue; /* the projection comes first */
             }
             memcpy(out, h, hidden * sizeof *h);
         }
-        if (job->t->lstm->w_r.type == MOE_TYPE_Q8) s->r_scales[i] = kernels->quantise(out, state, rp, s->r_codes + i * rp);
+        if (moe_type_quantised(job->t->lstm->w_r.type)) s->r_scales[i] = kernels->quantise(out, state, rp, s->r_codes + i * rp);
         else memcpy(s->r + i * state, out, state * sizeof *out);
     }
 }
@@ -3332,12 +3519,15 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     return MOE_OK;
 }
 
+/* More nodes than either graph of a model can have. */
+static size_t moe_session_nodes(const moe_model *m) { return 64 + 24 * (m->n_encoder + m->n_decoder); }
+
 /* Carve everything but the arena; with at->base NULL this only measures. */
 static void moe_session_layout(moe_session *s, moe_layout *at) {
     const moe_model *m = s->model;
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->params.nbest;
     const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
-    const size_t nodes = 64 + 24 * (m->n_encoder + m->n_decoder);
+    const size_t nodes = moe_session_nodes(m);
     s->pool = moe_carve(at, 1, sizeof *s->pool);
     s->encoder.nodes = moe_carve(at, nodes, sizeof *s->encoder.nodes);
     s->decoder.nodes = moe_carve(at, nodes, sizeof *s->decoder.nodes);
@@ -3419,19 +3609,21 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
 
 /* Lay out, allocate, build. The graphs are built twice: once on memory that is thrown away, to know the arena's size. */
 static moe_status moe_session_make(moe_session *s, moe_error *error) {
-    moe_layout measured = { NULL, 0, 0 }, at = { NULL, 0, 0 };
+    const size_t nodes = moe_session_nodes(s->model), trial_bytes = 2 * nodes * sizeof(moe_tensor);
+    moe_layout measured = { NULL, 0, 0 };
     moe_status status;
-    char *trial;
+    moe_tensor *trial;
     size_t arena;
     moe_session_layout(s, &measured);
     if (measured.overflow) return moe_fail(error, MOE_ERROR_ARGUMENT, "session", "these parameters ask for more memory than can be addressed");
-    at.base = trial = moe_allocate_zeroed(&s->allocator, measured.used);
+    trial = moe_allocate_zeroed(&s->allocator, trial_bytes);
     if (!trial) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session: %zu MB are needed, ask for a smaller "
                                 "batch, beam or max_source", measured.used >> 20);
-    moe_session_layout(s, &at);
+    s->encoder.nodes = trial;
+    s->decoder.nodes = trial + nodes;
     status = moe_session_build(s, error);
     arena = moe_max(s->encoder.bytes, s->decoder.bytes);
-    moe_release(&s->allocator, trial, measured.used);
+    moe_release(&s->allocator, trial, trial_bytes);
     if (status != MOE_OK) return status;
     s->block_bytes = measured.used + arena;
     return MOE_OK;
@@ -3577,7 +3769,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     double limit = (double)(float)q->n_source * (double)s->params.max_len_factor;
     if (m->source_tag) ids[n++] = q->target_tag;
     if (m->source_bos) ids[n++] = m->bos;
-    memcpy(ids + n, q->source, q->n_source * sizeof *ids);
+    if (q->n_source) memcpy(ids + n, q->source, q->n_source * sizeof *ids);
     n += q->n_source;
     if (m->source_eos) ids[n++] = m->eos;
     slot->segment = moe_find_segment(s, n);

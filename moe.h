@@ -111,10 +111,10 @@ typedef enum moe_type {
     MOE_TYPE_F16 = 1,
     MOE_TYPE_BF16 = 2,
     MOE_TYPE_Q8 = 3, /* int8, one float scale per output row; products are exact integers */
-    MOE_TYPE_I32 = 16 /* token ids and row numbers inside graphs; never in a file */
+    MOE_TYPE_Q4 = 4  /* 4-bit codes times an integer per 32 columns, an int8 again; products are exact integers */
 } moe_type;
 
-const char *moe_type_name(moe_type type);            /* "f32", "f16", "bf16", "q8"; "?" if unknown */
+const char *moe_type_name(moe_type type);            /* "f32", "f16", "bf16", "q8", "q4"; "?" if unknown */
 int moe_type_parse(const char *name, moe_type *out); /* 1 and *out set, or 0 */
 
 /* ---- Model --------------------------------------------------------------------------------------------- */
@@ -135,11 +135,6 @@ moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model
                                  moe_error *error);
 
 void moe_model_close(moe_model *model); /* NULL is fine */
-
-/* Write the model to `path` with its matrices in another number format: everything that is stored per row or is
- * small (gates, thresholds, biases) stays F32. The file appears whole under its name or not at all.
- * Quantising from Q8 to another type is allowed but gains nothing back. */
-moe_status moe_model_save(const moe_model *model, const char *path, moe_type type, moe_error *error);
 
 /* Metadata: typed key-value pairs. Pointers belong to the model. */
 typedef enum moe_meta_kind {
@@ -167,6 +162,28 @@ ptrdiff_t moe_model_meta_find(const moe_model *model, const char *key);
 int64_t moe_model_meta_int(const moe_model *model, size_t index, size_t i);
 double moe_model_meta_real(const moe_model *model, size_t index, size_t i);
 moe_span moe_model_meta_text(const moe_model *model, size_t index, size_t i); /* TEXT, TEXTS and BYTES */
+
+/* One entry to be written: an integer, a real or a text. */
+typedef struct moe_meta_entry {
+    const char *key; /* 1 to 255 of [a-z0-9._-] */
+    moe_meta_kind kind; /* MOE_META_INT, MOE_META_REAL or MOE_META_TEXT */
+    int64_t integer;
+    double real;
+    moe_span text; /* UTF-8 */
+} moe_meta_entry;
+
+typedef struct moe_save_params {
+    moe_type type;    /* matrices; gates, thresholds and biases stay F32 */
+    moe_type experts; /* experts */
+    const moe_meta_entry *entries; /* [n_entries] metadata to add or replace; may be NULL */
+    size_t n_entries;
+} moe_save_params;
+
+/* Write the model to `path`, perhaps in other number formats. The file appears whole under its name or not at all. Metadata are
+ * kept, but for golden.* and quality.* when a type changes: they belong to one set of numbers. Going from a coarse type to a
+ * finer one is allowed but gains nothing back.
+ * Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY, MOE_ERROR_IO. */
+moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error);
 
 /* Tensors as the file's directory lists them. */
 typedef struct moe_tensor_info {

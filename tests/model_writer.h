@@ -35,11 +35,12 @@ static inline float mw_uniform(uint64_t *state, float low, float high) {
     return low + (high - low) * ((float)(mw_next(state) >> 40) / 16777216.0f);
 }
 
-/* Fewer rounds where every instruction costs fifty (valgrind). */
-static inline size_t mw_rounds(size_t n) {
+/* Fewer rounds where every instruction costs fifty: the Makefile's `make valgrind` sets VALGRIND. */
+static inline int mw_slow(void) {
     const char *slow = getenv("VALGRIND");
-    return slow && *slow ? n / 20 + 1 : n;
+    return slow && *slow;
 }
+static inline size_t mw_rounds(size_t n) { return mw_slow() ? n / 20 + 1 : n; }
 
 /* ---- Allocator that counts, checks sizes and fails on demand ---- */
 
@@ -231,6 +232,7 @@ static inline uint16_t mw_half(float v, int bf16) {
 
 static inline size_t mw_matrix_bytes(uint32_t type, size_t rows, size_t cols) {
     if (type == MW_Q8) return mw_up(rows, 16) * mw_up(cols, 64) + 8 * mw_up(rows, 16);
+    if (type == 4) return mw_up(rows, 16) * (mw_up(cols, 64) / 2 + mw_up(cols, 64) / 32 + 8); /* q4: sizes only */
     return rows * cols * (type == MW_F32 ? 4 : 2);
 }
 

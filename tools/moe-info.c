@@ -76,8 +76,8 @@ static int span_begins(moe_span s, const char *prefix) {
 typedef struct count {
     uint64_t parameters, active; /* in all; used for one token              */
     uint64_t expert_parameters;  /* of `parameters`                 */
-    uint64_t bytes[4];           /* of tensors, by type F32, F16, BF16, Q8  */
-    uint64_t tensors[4];
+    uint64_t bytes[MOE_TYPE_Q4 + 1]; /* of tensors, by type */
+    uint64_t tensors[MOE_TYPE_Q4 + 1];
 } count;
 
 /* "encoder.2.experts" -> the value of "encoder.2.NAME" */
@@ -95,7 +95,7 @@ static count count_all(const moe_model *m) {
     for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
         moe_tensor_info t = moe_model_tensor(m, i);
         c.parameters += t.parameters;
-        if ((unsigned)t.type < 4) c.bytes[t.type] += t.bytes, c.tensors[t.type]++;
+        if ((unsigned)t.type <= MOE_TYPE_Q4) c.bytes[t.type] += t.bytes, c.tensors[t.type]++;
         uint64_t used = t.parameters;
         if (t.experts && t.dims[0]) {
             int64_t k = layer_int(m, t.name, "k", 0);
@@ -301,7 +301,7 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     printf("  %-18s %s in all, of them experts %s\n", "parameters", human_count(n.parameters, c),
            human_count(n.expert_parameters, d));
     printf("  %-18s %s, with the average number of experts\n", "used per token", human_count(n.active, c));
-    for (int type = 0; type < 4; type++)
+    for (int type = 0; type <= MOE_TYPE_Q4; type++)
         if (n.tensors[type])
             printf("  %-18s %llu tensors, %s\n", moe_type_name((moe_type)type), (unsigned long long)n.tensors[type],
                    human_bytes(n.bytes[type], c));
@@ -406,7 +406,7 @@ static int print_json(const text_front *front, const char *path, int checked) {
     cJSON_AddItemToObject(root, "parameters_in_experts", json_whole((int64_t)n.expert_parameters));
     cJSON_AddItemToObject(root, "parameters_per_token", json_whole((int64_t)n.active));
     cJSON *types = cJSON_AddObjectToObject(root, "types");
-    for (int type = 0; type < 4; type++) {
+    for (int type = 0; type <= MOE_TYPE_Q4; type++) {
         if (!n.tensors[type]) continue;
         cJSON *one = cJSON_AddObjectToObject(types, moe_type_name((moe_type)type));
         cJSON_AddItemToObject(one, "tensors", json_whole((int64_t)n.tensors[type]));

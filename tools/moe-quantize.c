@@ -1,40 +1,278 @@
-/* moe-quantize - write a model with its matrices in another number format: see usage() below, or --help. */
+/* moe-quantize - write a model in other number formats, and measure what that costs: see usage() below, or --help.
+ *
+ * Contents
+ *   1. Sample    a parallel text with which two models are compared
+ *   2. Measure   log-probabilities and translations of a sample by one model
+ *   3. Main
+ */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
 #include "moe.h"
+#include "tools/text.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-quantize IN OUT TYPE\n"
+    fputs("Usage: moe-quantize [OPTION]... IN OUT TYPE\n"
           "Writes the model IN to OUT with its matrices in another number format.\n"
           "\n"
           "  TYPE: f32   4 bytes a weight\n"
           "        f16   2 bytes, 11 bits of precision\n"
           "        bf16  2 bytes, 8 bits of precision and the range of f32\n"
-          "        q8    1 byte, one scale per row; the fastest\n"
+          "        q8    1 byte, one scale per row\n"
+          "        q4    a little over half a byte, one scale for every 32 weights\n"
+          "\n"
+          "      --experts TYPE   another type for the experts, where most weights are: `--experts q4` with q8 for the rest is\n"
+          "                       the usual form, at hardly any loss\n"
+          "      --measure FILE   compare OUT with IN on a parallel sample and write the loss into OUT; moe-info shows it.\n"
+          "                       Lines: source language TAB target language TAB source TAB target\n"
+          "  -h, --help           this text\n"
+          "  -V, --version        version\n"
           "\n"
           "Gates, thresholds and biases stay f32. OUT appears whole under its name or not at all. What a file has lost\n"
-          "by rounding does not come back: quantise from the f32 file.\n"
+          "by rounding does not come back: quantise from the f32 file. Golden sentences belong to IN and are left out when a\n"
+          "type changes; tools/convert.py --golden adds new ones.\n"
           "\n"
-          "  -h, --help      this text\n"
-          "  -V, --version   version\n"
-          "\n"
-          "Exit status: 0 done, 2 usage, 3 IN is not a model or memory ran out, 4 OUT could not be written.\n",
+          "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a file could not be read or written.\n",
           to);
 }
 
 static int report(const char *path, const moe_error *e) {
-    if (e->code == MOE_ERROR_IO) fprintf(stderr, "moe-quantize: %s\n", e->message); /* names the file itself */
-    else fprintf(stderr, "moe-quantize: %s: %s%s%s\n", path, e->where, e->where[0] ? ": " : "", e->message);
+    char line[512];
+    fprintf(stderr, "moe-quantize: %s\n", text_file_error(path, e, line, sizeof line));
     return EXIT_MODEL;
 }
+
+/* ==== 1. Sample ========================================================================================= */
+
+typedef struct pair {
+    int32_t tag;
+    text_ids source, target;
+    double logprob[2]; /* of the target by IN and OUT */
+    text_ids output[2];
+} pair;
+
+typedef struct sample {
+    pair *pairs;
+    size_t count, capacity;
+} sample;
+
+static void free_sample(sample *s) {
+    for (size_t i = 0; i < s->count; i++) {
+        text_ids_free(&s->pairs[i].source);
+        text_ids_free(&s->pairs[i].target);
+        for (int k = 0; k < 2; k++) text_ids_free(&s->pairs[i].output[k]);
+    }
+    free(s->pairs);
+}
+
+/* Cut `line` at its next TAB; 0 if there is none. */
+static int next_field(const char **at, const char *end, moe_span *field) {
+    const char *tab = memchr(*at, '\t', (size_t)(end - *at));
+    if (!tab) return 0;
+    *field = (moe_span){ *at, (size_t)(tab - *at) };
+    *at = tab + 1;
+    return 1;
+}
+
+static moe_status add_pair(const text_front *front, const text_line *line, sample *s, moe_error *e) {
+    const char *at = line->data, *end = line->data + line->length;
+    char code[32];
+    moe_span fields[3];
+    pair p = { .tag = -1 };
+    for (int i = 0; i < 3; i++)
+        if (!next_field(&at, end, &fields[i])) {
+            e->code = MOE_ERROR_ARGUMENT;
+            snprintf(e->where, sizeof e->where, "line %llu", (unsigned long long)line->number);
+            snprintf(e->message, sizeof e->message, "expected source language, target language, source and target, TABs between");
+            return e->code;
+        }
+    snprintf(code, sizeof code, "%.*s", (int)fields[1].length, fields[1].data);
+    moe_status status = text_language(front, code, &p.tag, e);
+    if (!status) status = text_encode(front, fields[2].data, fields[2].length, &p.source, e);
+    if (!status) status = text_encode(front, at, (size_t)(end - at), &p.target, e);
+    if (status) snprintf(e->where, sizeof e->where, "line %llu", (unsigned long long)line->number);
+    if (!status && s->count == s->capacity) {
+        size_t more = s->capacity ? 2 * s->capacity : 256;
+        pair *grown = realloc(s->pairs, more * sizeof *grown);
+        if (!grown) {
+            *e = (moe_error){ .code = status = MOE_ERROR_MEMORY, .message = "no memory for the sample" };
+        } else {
+            s->pairs = grown;
+            s->capacity = more;
+        }
+    }
+    if (status) {
+        text_ids_free(&p.source);
+        text_ids_free(&p.target);
+        return status;
+    }
+    s->pairs[s->count++] = p;
+    return MOE_OK;
+}
+
+static moe_status read_sample(const char *path, const text_front *front, sample *s, moe_error *e) {
+    text_reader reader;
+    text_line line;
+    text_read got = TEXT_READ_END;
+    moe_status status = MOE_OK;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        *e = (moe_error){ .code = MOE_ERROR_IO };
+        snprintf(e->message, sizeof e->message, "cannot open %s: %s", path, strerror(errno));
+        return MOE_ERROR_IO;
+    }
+    text_reader_init(&reader, fd, NULL);
+    while (!status && (got = text_reader_next(&reader, 1, &line)) == TEXT_READ_LINE) status = add_pair(front, &line, s, e);
+    if (!status && (got != TEXT_READ_END || !s->count)) {
+        *e = (moe_error){ .code = status = MOE_ERROR_IO };
+        snprintf(e->message, sizeof e->message, "%s: %s", path, got == TEXT_READ_END ? "no pairs in it" : strerror(errno));
+    }
+    text_reader_free(&reader);
+    close(fd);
+    return status;
+}
+
+/* ==== 2. Measure ======================================================================================== */
+
+typedef struct walk {
+    sample *s;
+    size_t next;
+    int which;   /* 0 IN, 1 OUT */
+    int scoring; /* else translating */
+    int show;
+    const char *complaint;
+} walk;
+
+static int pull(void *user, int wait, moe_request *request) {
+    walk *w = user;
+    (void)wait;
+    if (w->complaint) return MOE_PULL_CANCEL;
+    if (w->next == w->s->count) return MOE_PULL_END;
+    pair *p = &w->s->pairs[w->next++];
+    request->source = p->source.data;
+    request->n_source = p->source.length;
+    if (w->scoring) {
+        request->target = p->target.data;
+        request->n_target = p->target.length;
+    }
+    request->target_tag = p->tag;
+    request->user = p;
+    if (w->show && w->next % 16 == 0)
+        fprintf(stderr, "\r%s: %s %zu of %zu ", w->which ? "after" : "before", w->scoring ? "scoring" : "translating", w->next, w->s->count);
+    return MOE_PULL_REQUEST;
+}
+
+static void done(void *user, const moe_result *result) {
+    walk *w = user;
+    pair *p = result->user;
+    if (result->status || !result->n_hypotheses) {
+        w->complaint = "a pair of the sample is too long or cannot be scored";
+        return;
+    }
+    const moe_hypothesis *h = &result->hypotheses[0];
+    if (w->scoring) {
+        p->logprob[w->which] = (double)h->logprob;
+    } else if (h->n_ids) {
+        text_ids *out = &p->output[w->which];
+        out->data = malloc(h->n_ids * sizeof *out->data);
+        if (!out->data) {
+            w->complaint = "no memory for the translations";
+            return;
+        }
+        memcpy(out->data, h->ids, h->n_ids * sizeof *out->data);
+        out->length = out->capacity = h->n_ids;
+    }
+}
+
+static moe_status measure_one(const moe_model *model, sample *s, int which, moe_error *e) {
+    moe_session_params p = moe_session_params_default(model);
+    moe_session *session;
+    moe_status status = moe_session_new(model, &p, &session, e);
+    if (status) return status;
+    walk w = { .s = s, .which = which, .show = isatty(2) };
+    for (w.scoring = 1; w.scoring >= 0 && !status; w.scoring--) {
+        w.next = 0;
+        status = moe_translate(session, pull, done, &w, e);
+        if (w.complaint) {
+            *e = (moe_error){ .code = status = MOE_ERROR_LIMIT };
+            snprintf(e->message, sizeof e->message, "%s", w.complaint);
+        }
+    }
+    if (w.show) fputs("\r\033[K", stderr);
+    moe_session_free(session);
+    return status;
+}
+
+static const char *main_type(const moe_model *m) {
+    uint64_t best = 0;
+    const char *name = "?";
+    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
+        moe_tensor_info t = moe_model_tensor(m, i);
+        if (t.bytes > best) best = t.bytes, name = moe_type_name(t.type);
+    }
+    return name;
+}
+
+/* Compare OUT with IN and write what was found into OUT. */
+static moe_status measure(const text_front *in, const char *out, const char *sample_path, moe_error *e) {
+    sample s = { 0 };
+    text_front after;
+    double tokens = 0, before_sum = 0, after_sum = 0, same = 0;
+    moe_status status = read_sample(sample_path, in, &s, e);
+    if (!status) status = text_open(out, TEXT_IDS_ONLY, 0, &after, e);
+    if (status) {
+        free_sample(&s);
+        return status;
+    }
+    status = measure_one(in->model, &s, 0, e);
+    if (!status) status = measure_one(after.model, &s, 1, e);
+    for (size_t i = 0; i < s.count; i++) {
+        pair *p = &s.pairs[i];
+        tokens += (double)(p->target.length + 1);
+        before_sum -= p->logprob[0];
+        after_sum -= p->logprob[1];
+        same += p->output[0].length == p->output[1].length &&
+                (!p->output[0].length || !memcmp(p->output[0].data, p->output[1].data, p->output[0].length * sizeof(int32_t)));
+    }
+    const char *base = strrchr(sample_path, '/') ? strrchr(sample_path, '/') + 1 : sample_path, *type = main_type(in->model);
+    const moe_meta_entry entries[] = {
+        { .key = "quality.sample", .kind = MOE_META_TEXT, .text = { base, strlen(base) } },
+        { .key = "quality.sentences", .kind = MOE_META_INT, .integer = (int64_t)s.count },
+        { .key = "quality.compared_with", .kind = MOE_META_TEXT, .text = { type, strlen(type) } },
+        { .key = "quality.nats_per_token", .kind = MOE_META_REAL, .real = after_sum / tokens },
+        { .key = "quality.nats_per_token_before", .kind = MOE_META_REAL, .real = before_sum / tokens },
+        { .key = "quality.same_translations", .kind = MOE_META_REAL, .real = same / (double)(s.count ? s.count : 1) },
+    };
+    if (!status) {
+        /* OUT keeps its types: their first and largest tensors say which they are */
+        moe_save_params p = { MOE_TYPE_F32, MOE_TYPE_F32, entries, sizeof entries / sizeof *entries };
+        for (size_t i = 0; i < moe_model_tensor_count(after.model); i++) {
+            moe_tensor_info t = moe_model_tensor(after.model, i);
+            if (t.experts) p.experts = t.type;
+            else if (t.n_dims == 2 && t.type != MOE_TYPE_F32) p.type = t.type;
+        }
+        status = moe_model_save(after.model, out, &p, e);
+        fprintf(stderr, "%s: %.4f nats per token before, %.4f after; %.1f %% of %zu translations the same\n", base, before_sum / tokens,
+                after_sum / tokens, 100 * same / (double)s.count, s.count);
+    }
+    text_close(&after);
+    free_sample(&s);
+    return status;
+}
+
+/* ==== 3. Main =========================================================================================== */
 
 static int same_file(const char *a, const char *b) {
     struct stat x, y;
@@ -51,42 +289,51 @@ static moe_status size_of(const char *path, uint64_t *bytes, moe_error *e) {
     return MOE_OK;
 }
 
+static int parse_type(const char *name, moe_type *type) {
+    if (moe_type_parse(name, type)) return 1;
+    fprintf(stderr, "moe-quantize: '%s' is not a number format; there are f32, f16, bf16, q8 and q4\n", name);
+    return 0;
+}
+
 int main(int argc, char **argv) {
+    enum { EXPERTS = 256, MEASURE };
     static const struct option known[] = {
-        { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 }
+        { "experts", required_argument, NULL, EXPERTS }, { "measure", required_argument, NULL, MEASURE },
+        { "help", no_argument, NULL, 'h' },              { "version", no_argument, NULL, 'V' },
+        { NULL, 0, NULL, 0 }
     };
+    const char *experts = NULL, *sample_path = NULL;
     for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {
         switch (c) {
+        case EXPERTS: experts = optarg; break;
+        case MEASURE: sample_path = optarg; break;
         case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
         case 'V': printf("moe-quantize %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
         default: fputs("Try moe-quantize --help\n", stderr); return EXIT_USAGE;
         }
     }
     if (optind + 3 != argc) return fputs("moe-quantize: wants IN OUT TYPE; see moe-quantize --help\n", stderr), EXIT_USAGE;
-    const char *in = argv[optind], *out = argv[optind + 1], *name = argv[optind + 2];
-    moe_type type;
-    if (!moe_type_parse(name, &type) || type > MOE_TYPE_Q8) {
-        fprintf(stderr, "moe-quantize: '%s' is not a number format; there are f32, f16, bf16 and q8\n", name);
-        return EXIT_USAGE;
-    }
+    const char *in = argv[optind], *out = argv[optind + 1];
+    moe_save_params params = { .type = MOE_TYPE_F32 };
+    if (!parse_type(argv[optind + 2], &params.type) || !parse_type(experts ? experts : argv[optind + 2], &params.experts)) return EXIT_USAGE;
     if (strcmp(in, out) == 0 || same_file(in, out)) {
         fprintf(stderr, "moe-quantize: %s and %s are the same file; write to another name\n", in, out);
         return EXIT_USAGE;
     }
     /* The weights are about to be rounded and saved under fresh checksums, so damage must be found now or never. */
-    moe_model_params params = { .verify = 1 };
-    moe_model *m;
+    text_front front;
     moe_error e;
-    if (moe_model_open(in, &params, &m, &e)) return report(in, &e);
-    uint64_t before = moe_model_file_bytes(m), after = 0;
-    moe_status status = moe_model_save(m, out, type, &e);
-    moe_model_close(m);
+    if (text_open(in, sample_path ? TEXT_REQUIRED : TEXT_IDS_ONLY, 1, &front, &e)) return report(in, &e);
+    uint64_t before = moe_model_file_bytes(front.model), after = 0;
+    moe_status status = moe_model_save(front.model, out, &params, &e);
+    if (!status && sample_path) status = measure(&front, out, sample_path, &e);
+    text_close(&front);
+    if (!status) status = size_of(out, &after, &e);
     if (status) {
-        report(out, &e);
+        report(sample_path && status == MOE_ERROR_ARGUMENT ? sample_path : out, &e);
         return status == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
     }
-    if (size_of(out, &after, &e)) return report(out, &e);
-    fprintf(stderr, "%s: %.1f MiB -> %s: %.1f MiB (%s)\n", in, (double)before / 1048576, out, (double)after / 1048576,
-            moe_type_name(type));
+    fprintf(stderr, "%s: %.1f MiB -> %s: %.1f MiB (%s%s%s)\n", in, (double)before / 1048576, out, (double)after / 1048576,
+            moe_type_name(params.type), experts ? ", experts " : "", experts ? moe_type_name(params.experts) : "");
     return EXIT_DONE;
 }

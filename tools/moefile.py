@@ -18,8 +18,8 @@ import numpy as np
 
 MAGIC, VERSION, HEADER = b"MOEMODEL", 1, 64
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
-F32, F16, BF16, Q8 = range(4)
-TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8}
+F32, F16, BF16, Q8, Q4 = range(5)
+TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8}  # those that this module writes; moe-quantize makes Q4
 MATRIX, EXPERTS = 0, 1
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
 
@@ -58,6 +58,9 @@ def blob_bytes(type, n, k):
     if type == Q8:
         rows, columns = q8_padded(n, k)
         return rows * columns + 8 * rows
+    if type == Q4:
+        rows, columns = q8_padded(n, k)
+        return rows * (columns // 2 + columns // 32 + 8)
     return n * k * (4 if type == F32 else 2)
 
 
@@ -96,17 +99,37 @@ def decode_blob(data, type, n, k):
     if type == BF16:
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(n, k)
     rows, columns = q8_padded(n, k)
+    codes, at = q8_codes(data, rows, columns) if type == Q8 else q4_codes(data, rows, columns)
+    scale = np.frombuffer(data, "<f4", rows, at)
+    sums = np.frombuffer(data, "<i4", rows, at + 4 * rows)
+    if (codes.sum(1, dtype=np.int32) != sums).any():
+        raise FormatError("codes do not fit their sums")
+    if codes[n:].any() or codes[:, k:].any() or scale[n:].any():
+        raise FormatError("padding is not zero")
+    if not (np.isfinite(scale).all() and (scale >= 0).all()):
+        raise FormatError("a scale is negative or not finite")
+    return codes[:n, :k].astype(np.float32) * scale[:n, None]
+
+
+def q8_codes(data, rows, columns):
+    """(int8 [rows, columns], bytes read): 16 rows times 4 columns lie together."""
     tiles = np.frombuffer(data, np.int8, rows * columns).reshape(rows // 16, columns // 4, 16, 4)
     codes = tiles.transpose(0, 2, 1, 3).reshape(rows, columns)
-    scale = np.frombuffer(data, "<f4", rows, rows * columns)
-    sums = np.frombuffer(data, "<i4", rows, rows * columns + 4 * rows)
-    if (codes == -128).any() or (codes.sum(1, dtype=np.int32) != sums).any():
-        raise FormatError("Q8 codes do not fit their sums")
-    if codes[n:].any() or codes[:, k:].any() or scale[n:].any():
-        raise FormatError("Q8 padding is not zero")
-    if not (np.isfinite(scale).all() and (scale >= 0).all()):
-        raise FormatError("a Q8 scale is negative or not finite")
-    return codes[:n, :k].astype(np.float32) * scale[:n, None]
+    if (codes == -128).any():
+        raise FormatError("a Q8 code is -128")
+    return codes, rows * columns
+
+
+def q4_codes(data, rows, columns):
+    """The same of Q4: code * sub. A byte holds columns 8g + i (low nibble) and 8g + 4 + i; a sub belongs to 32 columns."""
+    pairs = np.frombuffer(data, np.uint8, rows * columns // 2).reshape(rows // 16, columns // 8, 16, 4)
+    nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).astype(np.int32) - 8  # [rows/16, columns/8, 2, 16, 4]
+    codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, columns // 32, 32)
+    subs = np.frombuffer(data, np.int8, rows * columns // 32, rows * columns // 2).reshape(rows // 16, columns // 32, 16)
+    if (np.abs(subs.astype(np.int32)) > 15).any():
+        raise FormatError("a Q4 sub is outside -15 .. 15")
+    codes = codes * subs.transpose(0, 2, 1).reshape(rows, columns // 32, 1)
+    return codes.reshape(rows, columns), rows * columns // 2 + rows * columns // 32
 
 
 # ---- Tensors -----------------------------------------------------------------------------------------------------------
@@ -335,7 +358,7 @@ def read(path):
         meta[key] = value
     for _ in range(n_tensors):
         kind, layout, n_dims, name_length = cursor.unpack("IIII")
-        if kind not in TYPES.values() or layout not in (MATRIX, EXPERTS) or not 1 <= n_dims <= 4:
+        if kind not in range(Q4 + 1) or layout not in (MATRIX, EXPERTS) or not 1 <= n_dims <= 4:
             raise FormatError(f"tensor {len(tensors)}: unknown type, layout or number of dimensions")
         dims = cursor.unpack(f"{n_dims}Q")
         offset, size, crc, zero = cursor.unpack("QQII")
