@@ -3615,7 +3615,8 @@ static moe_status moe_session_make(moe_session *s, moe_error *error) {
     moe_tensor *trial;
     size_t arena;
     moe_session_layout(s, &measured);
-    if (measured.overflow) return moe_fail(error, MOE_ERROR_ARGUMENT, "session", "these parameters ask for more memory than can be addressed");
+    if (measured.overflow)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "session", "these parameters ask for more memory than can be addressed");
     trial = moe_allocate_zeroed(&s->allocator, trial_bytes);
     if (!trial) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session: %zu MB are needed, ask for a smaller "
                                 "batch, beam or max_source", measured.used >> 20);

@@ -461,7 +461,7 @@ def info_in_words_and_json():
 @test
 def quantize_writes_models_that_work():
     with tempfile.TemporaryDirectory() as folder:
-        for kind in ("f32", "f16", "bf16", "q8"):
+        for kind in ("f32", "f16", "bf16", "q8", "q4"):
             out = "%s/%s.bin" % (folder, kind)
             result = run([QUANTIZE, MODEL, out, kind])
             assert result.returncode == 0 and "MiB" in result.complaint, result.complaint
@@ -475,6 +475,28 @@ def quantize_writes_models_that_work():
         assert run([QUANTIZE, copy, folder + "/x.bin", "q3"]).returncode == 2
         assert run([QUANTIZE, copy, folder + "/no/x.bin", "f16"]).returncode == 4
         assert sorted(os.listdir(folder)) == ["copy.bin", "link.bin"]
+
+
+@test
+def quantize_measures_its_loss_and_writes_it_into_the_file():
+    pairs = ["en\tde\tGood morning!\tGuten Morgen!", "en\tfr\tThank you.\tMerci.", "de\ten\tIch habe Zeit.\tI have time."]
+    with tempfile.TemporaryDirectory() as folder:
+        fine, out, sample = folder + "/f32.bin", folder + "/mixed.bin", folder + "/pairs.tsv"
+        open(sample, "w").write("\n".join(pairs) + "\n")
+        assert run([QUANTIZE, MODEL, fine, "f32"]).returncode == 0
+        result = run([QUANTIZE, fine, out, "q8", "--experts", "q4", "--measure", sample])
+        assert result.returncode == 0, result.complaint
+        about = json.loads(run([INFO, "--json", "--check", out]).text)
+        assert about["types"]["q8"]["tensors"] and about["types"]["q4"]["tensors"], about["types"]
+        quality = {k: v for k, v in about["metadata"].items() if k.startswith("quality.")}
+        assert quality["quality.sentences"] == 3 and quality["quality.compared_with"] == "f32", quality
+        loss = quality["quality.nats_per_token"] - quality["quality.nats_per_token_before"]
+        assert 0 < quality["quality.nats_per_token"] < 20 and abs(loss) < 0.5, quality
+        assert "nats_per_token" in run([INFO, out]).text
+        open(sample, "w").write(pairs[0] + "\nno tabs here\n")
+        result = run([QUANTIZE, fine, folder + "/x.bin", "q8", "--measure", sample])
+        assert result.returncode == 3 and "line 2" in result.complaint, result.complaint
+        assert run([QUANTIZE, fine, folder + "/x.bin", "q8", "--measure", folder + "/none.tsv"]).returncode == 4
 
 
 def main():

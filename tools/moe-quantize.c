@@ -59,6 +59,7 @@ static int report(const char *path, const moe_error *e) {
 typedef struct pair {
     int32_t tag;
     text_ids source, target;
+    int left_out;      /* too long, or the target holds a piece that the model cannot generate */
     double logprob[2]; /* of the target by IN and OUT */
     text_ids output[2];
 } pair;
@@ -177,8 +178,12 @@ static int pull(void *user, int wait, moe_request *request) {
 static void done(void *user, const moe_result *result) {
     walk *w = user;
     pair *p = result->user;
+    if (result->status == MOE_ERROR_LIMIT || result->status == MOE_ERROR_ARGUMENT) {
+        p->left_out = 1;
+        return;
+    }
     if (result->status || !result->n_hypotheses) {
-        w->complaint = "a pair of the sample is too long or cannot be scored";
+        w->complaint = "the network's output is not a number: the model's weights are broken";
         return;
     }
     const moe_hypothesis *h = &result->hypotheses[0];
@@ -206,7 +211,7 @@ static moe_status measure_one(const moe_model *model, sample *s, int which, moe_
         w.next = 0;
         status = moe_translate(session, pull, done, &w, e);
         if (w.complaint) {
-            *e = (moe_error){ .code = status = MOE_ERROR_LIMIT };
+            *e = (moe_error){ .code = status = MOE_ERROR_NUMERIC };
             snprintf(e->message, sizeof e->message, "%s", w.complaint);
         }
     }
@@ -229,7 +234,7 @@ static const char *main_type(const moe_model *m) {
 static moe_status measure(const text_front *in, const char *out, const char *sample_path, moe_error *e) {
     sample s = { 0 };
     text_front after;
-    double tokens = 0, before_sum = 0, after_sum = 0, same = 0;
+    double tokens = 0, before_sum = 0, after_sum = 0, same = 0, count = 0;
     moe_status status = read_sample(sample_path, in, &s, e);
     if (!status) status = text_open(out, TEXT_IDS_ONLY, 0, &after, e);
     if (status) {
@@ -240,6 +245,8 @@ static moe_status measure(const text_front *in, const char *out, const char *sam
     if (!status) status = measure_one(after.model, &s, 1, e);
     for (size_t i = 0; i < s.count; i++) {
         pair *p = &s.pairs[i];
+        if (p->left_out) continue;
+        count++;
         tokens += (double)(p->target.length + 1);
         before_sum -= p->logprob[0];
         after_sum -= p->logprob[1];
@@ -249,12 +256,16 @@ static moe_status measure(const text_front *in, const char *out, const char *sam
     const char *base = strrchr(sample_path, '/') ? strrchr(sample_path, '/') + 1 : sample_path, *type = main_type(in->model);
     const moe_meta_entry entries[] = {
         { .key = "quality.sample", .kind = MOE_META_TEXT, .text = { base, strlen(base) } },
-        { .key = "quality.sentences", .kind = MOE_META_INT, .integer = (int64_t)s.count },
+        { .key = "quality.sentences", .kind = MOE_META_INT, .integer = (int64_t)count },
         { .key = "quality.compared_with", .kind = MOE_META_TEXT, .text = { type, strlen(type) } },
         { .key = "quality.nats_per_token", .kind = MOE_META_REAL, .real = after_sum / tokens },
         { .key = "quality.nats_per_token_before", .kind = MOE_META_REAL, .real = before_sum / tokens },
-        { .key = "quality.same_translations", .kind = MOE_META_REAL, .real = same / (double)(s.count ? s.count : 1) },
+        { .key = "quality.same_translations", .kind = MOE_META_REAL, .real = same / count },
     };
+    if (!status && count == 0) {
+        *e = (moe_error){ .code = status = MOE_ERROR_ARGUMENT };
+        snprintf(e->message, sizeof e->message, "no pair of the sample can be scored by this model");
+    }
     if (!status) {
         /* OUT keeps its types: their first and largest tensors say which they are */
         moe_save_params p = { MOE_TYPE_F32, MOE_TYPE_F32, entries, sizeof entries / sizeof *entries };
@@ -264,8 +275,10 @@ static moe_status measure(const text_front *in, const char *out, const char *sam
             else if (t.n_dims == 2 && t.type != MOE_TYPE_F32) p.type = t.type;
         }
         status = moe_model_save(after.model, out, &p, e);
-        fprintf(stderr, "%s: %.4f nats per token before, %.4f after; %.1f %% of %zu translations the same\n", base, before_sum / tokens,
-                after_sum / tokens, 100 * same / (double)s.count, s.count);
+        fprintf(stderr, "%s: %.4f nats per token before, %.4f after; %.1f %% of %.0f translations the same", base, before_sum / tokens,
+                after_sum / tokens, 100 * same / count, count);
+        if (count < (double)s.count) fprintf(stderr, "; %.0f pairs left out that the model cannot score", (double)s.count - count);
+        fputc('\n', stderr);
     }
     text_close(&after);
     free_sample(&s);
