@@ -29,7 +29,7 @@ SYSTEM = -isystem $(BREW)/include
 SYSTEM_LIBS = -L$(BREW)/lib
 endif
 
-PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize
+PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-make-random
 LIBRARY  = $(BIN)/libmoe.a
 
 # ---- Build ---------------------------------------------------------------------------------------------------
@@ -72,6 +72,9 @@ $(BUILD)/moe-info.o: tools/moe-info.c tools/text.h tools/spm.h moe.h | $(BUILD)/
 $(BUILD)/moe-quantize.o: tools/moe-quantize.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-quantize.c -o $@
 
+$(BUILD)/moe-make-random.o: tools/moe-make-random.c moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -c tools/moe-make-random.c -o $@
+
 $(LIBRARY): $(BUILD)/moe.o
 	rm -f $@
 	$(AR) rcs $@ $(BUILD)/moe.o
@@ -85,10 +88,13 @@ $(BIN)/moe-info: $(BUILD)/moe-info.o $(BUILD)/text.o $(BUILD)/spm.o $(BUILD)/moe
 $(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(BUILD)/text.o $(BUILD)/spm.o $(BUILD)/moe.o
 	$(LINK) $^ $(TOOL_LIBS) -o $@
 
+$(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(BUILD)/moe.o
+	$(LINK) $^ -lm -o $@
+
 # ---- Use -----------------------------------------------------------------------------------------------------
 
 help:
-	@echo 'make                  build ./moe-translate ./moe-info ./moe-quantize and libmoe.a'
+	@echo 'make                  build ./moe-translate ./moe-info ./moe-quantize ./moe-make-random and libmoe.a'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'
 	@echo 'make check            quick checks of the source: exported names, table of contents'

@@ -2049,7 +2049,24 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
     return -1;
 }
 
-/* ---- Saving in another number format ---- */
+/* ---- Writing ----
+ * One way for both writers: moe_model_save takes rows from an old file, moe_model_write from a function. Tensors go to disk
+ * piece by piece (a slab, a matrix), so memory is that of one piece; the header, which holds their checksums, comes last. */
+
+typedef struct moe_save {
+    const moe_file *old; /* or NULL: */
+    moe_fill_fn fill;
+    void *fill_user;
+    int same_type;       /* no tensor of `old` changes its type */
+    const moe_meta_entry *entries;
+    size_t n_entries;
+    moe_tensor_info *tensors;
+    size_t n_tensors;
+    uint64_t file_bytes;
+    size_t header_bytes;
+    char *header, *piece, *path; /* path: of the temporary file */
+    float *row;                  /* a row of floats; behind it its codes and subs */
+} moe_save;
 
 /* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
 static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *params) {
@@ -2061,41 +2078,26 @@ static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *p
     return params->type;
 }
 
-/* Whether an entry goes into the new file: golden translations and measured quality belong to one set of numbers, and what the
- * caller gives replaces what is there. */
-static int moe_save_meta(const moe_meta *m, const moe_save_params *params, int same_type) {
-    for (size_t i = 0; i < params->n_entries; i++)
-        if (moe_span_is(m->key, params->entries[i].key)) return 0;
-    return same_type || !((m->key.length > 7 && memcmp(m->key.data, "golden.", 7) == 0) ||
-                          (m->key.length > 8 && memcmp(m->key.data, "quality.", 8) == 0));
+/* Whether an old entry goes into the new file: golden translations and measured quality belong to one set of numbers, and what
+ * the caller gives replaces what is there. */
+static int moe_save_meta(const moe_save *s, const moe_meta *m) {
+    for (size_t i = 0; i < s->n_entries; i++)
+        if (moe_span_is(m->key, s->entries[i].key)) return 0;
+    return s->same_type || !((m->key.length > 7 && memcmp(m->key.data, "golden.", 7) == 0) ||
+                             (m->key.length > 8 && memcmp(m->key.data, "quality.", 8) == 0));
 }
 
-static moe_status moe_check_entries(const moe_save_params *params, moe_error *error) {
-    for (size_t i = 0; i < params->n_entries; i++) {
-        const moe_meta_entry *e = &params->entries[i];
+static moe_status moe_check_entries(const moe_meta_entry *entries, size_t count, moe_error *error) {
+    for (size_t i = 0; i < count; i++) {
+        const moe_meta_entry *e = &entries[i];
         if (!e->key || !moe_name_valid((moe_span){ e->key, strlen(e->key) }) || e->kind < MOE_META_INT || e->kind > MOE_META_TEXT ||
             (e->kind == MOE_META_TEXT && !moe_utf8_valid(e->text.data, e->text.length)))
             return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has a wrong key, kind or text", i);
         for (size_t k = 0; k < i; k++)
-            if (strcmp(e->key, params->entries[k].key) == 0)
+            if (strcmp(e->key, entries[k].key) == 0)
                 return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata '%s' stands twice", e->key);
     }
     return MOE_OK;
-}
-
-/* Where every tensor of the new file goes. Returns the file's size. */
-static uint64_t moe_save_plan(const moe_file *f, const moe_save_params *params, uint64_t header_bytes,
-                              moe_tensor_info *tensors) {
-    uint64_t at = header_bytes;
-    for (size_t i = 0; i < f->n_tensors; i++) {
-        moe_tensor_info *t = &tensors[i];
-        *t = f->tensors[i];
-        t->type = moe_save_type(t, params);
-        t->bytes = moe_tensor_bytes(t);
-        t->offset = moe_round_up((size_t)at, t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN);
-        at = t->offset + t->bytes;
-    }
-    return at;
 }
 
 /* Writes at `*at` unless `out` is NULL, and advances. */
@@ -2104,35 +2106,34 @@ static void moe_put(char *out, size_t *at, const void *data, size_t bytes) {
     *at += bytes;
 }
 
+static void moe_put_entry(char *out, size_t *at, const moe_meta_entry *e) {
+    const uint32_t begin[2] = { (uint32_t)e->kind, (uint32_t)strlen(e->key) };
+    const uint64_t length = e->text.length;
+    moe_put(out, at, begin, sizeof begin);
+    moe_put(out, at, e->key, begin[1]);
+    *at = moe_round_up(*at, 8);
+    if (e->kind == MOE_META_INT) moe_put(out, at, &e->integer, 8);
+    if (e->kind == MOE_META_REAL) moe_put(out, at, &e->real, 8);
+    if (e->kind != MOE_META_TEXT) return;
+    moe_put(out, at, &length, 8);
+    moe_put(out, at, e->text.data, e->text.length);
+    *at = moe_round_up(*at, 8);
+}
+
 /* The header of the new file into `out` (zeroed), or only its size with `out` NULL. */
-static size_t moe_save_header(const moe_file *f, const moe_tensor_info *tensors, const moe_save_params *params, int same_type,
-                              uint64_t file_bytes, char *out) {
-    const uint32_t version = MOE_FILE_VERSION, n_tensors = (uint32_t)f->n_tensors;
+static size_t moe_save_header(const moe_save *s, char *out) {
+    const uint32_t version = MOE_FILE_VERSION, n_tensors = (uint32_t)s->n_tensors;
     uint32_t n_meta = 0, checksum;
     uint64_t header_bytes;
     size_t at = MOE_HEADER_BYTES, head = 0;
-    for (size_t i = 0; i < f->n_meta; i++)
-        if (moe_save_meta(&f->meta[i], params, same_type)) {
-            moe_put(out, &at, f->meta[i].entry.data, f->meta[i].entry.length);
+    for (size_t i = 0; s->old && i < s->old->n_meta; i++)
+        if (moe_save_meta(s, &s->old->meta[i])) {
+            moe_put(out, &at, s->old->meta[i].entry.data, s->old->meta[i].entry.length);
             n_meta++;
         }
-    for (size_t i = 0; i < params->n_entries; i++, n_meta++) {
-        const moe_meta_entry *e = &params->entries[i];
-        const uint32_t begin[2] = { (uint32_t)e->kind, (uint32_t)strlen(e->key) };
-        const uint64_t length = e->text.length;
-        moe_put(out, &at, begin, sizeof begin);
-        moe_put(out, &at, e->key, begin[1]);
-        at = moe_round_up(at, 8);
-        if (e->kind == MOE_META_INT) moe_put(out, &at, &e->integer, 8);
-        else if (e->kind == MOE_META_REAL) moe_put(out, &at, &e->real, 8);
-        else {
-            moe_put(out, &at, &length, 8);
-            moe_put(out, &at, e->text.data, e->text.length);
-            at = moe_round_up(at, 8);
-        }
-    }
-    for (size_t i = 0; i < f->n_tensors; i++) {
-        const moe_tensor_info *t = &tensors[i];
+    for (size_t i = 0; i < s->n_entries; i++, n_meta++) moe_put_entry(out, &at, &s->entries[i]);
+    for (size_t i = 0; i < s->n_tensors; i++) {
+        const moe_tensor_info *t = &s->tensors[i];
         const uint32_t fields[4] = { (uint32_t)t->type, t->experts ? 1 : 0, t->n_dims, (uint32_t)t->name.length };
         const uint32_t tail[2] = { t->checksum, 0 };
         moe_put(out, &at, fields, sizeof fields);
@@ -2149,7 +2150,7 @@ static size_t moe_save_header(const moe_file *f, const moe_tensor_info *tensors,
     moe_put(out, &head, &version, 4);
     head += 4;
     moe_put(out, &head, &header_bytes, 8);
-    moe_put(out, &head, &file_bytes, 8);
+    moe_put(out, &head, &s->file_bytes, 8);
     moe_put(out, &head, &n_meta, 4);
     moe_put(out, &head, &n_tensors, 4);
     checksum = moe_crc32(0, out + 16, at - 16);
@@ -2157,31 +2158,24 @@ static size_t moe_save_header(const moe_file *f, const moe_tensor_info *tensors,
     return at;
 }
 
-/* Repack one matrix into `out`, which is zeroed. scratch: floats of a row, then its codes and subs. */
-static void moe_repack(const moe_matrix *from, moe_type type, void *out, float *scratch) {
-    int8_t *codes = (int8_t *)(void *)(scratch + from->cols);
-    for (size_t r = 0; r < from->rows; r++) {
-        moe_matrix_row(from, r, scratch);
-        moe_pack_row(type, from->rows, from->cols, r, scratch, out, codes);
+/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. */
+static void moe_save_matrix(const moe_save *s, size_t index, size_t piece, int down, char *out) {
+    const moe_tensor_info *t = &s->tensors[index];
+    const size_t high = (size_t)t->dims[t->experts ? 1 : 0], wide = (size_t)t->dims[t->n_dims - 1];
+    const size_t rows = t->n_dims == 1 ? 1 : down ? wide : high, cols = down ? high : wide;
+    moe_matrix from = { .rows = 0 };
+    if (s->old) {
+        const moe_tensor_info *old = &s->old->tensors[index];
+        const char *data = s->old->data + old->offset;
+        uint64_t old_down = 0;
+        if (t->experts) data += piece * (size_t)moe_slab_bytes(old->type, high, wide, &old_down);
+        from = moe_matrix_view(old->type, rows, cols, data + (down ? old_down : 0));
     }
-}
-
-/* Piece `i` of a tensor (a slab, or the whole matrix) in its new form. */
-static void moe_save_piece(const moe_file *f, const moe_tensor_info *old, moe_type type, size_t i, size_t bytes, char *out,
-                           float *scratch) {
-    const char *data = f->data + old->offset;
-    const size_t rows = (size_t)old->dims[old->experts ? 1 : 0], cols = (size_t)old->dims[old->experts ? 2 : 1];
-    moe_matrix from;
-    memset(out, 0, bytes);
-    if (old->experts) {
-        uint64_t old_down, new_down;
-        data += i * (size_t)moe_slab_bytes(old->type, rows, cols, &old_down);
-        moe_slab_bytes(type, rows, cols, &new_down);
-        from = moe_matrix_view(old->type, cols, rows, data + old_down);
-        moe_repack(&from, type, out + new_down, scratch);
+    for (size_t r = 0; r < rows; r++) {
+        if (s->old) moe_matrix_row(&from, r, s->row);
+        else s->fill(s->fill_user, index, piece, down ? high + r : r, s->row, cols);
+        moe_pack_row(t->type, rows, cols, r, s->row, out, (int8_t *)(void *)(s->row + cols));
     }
-    from = moe_matrix_view(old->type, rows, cols, data);
-    moe_repack(&from, type, out, scratch);
 }
 
 static int moe_write_zeros(FILE *out, uint64_t bytes) {
@@ -2193,88 +2187,134 @@ static int moe_write_zeros(FILE *out, uint64_t bytes) {
     return 1;
 }
 
-/* Tensors first, as their checksums stand in the header. */
-static int moe_save_to(FILE *out, const moe_file *f, moe_tensor_info *tensors, const moe_save_params *params, int same_type,
-                       uint64_t file_bytes, size_t header_bytes, char *header, char *piece, float *scratch) {
-    uint64_t at = header_bytes;
-    if (!moe_write_zeros(out, header_bytes)) return 0;
-    for (size_t i = 0; i < f->n_tensors; i++) {
-        const moe_tensor_info *old = &f->tensors[i];
-        moe_tensor_info *t = &tensors[i];
-        const size_t pieces = old->experts ? (size_t)old->dims[0] : 1, bytes = (size_t)(t->bytes / pieces);
-        if (!moe_write_zeros(out, t->offset - at)) return 0;
-        at = t->offset + t->bytes;
-        if (t->type == old->type) {
-            if (fwrite(f->data + old->offset, 1, (size_t)old->bytes, out) != old->bytes) return 0;
-            continue;
-        }
-        t->checksum = 0;
-        for (size_t p = 0; p < pieces; p++) {
-            moe_save_piece(f, old, t->type, p, bytes, piece, scratch);
-            t->checksum = moe_crc32(t->checksum, piece, bytes);
-            if (fwrite(piece, 1, bytes, out) != bytes) return 0;
+static size_t moe_pieces(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
+
+static int moe_save_tensor(const moe_save *s, size_t index, FILE *out) {
+    moe_tensor_info *t = &s->tensors[index];
+    const moe_tensor_info *old = s->old ? &s->old->tensors[index] : NULL;
+    const size_t bytes = (size_t)(t->bytes / moe_pieces(t));
+    uint64_t down = 0;
+    if (old && old->type == t->type) return fwrite(s->old->data + old->offset, 1, (size_t)old->bytes, out) == old->bytes;
+    if (t->experts) moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
+    t->checksum = 0;
+    for (size_t p = 0; p < moe_pieces(t); p++) {
+        memset(s->piece, 0, bytes);
+        moe_save_matrix(s, index, p, 0, s->piece);
+        if (t->experts) moe_save_matrix(s, index, p, 1, s->piece + down);
+        t->checksum = moe_crc32(t->checksum, s->piece, bytes);
+        if (fwrite(s->piece, 1, bytes, out) != bytes) return 0;
+    }
+    return 1;
+}
+
+static int moe_save_to(moe_save *s, FILE *out) {
+    uint64_t at = s->header_bytes;
+    if (!moe_write_zeros(out, at)) return 0;
+    for (size_t i = 0; i < s->n_tensors; i++) {
+        if (!moe_write_zeros(out, s->tensors[i].offset - at) || !moe_save_tensor(s, i, out)) return 0;
+        at = s->tensors[i].offset + s->tensors[i].bytes;
+    }
+    moe_save_header(s, s->header);
+    return fseek(out, 0, SEEK_SET) == 0 && fwrite(s->header, 1, s->header_bytes, out) == s->header_bytes && fflush(out) == 0;
+}
+
+/* Place the tensors, whose names, types and shapes are there, and say how large header, piece and row are. */
+static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
+    s->header_bytes = moe_save_header(s, NULL);
+    s->file_bytes = s->header_bytes;
+    for (size_t i = 0; i < s->n_tensors; i++) {
+        moe_tensor_info *t = &s->tensors[i];
+        t->bytes = moe_tensor_bytes(t);
+        t->offset = moe_round_up((size_t)s->file_bytes, t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN);
+        s->file_bytes = t->offset + t->bytes;
+        *piece_bytes = moe_max(*piece_bytes, (size_t)(t->bytes / moe_pieces(t)));
+        for (uint32_t d = 0; d < t->n_dims; d++) *widest = moe_max(*widest, (size_t)t->dims[d]);
+    }
+}
+
+/* Write the file under a temporary name and rename it. s->tensors are ready to be placed. */
+static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a, moe_error *error) {
+    const size_t path_length = strlen(path) + 16;
+    size_t piece_bytes = 0, widest = 0, block_bytes = 0;
+    moe_layout layout = { NULL, 0, 0 };
+    moe_status status = MOE_OK;
+    FILE *out;
+    moe_save_plan(s, &piece_bytes, &widest);
+    for (int pass = 0; pass < 2; pass++) {
+        layout.used = 0;
+        s->header = moe_carve(&layout, s->header_bytes, 1);
+        s->piece = moe_carve(&layout, piece_bytes, 1);
+        s->row = moe_carve(&layout, 2 * moe_round_up(widest, MOE_Q8_COLS), sizeof *s->row);
+        s->path = moe_carve(&layout, path_length, 1);
+        if (pass) break;
+        block_bytes = layout.used;
+        layout.base = layout.overflow ? NULL : moe_allocate_zeroed(a, block_bytes);
+        if (!layout.base) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor", block_bytes);
+    }
+    snprintf(s->path, path_length, "%s.partial", path);
+    out = fopen(s->path, "wb");
+    if (!out) {
+        status = moe_fail(error, MOE_ERROR_IO, "save", "cannot create %s: %s", s->path, strerror(errno));
+    } else {
+        int saved;
+        errno = 0;
+        saved = moe_save_to(s, out);
+        saved = (fclose(out) == 0) & saved;
+        if (!saved || rename(s->path, path) != 0) {
+            status = moe_fail(error, MOE_ERROR_IO, "save", "cannot write %s: %s", path,
+                              errno ? strerror(errno) : "the disk may be full");
+            remove(s->path);
         }
     }
-    moe_save_header(f, tensors, params, same_type, file_bytes, header);
-    return fseek(out, 0, SEEK_SET) == 0 && fwrite(header, 1, header_bytes, out) == header_bytes && fflush(out) == 0;
+    moe_release(a, layout.base, block_bytes);
+    return status;
 }
 
 moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error) {
     const moe_file *f = &model->file;
-    const moe_allocator *a = &model->allocator;
-    const size_t path_length = strlen(path) + 16, tensor_bytes = f->n_tensors * sizeof(moe_tensor_info);
-    size_t piece_bytes = 0, widest = 0, header_bytes, block_bytes = 0;
-    int same_type = 1, saved;
-    uint64_t file_bytes;
-    moe_tensor_info *tensors;
-    moe_layout layout = { NULL, 0, 0 };
-    char *header = NULL, *piece = NULL, *temporary = NULL;
-    float *scratch = NULL;
-    moe_status status = MOE_OK;
-    FILE *out;
+    const size_t bytes = f->n_tensors * sizeof(moe_tensor_info);
+    moe_save s = { .old = f, .same_type = 1, .entries = params->entries, .n_entries = params->n_entries, .n_tensors = f->n_tensors };
+    moe_status status;
     if (!moe_type_known((uint32_t)params->type) || !moe_type_known((uint32_t)params->experts))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
-    MOE_TRY(moe_check_entries(params, error));
-    tensors = moe_allocate_zeroed(a, tensor_bytes);
-    if (!tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
-    for (size_t i = 0; i < f->n_tensors; i++) same_type &= moe_save_type(&f->tensors[i], params) == f->tensors[i].type;
-    header_bytes = moe_save_header(f, f->tensors, params, same_type, 0, NULL);
-    file_bytes = moe_save_plan(f, params, header_bytes, tensors);
+    MOE_TRY(moe_check_entries(params->entries, params->n_entries, error));
+    s.tensors = moe_allocate_zeroed(&model->allocator, bytes);
+    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
     for (size_t i = 0; i < f->n_tensors; i++) {
-        const moe_tensor_info *t = &tensors[i];
-        piece_bytes = moe_max(piece_bytes, (size_t)(t->bytes / (t->experts ? t->dims[0] : 1)));
-        for (uint32_t d = 0; d < t->n_dims; d++) widest = moe_max(widest, (size_t)t->dims[d]);
+        s.tensors[i] = f->tensors[i];
+        s.tensors[i].type = moe_save_type(&f->tensors[i], params);
+        s.same_type &= s.tensors[i].type == f->tensors[i].type;
     }
-    for (int pass = 0; pass < 2; pass++) {
-        layout.used = 0;
-        header = moe_carve(&layout, header_bytes, 1);
-        piece = moe_carve(&layout, piece_bytes, 1);
-        scratch = moe_carve(&layout, 2 * moe_round_up(widest, MOE_Q8_COLS), sizeof *scratch);
-        temporary = moe_carve(&layout, path_length, 1);
-        if (pass) break;
-        block_bytes = layout.used;
-        layout.base = layout.overflow ? NULL : moe_allocate_zeroed(a, block_bytes);
-        if (!layout.base) {
-            moe_release(a, tensors, tensor_bytes);
-            return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor", block_bytes);
+    status = moe_save_run(&s, path, &model->allocator, error);
+    moe_release(&model->allocator, s.tensors, bytes);
+    return status;
+}
+
+moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {
+    const moe_allocator a = moe_allocator_or_default(&params->allocator);
+    const size_t bytes = params->n_tensors * sizeof(moe_tensor_info);
+    moe_save s = { .fill = params->fill, .fill_user = params->user, .entries = params->entries, .n_entries = params->n_entries,
+                   .n_tensors = params->n_tensors };
+    moe_status status = moe_check_entries(params->entries, params->n_entries, error);
+    if (status != MOE_OK) return status;
+    s.tensors = moe_allocate_zeroed(&a, bytes);
+    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "no memory for the tensor directory");
+    for (size_t i = 0; i < s.n_tensors && status == MOE_OK; i++) {
+        const moe_tensor_spec *spec = &params->tensors[i];
+        moe_tensor_info *t = &s.tensors[i];
+        *t = (moe_tensor_info){ .name = { spec->name, spec->name ? strlen(spec->name) : 0 }, .type = spec->type,
+                                .n_dims = spec->n_dims, .experts = spec->n_dims == 3 };
+        status = moe_name_valid(t->name) && moe_type_known((uint32_t)t->type) && t->n_dims >= 1 && t->n_dims <= 3 ? MOE_OK
+                                                                                                        : MOE_ERROR_ARGUMENT;
+        for (uint32_t d = 0; d < t->n_dims && status == MOE_OK; d++) {
+            t->dims[d] = spec->dims[d];
+            if (!spec->dims[d] || spec->dims[d] > INT32_MAX) status = MOE_ERROR_ARGUMENT;
         }
+        if (status != MOE_OK || (t->n_dims == 1 && t->type != MOE_TYPE_F32) || !moe_tensor_bytes(t))
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "tensors", "tensor %zu has a wrong name, type or shape", i);
     }
-    snprintf(temporary, path_length, "%s.partial", path);
-    out = fopen(temporary, "wb");
-    if (!out) {
-        status = moe_fail(error, MOE_ERROR_IO, "save", "cannot create %s: %s", temporary, strerror(errno));
-    } else {
-        errno = 0;
-        saved = moe_save_to(out, f, tensors, params, same_type, file_bytes, header_bytes, header, piece, scratch);
-        saved = (fclose(out) == 0) & saved;
-        if (!saved || rename(temporary, path) != 0) {
-            status = moe_fail(error, MOE_ERROR_IO, "save", "cannot write %s: %s", path,
-                              errno ? strerror(errno) : "the disk may be full");
-            remove(temporary);
-        }
-    }
-    moe_release(a, layout.base, block_bytes);
-    moe_release(a, tensors, tensor_bytes);
+    if (status == MOE_OK) status = moe_save_run(&s, path, &a, error);
+    moe_release(&a, s.tensors, bytes);
     return status;
 }
 

@@ -185,6 +185,31 @@ typedef struct moe_save_params {
  * Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY, MOE_ERROR_IO. */
 moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error);
 
+/* A model file from nothing, in the memory of its largest matrix or expert: for converters and benchmarks. Nothing but names,
+ * types and shapes is checked; moe_model_open says whether the result is a model. */
+typedef struct moe_tensor_spec {
+    const char *name;
+    moe_type type;    /* F32 where n_dims is 1 */
+    uint32_t n_dims;  /* 1 a vector, 2 a matrix [out, in], 3 experts [experts, hidden, width] */
+    uint64_t dims[3];
+} moe_tensor_spec;
+
+/* Fill out[cols] with row `row` of a tensor. Of experts, `piece` is the expert, rows 0 .. hidden-1 are its up matrix and the
+ * following `width` rows its down matrix. Rows come in the order of the file, each once. */
+typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
+
+typedef struct moe_write_params {
+    moe_allocator allocator; /* all zero: malloc, realloc, free */
+    const moe_meta_entry *entries;
+    size_t n_entries;
+    const moe_tensor_spec *tensors;
+    size_t n_tensors;
+    moe_fill_fn fill;
+    void *user;
+} moe_write_params;
+
+moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error);
+
 /* Tensors as the file's directory lists them. */
 typedef struct moe_tensor_info {
     moe_span name;

@@ -499,6 +499,24 @@ def quantize_measures_its_loss_and_writes_it_into_the_file():
         assert run([QUANTIZE, fine, folder + "/x.bin", "q8", "--measure", folder + "/none.tsv"]).returncode == 4
 
 
+@test
+def make_random_makes_models_that_run_and_are_the_same_for_a_seed():
+    program = os.path.join(BIN, "moe-make-random")
+    with tempfile.TemporaryDirectory() as folder:
+        a, b, c = (folder + name for name in ("/a.bin", "/b.bin", "/c.bin"))
+        for out, seed in ((a, "7"), (b, "7"), (c, "8")):
+            result = run([program, "--preset", "small", "--experts", "q4", "--seed", seed, "-o", out])
+            assert result.returncode == 0, result.complaint
+        first, again, other = (open(path, "rb").read() for path in (a, b, c))
+        assert first == again and first != other
+        about = json.loads(run([INFO, "--json", "--check", a]).text)
+        assert about["types"]["q4"]["tensors"] == 2 and about["parameters_in_experts"] == 2 * 32 * 2 * 256 * 512, about["types"]
+        assert run([TRANSLATE, "-m", a, "--ids"], "12 13 14\n").text.count("\n") == 1
+        assert run([program, "--preset", "huge", "-o", a]).returncode == 2
+        assert run([program, "--preset", "small", "-o", folder + "/no/a.bin"]).returncode == 4
+        assert sorted(os.listdir(folder)) == ["a.bin", "b.bin", "c.bin"]
+
+
 def main():
     failed = 0
     if not os.path.exists(MODEL):

@@ -1442,6 +1442,40 @@ static void a_model_can_be_saved_over_its_own_file(void **state) {
     drop(&f);
 }
 
+static void no_rows(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols) {
+    (void)tensor, (void)piece, (void)row;
+    (*(size_t *)user)++;
+    for (size_t c = 0; c < cols; c++) out[c] = 0;
+}
+
+/* A file from nothing: what cannot be a tensor or an entry is refused before a row is asked for. */
+static void writing_impossible_tensors_is_refused_and_leaves_nothing(void **state) {
+    static const moe_tensor_spec wrong[] = {
+        { "Upper", MOE_TYPE_F32, 1, { 4 } },      { "", MOE_TYPE_F32, 1, { 4 } },
+        { NULL, MOE_TYPE_F32, 1, { 4 } },         { "a", (moe_type)5, 2, { 4, 4 } },
+        { "a", MOE_TYPE_Q8, 1, { 4 } },           { "a", MOE_TYPE_F32, 0, { 4 } },
+        { "a", MOE_TYPE_F32, 4, { 4, 4, 4 } },    { "a", MOE_TYPE_F32, 2, { 4, 0 } },
+        { "a", MOE_TYPE_F32, 2, { 4, (uint64_t)1 << 40 } },
+    };
+    const char *path = in_directory("written.bin");
+    size_t rows = 0;
+    moe_error e;
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(wrong); i++) {
+        moe_write_params p = { .tensors = &wrong[i], .n_tensors = 1, .fill = no_rows, .user = &rows };
+        assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
+        assert_string_equal(e.where, "tensors");
+    }
+    {
+        const moe_meta_entry entries[] = { { .key = "a.b", .kind = MOE_META_INT }, { .key = "a.b", .kind = MOE_META_REAL } };
+        moe_write_params p = { .entries = entries, .n_entries = 2, .fill = no_rows, .user = &rows };
+        assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
+        CHECK(strstr(e.message, "a.b") != NULL, "'%s' does not name the key", e.message);
+    }
+    assert_int_equal(rows, 0);
+    assert_false(exists(path));
+}
+
 static void saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing(void **state) {
     fixture f = small();
     mw_heap heap;
@@ -1727,6 +1761,7 @@ int main(void) {
         cmocka_unit_test(saving_in_the_same_type_copies_the_file),
         cmocka_unit_test(wide_formats_lose_nothing_of_narrow_ones),
         cmocka_unit_test(a_model_can_be_saved_over_its_own_file),
+        cmocka_unit_test(writing_impossible_tensors_is_refused_and_leaves_nothing),
         cmocka_unit_test(saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing),
         cmocka_unit_test(a_full_disk_leaves_the_old_file_and_no_partial_one),
         cmocka_unit_test(saving_survives_the_failure_of_every_allocation),
