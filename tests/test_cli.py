@@ -377,9 +377,9 @@ def bad_lines_do_not_hold_up_an_interactive_user():
 
 
 def stopped_by(number, **keywords):
-    process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **keywords)
-    process.stdin.write(("\n".join(LINES) + "\n").encode() * 200)
-    process.stdin.flush()
+    # unbuffered: communicate() would not give what readline() read ahead
+    process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, **keywords)
+    process.stdin.write(("\n".join(LINES) + "\n").encode() * 200)  # fits into a pipe
     first = process.stdout.readline()
     process.send_signal(number)
     out, complaint = process.communicate(timeout=60)
