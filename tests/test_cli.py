@@ -125,7 +125,8 @@ def ids_in_and_out():
 
 @test
 def bad_ids():
-    result = translate("5 6\n5 x\n99999999999999999999\n-1\n5 6\n", "--ids", status=1)
+    good = " ".join(map(str, json.loads(translate(LINES[0] + "\n", "--json").lines[0])["source_ids"]))
+    result = translate(good + "\n5 x\n99999999999999999999\n-1\n" + good + "\n", "--ids", status=1)
     assert result.lines[0] == result.lines[4] != "" and result.lines[1:4] == ["", "", ""], result.lines
     assert "line 2: 'x' is not a token id" in result.complaint and "line 3: " in result.complaint, result.complaint
 
