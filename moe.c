@@ -364,16 +364,23 @@ static void moe_matrix_row(const moe_matrix *m, size_t row, float *out) {
     }
 }
 
+/* The largest magnitude of a row, and whether all of it is finite. */
+static float moe_largest(const float *x, size_t n, int *finite) {
+    float amax = 0.0f;
+    *finite = 1;
+    for (size_t i = 0; i < n; i++) {
+        float a = moe_from_bits(moe_to_bits(x[i]) & 0x7fffffffu);
+        if (a > amax) amax = a;
+        if (!(a <= FLT_MAX)) *finite = 0;
+    }
+    return amax;
+}
+
 /* The scalar definition of quantising a row, for weights and activations alike: q[cols_padded], padding zero.
  * A row with infinity or NaN in it gets scale NaN, so that the damage stays visible. */
 static float moe_quantise_row(const float *x, size_t cols, size_t cols_padded, int8_t *q) {
-    float amax = 0.0f, inverse;
-    int finite = 1;
-    for (size_t c = 0; c < cols; c++) {
-        float a = moe_from_bits(moe_to_bits(x[c]) & 0x7fffffffu);
-        if (a > amax) amax = a;
-        if (!(a <= FLT_MAX)) finite = 0;
-    }
+    int finite;
+    float amax = moe_largest(x, cols, &finite), inverse;
     if (amax < FLT_MIN || !finite) {
         memset(q, 0, cols_padded);
         return finite ? 0.0f : moe_from_bits(0x7fc00000u);
@@ -423,14 +430,8 @@ static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
 /* codes[cols_padded] in [-8, 7] and subs[cols_padded / 32] of a row; returns its scale: NaN where moe_quantise_row says so. The
  * largest number of a row becomes -8 * 15. */
 static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
-    float amax = 0.0f, scale;
-    int finite = 1;
-    for (size_t c = 0; c < cols; c++) {
-        float a = moe_from_bits(moe_to_bits(x[c]) & 0x7fffffffu);
-        if (a > amax) amax = a;
-        if (!(a <= FLT_MAX)) finite = 0;
-    }
-    scale = amax / 120.0f;
+    int finite;
+    const float scale = moe_largest(x, cols, &finite) / 120.0f;
     memset(codes, 0, cols_padded);
     memset(subs, 0, cols_padded / MOE_Q4_GROUP);
     if (scale < FLT_MIN || !finite) return finite ? 0.0f : moe_from_bits(0x7fc00000u);
