@@ -11,6 +11,7 @@
 #include "moe.h"
 
 #include <getopt.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,15 +154,9 @@ static uint64_t next_random(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
-static float root(float x) {
-    float r = x > 1 ? x : 1;
-    for (int i = 0; i < 40; i++) r = 0.5f * (r + x / r);
-    return r;
-}
-
 static void fill(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols) {
     maker *m = user;
-    const float step = m->spread[tensor] / root((float)cols) / 8388608.0f;
+    const float step = m->spread[tensor] / sqrtf((float)cols) / 8388608.0f;
     for (size_t c = 0; c < cols; c += 2) {
         uint64_t bits = next_random(&m->random);
         out[c] = ((float)(bits & 0xffffff) - 8388608.0f) * step;

@@ -231,7 +231,8 @@ static const char *main_type(const moe_model *m) {
 }
 
 /* Compare OUT with IN and write what was found into OUT. */
-static moe_status measure(const text_front *in, const char *out, const char *sample_path, moe_error *e) {
+static moe_status measure(const text_front *in, const char *out, const moe_save_params *params, const char *sample_path,
+                          moe_error *e) {
     sample s = { 0 };
     text_front after;
     double tokens = 0, before_sum = 0, after_sum = 0, same = 0, count = 0;
@@ -267,13 +268,9 @@ static moe_status measure(const text_front *in, const char *out, const char *sam
         snprintf(e->message, sizeof e->message, "no pair of the sample can be scored by this model");
     }
     if (!status) {
-        /* OUT keeps its types: their first and largest tensors say which they are */
-        moe_save_params p = { MOE_TYPE_F32, MOE_TYPE_F32, entries, sizeof entries / sizeof *entries };
-        for (size_t i = 0; i < moe_model_tensor_count(after.model); i++) {
-            moe_tensor_info t = moe_model_tensor(after.model, i);
-            if (t.experts) p.experts = t.type;
-            else if (t.n_dims == 2 && t.type != MOE_TYPE_F32) p.type = t.type;
-        }
+        moe_save_params p = *params; /* the types that OUT already has: nothing is rounded again */
+        p.entries = entries;
+        p.n_entries = sizeof entries / sizeof *entries;
         status = moe_model_save(after.model, out, &p, e);
         fprintf(stderr, "%s: %.4f nats per token before, %.4f after; %.1f %% of %.0f translations the same", base, before_sum / tokens,
                 after_sum / tokens, 100 * same / count, count);
@@ -339,7 +336,7 @@ int main(int argc, char **argv) {
     if (text_open(in, sample_path ? TEXT_REQUIRED : TEXT_IDS_ONLY, 1, &front, &e)) return report(in, &e);
     uint64_t before = moe_model_file_bytes(front.model), after = 0;
     moe_status status = moe_model_save(front.model, out, &params, &e);
-    if (!status && sample_path) status = measure(&front, out, sample_path, &e);
+    if (!status && sample_path) status = measure(&front, out, &params, sample_path, &e);
     text_close(&front);
     if (!status) status = size_of(out, &after, &e);
     if (status) {
