@@ -217,7 +217,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
  * low nibble is code + 8 of column 8g + i, the high one that of column 8g + 4 + i, so that a mask and a shift give two units of
  * Q8's interleave. Behind them int8 sub [n/16][k/32][16], then scales and sums as in Q8. */
 
-enum { MOE_Q8_ROWS = 16, MOE_Q8_COLS = 64, MOE_Q4_GROUP = 32, MOE_Q8_WIDEST = 131072 }; /* 127 * 127 * 131072 < 2^31 */
+enum { MOE_Q8_ROWS = 16, MOE_Q8_COLS = 64, MOE_Q4_GROUP = 32, MOE_CODE_GROUP = 32, MOE_Q8_WIDEST = 131072 }; /* 127 * 127 * 131072 < 2^31 */
 
 static const struct {
     const char *name;
@@ -376,9 +376,9 @@ static float moe_largest(const float *x, size_t n, int *finite) {
     return amax;
 }
 
-/* The scalar definition of quantising a row, for weights and activations alike: q[cols_padded], padding zero.
- * A row with infinity or NaN in it gets scale NaN, so that the damage stays visible. */
-static float moe_quantise_row(const float *x, size_t cols, size_t cols_padded, int8_t *q) {
+/* Quantise a row to codes q[cols_padded], padding zero; returns its scale. A row with infinity or NaN in it gets scale NaN, so
+ * that the damage stays visible. */
+static float moe_quantise_codes(const float *x, size_t cols, size_t cols_padded, int8_t *q) {
     int finite;
     float amax = moe_largest(x, cols, &finite), inverse;
     if (amax < FLT_MIN || !finite) {
@@ -393,6 +393,24 @@ static float moe_quantise_row(const float *x, size_t cols, size_t cols_padded, i
     }
     memset(q + cols, 0, cols_padded - cols);
     return amax / 127.0f;
+}
+
+/* Bytes of a quantised row of activations: int8 codes [cols padded to 64], behind them an int16 sum of every 32 codes, which
+ * kernels need that make one operand unsigned; padded to a cache line. */
+MOE_INLINE size_t moe_code_bytes(size_t cols) {
+    const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
+    return padded + moe_round_up(padded / MOE_CODE_GROUP * sizeof(int16_t), 64);
+}
+MOE_INLINE int16_t *moe_code_sums(int8_t *codes, size_t cols_padded) { return (int16_t *)(void *)(codes + cols_padded); }
+
+/* The scalar definition of quantising a row of activations: q[moe_code_bytes(cols)]. */
+static float moe_quantise_row(const float *x, size_t cols, int8_t *q) {
+    const size_t padded = moe_round_up(cols, MOE_Q8_COLS), bytes = moe_code_bytes(cols);
+    const float scale = moe_quantise_codes(x, cols, padded, q);
+    int16_t *sums = moe_code_sums(q, padded);
+    memset(sums, 0, bytes - padded);
+    for (size_t c = 0; c < padded; c++) sums[c / MOE_CODE_GROUP] = (int16_t)(sums[c / MOE_CODE_GROUP] + q[c]);
+    return scale;
 }
 
 /* The best 4-bit form of one group, u[n] in units of the row's scale: codes[n] and the sub that is returned. Tried are the subs
@@ -427,7 +445,7 @@ static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     return best;
 }
 
-/* codes[cols_padded] in [-8, 7] and subs[cols_padded / 32] of a row; returns its scale: NaN where moe_quantise_row says so. The
+/* codes[cols_padded] in [-8, 7] and subs[cols_padded / 32] of a row; returns its scale: NaN where moe_quantise_codes says so. The
  * largest number of a row becomes -8 * 15. */
 static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
     int finite;
@@ -460,7 +478,7 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
         const size_t padded = m.cols_padded;
         char *scales = (char *)blob + ((const char *)m.scales - (const char *)blob);
         int8_t *subs = scratch + padded;
-        float scale = type == MOE_TYPE_Q8 ? moe_quantise_row(x, cols, padded, scratch)
+        float scale = type == MOE_TYPE_Q8 ? moe_quantise_codes(x, cols, padded, scratch)
                                           : moe_quantise_row_q4(x, cols, padded, scratch, subs);
         int32_t sum = 0;
         for (size_t c = 0; c < padded; c++) {
@@ -543,29 +561,30 @@ static float moe_logf(float x) {
 
 enum { MOE_LANES = 16 };
 
-/* y[r][j] = dot(x[r], w[j]) + addend, where the addend is bias[j] or add[r][j] (at most one is set). Outputs are
+/* y[r][j] = [relu](dot(x[r], w[j]) + addend), where the addend is bias[j] or add[r][j] (at most one is set). Outputs are
  * computed in blocks of 16. For a quantised matrix the input is codes and scales, else floats. */
 typedef struct moe_linear {
     const moe_matrix *w;
     const float *x;      /* [rows, x_stride] */
     size_t x_stride;
-    const int8_t *codes; /* [rows, w->cols_padded] */
+    const int8_t *codes; /* [rows, moe_code_bytes(w->cols)] */
     const float *scales; /* [rows] */
     const float *bias;   /* [w->rows] or NULL */
     const float *add;    /* [rows, add_stride] or NULL */
     size_t add_stride;
+    int relu;
     float *y;            /* [rows, y_stride] */
     size_t y_stride;
 } moe_linear;
 
-typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH, MOE_UNARY_RELU } moe_unary;
+typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH } moe_unary;
 
 typedef struct moe_kernels {
     const char *name;
-    /* Rows [row0, row1) and 16-output blocks [block0, block1) of a linear. */
+    /* Rows [row0, row1) and 16-output blocks [block0, block1) of a linear; a room cuts them into tiles as it likes. */
     void (*linear)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
     /* moe_quantise_row. */
-    float (*quantise)(const float *x, size_t cols, size_t cols_padded, int8_t *q);
+    float (*quantise)(const float *x, size_t cols, int8_t *q);
     /* One LSTM cell over one row: z[4H] in gate order i f g o, c_in[H] -> h[H], c_out[H] (may be c_in). */
     void (*lstm_cell)(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h, float *c_out);
     void (*unary)(moe_unary what, const float *x, size_t n, float *y);
@@ -597,14 +616,18 @@ MOE_INLINE float moe_linear_addend(const moe_linear *l, size_t row, size_t j) {
     return l->bias ? l->bias[j] : l->add ? l->add[row * l->add_stride + j] : 0.0f;
 }
 
+/* NaN goes through, as it does through maxps(0, x). */
+MOE_INLINE float moe_reluf(float x) { return 0.0f > x ? 0.0f : x; }
+
 static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
+    const size_t code_bytes = moe_code_bytes(w->cols);
     for (size_t j = block0 * 16; j < moe_min(block1 * 16, w->rows); j++)
         for (size_t r = row0; r < row1; r++) {
-            float product;
+            float product, y;
             if (moe_type_quantised(w->type)) {
-                const int8_t *x = l->codes + r * w->cols_padded;
-                uint32_t sum = 0; /* wraps where a hostile file's subs are no 4-bit ones, as the vector kernels do */
+                const int8_t *x = l->codes + r * code_bytes;
+                uint32_t sum = 0; /* wraps where a hostile file's subs are no 4-bit ones: that is no overflow, and no promise */
                 for (size_t c = 0; c < w->cols_padded; c++) sum += (uint32_t)(x[c] * moe_matrix_code(w, j, c));
                 product = (float)(int32_t)sum * (l->scales[r] * w->scales[j]);
             } else if (w->type == MOE_TYPE_F32) {
@@ -618,7 +641,8 @@ static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, s
                         x[k] * (w->type == MOE_TYPE_F16 ? moe_f16_to_f32(halves[k]) : moe_bf16_to_f32(halves[k]));
                 product = moe_join_lanes(lane);
             }
-            l->y[r * l->y_stride + j] = product + moe_linear_addend(l, r, j);
+            y = product + moe_linear_addend(l, r, j);
+            l->y[r * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
         }
 }
 
@@ -634,10 +658,7 @@ static void moe_lstm_cell_portable(const float *z, const float *c_in, size_t hid
 }
 
 static void moe_unary_portable(moe_unary what, const float *x, size_t n, float *y) {
-    for (size_t i = 0; i < n; i++)
-        y[i] = what == MOE_UNARY_SIGMOID ? moe_sigmoidf(x[i])
-               : what == MOE_UNARY_TANH  ? moe_tanhf(x[i])
-                                         : (0.0f > x[i] ? 0.0f : x[i]);
+    for (size_t i = 0; i < n; i++) y[i] = what == MOE_UNARY_SIGMOID ? moe_sigmoidf(x[i]) : moe_tanhf(x[i]);
 }
 
 static float moe_score_additive_portable(const float *key, const float *query, const float *v, size_t n) {
@@ -794,7 +815,8 @@ MOE_AVX2_INLINE void moe_float_rows_avx2(const moe_linear *l, size_t row, size_t
     }
     for (int r = 0; r < rows; r++) {
         size_t at = row + (size_t)r;
-        l->y[at * l->y_stride + j] = moe_join_avx2(low[r], high[r]) + moe_linear_addend(l, at, j);
+        float y = moe_join_avx2(low[r], high[r]) + moe_linear_addend(l, at, j);
+        l->y[at * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
     }
 }
 
@@ -816,15 +838,21 @@ MOE_AVX2_INLINE void moe_q8_finish_avx2(const moe_linear *l, size_t at, size_t j
     __m256 y1 = _mm256_mul_ps(_mm256_cvtepi32_ps(high), _mm256_mul_ps(scale, _mm256_loadu_ps(m->scales + j + 8)));
     __m256 add0 = addend ? moe_load_avx2(addend, n) : _mm256_setzero_ps();
     __m256 add1 = addend && rest ? moe_load_avx2(addend + 8, rest) : _mm256_setzero_ps();
-    moe_store_avx2(l->y + at * l->y_stride + j, _mm256_add_ps(y0, add0), n);
-    if (rest) moe_store_avx2(l->y + at * l->y_stride + j + 8, _mm256_add_ps(y1, add1), rest);
+    y0 = _mm256_add_ps(y0, add0);
+    y1 = _mm256_add_ps(y1, add1);
+    if (l->relu) {
+        y0 = _mm256_max_ps(_mm256_setzero_ps(), y0);
+        y1 = _mm256_max_ps(_mm256_setzero_ps(), y1);
+    }
+    moe_store_avx2(l->y + at * l->y_stride + j, y0, n);
+    if (rest) moe_store_avx2(l->y + at * l->y_stride + j + 8, y1, rest);
 }
 
 /* One block of 16 outputs of a Q8 matrix against up to 4 input rows. maddubs multiplies |w| (unsigned) by x with w's
  * sign; within [-127, 127] its 16-bit sums cannot saturate (2 * 127 * 127 = 32258), so everything is exact. */
 MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
     const moe_matrix *m = l->w;
-    const size_t groups = m->cols_padded / 4, j = block * 16;
+    const size_t groups = m->cols_padded / 4, j = block * 16, code_bytes = moe_code_bytes(m->cols);
     const int8_t *w = (const int8_t *)m->data + block * groups * 64;
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i low[4], high[4];
@@ -836,7 +864,7 @@ MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t bl
         for (int r = 0; r < rows; r++) {
             int32_t four;
             __m256i x;
-            memcpy(&four, l->codes + (row + (size_t)r) * m->cols_padded + g * 4, 4);
+            memcpy(&four, l->codes + (row + (size_t)r) * code_bytes + g * 4, 4);
             x = _mm256_set1_epi32(four);
             low[r] = _mm256_add_epi32(
                 low[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a0, _mm256_sign_epi8(x, w0)), ones));
@@ -851,10 +879,10 @@ MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t bl
  * 127 = 30480); per group 8 * sum(x) is taken off and the rest multiplied by sub: the same integer in another order. */
 MOE_AVX2_INLINE void moe_q4_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
     const moe_matrix *m = l->w;
-    const size_t groups = m->cols_padded / MOE_Q4_GROUP;
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
     const uint8_t *w = (const uint8_t *)m->data + block * groups * 256;
     const int8_t *subs = m->subs + block * groups * 16;
-    const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15), eights = _mm256_set1_epi8(8);
+    const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15);
     __m256i low[4], high[4];
     for (int r = 0; r < rows; r++) low[r] = high[r] = _mm256_setzero_si256();
     for (size_t g = 0; g < groups; g++) {
@@ -870,7 +898,7 @@ MOE_AVX2_INLINE void moe_q4_rows_avx2(const moe_linear *l, size_t row, size_t bl
             for (int r = 0; r < rows; r++) {
                 int32_t four[2];
                 __m256i x0, x1;
-                memcpy(four, l->codes + (row + (size_t)r) * m->cols_padded + g * MOE_Q4_GROUP + u * 8, 8);
+                memcpy(four, l->codes + (row + (size_t)r) * code_bytes + g * MOE_Q4_GROUP + u * 8, 8);
                 x0 = _mm256_set1_epi32(four[0]);
                 x1 = _mm256_set1_epi32(four[1]);
                 part0[r] = _mm256_add_epi16(part0[r], _mm256_add_epi16(_mm256_maddubs_epi16(w00, x0), _mm256_maddubs_epi16(w01, x1)));
@@ -878,12 +906,10 @@ MOE_AVX2_INLINE void moe_q4_rows_avx2(const moe_linear *l, size_t row, size_t bl
             }
         }
         for (int r = 0; r < rows; r++) {
-            const int8_t *x = l->codes + (row + (size_t)r) * m->cols_padded + g * MOE_Q4_GROUP;
-            const __m256i pairs = _mm256_maddubs_epi16(eights, _mm256_loadu_si256((const __m256i *)(const void *)x));
-            __m256i sums = _mm256_madd_epi16(pairs, ones); /* eight parts of 8 * sum(x) */
-            sums = _mm256_add_epi32(sums, _mm256_permute2x128_si256(sums, sums, 1));
-            sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
-            sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
+            int16_t sum;
+            __m256i sums;
+            memcpy(&sum, l->codes + (row + (size_t)r) * code_bytes + m->cols_padded + 2 * g, 2);
+            sums = _mm256_set1_epi32(8 * sum);
             low[r] = _mm256_add_epi32(low[r], _mm256_mullo_epi32(sub0, _mm256_sub_epi32(_mm256_madd_epi16(part0[r], ones), sums)));
             high[r] = _mm256_add_epi32(high[r], _mm256_mullo_epi32(sub1, _mm256_sub_epi32(_mm256_madd_epi16(part1[r], ones), sums)));
         }
@@ -915,12 +941,14 @@ MOE_AVX2 static void moe_linear_avx2(const moe_linear *l, size_t row0, size_t ro
     }
 }
 
-MOE_AVX2 static float moe_quantise_avx2(const float *x, size_t cols, size_t cols_padded, int8_t *q) {
+MOE_AVX2 static float moe_quantise_avx2(const float *x, size_t cols, int8_t *q) {
     const __m256 sign = _mm256_set1_ps(-0.0f), magic = _mm256_set1_ps(MOE_ROUND_MAGIC);
     const __m256 largest = _mm256_set1_ps(FLT_MAX);
     __m256 max = _mm256_setzero_ps(), bad = _mm256_setzero_ps(), factor;
     float lane[8], amax = 0.0f, inverse;
-    if (cols % 8) return moe_quantise_row(x, cols, cols_padded, q);
+    const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
+    int16_t *sums = moe_code_sums(q, padded);
+    if (cols % 8) return moe_quantise_row(x, cols, q);
     for (size_t c = 0; c < cols; c += 8) {
         __m256 a = _mm256_andnot_ps(sign, _mm256_loadu_ps(x + c));
         max = _mm256_max_ps(a, max);
@@ -928,7 +956,7 @@ MOE_AVX2 static float moe_quantise_avx2(const float *x, size_t cols, size_t cols
     }
     _mm256_storeu_ps(lane, max);
     for (int i = 0; i < 8; i++) amax = lane[i] > amax ? lane[i] : amax;
-    if (_mm256_movemask_ps(bad) || amax < FLT_MIN) return moe_quantise_row(x, cols, cols_padded, q);
+    if (_mm256_movemask_ps(bad) || amax < FLT_MIN) return moe_quantise_row(x, cols, q);
     inverse = 127.0f / amax;
     if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
     factor = _mm256_set1_ps(inverse);
@@ -939,7 +967,15 @@ MOE_AVX2 static float moe_quantise_avx2(const float *x, size_t cols, size_t cols
         __m128i bytes = _mm_max_epi8(_mm_packs_epi16(words, words), _mm_set1_epi8(-127));
         _mm_storel_epi64((__m128i *)(void *)(q + c), bytes);
     }
-    memset(q + cols, 0, cols_padded - cols);
+    memset(q + cols, 0, moe_code_bytes(cols) - cols);
+    for (size_t c = 0; c < padded; c += MOE_CODE_GROUP) {
+        const __m256i codes = _mm256_loadu_si256((const __m256i *)(const void *)(q + c));
+        const __m256i fours = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
+        __m128i t = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+        t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
+        t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1));
+        sums[c / MOE_CODE_GROUP] = (int16_t)_mm_cvtsi128_si32(t);
+    }
     return amax / 127.0f;
 }
 
@@ -961,9 +997,7 @@ MOE_AVX2 static void moe_lstm_cell_avx2(const float *z, const float *c_in, size_
 MOE_AVX2 static void moe_unary_avx2(moe_unary what, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i += 8) {
         __m256 v = moe_load_avx2(x + i, n - i);
-        v = what == MOE_UNARY_SIGMOID ? moe_sigmoid_avx2(v)
-            : what == MOE_UNARY_TANH  ? moe_tanh_avx2(v)
-                                      : _mm256_max_ps(_mm256_setzero_ps(), v);
+        v = what == MOE_UNARY_SIGMOID ? moe_sigmoid_avx2(v) : moe_tanh_avx2(v);
         moe_store_avx2(y + i, v, n - i);
     }
 }
@@ -2361,7 +2395,7 @@ struct moe_tensor {
     moe_tensor *src[2];
     size_t cols;            /* numbers in a row                                           */
     size_t stride;          /* numbers from row to row                                    */
-    int quantised;          /* codes [rows, stride] and, behind the capacity, scales      */
+    int quantised;          /* code rows [rows, stride] and, behind the capacity, scales  */
     moe_tensor *quantised_as; /* the quantised twin of this tensor once somebody asked    */
     void *data;
     float *scales;
@@ -2422,7 +2456,7 @@ static moe_tensor *moe_op_quantise(moe_graph *g, moe_tensor *x) {
         moe_tensor *t = moe_add_node(g, MOE_OP_QUANTISE, x->cols, "%.40s.codes", x->name);
         t->src[0] = x;
         t->quantised = 1;
-        t->stride = moe_round_up(x->cols, MOE_Q8_COLS);
+        t->stride = moe_code_bytes(x->cols);
         x->quantised_as = t;
     }
     return x->quantised_as;
@@ -2501,8 +2535,8 @@ static moe_tensor *moe_op_lstm_layer(moe_graph *g, const moe_layer *layer, int b
     moe_carve(&work, g->sentences * hidden, sizeof(float));                              /* c */
     moe_carve(&work, g->sentences * hidden, sizeof(float));                              /* h */
     moe_carve(&work, g->sentences * state, sizeof(float));                               /* r */
-    moe_carve(&work, g->sentences, moe_round_up(state, MOE_Q8_COLS));                    /* r as codes */
-    moe_carve(&work, g->sentences, moe_round_up(hidden, MOE_Q8_COLS));                   /* h as codes */
+    moe_carve(&work, g->sentences, moe_code_bytes(state));                               /* r as codes */
+    moe_carve(&work, g->sentences, moe_code_bytes(hidden));                              /* h as codes */
     moe_carve(&work, g->sentences * 2, sizeof(float));                                   /* their scales */
     t->work_bytes = work.used;
     return t;
@@ -2544,8 +2578,15 @@ typedef struct moe_expert_work {
     size_t thread_floats;
 } moe_expert_work;
 
+static size_t moe_expert_input_floats(const moe_layer *layer) { return moe_max(moe_round_up(layer->out, 16), moe_code_bytes(layer->out) / sizeof(float)); }
+
+/* Scratch of a tile: inputs as floats or code rows, hidden units, hidden units as code rows, two scales a row. */
+static size_t moe_expert_tile_floats(const moe_layer *layer) {
+    return MOE_EXPERT_TILE * (moe_expert_input_floats(layer) + layer->hidden + moe_code_bytes(layer->hidden) / sizeof(float) + 2);
+}
+
 static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_layer *layer, moe_layout *at) {
-    const size_t pairs = moe_expert_pairs(g, layer), width = layer->out, hidden = layer->hidden;
+    const size_t pairs = moe_expert_pairs(g, layer), width = layer->out;
     moe_expert_work w;
     w.first = moe_carve(at, layer->experts + 1, sizeof *w.first);
     w.fill = moe_carve(at, layer->experts, sizeof *w.fill);
@@ -2554,9 +2595,7 @@ static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_layer *la
     w.row_first = moe_carve(at, g->rows + 1, sizeof *w.row_first);
     w.task = moe_carve(at, 3 * pairs, sizeof *w.task);
     w.out = moe_carve(at, pairs * width, sizeof *w.out);
-    /* a tile: inputs as floats or codes, hidden units, hidden units as codes, two scales a row */
-    w.thread_floats = MOE_EXPERT_TILE * (moe_round_up(width, MOE_Q8_COLS) + hidden + moe_round_up(hidden, MOE_Q8_COLS) / 4 + 2);
-    w.thread_floats = moe_round_up(w.thread_floats, 16);
+    w.thread_floats = moe_expert_tile_floats(layer);
     w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
     return w;
 }
@@ -2740,8 +2779,7 @@ static void moe_compute_embed(const moe_run *run, const moe_tensor *t) {
 
 static void moe_compute_quantise_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
     (void)thread;
-    t->scales[row] =
-        run->kernels->quantise(moe_row_of(t->src[0], row), t->cols, t->stride, (int8_t *)t->data + row * t->stride);
+    t->scales[row] = run->kernels->quantise(moe_row_of(t->src[0], row), t->cols, (int8_t *)t->data + row * t->stride);
 }
 static void moe_compute_quantise(const moe_run *run, const moe_tensor *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_quantise_row);
@@ -2848,17 +2886,17 @@ static void moe_lstm_task(void *arg, size_t task, size_t thread) {
     (void)thread;
     for (size_t i = task * job->rows_per_task; i < moe_min(job->rows, (task + 1) * job->rows_per_task); i++) {
         float *out = moe_row_of(job->t, s->first + i), *h = s->h + i * hidden, *c = s->c + i * hidden;
-        const size_t hp = moe_round_up(hidden, MOE_Q8_COLS), rp = moe_round_up(state, MOE_Q8_COLS);
+        const size_t h_bytes = moe_code_bytes(hidden), r_bytes = moe_code_bytes(state);
         if (!job->after) {
             kernels->lstm_cell(s->z + i * 4 * hidden, c, hidden, layer->forget_bias, h, c);
             if (layer->projected) {
                 if (moe_type_quantised(job->t->lstm->w_proj.type))
-                    s->h_scales[i] = kernels->quantise(h, hidden, hp, s->h_codes + i * hp);
+                    s->h_scales[i] = kernels->quantise(h, hidden, s->h_codes + i * h_bytes);
                 continue; /* the projection comes first */
             }
             memcpy(out, h, hidden * sizeof *h);
         }
-        if (moe_type_quantised(job->t->lstm->w_r.type)) s->r_scales[i] = kernels->quantise(out, state, rp, s->r_codes + i * rp);
+        if (moe_type_quantised(job->t->lstm->w_r.type)) s->r_scales[i] = kernels->quantise(out, state, s->r_codes + i * r_bytes);
         else memcpy(s->r + i * state, out, state * sizeof *out);
     }
 }
@@ -2874,8 +2912,8 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
     s.c = moe_carve(&work, sentences * hidden, sizeof(float));
     s.h = moe_carve(&work, sentences * hidden, sizeof(float));
     s.r = moe_carve(&work, sentences * state, sizeof(float));
-    s.r_codes = moe_carve(&work, sentences, moe_round_up(state, MOE_Q8_COLS));
-    s.h_codes = moe_carve(&work, sentences, moe_round_up(hidden, MOE_Q8_COLS));
+    s.r_codes = moe_carve(&work, sentences, moe_code_bytes(state));
+    s.h_codes = moe_carve(&work, sentences, moe_code_bytes(hidden));
     s.r_scales = moe_carve(&work, sentences * 2, sizeof(float));
     s.h_scales = s.r_scales + sentences;
     memset(t->work, 0, work.used); /* every sentence starts from a zero state */
@@ -2990,16 +3028,16 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const moe_kernels *kernels = job->run->kernels;
     const moe_tensor *x = job->t->src[0];
     const size_t expert = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2];
-    const size_t width = layer->out, hidden = layer->hidden, hidden_padded = moe_round_up(hidden, MOE_Q8_COLS);
+    const size_t width = layer->out, hidden = layer->hidden, unit_bytes = moe_code_bytes(hidden);
     const char *slab = layer->slabs + expert * layer->slab_stride;
     const moe_matrix up = moe_matrix_view(layer->expert_type, hidden, width, slab);
     const moe_matrix down = moe_matrix_view(layer->expert_type, width, hidden, slab + layer->slab_down);
     float *inputs = work->thread + thread * work->thread_floats;
-    float *units = inputs + MOE_EXPERT_TILE * moe_round_up(width, MOE_Q8_COLS);
+    float *units = inputs + MOE_EXPERT_TILE * moe_expert_input_floats(layer);
     int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * hidden);
-    float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * hidden_padded), *unit_scales = scales + MOE_EXPERT_TILE;
+    float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes), *unit_scales = scales + MOE_EXPERT_TILE;
     moe_linear first = { .w = &up, .x = inputs, .x_stride = width, .codes = (int8_t *)(void *)inputs, .scales = scales,
-                         .y = units, .y_stride = hidden };
+                         .relu = 1, .y = units, .y_stride = hidden };
     moe_linear second = { .w = &down, .x = units, .x_stride = hidden, .codes = unit_codes, .scales = unit_scales,
                           .y = work->out + pair * width, .y_stride = width };
     for (size_t i = 0; i < rows; i++) {
@@ -3012,11 +3050,8 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
         }
     }
     kernels->linear(&first, 0, rows, 0, moe_divide_up(hidden, 16));
-    for (size_t i = 0; i < rows; i++) {
-        kernels->unary(MOE_UNARY_RELU, units + i * hidden, hidden, units + i * hidden);
-        if (x->quantised)
-            unit_scales[i] = kernels->quantise(units + i * hidden, hidden, hidden_padded, unit_codes + i * hidden_padded);
-    }
+    for (size_t i = 0; x->quantised && i < rows; i++)
+        unit_scales[i] = kernels->quantise(units + i * hidden, hidden, unit_codes + i * unit_bytes);
     kernels->linear(&second, 0, rows, 0, moe_divide_up(width, 16));
 }
 

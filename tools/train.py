@@ -224,6 +224,11 @@ def use(device, precision):
     half = precision == "bf16"
 
 
+def operand(weight):
+    """A weight as products take it, for loops that use it many times."""
+    return weight.bfloat16() if half else weight
+
+
 def mm(a, b, out=None):
     """a @ b in the precision of products, float32 result."""
     if half:
@@ -304,7 +309,7 @@ class Lstm(torch.autograd.Function):
         H, steps = w_proj.shape[1], packed.steps(reverse)
         z = mm(x, w_x.t())
         c, h, y = x.new_empty(len(x), H), x.new_empty(len(x), H), x.new_empty(len(x), len(w_proj))
-        recurrent, project = w_r.t(), w_proj.t()
+        recurrent, project = operand(w_r).t(), operand(w_proj).t()
         for at, n, last, p in steps:
             now = slice(at, at + n)
             if p:
@@ -322,12 +327,13 @@ class Lstm(torch.autograd.Function):
         widest = max(n for _, n, _, _ in ctx.steps)
         carry, dh = torch.zeros_like(c[:widest]), torch.empty_like(c[:widest])
         before = torch.zeros_like(y)
+        recurrent, project = operand(w_r), operand(w_proj)
         for at, n, last, p in reversed(ctx.steps):
             now = slice(at, at + n)
-            mm(dy[now], w_proj, dh[:n])
+            mm(dy[now], project, dh[:n])
             kernels.cell_backward(z[now], c[last:last + p], c[now], dh[:n], carry, p)
             if p:
-                mm_add(z[at:at + p], w_r, dy[last:last + p])
+                mm_add(z[at:at + p], recurrent, dy[last:last + p])
                 before[at:at + p] = y[last:last + p]
         dz = z.t()
         return (mm(z, w_x) if ctx.needs_input_grad[0] else None, mm(dz, x), mm(dz, before), z.sum(0), mm(dy.t(), h),
@@ -347,7 +353,7 @@ class AttentiveLstm(torch.autograd.Function):
         s = x.new_zeros(len(x), m + P)  # context, previous output
         q = x.new_zeros(len(x), len(w_query))
         p = x.new_empty(len(x), place.positions)
-        both, project, ask = w.t(), w_proj.t(), w_query.t()
+        both, project, ask = operand(w).t(), operand(w_proj).t(), operand(w_query).t()
         for at, n, last, rows in steps:
             now = slice(at, at + n)
             if rows:
@@ -371,15 +377,16 @@ class AttentiveLstm(torch.autograd.Function):
         ds, dq = torch.empty_like(s[:widest]), torch.empty_like(q)
         dkey, dmemory = torch.zeros_like(key), torch.zeros_like(memory)
         dv = v.new_zeros(torch.get_num_threads(), len(v))
+        both, project, ask = operand(w), operand(w_proj), operand(w_query)
         for at, n, last, rows in reversed(ctx.steps):
             now = slice(at, at + n)
-            mm(dy[now], w_proj, dh[:n])
+            mm(dy[now], project, dh[:n])
             kernels.cell_backward(z[now], c[last:last + rows], c[now], dh[:n], carry, rows)
-            mm(z[now], w, ds[:n])
+            mm(z[now], both, ds[:n])
             kernels.attention_backward(ds[:n, :m], q[now], key, memory, v, ctx.place, p[now], dq[now], dkey, dmemory, dv)
             if rows:
                 dy[last:last + n] += ds[:n, m:]
-                mm_add(dq[now], w_query, dy[last:last + n])
+                mm_add(dq[now], ask, dy[last:last + n])
         dz = z.t()
         dw = mm(dz, s)
         return (mm(z, w_x[:, :d]), dmemory, dkey, torch.cat((mm(dz, x), dw[:, :m]), 1), dw[:, m:], z.sum(0), mm(dy.t(), h),
@@ -430,12 +437,13 @@ class CrossEntropy(torch.autograd.Function):
         n, chunk = len(x), 512 if x.device.type == "cpu" else 8192
         scale = 1.0 / n
         dx, dweight = torch.empty_like(x), torch.zeros_like(weight)
-        loss = x.new_empty(n)
+        loss, matrix = x.new_empty(n), operand(weight)
         for at in range(0, n, chunk):
             now = slice(at, at + chunk)
-            logits = mm(x[now], weight.t())
+            logits = mm(x[now], matrix.t())
             kernels.cross_entropy(logits, target[now], loss[now], smoothing, scale)
-            mm(logits, weight, dx[now])
+            logits = operand(logits)
+            mm(logits, matrix, dx[now])
             mm_add(logits.t(), x[now], dweight)
         ctx.save_for_backward(dx, dweight)
         return loss.mean()
