@@ -9,15 +9,18 @@
  *    5. Elementary functions  exp, log, tanh, sigmoid: one definition for every machine
  *    6. Kernels: portable     the oracle: what every other kernel room must equal bit for bit
  *    7. Kernels: AVX2
- *    8. Dispatch              choosing a kernel room at run time
- *    9. Threads               a pool that splits outputs, never sums
- *   10. Model file            mapped bytes, bounded cursor, metadata, directory, writer
- *   11. Architecture          the layer list that the metadata describes, weights bound to it
- *   12. Graph                 tensors, nodes, builders, planner
- *   13. Execution             one compute function per op; the CPU backend
- *   14. Encoder and decoder   the two graphs of a translation model
- *   15. Beam search           hypotheses, penalties, pruning
- *   16. Sessions              the queue, continuous batching, the public calls
+ *    8. Kernels: AVX-512      with VNNI
+ *    9. Kernels: AMX          int8 tiles over the AVX-512 room
+ *   10. Kernels: NEON         plain, with dot products, with matrix products
+ *   11. Dispatch              choosing a kernel room at run time
+ *   12. Threads               a pool that splits outputs, never sums
+ *   13. Model file            mapped bytes, bounded cursor, metadata, directory, writer
+ *   14. Architecture          the layer list that the metadata describes, weights bound to it
+ *   15. Graph                 tensors, nodes, builders, planner
+ *   16. Execution             one compute function per op; the CPU backend
+ *   17. Encoder and decoder   the two graphs of a translation model
+ *   18. Beam search           hypotheses, penalties, pruning
+ *   19. Sessions              the queue, continuous batching, the public calls
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output
  * (projection), E experts, K experts wanted per token, A attention size, V vocabulary.
@@ -581,6 +584,7 @@ typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH } moe_unary;
 
 typedef struct moe_kernels {
     const char *name;
+    int (*available)(void); /* 1 if this machine and its system run the room */
     /* Rows [row0, row1) and 16-output blocks [block0, block1) of a linear; a room cuts them into tiles as it likes. */
     void (*linear)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
     /* moe_quantise_row. */
@@ -688,8 +692,11 @@ static float moe_exp_sum_portable(const float *x, size_t n, float shift, float *
     return moe_join_lanes(lane);
 }
 
+static int moe_portable_available(void) { return 1; }
+
 static const moe_kernels moe_kernels_portable = {
     .name = "portable",
+    .available = moe_portable_available,
     .linear = moe_linear_portable,
     .quantise = moe_quantise_row,
     .lstm_cell = moe_lstm_cell_portable,
@@ -1060,8 +1067,14 @@ MOE_AVX2 static float moe_exp_sum_avx2(const float *x, size_t n, float shift, fl
     return moe_join_avx2(low, high);
 }
 
+static int moe_avx2_available(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") != 0; /* asks the system too (xgetbv) */
+}
+
 static const moe_kernels moe_kernels_avx2 = {
     .name = "avx2",
+    .available = moe_avx2_available,
     .linear = moe_linear_avx2,
     .quantise = moe_quantise_avx2,
     .lstm_cell = moe_lstm_cell_avx2,
@@ -1074,7 +1087,16 @@ static const moe_kernels moe_kernels_avx2 = {
 };
 #endif /* MOE_X86 */
 
-/* ==== 8. Dispatch =============================================================================================
+/* ==== 8. Kernels: AVX-512 =====================================================================================
+ * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes. */
+
+/* ==== 9. Kernels: AMX =========================================================================================
+ * Owns the int8 tiles of x86; everything else is the AVX-512 room's. */
+
+/* ==== 10. Kernels: NEON =======================================================================================
+ * Owns AArch64. Invariant: four registers hold the 16 lanes. */
+
+/* ==== 11. Dispatch ============================================================================================
  * Owns the choice of a kernel room. Invariant: the choice is made once per session and changes speed only. */
 
 static const moe_kernels *const moe_kernel_rooms[] = {
@@ -1093,11 +1115,8 @@ const char *moe_isa_names(void) {
 }
 
 int moe_isa_available(const char *name) {
-    if (strcmp(name, "portable") == 0) return 1;
-#if MOE_X86
-    __builtin_cpu_init();
-    if (strcmp(name, "avx2") == 0) return __builtin_cpu_supports("avx2") != 0; /* asks the system too (xgetbv) */
-#endif
+    for (size_t i = 0; i < MOE_COUNT(moe_kernel_rooms); i++)
+        if (strcmp(moe_kernel_rooms[i]->name, name) == 0) return moe_kernel_rooms[i]->available();
     return 0;
 }
 
@@ -1107,7 +1126,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
     for (size_t i = MOE_COUNT(moe_kernel_rooms); i-- > 0;) {
         const moe_kernels *room = moe_kernel_rooms[i];
         if (!automatic && strcmp(room->name, name) != 0) continue;
-        if (moe_isa_available(room->name)) {
+        if (room->available()) {
             *out = room;
             return MOE_OK;
         }
@@ -1119,7 +1138,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
                     moe_isa_names());
 }
 
-/* ==== 9. Threads ==============================================================================================
+/* ==== 12. Threads =============================================================================================
  * Owns the worker threads of a session. Invariant: a job's tasks are claimed one by one from one atomic word
  * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. */
 
@@ -1235,7 +1254,7 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
     return MOE_OK;
 }
 
-/* ==== 10. Model file ==========================================================================================
+/* ==== 13. Model file ==========================================================================================
  * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this room hands out lies inside the
  * mapping, is aligned for its type, and every count has been multiplied out without overflow.
  *
@@ -1604,7 +1623,7 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
     return NULL;
 }
 
-/* ==== 11. Architecture ========================================================================================
+/* ==== 14. Architecture ========================================================================================
  * Owns the layer list that a file's metadata describes and the weights bound to it. Invariant: a bound model's shapes
  * all agree, its ids are in range, and its small tensors hold finite numbers; nothing below looks a name up again. */
 
@@ -2353,7 +2372,7 @@ moe_status moe_model_write(const char *path, const moe_write_params *params, moe
     return status;
 }
 
-/* ==== 12. Graph ===============================================================================================
+/* ==== 15. Graph ===============================================================================================
  * Owns tensors, the builders that chain them, and the plan that places them in memory. A graph is built and planned once
  * for a capacity of rows and run with the rows of the moment: every tensor of a graph has the same number of rows.
  * Invariant: after moe_graph_plan a tensor's bytes are its own from the node that makes it to the last that reads it. */
@@ -2689,7 +2708,7 @@ static void moe_graph_place(moe_graph *g, char *arena) {
     }
 }
 
-/* ==== 13. Execution ===========================================================================================
+/* ==== 16. Execution ===========================================================================================
  * Owns one compute function per op and the table of them that is the CPU backend. Invariant: a function writes its own
  * tensor, its scratch and what the frame names, and splits only outputs over threads. */
 
@@ -3207,7 +3226,7 @@ static void moe_graph_run(const moe_backend *backend, const moe_run *run, moe_tr
     }
 }
 
-/* ==== 14. Encoder and decoder =================================================================================
+/* ==== 17. Encoder and decoder =================================================================================
  * Owns the two graphs of a translation model. Invariant: only the layer list decides what is in them. */
 
 /* The MoE layer (eq 1, App. E): y = [x +] [sigmoid](sum_i G(x)_i E_i(x)). */
@@ -3335,7 +3354,7 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, moe_memory *memo
     moe_op_topk(g, m, moe_op_linear(g, &m->output, x, m->output_bias, NULL, "decoder.logits"));
 }
 
-/* ==== 15. Beam search =========================================================================================
+/* ==== 18. Beam search =========================================================================================
  * Owns the hypotheses of one sentence. Invariant: what happens here depends on the sentence's own rows only, and ties are
  * broken by rank, so that any batch gives the same result.
  *
@@ -3502,7 +3521,7 @@ static int moe_score_step(const moe_search *s, moe_slot *slot, float logprob, co
     return 0;
 }
 
-/* ==== 16. Sessions ============================================================================================
+/* ==== 19. Sessions ============================================================================================
  * Owns a session's one block of memory, the queue of requests and the loop. Invariant: rows of a step are the live hypotheses
  * of the active slots in slot order; a finished sentence's slot and memory are free for the next request at once. */
 
