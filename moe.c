@@ -332,6 +332,18 @@ static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const
     return m;
 }
 
+/* Rows [first, first + count) of a matrix, cut at its end; `first` is a multiple of 16. */
+static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t count) {
+    moe_matrix part = *m;
+    const size_t row_bytes = m->type == MOE_TYPE_Q8 ? m->cols_padded : m->type == MOE_TYPE_Q4 ? m->cols_padded / 2
+                             : m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
+    part.rows = moe_min(count, m->rows - first);
+    part.data = (const char *)m->data + first * row_bytes;
+    if (m->subs) part.subs = m->subs + first * (m->cols_padded / MOE_Q4_GROUP);
+    if (m->scales) part.scales = m->scales + first;
+    return part;
+}
+
 MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 4) + col / 4) * 64 + row % 16 * 4 + col % 4;
 }
@@ -2392,12 +2404,12 @@ typedef enum moe_op {
     MOE_OP_ATTENTION, /* projected query -> context                             */
     MOE_OP_GATE,      /* logits -> dense gate weights, 0 where not selected     */
     MOE_OP_EXPERTS,   /* x, gate weights -> sum of weighted expert outputs      */
-    MOE_OP_TOPK,      /* logits -> best tokens and their log-probabilities      */
+    MOE_OP_OUTPUT,    /* logits, best tokens and their log-probabilities        */
     MOE_OP_COUNT
 } moe_op;
 
 static const char *const moe_op_names[] = { "embed", "quantise", "linear", "add", "concat", "unary", "view", "gather", "store",
-                                            "lstm_cell", "lstm_layer", "attention", "gate", "experts", "topk" };
+                                            "lstm_cell", "lstm_layer", "attention", "gate", "experts", "output" };
 _Static_assert(MOE_COUNT(moe_op_names) == MOE_OP_COUNT, "an op without a name");
 
 /* Keys and values of the source sentences under translation; sentences own segments of rows. */
@@ -2442,10 +2454,18 @@ typedef struct moe_graph {
     moe_tensor *nodes;
     size_t count, capacity; /* nodes  */
     size_t rows;            /* capacity in rows */
-    size_t threads, sentences, max_source; /* what scratch depends on */
+    size_t threads, sentences, max_source, top; /* what scratch depends on */
+    int traced;             /* somebody looks at every tensor */
     size_t bytes;           /* of the planned arena */
     int overflow;
 } moe_graph;
+
+/* Floats from row to row of an activation: cache lines, but no high power of two, at which the rows of a tile would fall into
+ * the same few sets of the cache. */
+static size_t moe_row_stride(size_t cols) {
+    const size_t stride = moe_round_up(cols, 16);
+    return stride % 256 ? stride : stride + 16;
+}
 
 MOE_PRINTF(4, 5)
 static moe_tensor *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char *format, ...) {
@@ -2455,7 +2475,8 @@ static moe_tensor *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char
     else g->count++;
     memset(t, 0, sizeof *t);
     t->op = op;
-    t->cols = t->stride = cols;
+    t->cols = cols;
+    t->stride = moe_row_stride(cols);
     va_start(args, format);
     vsnprintf(t->name, sizeof t->name, format, args);
     va_end(args);
@@ -2550,7 +2571,7 @@ static moe_tensor *moe_op_lstm_layer(moe_graph *g, const moe_layer *layer, int b
     t->layer = layer;
     t->lstm = &layer->direction[backward];
     t->backward = backward;
-    moe_carve(&work, g->sentences * 4 * hidden, sizeof(float));                          /* z */
+    moe_carve(&work, g->sentences * moe_row_stride(4 * hidden), sizeof(float));          /* z */
     moe_carve(&work, g->sentences * hidden, sizeof(float));                              /* c */
     moe_carve(&work, g->sentences * hidden, sizeof(float));                              /* h */
     moe_carve(&work, g->sentences * state, sizeof(float));                               /* r */
@@ -2597,11 +2618,13 @@ typedef struct moe_expert_work {
     size_t thread_floats;
 } moe_expert_work;
 
-static size_t moe_expert_input_floats(const moe_layer *layer) { return moe_max(moe_round_up(layer->out, 16), moe_code_bytes(layer->out) / sizeof(float)); }
+static size_t moe_expert_input_floats(const moe_layer *layer) {
+    return moe_max(moe_row_stride(layer->out), moe_code_bytes(layer->out) / sizeof(float));
+}
 
 /* Scratch of a tile: inputs as floats or code rows, hidden units, hidden units as code rows, two scales a row. */
 static size_t moe_expert_tile_floats(const moe_layer *layer) {
-    return MOE_EXPERT_TILE * (moe_expert_input_floats(layer) + layer->hidden + moe_code_bytes(layer->hidden) / sizeof(float) + 2);
+    return MOE_EXPERT_TILE * (moe_expert_input_floats(layer) + moe_row_stride(layer->hidden) + moe_code_bytes(layer->hidden) / sizeof(float) + 2);
 }
 
 static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_layer *layer, moe_layout *at) {
@@ -2613,7 +2636,7 @@ static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_layer *la
     w.row_pair = moe_carve(at, pairs, sizeof *w.row_pair);
     w.row_first = moe_carve(at, g->rows + 1, sizeof *w.row_first);
     w.task = moe_carve(at, 3 * pairs, sizeof *w.task);
-    w.out = moe_carve(at, pairs * width, sizeof *w.out);
+    w.out = moe_carve(at, pairs * moe_row_stride(width), sizeof *w.out);
     w.thread_floats = moe_expert_tile_floats(layer);
     w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
     return w;
@@ -2632,8 +2655,42 @@ static moe_tensor *moe_op_experts(moe_graph *g, const moe_layer *layer, moe_tens
     return t;
 }
 
-static void moe_op_topk(moe_graph *g, const moe_model *model, moe_tensor *logits) {
-    moe_op_pair(g, MOE_OP_TOPK, logits, NULL, 1, "decoder.top")->model = model;
+enum { MOE_OUTPUT_CHUNK = 1024, MOE_OUTPUT_ROWS = 64 }; /* a task of the output layer: so many tokens for so many rows */
+
+/* What one chunk of the vocabulary says about the rows. Chunks are joined in index order. */
+typedef struct moe_output_work {
+    size_t chunks;
+    float *max, *sum;     /* [rows, chunks] largest logit; sum of exp(logit - max)              */
+    float *logits;        /* [rows, chunks, top] the best of the chunk, falling, -infinity: none */
+    int32_t *ids;         /* [rows, chunks, top]                                                */
+    float *thread;        /* per thread: logits of a task                                       */
+    size_t thread_floats;
+} moe_output_work;
+
+static moe_output_work moe_output_layout(const moe_graph *g, size_t vocabulary, moe_layout *at) {
+    moe_output_work w;
+    w.chunks = moe_divide_up(vocabulary, MOE_OUTPUT_CHUNK);
+    w.max = moe_carve(at, g->rows * w.chunks, sizeof *w.max);
+    w.sum = moe_carve(at, g->rows * w.chunks, sizeof *w.sum);
+    w.logits = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.logits);
+    w.ids = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.ids);
+    w.thread_floats = moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK);
+    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
+    return w;
+}
+
+/* The output layer and what the search needs of it. The [rows, vocabulary] matrix of logits exists only if it is traced. */
+static void moe_op_output(moe_graph *g, const moe_model *model, moe_tensor *x) {
+    moe_tensor *input = moe_type_quantised(model->output.type) ? moe_op_quantise(g, x) : x;
+    moe_tensor *t = moe_op_pair(g, MOE_OP_OUTPUT, input, NULL, model->output.rows, "decoder.logits");
+    moe_layout work = { NULL, 0, 0 };
+    t->model = model;
+    t->matrix = &model->output;
+    t->bias = model->output_bias;
+    if (!g->traced) t->stride = 0;
+    moe_output_layout(g, model->output.rows, &work);
+    t->work_bytes = work.used;
+    if (work.overflow) g->overflow = 1;
 }
 
 static moe_tensor *moe_tensor_base(moe_tensor *t) {
@@ -2642,7 +2699,7 @@ static moe_tensor *moe_tensor_base(moe_tensor *t) {
 }
 
 static size_t moe_tensor_size(const moe_graph *g, const moe_tensor *t) {
-    if (t->op == MOE_OP_STORE || t->op == MOE_OP_TOPK || t->op == MOE_OP_VIEW) return 0;
+    if (t->op == MOE_OP_STORE || t->op == MOE_OP_VIEW) return 0;
     if (t->quantised) return moe_round_up(g->rows * t->stride, 64) + moe_round_up(g->rows * sizeof(float), 64);
     return moe_round_up(g->rows * t->stride * sizeof(float), 64);
 }
@@ -2728,7 +2785,7 @@ typedef struct moe_frame {
     size_t attention_stride;
     const int32_t *want;        /* [rows] token to score, -1: give the best ones */
     float *want_logprob;        /* [rows] */
-    size_t top;                 /* tokens per row */
+    const char *hold;           /* [rows] 1: the translation is too short to end here; NULL: none is */
     int32_t *top_ids;           /* [rows, top], best first, ties by lower id */
     float *top_logprobs;        /* [rows, top]; NaN in a broken row */
 } moe_frame;
@@ -2804,16 +2861,20 @@ static void moe_compute_quantise(const moe_run *run, const moe_tensor *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_quantise_row);
 }
 
-static void moe_compute_linear(const moe_run *run, const moe_tensor *t) {
-    const moe_tensor *x = t->src[0];
-    moe_linear l = { .w = t->matrix, .bias = t->bias, .y = t->data, .y_stride = t->stride };
+/* The input of a linear from a row of a tensor on. */
+static void moe_linear_input(moe_linear *l, const moe_tensor *x, size_t row) {
     if (x->quantised) {
-        l.codes = x->data;
-        l.scales = x->scales;
+        l->codes = (const int8_t *)x->data + row * x->stride;
+        l->scales = x->scales + row;
     } else {
-        l.x = x->data;
-        l.x_stride = x->stride;
+        l->x = moe_row_of(x, row);
+        l->x_stride = x->stride;
     }
+}
+
+static void moe_compute_linear(const moe_run *run, const moe_tensor *t) {
+    moe_linear l = { .w = t->matrix, .bias = t->bias, .y = t->data, .y_stride = t->stride };
+    moe_linear_input(&l, t->src[0], 0);
     if (t->add) {
         l.add = t->src[1]->data;
         l.add_stride = t->src[1]->stride;
@@ -2907,7 +2968,7 @@ static void moe_lstm_task(void *arg, size_t task, size_t thread) {
         float *out = moe_row_of(job->t, s->first + i), *h = s->h + i * hidden, *c = s->c + i * hidden;
         const size_t h_bytes = moe_code_bytes(hidden), r_bytes = moe_code_bytes(state);
         if (!job->after) {
-            kernels->lstm_cell(s->z + i * 4 * hidden, c, hidden, layer->forget_bias, h, c);
+            kernels->lstm_cell(s->z + i * moe_row_stride(4 * hidden), c, hidden, layer->forget_bias, h, c);
             if (layer->projected) {
                 if (moe_type_quantised(job->t->lstm->w_proj.type))
                     s->h_scales[i] = kernels->quantise(h, hidden, s->h_codes + i * h_bytes);
@@ -2927,7 +2988,7 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
     const size_t sentences = run->graph->sentences, hidden = layer->hidden, state = layer->state;
     moe_layout work = { t->work, 0, 0 };
     moe_lstm_step s = { 0 };
-    s.z = moe_carve(&work, sentences * 4 * hidden, sizeof(float));
+    s.z = moe_carve(&work, sentences * moe_row_stride(4 * hidden), sizeof(float));
     s.c = moe_carve(&work, sentences * hidden, sizeof(float));
     s.h = moe_carve(&work, sentences * hidden, sizeof(float));
     s.r = moe_carve(&work, sentences * state, sizeof(float));
@@ -2941,7 +3002,7 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
         moe_lstm_job job = { run, t, &s, live, moe_max(1, 16384 / (40 * hidden)), 0 };
         moe_linear recurrent = { .w = &w->w_r, .x = s.r, .x_stride = state, .codes = s.r_codes, .scales = s.r_scales,
                                  .add = moe_row_of(t->src[0], f->first[step]), .add_stride = t->src[0]->stride,
-                                 .y = s.z, .y_stride = 4 * hidden };
+                                 .y = s.z, .y_stride = moe_row_stride(4 * hidden) };
         s.first = f->first[step];
         moe_linear_run(run, &recurrent, live);
         moe_pool_run(run->pool, moe_divide_up(live, job.rows_per_task), moe_lstm_task, &job);
@@ -3048,17 +3109,18 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const moe_tensor *x = job->t->src[0];
     const size_t expert = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2];
     const size_t width = layer->out, hidden = layer->hidden, unit_bytes = moe_code_bytes(hidden);
+    const size_t unit_stride = moe_row_stride(hidden), out_stride = moe_row_stride(width);
     const char *slab = layer->slabs + expert * layer->slab_stride;
     const moe_matrix up = moe_matrix_view(layer->expert_type, hidden, width, slab);
     const moe_matrix down = moe_matrix_view(layer->expert_type, width, hidden, slab + layer->slab_down);
     float *inputs = work->thread + thread * work->thread_floats;
     float *units = inputs + MOE_EXPERT_TILE * moe_expert_input_floats(layer);
-    int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * hidden);
+    int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * unit_stride);
     float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes), *unit_scales = scales + MOE_EXPERT_TILE;
     moe_linear first = { .w = &up, .x = inputs, .x_stride = width, .codes = (int8_t *)(void *)inputs, .scales = scales,
-                         .relu = 1, .y = units, .y_stride = hidden };
-    moe_linear second = { .w = &down, .x = units, .x_stride = hidden, .codes = unit_codes, .scales = unit_scales,
-                          .y = work->out + pair * width, .y_stride = width };
+                         .relu = 1, .y = units, .y_stride = unit_stride };
+    moe_linear second = { .w = &down, .x = units, .x_stride = unit_stride, .codes = unit_codes, .scales = unit_scales,
+                          .y = work->out + pair * out_stride, .y_stride = out_stride };
     for (size_t i = 0; i < rows; i++) {
         const size_t row = work->pair_row[pair + i];
         if (x->quantised) {
@@ -3070,7 +3132,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     }
     kernels->linear(&first, 0, rows, 0, moe_divide_up(hidden, 16));
     for (size_t i = 0; x->quantised && i < rows; i++)
-        unit_scales[i] = kernels->quantise(units + i * hidden, hidden, unit_codes + i * unit_bytes);
+        unit_scales[i] = kernels->quantise(units + i * unit_stride, hidden, unit_codes + i * unit_bytes);
     kernels->linear(&second, 0, rows, 0, moe_divide_up(width, 16));
 }
 
@@ -3086,7 +3148,7 @@ static void moe_combine_task(void *arg, size_t task, size_t thread) {
     memset(y, 0, width * sizeof *y);
     for (size_t j = work->row_first[task]; j < work->row_first[task + 1]; j++) {
         while (gate[expert] == 0.0f) expert++;
-        job->run->kernels->axpy(gate[expert++], work->out + work->row_pair[j] * width, width, y);
+        job->run->kernels->axpy(gate[expert++], work->out + work->row_pair[j] * moe_row_stride(width), width, y);
     }
     if (job->t->layer->scale != 1.0f)
         for (size_t c = 0; c < width; c++) y[c] = y[c] * job->t->layer->scale;
@@ -3136,50 +3198,106 @@ static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
     }
 }
 
-enum { MOE_SOFTMAX_CHUNK = 1024 }; /* long sums of exponentials: partial sums of so many, joined in index order */
+/* Put v with its id into the falling list of at most `top`; equal ones keep their order. */
+MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
+    size_t at = top - 1;
+    if (!(v > best[at])) return;
+    for (; at > 0 && !(best[at - 1] >= v); at--) {
+        best[at] = best[at - 1];
+        ids[at] = ids[at - 1];
+    }
+    best[at] = v;
+    ids[at] = id;
+}
 
-/* logp = (logit - max) - log sum exp(logit - max), never-generated tokens left out. */
-static void moe_compute_topk_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
-    const moe_model *model = t->model;
-    const moe_frame *f = run->frame;
-    const size_t n = t->src[0]->cols, top = f->top;
-    float *logits = moe_row_of(t->src[0], row), *logprobs = f->top_logprobs + row * top, max, sum = 0.0f, log_sum;
+/* The `top` largest of x[n] with their ids, falling. They lie in the blocks with the largest maxima, so only those are looked
+ * at: a block whose maximum is below the top-th largest one holds none. Returns the largest. */
+static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id, float *best,
+                           int32_t *ids) {
+    enum { BLOCK = 64 };
+    const float lowest = moe_from_bits(0xff800000u);
+    float maxima[MOE_OUTPUT_CHUNK / BLOCK], sorted[MOE_MAX_BEAM + 1], bound;
+    int32_t unused[MOE_MAX_BEAM + 1];
+    for (size_t i = 0; i < top; i++) best[i] = sorted[i] = lowest, ids[i] = -1;
+    for (size_t b = 0; b * BLOCK < n; b++) {
+        maxima[b] = kernels->max(x + b * BLOCK, moe_min(BLOCK, n - b * BLOCK));
+        moe_keep_best(sorted, unused, top, maxima[b], 0);
+    }
+    bound = sorted[top - 1];
+    for (size_t b = 0; b * BLOCK < n; b++) {
+        if (maxima[b] < bound) continue;
+        for (size_t i = b * BLOCK; i < moe_min(n, (b + 1) * BLOCK); i++)
+            if (x[i] >= bound) moe_keep_best(best, ids, top, x[i], first_id + (int32_t)i);
+    }
+    return sorted[0];
+}
+
+typedef struct moe_output_job {
+    const moe_run *run;
+    const moe_tensor *t;
+    moe_output_work work;
+    size_t row_tasks;
+} moe_output_job;
+
+/* One chunk of the vocabulary for some rows: logits, the best of them, the sum of exponentials. */
+static void moe_output_task(void *arg, size_t task, size_t thread) {
+    const moe_output_job *job = arg;
+    const moe_output_work *work = &job->work;
+    const moe_tensor *t = job->t, *x = t->src[0];
+    const moe_frame *f = job->run->frame;
+    const moe_kernels *kernels = job->run->kernels;
+    const size_t chunk = task / job->row_tasks, row0 = task % job->row_tasks * MOE_OUTPUT_ROWS, top = job->run->graph->top;
+    const size_t rows = moe_min(MOE_OUTPUT_ROWS, f->rows - row0), column = chunk * MOE_OUTPUT_CHUNK;
+    const moe_matrix w = moe_matrix_part(t->matrix, column, MOE_OUTPUT_CHUNK);
+    float *logits = work->thread + thread * work->thread_floats;
+    moe_linear l = { .w = &w, .bias = t->bias ? t->bias + column : NULL, .y = logits, .y_stride = moe_row_stride(MOE_OUTPUT_CHUNK) };
+    moe_linear_input(&l, x, row0);
+    kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
+    for (size_t r = 0; r < rows; r++) {
+        const size_t row = row0 + r, at = row * work->chunks + chunk;
+        float *y = logits + r * l.y_stride;
+        const moe_meta *never = t->model->never;
+        if (t->stride) memcpy(moe_row_of(t, row) + column, y, w.rows * sizeof *y);
+        for (size_t i = 0; never && i < never->count; i++) {
+            const size_t id = (size_t)moe_meta_int(never, i);
+            if (id >= column && id < column + w.rows) y[id - column] = moe_from_bits(0xff800000u);
+        }
+        if (f->hold && f->hold[row] && (size_t)t->model->eos >= column && (size_t)t->model->eos < column + w.rows)
+            y[(size_t)t->model->eos - column] = moe_from_bits(0xff800000u);
+        if (f->want[row] >= 0 && (size_t)f->want[row] >= column && (size_t)f->want[row] < column + w.rows)
+            f->want_logprob[row] = y[(size_t)f->want[row] - column];
+        work->max[at] = moe_find_best(kernels, y, w.rows, top, (int32_t)column, work->logits + at * top, work->ids + at * top);
+        work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
+    }
+}
+
+/* Join the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
+static void moe_output_join(const moe_output_job *job, size_t row) {
+    const moe_output_work *work = &job->work;
+    const moe_frame *f = job->run->frame;
+    const size_t first = row * work->chunks, top = job->run->graph->top;
+    float *logprobs = f->top_logprobs + row * top, max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
     int32_t *ids = f->top_ids + row * top;
-    size_t count = 0;
-    (void)thread;
-    for (size_t i = 0; model->never && i < model->never->count; i++)
-        logits[moe_meta_int(model->never, i)] = moe_from_bits(0xff800000u);
-    max = run->kernels->max(logits, n);
-    for (size_t i = 0; i < n; i += MOE_SOFTMAX_CHUNK)
-        sum = sum + run->kernels->exp_sum(logits + i, moe_min(MOE_SOFTMAX_CHUNK, n - i), max, NULL);
+    for (size_t c = 0; c < work->chunks; c++) max = work->max[first + c] > max ? work->max[first + c] : max;
+    for (size_t c = 0; c < work->chunks; c++) sum = sum + work->sum[first + c] * moe_expf(work->max[first + c] - max);
     log_sum = moe_logf(sum);
     if (!(sum >= 1.0f && sum <= FLT_MAX)) log_sum = moe_from_bits(0x7fc00000u); /* the best token alone gives 1 */
     if (f->want[row] >= 0) {
-        f->want_logprob[row] = (logits[f->want[row]] - max) - log_sum;
+        f->want_logprob[row] = (f->want_logprob[row] - max) - log_sum;
         return;
     }
-    for (size_t i = 0; i < n; i += 64) { /* look closer only where something beats the worst kept */
-        const size_t end = moe_min(n, i + 64);
-        if (count == top && !(run->kernels->max(logits + i, end - i) > logprobs[top - 1])) continue;
-        for (size_t v = i; v < end; v++) {
-            size_t at;
-            if (count == top && !(logits[v] > logprobs[top - 1])) continue;
-            if (count < top) count++;
-            for (at = count - 1; at > 0 && !(logprobs[at - 1] >= logits[v]); at--) {
-                logprobs[at] = logprobs[at - 1];
-                ids[at] = ids[at - 1];
-            }
-            logprobs[at] = logits[v];
-            ids[at] = (int32_t)v;
-        }
-    }
-    for (size_t i = 0; i < top; i++) {
-        logprobs[i] = i < count ? (logprobs[i] - max) - log_sum : moe_from_bits(0xff800000u);
-        if (i >= count) ids[i] = model->eos;
-    }
+    for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = job->t->model->eos;
+    for (size_t c = 0; c < work->chunks; c++)
+        for (size_t i = (first + c) * top; i < (first + c + 1) * top && work->logits[i] > logprobs[top - 1]; i++)
+            moe_keep_best(logprobs, ids, top, work->logits[i], work->ids[i]);
+    for (size_t i = 0; i < top; i++) logprobs[i] = (logprobs[i] - max) - log_sum;
 }
-static void moe_compute_topk(const moe_run *run, const moe_tensor *t) {
-    moe_for_rows(run, t, run->frame->rows, 4 * t->src[0]->cols, moe_compute_topk_row);
+
+static void moe_compute_output(const moe_run *run, const moe_tensor *t) {
+    moe_layout at = { t->work, 0, 0 };
+    moe_output_job job = { run, t, moe_output_layout(run->graph, t->cols, &at), moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
+    moe_pool_run(run->pool, job.work.chunks * job.row_tasks, moe_output_task, &job);
+    for (size_t row = 0; row < run->frame->rows; row++) moe_output_join(&job, row);
 }
 
 /* The seam: a backend is a name and a function per op; NULL where it lacks one. */
@@ -3205,7 +3323,7 @@ static const moe_backend moe_backend_cpu = {
         [MOE_OP_ATTENTION] = moe_compute_attention,
         [MOE_OP_GATE] = moe_compute_gate,
         [MOE_OP_EXPERTS] = moe_compute_experts,
-        [MOE_OP_TOPK] = moe_compute_topk,
+        [MOE_OP_OUTPUT] = moe_compute_output,
     },
 };
 
@@ -3221,7 +3339,7 @@ static void moe_graph_run(const moe_backend *backend, const moe_run *run, moe_tr
     for (size_t i = 0; i < run->graph->count; i++) {
         const moe_tensor *t = &run->graph->nodes[i];
         backend->compute[t->op](run, t);
-        if (trace && !t->quantised && t->op != MOE_OP_STORE && t->op != MOE_OP_TOPK)
+        if (trace && !t->quantised && t->op != MOE_OP_STORE)
             trace(trace_user, t->name, t->data, run->frame->rows, t->cols, t->stride);
     }
 }
@@ -3351,7 +3469,7 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, moe_memory *memo
             moe_op_store(g, x, s->query, "decoder.query_next");
         }
     }
-    moe_op_topk(g, m, moe_op_linear(g, &m->output, x, m->output_bias, NULL, "decoder.logits"));
+    moe_op_output(g, m, x);
 }
 
 /* ==== 18. Beam search =========================================================================================
@@ -3539,7 +3657,7 @@ struct moe_session {
     char *arena; /* of both graphs: they never run at the same time */
     moe_memory memory;
     moe_decoder_state state;
-    size_t rows, encode_tokens, top;
+    size_t rows, encode_tokens;
     moe_slot *slots; /* [batch] */
     /* the group of sentences that is being encoded */
     int32_t *staged;       /* [encode_tokens] their ids, one behind the other */
@@ -3550,6 +3668,7 @@ struct moe_session {
     /* the frame of a decoder step */
     int32_t *ids, *parents, *want, *top_ids;
     size_t *segment, *length;
+    char *hold; /* NULL unless translations have a least length */
     float *want_logprob, *top_logprobs, *attention, *coverage, *coverage_next;
     moe_live *next;
     /* results */
@@ -3598,6 +3717,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_int("batch", p->batch, 1, 1 << 16, error));
     MOE_TRY(moe_check_int("max_source", p->max_source, 2, 1 << 20, error));
     MOE_TRY(moe_check_int("max_target", p->max_target, 2, 1 << 20, error));
+    MOE_TRY(moe_check_int("min_target", p->min_target, 0, p->max_target, error));
     MOE_TRY(moe_check_int("target_tag", p->target_tag, -1, m->vocabulary - 1, error));
     MOE_TRY(moe_check_int("beam", p->beam, 1, MOE_MAX_BEAM, error));
     MOE_TRY(moe_check_int("nbest", p->nbest, 1, p->beam, error));
@@ -3652,10 +3772,11 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     s->parents = moe_carve(at, s->rows, sizeof *s->parents);
     s->want = moe_carve(at, s->rows, sizeof *s->want);
     s->want_logprob = moe_carve(at, s->rows, sizeof *s->want_logprob);
+    if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
     s->segment = moe_carve(at, s->rows, sizeof *s->segment);
     s->length = moe_carve(at, s->rows, sizeof *s->length);
-    s->top_ids = moe_carve(at, s->rows * s->top, sizeof *s->top_ids);
-    s->top_logprobs = moe_carve(at, s->rows * s->top, sizeof *s->top_logprobs);
+    s->top_ids = moe_carve(at, s->rows * s->decoder.top, sizeof *s->top_ids);
+    s->top_logprobs = moe_carve(at, s->rows * s->decoder.top, sizeof *s->top_logprobs);
     if (s->search.beta != 0.0f) {
         s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
         s->coverage = moe_carve(at, s->rows * max_source, sizeof(float));
@@ -3695,7 +3816,8 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
     s->search = (moe_search){ s->params.beam, s->params.nbest, s->params.length_penalty, s->params.length_constant,
                               s->params.coverage_penalty, s->params.prune, m->eos };
     s->rows = (size_t)s->params.batch * (size_t)s->params.beam;
-    s->top = moe_min((size_t)s->params.beam + 1, (size_t)m->vocabulary);
+    s->decoder.top = moe_min((size_t)s->params.beam + 1, (size_t)m->vocabulary);
+    s->decoder.traced = s->params.trace != NULL;
     s->encode_tokens = (size_t)s->params.max_source + moe_min(1024, 32 * (size_t)s->params.batch);
     s->memory.tokens = (size_t)s->params.max_source + 64 * (size_t)s->params.batch;
     s->memory.width = m->memory_width;
@@ -3975,6 +4097,7 @@ static size_t moe_fill_frame(moe_session *s) {
             s->segment[rows] = slot->segment;
             s->length[rows] = slot->length;
             s->want[rows] = !slot->scoring ? -1 : slot->steps < slot->n_target ? slot->target[slot->steps] : s->model->eos;
+            if (s->hold) s->hold[rows] = !slot->scoring && slot->steps < (size_t)s->params.min_target;
             live->row = rows;
         }
     }
@@ -3998,7 +4121,7 @@ static void moe_step(moe_session *s, moe_done_fn done, void *user) {
     const size_t stride = (size_t)s->params.max_source;
     moe_frame frame = { .rows = moe_fill_frame(s), .ids = s->ids, .parents = s->parents, .segment = s->segment, .length = s->length,
                         .attention = s->attention, .attention_stride = stride, .want = s->want,
-                        .want_logprob = s->want_logprob, .top = s->top, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
+                        .want_logprob = s->want_logprob, .hold = s->hold, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
     moe_run run = { s->kernels, s->pool, &s->decoder, &frame };
     moe_graph_run(s->backend, &run, s->params.trace, s->params.trace_user);
     s->stats.steps++;
@@ -4012,7 +4135,7 @@ static void moe_step(moe_session *s, moe_done_fn done, void *user) {
             const size_t row = slot->live[0].row;
             finished = moe_score_step(&s->search, slot, s->want_logprob[row], s->coverage ? s->coverage + row * stride : NULL);
         } else {
-            finished = moe_search_step(&s->search, slot, s->top, s->top_ids, s->top_logprobs, s->coverage, stride, s->next);
+            finished = moe_search_step(&s->search, slot, s->decoder.top, s->top_ids, s->top_logprobs, s->coverage, stride, s->next);
         }
         if (finished) moe_deliver(s, slot, done, user);
     }

@@ -249,6 +249,7 @@ typedef struct moe_session_params {
     int batch;              /* sentences decoded at once                                                    */
     int max_source;         /* longest source in tokens, tag and end included                               */
     int max_target;         /* longest target in tokens, end included                                       */
+    int min_target;         /* tokens before the end that a translation has at least; 0: it may be empty    */
     int32_t target_tag;     /* default language tag of requests; -1: none                                   */
     int beam;               /* 1: greedy                                                                    */
     int nbest;              /* hypotheses returned, at most `beam`                                          */

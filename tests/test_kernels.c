@@ -1115,8 +1115,8 @@ static size_t last_reader(const moe_graph *g, size_t i) {
 }
 
 static size_t needed_bytes(const moe_graph *g, const moe_tensor *t) {
-    if (t->op == MOE_OP_VIEW || t->op == MOE_OP_STORE || t->op == MOE_OP_TOPK) return 0;
-    return t->quantised ? g->rows * moe_code_bytes(t->cols) + g->rows * 4 : g->rows * t->cols * 4;
+    if (t->op == MOE_OP_VIEW || t->op == MOE_OP_STORE || !t->stride) return 0;
+    return t->quantised ? g->rows * moe_code_bytes(t->cols) + g->rows * 4 : g->rows * t->stride * 4;
 }
 
 typedef struct piece {

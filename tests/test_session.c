@@ -823,6 +823,33 @@ static void target_is_cut_at_the_length_limit(void **state) {
     drop(f);
 }
 
+static void no_translation_is_shorter_than_the_least_length(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    ask *asks = random_asks(6, 12);
+    size_t shorter = 0;
+    (void)state;
+    for (int beam = 1; beam <= 4; beam += 3)
+        for (int least = 0; least <= 9; least += 3) {
+            moe_session_params p = params_for(f->model);
+            heard *out;
+            p.beam = p.nbest = beam;
+            p.max_len_factor = 0, p.max_len_offset = 9, p.max_target = 20;
+            p.min_target = least;
+            out = translate(f, &p, asks, 12);
+            for (size_t k = 0; k < 12; k++)
+                for (size_t j = 0; j < out[k].n; j++) {
+                    const heard_hypothesis *y = &out[k].hypotheses[j];
+                    CHECK(y->n_ids >= (size_t)least, "%zu tokens, at least %d are wanted", y->n_ids, least);
+                    CHECK(least < 9 || (y->n_ids == 9 && !y->finished), "%zu tokens where 9 are forced", y->n_ids);
+                    shorter += least == 0 && y->n_ids < 6;
+                }
+            free(out);
+        }
+    assert_true(shorter > 0);
+    free(asks);
+    drop(f);
+}
+
 static void sources_up_to_max_source_are_served_and_longer_ones_refused(void **state) {
     (void)state;
     for (int variant = 0; variant < MW_VARIANTS; variant++) {
@@ -1690,6 +1717,7 @@ int main(void) {
         cmocka_unit_test(pruned_hypotheses_are_within_the_margin),
         cmocka_unit_test(coverage_penalty_is_that_of_eq_14),
         cmocka_unit_test(target_is_cut_at_the_length_limit),
+        cmocka_unit_test(no_translation_is_shorter_than_the_least_length),
         cmocka_unit_test(sources_up_to_max_source_are_served_and_longer_ones_refused),
         cmocka_unit_test(targets_up_to_max_target_are_scored_and_longer_ones_refused),
         cmocka_unit_test(broken_requests_come_back_alone_and_the_others_go_on),
