@@ -2598,7 +2598,7 @@ static moe_tensor *moe_op_gate(moe_graph *g, const moe_layer *layer, moe_tensor 
     return t;
 }
 
-enum { MOE_EXPERT_TILE = 16 }; /* rows that one expert task takes at most */
+enum { MOE_EXPERT_TILE = 64 }; /* rows that one expert task takes at most */
 
 /* (expert, row) pairs handled at once: expected ones with room to spare, and never fewer than one row may select. */
 static size_t moe_expert_pairs(const moe_graph *g, const moe_layer *layer) {
@@ -2834,13 +2834,20 @@ static void moe_linear_task(void *arg, size_t task, size_t thread) {
                          moe_min(job->blocks, block + job->blocks_per_task));
 }
 
-/* A linear over `rows` rows on all threads: tasks of 64 rows and as many blocks as make them worth claiming. */
+/* A linear over `rows` rows on all threads. Tasks are cut along the outputs, in fours of blocks, so that a task reads its weights
+ * once for all rows; a few for each thread even out what the threads lose to other work. Only where there are too few blocks
+ * are rows cut too. Small products stay with the caller. */
 static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows) {
-    moe_linear_job job = { run->kernels, l, rows, moe_divide_up(l->w->rows, 16), 0, 64, 0 };
-    const size_t cost = moe_min(rows, 64) * l->w->cols * 16;
-    job.row_tasks = moe_divide_up(rows, job.rows_per_task);
-    job.blocks_per_task = moe_min(job.blocks, moe_max(1, 262144 / moe_max(cost, 1)));
-    moe_pool_run(run->pool, moe_divide_up(job.blocks, job.blocks_per_task) * job.row_tasks, moe_linear_task, &job);
+    enum { LEAST = 1 << 16, PER_THREAD = 4, BLOCKS = 4, ROWS = 32 };
+    const size_t blocks = moe_divide_up(l->w->rows, 16), cost = rows * blocks * 16 * l->w->cols;
+    const size_t wanted = moe_min(run->pool->count * PER_THREAD, moe_max(1, cost / LEAST));
+    moe_linear_job job = { run->kernels, l, rows, blocks, 0, rows, 1 };
+    job.blocks_per_task = moe_min(blocks, moe_round_up(moe_divide_up(blocks, wanted), BLOCKS));
+    if (moe_divide_up(blocks, job.blocks_per_task) < moe_min(wanted, run->pool->count)) {
+        job.rows_per_task = moe_min(rows, moe_round_up(moe_divide_up(rows, wanted), ROWS));
+        job.row_tasks = moe_divide_up(rows, job.rows_per_task);
+    }
+    moe_pool_run(run->pool, moe_divide_up(blocks, job.blocks_per_task) * job.row_tasks, moe_linear_task, &job);
 }
 
 static void moe_compute_embed_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
@@ -3100,7 +3107,7 @@ typedef struct moe_expert_job {
     size_t row0; /* first row of the chunk at hand */
 } moe_expert_job;
 
-/* One expert on up to 16 rows: out = w_down relu(w_up x). */
+/* One expert on up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x). */
 static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const moe_expert_job *job = arg;
     const moe_expert_work *work = &job->work;
