@@ -3722,6 +3722,7 @@ static moe_status moe_check_real(const char *name, double value, double high, mo
 static moe_status moe_check_params(const moe_model *m, moe_session_params *p, moe_error *error) {
     MOE_TRY(moe_check_int("threads", p->threads, 0, MOE_MAX_THREADS, error));
     MOE_TRY(moe_check_int("batch", p->batch, 1, 1 << 16, error));
+    MOE_TRY(moe_check_int("batch_tokens", p->batch_tokens, 0, 1 << 24, error));
     MOE_TRY(moe_check_int("max_source", p->max_source, 2, 1 << 20, error));
     MOE_TRY(moe_check_int("max_target", p->max_target, 2, 1 << 20, error));
     MOE_TRY(moe_check_int("min_target", p->min_target, 0, p->max_target, error));
@@ -3826,7 +3827,8 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
     s->decoder.top = moe_min((size_t)s->params.beam + 1, (size_t)m->vocabulary);
     s->decoder.traced = s->params.trace != NULL;
     s->encode_tokens = (size_t)s->params.max_source + moe_min(1024, 32 * (size_t)s->params.batch);
-    s->memory.tokens = (size_t)s->params.max_source + 64 * (size_t)s->params.batch;
+    /* A request is pulled before its length is known, so there is always room for a longest one. */
+    s->memory.tokens = (size_t)s->params.max_source + (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch);
     s->memory.width = m->memory_width;
     return MOE_OK;
 }

@@ -247,6 +247,7 @@ typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, si
 typedef struct moe_session_params {
     int threads;            /* threads that compute, the caller's included; 0: one per processor           */
     int batch;              /* sentences decoded at once                                                    */
+    int batch_tokens;       /* source tokens of the sentences decoded at once, about; 0: 64 a sentence      */
     int max_source;         /* longest source in tokens, tag and end included                               */
     int max_target;         /* longest target in tokens, end included                                       */
     int min_target;         /* tokens before the end that a translation has at least; 0: it may be empty    */

@@ -300,6 +300,7 @@ static void batch_does_not_change_a_bit(void **state) {
         for (size_t b = 0; b < MOE_COUNT(batches); b++) {
             moe_session_params p = setting_params(i);
             p.batch = batches[b];
+            p.batch_tokens = b == 1 ? 1 + (int)i : 0;
             p.isa = isa_of(i + b);
             compare_setting(i, &p, NULL, 0, "the batch");
         }
@@ -1158,6 +1159,10 @@ static void impossible_parameters_are_refused_by_name(void **state) {
     REFUSE(batch, 0);
     REFUSE(batch, -5);
     REFUSE(batch, INT_MAX);
+    REFUSE(batch_tokens, -1);
+    REFUSE(batch_tokens, INT_MAX);
+    REFUSE(min_target, -1);
+    REFUSE(min_target, INT_MAX);
     REFUSE(max_source, 1);
     REFUSE(max_source, -1);
     REFUSE(max_source, INT_MAX);

@@ -47,7 +47,7 @@ static void on_signal(int number) { stop_signal = number; }
 
 typedef struct options {
     const char *model, *target, *source, *input, *output, *isa;
-    int beam, nbest, threads, batch, max_len; /* -1: not given */
+    int beam, nbest, threads, batch, batch_tokens, max_len; /* -1: not given */
     float length_penalty, coverage_penalty, prune; /* NaN: not given */
     int ids, score, json, stats, self_test, truncate, quiet;
 } options;
@@ -84,6 +84,7 @@ static void usage(FILE *to) {
           "Speed (none of these changes a single byte of the output)\n"
           "      --threads N           threads that compute (default: one per processor)\n"
           "      --batch N             sentences decoded at once\n"
+          "      --batch-tokens N      source tokens decoded at once, about: many short sentences or few long ones\n"
           "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"
           "\n"
           "      --self-test           translate the sentences stored in the model and compare; needs only -m\n"
@@ -138,7 +139,7 @@ static int parse_float(const char *name, const char *text, float *out) {
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     enum {
-        BEAM = 256, NBEST, THREADS, BATCH, MAX_LEN, LENGTH_PENALTY, COVERAGE_PENALTY, PRUNE,
+        BEAM = 256, NBEST, THREADS, BATCH, BATCH_TOKENS, MAX_LEN, LENGTH_PENALTY, COVERAGE_PENALTY, PRUNE,
         IDS, SCORE, JSON, STATS, ISA, SELF_TEST, TRUNCATE
     };
     static const struct option known[] = {
@@ -146,7 +147,8 @@ static int parse_options(int argc, char **argv, options *o) {
         { "source", required_argument, NULL, 's' },       { "input", required_argument, NULL, 'i' },
         { "output", required_argument, NULL, 'o' },       { "beam", required_argument, NULL, BEAM },
         { "nbest", required_argument, NULL, NBEST },      { "threads", required_argument, NULL, THREADS },
-        { "batch", required_argument, NULL, BATCH },      { "max-len", required_argument, NULL, MAX_LEN },
+        { "batch", required_argument, NULL, BATCH },      { "batch-tokens", required_argument, NULL, BATCH_TOKENS },
+        { "max-len", required_argument, NULL, MAX_LEN },
         { "length-penalty", required_argument, NULL, LENGTH_PENALTY },
         { "coverage-penalty", required_argument, NULL, COVERAGE_PENALTY },
         { "prune", required_argument, NULL, PRUNE },      { "ids", no_argument, NULL, IDS },
@@ -156,7 +158,7 @@ static int parse_options(int argc, char **argv, options *o) {
         { "quiet", no_argument, NULL, 'q' },              { "help", no_argument, NULL, 'h' },
         { "version", no_argument, NULL, 'V' },            { NULL, 0, NULL, 0 }
     };
-    *o = (options){ .beam = -1, .nbest = -1, .threads = -1, .batch = -1, .max_len = -1,
+    *o = (options){ .beam = -1, .nbest = -1, .threads = -1, .batch = -1, .batch_tokens = -1, .max_len = -1,
                     .length_penalty = NAN, .coverage_penalty = NAN, .prune = NAN };
     int c, bad = 0;
     while (!bad && (c = getopt_long(argc, argv, "m:t:s:i:o:qhV", known, NULL)) != -1) {
@@ -171,6 +173,7 @@ static int parse_options(int argc, char **argv, options *o) {
         case NBEST: bad = parse_int("nbest", optarg, 1, MOE_MAX_BEAM, &o->nbest); break;
         case THREADS: bad = parse_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads); break;
         case BATCH: bad = parse_int("batch", optarg, 1, 4096, &o->batch); break;
+        case BATCH_TOKENS: bad = parse_int("batch-tokens", optarg, 1, 1 << 24, &o->batch_tokens); break;
         case MAX_LEN: bad = parse_int("max-len", optarg, 4, 1 << 16, &o->max_len); break;
         case LENGTH_PENALTY: bad = parse_float("length-penalty", optarg, &o->length_penalty); break;
         case COVERAGE_PENALTY: bad = parse_float("coverage-penalty", optarg, &o->coverage_penalty); break;
@@ -203,6 +206,10 @@ static int parse_options(int argc, char **argv, options *o) {
 
 static void apply_options(const options *o, moe_session_params *p) {
     if (o->threads > 0) p->threads = o->threads;
+    if (o->batch_tokens > 0) { /* short sentences have about eight tokens */
+        p->batch_tokens = o->batch_tokens;
+        p->batch = o->batch_tokens < 8 ? 1 : o->batch_tokens / 8 > 4096 ? 4096 : o->batch_tokens / 8;
+    }
     if (o->batch > 0) p->batch = o->batch;
     if (o->isa) p->isa = o->isa;
     if (o->self_test) return; /* the stored sentences were made with the model's own settings */
