@@ -3869,12 +3869,13 @@ static void moe_log(const moe_session *s, const char *format, ...) {
 
 static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
     moe_layout at = { NULL, 0, 0 };
-    s->block = moe_allocate_zeroed(&s->allocator, s->block_bytes + 64);
+    s->block = s->allocator.allocate(s->allocator.user, s->block_bytes + 64); /* not zeroed: pages are touched when they are used */
     if (!s->block) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session: %zu MB are needed, ask for a smaller "
                                    "batch, beam or max_source", s->block_bytes >> 20);
     at.base = s->block + (64 - (uintptr_t)s->block % 64) % 64;
     s->encoder.count = s->decoder.count = 0;
     moe_session_layout(s, &at);
+    memset(s->pool, 0, sizeof *s->pool);
     s->arena = at.base + at.used;
     MOE_TRY(moe_session_build(s, error));
     moe_graph_place(&s->encoder, s->arena);

@@ -123,12 +123,24 @@ void check_character_map(view map) {
     view strings = map.substr(trie_bytes);
     if (strings.back() != '\0') throw broken; // every replacement is read up to its NUL
 
+    // A unit with label c is the child for c of whoever has the base (unit ^ c): sorted by base, all children are at hand.
+    auto base_of = [&](uint32_t i) { return i ^ darts_label(units[i]); };
+    std::vector<uint32_t> first(units.size() + 1), children;
+    auto is_child = [&](uint32_t i) { return darts_label(units[i]) - 1 < 255 && base_of(i) < units.size(); };
+    for (uint32_t i = 0; i < units.size(); i++)
+        if (is_child(i)) first[base_of(i) + 1]++;
+    for (size_t i = 0; i < units.size(); i++) first[i + 1] += first[i];
+    children.resize(first.back());
+    std::vector<uint32_t> fill(first.begin(), first.end() - 1);
+    for (uint32_t i = 0; i < units.size(); i++)
+        if (is_child(i)) children[fill[base_of(i)]++] = i;
+
     // Depth-first over the units that input can reach. They form a tree with shared branches: no way leads back.
     // matches[i]: the most values that one walk can meet from unit i on.
     constexpr int unseen = -1, open = -2;
     std::vector<int> matches(units.size(), unseen);
     struct step {
-        uint32_t unit, byte;
+        uint32_t unit, at, end; // children[at .. end) are still to be looked at
         int best;
     };
     std::vector<step> path;
@@ -137,12 +149,12 @@ void check_character_map(view map) {
         if ((base | 0xff) >= units.size()) throw broken;
         if (darts_has_leaf(units[i]) && i != 0 && (units[base] & 0x7fffffffu) >= strings.size()) throw broken;
         matches[i] = open;
-        path.push_back({i, 1, 0});
+        path.push_back({i, first[base], first[base + 1], 0});
     };
     enter(0);
     while (!path.empty()) {
         step &here = path.back();
-        if (here.byte == 256) {
+        if (here.at == here.end) {
             int found = here.best + (here.unit != 0 && darts_has_leaf(units[here.unit]) ? 1 : 0);
             if (found > most_matches) throw broken;
             matches[here.unit] = found;
@@ -150,9 +162,7 @@ void check_character_map(view map) {
             if (!path.empty()) path.back().best = std::max(path.back().best, found);
             continue;
         }
-        uint32_t byte = here.byte++;
-        uint32_t child = here.unit ^ darts_offset(units[here.unit]) ^ byte;
-        if (darts_label(units[child]) != byte) continue;
+        uint32_t child = children[here.at++];
         if (matches[child] == open) throw broken;
         if (matches[child] == unseen)
             enter(child); // `here` may be gone after this
