@@ -142,6 +142,15 @@ TEST_HEADERS = $(wildcard tests/*.h tests/*.inc)
 $(BUILD)/test_%.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h $(TEST_HEADERS) | $(BUILD)/.deps-test
 	$(CC) $(C_FLAGS) -DMOE_TEST -c $< -o $@
 
+# moe-cuda.cu on the processor: tests/cuda_emu.h is all of CUDA that it sees.
+$(BUILD)/test_cuda.o: C_FLAGS += -DMOE_CUDA
+
+$(BUILD)/cuda_emu.o: moe-cuda.cu moe.h tests/cuda_emu.h | $(BUILD)/.deps-test
+	$(CXX) $(CXX_FLAGS) -ffp-contract=off -DMOE_CUDA_EMULATOR -include tests/cuda_emu.h -x c++ -c moe-cuda.cu -o $@
+
+$(BUILD)/test_cuda: $(BUILD)/test_cuda.o $(BUILD)/cuda_emu.o
+	$(LINK) $^ -lm -lcmocka -o $@
+
 $(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/libfront.a $(LIBRARY)
 	$(LINK) $< $(BUILD)/libfront.a $(LIBRARY) $(TOOL_LIBS) -lcmocka -o $@
 

@@ -126,6 +126,7 @@ const char *moe_status_name(moe_status status) {
     case MOE_ERROR_LIMIT: return "limit";
     case MOE_ERROR_NUMERIC: return "numeric";
     case MOE_ERROR_CANCELLED: return "cancelled";
+    case MOE_ERROR_DEVICE: return "device";
     }
     return "unknown";
 }
@@ -292,16 +293,6 @@ static uint16_t moe_f32_to_f16(float f) {
  * mantissa bits. */
 #define MOE_ROUND_MAGIC 12582912.0f
 MOE_INLINE int32_t moe_round(float x) { return (int32_t)(moe_to_bits(x + MOE_ROUND_MAGIC) - 0x4b400000u); }
-
-/* A weight matrix [rows, cols] = [out, in] where its bytes lie. */
-typedef struct moe_matrix {
-    moe_type type;
-    size_t rows, cols;
-    size_t cols_padded;  /* Q8, Q4: multiple of 64; else cols */
-    const void *data;    /* Q8, Q4: the codes */
-    const int8_t *subs;  /* Q4 */
-    const float *scales; /* Q8, Q4: [rows padded to 16] */
-} moe_matrix;
 
 /* Bytes of a matrix blob; 0 on overflow. */
 static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
@@ -591,8 +582,6 @@ typedef struct moe_linear {
     float *y;            /* [rows, y_stride] */
     size_t y_stride;
 } moe_linear;
-
-typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH } moe_unary;
 
 typedef struct moe_kernels {
     const char *name;
@@ -1641,7 +1630,6 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
 
 typedef enum moe_layer_kind { MOE_LAYER_LSTM, MOE_LAYER_MOE } moe_layer_kind;
 typedef enum moe_context { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT } moe_context;
-typedef enum moe_gate { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD } moe_gate;
 typedef enum moe_empty { MOE_EMPTY_TOP1, MOE_EMPTY_ZERO } moe_empty;
 
 /* z = w_x x + w_r r + bias, [4H] in gate order i f g o; r = w_proj h, or h without projection. */
@@ -2389,25 +2377,6 @@ moe_status moe_model_write(const char *path, const moe_write_params *params, moe
  * for a capacity of rows and run with the rows of the moment: every tensor of a graph has the same number of rows.
  * Invariant: after moe_graph_plan a tensor's bytes are its own from the node that makes it to the last that reads it. */
 
-typedef enum moe_op {
-    MOE_OP_EMBED,     /* ids -> rows of an embedding, times scale               */
-    MOE_OP_QUANTISE,  /* rows -> int8 codes and a scale per row                 */
-    MOE_OP_LINEAR,    /* x -> w x + bias, or w x + another tensor               */
-    MOE_OP_ADD,
-    MOE_OP_CONCAT,
-    MOE_OP_UNARY,     /* sigmoid, tanh, relu                                    */
-    MOE_OP_VIEW,      /* some columns of another tensor, no work                */
-    MOE_OP_GATHER,    /* state -> rows of the parents, zero for a new sentence  */
-    MOE_OP_STORE,     /* rows -> state or, in the encoder, attention memory     */
-    MOE_OP_LSTM_CELL, /* z, c -> [h | c]                                        */
-    MOE_OP_LSTM_LAYER, /* input products of packed sentences -> outputs         */
-    MOE_OP_ATTENTION, /* projected query -> context                             */
-    MOE_OP_GATE,      /* logits -> dense gate weights, 0 where not selected     */
-    MOE_OP_EXPERTS,   /* x, gate weights -> sum of weighted expert outputs      */
-    MOE_OP_OUTPUT,    /* logits, best tokens and their log-probabilities        */
-    MOE_OP_COUNT
-} moe_op;
-
 static const char *const moe_op_names[] = { "embed", "quantise", "linear", "add", "concat", "unary", "view", "gather", "store",
                                             "lstm_cell", "lstm_layer", "attention", "gate", "experts", "output" };
 _Static_assert(MOE_COUNT(moe_op_names) == MOE_OP_COUNT, "an op without a name");
@@ -2655,7 +2624,7 @@ static moe_tensor *moe_op_experts(moe_graph *g, const moe_layer *layer, moe_tens
     return t;
 }
 
-enum { MOE_OUTPUT_CHUNK = 1024, MOE_OUTPUT_ROWS = 64 }; /* a task of the output layer: so many tokens for so many rows */
+enum { MOE_OUTPUT_ROWS = 64 }; /* a task of the output layer: MOE_OUTPUT_CHUNK tokens for so many rows */
 
 /* What one chunk of the vocabulary says about the rows. Chunks are joined in index order. */
 typedef struct moe_output_work {
@@ -2768,27 +2737,6 @@ static void moe_graph_place(moe_graph *g, char *arena) {
 /* ==== 16. Execution ===========================================================================================
  * Owns one compute function per op and the table of them that is the CPU backend. Invariant: a function writes its own
  * tensor, its scratch and what the frame names, and splits only outputs over threads. */
-
-/* What differs from run to run. */
-typedef struct moe_frame {
-    size_t rows;
-    const int32_t *ids;         /* [rows] */
-    /* encoder: sentences sorted by falling length, packed by time step */
-    size_t steps;               /* longest sentence */
-    const size_t *live;         /* [steps] sentences that reach step t */
-    const size_t *first;        /* [steps] row of the first of them */
-    const size_t *destination;  /* [rows] row in the attention memory */
-    /* decoder */
-    const int32_t *parents;     /* [rows] row of the step before, -1: sentence begins */
-    const size_t *segment, *length; /* [rows] source sentence in the attention memory */
-    float *attention;           /* [rows, max_source] weights, or NULL if nobody needs them */
-    size_t attention_stride;
-    const int32_t *want;        /* [rows] token to score, -1: give the best ones */
-    float *want_logprob;        /* [rows] */
-    const char *hold;           /* [rows] 1: the translation is too short to end here; NULL: none is */
-    int32_t *top_ids;           /* [rows, top], best first, ties by lower id */
-    float *top_logprobs;        /* [rows, top]; NaN in a broken row */
-} moe_frame;
 
 typedef struct moe_run {
     const moe_kernels *kernels;
@@ -3307,7 +3255,7 @@ static void moe_compute_output(const moe_run *run, const moe_tensor *t) {
     for (size_t row = 0; row < run->frame->rows; row++) moe_output_join(&job, row);
 }
 
-/* The seam: a backend is a name and a function per op; NULL where it lacks one. */
+/* The CPU backend: a function per op; NULL where it lacks one. */
 typedef struct moe_backend {
     const char *name;
     void (*compute[MOE_OP_COUNT])(const moe_run *run, const moe_tensor *t);
@@ -3349,6 +3297,93 @@ static void moe_graph_run(const moe_backend *backend, const moe_run *run, moe_tr
         if (trace && !t->quantised && t->op != MOE_OP_STORE)
             trace(trace_user, t->name, t->data, run->frame->rows, t->cols, t->stride);
     }
+}
+
+/* The seam to a device (moe.h, Backends): a node in plain words. `nodes` are those of the graph, in its order. */
+static moe_node moe_describe_node(const moe_graph *g, const moe_tensor *t, const moe_node *nodes, const int32_t *never) {
+    const moe_layer *layer = t->layer;
+    moe_node n;
+    memset(&n, 0, sizeof n);
+    n.op = t->op;
+    n.name = t->name;
+    for (int i = 0; i < 2; i++) n.src[i] = t->src[i] ? &nodes[t->src[i] - g->nodes] : NULL;
+    n.cols = t->cols;
+    n.stride = t->stride;
+    n.data = t->data;
+    n.scales = t->scales;
+    n.matrix = t->matrix;
+    n.bias = t->bias;
+    n.add = t->add;
+    n.factor = t->factor;
+    n.unary = t->unary;
+    n.state = t->state;
+    if (layer) {
+        n.hidden = layer->hidden;
+        n.experts = layer->experts;
+        n.k = layer->k;
+        n.gate = layer->gate;
+        n.empty_zero = layer->empty == MOE_EMPTY_ZERO;
+        n.threshold = layer->threshold;
+        n.factor = layer->kind == MOE_LAYER_LSTM ? layer->forget_bias : layer->scale;
+        n.backward = t->backward;
+    }
+    if (t->op == MOE_OP_LSTM_LAYER) {
+        n.w_r = &t->lstm->w_r;
+        n.w_proj = layer->projected ? &t->lstm->w_proj : NULL;
+    } else if (t->op == MOE_OP_EXPERTS) {
+        n.up = moe_matrix_view(layer->expert_type, layer->hidden, layer->out, layer->slabs);
+        n.down = moe_matrix_view(layer->expert_type, layer->out, layer->hidden, layer->slabs + layer->slab_down);
+        n.slab_stride = layer->slab_stride;
+    } else if (t->op == MOE_OP_ATTENTION) {
+        n.product = t->model->attention_product;
+        n.start_zero = t->model->start_zero && !t->model->context_current;
+        n.v = t->model->attention_v;
+        n.keys = t->memory->keys;
+        n.values = t->memory->values;
+    } else if (t->op == MOE_OP_OUTPUT) {
+        n.never = never;
+        n.n_never = t->model->never ? t->model->never->count : 0;
+        n.eos = t->model->eos;
+    }
+    return n;
+}
+
+static moe_device_graph moe_describe_graph(const moe_graph *g, moe_node *nodes, const int32_t *never) {
+    for (size_t i = 0; i < g->count; i++) nodes[i] = moe_describe_node(g, &g->nodes[i], nodes, never);
+    return (moe_device_graph){ nodes, g->count, g->rows, g->sentences, g->max_source, g->top };
+}
+
+/* The device that a name asks for: *out NULL for the processor, *index where there are several. *automatic: nobody asked. */
+static moe_status moe_choose_device(const char *name, const moe_device_api **out, int *index, int *automatic, moe_error *error) {
+    const moe_device_api *api = NULL;
+    const char *number;
+    char *end;
+    long n = 0;
+#ifdef MOE_CUDA
+    api = moe_cuda();
+#endif
+    *automatic = !name || !*name || strcmp(name, "auto") == 0;
+    *out = NULL;
+    *index = 0;
+    if (*automatic) {
+        *out = api;
+        return MOE_OK;
+    }
+    if (strcmp(name, "cpu") == 0) return MOE_OK;
+    if (strncmp(name, "cuda", 4) != 0 || (name[4] && name[4] != ':'))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "no device is called '%s'; there are cpu, cuda and cuda:N", name);
+    if (name[4]) {
+        number = name + 5;
+        errno = 0;
+        n = strtol(number, &end, 10);
+        if (*number < '0' || *number > '9' || *end || errno || n > 4096)
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "'%s' should be cuda: and a number", name);
+    }
+    if (!api) return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "this build has no CUDA: build it with make CUDA=1, or use "
+                              "the device cpu");
+    *out = api;
+    *index = (int)n;
+    return MOE_OK;
 }
 
 /* ==== 17. Encoder and decoder =================================================================================
@@ -3657,6 +3692,11 @@ struct moe_session {
     moe_search search;
     const moe_kernels *kernels;
     const moe_backend *backend;
+    const moe_device_api *api; /* of the device that runs the graphs; NULL: the processor does */
+    moe_device *device;
+    int device_index, device_automatic;
+    moe_node *nodes; /* of both graphs, for the device */
+    int32_t *never;
     moe_pool *pool;
     char *block; /* everything below lies in it */
     size_t block_bytes;
@@ -3745,8 +3785,9 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 /* More nodes than either graph of a model can have. */
 static size_t moe_session_nodes(const moe_model *m) { return 64 + 24 * (m->n_encoder + m->n_decoder); }
 
-/* Carve everything but the arena; with at->base NULL this only measures. */
-static void moe_session_layout(moe_session *s, moe_layout *at) {
+/* Carve everything but the arena; with at->base NULL this only measures. What the graphs carry from run to run comes from
+ * `states`, which is device memory on a device and else `at` itself. */
+static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *states) {
     const moe_model *m = s->model;
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->params.nbest;
     const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
@@ -3755,9 +3796,13 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     s->encoder.nodes = moe_carve(at, nodes, sizeof *s->encoder.nodes);
     s->decoder.nodes = moe_carve(at, nodes, sizeof *s->decoder.nodes);
     s->encoder.capacity = s->decoder.capacity = nodes;
-    s->memory.keys = moe_carve(at, s->memory.tokens * m->attention_size, sizeof(float));
-    s->memory.values = moe_carve(at, s->memory.tokens * s->memory.width, sizeof(float));
-    moe_decoder_state_layout(m, s->rows, &s->state, at);
+    s->memory.keys = moe_carve(states, s->memory.tokens * m->attention_size, sizeof(float));
+    s->memory.values = moe_carve(states, s->memory.tokens * s->memory.width, sizeof(float));
+    moe_decoder_state_layout(m, s->rows, &s->state, states);
+    if (s->api) {
+        s->nodes = moe_carve(at, 2 * nodes, sizeof *s->nodes);
+        s->never = moe_carve(at, m->never ? m->never->count : 0, sizeof *s->never);
+    }
     s->slots = moe_carve(at, batch, sizeof *s->slots);
     for (size_t i = 0; i < batch; i++) {
         moe_slot slot;
@@ -3806,6 +3851,8 @@ static moe_status moe_session_build(moe_session *s, moe_error *error) {
     s->encoder.max_source = s->decoder.max_source = max_source;
     moe_build_encoder(&s->encoder, s->model, &s->memory);
     moe_build_decoder(&s->decoder, s->model, &s->memory, &s->state);
+    for (size_t i = 0; s->api && i < s->encoder.count; i++) s->encoder.nodes[i].work_bytes = 0; /* a device has its own scratch */
+    for (size_t i = 0; s->api && i < s->decoder.count; i++) s->decoder.nodes[i].work_bytes = 0;
     MOE_TRY(moe_graph_plan(&s->encoder, error));
     MOE_TRY(moe_graph_plan(&s->decoder, error));
     MOE_TRY(moe_backend_check(s->backend, &s->encoder, error));
@@ -3821,12 +3868,14 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
     MOE_TRY(moe_check_params(m, &s->params, error));
     MOE_TRY(moe_choose_kernels(s->params.isa ? s->params.isa : getenv("MOE_ISA"), &s->kernels, error));
     s->backend = &moe_backend_cpu;
+    MOE_TRY(moe_choose_device(s->params.device ? s->params.device : getenv("MOE_DEVICE"), &s->api, &s->device_index,
+                              &s->device_automatic, error));
     s->search = (moe_search){ s->params.beam, s->params.nbest, s->params.length_penalty, s->params.length_constant,
                               s->params.coverage_penalty, s->params.prune, m->eos };
     s->rows = (size_t)s->params.batch * (size_t)s->params.beam;
     s->decoder.top = moe_min((size_t)s->params.beam + 1, (size_t)m->vocabulary);
     s->decoder.traced = s->params.trace != NULL;
-    s->encode_tokens = (size_t)s->params.max_source + moe_min(1024, 32 * (size_t)s->params.batch);
+    s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * (size_t)s->params.batch);
     /* A request is pulled before its length is known, so there is always room for a longest one. */
     s->memory.tokens = (size_t)s->params.max_source + (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch);
     s->memory.width = m->memory_width;
@@ -3836,12 +3885,12 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
 /* Lay out, allocate, build. The graphs are built twice: once on memory that is thrown away, to know the arena's size. */
 static moe_status moe_session_make(moe_session *s, moe_error *error) {
     const size_t nodes = moe_session_nodes(s->model), trial_bytes = 2 * nodes * sizeof(moe_tensor);
-    moe_layout measured = { NULL, 0, 0 };
+    moe_layout measured = { NULL, 0, 0 }, states = { NULL, 0, 0 };
     moe_status status;
     moe_tensor *trial;
     size_t arena;
-    moe_session_layout(s, &measured);
-    if (measured.overflow)
+    moe_session_layout(s, &measured, s->api ? &states : &measured);
+    if (measured.overflow || states.overflow)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "session", "these parameters ask for more memory than can be addressed");
     trial = moe_allocate_zeroed(&s->allocator, trial_bytes);
     if (!trial) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session: %zu MB are needed, ask for a smaller "
@@ -3852,7 +3901,7 @@ static moe_status moe_session_make(moe_session *s, moe_error *error) {
     arena = moe_max(s->encoder.bytes, s->decoder.bytes);
     moe_release(&s->allocator, trial, trial_bytes);
     if (status != MOE_OK) return status;
-    s->block_bytes = measured.used + arena;
+    s->block_bytes = measured.used + (s->api ? 0 : arena);
     return MOE_OK;
 }
 
@@ -3867,15 +3916,42 @@ static void moe_log(const moe_session *s, const char *format, ...) {
     s->params.log(s->params.log_user, message);
 }
 
+/* States, activations and weights on the device. The host's block is carved. */
+static moe_status moe_session_bind(moe_session *s, size_t state_bytes, moe_error *error) {
+    const moe_device_params params = { s->allocator, s->device_index, s->params.device_memory, s->params.log, s->params.log_user };
+    moe_layout states = { NULL, 0, 0 }, unused = { NULL, 0, 0 };
+    moe_session carved = *s;
+    moe_device_graph graphs[2];
+    void *memory;
+    MOE_TRY(s->api->open(&params, &s->device, error));
+    MOE_TRY(s->api->allocate(s->device, state_bytes, "keys, values and states", &memory, error));
+    states.base = memory;
+    moe_session_layout(&carved, &unused, &states);
+    s->memory = carved.memory;
+    s->state = carved.state;
+    MOE_TRY(moe_session_build(s, error));
+    MOE_TRY(s->api->allocate(s->device, moe_max(s->encoder.bytes, s->decoder.bytes), "activations", &memory, error));
+    s->arena = memory;
+    moe_graph_place(&s->encoder, s->arena);
+    moe_graph_place(&s->decoder, s->arena);
+    for (size_t i = 0; s->model->never && i < s->model->never->count; i++)
+        s->never[i] = (int32_t)moe_meta_int(s->model->never, i);
+    graphs[0] = moe_describe_graph(&s->encoder, s->nodes, s->never);
+    graphs[1] = moe_describe_graph(&s->decoder, s->nodes + s->encoder.capacity, s->never);
+    MOE_TRY(s->api->bind(s->device, graphs, error));
+    return moe_pool_start(s->pool, 1, error);
+}
+
 static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
-    moe_layout at = { NULL, 0, 0 };
+    moe_layout at = { NULL, 0, 0 }, states = { NULL, 0, 0 };
     s->block = s->allocator.allocate(s->allocator.user, s->block_bytes + 64); /* not zeroed: pages are touched when they are used */
     if (!s->block) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session: %zu MB are needed, ask for a smaller "
                                    "batch, beam or max_source", s->block_bytes >> 20);
     at.base = s->block + (64 - (uintptr_t)s->block % 64) % 64;
     s->encoder.count = s->decoder.count = 0;
-    moe_session_layout(s, &at);
+    moe_session_layout(s, &at, s->api ? &states : &at);
     memset(s->pool, 0, sizeof *s->pool);
+    if (s->api) return moe_session_bind(s, states.used, error);
     s->arena = at.base + at.used;
     MOE_TRY(moe_session_build(s, error));
     moe_graph_place(&s->encoder, s->arena);
@@ -3883,14 +3959,14 @@ static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
     return moe_pool_start(s->pool, (size_t)s->params.threads, error);
 }
 
-moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out, moe_error *error) {
-    moe_session prepared, *s;
+/* The session for parameters that have been prepared. */
+static moe_status moe_session_create(moe_session *prepared, moe_session **out, moe_error *error) {
+    moe_session *s;
     moe_status status;
-    MOE_TRY(moe_session_prepare(&prepared, model, params, error));
-    MOE_TRY(moe_session_make(&prepared, error));
-    s = moe_allocate_zeroed(&prepared.allocator, sizeof *s);
+    MOE_TRY(moe_session_make(prepared, error));
+    s = moe_allocate_zeroed(&prepared->allocator, sizeof *s);
     if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session");
-    *s = prepared;
+    *s = *prepared;
     status = moe_session_allocate(s, error);
     if (status != MOE_OK) {
         moe_session_free(s);
@@ -3898,16 +3974,39 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
     }
     s->stats.bytes = s->block_bytes + 64 + sizeof *s;
     s->stats.isa = s->kernels->name;
-    moe_log(s, "%s backend, %s kernels, %d threads, %d sentences x beam %d, %llu KB of memory", s->backend->name, s->kernels->name,
-            s->params.threads, s->params.batch, s->params.beam, (unsigned long long)(s->stats.bytes >> 10));
+    s->stats.device = "cpu";
+    if (s->api) s->stats.device = s->api->describe(s->device, &s->stats.device_bytes);
+    if (s->api)
+        moe_log(s, "%s, %d sentences x beam %d, %llu MB of its memory", s->stats.device, s->params.batch, s->params.beam,
+                (unsigned long long)(s->stats.device_bytes >> 20));
+    else
+        moe_log(s, "%s backend, %s kernels, %d threads, %d sentences x beam %d, %llu KB of memory", s->backend->name,
+                s->kernels->name, s->params.threads, s->params.batch, s->params.beam, (unsigned long long)(s->stats.bytes >> 10));
     *out = s;
     return MOE_OK;
+}
+
+moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out, moe_error *error) {
+    moe_session prepared;
+    moe_session_params on_cpu;
+    moe_error why = { MOE_OK, "", "" };
+    moe_status status;
+    MOE_TRY(moe_session_prepare(&prepared, model, params, error));
+    if (!prepared.api || !prepared.device_automatic) return moe_session_create(&prepared, out, error);
+    status = prepared.api->count(&why) > 0 ? moe_session_create(&prepared, out, &why) : MOE_ERROR_UNSUPPORTED;
+    if (status == MOE_OK) return MOE_OK;
+    moe_log(&prepared, "the processor takes over from %s: %s", prepared.api->name, why.message);
+    on_cpu = prepared.params;
+    on_cpu.device = "cpu";
+    MOE_TRY(moe_session_prepare(&prepared, model, &on_cpu, error));
+    return moe_session_create(&prepared, out, error);
 }
 
 void moe_session_free(moe_session *s) {
     moe_allocator a;
     if (!s) return;
     a = s->allocator;
+    if (s->api) s->api->close(s->device);
     if (s->block && s->pool) moe_pool_free(s->pool, s->pool->count);
     moe_release(&a, s->block, s->block_bytes + 64);
     moe_release(&a, s, sizeof *s);
@@ -3922,6 +4021,14 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
 }
 
 moe_stats moe_session_stats(const moe_session *s) { return s->stats; }
+
+/* Run one of the two graphs where the session lives. */
+static moe_status moe_session_run(moe_session *s, const moe_graph *g, const moe_frame *frame, moe_error *error) {
+    const moe_run run = { s->kernels, s->pool, g, frame };
+    if (s->api) return s->api->run(s->device, g == &s->decoder, frame, s->params.trace, s->params.trace_user, error);
+    moe_graph_run(s->backend, &run, s->params.trace, s->params.trace_user);
+    return MOE_OK;
+}
 
 /* ---- Admitting and encoding ---- */
 
@@ -4020,9 +4127,8 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
 }
 
 /* Encode the staged sentences: sorted by falling length, packed by time step. */
-static void moe_encode(moe_session *s, size_t group) {
+static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     moe_frame frame = { .ids = s->packed, .live = s->live, .first = s->first, .destination = s->destination };
-    moe_run run = { s->kernels, s->pool, &s->encoder, &frame };
     for (size_t i = 0; i < group; i++) {
         const size_t length = s->slots[s->staged_slot[i]].length;
         size_t at = i;
@@ -4043,11 +4149,12 @@ static void moe_encode(moe_session *s, size_t group) {
         }
         s->live[step] = live;
     }
-    moe_graph_run(s->backend, &run, s->params.trace, s->params.trace_user);
+    return moe_session_run(s, &s->encoder, &frame, error);
 }
 
-/* Pull requests while slots, staging room and attention memory allow. Returns the last answer of the pull function. */
-static int moe_refill(moe_session *s, size_t active, moe_pull_fn pull, moe_done_fn done, void *user) {
+/* Pull requests while slots, staging room and attention memory allow. *last: the last answer of the pull function. */
+static moe_status moe_refill(moe_session *s, size_t active, moe_pull_fn pull, moe_done_fn done, void *user, int *last,
+                             moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
     size_t group = 0, staged = 0;
     int answer = MOE_PULL_REQUEST;
@@ -4064,8 +4171,8 @@ static int moe_refill(moe_session *s, size_t active, moe_pull_fn pull, moe_done_
             break;
         }
     }
-    if (group && answer != MOE_PULL_CANCEL) moe_encode(s, group);
-    return answer;
+    *last = answer;
+    return group && answer != MOE_PULL_CANCEL ? moe_encode(s, group, error) : MOE_OK;
 }
 
 /* ---- Decoding ---- */
@@ -4127,13 +4234,12 @@ static void moe_add_coverage(moe_session *s, size_t rows) {
     s->coverage_next = swap;
 }
 
-static void moe_step(moe_session *s, moe_done_fn done, void *user) {
+static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
     const size_t stride = (size_t)s->params.max_source;
     moe_frame frame = { .rows = moe_fill_frame(s), .ids = s->ids, .parents = s->parents, .segment = s->segment, .length = s->length,
                         .attention = s->attention, .attention_stride = stride, .want = s->want,
                         .want_logprob = s->want_logprob, .hold = s->hold, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
-    moe_run run = { s->kernels, s->pool, &s->decoder, &frame };
-    moe_graph_run(s->backend, &run, s->params.trace, s->params.trace_user);
+    MOE_TRY(moe_session_run(s, &s->decoder, &frame, error));
     s->stats.steps++;
     s->stats.rows += frame.rows;
     if (s->attention) moe_add_coverage(s, frame.rows);
@@ -4149,24 +4255,30 @@ static void moe_step(moe_session *s, moe_done_fn done, void *user) {
         }
         if (finished) moe_deliver(s, slot, done, user);
     }
+    return MOE_OK;
+}
+
+static size_t moe_count_active(const moe_session *s) {
+    size_t active = 0;
+    for (size_t i = 0; i < (size_t)s->params.batch; i++) active += (size_t)s->slots[i].active;
+    return active;
 }
 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, refill = moe_max(1, batch / 4);
+    moe_status status = MOE_OK;
     int answer = MOE_PULL_REQUEST;
-    for (;;) {
-        size_t active = 0;
-        for (size_t i = 0; i < batch; i++) active += (size_t)s->slots[i].active;
+    while (status == MOE_OK) {
+        size_t active = moe_count_active(s);
         if (answer != MOE_PULL_END && (active == 0 || batch - active >= refill)) {
-            answer = moe_refill(s, active, pull, done, user);
-            if (answer == MOE_PULL_CANCEL) {
-                for (size_t i = 0; i < batch; i++) s->slots[i].active = 0;
-                return moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
-            }
-            active = 0;
-            for (size_t i = 0; i < batch; i++) active += (size_t)s->slots[i].active;
+            status = moe_refill(s, active, pull, done, user, &answer, error);
+            if (answer == MOE_PULL_CANCEL) status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
+            active = moe_count_active(s);
         }
-        if (active) moe_step(s, done, user);
+        if (status != MOE_OK) break;
+        if (active) status = moe_step(s, done, user, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
+    for (size_t i = 0; i < batch; i++) s->slots[i].active = 0;
+    return status;
 }

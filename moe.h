@@ -79,7 +79,8 @@ typedef enum moe_status {
     MOE_ERROR_UNSUPPORTED, /* the file or the request needs something this build or machine lacks     */
     MOE_ERROR_LIMIT,       /* a request is longer than the session was made for                       */
     MOE_ERROR_NUMERIC,     /* not-a-number appeared where a log-probability was due: broken weights   */
-    MOE_ERROR_CANCELLED    /* the caller's pull function asked to stop                                */
+    MOE_ERROR_CANCELLED,   /* the caller's pull function asked to stop                                */
+    MOE_ERROR_DEVICE       /* the GPU or its driver failed                                            */
 } moe_status;
 
 /* What went wrong and where. `where` names the file offset, tensor, metadata key or parameter. */
@@ -262,6 +263,8 @@ typedef struct moe_session_params {
     float max_len_factor;   /* a target ends after max_len_factor * pieces + max_len_offset tokens          */
     int max_len_offset;
     const char *isa;        /* kernels to use, see moe_isa_names; NULL: $MOE_ISA, else the best here        */
+    const char *device;     /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU where one can be used */
+    size_t device_memory;   /* bytes of GPU memory the session may take; 0: whatever is free                */
     moe_log_fn log;         /* may be NULL */
     void *log_user;
     moe_trace_fn trace;     /* may be NULL */
@@ -271,13 +274,15 @@ typedef struct moe_session_params {
 /* The model's own decode defaults where its file states them. */
 moe_session_params moe_session_params_default(const moe_model *model);
 
-/* `params` NULL: defaults. Errors: MOE_ERROR_ARGUMENT (names the parameter), MOE_ERROR_MEMORY,
- * MOE_ERROR_UNSUPPORTED (this machine lacks the instruction set asked for). */
+/* `params` NULL: defaults. A GPU that was asked for by name is used or is an error; without a name the processor takes over
+ * where there is no GPU or it fails here, and the log says why. Errors: MOE_ERROR_ARGUMENT (names the parameter),
+ * MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (this machine or build lacks the instruction set or device asked for),
+ * MOE_ERROR_DEVICE. */
 moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
                            moe_error *error);
 void moe_session_free(moe_session *session); /* NULL is fine */
 
-/* Bytes that a session with these parameters allocates, computed without allocating them. */
+/* Bytes that a session with these parameters allocates, computed without allocating them. On a GPU: those of the host. */
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out,
                              moe_error *error);
 
@@ -289,6 +294,8 @@ typedef struct moe_stats {
     uint64_t rows;          /* hypotheses advanced over all steps                    */
     uint64_t bytes;         /* memory of the session                                 */
     const char *isa;        /* kernels in use                                        */
+    const char *device;     /* "cpu", or the GPU: "cuda:0 NVIDIA H200"               */
+    uint64_t device_bytes;  /* memory of the GPU that the session holds              */
 } moe_stats;
 
 moe_stats moe_session_stats(const moe_session *session);
@@ -332,7 +339,8 @@ typedef void (*moe_done_fn)(void *user, const moe_result *result);
 
 /* Pull requests until MOE_PULL_END, decode them together, hand over each as soon as it is final.
  * A request that cannot be served (too long, unknown id) is handed over with its own status; the return value
- * is about the session: MOE_OK, MOE_ERROR_CANCELLED. The session can be used again in every case. */
+ * is about the session: MOE_OK, MOE_ERROR_CANCELLED, MOE_ERROR_DEVICE, MOE_ERROR_MEMORY (of a GPU). After the first two the
+ * session can be used again; after a failure of the GPU what was under way is lost and every call fails in the same way. */
 moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error);
 
 /* ---- Instruction sets ---------------------------------------------------------------------------------- */
@@ -341,6 +349,135 @@ moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn don
 const char *moe_isa_names(void);
 /* 1 if this machine can run the set. */
 int moe_isa_available(const char *name);
+
+/* ---- Backends (for moe-cuda.cu and tests; not for applications) ---------------------------------------- *
+ * What a session tells a device about its two graphs, in plain structs. The session plans; the device owns two blocks whose
+ * addresses the plan is made of (states and activations), the weights, and its own scratch. Every row of a tensor is
+ * computed from the same row of its inputs, so a device may run any rows together.
+ *
+ * Order of calls: count, open, allocate (states, activations), bind, run..., close. */
+
+typedef enum moe_op {
+    MOE_OP_EMBED,     /* ids -> rows of an embedding, times scale               */
+    MOE_OP_QUANTISE,  /* rows -> int8 codes and a scale per row                 */
+    MOE_OP_LINEAR,    /* x -> w x + bias, or w x + another tensor               */
+    MOE_OP_ADD,
+    MOE_OP_CONCAT,
+    MOE_OP_UNARY,     /* sigmoid, tanh                                          */
+    MOE_OP_VIEW,      /* some columns of another tensor, no work                */
+    MOE_OP_GATHER,    /* state -> rows of the parents, zero for a new sentence  */
+    MOE_OP_STORE,     /* rows -> state or, in the encoder, attention memory     */
+    MOE_OP_LSTM_CELL, /* z, c -> [h | c]                                        */
+    MOE_OP_LSTM_LAYER, /* input products of packed sentences -> outputs         */
+    MOE_OP_ATTENTION, /* projected query -> context                             */
+    MOE_OP_GATE,      /* logits -> dense gate weights, 0 where not selected     */
+    MOE_OP_EXPERTS,   /* x, gate weights -> sum of weighted expert outputs      */
+    MOE_OP_OUTPUT,    /* logits, best tokens and their log-probabilities        */
+    MOE_OP_COUNT
+} moe_op;
+
+typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH } moe_unary;
+typedef enum moe_gate { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD } moe_gate;
+
+/* A weight matrix [rows, cols] = [out, in] where its bytes lie; room 4 of moe.c says how. */
+typedef struct moe_matrix {
+    moe_type type;
+    size_t rows, cols;
+    size_t cols_padded;  /* Q8, Q4: multiple of 64; else cols */
+    const void *data;    /* Q8, Q4: the codes */
+    const int8_t *subs;  /* Q4 */
+    const float *scales; /* Q8, Q4: [rows padded to 16] */
+} moe_matrix;
+
+enum { MOE_OUTPUT_CHUNK = 1024 }; /* the softmax over the vocabulary is joined from chunks of so many tokens */
+
+/* A node of a graph and the tensor that it makes. Weights are in host memory, everything that the session placed (data,
+ * scales, state, keys, values) in the device's. */
+typedef struct moe_node {
+    moe_op op;
+    const char *name;
+    const struct moe_node *src[2];
+    size_t cols;               /* numbers in a row                                                        */
+    size_t stride;             /* from row to row: numbers, of codes bytes; 0: the rows need not be there */
+    void *data;                /* [rows, stride]                                                          */
+    float *scales;             /* quantise: [rows]                                                        */
+    const moe_matrix *matrix;  /* embed, linear, output                                                   */
+    const float *bias;         /* linear, output: [rows of the matrix] or NULL                            */
+    int add;                   /* linear: src[1] is added instead of a bias                               */
+    float factor;              /* embed: scale; lstm_*: forget bias; experts: scale                       */
+    moe_unary unary;
+    float *state;              /* gather, store: [rows, cols] without gaps                                */
+    size_t hidden;             /* lstm_*: H; experts: hidden units                                        */
+    const moe_matrix *w_r, *w_proj; /* lstm_layer; w_proj NULL without projection                         */
+    int backward;              /* lstm_layer                                                              */
+    size_t experts, k;         /* gate, experts                                                           */
+    moe_gate gate;             /* gate, experts                                                           */
+    int empty_zero;            /* gate: nothing is selected where the mask is empty, else the best one    */
+    const float *threshold;    /* gate: [experts]                                                         */
+    moe_matrix up, down;       /* experts: of expert 0; the others follow every slab_stride bytes         */
+    size_t slab_stride;
+    int product, start_zero;   /* attention: Appendix G instead of additive; the first context is zero    */
+    const float *v;            /* attention: [src[0]->cols]                                               */
+    const float *keys, *values; /* attention: [tokens, src[0]->cols], [tokens, cols]                      */
+    const int32_t *never;      /* output: tokens that are never generated                                 */
+    size_t n_never;
+    int32_t eos;
+} moe_node;
+
+/* What differs from run to run. All of it is in host memory. */
+typedef struct moe_frame {
+    size_t rows;
+    const int32_t *ids;         /* [rows] */
+    /* encoder: sentences sorted by falling length, packed by time step */
+    size_t steps;               /* longest sentence */
+    const size_t *live;         /* [steps] sentences that reach step t */
+    const size_t *first;        /* [steps] row of the first of them */
+    const size_t *destination;  /* [rows] row in the attention memory */
+    /* decoder */
+    const int32_t *parents;     /* [rows] row of the step before, -1: sentence begins */
+    const size_t *segment, *length; /* [rows] source sentence in the attention memory */
+    float *attention;           /* [rows, max_source] weights, or NULL if nobody needs them */
+    size_t attention_stride;
+    const int32_t *want;        /* [rows] token to score, -1: give the best ones */
+    float *want_logprob;        /* [rows] */
+    const char *hold;           /* [rows] 1: the translation is too short to end here; NULL: none is */
+    int32_t *top_ids;           /* [rows, top], best first, ties by lower id */
+    float *top_logprobs;        /* [rows, top]; NaN in a broken row */
+} moe_frame;
+
+typedef struct moe_device_graph {
+    const moe_node *nodes; /* in the order in which they run */
+    size_t count;
+    size_t rows;           /* capacity */
+    size_t sentences, max_source, top;
+} moe_device_graph;
+
+typedef struct moe_device moe_device;
+
+typedef struct moe_device_params {
+    moe_allocator allocator; /* for host memory */
+    int index;               /* which of the devices */
+    size_t memory;           /* bytes that may be taken; 0: whatever is free */
+    moe_log_fn log;          /* may be NULL */
+    void *log_user;
+} moe_device_params;
+
+typedef struct moe_device_api {
+    const char *name; /* "cuda" */
+    /* Devices here; where there are none, `error` says why. */
+    int (*count)(moe_error *error);
+    moe_status (*open)(const moe_device_params *params, moe_device **out, moe_error *error);
+    /* Device memory that lives as long as the device; its contents are arbitrary. */
+    moe_status (*allocate)(moe_device *device, size_t bytes, const char *what, void **out, moe_error *error);
+    /* Take the graphs (encoder, decoder), which stay where they are: upload their weights, allocate everything else. */
+    moe_status (*bind)(moe_device *device, const moe_device_graph graphs[2], moe_error *error);
+    /* Run graph `which` and fill what the frame names. With a trace every tensor is shown, slowly. */
+    moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user, moe_error *error);
+    const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
+    void (*close)(moe_device *device); /* NULL is fine */
+} moe_device_api;
+
+const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,1812 @@
+/* moe-cuda.cu - the CUDA backend of moe.c: both graphs of a session on one GPU. The seam is the last section of moe.h.
+ *
+ *   1. Checks and memory  the first failure, device memory within a budget, weights on their way up
+ *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
+ *   3. Launchers          one function per op, the run of a graph, the table that moe.c sees
+ *
+ * The same bytes as on the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round once each and never
+ * fuse; sums run over 16 lanes (lane l takes elements l, l+16, ... ascending) joined by one fixed tree; adding a product of
+ * zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers, exact in any order:
+ * cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
+ *
+ * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8. Only
+ * ids, parents and lengths go up for a step, only the best tokens come down.
+ *
+ * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda_emu.h, which runs every kernel on the processor:
+ * so kernels are launched by MOE_LAUNCH alone, use no warp primitives, and every thread of a block meets every barrier.
+ */
+#include "moe.h"
+
+#include <float.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#ifndef MOE_CUDA_EMULATOR
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+#define MOE_UNROLL _Pragma("unroll")
+#define MOE_LAUNCH(d, kernel, grid, block, ...)                                                                  \
+    do {                                                                                                         \
+        if ((d)->status == MOE_OK) {                                                                             \
+            kernel<<<(unsigned)(grid), (unsigned)(block), 0, (d)->stream>>>(__VA_ARGS__);                        \
+            moe_check(d, cudaGetLastError(), #kernel);                                                           \
+        }                                                                                                        \
+    } while (0)
+#endif
+
+/* ==== 1. Checks and memory ====================================================================================
+ * Owns failures and every byte of memory. Invariant: the first failure sticks; after it nothing is called any more but what
+ * frees, and everything that was allocated is in the device's list. */
+
+enum { MOE_BUCKETS = 64 }; /* row counts for which a decoder step is kept as a CUDA graph */
+#ifndef MOE_CUDA_EMULATOR /* whose limits are small enough for small tests to pass them */
+static const size_t MOE_STAGE_BYTES = (size_t)8 << 20; /* of each of the two buffers through which weights go up; multiple of 64   */
+static const size_t MOE_WORKSPACE = (size_t)32 << 20;  /* cuBLAS's own scratch, given to it so that it never allocates             */
+static const size_t MOE_FEW_ROWS = 32;                 /* up to so many rows (of an expert, on average) dp4a is used, above cuBLAS */
+static const size_t MOE_PAIRS = (size_t)1 << 14;       /* (row, expert) pairs handled at once, unless one row selects more         */
+static const size_t MOE_SUMS = (size_t)1 << 24;        /* integers between a product and what finishes it, if 32 rows are no more  */
+#endif
+
+/* A matrix on the device; of experts all of them, one behind the other. */
+typedef struct moe_weights {
+    moe_type type;       /* Q8 for both quantised types */
+    int rows, cols;
+    int rows_padded;     /* of the rows of a matrix: 16 for codes   */
+    size_t stride;       /* from row to row: bytes of codes, numbers */
+    const void *data;    /* NULL: no such matrix */
+    const float *scales; /* [rows_padded] */
+} moe_weights;
+
+/* What a node needs beside what it says itself. */
+typedef struct moe_bound {
+    moe_weights w, w_r, w_proj, up, down;
+    const float *bias, *threshold, *v;
+    const int32_t *never;
+} moe_bound;
+
+/* Weights that are on the device already: nodes share matrices. */
+typedef struct moe_known {
+    const void *host;
+    moe_weights weights;
+} moe_known;
+
+struct moe_device {
+    moe_allocator allocator;
+    moe_log_fn log;
+    void *log_user;
+    int index;
+    char name[128];
+    size_t budget, used;
+    moe_status status; /* the first failure */
+    moe_error error;
+    cudaStream_t stream;
+    cublasHandle_t cublas;
+    void **blocks; /* device memory */
+    size_t n_blocks, block_capacity;
+    void *pinned;
+    /* upload */
+    char *stage[2];   /* pinned */
+    char *landing[2]; /* on the device */
+    cudaEvent_t landed[2];
+    int next_stage;
+    size_t landing_bytes, uploaded, announced;
+    moe_known *known;
+    size_t n_known, known_capacity;
+    /* graphs */
+    moe_device_graph graphs[2];
+    moe_bound *bound[2]; /* [count] */
+    size_t rows;         /* the larger capacity */
+    cudaGraphExec_t steps[MOE_BUCKETS];
+    int no_graphs;
+    /* a frame: on the host pinned, one block for what goes up and one for what comes down */
+    int32_t *up_host, *up;
+    int32_t *ids, *parents, *segment, *length, *want, *hold, *destination; /* in `up`, [rows] each */
+    char *down_host, *down;
+    size_t down_bytes;
+    float *top_logprobs, *want_logprob; /* in `down`; behind them: */
+    int32_t *top_ids;
+    float *attention; /* [rows, max_source] */
+    /* scratch, all for the largest need of any node */
+    int32_t *sums;
+    size_t n_sums;
+    struct { float *z, *c, *h, *r, *r_scales, *h_scales; int8_t *r_codes, *h_codes; } lstm;
+    float *gate_p, *gate_kept; /* [rows, E] */
+    struct {
+        size_t pairs;                               /* capacity                                              */
+        int *selected;                              /* [rows] experts of a row                               */
+        int *list, *slot, *place;                   /* [rows, L]: expert, number in it, pair                 */
+        float *weight;                              /* [rows, L]                                             */
+        int *count, *first;                         /* [E], [E + 1] pairs of an expert, sorted by expert     */
+        int *totals;                                /* pairs, tiles                                          */
+        int4 *tiles;                                /* expert, first pair, pairs                             */
+        int *pair_row, *pair_expert;                /* [pairs]                                               */
+        int8_t *inputs, *codes;                     /* [pairs] code rows of the inputs, of the hidden units  */
+        float *input_scales, *code_scales;
+        float *units, *out;                         /* [pairs, hidden], [pairs, D]                           */
+        int *host;                                  /* pinned: first, or selected                            */
+    } moe;
+    struct { float *max, *sum, *logits; int *ids; } output; /* [rows, chunks], [rows, chunks, top] */
+};
+
+#ifdef __GNUC__
+__attribute__((format(printf, 4, 5)))
+#endif
+static moe_status moe_fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
+    if (error) {
+        va_list args;
+        error->code = code;
+        snprintf(error->where, sizeof error->where, "%s", where);
+        va_start(args, format);
+        vsnprintf(error->message, sizeof error->message, format, args);
+        va_end(args);
+    }
+    return code;
+}
+
+static size_t moe_least(size_t a, size_t b) { return a < b ? a : b; }
+static size_t moe_largest(size_t a, size_t b) { return a > b ? a : b; }
+
+/* What to do about a CUDA error. */
+static const char *moe_advice(cudaError_t code) {
+    switch (code) {
+    case cudaErrorNoDevice: return "is a GPU visible here (nvidia-smi, CUDA_VISIBLE_DEVICES)? --device cpu needs none";
+    case cudaErrorInsufficientDriver: return "install or update the NVIDIA driver, or use --device cpu";
+    case cudaErrorMemoryAllocation: return "take a smaller batch, beam or model, or --device cpu";
+    case cudaErrorNoKernelImageForDevice: return "this build has no code for this GPU: build with CUDA_ARCH set to it";
+    default: return "look at nvidia-smi and the system's log; a new process may work, --device cpu does";
+    }
+}
+
+static moe_status moe_code(cudaError_t code) {
+    return code == cudaErrorMemoryAllocation ? MOE_ERROR_MEMORY
+           : code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver || code == cudaErrorNoKernelImageForDevice
+               ? MOE_ERROR_UNSUPPORTED
+               : MOE_ERROR_DEVICE;
+}
+
+/* 1: no failure so far, this call included. */
+static int moe_check(moe_device *d, cudaError_t code, const char *what) {
+    if (d->status == MOE_OK && code != cudaSuccess)
+        d->status = moe_fail(&d->error, moe_code(code), what, "cuda:%d: %s: %s; %s", d->index, what, cudaGetErrorString(code), moe_advice(code));
+    return d->status == MOE_OK;
+}
+
+static int moe_check_blas(moe_device *d, cublasStatus_t code, const char *what) {
+    if (d->status == MOE_OK && code != CUBLAS_STATUS_SUCCESS)
+        d->status = moe_fail(&d->error, code == CUBLAS_STATUS_ALLOC_FAILED ? MOE_ERROR_MEMORY : MOE_ERROR_DEVICE, what,
+                             "cuda:%d: cuBLAS: %s: %s; %s", d->index, what, cublasGetStatusString(code),
+                             moe_advice(code == CUBLAS_STATUS_ALLOC_FAILED ? cudaErrorMemoryAllocation : cudaErrorUnknown));
+    return d->status == MOE_OK;
+}
+
+#define MOE_CUDA_TRY(d, call) ((d)->status == MOE_OK && moe_check(d, call, #call))
+
+/* Host memory of the session's allocator; NULL after a failure. */
+static void *moe_host(moe_device *d, size_t bytes, const char *what) {
+    void *memory = d->status == MOE_OK ? d->allocator.allocate(d->allocator.user, bytes ? bytes : 1) : NULL;
+    if (memory) memset(memory, 0, bytes);
+    else if (d->status == MOE_OK) d->status = moe_fail(&d->error, MOE_ERROR_MEMORY, what, "no memory for %s", what);
+    return memory;
+}
+
+/* count * size bytes of device memory; NULL after a failure. */
+static void *moe_take(moe_device *d, size_t count, size_t size, const char *what) {
+    size_t bytes, available = 0, total = 0;
+    void *memory = NULL;
+    cudaError_t code;
+    if (d->status != MOE_OK) return NULL;
+    if (count > SIZE_MAX / 2 / size) {
+        d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what, "these parameters ask for more memory than can be addressed");
+        return NULL;
+    }
+    bytes = count > 0 ? count * size : 1;
+    if (d->n_blocks == d->block_capacity) {
+        d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what, "the model has too many tensors for the device's list");
+        return NULL;
+    }
+    if (d->budget && bytes > d->budget - d->used) {
+        d->status = moe_fail(&d->error, MOE_ERROR_MEMORY, what, "cuda:%d: %zu MB more are needed for %s, %zu of the %zu MB allowed "
+                             "are taken; allow more, or %s", d->index, (bytes >> 20) + 1, what, d->used >> 20, d->budget >> 20,
+                             moe_advice(cudaErrorMemoryAllocation));
+        return NULL;
+    }
+    code = cudaMalloc(&memory, bytes);
+    if (code != cudaSuccess) {
+        cudaGetLastError(); /* it is reported here */
+        cudaMemGetInfo(&available, &total);
+        d->status = moe_fail(&d->error, moe_code(code), what, "cuda:%d: %s: %zu MB more are needed for %s, %zu of %zu MB are free; %s",
+                             d->index, cudaGetErrorString(code), (bytes >> 20) + 1, what, available >> 20, total >> 20, moe_advice(code));
+        return NULL;
+    }
+    d->blocks[d->n_blocks++] = memory;
+    d->used += bytes;
+    return memory;
+}
+
+/* ---- Weights on their way up ---- */
+
+static void moe_announce(moe_device *d, size_t bytes) {
+    char message[128];
+    d->uploaded += bytes;
+    if (!d->log || d->uploaded - d->announced < (size_t)1 << 30) return;
+    d->announced = d->uploaded;
+    snprintf(message, sizeof message, "%zu MB of weights are on cuda:%d", d->uploaded >> 20, d->index);
+    d->log(d->log_user, message);
+}
+
+/* Copy up to MOE_STAGE_BYTES into a pinned buffer and let it fly: to `to`, or to a landing place that is returned. */
+static char *moe_lift(moe_device *d, const void *from, size_t bytes, void *to) {
+    const int i = d->next_stage;
+    if (!MOE_CUDA_TRY(d, cudaEventSynchronize(d->landed[i]))) return NULL;
+    d->next_stage = !i;
+    memcpy(d->stage[i], from, bytes);
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(to ? to : d->landing[i], d->stage[i], bytes, cudaMemcpyHostToDevice, d->stream));
+    if (to) MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
+    moe_announce(d, bytes);
+    return d->landing[i];
+}
+
+static void moe_upload_to(moe_device *d, void *to, const void *from, size_t bytes) {
+    for (size_t at = 0, n; at < bytes && d->status == MOE_OK; at += n) {
+        n = moe_least(bytes - at, MOE_STAGE_BYTES);
+        moe_lift(d, (const char *)from + at, n, (char *)to + at);
+    }
+}
+
+static void *moe_upload(moe_device *d, const void *from, size_t bytes, const char *what) {
+    void *to = moe_take(d, bytes, 1, what);
+    if (to) moe_upload_to(d, to, from, bytes);
+    return to;
+}
+
+/* ==== 2. Kernels ==============================================================================================
+ * Owns the arithmetic. Invariant: a kernel writes the outputs of a row from that row's inputs only, and gives the bits of the
+ * portable kernel of moe.c that its comment names. */
+
+enum {
+    MOE_BLOCK = 128, /* threads of a block; where a kernel says nothing else */
+    MOE_LANES = 16,
+    MOE_TILE = 8     /* rows that a tile of a product takes at most */
+};
+
+#define MOE_DEVICE __device__ static inline
+
+MOE_DEVICE float moe_mul(float a, float b) { return __fmul_rn(a, b); }
+MOE_DEVICE float moe_add(float a, float b) { return __fadd_rn(a, b); }
+MOE_DEVICE float moe_sub(float a, float b) { return __fsub_rn(a, b); }
+MOE_DEVICE float moe_div(float a, float b) { return __fdiv_rn(a, b); }
+MOE_DEVICE float moe_infinity(void) { return __uint_as_float(0x7f800000u); }
+
+#define MOE_ROUND_MAGIC 12582912.0f
+#define MOE_LN2_HIGH 0.693359375f
+#define MOE_LN2_LOW (-2.12194442e-4f)
+
+/* moe_expf */
+MOE_DEVICE float moe_exp(float x) {
+    float clamped = -87.0f > x ? -87.0f : x, t, n, r, y;
+    clamped = 87.0f < clamped ? 87.0f : clamped;
+    t = moe_add(moe_mul(clamped, 1.44269502f), MOE_ROUND_MAGIC);
+    n = moe_sub(t, MOE_ROUND_MAGIC);
+    r = moe_sub(clamped, moe_mul(n, MOE_LN2_HIGH));
+    r = moe_sub(r, moe_mul(n, MOE_LN2_LOW));
+    y = moe_add(moe_mul(1.39337336e-3f, r), 8.36323574e-3f);
+    y = moe_add(moe_mul(y, r), 0.041666463f);
+    y = moe_add(moe_mul(y, r), 0.166665763f);
+    y = moe_add(moe_mul(y, r), 0.5f);
+    y = moe_add(moe_mul(y, moe_mul(r, r)), r);
+    y = moe_add(y, 1.0f);
+    y = moe_mul(y, __uint_as_float((__float_as_uint(t) << 23) + 0x3f800000u));
+    return x < -87.0f ? 0.0f : y;
+}
+
+MOE_DEVICE float moe_sigmoid(float x) { return moe_div(1.0f, moe_add(1.0f, moe_exp(-x))); }
+
+MOE_DEVICE float moe_tanh(float x) {
+    const uint32_t sign = __float_as_uint(x) & 0x80000000u;
+    const float t = moe_exp(moe_mul(__uint_as_float(__float_as_uint(x) & 0x7fffffffu), -2.0f));
+    return __uint_as_float(__float_as_uint(moe_div(moe_sub(1.0f, t), moe_add(1.0f, t))) | sign);
+}
+
+/* moe_logf */
+MOE_DEVICE float moe_log(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    int32_t exponent;
+    float s, z, m, e;
+    if (!(x > 0.0f)) return x == 0.0f ? -moe_infinity() : __uint_as_float(0x7fc00000u);
+    if (bits >= 0x7f800000u) return x;
+    exponent = (int32_t)((bits - 0x3f3504f3u) >> 23) - (bits < 0x3f3504f3u ? 512 : 0);
+    m = __uint_as_float(bits - ((uint32_t)exponent << 23));
+    s = moe_div(moe_sub(m, 1.0f), moe_add(m, 1.0f));
+    z = moe_mul(s, s);
+    e = moe_add(moe_mul(0.295830756f, z), 0.399887025f);
+    e = moe_add(moe_mul(e, z), 0.666666865f);
+    z = moe_add(moe_mul(moe_mul(e, z), s), moe_mul(2.0f, s));
+    e = (float)exponent;
+    return moe_add(moe_mul(e, MOE_LN2_HIGH), moe_add(moe_mul(e, MOE_LN2_LOW), z));
+}
+
+MOE_DEVICE float moe_relu(float x) { return 0.0f > x ? 0.0f : x; }
+
+MOE_DEVICE float moe_f16_to_float(uint16_t h) {
+    const uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13, sign = (uint32_t)(h & 0x8000u) << 16;
+    const float f = moe_mul(__uint_as_float(magnitude), 5.192296858534828e33f); /* 2^112 */
+    const uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : __float_as_uint(f);
+    return __uint_as_float(bits | sign);
+}
+
+/* Number `at` of a float matrix. */
+MOE_DEVICE float moe_weight(const void *w, moe_type type, size_t at) {
+    if (type == MOE_TYPE_F32) return ((const float *)w)[at];
+    if (type == MOE_TYPE_F16) return moe_f16_to_float(((const uint16_t *)w)[at]);
+    return __uint_as_float((uint32_t)((const uint16_t *)w)[at] << 16);
+}
+
+/* The fixed tree: moe_join_lanes. */
+MOE_DEVICE float moe_join(const float *lane) {
+    float t[8];
+    MOE_UNROLL
+    for (int i = 0; i < 8; i++) t[i] = moe_add(lane[i], lane[i + 8]);
+    MOE_UNROLL
+    for (int i = 0; i < 4; i++) t[i] = moe_add(t[i], t[i + 4]);
+    MOE_UNROLL
+    for (int i = 0; i < 2; i++) t[i] = moe_add(t[i], t[i + 2]);
+    return moe_add(t[0], t[1]);
+}
+
+/* ---- What the threads of a block of MOE_BLOCK do together; all of them call, all get the answer ---- */
+
+/* The best value, then the lowest index. `none` stands for nothing at all and never wins. Two barriers are enough: nobody writes
+ * `all` again before everybody has passed the second one, nor `few` before everybody has come to the next first one. */
+MOE_DEVICE void moe_block_best(float *value, int *index) {
+    __shared__ float all[MOE_BLOCK], few[16];
+    __shared__ int all_index[MOE_BLOCK], few_index[16];
+    const int t = (int)threadIdx.x;
+    float best = -moe_infinity();
+    int at = INT_MAX;
+    all[t] = *value;
+    all_index[t] = *index;
+    __syncthreads();
+    if (t < 16) {
+        for (int i = t * (MOE_BLOCK / 16); i < (t + 1) * (MOE_BLOCK / 16); i++)
+            if (all[i] > best || (all[i] == best && all_index[i] < at)) best = all[i], at = all_index[i];
+        few[t] = best;
+        few_index[t] = at;
+    }
+    __syncthreads();
+    best = few[0];
+    at = few_index[0];
+    for (int i = 1; i < 16; i++)
+        if (few[i] > best || (few[i] == best && few_index[i] < at)) best = few[i], at = few_index[i];
+    *value = best;
+    *index = at;
+}
+
+/* The maximum, of which NaN is never one; +0 of both zeros: moe_max_portable. */
+MOE_DEVICE float moe_block_max(const float *x, int n) {
+    float best = -moe_infinity();
+    int unused = 0;
+    for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK) best = x[i] > best ? x[i] : best;
+    moe_block_best(&best, &unused);
+    return moe_add(best, 0.0f);
+}
+
+/* The sum of x[n] in lane order; x was written before a barrier. */
+MOE_DEVICE float moe_block_sum(const float *x, int n) {
+    __shared__ float lanes[MOE_LANES];
+    const int t = (int)threadIdx.x;
+    float sum = 0.0f;
+    if (t < MOE_LANES) {
+        for (int i = t; i < n; i += MOE_LANES) sum = moe_add(sum, x[i]);
+        lanes[t] = sum;
+    }
+    __syncthreads();
+    sum = moe_join(lanes);
+    __syncthreads();
+    return sum;
+}
+
+/* How many a thread's predecessors have, and *total. */
+MOE_DEVICE int moe_block_before(int mine, int *total) {
+    __shared__ int counts[MOE_BLOCK];
+    const int t = (int)threadIdx.x;
+    int before = 0, all = 0;
+    __syncthreads();
+    counts[t] = mine;
+    __syncthreads();
+    for (int i = 0; i < MOE_BLOCK; i++) {
+        before += i < t ? counts[i] : 0;
+        all += counts[i];
+    }
+    *total = all;
+    return before;
+}
+
+/* ---- Weights ---- */
+
+/* Units of four codes from Q8's interleave [n/16][k/4][16][4] to rows. */
+__global__ void moe_k_unpack_q8(const uint32_t *from, size_t first_unit, size_t units, size_t cols_padded, int8_t *to) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, unit = first_unit + i, groups = cols_padded / 4;
+    if (i < units) {
+        const size_t row = unit / (groups * 16) * 16 + unit % 16, group = unit / 16 % groups;
+        *(uint32_t *)(void *)(to + row * cols_padded + group * 4) = from[i];
+    }
+}
+
+/* Bytes of two codes from Q4's [n/16][k/8][16][4], times subs [n/16][k/32][16]. */
+__global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t bytes, size_t cols_padded, const int8_t *subs, int8_t *to) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = first_byte + i, units = cols_padded / 8;
+    if (i < bytes) {
+        const size_t block = at / (units * 64), unit = at / 64 % units, row = at / 4 % 16, col = unit * 8 + at % 4;
+        const int sub = subs[(block * (cols_padded / 32) + col / 32) * 16 + row];
+        int8_t *out = to + (block * 16 + row) * cols_padded + col;
+        out[0] = (int8_t)(((from[i] & 15) - 8) * sub);
+        out[4] = (int8_t)(((from[i] >> 4) - 8) * sub);
+    }
+}
+
+/* ---- Rows ---- */
+
+__global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor, float *y, size_t y_stride) {
+    const size_t row = blockIdx.x, id = (size_t)ids[row];
+    for (int c = (int)threadIdx.x; c < table.cols; c += MOE_BLOCK) {
+        const size_t at = id * table.stride + (size_t)c;
+        const float v = table.type == MOE_TYPE_Q8 ? moe_mul((float)((const int8_t *)table.data)[at], table.scales[id])
+                                                  : moe_weight(table.data, table.type, at);
+        y[row * y_stride + (size_t)c] = moe_mul(v, factor);
+    }
+}
+
+/* moe_quantise_row, without the sums. `count` on the device, if it is not NULL, says how many rows there are. */
+__global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int padded, int8_t *q, size_t q_stride, float *scales,
+                               const int *count) {
+    const size_t row = blockIdx.x;
+    float largest = 0.0f, broken = 0.0f, inverse;
+    int unused = 0;
+    if (count && (int)row >= *count) return; /* the whole block */
+    x += row * x_stride;
+    q += row * q_stride;
+    for (int c = (int)threadIdx.x; c < cols; c += MOE_BLOCK) {
+        const float a = __uint_as_float(__float_as_uint(x[c]) & 0x7fffffffu);
+        if (a > largest) largest = a;
+        if (!(a <= FLT_MAX)) broken = 1.0f;
+    }
+    moe_block_best(&largest, &unused);
+    moe_block_best(&broken, &unused);
+    inverse = moe_div(127.0f, largest);
+    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
+    if (broken != 0.0f || largest < FLT_MIN) cols = 0;
+    for (int c = (int)threadIdx.x; c < padded; c += MOE_BLOCK) {
+        int v = 0;
+        if (c < cols) v = (int)(__float_as_uint(moe_add(moe_mul(x[c], inverse), MOE_ROUND_MAGIC)) - 0x4b400000u);
+        q[c] = (int8_t)(v > 127 ? 127 : v < -127 ? -127 : v);
+    }
+    if (threadIdx.x == 0)
+        scales[row] = broken != 0.0f ? __uint_as_float(0x7fc00000u) : largest < FLT_MIN ? 0.0f : moe_div(largest, 127.0f);
+}
+
+__global__ void moe_k_add(const float *a, size_t a_stride, const float *b, size_t b_stride, int cols, float *y, size_t y_stride) {
+    const size_t row = blockIdx.x;
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) y[row * y_stride + c] = moe_add(a[row * a_stride + c], b[row * b_stride + c]);
+}
+
+__global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const float *b, size_t b_stride, int b_cols, float *y,
+                             size_t y_stride) {
+    const size_t row = blockIdx.x, n = (size_t)a_cols;
+    for (size_t c = threadIdx.x; c < n + (size_t)b_cols; c += MOE_BLOCK)
+        y[row * y_stride + c] = c < n ? a[row * a_stride + c] : b[row * b_stride + c - n];
+}
+
+__global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int cols, float *y, size_t y_stride) {
+    const size_t row = blockIdx.x;
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) {
+        const float v = x[row * x_stride + c];
+        y[row * y_stride + c] = what == MOE_UNARY_SIGMOID ? moe_sigmoid(v) : moe_tanh(v);
+    }
+}
+
+/* Row r of y = row from[r] of x, zeros for -1; from NULL: row r. */
+__global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *from, int cols, float *y, size_t y_stride) {
+    const size_t row = blockIdx.x;
+    const int32_t parent = from ? from[row] : (int32_t)row;
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) y[row * y_stride + c] = parent < 0 ? 0.0f : x[(size_t)parent * x_stride + c];
+}
+
+/* Row to[r] of y = row r of x; to NULL: row r. */
+__global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *to, int cols, float *y, size_t y_stride) {
+    const size_t row = blockIdx.x, at = to ? (size_t)to[row] : row;
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) y[at * y_stride + c] = x[row * x_stride + c];
+}
+
+/* moe_lstm_cell_portable; c_in may be c_out. */
+__global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_in, size_t c_in_stride, int hidden, float forget_bias,
+                                float *h, size_t h_stride, float *c_out, size_t c_out_stride) {
+    const size_t row = blockIdx.x, n = (size_t)hidden;
+    z += row * z_stride;
+    for (size_t j = threadIdx.x; j < n; j += MOE_BLOCK) {
+        const float i = moe_sigmoid(z[j]), f = moe_sigmoid(moe_add(z[n + j], forget_bias));
+        const float g = moe_tanh(z[2 * n + j]), o = moe_sigmoid(z[3 * n + j]);
+        const float c = moe_add(moe_mul(f, c_in[row * c_in_stride + j]), moe_mul(i, g));
+        c_out[row * c_out_stride + j] = c;
+        h[row * h_stride + j] = moe_mul(o, moe_tanh(c));
+    }
+}
+
+/* ---- Products ---- */
+
+/* y[r][j] = [relu](dot(x[r], w[j]) + addend). Either plain: tiles of MOE_TILE rows; or of experts: tiles say expert, first pair
+ * and pairs, there are *n_tiles of them, a pair's input is row x_rows[pair] and its output row `pair`. */
+typedef struct moe_products {
+    moe_weights w;
+    const void *x;        /* codes or floats */
+    size_t x_stride;      /* bytes or floats */
+    const float *x_scales;
+    int rows;             /* plain */
+    const int *x_rows, *n_tiles; /* experts; x_rows may be NULL: row `pair` */
+    const int4 *tiles;
+    int tiles_at_most;
+    const float *bias, *add;
+    size_t add_stride;
+    int relu;
+    float *y;
+    size_t y_stride;
+} moe_products;
+
+/* The tile of a block: x expert, y first row or pair, z rows; z 0: none. */
+MOE_DEVICE int4 moe_tile_of(const moe_products *p) {
+    const int tile = (int)(blockIdx.x % (unsigned)p->tiles_at_most);
+    int4 t;
+    if (p->tiles) {
+        t = p->tiles[tile];
+        if (tile >= *p->n_tiles) t.z = 0;
+        return t;
+    }
+    t.x = 0;
+    t.y = tile * MOE_TILE;
+    t.z = p->rows - t.y < MOE_TILE ? p->rows - t.y : MOE_TILE;
+    t.w = 0;
+    return t;
+}
+
+MOE_DEVICE void moe_finish(const moe_products *p, size_t row, size_t j, float product) {
+    const float addend = p->bias ? p->bias[j] : p->add ? p->add[row * p->add_stride + j] : 0.0f, y = moe_add(product, addend);
+    p->y[row * p->y_stride + j] = p->relu ? moe_relu(y) : y;
+}
+
+/* Codes. A warp takes 4 outputs and the rows of a tile; its threads take every 32nd 16 bytes of the columns; then thread t adds up
+ * the sums of result t. Blocks of the same outputs are neighbours, so that their weights are read from memory once. */
+__global__ void moe_k_products(moe_products p) {
+    enum { OUTPUTS = 4, WARPS = MOE_BLOCK / 32 };
+    __shared__ int sums[WARPS][32][MOE_TILE * OUTPUTS + 1];
+    const int4 tile = moe_tile_of(&p);
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int first = ((int)(blockIdx.x / (unsigned)p.tiles_at_most) * WARPS + warp) * OUTPUTS;
+    const size_t expert_row = (size_t)tile.x * (size_t)p.w.rows_padded;
+    int acc[MOE_TILE][OUTPUTS], sum = 0;
+    if (tile.z == 0) return; /* the whole block */
+    for (int r = 0; r < MOE_TILE; r++)
+        for (int o = 0; o < OUTPUTS; o++) acc[r][o] = 0;
+    if (first < p.w.rows_padded) {
+        const int8_t *w = (const int8_t *)p.w.data + (expert_row + (size_t)first) * p.w.stride;
+        const int8_t *x[MOE_TILE];
+        MOE_UNROLL
+        for (int r = 0; r < MOE_TILE; r++) {
+            const int at = tile.y + (r < tile.z ? r : tile.z - 1);
+            x[r] = (const int8_t *)p.x + (size_t)(p.x_rows ? p.x_rows[at] : at) * p.x_stride;
+        }
+        for (size_t k = (size_t)lane * 16; k < p.w.stride; k += 512) {
+            int4 v[OUTPUTS];
+            MOE_UNROLL
+            for (int o = 0; o < OUTPUTS; o++) v[o] = *(const int4 *)(const void *)(w + (size_t)o * p.w.stride + k);
+            MOE_UNROLL
+            for (int r = 0; r < MOE_TILE; r++) {
+                const int4 u = *(const int4 *)(const void *)(x[r] + k);
+                MOE_UNROLL
+                for (int o = 0; o < OUTPUTS; o++)
+                    acc[r][o] = __dp4a(u.x, v[o].x, __dp4a(u.y, v[o].y, __dp4a(u.z, v[o].z, __dp4a(u.w, v[o].w, acc[r][o]))));
+            }
+        }
+    }
+    MOE_UNROLL
+    for (int r = 0; r < MOE_TILE; r++)
+        MOE_UNROLL
+        for (int o = 0; o < OUTPUTS; o++) sums[warp][lane][r * OUTPUTS + o] = acc[r][o];
+    __syncthreads();
+    for (int i = 0; i < 32; i++) sum += sums[warp][i][lane];
+    if (lane / OUTPUTS < tile.z && first + lane % OUTPUTS < p.w.rows) {
+        const size_t row = (size_t)(tile.y + lane / OUTPUTS), j = (size_t)(first + lane % OUTPUTS);
+        const size_t x_row = p.x_rows ? (size_t)p.x_rows[row] : row;
+        moe_finish(&p, row, j, moe_mul((float)sum, moe_mul(p.x_scales[x_row], p.w.scales[expert_row + j])));
+    }
+}
+
+/* Floats: a block takes 32 outputs and the rows of a tile, 64 columns at a time; a thread one output and two rows. */
+__global__ void moe_k_float_products(moe_products p) {
+    enum { OUTPUTS = 32, COLUMNS = 64, ROWS = MOE_TILE / 4 };
+    __shared__ float w[OUTPUTS][COLUMNS + 1], x[MOE_TILE][COLUMNS];
+    const int4 tile = moe_tile_of(&p);
+    const int t = (int)threadIdx.x, output = t % OUTPUTS, group = t / OUTPUTS;
+    const int first = (int)(blockIdx.x / (unsigned)p.tiles_at_most) * OUTPUTS;
+    const size_t expert_row = (size_t)tile.x * (size_t)p.w.rows_padded;
+    float lanes[ROWS][MOE_LANES];
+    if (tile.z == 0) return; /* the whole block */
+    MOE_UNROLL
+    for (int r = 0; r < ROWS; r++)
+        MOE_UNROLL
+        for (int l = 0; l < MOE_LANES; l++) lanes[r][l] = 0.0f;
+    for (int k0 = 0; k0 < p.w.cols; k0 += COLUMNS) {
+        for (int i = t; i < OUTPUTS * COLUMNS; i += MOE_BLOCK) {
+            const int j = first + i / COLUMNS, k = k0 + i % COLUMNS;
+            w[i / COLUMNS][i % COLUMNS] =
+                j < p.w.rows && k < p.w.cols ? moe_weight(p.w.data, p.w.type, (expert_row + (size_t)j) * p.w.stride + (size_t)k) : 0.0f;
+        }
+        for (int i = t; i < MOE_TILE * COLUMNS; i += MOE_BLOCK) {
+            const int r = i / COLUMNS, k = k0 + i % COLUMNS, at = tile.y + r;
+            x[r][i % COLUMNS] = r < tile.z && k < p.w.cols
+                                    ? ((const float *)p.x)[(size_t)(p.x_rows ? p.x_rows[at] : at) * p.x_stride + (size_t)k]
+                                    : 0.0f;
+        }
+        __syncthreads();
+        for (int k = 0; k < COLUMNS; k += MOE_LANES)
+            MOE_UNROLL
+            for (int l = 0; l < MOE_LANES; l++)
+                MOE_UNROLL
+                for (int r = 0; r < ROWS; r++) lanes[r][l] = moe_add(lanes[r][l], moe_mul(x[group * ROWS + r][k + l], w[output][k + l]));
+        __syncthreads();
+    }
+    MOE_UNROLL
+    for (int r = 0; r < ROWS; r++)
+        if (group * ROWS + r < tile.z && first + output < p.w.rows)
+            moe_finish(&p, (size_t)(tile.y + group * ROWS + r), (size_t)(first + output), moe_join(lanes[r]));
+}
+
+/* Integer sums from cuBLAS to outputs; sums [rows, w.rows_padded] begin at row (or pair) `row0`, experts[pair] or NULL. */
+__global__ void moe_k_finish(moe_products p, const int32_t *sums, int row0, const int *experts) {
+    const size_t at = blockIdx.x, row = at + (size_t)row0, expert_row = experts ? (size_t)experts[row] * (size_t)p.w.rows_padded : 0;
+    const float scale = p.x_scales[row];
+    for (size_t j = threadIdx.x; j < (size_t)p.w.rows; j += MOE_BLOCK)
+        moe_finish(&p, row, j, moe_mul((float)sums[at * (size_t)p.w.rows_padded + j], moe_mul(scale, p.w.scales[expert_row + j])));
+}
+
+/* ---- Attention ---- */
+
+typedef struct moe_attention {
+    const float *query, *v, *keys, *values;
+    size_t query_stride;
+    int size, width;
+    int product, start_zero;
+    const int32_t *parents, *segment, *length;
+    float *scores; /* [rows, max_source] */
+    size_t max_source;
+    float *y;
+    size_t y_stride;
+} moe_attention;
+
+/* moe_compute_attention_row: 16 threads, the lanes, to a position; then the softmax; then a thread to a column. */
+__global__ void moe_k_attention(moe_attention a) {
+    __shared__ float lanes[MOE_BLOCK / MOE_LANES][MOE_LANES];
+    const size_t row = blockIdx.x, size = (size_t)a.size, width = (size_t)a.width;
+    const int t = (int)threadIdx.x, n = a.length[row], group = t / MOE_LANES, lane = t % MOE_LANES;
+    const float *query = a.query + row * a.query_stride, *keys = a.keys + (size_t)a.segment[row] * size;
+    const float *values = a.values + (size_t)a.segment[row] * width;
+    float *scores = a.scores + row * a.max_source, max, sum;
+    if (a.start_zero && a.parents[row] < 0) { /* the whole block */
+        for (int i = t; i < n; i += MOE_BLOCK) scores[i] = 0.0f;
+        for (size_t c = (size_t)t; c < width; c += MOE_BLOCK) a.y[row * a.y_stride + c] = 0.0f;
+        return;
+    }
+    for (int first = 0; first < n; first += MOE_BLOCK / MOE_LANES) {
+        const int i = first + group;
+        const float *key = keys + (size_t)i * size;
+        float score = 0.0f;
+        for (size_t d = (size_t)lane; i < n && d < size; d += MOE_LANES)
+            score = moe_add(score, a.product ? moe_mul(key[d], moe_mul(a.v[d], query[d]))
+                                             : moe_mul(a.v[d], moe_tanh(moe_add(key[d], query[d]))));
+        lanes[group][lane] = score;
+        __syncthreads();
+        if (lane == 0 && i < n) scores[i] = moe_join(lanes[group]);
+        __syncthreads();
+    }
+    max = moe_block_max(scores, n);
+    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_exp(moe_sub(scores[i], max));
+    __syncthreads();
+    sum = moe_block_sum(scores, n);
+    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_div(scores[i], sum);
+    __syncthreads();
+    for (size_t c = (size_t)t; c < width; c += MOE_BLOCK) {
+        float y = 0.0f;
+        for (int i = 0; i < n; i++) y = moe_add(y, moe_mul(scores[i], values[(size_t)i * width + c]));
+        a.y[row * a.y_stride + c] = y;
+    }
+}
+
+/* ---- Gates and experts ---- */
+
+typedef struct moe_gating {
+    const float *logits;
+    size_t stride;
+    int n, k;
+    moe_gate gate;
+    int empty_zero;
+    const float *threshold;
+    float *p, *kept; /* [rows, n] */
+    float *y;
+    size_t y_stride;
+} moe_gating;
+
+/* moe_compute_gate_row. Marks in y first; then the softmax over what is marked, in index order. The processor looks for a maximum
+ * from the first candidate on: a NaN there stays, anywhere else it never wins. */
+__global__ void moe_k_gate(moe_gating a) {
+    const size_t row = blockIdx.x;
+    const int t = (int)threadIdx.x, n = a.n, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
+    const int begin = t * each < n ? t * each : n, end = begin + each < n ? begin + each : n;
+    const float *logits = a.logits + row * a.stride;
+    float *p = a.p + row * (size_t)n, *kept = a.kept + row * (size_t)n, *g = a.y + row * a.y_stride, max, sum;
+    int mine = 0, selected, at;
+    if (a.gate == MOE_GATE_TOPK) {
+        for (int i = t; i < n; i += MOE_BLOCK) g[i] = 0.0f;
+        for (int round = 0; round < a.k; round++) {
+            float best = -moe_infinity(), none = 0.0f;
+            int index = INT_MAX, first = INT_MAX;
+            for (int i = t; i < n; i += MOE_BLOCK)
+                if (g[i] == 0.0f) {
+                    if (first == INT_MAX) first = i;
+                    if (logits[i] > best || (logits[i] == best && index == INT_MAX)) best = logits[i], index = i;
+                }
+            moe_block_best(&best, &index);
+            moe_block_best(&none, &first);
+            if (!(logits[first] == logits[first])) index = first;
+            if (index % MOE_BLOCK == t) g[index] = 1.0f;
+        }
+    } else if (a.gate == MOE_GATE_SOFTMAX) {
+        for (int i = t; i < n; i += MOE_BLOCK) g[i] = 1.0f;
+    } else {
+        float best = -moe_infinity();
+        int index = INT_MAX;
+        max = moe_block_max(logits, n);
+        for (int i = t; i < n; i += MOE_BLOCK) p[i] = moe_exp(moe_sub(logits[i], max));
+        __syncthreads();
+        sum = moe_block_sum(p, n);
+        for (int i = t; i < n; i += MOE_BLOCK) {
+            p[i] = moe_div(p[i], sum);
+            g[i] = p[i] > a.threshold[i] ? 1.0f : 0.0f;
+            mine += g[i] != 0.0f;
+            if (p[i] > best) best = p[i], index = i;
+        }
+        moe_block_best(&best, &index);
+        moe_block_before(mine, &selected);
+        if (!(p[0] == p[0])) index = 0;
+        if (!selected && !a.empty_zero && index % MOE_BLOCK == t) g[index] = 1.0f;
+    }
+    __syncthreads();
+    mine = 0;
+    for (int i = begin; i < end; i++) mine += g[i] != 0.0f;
+    at = moe_block_before(mine, &selected);
+    for (int i = begin, j = at; i < end; i++)
+        if (g[i] != 0.0f) kept[j++] = logits[i];
+    __syncthreads();
+    max = moe_block_max(kept, selected);
+    for (int i = t; i < selected; i += MOE_BLOCK) kept[i] = moe_exp(moe_sub(kept[i], max));
+    __syncthreads();
+    sum = moe_block_sum(kept, selected);
+    for (int i = begin, j = at; i < end; i++)
+        if (g[i] != 0.0f) g[i] = moe_div(kept[j++], sum);
+}
+
+typedef struct moe_routes {
+    const float *gate; /* [rows, gate_stride] */
+    size_t gate_stride;
+    int n, row0;       /* experts; first row at hand */
+    size_t list_stride;
+    int *selected, *list, *slot, *place, *count, *first, *totals, *pair_row, *pair_expert;
+    float *weight;
+    int4 *tiles;
+} moe_routes;
+
+/* What the rows from row0 on select, in expert order; `count` (zeroed) counts the rows of an expert and gives each its number. The
+ * order of an expert's rows is not the same in every run, and changes nothing: each is multiplied for itself. */
+__global__ void moe_k_route(moe_routes a) {
+    const size_t at = blockIdx.x;
+    const int t = (int)threadIdx.x, each = (a.n + MOE_BLOCK - 1) / MOE_BLOCK;
+    const int begin = t * each < a.n ? t * each : a.n, end = begin + each < a.n ? begin + each : a.n;
+    const float *gate = a.gate + (at + (size_t)a.row0) * a.gate_stride;
+    int mine = 0, total;
+    size_t j;
+    for (int e = begin; e < end; e++) mine += gate[e] != 0.0f;
+    j = at * a.list_stride + (size_t)moe_block_before(mine, &total);
+    for (int e = begin; e < end; e++)
+        if (gate[e] != 0.0f) {
+            a.list[j] = e;
+            a.weight[j] = gate[e];
+            a.slot[j++] = atomicAdd(&a.count[e], 1);
+        }
+    if (t == 0) a.selected[at] = total;
+}
+
+/* How many experts each row selects. */
+__global__ void moe_k_count(moe_routes a) {
+    const size_t row = blockIdx.x;
+    int mine = 0, total;
+    for (int e = (int)threadIdx.x; e < a.n; e += MOE_BLOCK) mine += a.gate[row * a.gate_stride + (size_t)e] != 0.0f;
+    moe_block_before(mine, &total);
+    if (threadIdx.x == 0) a.selected[row] = total;
+}
+
+/* One block: where an expert's pairs begin, and tiles of them. */
+__global__ void moe_k_offsets(moe_routes a) {
+    const int t = (int)threadIdx.x, each = (a.n + MOE_BLOCK - 1) / MOE_BLOCK;
+    const int begin = t * each < a.n ? t * each : a.n, end = begin + each < a.n ? begin + each : a.n;
+    int pairs = 0, tiles = 0, all_pairs, all_tiles;
+    for (int e = begin; e < end; e++) {
+        pairs += a.count[e];
+        tiles += (a.count[e] + MOE_TILE - 1) / MOE_TILE;
+    }
+    pairs = moe_block_before(pairs, &all_pairs);
+    tiles = moe_block_before(tiles, &all_tiles);
+    for (int e = begin; e < end; e++) {
+        a.first[e] = pairs;
+        for (int i = 0; i < a.count[e]; i += MOE_TILE, tiles++) {
+            int4 tile;
+            tile.x = e;
+            tile.y = pairs + i;
+            tile.z = a.count[e] - i < MOE_TILE ? a.count[e] - i : MOE_TILE;
+            tile.w = 0;
+            a.tiles[tiles] = tile;
+        }
+        pairs += a.count[e];
+    }
+    if (t == 0) {
+        a.first[a.n] = a.totals[0] = all_pairs;
+        a.totals[1] = all_tiles;
+    }
+}
+
+/* A row's pairs find their places. */
+__global__ void moe_k_place(moe_routes a) {
+    const size_t at = blockIdx.x;
+    for (int i = (int)threadIdx.x; i < a.selected[at]; i += MOE_BLOCK) {
+        const size_t j = at * a.list_stride + (size_t)i;
+        const int pair = a.first[a.list[j]] + a.slot[j];
+        a.place[j] = pair;
+        a.pair_row[pair] = (int)at + a.row0;
+        a.pair_expert[pair] = a.list[j];
+    }
+}
+
+/* Code rows of the pairs one behind the other, as cuBLAS wants them. */
+__global__ void moe_k_collect(const int8_t *x, const float *scales, size_t stride, int bytes, const int *pair_row, int8_t *y, float *y_scales) {
+    const size_t pair = blockIdx.x, row = (size_t)pair_row[pair];
+    for (int i = (int)threadIdx.x; i < bytes / 16; i += MOE_BLOCK)
+        ((int4 *)(void *)(y + pair * stride))[i] = ((const int4 *)(const void *)(x + row * stride))[i];
+    if (threadIdx.x == 0) y_scales[pair] = scales[row];
+}
+
+/* moe_combine_task: y = scale * sum over the row's experts in index order. */
+__global__ void moe_k_combine(moe_routes a, const float *out, size_t out_stride, int cols, float scale, float *y, size_t y_stride) {
+    const size_t at = blockIdx.x, row = at + (size_t)a.row0, list = at * a.list_stride;
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) {
+        float sum = 0.0f;
+        for (int i = 0; i < a.selected[at]; i++)
+            sum = moe_add(sum, moe_mul(a.weight[list + (size_t)i], out[(size_t)a.place[list + (size_t)i] * out_stride + c]));
+        y[row * y_stride + c] = scale != 1.0f ? moe_mul(sum, scale) : sum;
+    }
+}
+
+/* ---- Output ---- */
+
+typedef struct moe_outputs {
+    moe_products p;      /* its y: logits of the rows at hand, or NULL: */
+    const int32_t *sums; /* [rows, w.rows_padded] from cuBLAS           */
+    int row0, chunks, top;
+    const int32_t *never;
+    int n_never, eos;
+    const int32_t *hold, *want;
+    float *trace;        /* [rows, trace_stride] or NULL */
+    size_t trace_stride;
+    float *max, *sum, *logits; /* [rows, chunks], [rows, chunks, top] */
+    int *ids;
+    float *want_logprob, *top_logprobs;
+    int32_t *top_ids;
+} moe_outputs;
+
+/* moe_output_task for one row and one chunk of the vocabulary. */
+__global__ void moe_k_output(moe_outputs a) {
+    __shared__ float y[MOE_OUTPUT_CHUNK];
+    const int t = (int)threadIdx.x, chunk = (int)blockIdx.x % a.chunks, column = chunk * MOE_OUTPUT_CHUNK;
+    const int n = a.p.w.rows - column < MOE_OUTPUT_CHUNK ? a.p.w.rows - column : MOE_OUTPUT_CHUNK;
+    const size_t at = blockIdx.x / (unsigned)a.chunks, row = at + (size_t)a.row0, place = row * (size_t)a.chunks + (size_t)chunk;
+    float last = moe_infinity(), max, sum;
+    int last_index = -1;
+    for (int i = t; i < n; i += MOE_BLOCK) {
+        const size_t j = (size_t)(column + i);
+        float v;
+        if (a.sums) {
+            v = moe_mul((float)a.sums[at * (size_t)a.p.w.rows_padded + j], moe_mul(a.p.x_scales[row], a.p.w.scales[j]));
+            v = moe_add(v, a.p.bias ? a.p.bias[j] : 0.0f);
+        } else {
+            v = a.p.y[at * a.p.y_stride + j];
+        }
+        y[i] = v;
+        if (a.trace) a.trace[row * a.trace_stride + j] = v;
+    }
+    __syncthreads();
+    for (int i = t; i < a.n_never; i += MOE_BLOCK)
+        if (a.never[i] >= column && a.never[i] < column + n) y[a.never[i] - column] = -moe_infinity();
+    if (t == 0 && a.hold[row] && a.eos >= column && a.eos < column + n) y[a.eos - column] = -moe_infinity();
+    __syncthreads();
+    if (t == 0 && a.want[row] >= column && a.want[row] < column + n) a.want_logprob[row] = y[a.want[row] - column];
+    max = moe_block_max(y, n);
+    for (int i = 0; i < a.top; i++) { /* the next one behind the last one, larger values first, then lower ids */
+        float best = -moe_infinity();
+        int index = INT_MAX;
+        for (int c = t; c < n; c += MOE_BLOCK)
+            if ((y[c] < last || (y[c] == last && c > last_index)) && y[c] > best) best = y[c], index = c;
+        moe_block_best(&best, &index);
+        if (t == 0) {
+            a.logits[place * (size_t)a.top + (size_t)i] = best;
+            a.ids[place * (size_t)a.top + (size_t)i] = index == INT_MAX ? -1 : column + index;
+        }
+        last = best;
+        last_index = index;
+    }
+    __syncthreads();
+    for (int i = t; i < n; i += MOE_BLOCK) y[i] = moe_exp(moe_sub(y[i], max >= -FLT_MAX ? max : 0.0f));
+    __syncthreads();
+    sum = moe_block_sum(y, n);
+    if (t == 0) {
+        a.max[place] = max;
+        a.sum[place] = sum;
+    }
+}
+
+/* moe_output_join. The sum over chunks and the merge of their lists are one thread's; the others work ahead of it. */
+__global__ void moe_k_join(moe_outputs a) {
+    __shared__ float part[MOE_BLOCK];
+    const size_t row = blockIdx.x, first = row * (size_t)a.chunks, top = (size_t)a.top;
+    const int t = (int)threadIdx.x;
+    const float max = moe_block_max(a.max + first, a.chunks);
+    float sum = 0.0f, log_sum;
+    for (int c0 = 0; c0 < a.chunks; c0 += MOE_BLOCK) {
+        const int c = c0 + t;
+        __syncthreads();
+        if (c < a.chunks) part[t] = moe_mul(a.sum[first + (size_t)c], moe_exp(moe_sub(a.max[first + (size_t)c], max)));
+        __syncthreads();
+        for (int i = 0; t == 0 && i < MOE_BLOCK && c0 + i < a.chunks; i++) sum = moe_add(sum, part[i]);
+    }
+    if (t != 0) return; /* no barrier follows */
+    log_sum = sum >= 1.0f && sum <= FLT_MAX ? moe_log(sum) : __uint_as_float(0x7fc00000u);
+    if (a.want[row] >= 0) {
+        a.want_logprob[row] = moe_sub(moe_sub(a.want_logprob[row], max), log_sum);
+        return;
+    }
+    float *logprobs = a.top_logprobs + row * top;
+    int32_t *ids = a.top_ids + row * top;
+    for (size_t i = 0; i < top; i++) logprobs[i] = -moe_infinity(), ids[i] = a.eos;
+    for (size_t c = 0; c < (size_t)a.chunks; c++)
+        for (size_t i = (first + c) * top; i < (first + c + 1) * top && a.logits[i] > logprobs[top - 1]; i++) {
+            size_t at = top - 1;
+            for (; at > 0 && !(logprobs[at - 1] >= a.logits[i]); at--) {
+                logprobs[at] = logprobs[at - 1];
+                ids[at] = ids[at - 1];
+            }
+            logprobs[at] = a.logits[i];
+            ids[at] = a.ids[i];
+        }
+    for (size_t i = 0; i < top; i++) logprobs[i] = moe_sub(moe_sub(logprobs[i], max), log_sum);
+}
+
+/* ==== 3. Launchers ============================================================================================
+ * Owns the order of things. Invariant: what a launcher starts depends on the number of rows and, where a gate's threshold leaves
+ * it open, on how many experts they select; never on anything else, so that a step can be kept as a CUDA graph. */
+
+static size_t moe_blocks(size_t n, size_t by) { return (n + by - 1) / by; }
+static int moe_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
+static size_t moe_code_stride(size_t cols) { return moe_blocks(cols, 64) * 64; }
+
+/* ---- Products ---- */
+
+static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8_t *x, size_t x_stride, int rows, int32_t *sums) {
+    const int32_t one = 1, zero = 0;
+    const int8_t *codes = (const int8_t *)w->data + (size_t)expert * (size_t)w->rows_padded * w->stride;
+    if (d->status != MOE_OK) return;
+    /* Column by column, as cuBLAS sees memory: sums [n, rows] = w [k, n]^T x [k, rows]. */
+    moe_check_blas(d, cublasGemmEx(d->cublas, CUBLAS_OP_T, CUBLAS_OP_N, w->rows_padded, rows, (int)w->stride, &one, codes, CUDA_R_8I,
+                                   (int)w->stride, x, CUDA_R_8I, (int)x_stride, &zero, sums, CUDA_R_32I, w->rows_padded,
+                                   CUBLAS_COMPUTE_32I, CUBLAS_GEMM_DEFAULT), "cublasGemmEx");
+}
+
+/* The kernel for all tiles of p. */
+static void moe_tiles(moe_device *d, const moe_products *p) {
+    const size_t tiles = (size_t)p->tiles_at_most;
+    if (moe_quantised(p->w.type)) MOE_LAUNCH(d, moe_k_products, tiles * moe_blocks((size_t)p->w.rows_padded, 16), MOE_BLOCK, *p);
+    else MOE_LAUNCH(d, moe_k_float_products, tiles * moe_blocks((size_t)p->w.rows, 32), MOE_BLOCK, *p);
+}
+
+/* p with x, rows, addend and y set; of a quantised matrix x is codes. */
+static void moe_linear(moe_device *d, moe_products p) {
+    const size_t slice = d->n_sums / (size_t)p.w.rows_padded;
+    if (p.rows == 0) return;
+    if (!moe_quantised(p.w.type) || (size_t)p.rows <= MOE_FEW_ROWS) {
+        p.tiles_at_most = (int)moe_blocks((size_t)p.rows, MOE_TILE);
+        moe_tiles(d, &p);
+        return;
+    }
+    for (size_t row = 0; row < (size_t)p.rows; row += slice) {
+        const size_t rows = moe_least((size_t)p.rows - row, slice);
+        moe_gemm(d, &p.w, 0, (const int8_t *)p.x + row * p.x_stride, p.x_stride, (int)rows, d->sums);
+        MOE_LAUNCH(d, moe_k_finish, rows, MOE_BLOCK, p, d->sums, (int)row, (const int *)NULL);
+    }
+}
+
+static moe_products moe_products_of(const moe_weights *w, const moe_node *x, int rows) {
+    moe_products p;
+    memset(&p, 0, sizeof p);
+    p.w = *w;
+    p.x = x->data;
+    p.x_stride = x->stride;
+    p.x_scales = x->scales;
+    p.rows = rows;
+    return p;
+}
+
+static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t cols, int8_t *q, size_t q_stride, float *scales,
+                         size_t rows, const int *count) {
+    if (rows) MOE_LAUNCH(d, moe_k_quantise, rows, MOE_BLOCK, x, x_stride, (int)cols, (int)moe_code_stride(cols), q, q_stride, scales, count);
+}
+
+static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
+    moe_products p = moe_products_of(&b->w, n->src[0], (int)rows);
+    p.bias = b->bias;
+    if (n->add) {
+        p.add = (const float *)n->src[1]->data;
+        p.add_stride = n->src[1]->stride;
+    }
+    p.y = (float *)n->data;
+    p.y_stride = n->stride;
+    moe_linear(d, p);
+}
+
+/* ---- Recurrences ---- */
+
+static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound *b, const moe_frame *f, size_t sentences) {
+    const size_t hidden = n->hidden, state = n->cols, r_stride = moe_code_stride(state), h_stride = moe_code_stride(hidden);
+    const int codes = moe_quantised(b->w_r.type), h_codes = moe_quantised(b->w_proj.type);
+    float *c = d->lstm.c, *h = d->lstm.h;
+    /* every sentence starts from a zero state */
+    MOE_CUDA_TRY(d, cudaMemsetAsync(c, 0, sentences * hidden * sizeof *c, d->stream));
+    if (codes) {
+        MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r_codes, 0, sentences * r_stride, d->stream));
+        MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r_scales, 0, sentences * sizeof(float), d->stream));
+    } else {
+        MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r, 0, sentences * state * sizeof(float), d->stream));
+    }
+    for (size_t i = 0; i < f->steps; i++) {
+        const size_t step = n->backward ? f->steps - 1 - i : i, live = f->live[step], first = f->first[step];
+        float *out = (float *)n->data + first * n->stride;
+        moe_products p;
+        memset(&p, 0, sizeof p);
+        p.w = b->w_r;
+        p.x = codes ? (const void *)d->lstm.r_codes : (const void *)d->lstm.r;
+        p.x_stride = codes ? r_stride : state;
+        p.x_scales = d->lstm.r_scales;
+        p.rows = (int)live;
+        p.add = (const float *)n->src[0]->data + first * n->src[0]->stride;
+        p.add_stride = n->src[0]->stride;
+        p.y = d->lstm.z;
+        p.y_stride = 4 * hidden;
+        moe_linear(d, p);
+        MOE_LAUNCH(d, moe_k_lstm_cell, live, MOE_BLOCK, d->lstm.z, 4 * hidden, c, hidden, (int)hidden, n->factor,
+                   n->w_proj ? h : out, n->w_proj ? hidden : n->stride, c, hidden);
+        if (n->w_proj) {
+            if (h_codes) moe_quantise(d, h, hidden, hidden, d->lstm.h_codes, h_stride, d->lstm.h_scales, live, NULL);
+            memset(&p, 0, sizeof p);
+            p.w = b->w_proj;
+            p.x = h_codes ? (const void *)d->lstm.h_codes : (const void *)h;
+            p.x_stride = h_codes ? h_stride : hidden;
+            p.x_scales = d->lstm.h_scales;
+            p.rows = (int)live;
+            p.y = out;
+            p.y_stride = n->stride;
+            moe_linear(d, p);
+        }
+        if (codes) moe_quantise(d, out, n->stride, state, d->lstm.r_codes, r_stride, d->lstm.r_scales, live, NULL);
+        else MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (int)state, d->lstm.r, state);
+    }
+}
+
+/* ---- Attention, gate, experts ---- */
+
+static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound *b, size_t max_source, size_t rows) {
+    moe_attention a;
+    memset(&a, 0, sizeof a);
+    a.query = (const float *)n->src[0]->data;
+    a.query_stride = n->src[0]->stride;
+    a.v = b->v;
+    a.keys = n->keys;
+    a.values = n->values;
+    a.size = (int)n->src[0]->cols;
+    a.width = (int)n->cols;
+    a.product = n->product;
+    a.start_zero = n->start_zero;
+    a.parents = d->parents;
+    a.segment = d->segment;
+    a.length = d->length;
+    a.scores = d->attention;
+    a.max_source = max_source;
+    a.y = (float *)n->data;
+    a.y_stride = n->stride;
+    MOE_LAUNCH(d, moe_k_attention, rows, MOE_BLOCK, a);
+}
+
+static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
+    moe_gating a;
+    memset(&a, 0, sizeof a);
+    a.logits = (const float *)n->src[0]->data;
+    a.stride = n->src[0]->stride;
+    a.n = (int)n->experts;
+    a.k = (int)n->k;
+    a.gate = n->gate;
+    a.empty_zero = n->empty_zero;
+    a.threshold = b->threshold;
+    a.p = d->gate_p;
+    a.kept = d->gate_kept;
+    a.y = (float *)n->data;
+    a.y_stride = n->stride;
+    MOE_LAUNCH(d, moe_k_gate, rows, MOE_BLOCK, a);
+}
+
+/* How many experts a row selects at most. */
+static size_t moe_most(const moe_node *n) { return n->gate == MOE_GATE_TOPK ? n->k : n->experts; }
+
+/* Pairs handled at once: what the rows may select, within MOE_PAIRS, and never fewer than one row may. */
+static size_t moe_pairs(const moe_node *n, size_t rows) {
+    const size_t most = moe_most(n), limit = moe_largest(MOE_PAIRS, most);
+    return rows < limit / most ? rows * most : limit;
+}
+
+/* Both products of an expert over its pairs by cuBLAS: `first` [E + 1] is on the host. */
+static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, const int *first, size_t experts, int pairs) {
+    const int slice = (int)(d->n_sums / (size_t)p.w.rows_padded);
+    size_t e = 0;
+    for (int from = 0, to; from < pairs && d->status == MOE_OK; from = to) {
+        to = pairs - from < slice ? pairs : from + slice;
+        while (first[e + 1] <= from) e++;
+        for (size_t at = e; at < experts && first[at] < to; at++) {
+            const int begin = first[at] > from ? first[at] : from, end = first[at + 1] < to ? first[at + 1] : to;
+            if (begin < end)
+                moe_gemm(d, &p.w, (int)at, x + (size_t)begin * p.x_stride, p.x_stride, end - begin,
+                         d->sums + (size_t)(begin - from) * (size_t)p.w.rows_padded);
+        }
+        MOE_LAUNCH(d, moe_k_finish, to - from, MOE_BLOCK, p, d->sums, from, d->moe.pair_expert);
+    }
+}
+
+/* Ints from the device, now: the one place where a step waits in the middle. */
+static void moe_fetch_ints(moe_device *d, const int *from, size_t n) {
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->moe.host, from, n * sizeof *from, cudaMemcpyDeviceToHost, d->stream));
+    MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
+}
+
+/* Whether cuBLAS takes an expert layer: many rows for each expert. */
+static int moe_experts_by_gemm(const moe_node *n, size_t rows) {
+    return moe_quantised(n->up.type) && rows * (n->k ? n->k : n->experts) > MOE_FEW_ROWS * n->experts;
+}
+
+/* Whether a node needs to look at numbers on the device before it knows what to launch. */
+static int moe_waits(const moe_node *n, size_t rows) {
+    return n->op == MOE_OP_EXPERTS &&
+           (moe_experts_by_gemm(n, rows) || (n->gate == MOE_GATE_THRESHOLD && rows * n->experts > moe_pairs(n, rows)));
+}
+
+/* The rows [a.row0, a.row0 + rows), which select no more pairs than fit. */
+static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_bound *b, moe_routes a, size_t rows, size_t pairs, int by_gemm) {
+    const moe_node *x = n->src[0];
+    const int codes = moe_quantised(b->up.type);
+    const size_t hidden = n->hidden, unit_stride = moe_code_stride(hidden), tiles = pairs / MOE_TILE + moe_least(pairs, n->experts);
+    moe_products up = moe_products_of(&b->up, x, 0), down = moe_products_of(&b->down, x, 0);
+    MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts * sizeof *a.count, d->stream));
+    MOE_LAUNCH(d, moe_k_route, rows, MOE_BLOCK, a);
+    MOE_LAUNCH(d, moe_k_offsets, 1, MOE_BLOCK, a);
+    MOE_LAUNCH(d, moe_k_place, rows, MOE_BLOCK, a);
+    up.relu = 1;
+    up.x_rows = a.pair_row;
+    up.tiles = down.tiles = a.tiles;
+    up.n_tiles = down.n_tiles = a.totals + 1;
+    up.tiles_at_most = down.tiles_at_most = (int)tiles;
+    up.y = d->moe.units;
+    up.y_stride = hidden;
+    down.x = codes ? (const void *)d->moe.codes : (const void *)d->moe.units;
+    down.x_stride = codes ? unit_stride : hidden;
+    down.x_scales = d->moe.code_scales;
+    down.y = d->moe.out;
+    down.y_stride = n->cols;
+    if (by_gemm) {
+        moe_fetch_ints(d, a.first, n->experts + 1);
+        pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts] : 0;
+        if (pairs) {
+            MOE_LAUNCH(d, moe_k_collect, pairs, MOE_BLOCK, (const int8_t *)x->data, x->scales, x->stride, (int)moe_code_stride(x->cols),
+                       a.pair_row, d->moe.inputs, d->moe.input_scales);
+            up.x_scales = d->moe.input_scales;
+            moe_expert_gemms(d, up, d->moe.inputs, d->moe.host, n->experts, (int)pairs);
+        }
+    } else if (pairs) {
+        moe_tiles(d, &up);
+    }
+    if (codes) moe_quantise(d, d->moe.units, hidden, hidden, d->moe.codes, unit_stride, d->moe.code_scales, pairs, a.totals);
+    if (by_gemm) moe_expert_gemms(d, down, d->moe.codes, d->moe.host, n->experts, (int)pairs);
+    else if (pairs) moe_tiles(d, &down);
+    MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, d->moe.out, n->cols, (int)n->cols, n->factor, (float *)n->data, n->stride);
+}
+
+/* A row may select any number of experts under a threshold, so rows go in chunks whose pairs fit; chunks change no bit. */
+static void moe_run_experts(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
+    const size_t most = moe_most(n), capacity = moe_pairs(n, d->rows);
+    const int by_gemm = moe_experts_by_gemm(n, rows), look = n->gate == MOE_GATE_THRESHOLD && rows * most > capacity;
+    moe_routes a;
+    memset(&a, 0, sizeof a);
+    a.gate = (const float *)n->src[1]->data;
+    a.gate_stride = n->src[1]->stride;
+    a.n = (int)n->experts;
+    a.list_stride = most;
+    a.selected = d->moe.selected;
+    a.list = d->moe.list;
+    a.slot = d->moe.slot;
+    a.place = d->moe.place;
+    a.weight = d->moe.weight;
+    a.count = d->moe.count;
+    a.first = d->moe.first;
+    a.totals = d->moe.totals;
+    a.tiles = d->moe.tiles;
+    a.pair_row = d->moe.pair_row;
+    a.pair_expert = d->moe.pair_expert;
+    for (size_t row = 0, next; row < rows && d->status == MOE_OK; row = next) {
+        size_t pairs = 0;
+        if (look) { /* again for every chunk: what comes between overwrites the counts */
+            MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
+            moe_fetch_ints(d, a.selected, rows);
+            if (d->status != MOE_OK) return;
+            for (next = row; next < rows && pairs + (size_t)d->moe.host[next] <= capacity; next++) pairs += (size_t)d->moe.host[next];
+        } else {
+            next = rows - row < capacity / most ? rows : row + capacity / most;
+            pairs = (next - row) * most;
+        }
+        a.row0 = (int)row;
+        moe_run_expert_rows(d, n, b, a, next - row, pairs, by_gemm);
+    }
+}
+
+/* ---- Output ---- */
+
+static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, size_t top, int traced) {
+    const size_t chunks = moe_blocks(n->matrix->rows, MOE_OUTPUT_CHUNK), slice = d->n_sums / (size_t)b->w.rows_padded;
+    const int by_gemm = moe_quantised(b->w.type) && rows > MOE_FEW_ROWS;
+    moe_outputs a;
+    memset(&a, 0, sizeof a);
+    a.chunks = (int)chunks;
+    a.top = (int)top;
+    a.never = b->never;
+    a.n_never = (int)n->n_never;
+    a.eos = n->eos;
+    a.hold = d->hold;
+    a.want = d->want;
+    a.trace = traced && n->stride ? (float *)n->data : NULL;
+    a.trace_stride = n->stride;
+    a.max = d->output.max;
+    a.sum = d->output.sum;
+    a.logits = d->output.logits;
+    a.ids = d->output.ids;
+    a.want_logprob = d->want_logprob;
+    a.top_logprobs = d->top_logprobs;
+    a.top_ids = d->top_ids;
+    for (size_t row = 0; row < rows; row += slice) {
+        const size_t some = moe_least(rows - row, slice);
+        a.p = moe_products_of(&b->w, n->src[0], (int)some);
+        a.p.bias = b->bias;
+        if (by_gemm) {
+            moe_gemm(d, &b->w, 0, (const int8_t *)a.p.x + row * a.p.x_stride, a.p.x_stride, (int)some, d->sums);
+            a.sums = d->sums;
+        } else {
+            a.p.x = (const char *)a.p.x + row * a.p.x_stride * (moe_quantised(b->w.type) ? 1 : sizeof(float));
+            if (a.p.x_scales) a.p.x_scales += row;
+            a.p.y = (float *)(void *)d->sums; /* logits are as large as sums */
+            a.p.y_stride = (size_t)b->w.rows_padded;
+            a.p.tiles_at_most = (int)moe_blocks(some, MOE_TILE);
+            moe_tiles(d, &a.p);
+        }
+        a.row0 = (int)row;
+        MOE_LAUNCH(d, moe_k_output, some * chunks, MOE_BLOCK, a);
+    }
+    MOE_LAUNCH(d, moe_k_join, rows, MOE_BLOCK, a);
+}
+
+/* ---- The run of a graph ---- */
+
+static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_node *n, const moe_bound *b, const moe_frame *f, size_t rows,
+                         int traced) {
+    const moe_node *s0 = n->src[0], *s1 = n->src[1];
+    float *y = (float *)n->data;
+    switch (n->op) {
+    case MOE_OP_EMBED: MOE_LAUNCH(d, moe_k_embed, rows, MOE_BLOCK, b->w, d->ids, n->factor, y, n->stride); break;
+    case MOE_OP_QUANTISE:
+        moe_quantise(d, (const float *)s0->data, s0->stride, n->cols, (int8_t *)n->data, n->stride, n->scales, rows, NULL);
+        break;
+    case MOE_OP_LINEAR: moe_run_linear(d, n, b, rows); break;
+    case MOE_OP_ADD:
+        MOE_LAUNCH(d, moe_k_add, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const float *)s1->data, s1->stride, (int)n->cols, y,
+                   n->stride);
+        break;
+    case MOE_OP_CONCAT:
+        MOE_LAUNCH(d, moe_k_concat, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (int)s0->cols, (const float *)s1->data, s1->stride,
+                   (int)s1->cols, y, n->stride);
+        break;
+    case MOE_OP_UNARY:
+        MOE_LAUNCH(d, moe_k_unary, rows, MOE_BLOCK, n->unary, (const float *)s0->data, s0->stride, (int)n->cols, y, n->stride);
+        break;
+    case MOE_OP_GATHER: MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, n->state, n->cols, d->parents, (int)n->cols, y, n->stride); break;
+    case MOE_OP_STORE:
+        MOE_LAUNCH(d, moe_k_scatter, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, f->destination ? d->destination : NULL,
+                   (int)n->cols, n->state, n->cols);
+        break;
+    case MOE_OP_LSTM_CELL:
+        MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const float *)s1->data, s1->stride,
+                   (int)n->hidden, n->factor, y, n->stride, y + n->hidden, n->stride);
+        break;
+    case MOE_OP_LSTM_LAYER: moe_run_lstm_layer(d, n, b, f, g->sentences); break;
+    case MOE_OP_ATTENTION: moe_run_attention(d, n, b, g->max_source, rows); break;
+    case MOE_OP_GATE: moe_run_gate(d, n, b, rows); break;
+    case MOE_OP_EXPERTS: moe_run_experts(d, n, b, rows); break;
+    case MOE_OP_OUTPUT: moe_run_output(d, n, b, rows, g->top, traced); break;
+    case MOE_OP_VIEW:
+    case MOE_OP_COUNT: break;
+    }
+}
+
+static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t rows) {
+    const moe_device_graph *g = &d->graphs[which];
+    for (size_t i = 0; i < g->count; i++) moe_run_node(d, g, &g->nodes[i], &d->bound[which][i], f, rows, 0);
+}
+
+/* Node by node, with a look at every tensor. */
+static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t rows, moe_trace_fn trace, void *user) {
+    const moe_device_graph *g = &d->graphs[which];
+    for (size_t i = 0; i < g->count && d->status == MOE_OK; i++) {
+        const moe_node *n = &g->nodes[i];
+        const size_t bytes = rows * n->stride * sizeof(float);
+        moe_run_node(d, g, n, &d->bound[which][i], f, rows, 1);
+        if (n->op == MOE_OP_QUANTISE || n->op == MOE_OP_STORE) continue;
+        float *copy = (float *)moe_host(d, bytes, "a trace");
+        if (!copy) return;
+        if (n->stride) { /* a view may begin in the middle of the last row: its end is not there */
+            MOE_CUDA_TRY(d, cudaMemcpy2DAsync(copy, n->stride * sizeof(float), n->data, n->stride * sizeof(float), n->cols * sizeof(float), rows,
+                                              cudaMemcpyDeviceToHost, d->stream));
+            MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
+        }
+        if (d->status == MOE_OK) trace(user, n->name, copy, n->stride ? rows : 0, n->cols, n->stride);
+        d->allocator.release(d->allocator.user, copy, bytes ? bytes : 1);
+    }
+}
+
+/* Step graphs are kept for few row counts; `rows` is rounded up to one of them. Rows beyond the live ones begin a sentence without
+ * source tokens: they cost time and change nothing. */
+static size_t moe_bucket(size_t rows, size_t capacity, size_t *index) {
+    const size_t step = moe_blocks(capacity, MOE_BUCKETS - 4), unit = step < 16 ? 16 : step;
+    size_t bucket = 4;
+    *index = 0;
+    for (; bucket < 16 && bucket < rows; bucket *= 2) ++*index;
+    if (bucket < rows) {
+        *index = 2 + moe_blocks(rows, unit);
+        bucket = moe_blocks(rows, unit) * unit;
+    }
+    return bucket < capacity ? bucket : capacity;
+}
+
+/* Make the graph of a step, or say once that steps are launched one kernel after the other. */
+static int moe_capture(moe_device *d, const moe_frame *f, size_t rows, cudaGraphExec_t *exec) {
+    cudaGraph_t graph = NULL;
+    moe_error why = d->error;
+    cudaError_t code = cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal);
+    if (code == cudaSuccess) {
+        moe_run_nodes(d, 1, f, rows);
+        why = d->error;
+        code = cudaStreamEndCapture(d->stream, &graph);
+        if (code == cudaSuccess && d->status == MOE_OK) code = cudaGraphInstantiate(exec, graph, 0);
+        if (graph) cudaGraphDestroy(graph);
+    }
+    if (code == cudaSuccess && d->status == MOE_OK) return 1;
+    cudaGetLastError();
+    if (d->log) d->log(d->log_user, "CUDA graphs cannot be made here: steps are launched kernel by kernel");
+    if (d->log && d->status != MOE_OK) d->log(d->log_user, why.message);
+    *exec = NULL;
+    d->no_graphs = 1;
+    d->status = MOE_OK; /* if the device is lost, the launches that follow say so */
+    return 0;
+}
+
+static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
+    const moe_device_graph *g = &d->graphs[1];
+    size_t index = 0;
+    int waits = d->no_graphs;
+    for (size_t i = 0; i < g->count; i++) waits |= moe_waits(&g->nodes[i], rows);
+    if (!waits) moe_bucket(rows, g->rows, &index);
+    if (!waits && (d->steps[index] || moe_capture(d, f, rows, &d->steps[index]))) {
+        MOE_CUDA_TRY(d, cudaGraphLaunch(d->steps[index], d->stream));
+        return;
+    }
+    if (d->status == MOE_OK) moe_run_nodes(d, 1, f, rows);
+}
+
+/* Fill what goes up. Rows from f->rows on are fillers. */
+static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
+    const size_t n = d->rows;
+    int32_t *ids = d->up_host, *parents = ids + n, *segment = parents + n, *length = segment + n, *want = length + n, *hold = want + n;
+    int32_t *destination = hold + n;
+    for (size_t r = 0; r < rows; r++) {
+        const int live = r < f->rows;
+        ids[r] = live && f->ids ? f->ids[r] : 0;
+        parents[r] = live && f->parents ? f->parents[r] : -1;
+        segment[r] = live && f->segment ? (int32_t)f->segment[r] : 0;
+        length[r] = live && f->length ? (int32_t)f->length[r] : 0;
+        want[r] = live && f->want ? f->want[r] : -1;
+        hold[r] = live && f->hold ? f->hold[r] != 0 : 0;
+        destination[r] = live && f->destination ? (int32_t)f->destination[r] : 0;
+    }
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->up, d->up_host, 7 * n * sizeof *d->up, cudaMemcpyHostToDevice, d->stream));
+}
+
+/* Bring down what the search needs. */
+static void moe_fetch_frame(moe_device *d, const moe_frame *f, size_t top) {
+    const size_t n = f->rows;
+    const char *logprobs = d->down_host, *want = logprobs + ((char *)d->want_logprob - d->down), *ids = logprobs + ((char *)d->top_ids - d->down);
+    const char *attention = logprobs + ((char *)d->attention - d->down);
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->down_host, d->down, f->attention ? d->down_bytes : (size_t)((char *)d->attention - d->down),
+                                    cudaMemcpyDeviceToHost, d->stream));
+    if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
+    for (size_t r = 0; r < n; r++) {
+        if (f->want[r] >= 0) {
+            memcpy(&f->want_logprob[r], want + r * sizeof(float), sizeof(float));
+            continue;
+        }
+        memcpy(f->top_logprobs + r * top, logprobs + r * top * sizeof(float), top * sizeof(float));
+        memcpy(f->top_ids + r * top, ids + r * top * sizeof(int32_t), top * sizeof(int32_t));
+    }
+    for (size_t r = 0; f->attention && r < n; r++)
+        memcpy(f->attention + r * f->attention_stride, attention + r * d->graphs[1].max_source * sizeof(float), f->length[r] * sizeof(float));
+}
+
+static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, moe_trace_fn trace, void *trace_user, moe_error *error) {
+    size_t rows = f->rows, index;
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
+    if (which && !trace) rows = moe_bucket(f->rows, d->graphs[1].rows, &index);
+    if (d->status == MOE_OK) moe_lift_frame(d, f, rows);
+    if (d->status == MOE_OK && trace) moe_run_traced(d, which, f, rows, trace, trace_user);
+    else if (d->status == MOE_OK && which) moe_run_step(d, f, rows);
+    else if (d->status == MOE_OK) moe_run_nodes(d, which, f, rows);
+    if (which) moe_fetch_frame(d, f, d->graphs[1].top);
+    else MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
+    if (d->status != MOE_OK && error) *error = d->error;
+    return d->status;
+}
+
+/* ---- Opening, binding, closing ---- */
+
+static int moe_device_count(moe_error *error) {
+    int n = 0;
+    const cudaError_t code = cudaGetDeviceCount(&n);
+    if (code == cudaSuccess && n > 0) return n;
+    cudaGetLastError();
+    moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "no GPU: %s; %s", cudaGetErrorString(code == cudaSuccess ? cudaErrorNoDevice : code),
+             moe_advice(code == cudaSuccess ? cudaErrorNoDevice : code));
+    return 0;
+}
+
+static void moe_device_close(moe_device *d) {
+    moe_allocator a;
+    if (!d) return;
+    a = d->allocator;
+    cudaSetDevice(d->index);
+    if (d->stream) cudaStreamSynchronize(d->stream);
+    for (int i = 0; i < MOE_BUCKETS; i++)
+        if (d->steps[i]) cudaGraphExecDestroy(d->steps[i]);
+    if (d->cublas) cublasDestroy(d->cublas);
+    for (size_t i = d->n_blocks; i-- > 0;) cudaFree(d->blocks[i]);
+    if (d->pinned) cudaFreeHost(d->pinned);
+    for (int i = 0; i < 2; i++) {
+        if (d->stage[i]) cudaFreeHost(d->stage[i]);
+        if (d->landing[i]) cudaFree(d->landing[i]);
+        if (d->landed[i]) cudaEventDestroy(d->landed[i]);
+    }
+    if (d->stream) cudaStreamDestroy(d->stream);
+    cudaGetLastError();
+    for (int i = 0; i < 2; i++)
+        if (d->bound[i]) a.release(a.user, d->bound[i], d->graphs[i].count * sizeof *d->bound[i]);
+    if (d->known) a.release(a.user, d->known, d->known_capacity * sizeof *d->known);
+    if (d->blocks) a.release(a.user, d->blocks, d->block_capacity * sizeof *d->blocks);
+    a.release(a.user, d, sizeof *d);
+}
+
+static void moe_device_start(moe_device *d) {
+    struct cudaDeviceProp properties;
+    void *workspace;
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index));
+    if (!MOE_CUDA_TRY(d, cudaGetDeviceProperties(&properties, d->index))) return;
+    snprintf(d->name, sizeof d->name, "cuda:%d %.100s", d->index, properties.name);
+    if (properties.major * 10 + properties.minor < 75) {
+        d->status = moe_fail(&d->error, MOE_ERROR_UNSUPPORTED, "device", "%s has compute capability %d.%d, 7.5 is the least; use --device cpu",
+                             d->name, properties.major, properties.minor);
+        return;
+    }
+    MOE_CUDA_TRY(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
+    if (d->status == MOE_OK) moe_check_blas(d, cublasCreate(&d->cublas), "cublasCreate");
+    if (d->status == MOE_OK) moe_check_blas(d, cublasSetStream(d->cublas, d->stream), "cublasSetStream");
+    workspace = moe_take(d, MOE_WORKSPACE, 1, "cuBLAS");
+    if (d->status == MOE_OK) moe_check_blas(d, cublasSetWorkspace(d->cublas, workspace, MOE_WORKSPACE), "cublasSetWorkspace");
+}
+
+static moe_status moe_device_open(const moe_device_params *params, moe_device **out, moe_error *error) {
+    moe_error why;
+    const int devices = moe_device_count(&why);
+    moe_device *d;
+    if (!devices) {
+        if (error) *error = why;
+        return why.code;
+    }
+    if (params->index >= devices)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "there is no cuda:%d: %d GPU%s here, counted from 0", params->index, devices,
+                        devices > 1 ? "s are" : " is");
+    d = (moe_device *)params->allocator.allocate(params->allocator.user, sizeof *d);
+    if (!d) return moe_fail(error, MOE_ERROR_MEMORY, "device", "no memory for the description of a device");
+    memset(d, 0, sizeof *d);
+    d->allocator = params->allocator;
+    d->log = params->log;
+    d->log_user = params->log_user;
+    d->index = params->index;
+    d->budget = params->memory;
+    d->block_capacity = 1 << 13;
+    d->blocks = (void **)moe_host(d, d->block_capacity * sizeof *d->blocks, "the list of device memory");
+    moe_device_start(d);
+    if (d->status != MOE_OK) {
+        const moe_status status = d->status;
+        if (error) *error = d->error;
+        moe_device_close(d);
+        return status;
+    }
+    *out = d;
+    return MOE_OK;
+}
+
+static moe_status moe_device_allocate(moe_device *d, size_t bytes, const char *what, void **out, moe_error *error) {
+    void *memory;
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index));
+    memory = moe_take(d, bytes, 1, what);
+    if (d->status != MOE_OK && error) *error = d->error;
+    if (d->status == MOE_OK) *out = memory;
+    return d->status;
+}
+
+/* Codes of one matrix to their place; `subs` is room for those of Q4. */
+static void moe_upload_codes(moe_device *d, const moe_matrix *m, int8_t *to, int8_t *subs) {
+    const size_t rows = moe_blocks(m->rows, 16) * 16, stride = m->cols_padded;
+    const size_t bytes = m->type == MOE_TYPE_Q8 ? rows * stride : rows * stride / 2;
+    if (m->type == MOE_TYPE_Q4) moe_upload_to(d, subs, m->subs, rows * stride / 32);
+    for (size_t at = 0, n; at < bytes && d->status == MOE_OK; at += n) {
+        const int i = d->next_stage;
+        char *landing;
+        n = moe_least(bytes - at, MOE_STAGE_BYTES);
+        landing = moe_lift(d, (const char *)m->data + at, n, NULL);
+        if (m->type == MOE_TYPE_Q8)
+            MOE_LAUNCH(d, moe_k_unpack_q8, moe_blocks(n / 4, 256), 256, (const uint32_t *)(void *)landing, at / 4, n / 4, stride, to);
+        else
+            MOE_LAUNCH(d, moe_k_unpack_q4, moe_blocks(n, 256), 256, (const uint8_t *)(void *)landing, at, n, stride, subs, to);
+        MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
+    }
+}
+
+/* `count` matrices of one shape that lie `host_stride` bytes apart, one behind the other. */
+static moe_weights moe_upload_matrices(moe_device *d, const moe_matrix *m, size_t count, size_t host_stride, int8_t *subs, const char *what) {
+    moe_weights w;
+    memset(&w, 0, sizeof w);
+    for (size_t i = 0; i < d->n_known; i++)
+        if (d->known[i].host == m->data) return d->known[i].weights;
+    w.type = moe_quantised(m->type) ? MOE_TYPE_Q8 : m->type;
+    w.rows = (int)m->rows;
+    w.cols = (int)m->cols;
+    w.rows_padded = moe_quantised(m->type) ? (int)(moe_blocks(m->rows, 16) * 16) : w.rows;
+    w.stride = m->cols_padded;
+    if (moe_quantised(m->type)) {
+        const size_t bytes = (size_t)w.rows_padded * w.stride;
+        int8_t *codes = (int8_t *)moe_take(d, count, bytes, what);
+        float *scales = (float *)moe_take(d, count, (size_t)w.rows_padded * sizeof(float), what);
+        for (size_t i = 0; i < count && d->status == MOE_OK; i++) {
+            moe_matrix part = *m;
+            part.data = (const char *)m->data + i * host_stride;
+            part.subs = m->subs ? m->subs + i * host_stride : NULL;
+            moe_upload_codes(d, &part, codes + i * bytes, subs);
+            moe_upload_to(d, scales + i * (size_t)w.rows_padded, (const char *)m->scales + i * host_stride, (size_t)w.rows_padded * sizeof(float));
+        }
+        w.data = codes;
+        w.scales = scales;
+    } else {
+        const size_t bytes = m->rows * m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
+        char *numbers = (char *)moe_take(d, count, bytes, what);
+        for (size_t i = 0; i < count && d->status == MOE_OK; i++)
+            moe_upload_to(d, numbers + i * bytes, (const char *)m->data + i * host_stride, bytes);
+        w.data = numbers;
+    }
+    if (d->status == MOE_OK && d->n_known < d->known_capacity) {
+        d->known[d->n_known].host = m->data;
+        d->known[d->n_known++].weights = w;
+    }
+    return w;
+}
+
+static const float *moe_upload_vector(moe_device *d, const float *v, size_t n, const char *what) {
+    return v ? (const float *)moe_upload(d, v, n * sizeof *v, what) : NULL;
+}
+
+static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b, int8_t *subs) {
+    if (n->matrix) b->w = moe_upload_matrices(d, n->matrix, 1, 0, subs, n->name);
+    if (n->matrix) b->bias = moe_upload_vector(d, n->bias, n->matrix->rows, n->name);
+    if (n->w_r) b->w_r = moe_upload_matrices(d, n->w_r, 1, 0, subs, n->name);
+    if (n->w_proj) b->w_proj = moe_upload_matrices(d, n->w_proj, 1, 0, subs, n->name);
+    if (n->op == MOE_OP_GATE) b->threshold = moe_upload_vector(d, n->threshold, n->experts, n->name);
+    if (n->op == MOE_OP_ATTENTION) b->v = moe_upload_vector(d, n->v, n->src[0]->cols, n->name);
+    if (n->op == MOE_OP_OUTPUT) b->never = (const int32_t *)moe_upload(d, n->never, n->n_never * sizeof *n->never, n->name);
+    if (n->op == MOE_OP_EXPERTS) {
+        b->up = moe_upload_matrices(d, &n->up, n->experts, n->slab_stride, subs, n->name);
+        b->down = moe_upload_matrices(d, &n->down, n->experts, n->slab_stride, subs, n->name);
+    }
+}
+
+static void moe_most_of(size_t *most, size_t n) {
+    *most = moe_largest(*most, n);
+}
+
+/* The largest of everything that nodes want of the scratch. */
+typedef struct moe_needs {
+    size_t hidden, sentences, state, state_codes, hidden_codes, gate, experts, list, pairs, tiles, units, unit_codes, inputs, out, outputs, subs, chunks;
+} moe_needs;
+
+static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
+    const size_t rows = moe_blocks(m->rows, 16) * 16;
+    moe_most_of(&need->outputs, rows);
+    if (m->type == MOE_TYPE_Q4) moe_most_of(&need->subs, rows * m->cols_padded / 32);
+}
+
+static void moe_need_node(moe_needs *need, const moe_node *n, const moe_device_graph *g, size_t rows) {
+    if (n->matrix) moe_need_matrix(need, n->matrix);
+    if (n->op == MOE_OP_LSTM_LAYER) {
+        moe_most_of(&need->sentences, g->sentences);
+        moe_most_of(&need->hidden, n->hidden);
+        moe_most_of(&need->state, n->cols);
+        moe_need_matrix(need, n->w_r);
+        if (n->w_proj) moe_need_matrix(need, n->w_proj);
+    } else if (n->op == MOE_OP_GATE) {
+        moe_most_of(&need->gate, rows * n->experts);
+    } else if (n->op == MOE_OP_EXPERTS) {
+        const size_t pairs = moe_pairs(n, rows);
+        moe_need_matrix(need, &n->up);
+        moe_need_matrix(need, &n->down);
+        moe_most_of(&need->experts, n->experts);
+        moe_most_of(&need->list, rows * moe_most(n));
+        moe_most_of(&need->pairs, pairs);
+        moe_most_of(&need->tiles, pairs / MOE_TILE + moe_least(pairs, n->experts));
+        moe_most_of(&need->units, pairs * n->hidden);
+        moe_most_of(&need->unit_codes, pairs * moe_code_stride(n->hidden));
+        moe_most_of(&need->inputs, pairs * n->src[0]->stride);
+        moe_most_of(&need->out, pairs * n->cols);
+    } else if (n->op == MOE_OP_OUTPUT) {
+        moe_most_of(&need->chunks, moe_blocks(n->matrix->rows, MOE_OUTPUT_CHUNK));
+    }
+}
+
+static void moe_take_scratch(moe_device *d, const moe_needs *need) {
+    const char *what = "scratch", *frame = "what goes up and down in a step";
+    const size_t rows = d->rows, top = d->graphs[1].top, up = 7 * rows, attention = d->graphs[1].rows * d->graphs[1].max_source;
+    const size_t host_ints = moe_largest(need->experts + 1, rows);
+    d->n_sums = moe_least(moe_largest(MOE_SUMS, need->outputs * 32), need->outputs * moe_largest(rows, need->pairs));
+    d->sums = (int32_t *)moe_take(d, d->n_sums, sizeof *d->sums, what);
+    d->lstm.z = (float *)moe_take(d, need->sentences * 4 * need->hidden, sizeof(float), what);
+    d->lstm.c = (float *)moe_take(d, need->sentences * need->hidden, sizeof(float), what);
+    d->lstm.h = (float *)moe_take(d, need->sentences * need->hidden, sizeof(float), what);
+    d->lstm.r = (float *)moe_take(d, need->sentences * need->state, sizeof(float), what);
+    d->lstm.r_codes = (int8_t *)moe_take(d, need->sentences, moe_code_stride(need->state) + 64, what);
+    d->lstm.h_codes = (int8_t *)moe_take(d, need->sentences, moe_code_stride(need->hidden) + 64, what);
+    d->lstm.r_scales = (float *)moe_take(d, need->sentences, sizeof(float), what);
+    d->lstm.h_scales = (float *)moe_take(d, need->sentences, sizeof(float), what);
+    d->gate_p = (float *)moe_take(d, need->gate, sizeof(float), what);
+    d->gate_kept = (float *)moe_take(d, need->gate, sizeof(float), what);
+    d->moe.pairs = need->pairs;
+    d->moe.selected = (int *)moe_take(d, rows, sizeof(int), what);
+    d->moe.list = (int *)moe_take(d, need->list, sizeof(int), what);
+    d->moe.slot = (int *)moe_take(d, need->list, sizeof(int), what);
+    d->moe.place = (int *)moe_take(d, need->list, sizeof(int), what);
+    d->moe.weight = (float *)moe_take(d, need->list, sizeof(float), what);
+    d->moe.count = (int *)moe_take(d, need->experts, sizeof(int), what);
+    d->moe.first = (int *)moe_take(d, need->experts + 1, sizeof(int), what);
+    d->moe.totals = (int *)moe_take(d, 2, sizeof(int), what);
+    d->moe.tiles = (int4 *)moe_take(d, need->tiles, sizeof(int4), what);
+    d->moe.pair_row = (int *)moe_take(d, need->pairs, sizeof(int), what);
+    d->moe.pair_expert = (int *)moe_take(d, need->pairs, sizeof(int), what);
+    d->moe.inputs = (int8_t *)moe_take(d, need->inputs, 1, what);
+    d->moe.input_scales = (float *)moe_take(d, need->pairs, sizeof(float), what);
+    d->moe.units = (float *)moe_take(d, need->units, sizeof(float), what);
+    d->moe.codes = (int8_t *)moe_take(d, need->unit_codes, 1, what);
+    d->moe.code_scales = (float *)moe_take(d, need->pairs, sizeof(float), what);
+    d->moe.out = (float *)moe_take(d, need->out, sizeof(float), what);
+    d->output.max = (float *)moe_take(d, d->graphs[1].rows * need->chunks, sizeof(float), what);
+    d->output.sum = (float *)moe_take(d, d->graphs[1].rows * need->chunks, sizeof(float), what);
+    d->output.logits = (float *)moe_take(d, d->graphs[1].rows * need->chunks * top, sizeof(float), what);
+    d->output.ids = (int *)moe_take(d, d->graphs[1].rows * need->chunks * top, sizeof(int), what);
+    /* one block for what goes up, one for what comes down, and their pinned twins */
+    d->down_bytes = (d->graphs[1].rows * (2 * top + 1) + attention) * sizeof(float);
+    d->up = (int32_t *)moe_take(d, up, sizeof *d->up, frame);
+    d->down = (char *)moe_take(d, d->down_bytes, 1, frame);
+    if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->pinned, (up + host_ints) * sizeof(int32_t) + d->down_bytes))) return;
+    d->up_host = (int32_t *)d->pinned;
+    d->moe.host = (int *)d->up_host + up;
+    d->down_host = (char *)(d->moe.host + host_ints);
+    memset(d->up_host, 0, up * sizeof *d->up_host);
+    d->ids = d->up;
+    d->parents = d->ids + rows;
+    d->segment = d->parents + rows;
+    d->length = d->segment + rows;
+    d->want = d->length + rows;
+    d->hold = d->want + rows;
+    d->destination = d->hold + rows;
+    d->top_logprobs = (float *)(void *)d->down;
+    d->want_logprob = d->top_logprobs + d->graphs[1].rows * top;
+    d->top_ids = (int32_t *)(void *)(d->want_logprob + d->graphs[1].rows);
+    d->attention = (float *)(void *)(d->top_ids + d->graphs[1].rows * top);
+}
+
+static void moe_bind_graphs(moe_device *d, int8_t *subs) {
+    for (int i = 0; i < 2; i++) {
+        MOE_CUDA_TRY(d, cudaMallocHost((void **)&d->stage[i], MOE_STAGE_BYTES));
+        MOE_CUDA_TRY(d, cudaMalloc((void **)&d->landing[i], MOE_STAGE_BYTES));
+        MOE_CUDA_TRY(d, cudaEventCreateWithFlags(&d->landed[i], cudaEventDisableTiming));
+        MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
+    }
+    for (int which = 0; which < 2 && d->status == MOE_OK; which++)
+        for (size_t i = 0; i < d->graphs[which].count && d->status == MOE_OK; i++)
+            moe_bind_node(d, &d->graphs[which].nodes[i], &d->bound[which][i], subs);
+    MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
+    for (int i = 0; i < 2 && d->status == MOE_OK; i++) { /* after a failure closing frees them */
+        cudaFreeHost(d->stage[i]);
+        cudaFree(d->landing[i]);
+        d->stage[i] = d->landing[i] = NULL;
+    }
+}
+
+static moe_status moe_device_bind(moe_device *d, const moe_device_graph graphs[2], moe_error *error) {
+    moe_needs need;
+    size_t nodes = 0;
+    memset(&need, 0, sizeof need);
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index));
+    for (int which = 0; which < 2; which++) {
+        const moe_device_graph *g = &graphs[which];
+        d->graphs[which] = *g;
+        moe_most_of(&d->rows, g->rows);
+        nodes += g->count;
+        d->bound[which] = (moe_bound *)moe_host(d, g->count * sizeof *d->bound[which], "the weights of a graph");
+    }
+    for (int which = 0; which < 2; which++)
+        for (size_t i = 0; i < graphs[which].count; i++) moe_need_node(&need, &graphs[which].nodes[i], &graphs[which], d->rows);
+    d->known_capacity = 4 * nodes;
+    d->known = (moe_known *)moe_host(d, d->known_capacity * sizeof *d->known, "the list of weights");
+    moe_take_scratch(d, &need);
+    moe_bind_graphs(d, (int8_t *)moe_take(d, need.subs, 1, "Q4 groups"));
+    if (d->status != MOE_OK && error) *error = d->error;
+    return d->status;
+}
+
+static const char *moe_device_describe(const moe_device *d, uint64_t *bytes) {
+    if (bytes) *bytes = d->used;
+    return d->name;
+}
+
+const moe_device_api *moe_cuda(void) {
+    static const moe_device_api api = { "cuda", moe_device_count, moe_device_open, moe_device_allocate, moe_device_bind, moe_device_run,
+                                        moe_device_describe, moe_device_close };
+    return &api;
+}

@@ -1,0 +1,539 @@
+/* test_cuda.c - moe-cuda.cu on the processor, through cuda_emu.h: every kernel against portable, whole models against the CPU
+ * backend, bit for bit, and every call of CUDA failing once. Two NaNs count as equal whatever their payload. */
+#include "../moe.c"
+
+#include "cuda_emu.h"
+#include "model_writer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#define CHECK(condition, ...)                                                                                    \
+    do {                                                                                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__);                                                                 \
+    } while (0)
+
+static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u; }
+static int same(float a, float b) { return moe_to_bits(a) == moe_to_bits(b) || (is_nan(a) && is_nan(b)); }
+
+static void defaults(void) {
+    emu_reset(1);
+    emu_fail(0, 0, 0);
+    emu_few_rows = 32;
+    emu_pairs = 1 << 14;
+    emu_sums = 1 << 24;
+}
+
+/* Plain numbers, and now and then one that is tiny, huge or none. */
+static float number(uint64_t *random, int broken) {
+    static const uint32_t odd[] = { 0, 0x80000000u, 1, 0x807fffffu, 0x00800000u, 0x7f7fffffu, 0xff7fffffu, 0x7f800000u, 0xff800000u, 0x7fc00000u };
+    const size_t roll = mw_below(random, 64);
+    if (roll == 0) return moe_from_bits(odd[mw_below(random, broken ? MOE_COUNT(odd) : 5)]);
+    return roll < 60 ? mw_uniform(random, -3, 3) : mw_uniform(random, -120, 120);
+}
+
+static float *numbers(uint64_t *random, size_t n, int broken) {
+    float *x = mw_zeros(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = number(random, broken);
+    return x;
+}
+
+/* ---- Graphs of a few nodes on both backends ---- */
+
+/* What every node gave, in the order of the nodes. */
+typedef struct journal {
+    float *rows[32];
+    char name[32][48];
+    size_t count, at;
+    size_t n[32], cols[32];
+} journal;
+
+static void record(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    journal *j = user;
+    float *copy = mw_zeros(rows * cols * sizeof *copy + 1);
+    for (size_t r = 0; r < rows; r++) memcpy(copy + r * cols, data + r * stride, cols * sizeof *copy);
+    snprintf(j->name[j->count], sizeof j->name[0], "%s", name);
+    j->n[j->count] = rows;
+    j->cols[j->count] = cols;
+    j->rows[j->count++] = copy;
+}
+
+static void compare(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    journal *j = user;
+    const size_t i = j->at++;
+    CHECK(i < j->count && strcmp(j->name[i], name) == 0 && j->cols[i] == cols, "node %zu is %s", i, name);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < cols; c++)
+            CHECK(same(j->rows[i][r * cols + c], data[r * stride + c]), "%s, row %zu of %zu, column %zu of %zu: %a, the CPU has %a", name, r, rows, c,
+                  cols, (double)data[r * stride + c], (double)j->rows[i][r * cols + c]);
+}
+
+static void forget(journal *j) {
+    for (size_t i = 0; i < j->count; i++) free(j->rows[i]);
+    memset(j, 0, sizeof *j);
+}
+
+typedef struct bench {
+    size_t rows, capacity, sentences, max_source, top;
+    moe_frame frame;
+    void (*build)(moe_graph *g, void *user, void *states);
+    void *user;
+    const void *states; /* copied to where the graph reads and writes them */
+    size_t state_bytes;
+} bench;
+
+static moe_graph bench_graph(const bench *b, moe_tensor *nodes, size_t capacity, void *states) {
+    moe_graph g = { .nodes = nodes, .capacity = capacity, .rows = b->capacity, .threads = 1, .sentences = b->sentences,
+                    .max_source = b->max_source, .top = b->top, .traced = 1 };
+    moe_error e;
+    b->build(&g, b->user, states);
+    CHECK(moe_graph_plan(&g, &e) == MOE_OK, "%s", e.message);
+    return g;
+}
+
+/* Run the graph on the processor, then on the emulated device as graph `which`; the states after it must agree too. */
+static void run_both(const bench *b, int which) {
+    static moe_pool pool;
+    moe_tensor nodes[32];
+    moe_node plain[32];
+    journal j = { .count = 0 };
+    moe_error e = { MOE_OK, "", "" };
+    const moe_allocator a = moe_allocator_or_default(NULL);
+    const moe_device_params params = { .allocator = a };
+    const moe_device_api *api = moe_cuda();
+    char *states = mw_zeros(b->state_bytes + 1), *arena;
+    moe_device *device;
+    moe_device_graph graphs[2];
+    moe_graph g;
+    moe_run run;
+    void *memory;
+    pool.count = 1;
+    if (b->state_bytes) memcpy(states, b->states, b->state_bytes);
+    g = bench_graph(b, nodes, 32, states);
+    arena = mw_zeros(g.bytes);
+    moe_graph_place(&g, arena);
+    run = (moe_run){ &moe_kernels_portable, &pool, &g, &b->frame };
+    moe_graph_run(&moe_backend_cpu, &run, record, &j);
+    free(arena);
+
+    CHECK(api->open(&params, &device, &e) == MOE_OK, "%s", e.message);
+    CHECK(api->allocate(device, b->state_bytes, "states", &memory, &e) == MOE_OK, "%s", e.message);
+    if (b->state_bytes) memcpy(memory, b->states, b->state_bytes);
+    g = bench_graph(b, nodes, 32, memory);
+    CHECK(api->allocate(device, g.bytes, "arena", (void **)&arena, &e) == MOE_OK, "%s", e.message);
+    moe_graph_place(&g, arena);
+    memset(graphs, 0, sizeof graphs);
+    graphs[which] = moe_describe_graph(&g, plain, NULL);
+    graphs[!which].top = graphs[!which].max_source = graphs[!which].rows = 1;
+    CHECK(api->bind(device, graphs, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    CHECK(api->run(device, which, &b->frame, compare, &j, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    CHECK(j.at == j.count, "%zu nodes of %zu", j.at, j.count);
+    for (size_t i = 0; i < b->state_bytes / sizeof(float); i++)
+        CHECK(same(((float *)memory)[i], ((float *)(void *)states)[i]), "number %zu of the states", i);
+    api->close(device);
+    free(states);
+    forget(&j);
+    assert_int_equal(emu_live(), 0);
+}
+
+/* A matrix of any type from floats. */
+static moe_matrix pack(moe_type type, size_t rows, size_t cols, const float *x, void **blob) {
+    const uint64_t bytes = moe_matrix_bytes(type, rows, cols);
+    int8_t *scratch = mw_zeros(2 * moe_round_up(cols, 64));
+    if (posix_memalign(blob, 64, bytes)) abort();
+    memset(*blob, 0, bytes);
+    for (size_t r = 0; r < rows; r++) moe_pack_row(type, rows, cols, r, x + r * cols, *blob, scratch);
+    free(scratch);
+    return moe_matrix_view(type, rows, cols, *blob);
+}
+
+/* embed -> linear with bias -> linear with another tensor added -> sigmoid, tanh, add, concat, view */
+typedef struct linears {
+    moe_matrix table, first, second;
+    const float *bias;
+} linears;
+
+static void build_linears(moe_graph *g, void *user, void *states) {
+    linears *l = user;
+    moe_tensor *x = moe_op_embed(g, &l->table, 1.0f, "x"), *y, *z;
+    (void)states;
+    y = moe_op_linear(g, &l->first, x, l->bias, NULL, "y");
+    z = moe_op_linear(g, &l->second, x, NULL, y, "z");
+    z = moe_op_concat(g, moe_op_unary(g, MOE_UNARY_SIGMOID, z, "sigmoid"), moe_op_unary(g, MOE_UNARY_TANH, y, "tanh"), "concat");
+    z = moe_op_view(g, z, y->cols / 2, y->cols, "view");
+    moe_op_add(g, z, y, "add");
+}
+
+static void rows_of_ids(int32_t *ids, size_t rows, size_t n, uint64_t *random) {
+    for (size_t i = 0; i < rows; i++) ids[i] = (int32_t)mw_below(random, n);
+}
+
+static void products_and_rows_equal_the_cpu(void **state) {
+    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_BF16 };
+    static const size_t shapes[][3] = { { 1, 1, 1 }, { 2, 17, 16 }, { 7, 64, 33 }, { 8, 63, 100 }, { 9, 130, 15 }, { 16, 513, 48 }, { 33, 31, 70 }, { 45, 200, 64 } };
+    uint64_t random = 5;
+    (void)state;
+    defaults();
+    for (size_t t = 0; t < MOE_COUNT(types); t++)
+        for (size_t s = 0; s < MOE_COUNT(shapes); s++) {
+            const size_t rows = shapes[s][0], cols = shapes[s][1], out = shapes[s][2], vocabulary = 19;
+            float *x = numbers(&random, vocabulary * cols, s % 2), *w = numbers(&random, 2 * out * cols, 0), *bias = numbers(&random, out, 0);
+            void *blobs[3];
+            int32_t ids[64];
+            linears l = { pack(s % 3 ? MOE_TYPE_F32 : types[t], vocabulary, cols, x, &blobs[0]), pack(types[t], out, cols, w, &blobs[1]),
+                          pack(types[t], out, cols, w + out * cols, &blobs[2]), bias };
+            bench b = { .rows = rows, .capacity = rows + s % 3, .sentences = 1, .max_source = 1, .top = 1, .build = build_linears, .user = &l };
+            rows_of_ids(ids, rows, vocabulary, &random);
+            b.frame = (moe_frame){ .rows = rows, .ids = ids };
+            emu_few_rows = s % 2 ? 4 : 32;
+            emu_sums = s == 6 ? 1 : 1 << 24; /* products in slices of rows */
+            run_both(&b, 0);
+            for (int i = 0; i < 3; i++) free(blobs[i]);
+            free(x), free(w), free(bias);
+        }
+}
+
+/* gather -> cell -> stores */
+static void build_cell(moe_graph *g, void *user, void *states) {
+    moe_layer *layer = user;
+    float *s = states;
+    moe_tensor *z = moe_op_gather(g, s, 4 * layer->hidden, "z"), *c = moe_op_gather(g, s + g->rows * 4 * layer->hidden, layer->hidden, "c");
+    moe_tensor *both = moe_op_lstm_cell(g, layer, z, c);
+    moe_op_store(g, moe_op_view(g, both, layer->hidden, layer->hidden, "next"), s + g->rows * 4 * layer->hidden, "store");
+}
+
+static void states_and_cells_equal_the_cpu(void **state) {
+    uint64_t random = 6;
+    (void)state;
+    defaults();
+    for (size_t hidden = 1; hidden < 300; hidden += 71) {
+        const size_t rows = 5;
+        moe_layer layer = { .hidden = hidden, .forget_bias = 0.75f, .name = "layer" };
+        float *s = numbers(&random, rows * 5 * hidden, 1);
+        const int32_t parents[5] = { 3, -1, 0, 3, 2 };
+        bench b = { .rows = rows, .capacity = rows, .sentences = 1, .max_source = 1, .top = 1, .build = build_cell, .user = &layer,
+                    .states = s, .state_bytes = rows * 5 * hidden * sizeof *s, .frame = { .rows = rows, .parents = parents } };
+        run_both(&b, 0);
+        free(s);
+    }
+}
+
+/* Mixtures: gate logits are the rows of a table. */
+typedef struct mixture {
+    moe_layer layer;
+    moe_matrix logits, x;
+} mixture;
+
+static void build_mixture(moe_graph *g, void *user, void *states) {
+    mixture *m = user;
+    moe_tensor *logits = moe_op_embed(g, &m->logits, 1.0f, "logits"), *x = moe_op_embed(g, &m->x, 1.0f, "x");
+    (void)states;
+    moe_op_experts(g, &m->layer, x, moe_op_gate(g, &m->layer, logits));
+}
+
+static void mixtures_equal_the_cpu(void **state) {
+    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
+    static const size_t shapes[][5] = { /* rows, experts, k, hidden, width */
+        { 1, 1, 1, 3, 5 }, { 4, 5, 2, 40, 16 }, { 5, 130, 3, 17, 70 }, { 40, 6, 2, 33, 24 }, { 7, 300, 5, 4, 8 }, { 36, 3, 3, 65, 64 },
+    };
+    uint64_t random = 7;
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(types) * MOE_COUNT(shapes) * 4; i++) {
+        const size_t *shape = shapes[i / 4 % MOE_COUNT(shapes)], rows = shape[0], n = shape[1], hidden = shape[3], width = shape[4], vocabulary = 13;
+        const moe_type type = types[i / 4 / MOE_COUNT(shapes)];
+        const int kind = (int)(i % 4); /* softmax, top k, threshold with each policy for the empty mask */
+        float *x = numbers(&random, vocabulary * width, 0), *logits = numbers(&random, vocabulary * n, 0), *w = numbers(&random, 2 * hidden * width, 0);
+        float *threshold = mw_zeros(n * sizeof *threshold);
+        uint64_t down = 0;
+        const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
+        void *slabs, *blobs[2];
+        int32_t ids[64];
+        mixture m = { .logits = pack(MOE_TYPE_F32, vocabulary, n, logits, &blobs[0]), .x = pack(MOE_TYPE_F32, vocabulary, width, x, &blobs[1]) };
+        bench b = { .rows = rows, .capacity = rows, .sentences = 1, .max_source = 1, .top = 1, .build = build_mixture, .user = &m };
+        if (n * hidden > 2000 && type != MOE_TYPE_Q8) { /* once is enough of the large ones */
+            free(x), free(logits), free(w), free(threshold), free(blobs[0]), free(blobs[1]);
+            continue;
+        }
+        defaults();
+        emu_few_rows = i % 3 ? 2 : 1000;
+        emu_pairs = i % 2 ? 1 << 14 : n + 3;
+        emu_sums = i % 5 ? 1 << 24 : 1;
+        if (posix_memalign(&slabs, 4096, n * slab)) abort();
+        memset(slabs, 0, n * slab);
+        for (size_t e = 0; e < n; e++) {
+            int8_t *scratch = mw_zeros(2 * moe_round_up(moe_max(hidden, width), 64));
+            for (size_t k = 0; k < 8; k++) w[mw_below(&random, 2 * hidden * width)] = number(&random, 0);
+            for (size_t r = 0; r < hidden; r++) moe_pack_row(type, hidden, width, r, w + r * width, (char *)slabs + e * slab, scratch);
+            for (size_t r = 0; r < width; r++)
+                moe_pack_row(type, width, hidden, r, w + hidden * width + r * hidden, (char *)slabs + e * slab + down, scratch);
+            free(scratch);
+        }
+        for (size_t r = 0; r < vocabulary; r++) /* ties, and rows where no expert passes */
+            for (size_t e = 0; e < n; e++) logits[r * n + e] = r % 3 == 1 ? (float)(e % 4) : r % 3 == 2 ? 1.0f : logits[r * n + e] * 0.05f;
+        memcpy(blobs[0], logits, vocabulary * n * sizeof *logits);
+        for (size_t e = 0; e < n; e++) threshold[e] = mw_uniform(&random, 0.8f, 1.8f) / (float)n;
+        m.layer = (moe_layer){ .kind = MOE_LAYER_MOE, .name = "layer", .hidden = hidden, .out = width, .experts = n, .k = shape[2],
+                               .gate = kind == 0 ? MOE_GATE_SOFTMAX : kind == 1 ? MOE_GATE_TOPK : MOE_GATE_THRESHOLD,
+                               .empty = kind == 3 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1, .scale = i % 7 ? 0.75f : 1.0f, .threshold = threshold,
+                               .expert_type = type, .slabs = slabs, .slab_stride = slab, .slab_down = (size_t)down };
+        rows_of_ids(ids, rows, vocabulary, &random);
+        b.frame = (moe_frame){ .rows = rows, .ids = ids };
+        run_both(&b, 0);
+        free(x), free(logits), free(w), free(threshold), free(slabs), free(blobs[0]), free(blobs[1]);
+    }
+}
+
+/* ---- Whole models ---- */
+
+typedef struct fixture {
+    mw_model *m;
+    mw_image image;
+    moe_model *model;
+} fixture;
+
+static fixture open_model(mw_model *m) {
+    fixture f = { .m = m };
+    moe_error e = { MOE_OK, "", "" };
+    f.image = mw_build(m);
+    CHECK(moe_model_open_memory(f.image.data, f.image.bytes, NULL, &f.model, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    return f;
+}
+
+static void drop(fixture *f) {
+    moe_model_close(f->model);
+    if (f->image.data) free(f->image.data);
+    if (f->m) mw_free(f->m);
+}
+
+/* The fixture's model in another number format, through a file. */
+static fixture converted(const fixture *f, moe_type type) {
+    const moe_save_params params = { .type = type, .experts = type };
+    char path[] = "/tmp/moe-cuda-XXXXXX";
+    fixture g = { .m = NULL };
+    moe_error e = { MOE_OK, "", "" };
+    const int fd = mkstemp(path);
+    CHECK(fd >= 0, "no temporary file");
+    close(fd);
+    CHECK(moe_model_save(f->model, path, &params, &e) == MOE_OK, "%s", e.message);
+    CHECK(moe_model_open(path, NULL, &g.model, &e) == MOE_OK, "%s", e.message);
+    remove(path);
+    return g;
+}
+
+enum { SENTENCES = 7, LONGEST = 40, MOST = 4 };
+
+typedef struct answer {
+    moe_status status;
+    size_t n, n_ids[MOST];
+    int32_t ids[MOST][LONGEST];
+    uint32_t score[MOST], logprob[MOST], token_logprobs[MOST][LONGEST + 1];
+} answer;
+
+typedef struct feed {
+    size_t next;
+    int32_t ids[LONGEST], target[LONGEST];
+    uint64_t random;
+    answer answers[SENTENCES];
+} feed;
+
+static int pull(void *user, int wait, moe_request *r) {
+    feed *f = user;
+    (void)wait;
+    if (f->next == SENTENCES) return MOE_PULL_END;
+    r->n_source = 1 + mw_below(&f->random, 14);
+    for (size_t i = 0; i < r->n_source; i++) f->ids[i] = 6 + (int32_t)mw_below(&f->random, MW_VOCABULARY - 6);
+    r->source = f->ids;
+    if (f->next % 5 == 3) {
+        r->n_target = mw_below(&f->random, 6);
+        for (size_t i = 0; i < r->n_target; i++) f->target[i] = 6 + (int32_t)mw_below(&f->random, MW_VOCABULARY - 6);
+        r->target = f->target;
+    }
+    r->user = &f->answers[f->next++];
+    return MOE_PULL_REQUEST;
+}
+
+static void done(void *user, const moe_result *r) {
+    answer *a = r->user;
+    (void)user;
+    a->status = r->status;
+    a->n = moe_min(MOST, r->n_hypotheses);
+    for (size_t h = 0; h < a->n; h++) {
+        const moe_hypothesis *from = &r->hypotheses[h];
+        a->n_ids[h] = from->n_ids;
+        a->score[h] = moe_to_bits(from->score);
+        a->logprob[h] = moe_to_bits(from->logprob);
+        memcpy(a->ids[h], from->ids, from->n_ids * sizeof *from->ids);
+        memcpy(a->token_logprobs[h], from->token_logprobs, (from->n_ids + (size_t)from->finished) * sizeof *from->token_logprobs);
+    }
+}
+
+static moe_session_params params_for(const moe_model *model, const char *device, int batch, int beam) {
+    moe_session_params p = moe_session_params_default(model);
+    p.device = device;
+    p.isa = "portable";
+    p.threads = 1;
+    p.batch = batch;
+    p.beam = p.nbest = beam;
+    p.target_tag = MW_TAG_EN;
+    return p;
+}
+
+static feed *translate(const moe_model *model, const moe_session_params *p) {
+    feed *f = mw_zeros(sizeof *f);
+    moe_session *s;
+    moe_error e = { MOE_OK, "", "" };
+    f->random = 3;
+    CHECK(moe_session_new(model, p, &s, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    assert_string_equal(moe_session_stats(s).device, p->device[1] == 'u' ? "cuda:0 emulated" : "cpu");
+    CHECK(moe_translate(s, pull, done, f, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    moe_session_free(s);
+    return f;
+}
+
+static void assert_models_agree(const moe_model *model, int batch, int beam, float coverage, int min_target, const char *what) {
+    moe_session_params p = params_for(model, "cpu", batch, beam);
+    feed *cpu, *gpu;
+    p.coverage_penalty = coverage;
+    p.min_target = min_target;
+    cpu = translate(model, &p);
+    p.device = "cuda";
+    gpu = translate(model, &p);
+    for (size_t i = 0; i < SENTENCES; i++)
+        CHECK(memcmp(&cpu->answers[i], &gpu->answers[i], sizeof(answer)) == 0, "%s, batch %d, beam %d: sentence %zu differs", what, batch, beam, i);
+    CHECK(emu_live() == 0, "%s: %zu things are left", what, emu_live());
+    free(cpu);
+    free(gpu);
+}
+
+static void models_give_the_bytes_of_the_cpu(void **state) {
+    static const int batches[] = { 1, 3, 8 }, beams[] = { 1, 4 };
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        fixture f32 = open_model(mw_small(variant, MW_F32, 11)), others[3];
+        static const char *const names[] = { "f32", "q8", "q4", "bf16" }, *const runs[] = { "03", "01235", "145", "2" };
+        others[0] = converted(&f32, MOE_TYPE_Q8);
+        others[1] = converted(&f32, MOE_TYPE_Q4);
+        others[2] = converted(&f32, MOE_TYPE_BF16);
+        for (int t = 0; t < 4; t++)
+            for (int i = 0; i < 6; i++) {
+                char what[64];
+                if (!strchr(runs[t], '0' + i)) continue;
+                snprintf(what, sizeof what, "variant %d, %s", variant, names[t]);
+                defaults();
+                emu_few_rows = i % 2 ? 2 : 32; /* cuBLAS, the kernel */
+                emu_pairs = i % 3 ? 1 << 14 : 6;
+                assert_models_agree(t ? others[t - 1].model : f32.model, batches[i / 2], beams[i % 2], i % 3 == 1 ? 0.2f : 0.0f, i == 4 ? 3 : 0, what);
+                if (i % 2 == 0) CHECK(emu_graph_launches() > 0, "no step was a CUDA graph");
+                if (i % 2 && (t == 1 || t == 2)) CHECK(emu_gemms() > 0, "cuBLAS was not used");
+            }
+        for (int t = 0; t < 3; t++) drop(&others[t]);
+        drop(&f32);
+    }
+}
+
+/* ---- What goes wrong ---- */
+
+/* Every call fails once: opening fails or the failure comes out of the translation, and nothing is left behind. */
+static void failures_leave_nothing_behind(void **state) {
+    static const struct { int code, stay; } failures[] = { { EMU_OUT_OF_MEMORY, 0 }, { EMU_LOST, 1 }, { EMU_OLD_DRIVER, 0 } };
+    fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
+    (void)state;
+    for (size_t k = 0; k < MOE_COUNT(failures); k++) {
+        size_t opened = 0, calls = 0, step = 1;
+        for (size_t nth = 1;; nth += step) {
+            moe_session_params p = params_for(f.model, "cuda", 3, 2);
+            feed *feeding = mw_zeros(sizeof *feeding);
+            moe_error e = { MOE_OK, "", "" };
+            moe_session *s = NULL;
+            moe_status status;
+            feeding->random = 3;
+            defaults();
+            emu_fail(nth, failures[k].code, failures[k].stay);
+            status = moe_session_new(f.model, &p, &s, &e);
+            if (status == MOE_OK) {
+                opened++;
+                step = 1 + nth / 16; /* thousands of launches: every sixteenth or so */
+                status = moe_translate(s, pull, done, feeding, &e);
+                if (status != MOE_OK) {
+                    moe_error again = { MOE_OK, "", "" };
+                    feeding->next = 0;
+                    CHECK(moe_translate(s, pull, done, feeding, &again) == status && strcmp(again.message, e.message) == 0,
+                          "after call %zu has failed: '%s', then '%s'", nth, e.message, again.message);
+                }
+                moe_session_free(s);
+            }
+            calls = emu_calls();
+            CHECK(emu_live() == 0, "call %zu fails: %zu things are left", nth, emu_live());
+            free(feeding);
+            if (nth > calls) { /* it was never reached */
+                CHECK(status == MOE_OK, "%s", e.message);
+                break;
+            }
+            if (status == MOE_OK) continue; /* CUDA graphs and the free memory in a message are asked for in vain without harm */
+            CHECK(strstr(e.message, failures[k].code == EMU_LOST ? "failure" : failures[k].code == EMU_OLD_DRIVER ? "driver" : "memory") ||
+                      strstr(e.message, "CUBLAS"), "call %zu: %s", nth, e.message);
+            CHECK(strstr(e.message, "--device cpu"), "call %zu says nothing to do: %s", nth, e.message);
+        }
+        CHECK(opened > 0 && calls > 100, "%zu calls, %zu sessions", calls, opened);
+    }
+    drop(&f);
+}
+
+static moe_status try_device(const fixture *f, const char *device, size_t memory, moe_error *e, char name[64]) {
+    moe_session_params p = params_for(f->model, device, 2, 2);
+    moe_session *s;
+    moe_status status;
+    p.device_memory = memory;
+    status = moe_session_new(f->model, &p, &s, e);
+    if (status != MOE_OK) return status;
+    snprintf(name, 64, "%s", moe_session_stats(s).device);
+    CHECK((moe_session_stats(s).device_bytes > 0) == (strncmp(name, "cuda", 4) == 0), "device_bytes");
+    moe_session_free(s);
+    return MOE_OK;
+}
+
+static void devices_are_chosen_as_asked(void **state) {
+    fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
+    moe_error e = { MOE_OK, "", "" };
+    char name[64] = "";
+    (void)state;
+    defaults();
+    unsetenv("MOE_DEVICE");
+    CHECK(try_device(&f, NULL, 0, &e, name) == MOE_OK && strcmp(name, "cuda:0 emulated") == 0, "automatic: %s", name);
+    CHECK(try_device(&f, "auto", 0, &e, name) == MOE_OK && strcmp(name, "cuda:0 emulated") == 0, "auto: %s", name);
+    CHECK(try_device(&f, "cuda:0", 0, &e, name) == MOE_OK && strcmp(name, "cuda:0 emulated") == 0, "cuda:0: %s", name);
+    CHECK(try_device(&f, "cpu", 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "cpu: %s", name);
+    CHECK(try_device(&f, "cuda:1", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "there is no cuda:1"), "%s", e.message);
+    CHECK(try_device(&f, "cuda:x", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
+    CHECK(try_device(&f, "cuda:", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
+    CHECK(try_device(&f, "cudas", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
+    CHECK(try_device(&f, "tpu", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
+    CHECK(try_device(&f, "cuda", 1 << 14, &e, name) == MOE_ERROR_MEMORY && strstr(e.message, "allowed"), "%s", e.message);
+    CHECK(try_device(&f, NULL, 1 << 14, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "the processor takes over");
+    setenv("MOE_DEVICE", "cpu", 1);
+    CHECK(try_device(&f, NULL, 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "MOE_DEVICE");
+    unsetenv("MOE_DEVICE");
+    emu_reset(0);
+    CHECK(try_device(&f, "cuda", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "no GPU") && strstr(e.message, "nvidia-smi"), "%s", e.message);
+    CHECK(try_device(&f, NULL, 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "no GPU: the processor");
+    defaults();
+    emu_fail(1, EMU_OLD_DRIVER, 1);
+    CHECK(try_device(&f, "cuda", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "update the NVIDIA driver"), "%s", e.message);
+    CHECK(try_device(&f, NULL, 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "old driver: the processor");
+    assert_int_equal(emu_live(), 0);
+    drop(&f);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_and_rows_equal_the_cpu),
+        cmocka_unit_test(states_and_cells_equal_the_cpu),
+        cmocka_unit_test(mixtures_equal_the_cpu),
+        cmocka_unit_test(models_give_the_bytes_of_the_cpu),
+        cmocka_unit_test(failures_leave_nothing_behind),
+        cmocka_unit_test(devices_are_chosen_as_asked),
+    };
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
