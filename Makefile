@@ -1,7 +1,8 @@
 # moe - inference for Mixture-of-Experts translation models.   `make help` lists the targets.
 #
 # Variables: CC, CXX, CFLAGS, LDFLAGS as usual; PREFIX, DESTDIR for install; MODEL for demo;
-# BUILD (objects) and BIN (programs) let variants such as `make asan` live beside the normal build.
+# BUILD (objects) and BIN (programs) let variants such as `make asan` live beside the normal build;
+# CUDA=1 builds programs that use a GPU where there is one, CUDA_HOME, NVCC, CUDA_ARCH for it.
 
 PREFIX ?= /usr/local
 BUILD  ?= build
@@ -20,7 +21,7 @@ WARN     = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
 C_FLAGS  = -std=c11 $(WARN) -I. $(SYSTEM) $(CFLAGS) -ffp-contract=off -pthread $(EXTRA)
 CXX_FLAGS = -std=c++17 $(WARN) -I. $(SYSTEM) $(CFLAGS) -pthread $(EXTRA)
 LINK     = $(CXX) $(EXTRA) $(LDFLAGS) -pthread
-TOOL_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lm
+TOOL_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lm $(CUDA_LIBS)
 
 # Homebrew keeps its headers and libraries where compilers do not look.
 ifeq ($(shell uname -s),Darwin)
@@ -29,12 +30,32 @@ SYSTEM = -isystem $(BREW)/include
 SYSTEM_LIBS = -L$(BREW)/lib
 endif
 
+# The library's objects: with CUDA=1 moe.c knows moe-cuda.cu. cuBLAS comes from the toolkit, else from .cublas, where
+# tools/install-deps --cuda puts PyPI's wheel. nvcc's own runtime is linked statically, cuBLAS (400 MB) is not.
+MOE_OBJECTS = $(BUILD)/moe.o
+ifneq ($(filter-out 0,$(CUDA)),)
+NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+ifeq ($(strip $(NVCC)),)
+$(error CUDA=1 needs nvcc: install the CUDA toolkit, put nvcc on PATH or say CUDA_HOME=...)
+endif
+CUDA_ROOT := $(realpath $(shell $(NVCC) --dryrun -x cu /dev/null 2>&1 | sed -n 's/^\#[$$] TOP=//p'))
+CUDA_KNOWN := $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch))
+CUDA_ARCH ?= $(filter $(CUDA_KNOWN),75 80 86 89 90 100 120)
+CUDA_CODE = $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) \
+	-gencode arch=compute_$(lastword $(CUDA_ARCH)),code=compute_$(lastword $(CUDA_ARCH))
+CUBLAS = $(if $(wildcard $(CUDA_ROOT)/include/cublas_v2.h),$(CUDA_ROOT),$(CURDIR)/.cublas)
+CUBLAS_LIB = $(firstword $(wildcard $(CUBLAS)/lib64 $(CUBLAS)/lib) $(CUBLAS)/lib)
+CUDA_LIBS = -L$(CUBLAS_LIB) -Wl,-rpath,$(CUBLAS_LIB) -Wl,--no-as-needed -lcublas -lcublasLt -Wl,--as-needed \
+	-L$(firstword $(wildcard $(CUDA_ROOT)/lib64 $(CUDA_ROOT)/lib) $(CUDA_ROOT)/lib64) -lcudart_static -ldl -lrt
+MOE_OBJECTS = $(BUILD)/moe-with-cuda.o $(BUILD)/moe-cuda.o
+endif
+
 PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-make-random
 LIBRARY  = $(BIN)/libmoe.a
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo test check install clean asan valgrind
+.PHONY: all help demo test check install clean asan valgrind FORCE
 .DEFAULT_GOAL := all
 
 all: $(PROGRAMS) $(LIBRARY)
@@ -52,6 +73,23 @@ $(BUILD)/.deps-test: tools/install-deps
 
 $(BUILD)/moe.o: moe.c moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -O3 -c moe.c -o $@
+
+$(BUILD)/moe-with-cuda.o: moe.c moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -O3 -DMOE_CUDA -c moe.c -o $@
+
+$(BUILD)/.deps-cuda: tools/install-deps
+	@mkdir -p $(BUILD)
+	@NVCC="$(NVCC)" $(DEPS) --cuda
+	@touch $@
+
+# -fmad=false: as with -ffp-contract above.
+$(BUILD)/moe-cuda.o: moe-cuda.cu moe.h | $(BUILD)/.deps-cuda
+	$(NVCC) -std=c++17 -O2 -fmad=false $(CUDA_CODE) -I. -I$(CUBLAS)/include -c moe-cuda.cu -o $@
+
+# Programs are linked again when the build with and the build without CUDA take turns.
+$(BUILD)/.objects: FORCE
+	@mkdir -p $(BUILD)
+	@echo '$(MOE_OBJECTS)' | cmp -s - $@ || echo '$(MOE_OBJECTS)' > $@
 
 $(BUILD)/text.o: tools/text.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/text.c -o $@
@@ -75,26 +113,27 @@ $(BUILD)/moe-quantize.o: tools/moe-quantize.c tools/text.h tools/spm.h moe.h | $
 $(BUILD)/moe-make-random.o: tools/moe-make-random.c moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-make-random.c -o $@
 
-$(LIBRARY): $(BUILD)/moe.o
+$(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
-	$(AR) rcs $@ $(BUILD)/moe.o
+	$(AR) rcs $@ $(MOE_OBJECTS)
 
-$(BIN)/moe-translate: $(BUILD)/moe-translate.o $(BUILD)/text.o $(BUILD)/spm.o $(BUILD)/moe.o
-	$(LINK) $^ $(TOOL_LIBS) -o $@
+$(BIN)/moe-translate: $(BUILD)/moe-translate.o $(BUILD)/text.o $(BUILD)/spm.o $(MOE_OBJECTS) $(BUILD)/.objects
+	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
-$(BIN)/moe-info: $(BUILD)/moe-info.o $(BUILD)/text.o $(BUILD)/spm.o $(BUILD)/moe.o
-	$(LINK) $^ $(TOOL_LIBS) -o $@
+$(BIN)/moe-info: $(BUILD)/moe-info.o $(BUILD)/text.o $(BUILD)/spm.o $(MOE_OBJECTS) $(BUILD)/.objects
+	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
-$(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(BUILD)/text.o $(BUILD)/spm.o $(BUILD)/moe.o
-	$(LINK) $^ $(TOOL_LIBS) -o $@
+$(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(BUILD)/text.o $(BUILD)/spm.o $(MOE_OBJECTS) $(BUILD)/.objects
+	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
-$(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(BUILD)/moe.o
-	$(LINK) $^ -lm -o $@
+$(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(MOE_OBJECTS) $(BUILD)/.objects
+	$(LINK) $(filter %.o,$^) -lm $(CUDA_LIBS) -o $@
 
 # ---- Use -----------------------------------------------------------------------------------------------------
 
 help:
 	@echo 'make                  build ./moe-translate ./moe-info ./moe-quantize ./moe-make-random and libmoe.a'
+	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'
 	@echo 'make check            quick checks of the source: exported names, table of contents'
@@ -170,8 +209,8 @@ asan:
 	$(MAKE) BUILD=build/asan BIN=build/asan \
 	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
-# valgrind knows no instruction set beyond AVX2.
+# valgrind knows no instruction set beyond AVX2, and nothing of the fibres in tests/cuda_emu.h.
 valgrind: $(BUILD)/.deps-test all $(TEST_PROGRAMS)
 	@$(DEPS) --valgrind
 	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible" \
-	    python3 tests/run $(TEST_PROGRAMS)
+	    python3 tests/run $(filter-out %/test_cuda,$(TEST_PROGRAMS))

@@ -200,6 +200,12 @@ struct scheduler {
     fibre *current;
     unsigned next;
     const std::function<void()> *body;
+    ~scheduler() {
+        for (fibre *f : idle) {
+            munmap(f->stack, STACK);
+            delete f;
+        }
+    }
 };
 static scheduler sched;
 

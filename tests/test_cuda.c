@@ -81,6 +81,8 @@ typedef struct bench {
     void *user;
     const void *states; /* copied to where the graph reads and writes them */
     size_t state_bytes;
+    moe_frame frames[2]; /* with two_frames: of the processor and of the device, which give different places for what comes back */
+    int two_frames;
 } bench;
 
 static moe_graph bench_graph(const bench *b, moe_tensor *nodes, size_t capacity, void *states) {
@@ -113,7 +115,7 @@ static void run_both(const bench *b, int which) {
     g = bench_graph(b, nodes, 32, states);
     arena = mw_zeros(g.bytes);
     moe_graph_place(&g, arena);
-    run = (moe_run){ &moe_kernels_portable, &pool, &g, &b->frame };
+    run = (moe_run){ &moe_kernels_portable, &pool, &g, b->two_frames ? &b->frames[0] : &b->frame };
     moe_graph_run(&moe_backend_cpu, &run, record, &j);
     free(arena);
 
@@ -127,7 +129,7 @@ static void run_both(const bench *b, int which) {
     graphs[which] = moe_describe_graph(&g, plain, NULL);
     graphs[!which].top = graphs[!which].max_source = graphs[!which].rows = 1;
     CHECK(api->bind(device, graphs, &e) == MOE_OK, "%s: %s", e.where, e.message);
-    CHECK(api->run(device, which, &b->frame, compare, &j, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    CHECK(api->run(device, which, b->two_frames ? &b->frames[1] : &b->frame, compare, &j, &e) == MOE_OK, "%s: %s", e.where, e.message);
     CHECK(j.at == j.count, "%zu nodes of %zu", j.at, j.count);
     for (size_t i = 0; i < b->state_bytes / sizeof(float); i++)
         CHECK(same(((float *)memory)[i], ((float *)(void *)states)[i]), "number %zu of the states", i);
@@ -281,6 +283,113 @@ static void mixtures_equal_the_cpu(void **state) {
         b.frame = (moe_frame){ .rows = rows, .ids = ids };
         run_both(&b, 0);
         free(x), free(logits), free(w), free(threshold), free(slabs), free(blobs[0]), free(blobs[1]);
+    }
+}
+
+/* Attention over sentences of all lengths, with and without a first step that sees nothing. */
+typedef struct attending {
+    moe_model model;
+    moe_matrix queries;
+    size_t tokens, width;
+} attending;
+
+static void build_attention(moe_graph *g, void *user, void *states) {
+    static moe_memory memory; /* read when the graph runs */
+    attending *a = user;
+    memory = (moe_memory){ states, (float *)states + a->tokens * a->model.attention_size, a->tokens, a->width };
+    moe_op_attention(g, &a->model, &memory, moe_op_embed(g, &a->queries, 1.0f, "query"));
+}
+
+static void attention_equals_the_cpu(void **state) {
+    uint64_t random = 8;
+    (void)state;
+    defaults();
+    for (int i = 0; i < 8; i++) {
+        enum { ROWS = 6, TOKENS = 200, LONGEST_SOURCE = 150 };
+        static const int32_t ids[ROWS] = { 0, 1, 2, 3, 1, 0 }, parents[ROWS] = { 0, -1, 3, -1, 2, 2 };
+        const size_t segment[ROWS] = { 0, 7, 49, 0, 100, 199 }, length[ROWS] = { 7, 42, LONGEST_SOURCE, 1, 17, 1 };
+        const size_t size = i % 2 ? 20 : 133, width = i < 4 ? 9 : 140;
+        float *queries = numbers(&random, 4 * size, 0), *v = numbers(&random, size, 0), *states = numbers(&random, TOKENS * (size + width), 0);
+        float weights[ROWS * LONGEST_SOURCE] = { 0 };
+        int32_t want[ROWS] = { 0 };
+        float logprobs[ROWS];
+        void *blob;
+        attending a = { .tokens = TOKENS, .width = width, .queries = pack(MOE_TYPE_F32, 4, size, queries, &blob) };
+        bench b = { .rows = ROWS, .capacity = ROWS, .sentences = 1, .max_source = LONGEST_SOURCE, .top = 1, .build = build_attention, .user = &a,
+                    .states = states, .state_bytes = TOKENS * (size + width) * sizeof *states,
+                    .frame = { .rows = ROWS, .ids = ids, .parents = parents, .segment = segment, .length = length, .want = want, .want_logprob = logprobs } };
+        a.model.attention_product = i / 2 % 2;
+        a.model.start_zero = i % 3 == 0;
+        a.model.attention_size = size;
+        a.model.attention_v = v;
+        b.frame.attention = weights;
+        b.frame.attention_stride = LONGEST_SOURCE;
+        run_both(&b, 1);
+        free(queries), free(v), free(states), free(blob);
+    }
+}
+
+/* Several chunks of a vocabulary: ties, tokens that are held back, scoring, rows without a number. */
+typedef struct choosing {
+    moe_model model;
+    moe_matrix x;
+} choosing;
+
+static void build_output(moe_graph *g, void *user, void *states) {
+    choosing *c = user;
+    (void)states;
+    moe_op_output(g, &c->model, moe_op_embed(g, &c->x, 1.0f, "x"));
+}
+
+static void outputs_equal_the_cpu(void **state) {
+    static const size_t vocabularies[] = { 3, 1023, 1024, 1025, 2600 };
+    uint64_t random = 9;
+    (void)state;
+    for (size_t i = 0; i < 2 * MOE_COUNT(vocabularies); i++) {
+        enum { ROWS = 10, TABLE = 10 };
+        const size_t n = vocabularies[i / 2], cols = 20, top = moe_min(n, i % 2 ? 5 : 65);
+        int32_t ids[ROWS], want[ROWS], *tops[2];
+        char hold[ROWS];
+        float *x = numbers(&random, TABLE * cols, 0), *w = numbers(&random, n * cols, 0), *bias = numbers(&random, n, 0), *logprobs[2], wanted[2][ROWS];
+        void *blobs[2];
+        choosing c = { .x = pack(MOE_TYPE_F32, TABLE, cols, x, &blobs[0]) };
+        bench b = { .rows = ROWS, .capacity = ROWS, .sentences = 1, .max_source = 1, .top = top, .build = build_output, .user = &c };
+        defaults();
+        emu_few_rows = i % 4 == 1 ? 2 : 32;
+        emu_sums = i % 4 == 1 ? 1 : 1 << 24;
+        for (size_t r = 1; r < n; r++) /* ties within a chunk and across chunks */
+            if (r % 7 == 1) memcpy(w + r * cols, w + (r - 1) * cols, cols * sizeof *w), bias[r] = bias[r - 1];
+        for (size_t k = 0; k < cols; k++) ((float *)blobs[0])[3 * cols + k] = k == 5 ? moe_from_bits(0x7fc00000u) : 1.0f, ((float *)blobs[0])[4 * cols + k] = 0;
+        c.model.output = pack(i % 2 ? MOE_TYPE_Q8 : MOE_TYPE_F32, n, cols, w, &blobs[1]);
+        c.model.output_bias = i % 3 ? bias : NULL;
+        c.model.eos = (int32_t)n / 2;
+        for (int side = 0; side < 2; side++) {
+            tops[side] = mw_zeros(ROWS * top * sizeof **tops);
+            logprobs[side] = mw_zeros(ROWS * top * sizeof **logprobs);
+        }
+        for (size_t r = 0; r < ROWS; r++) {
+            ids[r] = (int32_t)(r % TABLE);
+            want[r] = r % 4 == 2 ? (int32_t)mw_below(&random, n) : -1;
+            hold[r] = r % 3 == 1;
+        }
+        b.frame = (moe_frame){ .rows = ROWS, .ids = ids, .want = want, .hold = hold };
+        b.frames[0] = b.frames[1] = b.frame;
+        for (int side = 0; side < 2; side++) {
+            b.frames[side].top_ids = tops[side];
+            b.frames[side].top_logprobs = logprobs[side];
+            b.frames[side].want_logprob = wanted[side];
+        }
+        b.two_frames = 1;
+        run_both(&b, 1);
+        for (size_t r = 0; r < ROWS; r++) {
+            if (want[r] >= 0) CHECK(same(wanted[0][r], wanted[1][r]), "vocabulary %zu, row %zu: wanted %a, the CPU has %a", n, r, (double)wanted[1][r], (double)wanted[0][r]);
+            for (size_t k = 0; want[r] < 0 && k < top; k++)
+                CHECK(tops[0][r * top + k] == tops[1][r * top + k] && same(logprobs[0][r * top + k], logprobs[1][r * top + k]),
+                      "vocabulary %zu, row %zu, place %zu: token %d, %a; the CPU has %d, %a", n, r, k, (int)tops[1][r * top + k],
+                      (double)logprobs[1][r * top + k], (int)tops[0][r * top + k], (double)logprobs[0][r * top + k]);
+        }
+        for (int side = 0; side < 2; side++) free(tops[side]), free(logprobs[side]), free(blobs[side]);
+        free(x), free(w), free(bias);
     }
 }
 
@@ -530,6 +639,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(products_and_rows_equal_the_cpu),
         cmocka_unit_test(states_and_cells_equal_the_cpu),
         cmocka_unit_test(mixtures_equal_the_cpu),
+        cmocka_unit_test(attention_equals_the_cpu),
+        cmocka_unit_test(outputs_equal_the_cpu),
         cmocka_unit_test(models_give_the_bytes_of_the_cpu),
         cmocka_unit_test(failures_leave_nothing_behind),
         cmocka_unit_test(devices_are_chosen_as_asked),

@@ -46,10 +46,10 @@ static void on_signal(int number) { stop_signal = number; }
 /* ==== 1. Options ======================================================================================== */
 
 typedef struct options {
-    const char *model, *target, *source, *input, *output, *isa;
-    int beam, nbest, threads, batch, batch_tokens, max_len; /* -1: not given */
+    const char *model, *target, *source, *input, *output, *isa, *device;
+    int beam, nbest, threads, batch, batch_tokens, max_len, gpu_memory; /* -1: not given */
     float length_penalty, coverage_penalty, prune; /* NaN: not given */
-    int ids, score, json, stats, self_test, truncate, quiet;
+    int ids, score, json, stats, self_test, truncate, quiet, verbose;
 } options;
 
 static void usage(FILE *to) {
@@ -79,6 +79,7 @@ static void usage(FILE *to) {
           "      --json                one JSON object per line: source, translation, score, ids, token_logprobs,\n"
           "                            nbest; error where a line could not be translated\n"
           "      --stats               tokens, seconds and memory to standard error at the end\n"
+          "  -v, --verbose             say on standard error what is used: kernels or GPU, memory\n"
           "  -q, --quiet               no progress and no warnings; lines that fail are still reported\n"
           "\n"
           "Speed (none of these changes a single byte of the output)\n"
@@ -86,6 +87,9 @@ static void usage(FILE *to) {
           "      --batch N             sentences decoded at once\n"
           "      --batch-tokens N      source tokens decoded at once, about: many short sentences or few long ones\n"
           "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"
+          "      --device NAME         cpu, cuda or cuda:N; without it a GPU where this build and machine have one that\n"
+          "                            works (default: MOE_DEVICE)\n"
+          "      --gpu-memory MB       memory of the GPU to take at most (default: whatever is free)\n"
           "\n"
           "      --self-test           translate the sentences stored in the model and compare; needs only -m\n"
           "  -h, --help                this text\n"
@@ -140,7 +144,7 @@ static int parse_float(const char *name, const char *text, float *out) {
 static int parse_options(int argc, char **argv, options *o) {
     enum {
         BEAM = 256, NBEST, THREADS, BATCH, BATCH_TOKENS, MAX_LEN, LENGTH_PENALTY, COVERAGE_PENALTY, PRUNE,
-        IDS, SCORE, JSON, STATS, ISA, SELF_TEST, TRUNCATE
+        IDS, SCORE, JSON, STATS, ISA, SELF_TEST, TRUNCATE, DEVICE, GPU_MEMORY
     };
     static const struct option known[] = {
         { "model", required_argument, NULL, 'm' },        { "target", required_argument, NULL, 't' },
@@ -155,13 +159,15 @@ static int parse_options(int argc, char **argv, options *o) {
         { "score", no_argument, NULL, SCORE },            { "json", no_argument, NULL, JSON },
         { "stats", no_argument, NULL, STATS },            { "isa", required_argument, NULL, ISA },
         { "self-test", no_argument, NULL, SELF_TEST },    { "truncate", no_argument, NULL, TRUNCATE },
+        { "device", required_argument, NULL, DEVICE },    { "gpu-memory", required_argument, NULL, GPU_MEMORY },
+        { "verbose", no_argument, NULL, 'v' },
         { "quiet", no_argument, NULL, 'q' },              { "help", no_argument, NULL, 'h' },
         { "version", no_argument, NULL, 'V' },            { NULL, 0, NULL, 0 }
     };
-    *o = (options){ .beam = -1, .nbest = -1, .threads = -1, .batch = -1, .batch_tokens = -1, .max_len = -1,
+    *o = (options){ .beam = -1, .nbest = -1, .threads = -1, .batch = -1, .batch_tokens = -1, .max_len = -1, .gpu_memory = -1,
                     .length_penalty = NAN, .coverage_penalty = NAN, .prune = NAN };
     int c, bad = 0;
-    while (!bad && (c = getopt_long(argc, argv, "m:t:s:i:o:qhV", known, NULL)) != -1) {
+    while (!bad && (c = getopt_long(argc, argv, "m:t:s:i:o:vqhV", known, NULL)) != -1) {
         switch (c) {
         case 'm': o->model = optarg; break;
         case 't': o->target = optarg; break;
@@ -169,6 +175,7 @@ static int parse_options(int argc, char **argv, options *o) {
         case 'i': o->input = optarg; break;
         case 'o': o->output = optarg; break;
         case 'q': o->quiet = 1; break;
+        case 'v': o->verbose = 1; break;
         case BEAM: bad = parse_int("beam", optarg, 1, MOE_MAX_BEAM, &o->beam); break;
         case NBEST: bad = parse_int("nbest", optarg, 1, MOE_MAX_BEAM, &o->nbest); break;
         case THREADS: bad = parse_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads); break;
@@ -183,6 +190,8 @@ static int parse_options(int argc, char **argv, options *o) {
         case JSON: o->json = 1; break;
         case STATS: o->stats = 1; break;
         case ISA: o->isa = optarg; break;
+        case DEVICE: o->device = optarg; break;
+        case GPU_MEMORY: bad = parse_int("gpu-memory", optarg, 1, 1 << 30, &o->gpu_memory); break;
         case SELF_TEST: o->self_test = 1; break;
         case TRUNCATE: o->truncate = 1; break;
         case 'h':
@@ -204,6 +213,11 @@ static int parse_options(int argc, char **argv, options *o) {
     return -1;
 }
 
+static void log_line(void *user, const char *message) {
+    (void)user;
+    fprintf(stderr, "moe-translate: %s\n", message);
+}
+
 static void apply_options(const options *o, moe_session_params *p) {
     if (o->threads > 0) p->threads = o->threads;
     if (o->batch_tokens > 0) { /* short sentences have about eight tokens */
@@ -212,6 +226,9 @@ static void apply_options(const options *o, moe_session_params *p) {
     }
     if (o->batch > 0) p->batch = o->batch;
     if (o->isa) p->isa = o->isa;
+    if (o->device) p->device = o->device;
+    if (o->gpu_memory > 0) p->device_memory = (size_t)o->gpu_memory << 20;
+    if (o->verbose) p->log = log_line;
     if (o->self_test) return; /* the stored sentences were made with the model's own settings */
     if (o->max_len > 0) p->max_source = p->max_target = o->max_len;
     if (o->nbest > 0) p->nbest = o->nbest;
@@ -535,12 +552,15 @@ static void print_stats(const app *a, moe_session *session, double elapsed) {
             "target tokens/s  %.1f\n"
             "decoder steps    %llu, %.1f rows each\n"
             "peak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
-            "kernels          %s\n",
+            "kernels          %s\n"
+            "device           %s\n",
             (unsigned long long)a->progress.lines, (unsigned long long)a->progress.failed,
             (unsigned long long)s.source_tokens, (unsigned long long)a->unknown_pieces,
             (unsigned long long)a->source_pieces, (unsigned long long)s.target_tokens, elapsed,
             elapsed > 0 ? (double)s.target_tokens / elapsed : 0.0, (unsigned long long)s.steps,
-            s.steps ? (double)s.rows / (double)s.steps : 0.0, resident, (double)s.bytes / 1048576.0, s.isa ? s.isa : "?");
+            s.steps ? (double)s.rows / (double)s.steps : 0.0, resident, (double)s.bytes / 1048576.0, s.isa ? s.isa : "?",
+            s.device ? s.device : "?");
+    if (s.device_bytes) fprintf(stderr, "device memory    %.1f MiB\n", (double)s.device_bytes / 1048576.0);
 }
 
 /* Translate everything; the exit status. */
