@@ -136,6 +136,7 @@ help:
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'
+	@echo 'tests/gpu-check       on a machine with a GPU: bytes, races and speed of the CUDA build in one table'
 	@echo 'make check            quick checks of the source: exported names, table of contents'
 	@echo 'make asan             run all tests with the address and undefined-behaviour sanitizers'
 	@echo 'make valgrind         run the test programs under valgrind'
@@ -190,6 +191,14 @@ $(BUILD)/cuda_emu.o: moe-cuda.cu moe.h tests/cuda_emu.h | $(BUILD)/.deps-test
 $(BUILD)/test_cuda: $(BUILD)/test_cuda.o $(BUILD)/cuda_emu.o
 	$(LINK) $^ -lm -lcmocka -o $@
 
+$(BUILD)/moe-translate-emulated: $(BUILD)/moe-translate.o $(BUILD)/text.o $(BUILD)/spm.o $(BUILD)/moe-with-cuda.o $(BUILD)/cuda_emu.o
+	$(LINK) $^ $(TOOL_LIBS) -o $@
+
+# For tests/gpu-check, on a machine with a GPU.
+$(BUILD)/gpu_run: tests/gpu_run.c $(MOE_OBJECTS) $(BUILD)/.objects
+	$(CC) $(C_FLAGS) -c tests/gpu_run.c -o $@.o
+	$(LINK) $@.o $(MOE_OBJECTS) -lm $(CUDA_LIBS) -o $@
+
 $(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/libfront.a $(LIBRARY)
 	$(LINK) $< $(BUILD)/libfront.a $(LIBRARY) $(TOOL_LIBS) -lcmocka -o $@
 
@@ -199,7 +208,7 @@ $(BUILD)/libfront.a: $(BUILD)/text.o $(BUILD)/spm.o
 
 .PRECIOUS: $(BUILD)/test_%.o
 
-test: $(BUILD)/.deps-test all $(TEST_PROGRAMS)
+test: $(BUILD)/.deps-test all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated
 	@BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run tests/check-source $(TEST_PROGRAMS) $(TEST_SCRIPTS)
 
 check: $(BUILD)/moe.o

@@ -42,11 +42,11 @@
 
 enum { MOE_BUCKETS = 64 }; /* row counts for which a decoder step is kept as a CUDA graph */
 #ifndef MOE_CUDA_EMULATOR /* whose limits are small enough for small tests to pass them */
-static const size_t MOE_STAGE_BYTES = (size_t)8 << 20; /* of each of the two buffers through which weights go up; multiple of 64   */
-static const size_t MOE_WORKSPACE = (size_t)32 << 20;  /* cuBLAS's own scratch, given to it so that it never allocates             */
-static const size_t MOE_FEW_ROWS = 32;                 /* up to so many rows (of an expert, on average) dp4a is used, above cuBLAS */
-static const size_t MOE_PAIRS = (size_t)1 << 14;       /* (row, expert) pairs handled at once, unless one row selects more         */
-static const size_t MOE_SUMS = (size_t)1 << 24;        /* integers between a product and what finishes it, if 32 rows are no more  */
+static const size_t MOE_STAGE_BYTES = 8 << 20; /* of each of the two buffers through which weights go up; multiple of 64     */
+static const size_t MOE_WORKSPACE = 32 << 20;  /* cuBLAS's own scratch, given to it so that it never allocates               */
+static const size_t MOE_FEW_ROWS = 32;         /* up to so many rows (of an expert, on average) dp4a is used, above cuBLAS   */
+static const size_t MOE_PAIRS = 1 << 14;       /* (row, expert) pairs handled at once, unless one row selects more           */
+static const size_t MOE_SUMS = 1 << 24;        /* integers between a product and what finishes it, unless 32 rows have more  */
 #endif
 
 /* A matrix on the device; of experts all of them, one behind the other. */
@@ -169,7 +169,8 @@ static moe_status moe_code(cudaError_t code) {
 /* 1: no failure so far, this call included. */
 static int moe_check(moe_device *d, cudaError_t code, const char *what) {
     if (d->status == MOE_OK && code != cudaSuccess)
-        d->status = moe_fail(&d->error, moe_code(code), what, "cuda:%d: %s: %s; %s", d->index, what, cudaGetErrorString(code), moe_advice(code));
+        d->status = moe_fail(&d->error, moe_code(code), what, "cuda:%d: %s: %s; %s", d->index, what, cudaGetErrorString(code),
+                             moe_advice(code));
     return d->status == MOE_OK;
 }
 
@@ -207,17 +208,19 @@ static void *moe_take(moe_device *d, size_t count, size_t size, const char *what
         return NULL;
     }
     if (d->budget && bytes > d->budget - d->used) {
-        d->status = moe_fail(&d->error, MOE_ERROR_MEMORY, what, "cuda:%d: %zu MB more are needed for %s, %zu of the %zu MB allowed "
-                             "are taken; allow more, or %s", d->index, (bytes >> 20) + 1, what, d->used >> 20, d->budget >> 20,
-                             moe_advice(cudaErrorMemoryAllocation));
+        d->status = moe_fail(&d->error, MOE_ERROR_MEMORY, what,
+                             "cuda:%d: %zu MB more are needed for %s, %zu of the %zu MB allowed are taken; allow more, or %s", d->index,
+                             (bytes >> 20) + 1, what, d->used >> 20, d->budget >> 20, moe_advice(cudaErrorMemoryAllocation));
         return NULL;
     }
     code = cudaMalloc(&memory, bytes);
     if (code != cudaSuccess) {
         cudaGetLastError(); /* it is reported here */
         cudaMemGetInfo(&available, &total);
-        d->status = moe_fail(&d->error, moe_code(code), what, "cuda:%d: %s: %zu MB more are needed for %s, %zu of %zu MB are free; %s",
-                             d->index, cudaGetErrorString(code), (bytes >> 20) + 1, what, available >> 20, total >> 20, moe_advice(code));
+        d->status = moe_fail(&d->error, moe_code(code), what,
+                             "cuda:%d: %s: %zu MB more are needed for %s, %zu of %zu MB are free; %s",
+                             d->index, cudaGetErrorString(code), (bytes >> 20) + 1, what, available >> 20, total >> 20,
+                             moe_advice(code));
         return NULL;
     }
     d->blocks[d->n_blocks++] = memory;
@@ -357,7 +360,7 @@ MOE_DEVICE float moe_join(const float *lane) {
 
 /* ---- What the threads of a block of MOE_BLOCK do together; all of them call, all get the answer ---- */
 
-/* The best value, then the lowest index. `none` stands for nothing at all and never wins. Two barriers are enough: nobody writes
+/* The best value, then the lowest index; -infinity with INT_MAX stands for none. Two barriers are enough: nobody writes
  * `all` again before everybody has passed the second one, nor `few` before everybody has come to the next first one. */
 MOE_DEVICE void moe_block_best(float *value, int *index) {
     __shared__ float all[MOE_BLOCK], few[16];
@@ -435,7 +438,8 @@ __global__ void moe_k_unpack_q8(const uint32_t *from, size_t first_unit, size_t 
 }
 
 /* Bytes of two codes from Q4's [n/16][k/8][16][4], times subs [n/16][k/32][16]. */
-__global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t bytes, size_t cols_padded, const int8_t *subs, int8_t *to) {
+__global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t bytes, size_t cols_padded, const int8_t *subs,
+                                int8_t *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = first_byte + i, units = cols_padded / 8;
     if (i < bytes) {
         const size_t block = at / (units * 64), unit = at / 64 % units, row = at / 4 % 16, col = unit * 8 + at % 4;
@@ -486,9 +490,11 @@ __global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int pa
         scales[row] = broken != 0.0f ? __uint_as_float(0x7fc00000u) : largest < FLT_MIN ? 0.0f : moe_div(largest, 127.0f);
 }
 
-__global__ void moe_k_add(const float *a, size_t a_stride, const float *b, size_t b_stride, int cols, float *y, size_t y_stride) {
+__global__ void moe_k_add(const float *a, size_t a_stride, const float *b, size_t b_stride, int cols, float *y,
+                          size_t y_stride) {
     const size_t row = blockIdx.x;
-    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) y[row * y_stride + c] = moe_add(a[row * a_stride + c], b[row * b_stride + c]);
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK)
+        y[row * y_stride + c] = moe_add(a[row * a_stride + c], b[row * b_stride + c]);
 }
 
 __global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const float *b, size_t b_stride, int b_cols, float *y,
@@ -510,7 +516,8 @@ __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int
 __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *from, int cols, float *y, size_t y_stride) {
     const size_t row = blockIdx.x;
     const int32_t parent = from ? from[row] : (int32_t)row;
-    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) y[row * y_stride + c] = parent < 0 ? 0.0f : x[(size_t)parent * x_stride + c];
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK)
+        y[row * y_stride + c] = parent < 0 ? 0.0f : x[(size_t)parent * x_stride + c];
 }
 
 /* Row to[r] of y = row r of x; to NULL: row r. */
@@ -520,8 +527,8 @@ __global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *to
 }
 
 /* moe_lstm_cell_portable; c_in may be c_out. */
-__global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_in, size_t c_in_stride, int hidden, float forget_bias,
-                                float *h, size_t h_stride, float *c_out, size_t c_out_stride) {
+__global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_in, size_t c_in_stride, int hidden,
+                                float forget_bias, float *h, size_t h_stride, float *c_out, size_t c_out_stride) {
     const size_t row = blockIdx.x, n = (size_t)hidden;
     z += row * z_stride;
     for (size_t j = threadIdx.x; j < n; j += MOE_BLOCK) {
@@ -574,8 +581,8 @@ MOE_DEVICE void moe_finish(const moe_products *p, size_t row, size_t j, float pr
     p->y[row * p->y_stride + j] = p->relu ? moe_relu(y) : y;
 }
 
-/* Codes. A warp takes 4 outputs and the rows of a tile; its threads take every 32nd 16 bytes of the columns; then thread t adds up
- * the sums of result t. Blocks of the same outputs are neighbours, so that their weights are read from memory once. */
+/* Codes. A warp takes 4 outputs and the rows of a tile, each of its threads every 32nd 16 bytes of the columns; then thread t
+ * adds up the sums of result t. Blocks of the same outputs are neighbours, so that their weights are read from memory once. */
 __global__ void moe_k_products(moe_products p) {
     enum { OUTPUTS = 4, WARPS = MOE_BLOCK / 32 };
     __shared__ int sums[WARPS][32][MOE_TILE * OUTPUTS + 1];
@@ -639,7 +646,8 @@ __global__ void moe_k_float_products(moe_products p) {
         for (int i = t; i < OUTPUTS * COLUMNS; i += MOE_BLOCK) {
             const int j = first + i / COLUMNS, k = k0 + i % COLUMNS;
             w[i / COLUMNS][i % COLUMNS] =
-                j < p.w.rows && k < p.w.cols ? moe_weight(p.w.data, p.w.type, (expert_row + (size_t)j) * p.w.stride + (size_t)k) : 0.0f;
+                j < p.w.rows && k < p.w.cols
+                    ? moe_weight(p.w.data, p.w.type, (expert_row + (size_t)j) * p.w.stride + (size_t)k) : 0.0f;
         }
         for (int i = t; i < MOE_TILE * COLUMNS; i += MOE_BLOCK) {
             const int r = i / COLUMNS, k = k0 + i % COLUMNS, at = tile.y + r;
@@ -652,7 +660,8 @@ __global__ void moe_k_float_products(moe_products p) {
             MOE_UNROLL
             for (int l = 0; l < MOE_LANES; l++)
                 MOE_UNROLL
-                for (int r = 0; r < ROWS; r++) lanes[r][l] = moe_add(lanes[r][l], moe_mul(x[group * ROWS + r][k + l], w[output][k + l]));
+                for (int r = 0; r < ROWS; r++)
+                    lanes[r][l] = moe_add(lanes[r][l], moe_mul(x[group * ROWS + r][k + l], w[output][k + l]));
         __syncthreads();
     }
     MOE_UNROLL
@@ -663,10 +672,12 @@ __global__ void moe_k_float_products(moe_products p) {
 
 /* Integer sums from cuBLAS to outputs; sums [rows, w.rows_padded] begin at row (or pair) `row0`, experts[pair] or NULL. */
 __global__ void moe_k_finish(moe_products p, const int32_t *sums, int row0, const int *experts) {
-    const size_t at = blockIdx.x, row = at + (size_t)row0, expert_row = experts ? (size_t)experts[row] * (size_t)p.w.rows_padded : 0;
+    const size_t at = blockIdx.x, row = at + (size_t)row0;
+    const size_t expert_row = experts ? (size_t)experts[row] * (size_t)p.w.rows_padded : 0;
     const float scale = p.x_scales[row];
     for (size_t j = threadIdx.x; j < (size_t)p.w.rows; j += MOE_BLOCK)
-        moe_finish(&p, row, j, moe_mul((float)sums[at * (size_t)p.w.rows_padded + j], moe_mul(scale, p.w.scales[expert_row + j])));
+        moe_finish(&p, row, j, moe_mul((float)sums[at * (size_t)p.w.rows_padded + j],
+                                       moe_mul(scale, p.w.scales[expert_row + j])));
 }
 
 /* ---- Attention ---- */
@@ -735,8 +746,8 @@ typedef struct moe_gating {
     size_t y_stride;
 } moe_gating;
 
-/* moe_compute_gate_row. Marks in y first; then the softmax over what is marked, in index order. The processor looks for a maximum
- * from the first candidate on: a NaN there stays, anywhere else it never wins. */
+/* moe_compute_gate_row. Marks in y first; then the softmax over what is marked, in index order. The processor looks for a
+ * maximum from the first candidate on: a NaN there stays, anywhere else it never wins. */
 __global__ void moe_k_gate(moe_gating a) {
     const size_t row = blockIdx.x;
     const int t = (int)threadIdx.x, n = a.n, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
@@ -804,8 +815,8 @@ typedef struct moe_routes {
     int4 *tiles;
 } moe_routes;
 
-/* What the rows from row0 on select, in expert order; `count` (zeroed) counts the rows of an expert and gives each its number. The
- * order of an expert's rows is not the same in every run, and changes nothing: each is multiplied for itself. */
+/* What the rows from row0 on select, in expert order; `count` (zeroed) counts the rows of an expert and gives each its number.
+ * The order of an expert's rows is not the same in every run, and changes nothing: each is multiplied for itself. */
 __global__ void moe_k_route(moe_routes a) {
     const size_t at = blockIdx.x;
     const int t = (int)threadIdx.x, each = (a.n + MOE_BLOCK - 1) / MOE_BLOCK;
@@ -875,7 +886,8 @@ __global__ void moe_k_place(moe_routes a) {
 }
 
 /* Code rows of the pairs one behind the other, as cuBLAS wants them. */
-__global__ void moe_k_collect(const int8_t *x, const float *scales, size_t stride, int bytes, const int *pair_row, int8_t *y, float *y_scales) {
+__global__ void moe_k_collect(const int8_t *x, const float *scales, size_t stride, int bytes, const int *pair_row, int8_t *y,
+                              float *y_scales) {
     const size_t pair = blockIdx.x, row = (size_t)pair_row[pair];
     for (int i = (int)threadIdx.x; i < bytes / 16; i += MOE_BLOCK)
         ((int4 *)(void *)(y + pair * stride))[i] = ((const int4 *)(const void *)(x + row * stride))[i];
@@ -883,7 +895,8 @@ __global__ void moe_k_collect(const int8_t *x, const float *scales, size_t strid
 }
 
 /* moe_combine_task: y = scale * sum over the row's experts in index order. */
-__global__ void moe_k_combine(moe_routes a, const float *out, size_t out_stride, int cols, float scale, float *y, size_t y_stride) {
+__global__ void moe_k_combine(moe_routes a, const float *out, size_t out_stride, int cols, float scale, float *y,
+                              size_t y_stride) {
     const size_t at = blockIdx.x, row = at + (size_t)a.row0, list = at * a.list_stride;
     for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) {
         float sum = 0.0f;
@@ -915,7 +928,8 @@ __global__ void moe_k_output(moe_outputs a) {
     __shared__ float y[MOE_OUTPUT_CHUNK];
     const int t = (int)threadIdx.x, chunk = (int)blockIdx.x % a.chunks, column = chunk * MOE_OUTPUT_CHUNK;
     const int n = a.p.w.rows - column < MOE_OUTPUT_CHUNK ? a.p.w.rows - column : MOE_OUTPUT_CHUNK;
-    const size_t at = blockIdx.x / (unsigned)a.chunks, row = at + (size_t)a.row0, place = row * (size_t)a.chunks + (size_t)chunk;
+    const size_t at = blockIdx.x / (unsigned)a.chunks, row = at + (size_t)a.row0;
+    const size_t place = row * (size_t)a.chunks + (size_t)chunk;
     float last = moe_infinity(), max, sum;
     int last_index = -1;
     for (int i = t; i < n; i += MOE_BLOCK) {
@@ -997,8 +1011,8 @@ __global__ void moe_k_join(moe_outputs a) {
 }
 
 /* ==== 3. Launchers ============================================================================================
- * Owns the order of things. Invariant: what a launcher starts depends on the number of rows and, where a gate's threshold leaves
- * it open, on how many experts they select; never on anything else, so that a step can be kept as a CUDA graph. */
+ * Owns the order of things. Invariant: what a launcher starts depends on the number of rows and, where a gate's threshold
+ * leaves it open, on how many experts they select; never on anything else, so that a step can be kept as a CUDA graph. */
 
 static size_t moe_blocks(size_t n, size_t by) { return (n + by - 1) / by; }
 static int moe_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
@@ -1006,21 +1020,24 @@ static size_t moe_code_stride(size_t cols) { return moe_blocks(cols, 64) * 64; }
 
 /* ---- Products ---- */
 
-static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8_t *x, size_t x_stride, int rows, int32_t *sums) {
+static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8_t *x, size_t x_stride, int rows,
+                     int32_t *sums) {
     const int32_t one = 1, zero = 0;
     const int8_t *codes = (const int8_t *)w->data + (size_t)expert * (size_t)w->rows_padded * w->stride;
     if (d->status != MOE_OK) return;
     /* Column by column, as cuBLAS sees memory: sums [n, rows] = w [k, n]^T x [k, rows]. */
-    moe_check_blas(d, cublasGemmEx(d->cublas, CUBLAS_OP_T, CUBLAS_OP_N, w->rows_padded, rows, (int)w->stride, &one, codes, CUDA_R_8I,
-                                   (int)w->stride, x, CUDA_R_8I, (int)x_stride, &zero, sums, CUDA_R_32I, w->rows_padded,
-                                   CUBLAS_COMPUTE_32I, CUBLAS_GEMM_DEFAULT), "cublasGemmEx");
+    moe_check_blas(d, cublasGemmEx(d->cublas, CUBLAS_OP_T, CUBLAS_OP_N, w->rows_padded, rows, (int)w->stride, &one, codes,
+                                   CUDA_R_8I, (int)w->stride, x, CUDA_R_8I, (int)x_stride, &zero, sums, CUDA_R_32I,
+                                   w->rows_padded, CUBLAS_COMPUTE_32I, CUBLAS_GEMM_DEFAULT), "cublasGemmEx");
 }
 
 /* The kernel for all tiles of p. */
 static void moe_tiles(moe_device *d, const moe_products *p) {
     const size_t tiles = (size_t)p->tiles_at_most;
-    if (moe_quantised(p->w.type)) MOE_LAUNCH(d, moe_k_products, tiles * moe_blocks((size_t)p->w.rows_padded, 16), MOE_BLOCK, *p);
-    else MOE_LAUNCH(d, moe_k_float_products, tiles * moe_blocks((size_t)p->w.rows, 32), MOE_BLOCK, *p);
+    if (moe_quantised(p->w.type))
+        MOE_LAUNCH(d, moe_k_products, tiles * moe_blocks((size_t)p->w.rows_padded, 16), MOE_BLOCK, *p);
+    else
+        MOE_LAUNCH(d, moe_k_float_products, tiles * moe_blocks((size_t)p->w.rows, 32), MOE_BLOCK, *p);
 }
 
 /* p with x, rows, addend and y set; of a quantised matrix x is codes. */
@@ -1052,7 +1069,9 @@ static moe_products moe_products_of(const moe_weights *w, const moe_node *x, int
 
 static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t cols, int8_t *q, size_t q_stride, float *scales,
                          size_t rows, const int *count) {
-    if (rows) MOE_LAUNCH(d, moe_k_quantise, rows, MOE_BLOCK, x, x_stride, (int)cols, (int)moe_code_stride(cols), q, q_stride, scales, count);
+    if (rows)
+        MOE_LAUNCH(d, moe_k_quantise, rows, MOE_BLOCK, x, x_stride, (int)cols, (int)moe_code_stride(cols), q, q_stride, scales,
+                   count);
 }
 
 static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
@@ -1200,10 +1219,12 @@ static int moe_waits(const moe_node *n, size_t rows) {
 }
 
 /* The rows [a.row0, a.row0 + rows), which select no more pairs than fit. */
-static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_bound *b, moe_routes a, size_t rows, size_t pairs, int by_gemm) {
+static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_bound *b, moe_routes a, size_t rows, size_t pairs,
+                                int by_gemm) {
     const moe_node *x = n->src[0];
     const int codes = moe_quantised(b->up.type);
-    const size_t hidden = n->hidden, unit_stride = moe_code_stride(hidden), tiles = pairs / MOE_TILE + moe_least(pairs, n->experts);
+    const size_t hidden = n->hidden, unit_stride = moe_code_stride(hidden);
+    const size_t tiles = pairs / MOE_TILE + moe_least(pairs, n->experts);
     moe_products up = moe_products_of(&b->up, x, 0), down = moe_products_of(&b->down, x, 0);
     MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts * sizeof *a.count, d->stream));
     MOE_LAUNCH(d, moe_k_route, rows, MOE_BLOCK, a);
@@ -1225,8 +1246,8 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_boun
         moe_fetch_ints(d, a.first, n->experts + 1);
         pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts] : 0;
         if (pairs) {
-            MOE_LAUNCH(d, moe_k_collect, pairs, MOE_BLOCK, (const int8_t *)x->data, x->scales, x->stride, (int)moe_code_stride(x->cols),
-                       a.pair_row, d->moe.inputs, d->moe.input_scales);
+            MOE_LAUNCH(d, moe_k_collect, pairs, MOE_BLOCK, (const int8_t *)x->data, x->scales, x->stride,
+                       (int)moe_code_stride(x->cols), a.pair_row, d->moe.inputs, d->moe.input_scales);
             up.x_scales = d->moe.input_scales;
             moe_expert_gemms(d, up, d->moe.inputs, d->moe.host, n->experts, (int)pairs);
         }
@@ -1266,7 +1287,8 @@ static void moe_run_experts(moe_device *d, const moe_node *n, const moe_bound *b
             MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
             moe_fetch_ints(d, a.selected, rows);
             if (d->status != MOE_OK) return;
-            for (next = row; next < rows && pairs + (size_t)d->moe.host[next] <= capacity; next++) pairs += (size_t)d->moe.host[next];
+            for (next = row; next < rows && pairs + (size_t)d->moe.host[next] <= capacity; next++)
+                pairs += (size_t)d->moe.host[next];
         } else {
             next = rows - row < capacity / most ? rows : row + capacity / most;
             pairs = (next - row) * most;
@@ -1322,8 +1344,8 @@ static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b,
 
 /* ---- The run of a graph ---- */
 
-static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_node *n, const moe_bound *b, const moe_frame *f, size_t rows,
-                         int traced) {
+static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_node *n, const moe_bound *b, const moe_frame *f,
+                         size_t rows, int traced) {
     const moe_node *s0 = n->src[0], *s1 = n->src[1];
     float *y = (float *)n->data;
     switch (n->op) {
@@ -1333,24 +1355,26 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
         break;
     case MOE_OP_LINEAR: moe_run_linear(d, n, b, rows); break;
     case MOE_OP_ADD:
-        MOE_LAUNCH(d, moe_k_add, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const float *)s1->data, s1->stride, (int)n->cols, y,
-                   n->stride);
+        MOE_LAUNCH(d, moe_k_add, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const float *)s1->data, s1->stride,
+                   (int)n->cols, y, n->stride);
         break;
     case MOE_OP_CONCAT:
-        MOE_LAUNCH(d, moe_k_concat, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (int)s0->cols, (const float *)s1->data, s1->stride,
-                   (int)s1->cols, y, n->stride);
+        MOE_LAUNCH(d, moe_k_concat, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (int)s0->cols,
+                   (const float *)s1->data, s1->stride, (int)s1->cols, y, n->stride);
         break;
     case MOE_OP_UNARY:
         MOE_LAUNCH(d, moe_k_unary, rows, MOE_BLOCK, n->unary, (const float *)s0->data, s0->stride, (int)n->cols, y, n->stride);
         break;
-    case MOE_OP_GATHER: MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, n->state, n->cols, d->parents, (int)n->cols, y, n->stride); break;
+    case MOE_OP_GATHER:
+        MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, n->state, n->cols, d->parents, (int)n->cols, y, n->stride);
+        break;
     case MOE_OP_STORE:
-        MOE_LAUNCH(d, moe_k_scatter, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, f->destination ? d->destination : NULL,
-                   (int)n->cols, n->state, n->cols);
+        MOE_LAUNCH(d, moe_k_scatter, rows, MOE_BLOCK, (const float *)s0->data, s0->stride,
+                   f->destination ? d->destination : NULL, (int)n->cols, n->state, n->cols);
         break;
     case MOE_OP_LSTM_CELL:
-        MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const float *)s1->data, s1->stride,
-                   (int)n->hidden, n->factor, y, n->stride, y + n->hidden, n->stride);
+        MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const float *)s1->data,
+                   s1->stride, (int)n->hidden, n->factor, y, n->stride, y + n->hidden, n->stride);
         break;
     case MOE_OP_LSTM_LAYER: moe_run_lstm_layer(d, n, b, f, g->sentences); break;
     case MOE_OP_ATTENTION: moe_run_attention(d, n, b, g->max_source, rows); break;
@@ -1378,8 +1402,8 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
         float *copy = (float *)moe_host(d, bytes, "a trace");
         if (!copy) return;
         if (n->stride) { /* a view may begin in the middle of the last row: its end is not there */
-            MOE_CUDA_TRY(d, cudaMemcpy2DAsync(copy, n->stride * sizeof(float), n->data, n->stride * sizeof(float), n->cols * sizeof(float), rows,
-                                              cudaMemcpyDeviceToHost, d->stream));
+            MOE_CUDA_TRY(d, cudaMemcpy2DAsync(copy, n->stride * sizeof(float), n->data, n->stride * sizeof(float),
+                                              n->cols * sizeof(float), rows, cudaMemcpyDeviceToHost, d->stream));
             MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
         }
         if (d->status == MOE_OK) trace(user, n->name, copy, n->stride ? rows : 0, n->cols, n->stride);
@@ -1387,8 +1411,8 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
     }
 }
 
-/* Step graphs are kept for few row counts; `rows` is rounded up to one of them. Rows beyond the live ones begin a sentence without
- * source tokens: they cost time and change nothing. */
+/* Step graphs are kept for few row counts; `rows` is rounded up to one of them. Rows beyond the live ones begin a sentence
+ * without source tokens: they cost time and change nothing. */
 static size_t moe_bucket(size_t rows, size_t capacity, size_t *index) {
     const size_t step = moe_blocks(capacity, MOE_BUCKETS - 4), unit = step < 16 ? 16 : step;
     size_t bucket = 4;
@@ -1439,8 +1463,8 @@ static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
 /* Fill what goes up. Rows from f->rows on are fillers. */
 static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
     const size_t n = d->rows;
-    int32_t *ids = d->up_host, *parents = ids + n, *segment = parents + n, *length = segment + n, *want = length + n, *hold = want + n;
-    int32_t *destination = hold + n;
+    int32_t *ids = d->up_host, *parents = ids + n, *segment = parents + n, *length = segment + n;
+    int32_t *want = length + n, *hold = want + n, *destination = hold + n;
     for (size_t r = 0; r < rows; r++) {
         const int live = r < f->rows;
         ids[r] = live && f->ids ? f->ids[r] : 0;
@@ -1457,10 +1481,11 @@ static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
 /* Bring down what the search needs. */
 static void moe_fetch_frame(moe_device *d, const moe_frame *f, size_t top) {
     const size_t n = f->rows;
-    const char *logprobs = d->down_host, *want = logprobs + ((char *)d->want_logprob - d->down), *ids = logprobs + ((char *)d->top_ids - d->down);
+    const char *logprobs = d->down_host, *want = logprobs + ((char *)d->want_logprob - d->down);
+    const char *ids = logprobs + ((char *)d->top_ids - d->down);
     const char *attention = logprobs + ((char *)d->attention - d->down);
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->down_host, d->down, f->attention ? d->down_bytes : (size_t)((char *)d->attention - d->down),
-                                    cudaMemcpyDeviceToHost, d->stream));
+    const size_t bytes = f->attention ? d->down_bytes : (size_t)((char *)d->attention - d->down);
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->down_host, d->down, bytes, cudaMemcpyDeviceToHost, d->stream));
     if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
     for (size_t r = 0; r < n; r++) {
         if (f->want[r] >= 0) {
@@ -1471,10 +1496,12 @@ static void moe_fetch_frame(moe_device *d, const moe_frame *f, size_t top) {
         memcpy(f->top_ids + r * top, ids + r * top * sizeof(int32_t), top * sizeof(int32_t));
     }
     for (size_t r = 0; f->attention && r < n; r++)
-        memcpy(f->attention + r * f->attention_stride, attention + r * d->graphs[1].max_source * sizeof(float), f->length[r] * sizeof(float));
+        memcpy(f->attention + r * f->attention_stride, attention + r * d->graphs[1].max_source * sizeof(float),
+               f->length[r] * sizeof(float));
 }
 
-static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, moe_trace_fn trace, void *trace_user, moe_error *error) {
+static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, moe_trace_fn trace, void *trace_user,
+                                 moe_error *error) {
     size_t rows = f->rows, index;
     MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
     if (which && !trace) rows = moe_bucket(f->rows, d->graphs[1].rows, &index);
@@ -1495,7 +1522,8 @@ static int moe_device_count(moe_error *error) {
     const cudaError_t code = cudaGetDeviceCount(&n);
     if (code == cudaSuccess && n > 0) return n;
     cudaGetLastError();
-    moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "no GPU: %s; %s", cudaGetErrorString(code == cudaSuccess ? cudaErrorNoDevice : code),
+    moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "no GPU: %s; %s",
+             cudaGetErrorString(code == cudaSuccess ? cudaErrorNoDevice : code),
              moe_advice(code == cudaSuccess ? cudaErrorNoDevice : code));
     return 0;
 }
@@ -1532,7 +1560,8 @@ static void moe_device_start(moe_device *d) {
     if (!MOE_CUDA_TRY(d, cudaGetDeviceProperties(&properties, d->index))) return;
     snprintf(d->name, sizeof d->name, "cuda:%d %.100s", d->index, properties.name);
     if (properties.major * 10 + properties.minor < 75) {
-        d->status = moe_fail(&d->error, MOE_ERROR_UNSUPPORTED, "device", "%s has compute capability %d.%d, 7.5 is the least; use --device cpu",
+        d->status = moe_fail(&d->error, MOE_ERROR_UNSUPPORTED, "device",
+                             "%s has compute capability %d.%d, 7.5 is the least; use --device cpu",
                              d->name, properties.major, properties.minor);
         return;
     }
@@ -1552,7 +1581,8 @@ static moe_status moe_device_open(const moe_device_params *params, moe_device **
         return why.code;
     }
     if (params->index >= devices)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "there is no cuda:%d: %d GPU%s here, counted from 0", params->index, devices,
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "there is no cuda:%d: %d GPU%s here, counted from 0",
+                        params->index, devices,
                         devices > 1 ? "s are" : " is");
     d = (moe_device *)params->allocator.allocate(params->allocator.user, sizeof *d);
     if (!d) return moe_fail(error, MOE_ERROR_MEMORY, "device", "no memory for the description of a device");
@@ -1595,7 +1625,8 @@ static void moe_upload_codes(moe_device *d, const moe_matrix *m, int8_t *to, int
         n = moe_least(bytes - at, MOE_STAGE_BYTES);
         landing = moe_lift(d, (const char *)m->data + at, n, NULL);
         if (m->type == MOE_TYPE_Q8)
-            MOE_LAUNCH(d, moe_k_unpack_q8, moe_blocks(n / 4, 256), 256, (const uint32_t *)(void *)landing, at / 4, n / 4, stride, to);
+            MOE_LAUNCH(d, moe_k_unpack_q8, moe_blocks(n / 4, 256), 256, (const uint32_t *)(void *)landing, at / 4, n / 4,
+                       stride, to);
         else
             MOE_LAUNCH(d, moe_k_unpack_q4, moe_blocks(n, 256), 256, (const uint8_t *)(void *)landing, at, n, stride, subs, to);
         MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
@@ -1603,7 +1634,8 @@ static void moe_upload_codes(moe_device *d, const moe_matrix *m, int8_t *to, int
 }
 
 /* `count` matrices of one shape that lie `host_stride` bytes apart, one behind the other. */
-static moe_weights moe_upload_matrices(moe_device *d, const moe_matrix *m, size_t count, size_t host_stride, int8_t *subs, const char *what) {
+static moe_weights moe_upload_matrices(moe_device *d, const moe_matrix *m, size_t count, size_t host_stride, int8_t *subs,
+                                       const char *what) {
     moe_weights w;
     memset(&w, 0, sizeof w);
     for (size_t i = 0; i < d->n_known; i++)
@@ -1622,7 +1654,8 @@ static moe_weights moe_upload_matrices(moe_device *d, const moe_matrix *m, size_
             part.data = (const char *)m->data + i * host_stride;
             part.subs = m->subs ? m->subs + i * host_stride : NULL;
             moe_upload_codes(d, &part, codes + i * bytes, subs);
-            moe_upload_to(d, scales + i * (size_t)w.rows_padded, (const char *)m->scales + i * host_stride, (size_t)w.rows_padded * sizeof(float));
+            moe_upload_to(d, scales + i * (size_t)w.rows_padded, (const char *)m->scales + i * host_stride,
+                          (size_t)w.rows_padded * sizeof(float));
         }
         w.data = codes;
         w.scales = scales;
@@ -1664,7 +1697,8 @@ static void moe_most_of(size_t *most, size_t n) {
 
 /* The largest of everything that nodes want of the scratch. */
 typedef struct moe_needs {
-    size_t hidden, sentences, state, state_codes, hidden_codes, gate, experts, list, pairs, tiles, units, unit_codes, inputs, out, outputs, subs, chunks;
+    size_t hidden, sentences, state, state_codes, hidden_codes, gate, experts, list, pairs, tiles, units, unit_codes, inputs,
+        out, outputs, subs, chunks;
 } moe_needs;
 
 static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
@@ -1806,7 +1840,8 @@ static const char *moe_device_describe(const moe_device *d, uint64_t *bytes) {
 }
 
 const moe_device_api *moe_cuda(void) {
-    static const moe_device_api api = { "cuda", moe_device_count, moe_device_open, moe_device_allocate, moe_device_bind, moe_device_run,
+    static const moe_device_api api = { "cuda", moe_device_count, moe_device_open, moe_device_allocate, moe_device_bind,
+        moe_device_run,
                                         moe_device_describe, moe_device_close };
     return &api;
 }

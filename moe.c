@@ -17,10 +17,10 @@
  *   13. Model file            mapped bytes, bounded cursor, metadata, directory, writer
  *   14. Architecture          the layer list that the metadata describes, weights bound to it
  *   15. Graph                 tensors, nodes, builders, planner
- *   16. Execution             one compute function per op; the CPU backend
+ *   16. Execution             one compute function per op; the CPU backend; the seam to a device
  *   17. Encoder and decoder   the two graphs of a translation model
  *   18. Beam search           hypotheses, penalties, pruning
- *   19. Sessions              the queue, continuous batching, the public calls
+ *   19. Sessions              the queue, continuous batching, the device, the public calls
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output
  * (projection), E experts, K experts wanted per token, A attention size, V vocabulary.
@@ -2735,8 +2735,9 @@ static void moe_graph_place(moe_graph *g, char *arena) {
 }
 
 /* ==== 16. Execution ===========================================================================================
- * Owns one compute function per op and the table of them that is the CPU backend. Invariant: a function writes its own
- * tensor, its scratch and what the frame names, and splits only outputs over threads. */
+ * Owns one compute function per op, the table of them that is the CPU backend, and what another device is told about a
+ * graph. Invariant: a function writes its own tensor, its scratch and what the frame names, and splits only outputs over
+ * threads. */
 
 typedef struct moe_run {
     const moe_kernels *kernels;

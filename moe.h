@@ -472,7 +472,8 @@ typedef struct moe_device_api {
     /* Take the graphs (encoder, decoder), which stay where they are: upload their weights, allocate everything else. */
     moe_status (*bind)(moe_device *device, const moe_device_graph graphs[2], moe_error *error);
     /* Run graph `which` and fill what the frame names. With a trace every tensor is shown, slowly. */
-    moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user, moe_error *error);
+    moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
+                      moe_error *error);
     const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
     void (*close)(moe_device *device); /* NULL is fine */
 } moe_device_api;

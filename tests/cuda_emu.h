@@ -1,6 +1,6 @@
 /* cuda_emu.h - the part of CUDA and cuBLAS that moe-cuda.cu uses, on the processor, so that machines without a GPU test it.
  *
- * In front of moe-cuda.cu (`g++ -x c++ -include tests/cuda_emu.h -DMOE_CUDA_EMULATOR`) this file is the whole of CUDA; from C it
+ * In front of moe-cuda.cu (`g++ -x c++ -include tests/cuda_emu.h -DMOE_CUDA_EMULATOR`) this file is all of CUDA; from C it
  * only declares the controls at its head.
  *
  *   Kernels   The blocks of a launch run one after the other, the threads of a block in fibres that meet at __syncthreads. A
@@ -271,7 +271,8 @@ static void run_block(const std::function<void()> &body, const char *name) {
         std::vector<fibre *> phase;
         phase.swap(sched.waiting);
         if (phase.size() != blockDim.x) {
-            fprintf(stderr, "cuda_emu: %s: %zu of %u threads wait at a barrier, the others are gone\n", name, phase.size(), blockDim.x);
+            fprintf(stderr, "cuda_emu: %s: %zu of %u threads wait at a barrier, the others are gone\n", name, phase.size(),
+                    blockDim.x);
             abort();
         }
         for (fibre *f : phase) to_fibre(f);
@@ -318,7 +319,8 @@ static inline int atomicAdd(int *at, int by) {
 /* ---- Launches ---- */
 
 template <class... P, class... A>
-static cudaError_t emu_launch(emu_stream *stream, size_t grid, size_t block, const char *name, void (*kernel)(P...), A... arguments) {
+static cudaError_t emu_launch(emu_stream *stream, size_t grid, size_t block, const char *name, void (*kernel)(P...),
+                              A... arguments) {
     std::lock_guard<std::recursive_mutex> lock(emu::mutex);
     const cudaError_t code = emu::due();
     if (code != cudaSuccess) return code;
@@ -467,10 +469,11 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
     emu::put(s, [=]() { memcpy(to, from, bytes); });
     return cudaSuccess;
 }
-static inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                                            cudaMemcpyKind, cudaStream_t s) {
+static inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                                            size_t height, cudaMemcpyKind, cudaStream_t s) {
     EMU_CALL();
-    if (width > to_pitch || width > from_pitch || (height && !emu::inside(emu::device_blocks, from, (height - 1) * from_pitch + width)))
+    if (width > to_pitch || width > from_pitch || (height && !emu::inside(emu::device_blocks, from,
+                                                                          (height - 1) * from_pitch + width)))
         return emu::last = cudaErrorInvalidValue;
     emu::put(s, [=]() {
         for (size_t i = 0; i < height; i++) memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
@@ -513,7 +516,8 @@ static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s)
 #define EMU_BLAS_CALL()                                                                                          \
     std::lock_guard<std::recursive_mutex> emu_lock(emu::mutex);                                                  \
     const cudaError_t emu_due = emu::due();                                                                      \
-    if (emu_due != cudaSuccess) return emu_due == cudaErrorMemoryAllocation ? CUBLAS_STATUS_ALLOC_FAILED : CUBLAS_STATUS_EXECUTION_FAILED
+    if (emu_due != cudaSuccess)                                                                                  \
+        return emu_due == cudaErrorMemoryAllocation ? CUBLAS_STATUS_ALLOC_FAILED : CUBLAS_STATUS_EXECUTION_FAILED
 
 static inline const char *cublasGetStatusString(cublasStatus_t code) {
     return code == CUBLAS_STATUS_ALLOC_FAILED ? "CUBLAS_STATUS_ALLOC_FAILED"
@@ -544,11 +548,12 @@ static inline cublasStatus_t cublasSetWorkspace(cublasHandle_t h, void *p, size_
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* int8 products only, and what the real one refuses of them: other layouts than T x N, m or k that are no multiple of 4, leading
- * dimensions that are too small or no multiple of 4, pointers that are not aligned to 4 bytes. */
-static inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void *alpha,
-                                          const void *a, cudaDataType_t ta_type, int lda, const void *b, cudaDataType_t tb_type, int ldb,
-                                          const void *beta, void *c, cudaDataType_t tc_type, int ldc, cublasComputeType_t compute,
+/* int8 products only, and what the real one refuses of them: other layouts than T x N, m or k that are no multiple of 4,
+ * leading dimensions that are too small or no multiple of 4, pointers that are not aligned to 4 bytes. */
+static inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
+                                          const void *alpha, const void *a, cudaDataType_t ta_type, int lda,
+                                          const void *b, cudaDataType_t tb_type, int ldb, const void *beta, void *c,
+                                          cudaDataType_t tc_type, int ldc, cublasComputeType_t compute,
                                           cublasGemmAlgo_t) {
     EMU_BLAS_CALL();
     int32_t one, zero;
@@ -556,8 +561,8 @@ static inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta
     memcpy(&zero, beta, 4);
     if (m <= 0 || n <= 0 || k <= 0 || lda < k || ldb < k || ldc < m) return CUBLAS_STATUS_INVALID_VALUE;
     if (ta != CUBLAS_OP_T || tb != CUBLAS_OP_N || ta_type != CUDA_R_8I || tb_type != CUDA_R_8I || tc_type != CUDA_R_32I ||
-        compute != CUBLAS_COMPUTE_32I || m % 4 || k % 4 || lda % 4 || ldb % 4 || ldc % 4 || (uintptr_t)a % 4 || (uintptr_t)b % 4 ||
-        (uintptr_t)c % 4 || one != 1 || zero != 0)
+        compute != CUBLAS_COMPUTE_32I || m % 4 || k % 4 || lda % 4 || ldb % 4 || ldc % 4 || (uintptr_t)a % 4 ||
+        (uintptr_t)b % 4 || (uintptr_t)c % 4 || one != 1 || zero != 0)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!emu::inside(emu::device_blocks, a, (size_t)(m - 1) * (size_t)lda + (size_t)k) ||
         !emu::inside(emu::device_blocks, b, (size_t)(n - 1) * (size_t)ldb + (size_t)k) ||

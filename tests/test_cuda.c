@@ -27,7 +27,8 @@ static void defaults(void) {
 
 /* Plain numbers, and now and then one that is tiny, huge or none. */
 static float number(uint64_t *random, int broken) {
-    static const uint32_t odd[] = { 0, 0x80000000u, 1, 0x807fffffu, 0x00800000u, 0x7f7fffffu, 0xff7fffffu, 0x7f800000u, 0xff800000u, 0x7fc00000u };
+    static const uint32_t odd[] = { 0, 0x80000000u, 1, 0x807fffffu, 0x00800000u, 0x7f7fffffu, 0xff7fffffu, 0x7f800000u,
+        0xff800000u, 0x7fc00000u };
     const size_t roll = mw_below(random, 64);
     if (roll == 0) return moe_from_bits(odd[mw_below(random, broken ? MOE_COUNT(odd) : 5)]);
     return roll < 60 ? mw_uniform(random, -3, 3) : mw_uniform(random, -120, 120);
@@ -65,7 +66,8 @@ static void compare(void *user, const char *name, const float *data, size_t rows
     CHECK(i < j->count && strcmp(j->name[i], name) == 0 && j->cols[i] == cols, "node %zu is %s", i, name);
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < cols; c++)
-            CHECK(same(j->rows[i][r * cols + c], data[r * stride + c]), "%s, row %zu of %zu, column %zu of %zu: %a, the CPU has %a", name, r, rows, c,
+            CHECK(same(j->rows[i][r * cols + c], data[r * stride + c]),
+                  "%s, row %zu of %zu, column %zu of %zu: %a, the CPU has %a", name, r, rows, c,
                   cols, (double)data[r * stride + c], (double)j->rows[i][r * cols + c]);
 }
 
@@ -81,7 +83,8 @@ typedef struct bench {
     void *user;
     const void *states; /* copied to where the graph reads and writes them */
     size_t state_bytes;
-    moe_frame frames[2]; /* with two_frames: of the processor and of the device, which give different places for what comes back */
+    moe_frame frames[2];
+        /* with two_frames: of the processor and of the device, which give different places for what comes back */
     int two_frames;
 } bench;
 
@@ -129,7 +132,8 @@ static void run_both(const bench *b, int which) {
     graphs[which] = moe_describe_graph(&g, plain, NULL);
     graphs[!which].top = graphs[!which].max_source = graphs[!which].rows = 1;
     CHECK(api->bind(device, graphs, &e) == MOE_OK, "%s: %s", e.where, e.message);
-    CHECK(api->run(device, which, b->two_frames ? &b->frames[1] : &b->frame, compare, &j, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    CHECK(api->run(device, which, b->two_frames ? &b->frames[1] : &b->frame, compare, &j, &e) == MOE_OK, "%s: %s", e.where,
+          e.message);
     CHECK(j.at == j.count, "%zu nodes of %zu", j.at, j.count);
     for (size_t i = 0; i < b->state_bytes / sizeof(float); i++)
         CHECK(same(((float *)memory)[i], ((float *)(void *)states)[i]), "number %zu of the states", i);
@@ -162,7 +166,8 @@ static void build_linears(moe_graph *g, void *user, void *states) {
     (void)states;
     y = moe_op_linear(g, &l->first, x, l->bias, NULL, "y");
     z = moe_op_linear(g, &l->second, x, NULL, y, "z");
-    z = moe_op_concat(g, moe_op_unary(g, MOE_UNARY_SIGMOID, z, "sigmoid"), moe_op_unary(g, MOE_UNARY_TANH, y, "tanh"), "concat");
+    z = moe_op_concat(g, moe_op_unary(g, MOE_UNARY_SIGMOID, z, "sigmoid"), moe_op_unary(g, MOE_UNARY_TANH, y, "tanh"),
+                      "concat");
     z = moe_op_view(g, z, y->cols / 2, y->cols, "view");
     moe_op_add(g, z, y, "add");
 }
@@ -173,19 +178,23 @@ static void rows_of_ids(int32_t *ids, size_t rows, size_t n, uint64_t *random) {
 
 static void products_and_rows_equal_the_cpu(void **state) {
     static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_BF16 };
-    static const size_t shapes[][3] = { { 1, 1, 1 }, { 2, 17, 16 }, { 7, 64, 33 }, { 8, 63, 100 }, { 9, 130, 15 }, { 16, 513, 48 }, { 33, 31, 70 }, { 45, 200, 64 } };
+    static const size_t shapes[][3] = { { 1, 1, 1 }, { 2, 17, 16 }, { 7, 64, 33 }, { 8, 63, 100 }, { 9, 130, 15 },
+        { 16, 513, 48 }, { 33, 31, 70 }, { 45, 200, 64 } };
     uint64_t random = 5;
     (void)state;
     defaults();
     for (size_t t = 0; t < MOE_COUNT(types); t++)
         for (size_t s = 0; s < MOE_COUNT(shapes); s++) {
             const size_t rows = shapes[s][0], cols = shapes[s][1], out = shapes[s][2], vocabulary = 19;
-            float *x = numbers(&random, vocabulary * cols, s % 2), *w = numbers(&random, 2 * out * cols, 0), *bias = numbers(&random, out, 0);
+            float *x = numbers(&random, vocabulary * cols, s % 2), *w = numbers(&random, 2 * out * cols, 0),
+                *bias = numbers(&random, out, 0);
             void *blobs[3];
             int32_t ids[64];
-            linears l = { pack(s % 3 ? MOE_TYPE_F32 : types[t], vocabulary, cols, x, &blobs[0]), pack(types[t], out, cols, w, &blobs[1]),
+            linears l = { pack(s % 3 ? MOE_TYPE_F32 : types[t], vocabulary, cols, x, &blobs[0]),
+                pack(types[t], out, cols, w, &blobs[1]),
                           pack(types[t], out, cols, w + out * cols, &blobs[2]), bias };
-            bench b = { .rows = rows, .capacity = rows + s % 3, .sentences = 1, .max_source = 1, .top = 1, .build = build_linears, .user = &l };
+            bench b = { .rows = rows, .capacity = rows + s % 3, .sentences = 1, .max_source = 1, .top = 1,
+                .build = build_linears, .user = &l };
             rows_of_ids(ids, rows, vocabulary, &random);
             b.frame = (moe_frame){ .rows = rows, .ids = ids };
             emu_few_rows = s % 2 ? 4 : 32;
@@ -200,7 +209,8 @@ static void products_and_rows_equal_the_cpu(void **state) {
 static void build_cell(moe_graph *g, void *user, void *states) {
     moe_layer *layer = user;
     float *s = states;
-    moe_tensor *z = moe_op_gather(g, s, 4 * layer->hidden, "z"), *c = moe_op_gather(g, s + g->rows * 4 * layer->hidden, layer->hidden, "c");
+    moe_tensor *z = moe_op_gather(g, s, 4 * layer->hidden, "z"), *c = moe_op_gather(g, s + g->rows * 4 * layer->hidden,
+        layer->hidden, "c");
     moe_tensor *both = moe_op_lstm_cell(g, layer, z, c);
     moe_op_store(g, moe_op_view(g, both, layer->hidden, layer->hidden, "next"), s + g->rows * 4 * layer->hidden, "store");
 }
@@ -214,7 +224,8 @@ static void states_and_cells_equal_the_cpu(void **state) {
         moe_layer layer = { .hidden = hidden, .forget_bias = 0.75f, .name = "layer" };
         float *s = numbers(&random, rows * 5 * hidden, 1);
         const int32_t parents[5] = { 3, -1, 0, 3, 2 };
-        bench b = { .rows = rows, .capacity = rows, .sentences = 1, .max_source = 1, .top = 1, .build = build_cell, .user = &layer,
+        bench b = { .rows = rows, .capacity = rows, .sentences = 1, .max_source = 1, .top = 1, .build = build_cell,
+            .user = &layer,
                     .states = s, .state_bytes = rows * 5 * hidden * sizeof *s, .frame = { .rows = rows, .parents = parents } };
         run_both(&b, 0);
         free(s);
@@ -237,22 +248,27 @@ static void build_mixture(moe_graph *g, void *user, void *states) {
 static void mixtures_equal_the_cpu(void **state) {
     static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
     static const size_t shapes[][5] = { /* rows, experts, k, hidden, width */
-        { 1, 1, 1, 3, 5 }, { 4, 5, 2, 40, 16 }, { 5, 130, 3, 17, 70 }, { 40, 6, 2, 33, 24 }, { 7, 300, 5, 4, 8 }, { 36, 3, 3, 65, 64 },
+        { 1, 1, 1, 3, 5 }, { 4, 5, 2, 40, 16 }, { 5, 130, 3, 17, 70 }, { 40, 6, 2, 33, 24 }, { 7, 300, 5, 4, 8 },
+            { 36, 3, 3, 65, 64 },
     };
     uint64_t random = 7;
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(types) * MOE_COUNT(shapes) * 4; i++) {
-        const size_t *shape = shapes[i / 4 % MOE_COUNT(shapes)], rows = shape[0], n = shape[1], hidden = shape[3], width = shape[4], vocabulary = 13;
+        const size_t *shape = shapes[i / 4 % MOE_COUNT(shapes)], rows = shape[0], n = shape[1], hidden = shape[3],
+            width = shape[4], vocabulary = 13;
         const moe_type type = types[i / 4 / MOE_COUNT(shapes)];
         const int kind = (int)(i % 4); /* softmax, top k, threshold with each policy for the empty mask */
-        float *x = numbers(&random, vocabulary * width, 0), *logits = numbers(&random, vocabulary * n, 0), *w = numbers(&random, 2 * hidden * width, 0);
+        float *x = numbers(&random, vocabulary * width, 0), *logits = numbers(&random, vocabulary * n, 0),
+            *w = numbers(&random, 2 * hidden * width, 0);
         float *threshold = mw_zeros(n * sizeof *threshold);
         uint64_t down = 0;
         const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
         void *slabs, *blobs[2];
         int32_t ids[64];
-        mixture m = { .logits = pack(MOE_TYPE_F32, vocabulary, n, logits, &blobs[0]), .x = pack(MOE_TYPE_F32, vocabulary, width, x, &blobs[1]) };
-        bench b = { .rows = rows, .capacity = rows, .sentences = 1, .max_source = 1, .top = 1, .build = build_mixture, .user = &m };
+        mixture m = { .logits = pack(MOE_TYPE_F32, vocabulary, n, logits, &blobs[0]),
+            .x = pack(MOE_TYPE_F32, vocabulary, width, x, &blobs[1]) };
+        bench b = { .rows = rows, .capacity = rows, .sentences = 1, .max_source = 1, .top = 1, .build = build_mixture,
+            .user = &m };
         if (n * hidden > 2000 && type != MOE_TYPE_Q8) { /* once is enough of the large ones */
             free(x), free(logits), free(w), free(threshold), free(blobs[0]), free(blobs[1]);
             continue;
@@ -266,18 +282,22 @@ static void mixtures_equal_the_cpu(void **state) {
         for (size_t e = 0; e < n; e++) {
             int8_t *scratch = mw_zeros(2 * moe_round_up(moe_max(hidden, width), 64));
             for (size_t k = 0; k < 8; k++) w[mw_below(&random, 2 * hidden * width)] = number(&random, 0);
-            for (size_t r = 0; r < hidden; r++) moe_pack_row(type, hidden, width, r, w + r * width, (char *)slabs + e * slab, scratch);
+            for (size_t r = 0; r < hidden; r++) moe_pack_row(type, hidden, width, r, w + r * width, (char *)slabs + e * slab,
+                                                             scratch);
             for (size_t r = 0; r < width; r++)
                 moe_pack_row(type, width, hidden, r, w + hidden * width + r * hidden, (char *)slabs + e * slab + down, scratch);
             free(scratch);
         }
         for (size_t r = 0; r < vocabulary; r++) /* ties, and rows where no expert passes */
-            for (size_t e = 0; e < n; e++) logits[r * n + e] = r % 3 == 1 ? (float)(e % 4) : r % 3 == 2 ? 1.0f : logits[r * n + e] * 0.05f;
+            for (size_t e = 0; e < n; e++) logits[r * n + e] = r % 3 == 1 ? (float)(e % 4) : r % 3 == 2 ? 1.0f
+                : logits[r * n + e] * 0.05f;
         memcpy(blobs[0], logits, vocabulary * n * sizeof *logits);
         for (size_t e = 0; e < n; e++) threshold[e] = mw_uniform(&random, 0.8f, 1.8f) / (float)n;
-        m.layer = (moe_layer){ .kind = MOE_LAYER_MOE, .name = "layer", .hidden = hidden, .out = width, .experts = n, .k = shape[2],
+        m.layer = (moe_layer){ .kind = MOE_LAYER_MOE, .name = "layer", .hidden = hidden, .out = width, .experts = n,
+            .k = shape[2],
                                .gate = kind == 0 ? MOE_GATE_SOFTMAX : kind == 1 ? MOE_GATE_TOPK : MOE_GATE_THRESHOLD,
-                               .empty = kind == 3 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1, .scale = i % 7 ? 0.75f : 1.0f, .threshold = threshold,
+                               .empty = kind == 3 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1, .scale = i % 7 ? 0.75f : 1.0f,
+                                   .threshold = threshold,
                                .expert_type = type, .slabs = slabs, .slab_stride = slab, .slab_down = (size_t)down };
         rows_of_ids(ids, rows, vocabulary, &random);
         b.frame = (moe_frame){ .rows = rows, .ids = ids };
@@ -309,15 +329,18 @@ static void attention_equals_the_cpu(void **state) {
         static const int32_t ids[ROWS] = { 0, 1, 2, 3, 1, 0 }, parents[ROWS] = { 0, -1, 3, -1, 2, 2 };
         const size_t segment[ROWS] = { 0, 7, 49, 0, 100, 199 }, length[ROWS] = { 7, 42, LONGEST_SOURCE, 1, 17, 1 };
         const size_t size = i % 2 ? 20 : 133, width = i < 4 ? 9 : 140;
-        float *queries = numbers(&random, 4 * size, 0), *v = numbers(&random, size, 0), *states = numbers(&random, TOKENS * (size + width), 0);
+        float *queries = numbers(&random, 4 * size, 0), *v = numbers(&random, size, 0),
+            *states = numbers(&random, TOKENS * (size + width), 0);
         float weights[ROWS * LONGEST_SOURCE] = { 0 };
         int32_t want[ROWS] = { 0 };
         float logprobs[ROWS];
         void *blob;
         attending a = { .tokens = TOKENS, .width = width, .queries = pack(MOE_TYPE_F32, 4, size, queries, &blob) };
-        bench b = { .rows = ROWS, .capacity = ROWS, .sentences = 1, .max_source = LONGEST_SOURCE, .top = 1, .build = build_attention, .user = &a,
+        bench b = { .rows = ROWS, .capacity = ROWS, .sentences = 1, .max_source = LONGEST_SOURCE, .top = 1,
+            .build = build_attention, .user = &a,
                     .states = states, .state_bytes = TOKENS * (size + width) * sizeof *states,
-                    .frame = { .rows = ROWS, .ids = ids, .parents = parents, .segment = segment, .length = length, .want = want, .want_logprob = logprobs } };
+                    .frame = { .rows = ROWS, .ids = ids, .parents = parents, .segment = segment, .length = length,
+                        .want = want, .want_logprob = logprobs } };
         a.model.attention_product = i / 2 % 2;
         a.model.start_zero = i % 3 == 0;
         a.model.attention_size = size;
@@ -350,16 +373,19 @@ static void outputs_equal_the_cpu(void **state) {
         const size_t n = vocabularies[i / 2], cols = 20, top = moe_min(n, i % 2 ? 5 : 65);
         int32_t ids[ROWS], want[ROWS], *tops[2];
         char hold[ROWS];
-        float *x = numbers(&random, TABLE * cols, 0), *w = numbers(&random, n * cols, 0), *bias = numbers(&random, n, 0), *logprobs[2], wanted[2][ROWS];
+        float *x = numbers(&random, TABLE * cols, 0), *w = numbers(&random, n * cols, 0), *bias = numbers(&random, n, 0),
+            *logprobs[2], wanted[2][ROWS];
         void *blobs[2];
         choosing c = { .x = pack(MOE_TYPE_F32, TABLE, cols, x, &blobs[0]) };
-        bench b = { .rows = ROWS, .capacity = ROWS, .sentences = 1, .max_source = 1, .top = top, .build = build_output, .user = &c };
+        bench b = { .rows = ROWS, .capacity = ROWS, .sentences = 1, .max_source = 1, .top = top, .build = build_output,
+            .user = &c };
         defaults();
         emu_few_rows = i % 4 == 1 ? 2 : 32;
         emu_sums = i % 4 == 1 ? 1 : 1 << 24;
         for (size_t r = 1; r < n; r++) /* ties within a chunk and across chunks */
             if (r % 7 == 1) memcpy(w + r * cols, w + (r - 1) * cols, cols * sizeof *w), bias[r] = bias[r - 1];
-        for (size_t k = 0; k < cols; k++) ((float *)blobs[0])[3 * cols + k] = k == 5 ? moe_from_bits(0x7fc00000u) : 1.0f, ((float *)blobs[0])[4 * cols + k] = 0;
+        for (size_t k = 0; k < cols; k++) ((float *)blobs[0])[3 * cols + k] = k == 5 ? moe_from_bits(0x7fc00000u) : 1.0f,
+            ((float *)blobs[0])[4 * cols + k] = 0;
         c.model.output = pack(i % 2 ? MOE_TYPE_Q8 : MOE_TYPE_F32, n, cols, w, &blobs[1]);
         c.model.output_bias = i % 3 ? bias : NULL;
         c.model.eos = (int32_t)n / 2;
@@ -382,10 +408,12 @@ static void outputs_equal_the_cpu(void **state) {
         b.two_frames = 1;
         run_both(&b, 1);
         for (size_t r = 0; r < ROWS; r++) {
-            if (want[r] >= 0) CHECK(same(wanted[0][r], wanted[1][r]), "vocabulary %zu, row %zu: wanted %a, the CPU has %a", n, r, (double)wanted[1][r], (double)wanted[0][r]);
+            if (want[r] >= 0) CHECK(same(wanted[0][r], wanted[1][r]), "vocabulary %zu, row %zu: wanted %a, the CPU has %a", n,
+                                    r, (double)wanted[1][r], (double)wanted[0][r]);
             for (size_t k = 0; want[r] < 0 && k < top; k++)
                 CHECK(tops[0][r * top + k] == tops[1][r * top + k] && same(logprobs[0][r * top + k], logprobs[1][r * top + k]),
-                      "vocabulary %zu, row %zu, place %zu: token %d, %a; the CPU has %d, %a", n, r, k, (int)tops[1][r * top + k],
+                      "vocabulary %zu, row %zu, place %zu: token %d, %a; the CPU has %d, %a", n, r, k,
+                          (int)tops[1][r * top + k],
                       (double)logprobs[1][r * top + k], (int)tops[0][r * top + k], (double)logprobs[0][r * top + k]);
         }
         for (int side = 0; side < 2; side++) free(tops[side]), free(logprobs[side]), free(blobs[side]);
@@ -473,7 +501,8 @@ static void done(void *user, const moe_result *r) {
         a->score[h] = moe_to_bits(from->score);
         a->logprob[h] = moe_to_bits(from->logprob);
         memcpy(a->ids[h], from->ids, from->n_ids * sizeof *from->ids);
-        memcpy(a->token_logprobs[h], from->token_logprobs, (from->n_ids + (size_t)from->finished) * sizeof *from->token_logprobs);
+        memcpy(a->token_logprobs[h], from->token_logprobs,
+               (from->n_ids + (size_t)from->finished) * sizeof *from->token_logprobs);
     }
 }
 
@@ -509,7 +538,8 @@ static void assert_models_agree(const moe_model *model, int batch, int beam, flo
     p.device = "cuda";
     gpu = translate(model, &p);
     for (size_t i = 0; i < SENTENCES; i++)
-        CHECK(memcmp(&cpu->answers[i], &gpu->answers[i], sizeof(answer)) == 0, "%s, batch %d, beam %d: sentence %zu differs", what, batch, beam, i);
+        CHECK(memcmp(&cpu->answers[i], &gpu->answers[i], sizeof(answer)) == 0, "%s, batch %d, beam %d: sentence %zu differs",
+              what, batch, beam, i);
     CHECK(emu_live() == 0, "%s: %zu things are left", what, emu_live());
     free(cpu);
     free(gpu);
@@ -532,7 +562,8 @@ static void models_give_the_bytes_of_the_cpu(void **state) {
                 defaults();
                 emu_few_rows = i % 2 ? 2 : 32; /* cuBLAS, the kernel */
                 emu_pairs = i % 3 ? 1 << 14 : 6;
-                assert_models_agree(t ? others[t - 1].model : f32.model, batches[i / 2], beams[i % 2], i % 3 == 1 ? 0.2f : 0.0f, i == 4 ? 3 : 0, what);
+                assert_models_agree(t ? others[t - 1].model : f32.model, batches[i / 2], beams[i % 2], i % 3 == 1 ? 0.2f
+                                    : 0.0f, i == 4 ? 3 : 0, what);
                 if (i % 2 == 0) CHECK(emu_graph_launches() > 0, "no step was a CUDA graph");
                 if (i % 2 && (t == 1 || t == 2)) CHECK(emu_gemms() > 0, "cuBLAS was not used");
             }
@@ -579,8 +610,10 @@ static void failures_leave_nothing_behind(void **state) {
                 CHECK(status == MOE_OK, "%s", e.message);
                 break;
             }
-            if (status == MOE_OK) continue; /* CUDA graphs and the free memory in a message are asked for in vain without harm */
-            CHECK(strstr(e.message, failures[k].code == EMU_LOST ? "failure" : failures[k].code == EMU_OLD_DRIVER ? "driver" : "memory") ||
+            if (status == MOE_OK) continue;
+                /* CUDA graphs and the free memory in a message are asked for in vain without harm */
+            CHECK(strstr(e.message, failures[k].code == EMU_LOST ? "failure" : failures[k].code == EMU_OLD_DRIVER ? "driver"
+                         : "memory") ||
                       strstr(e.message, "CUBLAS"), "call %zu: %s", nth, e.message);
             CHECK(strstr(e.message, "--device cpu"), "call %zu says nothing to do: %s", nth, e.message);
         }
@@ -613,7 +646,8 @@ static void devices_are_chosen_as_asked(void **state) {
     CHECK(try_device(&f, "auto", 0, &e, name) == MOE_OK && strcmp(name, "cuda:0 emulated") == 0, "auto: %s", name);
     CHECK(try_device(&f, "cuda:0", 0, &e, name) == MOE_OK && strcmp(name, "cuda:0 emulated") == 0, "cuda:0: %s", name);
     CHECK(try_device(&f, "cpu", 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "cpu: %s", name);
-    CHECK(try_device(&f, "cuda:1", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "there is no cuda:1"), "%s", e.message);
+    CHECK(try_device(&f, "cuda:1", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "there is no cuda:1"), "%s",
+          e.message);
     CHECK(try_device(&f, "cuda:x", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
     CHECK(try_device(&f, "cuda:", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
     CHECK(try_device(&f, "cudas", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
@@ -624,11 +658,13 @@ static void devices_are_chosen_as_asked(void **state) {
     CHECK(try_device(&f, NULL, 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "MOE_DEVICE");
     unsetenv("MOE_DEVICE");
     emu_reset(0);
-    CHECK(try_device(&f, "cuda", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "no GPU") && strstr(e.message, "nvidia-smi"), "%s", e.message);
+    CHECK(try_device(&f, "cuda", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "no GPU") &&
+          strstr(e.message, "nvidia-smi"), "%s", e.message);
     CHECK(try_device(&f, NULL, 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "no GPU: the processor");
     defaults();
     emu_fail(1, EMU_OLD_DRIVER, 1);
-    CHECK(try_device(&f, "cuda", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "update the NVIDIA driver"), "%s", e.message);
+    CHECK(try_device(&f, "cuda", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "update the NVIDIA driver"), "%s",
+          e.message);
     CHECK(try_device(&f, NULL, 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "old driver: the processor");
     assert_int_equal(emu_live(), 0);
     drop(&f);

@@ -1,0 +1,18 @@
+#!/bin/sh
+# The golden sentences of the shipped model through moe-cuda.cu on the emulated device, and what the program says about devices.
+program=${BUILD:-build}/moe-translate-emulated
+model=models/en-de-fr-es.bin
+if [ ! -f "$model" ]; then echo "skip $model is missing"; exit 0; fi
+verdict() { if [ "$2" = 0 ]; then echo "ok $1"; else echo "FAIL $1"; fi; }
+
+"$program" -m "$model" --self-test --device cuda --batch 16 >/dev/null 2>&1
+verdict "golden sentences on the emulated device" $?
+said=$(echo | "$program" -m "$model" -t de --stats -v 2>&1)
+case $said in *"cuda:0 emulated"*"device           cuda:0 emulated"*"device memory"*) status=0 ;; *) status=1 ;; esac
+verdict "--verbose and --stats name the GPU" $status
+said=$(echo | "$program" -m "$model" -t de --device cuda --gpu-memory 1 2>&1)
+test $? = 3 && case $said in *"more are needed"*"--device cpu"*) true ;; *) false ;; esac
+verdict "--gpu-memory that is too small is an error with advice" $?
+said=$(echo | "${BIN:-.}/moe-translate" -m "$model" -t de --device tpu 2>&1)
+test $? = 2 && case $said in *"no device is called 'tpu'"*) true ;; *) false ;; esac
+verdict "an unknown device is a usage error" $?
