@@ -340,8 +340,9 @@ static inline __attribute__((always_inline)) void block(const int rows, const ui
     __m512 sum[ROWS][2];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
-        sum[r][0] = _mm512_maskz_loadu_ps(add ? left : 0, c + r * stride);
-        sum[r][1] = _mm512_maskz_loadu_ps(add ? right : 0, c + r * stride + 16);
+        sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+        __builtin_prefetch(c + r * stride, 1); /* c comes from memory while the sums are made */
+        __builtin_prefetch(c + r * stride + 16, 1);
     }
     for (int64_t k = 0; k < pairs; k++, a += PANEL, b += PANEL) {
         __m512bh b0 = (__m512bh)_mm512_load_si512(b), b1 = (__m512bh)_mm512_load_si512(b + 16);
@@ -353,9 +354,13 @@ static inline __attribute__((always_inline)) void block(const int rows, const ui
         }
     }
 #pragma GCC unroll 12
-    for (int r = 0; r < rows; r++) {
-        _mm512_mask_storeu_ps(c + r * stride, left, sum[r][0]);
-        _mm512_mask_storeu_ps(c + r * stride + 16, right, sum[r][1]);
+    for (int r = 0; r < rows; r++, c += stride) {
+        if (add) {
+            sum[r][0] = _mm512_add_ps(sum[r][0], _mm512_maskz_loadu_ps(left, c));
+            sum[r][1] = _mm512_add_ps(sum[r][1], _mm512_maskz_loadu_ps(right, c + 16));
+        }
+        _mm512_mask_storeu_ps(c, left, sum[r][0]);
+        _mm512_mask_storeu_ps(c + 16, right, sum[r][1]);
     }
 }
 
@@ -379,15 +384,26 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
         }
 }
 
-/* c [M, N] (+)= a b; strides of rows and columns of a and b, in each pair one is 1; row r of c at c + r * stride. */
+/* For Python: a factor packed once for many products, and how many words that takes. */
+int64_t factor_words(int64_t rows, int64_t K) { return packed_words(rows, K); }
+
+void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K)
+{
+    pack(to, x, row, column, rows, K);
+}
+
+/* c [M, N] (+)= a b; strides of rows and columns of a and b, in each pair one is 1, or both are 0 for a packed factor; row r
+   of c at c + r * stride. */
 void product(const float *a, const float *b, float *c, int64_t a_row, int64_t a_column, int64_t b_row, int64_t b_column,
              int64_t stride, int64_t M, int64_t N, int64_t K, int64_t add)
 {
-    uint32_t *packed = room(packed_words(M, K) + packed_words(N, K)), *second = packed + packed_words(M, K);
-    pack(packed, a, a_row, a_column, M, K);
-    pack(second, b, b_column, b_row, N, K);
-    multiply(packed, second, c, stride, M, N, K, (int)add);
-    free(packed);
+    uint32_t *scratch = room(packed_words(M, K) + packed_words(N, K)), *second = scratch + packed_words(M, K);
+    if (a_row)
+        pack(scratch, a, a_row, a_column, M, K);
+    if (b_row)
+        pack(second, b, b_column, b_row, N, K);
+    multiply(a_row ? scratch : (const uint32_t *)a, b_row ? second : (const uint32_t *)b, c, stride, M, N, K, (int)add);
+    free(scratch);
 }
 
 /* c (+)= a b with dense a [M, K] and packed b; `scratch` holds a. */
@@ -536,6 +552,42 @@ void experts_backward(const float *taken, const float *w_up, const float *w_down
         free(du);
         taken += n * d, u += n * h, dv += n * d, dtaken += n * d, w_up += d * h, w_down += d * h, dw_up += d * h, dw_down += d * h;
     }
+}
+
+/* ---- Products of Muon in float32 ---------------------------------------------------------------------------------------- */
+
+/* c [n, n] = a^T b for dense a and b [K, n] of which it is known that c is symmetric: half of it is computed. n: a multiple
+   of 32. */
+void symmetric(const float *a, const float *b, float *c, int64_t n, int64_t K)
+{
+    for (int64_t i = 0; i < n; i += 8)
+        for (int64_t j = i / 32 * 32; j < n; j += 32) {
+            __m512 sum[8][2];
+            for (int r = 0; r < 8; r++)
+                sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+            for (int64_t k = 0; k < K; k++) {
+                __m512 b0 = _mm512_loadu_ps(b + k * n + j), b1 = _mm512_loadu_ps(b + k * n + j + 16);
+#pragma GCC unroll 8
+                for (int r = 0; r < 8; r++) {
+                    __m512 x = _mm512_set1_ps(a[k * n + i + r]);
+                    sum[r][0] = _mm512_fmadd_ps(x, b0, sum[r][0]);
+                    sum[r][1] = _mm512_fmadd_ps(x, b1, sum[r][1]);
+                }
+            }
+            for (int r = 0; r < 8; r++) {
+                _mm512_storeu_ps(c + (i + r) * n + j, sum[r][0]);
+                _mm512_storeu_ps(c + (i + r) * n + j + 16, sum[r][1]);
+            }
+        }
+    for (int64_t i = 0; i < n; i += 16)
+        for (int64_t j = (i + 32) / 32 * 32; j < n; j += 16) {
+            __m512i x[16];
+            for (int r = 0; r < 16; r++)
+                x[r] = _mm512_loadu_si512(c + (i + r) * n + j);
+            transpose16(x);
+            for (int r = 0; r < 16; r++)
+                _mm512_storeu_si512(c + (j + r) * n + i, x[r]);
+        }
 }
 
 #else

@@ -43,8 +43,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import numpy as np
-import torch
-import torch.nn.functional as F
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "20000")  # every batch has products of new shapes
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import data  # noqa: E402
@@ -71,6 +72,8 @@ class CpuKernels:
         self.c = ctypes.CDLL(library)
         self.c.sum_of_squares.restype = ctypes.c_double
         self.has_products = bool(self.c.has_products())
+        if self.has_products:
+            self.c.factor_words.restype = ctypes.c_int64
 
     @staticmethod
     def _args(*values):
@@ -103,10 +106,30 @@ class CpuKernels:
 
     # Products in bfloat16 and the layers made of them; only where has_products.
 
+    @staticmethod
+    def _strides(x):
+        return (0, 0) if isinstance(x, Factor) else x.stride()
+
+    def factor(self, x, right):
+        """x packed as the left or right factor of products."""
+        x = x if 1 in x.stride() else x.contiguous()
+        row, column, rows, K = (*x.stride()[::-1], *x.shape[::-1]) if right else (*x.stride(), *x.shape)
+        words = torch.empty(self.c.factor_words(*self._args(rows, K)) + 16, dtype=torch.int32)
+        words = words[-words.data_ptr() // 4 % 16:]  # at a multiple of 64 bytes
+        self.c.factor(*self._args(words, x, row, column, rows, K))
+        return Factor(words, x.shape)
+
     def product(self, a, b, out, add):
-        a, b = (x if 1 in x.stride() else x.contiguous() for x in (a, b))
-        self.c.product(*self._args(a, b, out, *a.stride(), *b.stride(), out.stride(0), *out.shape, a.shape[1], int(add)))
+        a, b = (x if isinstance(x, Factor) or 1 in x.stride() else x.contiguous() for x in (a, b))
+        self.c.product(*self._args(*(x.words if isinstance(x, Factor) else x for x in (a, b)), out, *self._strides(a),
+                                   *self._strides(b), out.stride(0), *out.shape, a.shape[1], int(add)))
         return out
+
+    def symmetric(self, a, b):
+        """a^T b, known to be symmetric, in float32"""
+        c = torch.empty(a.shape[1], a.shape[1])
+        self.c.symmetric(*self._args(a, b, c, a.shape[1], len(a)))
+        return c
 
     def lstm_forward(self, z, bias, w_r, w_proj, c, h, y, steps):
         self.c.lstm_forward(*self._args(z, bias, w_r, w_proj, c, h, y, steps, len(steps), c.shape[1], y.shape[1]))
@@ -259,9 +282,21 @@ def use(kind, precision):
     fused = half and kernels.has_products
 
 
-def operand(weight):
-    """A matrix as products of torch take it, for those that are used many times."""
-    return weight.bfloat16() if half and not fused else weight
+class Factor:
+    """A factor as the C kernels take it."""
+
+    def __init__(self, words, shape):
+        self.words, self.shape = words, shape
+
+
+def left(a):
+    """A left factor prepared for many products."""
+    return kernels.factor(a, False) if fused else a.bfloat16() if half else a
+
+
+def right(b):
+    """A right factor prepared for many products."""
+    return kernels.factor(b, True) if fused else b.bfloat16() if half else b
 
 
 def mm(a, b, out=None):
@@ -353,7 +388,7 @@ class Lstm(torch.autograd.Function):
         if fused:
             kernels.lstm_forward(z, bias, w_r, w_proj, c, h, y, torch.tensor(steps))
         else:
-            recurrent, project = operand(w_r).t(), operand(w_proj).t()
+            recurrent, project = right(w_r.t()), right(w_proj.t())
             for at, n, last, p in steps:
                 now = slice(at, at + n)
                 if p:
@@ -373,7 +408,7 @@ class Lstm(torch.autograd.Function):
         else:
             widest = max(n for _, n, _, _ in ctx.steps)
             carry, dh = torch.zeros_like(c[:widest]), torch.empty_like(c[:widest])
-            recurrent, project = operand(w_r), operand(w_proj)
+            recurrent, project = right(w_r), right(w_proj)
             for at, n, last, p in reversed(ctx.steps):
                 now = slice(at, at + n)
                 mm(dy[now], project, dh[:n])
@@ -383,12 +418,12 @@ class Lstm(torch.autograd.Function):
         before = torch.zeros_like(y)
         for at, _, last, p in ctx.steps:
             before[at:at + p] = y[last:last + p]
-        dz = operand(z)
-        mm_add(dz.t(), x, w_x.grad)
-        mm_add(dz.t(), before, w_r.grad)
+        dz = left(z.t())
+        mm_add(dz, x, w_x.grad)
+        mm_add(dz, before, w_r.grad)
         mm_add(dy.t(), h, w_proj.grad)
         bias.grad += z.sum(0)
-        return (mm(dz, w_x) if ctx.needs_input_grad[0] else None, *[None] * 6)
+        return (mm(z, w_x) if ctx.needs_input_grad[0] else None, *[None] * 6)
 
 
 class AttentiveLstm(torch.autograd.Function):
@@ -408,7 +443,7 @@ class AttentiveLstm(torch.autograd.Function):
             kernels.attentive_forward(z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place, p,
                                       torch.tensor(steps))
         else:
-            both, project, ask = operand(w).t(), operand(w_proj).t(), operand(w_query).t()
+            both, project, ask = right(w.t()), right(w_proj.t()), right(w_query.t())
             for at, n, last, rows in steps:
                 now = slice(at, at + n)
                 if rows:
@@ -436,7 +471,7 @@ class AttentiveLstm(torch.autograd.Function):
             widest = ctx.steps[0][1]
             carry, dh = torch.zeros_like(c[:widest]), torch.empty_like(c[:widest])
             ds = torch.empty_like(s[:widest])
-            both, project, ask = operand(w), operand(w_proj), operand(w_query)
+            both, project, ask = right(w), right(w_proj), right(w_query)
             for at, n, last, rows in reversed(ctx.steps):
                 now = slice(at, at + n)
                 mm(dy[now], project, dh[:n])
@@ -446,15 +481,15 @@ class AttentiveLstm(torch.autograd.Function):
                 if rows:
                     dy[last:last + n] += ds[:n, m:]
                     mm_add(dq[now], ask, dy[last:last + n])
-        dz = operand(z)
-        mm_add(dz.t(), x, w_x.grad[:, :d])
-        mm_add(dz.t(), s[:, :m], w_x.grad[:, d:])
-        mm_add(dz.t(), s[:, m:], w_r.grad)
+        dz = left(z.t())
+        mm_add(dz, x, w_x.grad[:, :d])
+        mm_add(dz, s[:, :m], w_x.grad[:, d:])
+        mm_add(dz, s[:, m:], w_r.grad)
         mm_add(dy.t(), h, w_proj.grad)
         mm_add(dq.t(), s[:, m:], w_query.grad)
         bias.grad += z.sum(0)
         v.grad += dv.sum(0)
-        return (mm(dz, w_x[:, :d]), dmemory, dkey, *[None] * 8)
+        return (mm(z, w_x[:, :d]), dmemory, dkey, *[None] * 8)
 
 
 class Experts(torch.autograd.Function):
@@ -507,13 +542,12 @@ class CrossEntropy(torch.autograd.Function):
         n, chunk = len(x), 512 if x.device.type == "cpu" else 8192
         scale = 1.0 / n
         dx, dweight = torch.empty_like(x), torch.zeros_like(weight)
-        loss, matrix = x.new_empty(n), operand(weight)
+        loss, into, back = x.new_empty(n), right(weight.t()), right(weight)
         for at in range(0, n, chunk):
             now = slice(at, at + chunk)
-            logits = mm(x[now], matrix.t())
+            logits = mm(x[now], into)
             kernels.cross_entropy(logits, target[now], loss[now], smoothing, scale)
-            logits = operand(logits)
-            mm(logits, matrix, dx[now])
+            mm(logits, back, dx[now])
             mm_add(logits.t(), x[now], dweight)
         ctx.save_for_backward(dx, dweight, weight)
         return loss.mean()
@@ -949,14 +983,15 @@ def orthogonal(g, steps=5):
     Powers of the Gram matrix need float32, whatever the precision of the model's products."""
     tall = g.shape[0] > g.shape[1]
     g = g / (g.norm() + 1e-7)
-    gram = g.t() @ g if tall else g @ g.t()
-    total = None
+    product = kernels.symmetric if kernels.has_products and min(g.shape) % 32 == 0 else lambda a, b: a.t() @ b
+    thin = (g if tall else g.t()).contiguous()
+    gram, total = product(thin, thin), None
     for step in range(steps):
-        q = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        q = product(gram, gram).mul_(2.0315).add_(gram, alpha=-4.7750)
         q.diagonal().add_(3.4445)
-        total = q if total is None else q @ total
+        total = q if total is None else product(q, total)
         if step < steps - 1:
-            gram = q @ gram @ q
+            gram = product(product(q, gram), q)
     return g @ total if tall else total @ g
 
 
