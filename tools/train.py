@@ -29,6 +29,7 @@ what is left is fused in train-kernels.c. Products go through torch.mm. On CUDA 
 import argparse
 import csv
 import ctypes
+import filecmp
 import hashlib
 import itertools
 import json
@@ -857,10 +858,15 @@ def inference_checkpoint(config, weights, **more):
             "weights": {name: stored(name, weight) for name, weight in weights.items()}}
 
 
-def load_inference(path, device="cpu"):
+def read_inference(path):
     file = torch.load(path, weights_only=True)
     if file.get("format") != "moe-checkpoint-1":
         raise SystemExit(f"{path}: not a moe-checkpoint-1 file")
+    return file
+
+
+def load_inference(path, device="cpu"):
+    file = read_inference(path)
     model = Model(file["config"], device)
     model.load(file["weights"])
     return model
@@ -1011,6 +1017,8 @@ class Trainer:
         size = {"cpu": 8000, "gpu": 16000}[options.recipe]
         vocabulary = data.prepare(options.corpus, cache, size, options.spm, log)
         shutil.copyfile(vocabulary, os.path.join(self.out, "model-spm.model"))
+        if options.spm and not filecmp.cmp(options.spm, vocabulary, shallow=False):
+            raise SystemExit(f"{cache} was made with another vocabulary than {options.spm}")
         import sentencepiece
         self.pieces = sentencepiece.SentencePieceProcessor(model_file=vocabulary)
         size = self.pieces.vocab_size()
@@ -1018,8 +1026,8 @@ class Trainer:
         if resume:
             config = resume["config"]
         elif options.init:
-            start = torch.load(options.init, weights_only=True)
-            config = {key: value for key, value in start["config"].items() if key not in ("training_minutes",)}
+            start = read_inference(options.init)
+            config = {key: x for key, x in start["config"].items() if key not in ("training_minutes", "target_tokens_seen")}
         else:
             config = make_config(options.recipe, size, options.gate, options.k)
         if config["vocab_size"] != size:
