@@ -301,34 +301,38 @@ static inline void transpose16(__m512i x[16])
 static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K)
 {
     int64_t pairs = (K + 1) / 2;
-    for (int64_t r = 0; r < (rows + 15) / 16 * 16; r += 16) {
-        uint32_t *panel = to + r / PANEL * PANEL * pairs + r % PANEL;
-        if (column == 1) {
+    if (column == 1) {
+        for (int64_t r = 0; r < rows; r += 16)
             for (int64_t k = 0; k < K; k += 32) {
-                __m512i x16[16];
+                uint32_t *panel = to + (r / PANEL * pairs + k / 2) * PANEL + r % PANEL;
                 __mmask16 low = first(K - k), high = first(K - k - 16);
+                __m512i words[16];
 #pragma GCC unroll 16
                 for (int i = 0; i < 16; i++) {
                     const float *from = x + (r + i) * row + k;
                     __mmask16 inside = r + i < rows ? 0xffff : 0;
-                    x16[i] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high & inside, from + 16),
-                                                          _mm512_maskz_loadu_ps(low & inside, from));
+                    words[i] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high & inside, from + 16),
+                                                            _mm512_maskz_loadu_ps(low & inside, from));
                 }
-                transpose16(x16);
+                transpose16(words);
                 for (int64_t i = 0; i < 16 && k / 2 + i < pairs; i++)
-                    _mm512_store_si512(panel + (k / 2 + i) * PANEL, x16[i]);
+                    _mm512_store_si512(panel + i * PANEL, words[i]);
             }
-        } else {
-            __mmask16 inside = first(rows - r);
-            for (int64_t k = 0; k < K; k += 2) {
+        return;
+    }
+    for (int64_t top = 0; top < rows; top += 128) { /* long pieces of the rows of memory, but not all panels at once */
+        int64_t bottom = top + 128 < rows ? top + 128 : rows;
+        for (int64_t k = 0; k < K; k += 2)
+            for (int64_t r = top; r < bottom; r += 16) {
                 const float *from = x + r + k * column;
+                __mmask16 inside = first(rows - r);
                 __m512 even = _mm512_maskz_loadu_ps(inside, from);
                 __m512 odd = _mm512_maskz_loadu_ps(k + 1 < K ? inside : 0, from + column);
                 __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
                 __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
-                _mm512_store_si512(panel + k / 2 * PANEL, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+                _mm512_store_si512(to + (r / PANEL * pairs + k / 2) * PANEL + r % PANEL,
+                                   _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
             }
-        }
     }
 }
 
