@@ -378,7 +378,8 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
             int64_t rows = M - i < PANEL ? M - i : PANEL, n;
             for (int64_t r = 0; r < rows; r += n) {
                 n = rows - r < ROWS ? rows - r : ROWS;
-#define CASE(x) case x: block(x, a + i * pairs + r, b + j * pairs, c + (i + r) * stride + j, stride, pairs, left, right, add); break
+#define CASE(x) \
+    case x: block(x, a + i * pairs + r, b + j * pairs, c + (i + r) * stride + j, stride, pairs, left, right, add); break
                 switch (n) {
                     CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6);
                     CASE(7); CASE(8); CASE(9); CASE(10); CASE(11); CASE(12);
@@ -417,7 +418,9 @@ static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_
     multiply(scratch, b, c, N, M, N, K, add);
 }
 
-/* ---- Layers with bfloat16 products: all steps in one call, so that the threads of the trainer do not meet in Python ------- */
+/* ---- Layers with bfloat16 products ------------------------------------------------------------------------------------ */
+
+/* All steps in one call, so that the threads of the trainer do not wait for each other in Python. */
 
 /* A step of `steps`: first row, rows, first row of the step before, its rows that go on. Weights are as in the checkpoint;
    z holds the products of the input. */
@@ -500,7 +503,8 @@ void attentive_backward(float *z, const float *w, const float *w_proj, const flo
                         const float *p, const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d, int64_t a,
                         int64_t S)
 {
-    int64_t n = widest(steps, count), D = d + P, longest = 4 * H > P ? 4 * H : P, words = packed_words(n, a > longest ? a : longest);
+    int64_t n = widest(steps, count), D = d + P, longest = 4 * H > P ? 4 * H : P;
+    int64_t words = packed_words(n, a > longest ? a : longest);
     uint32_t *scratch = room(words + packed_words(D, 4 * H) + packed_words(H, P) + packed_words(P, a));
     uint32_t *both = scratch + words, *project = both + packed_words(D, 4 * H), *ask = project + packed_words(H, P);
     float *dh = malloc(n * H * sizeof *dh), *carry = calloc(n * H, sizeof *carry), *ds = malloc(n * D * sizeof *ds);
@@ -554,11 +558,12 @@ void experts_backward(const float *taken, const float *w_up, const float *w_down
         product(taken, du, dw_up, 1, d, h, 1, h, d, h, n, 1);
         product(du, w_up, dtaken, h, 1, 1, h, d, n, d, h, 0);
         free(du);
-        taken += n * d, u += n * h, dv += n * d, dtaken += n * d, w_up += d * h, w_down += d * h, dw_up += d * h, dw_down += d * h;
+        taken += n * d, u += n * h, dv += n * d, dtaken += n * d;
+        w_up += d * h, w_down += d * h, dw_up += d * h, dw_down += d * h;
     }
 }
 
-/* ---- Products of Muon in float32 ---------------------------------------------------------------------------------------- */
+/* ---- Products of Muon in float32 -------------------------------------------------------------------------------------- */
 
 /* c [n, n] = a^T b for dense a and b [K, n] of which it is known that c is symmetric: half of it is computed. n: a multiple
    of 32. */

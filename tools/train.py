@@ -24,12 +24,14 @@ A step counts 10 s at most, so that a paused trainer does not use up its schedul
 
 How it is made fast on a CPU: sequences are packed (nothing is padding), each LSTM layer does its input product for all steps
 at once and only the recurrent product per step, experts run one dense product each over the tokens sorted by expert, and
-what is left is fused in train-kernels.c. Products go through torch.mm. On CUDA the same functions use plain torch operations.
+what is left is fused in train-kernels.c. Products go through torch.mm, except with bf16 where the CPU has AVX-512 BF16 but no
+AMX: there whole layers run in train-kernels.c. On CUDA the same functions use plain torch operations.
 """
 import argparse
 import csv
 import ctypes
 import filecmp
+import gc
 import hashlib
 import itertools
 import json
@@ -1054,6 +1056,7 @@ class Trainer:
         self._one_thread_products()
         self.evaluation = Evaluation(options.corpus, self.pieces, options.dev_sentences, options.news_sentences)
         self.losses = []
+        gc.freeze()  # what exists now stays: the collector need not look through it in every step
 
     def _one_thread_products(self):
         together = Barrier(len(self.replicas))  # so that every worker takes one
@@ -1068,7 +1071,8 @@ class Trainer:
     def save(self):
         write_atomically({"config": self.model.config, "weights": self.model.flat, "average": self.average,
                           "optimizer": self.optimizer.state(), "mixture": self.mixture.state(), "elapsed": self.elapsed,
-                          "tokens": self.tokens, "step": self.step, "since_evaluation": self.since_evaluation}, self.resume_path)
+                          "tokens": self.tokens, "step": self.step, "since_evaluation": self.since_evaluation},
+                         self.resume_path)
         averaged = {name: self.average[a:b].view_as(self.model.weights[name]) for name, (a, b) in self.model.span.items()}
         write_atomically(inference_checkpoint(self.model.config, averaged, target_tokens_seen=self.tokens,
                                               training_minutes=round(self.elapsed / 60, 1)), self.model_path)
@@ -1237,6 +1241,15 @@ def check():
                 a, b = a.bfloat16().float(), b.bfloat16().float()
             close(f"product {M} {N} {K}", got, start[:, 1:N + 1] + a @ b, 1e-5 if fused else 1e-2)
             close(f"product {M} {N} {K}", mm(a, b), a @ b, 1e-5 if fused else 1e-2)
+
+    for shape in (96, 64), (32, 70):
+        matrix = torch.randn(shape) @ torch.diag(torch.linspace(0.5, 1, shape[1]))
+        singular = torch.linalg.svdvals(orthogonal(matrix))
+        print(f"orthogonal {shape}: singular values {float(singular.min()):.2f} .. {float(singular.max()):.2f}")
+        assert 0.6 < singular.min() and singular.max() < 1.3
+        if kernels.has_products:
+            thin = matrix if shape[0] > shape[1] else matrix.t().contiguous()
+            close("symmetric product", kernels.symmetric(thin, thin), thin.t() @ thin, 1e-5)
 
     d, P, H, a = 38, 35, 41, 36
     target, source = Packed([5, 5, 3, 1]), Packed([6, 4, 4, 2])
