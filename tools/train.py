@@ -110,12 +110,13 @@ class CpuKernels:
     # Products in bfloat16 and the layers made of them; only where has_products.
 
     @staticmethod
-    def _strides(x):
-        return (0, 0) if isinstance(x, Factor) else x.stride()
+    def _strided(x):
+        """x, or a copy, with strides as the kernels can take them: one is 1, none is 0."""
+        return x if 1 in x.stride() and 0 not in x.stride() else x.contiguous()
 
     def factor(self, x, right):
         """x packed as the left or right factor of products."""
-        x = x if 1 in x.stride() else x.contiguous()
+        x = self._strided(x)
         row, column, rows, K = (*x.stride()[::-1], *x.shape[::-1]) if right else (*x.stride(), *x.shape)
         words = torch.empty(self.c.factor_words(*self._args(rows, K)) + 16, dtype=torch.int32)
         words = words[-words.data_ptr() // 4 % 16:]  # at a multiple of 64 bytes
@@ -123,9 +124,10 @@ class CpuKernels:
         return Factor(words, x.shape)
 
     def product(self, a, b, out, add):
-        a, b = (x if isinstance(x, Factor) or 1 in x.stride() else x.contiguous() for x in (a, b))
-        self.c.product(*self._args(*(x.words if isinstance(x, Factor) else x for x in (a, b)), out, *self._strides(a),
-                                   *self._strides(b), out.stride(0), *out.shape, a.shape[1], int(add)))
+        K = a.shape[1]
+        (a, *a_strides), (b, *b_strides) = ((x.words, 0, 0) if isinstance(x, Factor) else (x, *x.stride())
+                                            for x in (y if isinstance(y, Factor) else self._strided(y) for y in (a, b)))
+        self.c.product(*self._args(a, b, out, *a_strides, *b_strides, out.stride(0), *out.shape, K, int(add)))
         return out
 
     def symmetric(self, a, b):
