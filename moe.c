@@ -1088,7 +1088,399 @@ static const moe_kernels moe_kernels_avx2 = {
 #endif /* MOE_X86 */
 
 /* ==== 8. Kernels: AVX-512 =====================================================================================
- * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes. */
+ * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes; tails are loaded and stored under a mask, which
+ * touches no memory outside it and fills with zeros: adding a product of zeros to a lane leaves it as it was.
+ *
+ * vpdpbusd multiplies unsigned by signed bytes and adds four products to an int32, modulo 2^32, without saturating. The codes
+ * of a row are the signed side, four of them in every lane; a line of weights (16 outputs x 4 columns) is made unsigned by
+ * adding 128 to each, so 128 * sum(codes of the row) is taken off in the end. */
+
+#if MOE_X86
+#define MOE_AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
+#define MOE_AVX512 __attribute__((target(MOE_AVX512_TARGET)))
+#define MOE_AVX512_INLINE static inline __attribute__((always_inline, target(MOE_AVX512_TARGET)))
+
+/* The first n lanes. */
+MOE_AVX512_INLINE __mmask16 moe_mask_avx512(size_t n) { return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u); }
+
+MOE_AVX512_INLINE float moe_join_avx512(__m512 lanes) {
+    return moe_join_avx2(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+}
+
+/* Rounding to an integer and scaling by a power of two are one instruction each here and exact, as in moe_expf. */
+MOE_AVX512_INLINE __m512 moe_exp_avx512(__m512 x) {
+    const __m512 low = _mm512_set1_ps(MOE_EXP_LOW);
+    const __m512 clamped = _mm512_min_ps(_mm512_set1_ps(MOE_EXP_HIGH), _mm512_max_ps(low, x));
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(clamped, _mm512_set1_ps(MOE_LOG2E)),
+                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_sub_ps(clamped, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_HIGH))), y;
+    r = _mm512_sub_ps(r, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_LOW)));
+    y = _mm512_add_ps(_mm512_mul_ps(_mm512_set1_ps(MOE_EXP_6), r), _mm512_set1_ps(MOE_EXP_5));
+    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_4));
+    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_3));
+    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_2));
+    y = _mm512_add_ps(_mm512_mul_ps(y, _mm512_mul_ps(r, r)), r);
+    y = _mm512_add_ps(y, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), y, n);
+}
+
+MOE_AVX512_INLINE __m512 moe_sigmoid_avx512(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    return _mm512_div_ps(one, _mm512_add_ps(one, moe_exp_avx512(_mm512_xor_ps(x, _mm512_set1_ps(-0.0f)))));
+}
+
+MOE_AVX512_INLINE __m512 moe_tanh_avx512(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f);
+    const __m512 t = moe_exp_avx512(_mm512_mul_ps(_mm512_andnot_ps(sign, x), _mm512_set1_ps(-2.0f)));
+    return _mm512_or_ps(_mm512_div_ps(_mm512_sub_ps(one, t), _mm512_add_ps(one, t)), _mm512_and_ps(sign, x));
+}
+
+/* Numbers of a float matrix as F32. The hardware's F16 conversion is exact, subnormals included. */
+MOE_AVX512_INLINE __m512 moe_load_weights_avx512(moe_type type, const void *w, size_t at, __mmask16 mask) {
+    __m256i bits;
+    if (type == MOE_TYPE_F32) return _mm512_maskz_loadu_ps(mask, (const float *)w + at);
+    bits = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)w + at);
+    if (type == MOE_TYPE_F16) return _mm512_cvtph_ps(bits);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+/* Four times 16 lanes to one, each by the fixed tree. */
+MOE_AVX512_INLINE __m128 moe_join_four_avx512(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    __m512 t = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    t = _mm512_add_ps(t, _mm512_shuffle_ps(t, t, 0x4e));
+    t = _mm512_add_ps(t, _mm512_shuffle_ps(t, t, 0xb1));
+    return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, t));
+}
+
+/* `outputs` (up to 4) rows of a float matrix against `rows` input rows. */
+MOE_AVX512_INLINE void moe_float_tile_avx512(const moe_linear *l, size_t row, size_t j, const moe_type type, const int rows,
+                                             const int outputs) {
+    const moe_matrix *m = l->w;
+    const char *w = (const char *)m->data + j * m->cols * (type == MOE_TYPE_F32 ? 4 : 2);
+    const float *x = l->x + row * l->x_stride;
+    __m512 lanes[4][4];
+    for (int r = 0; r < rows; r++)
+        for (int o = 0; o < 4; o++) lanes[r][o] = _mm512_setzero_ps();
+    for (size_t k = 0; k < m->cols; k += 16) {
+        const __mmask16 mask = moe_mask_avx512(m->cols - k);
+        __m512 numbers[4];
+        for (int o = 0; o < outputs; o++) numbers[o] = moe_load_weights_avx512(type, w, (size_t)o * m->cols + k, mask);
+        for (int r = 0; r < rows; r++) {
+            const __m512 v = _mm512_maskz_loadu_ps(mask, x + (size_t)r * l->x_stride + k);
+            for (int o = 0; o < outputs; o++) lanes[r][o] = _mm512_add_ps(lanes[r][o], _mm512_mul_ps(v, numbers[o]));
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        const size_t at = row + (size_t)r;
+        const __mmask8 mask = (__mmask8)((1 << outputs) - 1);
+        const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
+        __m128 y = moe_join_four_avx512(lanes[r][0], lanes[r][1], lanes[r][2], lanes[r][3]);
+        y = _mm_add_ps(y, addend ? _mm_maskz_loadu_ps(mask, addend) : _mm_setzero_ps());
+        if (l->relu) y = _mm_max_ps(_mm_setzero_ps(), y);
+        _mm_mask_storeu_ps(l->y + at * l->y_stride + j, mask, y);
+    }
+}
+
+/* Integer sums of a block's 16 outputs of one row to floats. */
+MOE_AVX512_INLINE void moe_finish_avx512(const moe_linear *l, size_t at, size_t block, __m512i sum) {
+    const size_t j = block * 16;
+    const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
+    const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
+    const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[at]), _mm512_loadu_ps(l->w->scales + j));
+    __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
+    y = _mm512_add_ps(y, addend ? _mm512_maskz_loadu_ps(mask, addend) : _mm512_setzero_ps());
+    if (l->relu) y = _mm512_max_ps(_mm512_setzero_ps(), y);
+    _mm512_mask_storeu_ps(l->y + at * l->y_stride + j, mask, y);
+}
+
+/* Four codes in every lane. */
+MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
+    int32_t four;
+    memcpy(&four, codes, 4);
+    return _mm512_set1_epi32(four);
+}
+
+/* A tile of a Q8 matrix: `rows` rows by `blocks` blocks of 16 outputs, all sums in registers. taken[r] is 128 * sum of the
+ * codes of row r. */
+MOE_AVX512_INLINE void moe_q8_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block, const int rows,
+                                          const int blocks) {
+    const size_t groups = l->w->cols_padded / 4, code_bytes = moe_code_bytes(l->w->cols);
+    const int8_t *x = l->codes + row * code_bytes;
+    const char *w = (const char *)l->w->data + block * groups * 64;
+    const __m512i high = _mm512_set1_epi8(-128);
+    __m512i sum[8][4];
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_set1_epi32(-taken[r]);
+    for (size_t g = 0; g < groups; g++) {
+        __m512i line[4];
+        for (int b = 0; b < blocks; b++) line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + ((size_t)b * groups + g) * 64), high);
+        for (int r = 0; r < rows; r++) {
+            const __m512i four = moe_four_avx512(x + (size_t)r * code_bytes + g * 4);
+            for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_dpbusd_epi32(sum[r][b], line[b], four);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < blocks; b++) moe_finish_avx512(l, row + (size_t)r, block + (size_t)b, sum[r][b]);
+}
+
+/* The same for Q4, group by group. Nibbles are code + 8, unsigned as they are; a group's sum starts at -8 * sum(x), so it ends
+ * as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies that by sub and adds it. */
+MOE_AVX512_INLINE void moe_q4_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block, const int rows,
+                                          const int blocks) {
+    const size_t groups = l->w->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(l->w->cols);
+    const int8_t *x = l->codes + row * code_bytes, *subs = l->w->subs + block * groups * 16;
+    const char *w = (const char *)l->w->data + block * groups * 256;
+    const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
+    __m512i sum[8][4];
+    (void)taken;
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_setzero_si512();
+    for (size_t g = 0; g < groups; g++) {
+        __m512i part[8][4];
+        for (int r = 0; r < rows; r++) {
+            int16_t codes_sum;
+            memcpy(&codes_sum, x + (size_t)r * code_bytes + l->w->cols_padded + 2 * g, 2);
+            for (int b = 0; b < blocks; b++) part[r][b] = _mm512_set1_epi32(-8 * codes_sum);
+        }
+        for (size_t u = 0; u < 4; u++) { /* a line is 16 outputs x 8 columns */
+            __m512i low[4], high[4];
+            for (int b = 0; b < blocks; b++) {
+                const __m512i line = _mm512_loadu_si512(w + (((size_t)b * groups + g) * 4 + u) * 64);
+                low[b] = _mm512_and_si512(line, nibble);
+                high[b] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
+            }
+            for (int r = 0; r < rows; r++) {
+                const int8_t *eight = x + (size_t)r * code_bytes + g * MOE_Q4_GROUP + u * 8;
+                const __m512i x0 = moe_four_avx512(eight), x1 = moe_four_avx512(eight + 4);
+                for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], low[b], x0);
+                for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], high[b], x1);
+            }
+        }
+        for (int b = 0; b < blocks; b++) {
+            const int8_t *sixteen = subs + ((size_t)b * groups + g) * 16;
+            const __m512i sub = _mm512_and_si512(
+                _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)sixteen)), low_half);
+            for (int r = 0; r < rows; r++) sum[r][b] = _mm512_dpwssd_epi32(sum[r][b], part[r][b], sub);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < blocks; b++) moe_finish_avx512(l, row + (size_t)r, block + (size_t)b, sum[r][b]);
+}
+
+/* Tiles by rows and blocks: up to 24 sums, which leaves registers for the weights of a step and a row's codes. */
+typedef void (*moe_tile_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block);
+
+#define MOE_TILE_AVX512(kind, rows, blocks)                                                                              \
+    MOE_AVX512 static void moe_##kind##_##rows##x##blocks##_avx512(const moe_linear *l, const int32_t *taken, size_t row, \
+                                                                   size_t block) {                                       \
+        moe_##kind##_tile_avx512(l, taken, row, block, rows, blocks);                                                    \
+    }
+#define MOE_TILES_AVX512(kind, rows)                                                        \
+    MOE_TILE_AVX512(kind, rows, 1) MOE_TILE_AVX512(kind, rows, 2) MOE_TILE_AVX512(kind, rows, 3)
+#define MOE_TILE_ROW_AVX512(kind, rows) \
+    { moe_##kind##_##rows##x1_avx512, moe_##kind##_##rows##x2_avx512, moe_##kind##_##rows##x3_avx512 }
+
+MOE_TILES_AVX512(q8, 1)
+MOE_TILES_AVX512(q8, 2)
+MOE_TILES_AVX512(q8, 3)
+MOE_TILES_AVX512(q8, 4)
+MOE_TILES_AVX512(q8, 5)
+MOE_TILES_AVX512(q8, 6)
+MOE_TILES_AVX512(q8, 7)
+MOE_TILES_AVX512(q8, 8)
+MOE_TILES_AVX512(q4, 1)
+MOE_TILES_AVX512(q4, 2)
+MOE_TILES_AVX512(q4, 3)
+MOE_TILES_AVX512(q4, 4)
+
+static const moe_tile_avx512 moe_q8_tiles_avx512[8][3] = {
+    MOE_TILE_ROW_AVX512(q8, 1), MOE_TILE_ROW_AVX512(q8, 2), MOE_TILE_ROW_AVX512(q8, 3), MOE_TILE_ROW_AVX512(q8, 4),
+    MOE_TILE_ROW_AVX512(q8, 5), MOE_TILE_ROW_AVX512(q8, 6), MOE_TILE_ROW_AVX512(q8, 7), MOE_TILE_ROW_AVX512(q8, 8),
+};
+static const moe_tile_avx512 moe_q4_tiles_avx512[4][3] = {
+    MOE_TILE_ROW_AVX512(q4, 1), MOE_TILE_ROW_AVX512(q4, 2), MOE_TILE_ROW_AVX512(q4, 3), MOE_TILE_ROW_AVX512(q4, 4),
+};
+
+/* 128 * sum of a row of codes, from the sums of 32. */
+MOE_AVX512 static int32_t moe_taken_avx512(const int8_t *codes, size_t cols_padded) {
+    const char *sums = (const char *)codes + cols_padded;
+    __m512i sum = _mm512_setzero_si512();
+    for (size_t g = 0; g < cols_padded / MOE_CODE_GROUP; g += 32) /* the sums end on a line of 32 */
+        sum = _mm512_dpwssd_epi32(sum, _mm512_loadu_si512(sums + 2 * g), _mm512_set1_epi16(128));
+    return _mm512_reduce_add_epi32(sum);
+}
+
+/* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut evenly. */
+MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    enum { ROWS = 64 };
+    const int q8 = l->w->type == MOE_TYPE_Q8;
+    const size_t code_bytes = moe_code_bytes(l->w->cols), tile_rows = q8 ? MOE_COUNT(moe_q8_tiles_avx512) : MOE_COUNT(moe_q4_tiles_avx512);
+    int32_t taken[ROWS];
+    for (; row0 < row1; row0 += ROWS) {
+        const size_t rows = moe_min(ROWS, row1 - row0), tiles = moe_divide_up(rows, tile_rows);
+        for (size_t r = 0; q8 && r < rows; r++) taken[r] = moe_taken_avx512(l->codes + (row0 + r) * code_bytes, l->w->cols_padded);
+        for (size_t block = block0, blocks; block < block1; block += blocks) {
+            blocks = moe_min(3, block1 - block);
+            for (size_t t = 0; t < tiles; t++) {
+                const size_t first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
+                (q8 ? moe_q8_tiles_avx512 : moe_q4_tiles_avx512)[count - 1][blocks - 1](l, taken + first, row0 + first, block);
+            }
+        }
+    }
+}
+
+MOE_AVX512_INLINE void moe_float_avx512(const moe_linear *l, size_t row0, size_t row1, size_t j0, size_t j1, const moe_type type) {
+    for (; j0 < j1; j0 += 4) {
+        const size_t outputs = moe_min(4, j1 - j0);
+        size_t r = row0;
+        if (outputs == 4) {
+            for (; r + 4 <= row1; r += 4) moe_float_tile_avx512(l, r, j0, type, 4, 4);
+            for (; r < row1; r++) moe_float_tile_avx512(l, r, j0, type, 1, 4);
+        }
+        for (; r < row1; r++)
+            for (size_t j = j0; j < j1; j++) moe_float_tile_avx512(l, r, j, type, 1, 1);
+    }
+}
+
+MOE_AVX512 static void moe_linear_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    const size_t j0 = block0 * 16, j1 = moe_min(block1 * 16, l->w->rows);
+    if (moe_type_quantised(l->w->type)) moe_quantised_avx512(l, row0, row1, block0, block1);
+    else if (l->w->type == MOE_TYPE_F32) moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_F32);
+    else if (l->w->type == MOE_TYPE_F16) moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_F16);
+    else moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_BF16);
+}
+
+/* Magnitudes are compared as integers: infinities and NaNs are above all numbers. */
+MOE_AVX512 static float moe_quantise_avx512(const float *x, size_t cols, int8_t *q) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
+    int16_t *sums = moe_code_sums(q, padded);
+    __m512i max = _mm512_setzero_si512();
+    float amax, inverse;
+    __m512 factor;
+    for (size_t c = 0; c < cols; c += 16) {
+        const __m512i bits = _mm512_maskz_loadu_epi32(moe_mask_avx512(cols - c), x + c);
+        max = _mm512_max_epi32(max, _mm512_and_si512(bits, magnitude));
+    }
+    amax = moe_from_bits((uint32_t)_mm512_reduce_max_epi32(max));
+    if (!(amax >= FLT_MIN && amax <= FLT_MAX)) return moe_quantise_row(x, cols, q);
+    inverse = 127.0f / amax;
+    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
+    factor = _mm512_set1_ps(inverse);
+    for (size_t c = 0; c < padded; c += 16) { /* to the nearest even, as moe_round; within 127 since |x| <= amax */
+        const __m512 v = _mm512_maskz_loadu_ps(c < cols ? moe_mask_avx512(cols - c) : 0, x + c);
+        const __m128i codes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, factor)));
+        _mm_storeu_si128((__m128i *)(void *)(q + c), codes);
+    }
+    memset(sums, 0, moe_code_bytes(cols) - padded);
+    for (size_t c = 0; c < padded; c += 2 * MOE_CODE_GROUP) {
+        const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(q + c), _mm512_set1_epi8(-128)); /* code + 128 */
+        __m512i eights = _mm512_sad_epu8(codes, _mm512_setzero_si512());
+        eights = _mm512_add_epi64(eights, _mm512_permutex_epi64(eights, 0x4e));
+        eights = _mm512_add_epi64(eights, _mm512_permutex_epi64(eights, 0xb1));
+        sums[c / MOE_CODE_GROUP] = (int16_t)(_mm_cvtsi128_si32(_mm512_castsi512_si128(eights)) - 32 * 128);
+        sums[c / MOE_CODE_GROUP + 1] = (int16_t)(_mm_cvtsi128_si32(_mm512_extracti32x4_epi32(eights, 2)) - 32 * 128);
+    }
+    return amax / 127.0f;
+}
+
+MOE_AVX512 static void moe_lstm_cell_avx512(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
+                                            float *c_out) {
+    const __m512 forget = _mm512_set1_ps(forget_bias);
+    for (size_t j = 0; j < hidden; j += 16) {
+        const __mmask16 mask = moe_mask_avx512(hidden - j);
+        const __m512 i = moe_sigmoid_avx512(_mm512_maskz_loadu_ps(mask, z + j));
+        const __m512 f = moe_sigmoid_avx512(_mm512_add_ps(_mm512_maskz_loadu_ps(mask, z + hidden + j), forget));
+        const __m512 g = moe_tanh_avx512(_mm512_maskz_loadu_ps(mask, z + 2 * hidden + j));
+        const __m512 o = moe_sigmoid_avx512(_mm512_maskz_loadu_ps(mask, z + 3 * hidden + j));
+        const __m512 c = _mm512_add_ps(_mm512_mul_ps(f, _mm512_maskz_loadu_ps(mask, c_in + j)), _mm512_mul_ps(i, g));
+        _mm512_mask_storeu_ps(c_out + j, mask, c);
+        _mm512_mask_storeu_ps(h + j, mask, _mm512_mul_ps(o, moe_tanh_avx512(c)));
+    }
+}
+
+MOE_AVX512 static void moe_unary_avx512(moe_unary what, const float *x, size_t n, float *y) {
+    for (size_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - i);
+        const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
+        _mm512_mask_storeu_ps(y + i, mask, what == MOE_UNARY_SIGMOID ? moe_sigmoid_avx512(v) : moe_tanh_avx512(v));
+    }
+}
+
+MOE_AVX512 static float moe_score_additive_avx512(const float *key, const float *query, const float *v, size_t n) {
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t k = 0; k < n; k += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - k);
+        const __m512 t = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, key + k), _mm512_maskz_loadu_ps(mask, query + k));
+        sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, v + k), moe_tanh_avx512(t)));
+    }
+    return moe_join_avx512(sum);
+}
+
+MOE_AVX512 static float moe_dot_avx512(const float *a, const float *b, size_t n) {
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t k = 0; k < n; k += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - k);
+        sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, a + k), _mm512_maskz_loadu_ps(mask, b + k)));
+    }
+    return moe_join_avx512(sum);
+}
+
+MOE_AVX512 static void moe_axpy_avx512(float a, const float *x, size_t n, float *y) {
+    const __m512 factor = _mm512_set1_ps(a);
+    for (size_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - i);
+        const __m512 product = _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(mask, x + i));
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y + i), product));
+    }
+}
+
+/* A largest number does not depend on the order, so four registers hide the latency. */
+MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
+    const __m512 lowest = _mm512_set1_ps(moe_from_bits(0xff800000u));
+    __m512 best[4] = { lowest, lowest, lowest, lowest };
+    size_t i = 0;
+    for (; i + 64 <= n; i += 64)
+        for (size_t b = 0; b < 4; b++) best[b] = _mm512_max_ps(_mm512_loadu_ps(x + i + 16 * b), best[b]);
+    for (; i < n; i += 16) best[0] = _mm512_max_ps(_mm512_mask_loadu_ps(lowest, moe_mask_avx512(n - i), x + i), best[0]);
+    best[0] = _mm512_max_ps(_mm512_max_ps(best[0], best[1]), _mm512_max_ps(best[2], best[3]));
+    return _mm512_reduce_max_ps(best[0]) + 0.0f;
+}
+
+MOE_AVX512 static float moe_exp_sum_avx512(const float *x, size_t n, float shift, float *y) {
+    const __m512 by = _mm512_set1_ps(shift);
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t k = 0; k < n; k += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - k);
+        const __m512 e = moe_exp_avx512(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + k), by));
+        if (y) _mm512_mask_storeu_ps(y + k, mask, e);
+        sum = _mm512_mask_add_ps(sum, mask, sum, e);
+    }
+    return moe_join_avx512(sum);
+}
+
+static int moe_avx512_available(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
+
+static const moe_kernels moe_kernels_avx512vnni = {
+    .name = "avx512vnni",
+    .available = moe_avx512_available,
+    .linear = moe_linear_avx512,
+    .quantise = moe_quantise_avx512,
+    .lstm_cell = moe_lstm_cell_avx512,
+    .unary = moe_unary_avx512,
+    .score_additive = moe_score_additive_avx512,
+    .dot = moe_dot_avx512,
+    .axpy = moe_axpy_avx512,
+    .max = moe_max_avx512,
+    .exp_sum = moe_exp_sum_avx512,
+};
+#endif /* MOE_X86 */
 
 /* ==== 9. Kernels: AMX =========================================================================================
  * Owns the int8 tiles of x86; everything else is the AVX-512 room's. */
@@ -1103,12 +1495,13 @@ static const moe_kernels *const moe_kernel_rooms[] = {
     &moe_kernels_portable, /* worst first */
 #if MOE_X86
     &moe_kernels_avx2,
+    &moe_kernels_avx512vnni,
 #endif
 };
 
 const char *moe_isa_names(void) {
 #if MOE_X86
-    return "portable avx2";
+    return "portable avx2 avx512vnni";
 #else
     return "portable";
 #endif
