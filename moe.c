@@ -1100,6 +1100,13 @@ static const moe_kernels moe_kernels_avx2 = {
 #define MOE_AVX512 __attribute__((target(MOE_AVX512_TARGET)))
 #define MOE_AVX512_INLINE static inline __attribute__((always_inline, target(MOE_AVX512_TARGET)))
 
+/* Without this gcc keeps the sums of a large tile in memory. */
+#if defined(__clang__)
+#define MOE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define MOE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 /* The first n lanes. */
 MOE_AVX512_INLINE __mmask16 moe_mask_avx512(size_t n) { return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u); }
 
@@ -1107,13 +1114,11 @@ MOE_AVX512_INLINE float moe_join_avx512(__m512 lanes) {
     return moe_join_avx2(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
 }
 
-/* Rounding to an integer and scaling by a power of two are one instruction each here and exact, as in moe_expf. */
-MOE_AVX512_INLINE __m512 moe_exp_avx512(__m512 x) {
-    const __m512 low = _mm512_set1_ps(MOE_EXP_LOW);
-    const __m512 clamped = _mm512_min_ps(_mm512_set1_ps(MOE_EXP_HIGH), _mm512_max_ps(low, x));
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(clamped, _mm512_set1_ps(MOE_LOG2E)),
-                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_sub_ps(clamped, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_HIGH))), y;
+/* moe_expf for x <= MOE_EXP_HIGH and NaN. Rounding to an integer and scaling by a power of two are one exact instruction each
+ * here; below MOE_EXP_LOW the mask makes the zero, so nothing need be clamped. */
+MOE_AVX512_INLINE __m512 moe_exp_below_avx512(__m512 x) {
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(MOE_LOG2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_sub_ps(x, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_HIGH))), y;
     r = _mm512_sub_ps(r, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_LOW)));
     y = _mm512_add_ps(_mm512_mul_ps(_mm512_set1_ps(MOE_EXP_6), r), _mm512_set1_ps(MOE_EXP_5));
     y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_4));
@@ -1121,7 +1126,11 @@ MOE_AVX512_INLINE __m512 moe_exp_avx512(__m512 x) {
     y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_2));
     y = _mm512_add_ps(_mm512_mul_ps(y, _mm512_mul_ps(r, r)), r);
     y = _mm512_add_ps(y, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), y, n);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(MOE_EXP_LOW), _CMP_NLT_UQ), y, n);
+}
+
+MOE_AVX512_INLINE __m512 moe_exp_avx512(__m512 x) {
+    return moe_exp_below_avx512(_mm512_min_ps(_mm512_set1_ps(MOE_EXP_HIGH), x));
 }
 
 MOE_AVX512_INLINE __m512 moe_sigmoid_avx512(__m512 x) {
@@ -1130,8 +1139,8 @@ MOE_AVX512_INLINE __m512 moe_sigmoid_avx512(__m512 x) {
 }
 
 MOE_AVX512_INLINE __m512 moe_tanh_avx512(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f);
-    const __m512 t = moe_exp_avx512(_mm512_mul_ps(_mm512_andnot_ps(sign, x), _mm512_set1_ps(-2.0f)));
+    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f), negative = _mm512_or_ps(sign, x);
+    const __m512 t = moe_exp_below_avx512(_mm512_add_ps(negative, negative));
     return _mm512_or_ps(_mm512_div_ps(_mm512_sub_ps(one, t), _mm512_add_ps(one, t)), _mm512_and_ps(sign, x));
 }
 
@@ -1183,16 +1192,19 @@ MOE_AVX512_INLINE void moe_float_tile_avx512(const moe_linear *l, size_t row, si
     }
 }
 
-/* Integer sums of a block's 16 outputs of one row to floats. */
-MOE_AVX512_INLINE void moe_finish_avx512(const moe_linear *l, size_t at, size_t block, __m512i sum) {
-    const size_t j = block * 16;
-    const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
-    const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
-    const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[at]), _mm512_loadu_ps(l->w->scales + j));
-    __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
-    y = _mm512_add_ps(y, addend ? _mm512_maskz_loadu_ps(mask, addend) : _mm512_setzero_ps());
-    if (l->relu) y = _mm512_max_ps(_mm512_setzero_ps(), y);
-    _mm512_mask_storeu_ps(l->y + at * l->y_stride + j, mask, y);
+/* Sums of a tile, [rows][blocks][16], to floats. */
+MOE_AVX512 static void moe_finish_avx512(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
+                                         const int32_t *sums) {
+    for (size_t at = row; at < row + rows; at++)
+        for (size_t j = block * 16; j < (block + blocks) * 16; j += 16, sums += 16) {
+            const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
+            const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
+            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[at]), _mm512_loadu_ps(l->w->scales + j));
+            __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sums)), scale);
+            y = _mm512_add_ps(y, addend ? _mm512_maskz_loadu_ps(mask, addend) : _mm512_setzero_ps());
+            if (l->relu) y = _mm512_max_ps(_mm512_setzero_ps(), y);
+            _mm512_mask_storeu_ps(l->y + at * l->y_stride + j, mask, y);
+        }
 }
 
 /* Four codes in every lane. */
@@ -1202,105 +1214,116 @@ MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
     return _mm512_set1_epi32(four);
 }
 
-/* A tile of a Q8 matrix: `rows` rows by `blocks` blocks of 16 outputs, all sums in registers. taken[r] is 128 * sum of the
- * codes of row r. */
-MOE_AVX512_INLINE void moe_q8_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block, const int rows,
-                                          const int blocks) {
-    const size_t groups = l->w->cols_padded / 4, code_bytes = moe_code_bytes(l->w->cols);
-    const int8_t *x = l->codes + row * code_bytes;
-    const char *w = (const char *)l->w->data + block * groups * 64;
-    const __m512i high = _mm512_set1_epi8(-128);
-    __m512i sum[8][4];
-    for (int r = 0; r < rows; r++)
-        for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_set1_epi32(-taken[r]);
-    for (size_t g = 0; g < groups; g++) {
-        __m512i line[4];
-        for (int b = 0; b < blocks; b++) line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + ((size_t)b * groups + g) * 64), high);
-        for (int r = 0; r < rows; r++) {
-            const __m512i four = moe_four_avx512(x + (size_t)r * code_bytes + g * 4);
-            for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_dpbusd_epi32(sum[r][b], line[b], four);
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int b = 0; b < blocks; b++) moe_finish_avx512(l, row + (size_t)r, block + (size_t)b, sum[r][b]);
+/* While the lines of a tile are worked on, ask for those of the next tile, which lie behind them: all of them where few rows
+ * would wait for memory, every `blocks`-th where the neighbour prefetcher keeps up. Into L2: L1 may be too small. */
+MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
+    MOE_UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T1);
 }
 
-/* The same for Q4, group by group. Nibbles are code + 8, unsigned as they are; a group's sum starts at -8 * sum(x), so it ends
- * as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies that by sub and adds it. */
-MOE_AVX512_INLINE void moe_q4_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block, const int rows,
-                                          const int blocks) {
-    const size_t groups = l->w->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(l->w->cols);
-    const int8_t *x = l->codes + row * code_bytes, *subs = l->w->subs + block * groups * 16;
-    const char *w = (const char *)l->w->data + block * groups * 256;
-    const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
-    __m512i sum[8][4];
-    (void)taken;
-    for (int r = 0; r < rows; r++)
-        for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_setzero_si512();
-    for (size_t g = 0; g < groups; g++) {
-        __m512i part[8][4];
-        for (int r = 0; r < rows; r++) {
-            int16_t codes_sum;
-            memcpy(&codes_sum, x + (size_t)r * code_bytes + l->w->cols_padded + 2 * g, 2);
-            for (int b = 0; b < blocks; b++) part[r][b] = _mm512_set1_epi32(-8 * codes_sum);
+/* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers; sum[r][b]
+ * starts at minus 128 * sum of the codes of row r. */
+MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
+                                          const int blocks, const int fetch) {
+    const size_t lines = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
+    const char *w = (const char *)m->data + block * lines * 64, *next = w + (size_t)blocks * lines * 64;
+    const __m512i high = _mm512_set1_epi8(-128);
+    for (size_t i = 0; i < lines; i++, w += 64, next += blocks * 64, x += 4) {
+        __m512i line[3];
+        if (fetch) moe_fetch_avx512(next, rows > 2 ? blocks : 1);
+        MOE_UNROLL for (int b = 0; b < blocks; b++) line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + (size_t)b * lines * 64), high);
+        MOE_UNROLL for (int r = 0; r < rows; r++) {
+            const __m512i four = moe_four_avx512(x + (size_t)r * code_bytes);
+            MOE_UNROLL for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_dpbusd_epi32(sum[r][b], line[b], four);
         }
-        for (size_t u = 0; u < 4; u++) { /* a line is 16 outputs x 8 columns */
-            __m512i low[4], high[4];
-            for (int b = 0; b < blocks; b++) {
-                const __m512i line = _mm512_loadu_si512(w + (((size_t)b * groups + g) * 4 + u) * 64);
+    }
+}
+
+/* The same for Q4, group by group; sums start at 0. Nibbles are code + 8, unsigned as they are; a group's part starts at
+ * -8 * sum(x), so it ends as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies it by sub and adds. */
+MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
+                                          const int blocks, const int fetch) {
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols), block_bytes = groups * 256;
+    const char *w = (const char *)m->data + block * block_bytes, *next = w + (size_t)blocks * block_bytes;
+    const int8_t *sub = m->subs + block * groups * 16, *x_sums = x + m->cols_padded;
+    const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
+    for (size_t g = 0; g < groups; g++, sub += 16, x_sums += 2) {
+        __m512i part[8][3];
+        MOE_UNROLL for (int r = 0; r < rows; r++) {
+            int16_t x_sum;
+            memcpy(&x_sum, x_sums + (size_t)r * code_bytes, 2);
+            MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_set1_epi32(-8 * x_sum);
+        }
+        for (size_t u = 0; u < 4; u++, w += 64, next += blocks * 64, x += 8) { /* a line is 16 outputs x 8 columns */
+            __m512i low[3], high[3];
+            if (fetch) moe_fetch_avx512(next, rows > 2 ? blocks : 1);
+            MOE_UNROLL for (int b = 0; b < blocks; b++) {
+                const __m512i line = _mm512_loadu_si512(w + (size_t)b * block_bytes);
                 low[b] = _mm512_and_si512(line, nibble);
                 high[b] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
             }
-            for (int r = 0; r < rows; r++) {
-                const int8_t *eight = x + (size_t)r * code_bytes + g * MOE_Q4_GROUP + u * 8;
-                const __m512i x0 = moe_four_avx512(eight), x1 = moe_four_avx512(eight + 4);
-                for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], low[b], x0);
-                for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], high[b], x1);
+            MOE_UNROLL for (int r = 0; r < rows; r++) {
+                const __m512i x0 = moe_four_avx512(x + (size_t)r * code_bytes), x1 = moe_four_avx512(x + (size_t)r * code_bytes + 4);
+                MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], low[b], x0);
+                MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], high[b], x1);
             }
         }
-        for (int b = 0; b < blocks; b++) {
-            const int8_t *sixteen = subs + ((size_t)b * groups + g) * 16;
-            const __m512i sub = _mm512_and_si512(
-                _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)sixteen)), low_half);
-            for (int r = 0; r < rows; r++) sum[r][b] = _mm512_dpwssd_epi32(sum[r][b], part[r][b], sub);
+        MOE_UNROLL for (int b = 0; b < blocks; b++) {
+            const __m128i sixteen = _mm_loadu_si128((const __m128i *)(const void *)(sub + (size_t)b * groups * 16));
+            const __m512i factor = _mm512_and_si512(_mm512_cvtepi8_epi32(sixteen), low_half);
+            MOE_UNROLL for (int r = 0; r < rows; r++) sum[r][b] = _mm512_dpwssd_epi32(sum[r][b], part[r][b], factor);
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (int b = 0; b < blocks; b++) moe_finish_avx512(l, row + (size_t)r, block + (size_t)b, sum[r][b]);
 }
 
-/* Tiles by rows and blocks: up to 24 sums, which leaves registers for the weights of a step and a row's codes. */
-typedef void (*moe_tile_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block);
+/* A tile from codes to floats. taken[r] is 128 * sum of the codes of row r. */
+MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block, int fetch,
+                                       const moe_type type, const int rows, const int blocks) {
+    const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
+    int32_t sums[8 * 3 * 16];
+    __m512i sum[8][3];
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
+    if (type == MOE_TYPE_Q8 && fetch) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, 1);
+    else if (type == MOE_TYPE_Q8) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, 0);
+    else if (fetch) moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, 1);
+    else moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, 0);
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL for (int b = 0; b < blocks; b++) _mm512_storeu_si512(sums + (r * blocks + b) * 16, sum[r][b]);
+    moe_finish_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
+}
 
-#define MOE_TILE_AVX512(kind, rows, blocks)                                                                              \
-    MOE_AVX512 static void moe_##kind##_##rows##x##blocks##_avx512(const moe_linear *l, const int32_t *taken, size_t row, \
-                                                                   size_t block) {                                       \
-        moe_##kind##_tile_avx512(l, taken, row, block, rows, blocks);                                                    \
+/* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two per output. */
+typedef void (*moe_tile_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block, int fetch);
+
+#define MOE_TILE_AVX512(type, rows, blocks)                                                                              \
+    MOE_AVX512 static void moe_tile_##type##_##rows##x##blocks##_avx512(const moe_linear *l, const int32_t *taken,       \
+                                                                        size_t row, size_t block, int fetch) {           \
+        moe_tile_avx512(l, taken, row, block, fetch, MOE_TYPE_##type, rows, blocks);                                     \
     }
-#define MOE_TILES_AVX512(kind, rows)                                                        \
-    MOE_TILE_AVX512(kind, rows, 1) MOE_TILE_AVX512(kind, rows, 2) MOE_TILE_AVX512(kind, rows, 3)
-#define MOE_TILE_ROW_AVX512(kind, rows) \
-    { moe_##kind##_##rows##x1_avx512, moe_##kind##_##rows##x2_avx512, moe_##kind##_##rows##x3_avx512 }
+#define MOE_TILES_AVX512(type, rows) \
+    MOE_TILE_AVX512(type, rows, 1) MOE_TILE_AVX512(type, rows, 2) MOE_TILE_AVX512(type, rows, 3)
+#define MOE_TILE_NAMES_AVX512(type, rows) \
+    { moe_tile_##type##_##rows##x1_avx512, moe_tile_##type##_##rows##x2_avx512, moe_tile_##type##_##rows##x3_avx512 }
 
-MOE_TILES_AVX512(q8, 1)
-MOE_TILES_AVX512(q8, 2)
-MOE_TILES_AVX512(q8, 3)
-MOE_TILES_AVX512(q8, 4)
-MOE_TILES_AVX512(q8, 5)
-MOE_TILES_AVX512(q8, 6)
-MOE_TILES_AVX512(q8, 7)
-MOE_TILES_AVX512(q8, 8)
-MOE_TILES_AVX512(q4, 1)
-MOE_TILES_AVX512(q4, 2)
-MOE_TILES_AVX512(q4, 3)
-MOE_TILES_AVX512(q4, 4)
+MOE_TILES_AVX512(Q8, 1)
+MOE_TILES_AVX512(Q8, 2)
+MOE_TILES_AVX512(Q8, 3)
+MOE_TILES_AVX512(Q8, 4)
+MOE_TILES_AVX512(Q8, 5)
+MOE_TILES_AVX512(Q8, 6)
+MOE_TILES_AVX512(Q8, 7)
+MOE_TILES_AVX512(Q8, 8)
+MOE_TILES_AVX512(Q4, 1)
+MOE_TILES_AVX512(Q4, 2)
+MOE_TILES_AVX512(Q4, 3)
+MOE_TILES_AVX512(Q4, 4)
 
-static const moe_tile_avx512 moe_q8_tiles_avx512[8][3] = {
-    MOE_TILE_ROW_AVX512(q8, 1), MOE_TILE_ROW_AVX512(q8, 2), MOE_TILE_ROW_AVX512(q8, 3), MOE_TILE_ROW_AVX512(q8, 4),
-    MOE_TILE_ROW_AVX512(q8, 5), MOE_TILE_ROW_AVX512(q8, 6), MOE_TILE_ROW_AVX512(q8, 7), MOE_TILE_ROW_AVX512(q8, 8),
+static const moe_tile_fn_avx512 moe_tiles_q8_avx512[][3] = {
+    MOE_TILE_NAMES_AVX512(Q8, 1), MOE_TILE_NAMES_AVX512(Q8, 2), MOE_TILE_NAMES_AVX512(Q8, 3), MOE_TILE_NAMES_AVX512(Q8, 4),
+    MOE_TILE_NAMES_AVX512(Q8, 5), MOE_TILE_NAMES_AVX512(Q8, 6), MOE_TILE_NAMES_AVX512(Q8, 7), MOE_TILE_NAMES_AVX512(Q8, 8),
 };
-static const moe_tile_avx512 moe_q4_tiles_avx512[4][3] = {
-    MOE_TILE_ROW_AVX512(q4, 1), MOE_TILE_ROW_AVX512(q4, 2), MOE_TILE_ROW_AVX512(q4, 3), MOE_TILE_ROW_AVX512(q4, 4),
+static const moe_tile_fn_avx512 moe_tiles_q4_avx512[][3] = {
+    MOE_TILE_NAMES_AVX512(Q4, 1), MOE_TILE_NAMES_AVX512(Q4, 2), MOE_TILE_NAMES_AVX512(Q4, 3), MOE_TILE_NAMES_AVX512(Q4, 4),
 };
 
 /* 128 * sum of a row of codes, from the sums of 32. */
@@ -1312,20 +1335,24 @@ MOE_AVX512 static int32_t moe_taken_avx512(const int8_t *codes, size_t cols_padd
     return _mm512_reduce_add_epi32(sum);
 }
 
-/* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut evenly. */
+/* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut evenly,
+ * so that no tile is left with a single one. Nothing is fetched beyond block1: another thread may work on that. */
 MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     enum { ROWS = 64 };
     const int q8 = l->w->type == MOE_TYPE_Q8;
-    const size_t code_bytes = moe_code_bytes(l->w->cols), tile_rows = q8 ? MOE_COUNT(moe_q8_tiles_avx512) : MOE_COUNT(moe_q4_tiles_avx512);
-    int32_t taken[ROWS];
+    const moe_tile_fn_avx512(*tiles)[3] = q8 ? moe_tiles_q8_avx512 : moe_tiles_q4_avx512;
+    const size_t tile_rows = q8 ? MOE_COUNT(moe_tiles_q8_avx512) : MOE_COUNT(moe_tiles_q4_avx512);
+    int32_t taken[ROWS] = { 0 };
     for (; row0 < row1; row0 += ROWS) {
-        const size_t rows = moe_min(ROWS, row1 - row0), tiles = moe_divide_up(rows, tile_rows);
-        for (size_t r = 0; q8 && r < rows; r++) taken[r] = moe_taken_avx512(l->codes + (row0 + r) * code_bytes, l->w->cols_padded);
+        const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
+        for (size_t r = 0; q8 && r < rows; r++)
+            taken[r] = moe_taken_avx512(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
         for (size_t block = block0, blocks; block < block1; block += blocks) {
             blocks = moe_min(3, block1 - block);
-            for (size_t t = 0; t < tiles; t++) {
-                const size_t first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
-                (q8 ? moe_q8_tiles_avx512 : moe_q4_tiles_avx512)[count - 1][blocks - 1](l, taken + first, row0 + first, block);
+            for (size_t cut = 0; cut < cuts; cut++) {
+                const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
+                const int fetch = cut == 0 && block + 2 * blocks <= block1;
+                tiles[count - 1][blocks - 1](l, taken + first, row0 + first, block, fetch);
             }
         }
     }
