@@ -1510,7 +1510,235 @@ static const moe_kernels moe_kernels_avx512vnni = {
 #endif /* MOE_X86 */
 
 /* ==== 9. Kernels: AMX =========================================================================================
- * Owns the int8 tiles of x86; everything else is the AVX-512 room's. */
+ * Owns the int8 tiles of x86; everything else is the AVX-512 room's. Invariant: tiles are configured while a linear runs and
+ * at no other time.
+ *
+ * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows, B 64 columns of a block of 16 outputs, which is how
+ * Q8 lies in the file (1024 bytes in a row), C the 16 x 16 sums. By the manual a product takes 16 cycles (as many as A has rows)
+ * and its sum is ready after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows,
+ * 1 A x 4 B. For 64 columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads, 1024 multiplications a
+ * cycle where VNNI has 128.
+ *
+ * Vectors are the compiler's own, not intrinsics: tests/amx_emu.h compiles this room with tiles in plain C (MOE_TILE_*) for
+ * machines that need not even have AVX-512. */
+
+#if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) || \
+                (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)))
+#define MOE_AMX 1
+
+#ifndef MOE_TILE_LOADCONFIG
+#include <cpuid.h>
+#define MOE_AMX_TARGET __attribute__((target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
+#define MOE_AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
+#define MOE_AMX_REST(kernel) moe_##kernel##_avx512
+#define MOE_TILE_LOADCONFIG(config) _tile_loadconfig(config)
+#define MOE_TILE_RELEASE() _tile_release()
+#define MOE_TILE_ZERO(tile) _tile_zero(tile)
+#define MOE_TILE_LOADD(tile, base, stride) _tile_loadd(tile, base, stride)
+#define MOE_TILE_STORED(tile, base, stride) _tile_stored(tile, base, stride)
+#define MOE_TILE_DPBSSD(c, a, b) _tile_dpbssd(c, a, b)
+
+/* The processor has tiles, the system saves them (XCR0), and this process may use them: Linux wants to be asked, since saving
+ * 8 KB more may not fit somebody's signal stack. Asking twice is harmless. */
+static int moe_amx_available(void) {
+    unsigned eax, ebx, ecx, edx, low, high;
+    long answer = 158; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); libc has no name for it under POSIX */
+    if (!moe_avx512_available() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
+    if (!(edx >> 24 & 1) || !(edx >> 25 & 1)) return 0; /* AMX-TILE, AMX-INT8 */
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low >> 17 & 3) != 3) return 0; /* tile configuration and data */
+    __asm__ volatile("syscall" : "+a"(answer) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return answer == 0;
+}
+#endif
+
+typedef uint8_t moe_u8x64 __attribute__((vector_size(64)));
+typedef uint16_t moe_u16x32 __attribute__((vector_size(64)));
+typedef uint32_t moe_u32x16 __attribute__((vector_size(64)));
+typedef int32_t moe_i32x16 __attribute__((vector_size(64)));
+typedef float moe_f32x16 __attribute__((vector_size(64)));
+typedef int8_t moe_i8x16 __attribute__((vector_size(16)));
+
+enum {
+    MOE_AMX_ROWS = 5,       /* fewer are faster without tiles (by estimate: a B tile is then loaded for too few products) */
+    MOE_AMX_BUFFER = 65536, /* bytes of expanded Q4 on the stack: two blocks of 2048 columns, read from L2 at worst */
+};
+
+/* As ldtilecfg reads it. */
+typedef struct moe_tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t colsb[16];
+    uint8_t rows[16];
+} moe_tile_config;
+
+/* Tiles 0 to 3 are C, 4 is A. 5 is another A if a panel is two row tiles high, else B as 6 and 7 are. Configuring costs some
+ * hundred cycles, and while tiles are configured every task switch saves 8 KB and a core cannot sleep deeply: hence once for a
+ * linear, whose tasks are large, and not for as long as a thread lives. */
+MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
+    moe_tile_config config = { .palette = 1 };
+    for (int t = 0; t < 8; t++) {
+        config.colsb[t] = 64;
+        config.rows[t] = (uint8_t)(t < 5 || (t == 5 && pair) ? height : 16);
+    }
+    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 takes the first 8 bytes for all that is read */
+    MOE_TILE_LOADCONFIG(&config);
+}
+
+/* Columns [k0, k1) of a block of a Q4 matrix as Q8 has them. A byte is no machine's factor, but two nibbles times |sub| stay
+ * below 256 each, so one 16-bit product does both: (n - 8) s = n s - 8 s, and for a negative s (15 - n) |s| - 7 |s|. */
+MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
+    const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
+    const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
+    for (size_t k = k0; k < k1; k += MOE_Q4_GROUP, subs += 16) {
+        moe_i8x16 sub;
+        moe_u32x16 s, negative, magnitude;
+        moe_u16x32 factor, flip;
+        moe_u8x64 offset;
+        memcpy(&sub, subs, sizeof sub);
+        s = (moe_u32x16)__builtin_convertvector(sub, moe_i32x16);
+        negative = (moe_u32x16)((moe_i32x16)s >> 31);
+        magnitude = (s ^ negative) - negative;
+        factor = (moe_u16x32)(magnitude * 0x00010001u);
+        flip = (moe_u16x32)(negative & 0x0f0f0f0fu);
+        offset = (moe_u8x64)((magnitude * 8 - (magnitude & negative)) * 0x01010101u);
+        for (size_t unit = 0; unit < 4; unit++, codes += 64, out += 128) {
+            moe_u16x32 nibbles;
+            moe_u8x64 low, high;
+            memcpy(&nibbles, codes, sizeof nibbles);
+            low = (moe_u8x64)(((nibbles & 0x0f0f) ^ flip) * factor) - offset;
+            high = (moe_u8x64)(((nibbles >> 4 & 0x0f0f) ^ flip) * factor) - offset;
+            memcpy(out, &low, sizeof low);
+            memcpy(out + 64, &high, sizeof high);
+        }
+    }
+}
+
+/* Add to C what `k` columns give: one row tile x up to four blocks. */
+MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *b, size_t b_next, size_t blocks, size_t k) {
+    for (; k; k -= 64, a += 64, b += 1024) {
+        MOE_TILE_LOADD(4, a, a_stride);
+        MOE_TILE_LOADD(5, b, 64);
+        MOE_TILE_DPBSSD(0, 4, 5);
+        if (blocks > 1) {
+            MOE_TILE_LOADD(6, b + b_next, 64);
+            MOE_TILE_DPBSSD(1, 4, 6);
+        }
+        if (blocks > 2) {
+            MOE_TILE_LOADD(7, b + 2 * b_next, 64);
+            MOE_TILE_DPBSSD(2, 4, 7);
+        }
+        if (blocks > 3) {
+            MOE_TILE_LOADD(5, b + 3 * b_next, 64);
+            MOE_TILE_DPBSSD(3, 4, 5);
+        }
+    }
+}
+
+/* Two row tiles x up to two blocks. */
+MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stride, const int8_t *b, size_t b_next, size_t blocks,
+                                size_t k) {
+    for (; k; k -= 64, a += 64, a1 += 64, b += 1024) {
+        MOE_TILE_LOADD(4, a, a_stride);
+        MOE_TILE_LOADD(6, b, 64);
+        MOE_TILE_DPBSSD(0, 4, 6);
+        MOE_TILE_LOADD(5, a1, a_stride);
+        MOE_TILE_DPBSSD(1, 5, 6);
+        if (blocks > 1) {
+            MOE_TILE_LOADD(7, b + b_next, 64);
+            MOE_TILE_DPBSSD(2, 4, 7);
+            MOE_TILE_DPBSSD(3, 5, 7);
+        }
+    }
+}
+
+/* Sums [rows][16] of a block to `n` outputs, rows from `row` on. */
+MOE_AMX_INLINE void moe_amx_finish_rows(const moe_linear *l, const int32_t *sums, size_t row, size_t rows, size_t j, const size_t n) {
+    moe_f32x16 scale, addend = { 0 };
+    memcpy(&scale, l->w->scales + j, sizeof scale);
+    if (l->bias) memcpy(&addend, l->bias + j, n * sizeof(float));
+    for (size_t r = row; r < row + rows; r++, sums += 16) {
+        moe_i32x16 sum;
+        moe_f32x16 y;
+        memcpy(&sum, sums, sizeof sum);
+        if (l->add) memcpy(&addend, l->add + r * l->add_stride + j, n * sizeof(float));
+        y = __builtin_convertvector(sum, moe_f32x16) * (l->scales[r] * scale) + addend;
+        if (l->relu) y = (moe_f32x16)((moe_i32x16)y & ~(0.0f > y));
+        memcpy(l->y + r * l->y_stride + j, &y, n * sizeof(float));
+    }
+}
+
+MOE_AMX_TARGET static void moe_amx_finish(const moe_linear *l, const int32_t *sums, size_t row, size_t rows, size_t block) {
+    const size_t j = block * 16, n = moe_min(16, l->w->rows - j);
+    if (n == 16) moe_amx_finish_rows(l, sums, row, rows, j, 16);
+    else moe_amx_finish_rows(l, sums, row, rows, j, n);
+}
+
+/* Row tiles are of equal height, so that one configuration does for all; the last ones may begin early and repeat rows whose
+ * results are there already. More than 16 rows make an even number of tiles: two half-empty ones cost what a full one does. A
+ * panel of blocks stays near for all row tiles: Q8 in L1 or L2, Q4 expanded once where the buffer holds all columns. */
+MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size_t rows, size_t block0, size_t block1) {
+    const moe_matrix *w = l->w;
+    const size_t k = w->cols_padded, stride = moe_code_bytes(w->cols);
+    const size_t tiles = rows <= 16 ? 1 : moe_round_up(moe_divide_up(rows, 16), 2), height = moe_divide_up(rows, tiles);
+    const size_t high = tiles == 1 ? 1 : 2, wide = 4 / high;
+    const size_t span = w->type == MOE_TYPE_Q8 ? k : moe_min(k, MOE_AMX_BUFFER / 16 / wide);
+    int32_t sums[4][16 * 16] __attribute__((aligned(64)));
+    int8_t expanded[MOE_AMX_BUFFER] __attribute__((aligned(64)));
+    moe_amx_configure(height, high == 2);
+    for (size_t block = block0; block < block1; block += wide) {
+        const size_t blocks = moe_min(wide, block1 - block);
+        for (size_t tile = 0; tile < tiles; tile += high) {
+            const int8_t *a = l->codes + (row0 + moe_min(tile * height, rows - height)) * stride;
+            const int8_t *a1 = l->codes + (row0 + moe_min((tile + 1) * height, rows - height)) * stride;
+            MOE_TILE_ZERO(0);
+            MOE_TILE_ZERO(1);
+            MOE_TILE_ZERO(2);
+            MOE_TILE_ZERO(3);
+            for (size_t k0 = 0; k0 < k; k0 += span) {
+                const size_t n = moe_min(span, k - k0);
+                const int8_t *b = w->type == MOE_TYPE_Q8 ? (const int8_t *)w->data + (block * k + k0) * 16 : expanded;
+                if (w->type == MOE_TYPE_Q4 && (tile == 0 || span < k))
+                    for (size_t i = 0; i < blocks; i++) moe_amx_expand(w, block + i, k0, k0 + n, expanded + i * span * 16);
+                __asm__ volatile("" : : "r"(b) : "memory"); /* gcc 12 does not know that tile loads read what was stored */
+                if (high == 1) moe_amx_one(a + k0, stride, b, span * 16, blocks, n);
+                else moe_amx_two(a + k0, a1 + k0, stride, b, span * 16, blocks, n);
+                __asm__ volatile("" : : "r"(b) : "memory"); /* before it is overwritten */
+            }
+            MOE_TILE_STORED(0, sums[0], 64);
+            MOE_TILE_STORED(1, sums[1], 64);
+            MOE_TILE_STORED(2, sums[2], 64);
+            MOE_TILE_STORED(3, sums[3], 64);
+            for (size_t i = 0; i < high * blocks; i++) {
+                const size_t first = (tile + i % high) * height, begin = moe_min(first, rows - height);
+                if (first < rows)
+                    moe_amx_finish(l, sums[i] + (first - begin) * 16, row0 + first, moe_min(height, rows - first), block + i / high);
+            }
+        }
+    }
+    MOE_TILE_RELEASE();
+}
+
+static void moe_linear_amx(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    if (moe_type_quantised(l->w->type) && row1 - row0 >= MOE_AMX_ROWS) moe_amx_panels(l, row0, row1 - row0, block0, block1);
+    else MOE_AMX_REST(linear)(l, row0, row1, block0, block1);
+}
+
+static const moe_kernels moe_kernels_amx = {
+    .name = "amx",
+    .available = moe_amx_available,
+    .linear = moe_linear_amx,
+    .quantise = MOE_AMX_REST(quantise),
+    .lstm_cell = MOE_AMX_REST(lstm_cell),
+    .unary = MOE_AMX_REST(unary),
+    .score_additive = MOE_AMX_REST(score_additive),
+    .dot = MOE_AMX_REST(dot),
+    .axpy = MOE_AMX_REST(axpy),
+    .max = MOE_AMX_REST(max),
+    .exp_sum = MOE_AMX_REST(exp_sum),
+};
+#else
+#define MOE_AMX 0
+#endif
 
 /* ==== 10. Kernels: NEON =======================================================================================
  * Owns AArch64. Invariant: four registers hold the 16 lanes. */
@@ -1524,10 +1752,15 @@ static const moe_kernels *const moe_kernel_rooms[] = {
     &moe_kernels_avx2,
     &moe_kernels_avx512vnni,
 #endif
+#if MOE_AMX
+    &moe_kernels_amx,
+#endif
 };
 
 const char *moe_isa_names(void) {
-#if MOE_X86
+#if MOE_AMX
+    return "portable avx2 avx512vnni amx";
+#elif MOE_X86
     return "portable avx2 avx512vnni";
 #else
     return "portable";
