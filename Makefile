@@ -140,7 +140,7 @@ TEST_SCRIPTS = $(wildcard tests/test_*.py tests/*.sh)
 TEST_HEADERS = $(wildcard tests/*.h tests/*.inc)
 
 # Hardly a machine has AMX: these have it as an emulation as well.
-AMX_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine)),$(BUILD)/test_kernels-amx $(BUILD)/test_golden-amx)
+AMX_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine)),$(BUILD)/test_kernels-amx $(BUILD)/test_session-amx)
 
 $(BUILD)/test_%.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h $(TEST_HEADERS) | $(BUILD)/.deps-test
 	$(CC) $(C_FLAGS) -DMOE_TEST -c $< -o $@

@@ -1653,17 +1653,21 @@ MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stri
 
 /* Sums [rows][16] of a block to `n` outputs, rows from `row` on. */
 MOE_AMX_INLINE void moe_amx_finish_rows(const moe_linear *l, const int32_t *sums, size_t row, size_t rows, size_t j, const size_t n) {
+    const float *scales = l->scales + row, *add = l->add ? l->add + row * l->add_stride + j : NULL;
+    float *out = l->y + row * l->y_stride + j;
+    const size_t stride = l->y_stride, add_stride = l->add_stride;
+    const int relu = l->relu;
     moe_f32x16 scale, addend = { 0 };
     memcpy(&scale, l->w->scales + j, sizeof scale);
     if (l->bias) memcpy(&addend, l->bias + j, n * sizeof(float));
-    for (size_t r = row; r < row + rows; r++, sums += 16) {
+    for (size_t r = 0; r < rows; r++, out += stride) {
         moe_i32x16 sum;
         moe_f32x16 y;
-        memcpy(&sum, sums, sizeof sum);
-        if (l->add) memcpy(&addend, l->add + r * l->add_stride + j, n * sizeof(float));
-        y = __builtin_convertvector(sum, moe_f32x16) * (l->scales[r] * scale) + addend;
-        if (l->relu) y = (moe_f32x16)((moe_i32x16)y & ~(0.0f > y));
-        memcpy(l->y + r * l->y_stride + j, &y, n * sizeof(float));
+        memcpy(&sum, sums + r * 16, sizeof sum);
+        if (add) memcpy(&addend, add + r * add_stride, n * sizeof(float));
+        y = __builtin_convertvector(sum, moe_f32x16) * (scales[r] * scale) + addend;
+        if (relu) y = (moe_f32x16)((moe_i32x16)y & ~(0.0f > y));
+        memcpy(out, &y, n * sizeof(float));
     }
 }
 
@@ -1709,9 +1713,9 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
             MOE_TILE_STORED(2, sums[2], 64);
             MOE_TILE_STORED(3, sums[3], 64);
             for (size_t i = 0; i < high * blocks; i++) {
-                const size_t first = (tile + i % high) * height, begin = moe_min(first, rows - height);
-                if (first < rows)
-                    moe_amx_finish(l, sums[i] + (first - begin) * 16, row0 + first, moe_min(height, rows - first), block + i / high);
+                const size_t first = (tile + (i & (high - 1))) * height, begin = moe_min(first, rows - height);
+                if (first >= rows) continue;
+                moe_amx_finish(l, sums[i] + (first - begin) * 16, row0 + first, moe_min(height, rows - first), block + (i >> (high - 1)));
             }
         }
     }

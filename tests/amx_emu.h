@@ -122,13 +122,15 @@ static inline void amx_dpbssd(int c, int a, int b) {
     AMX_REFUSE(amx.colsb[b] != amx.colsb[c], "tdpbssd", "B and C differ in columns");
     amx.products++;
     for (size_t m = 0; m < amx.rows[c]; m++)
-        for (size_t n = 0; n < amx.colsb[c] / 4u; n++) {
-            uint32_t sum;
-            memcpy(&sum, &amx.tile[c][m][4 * n], 4);
-            for (size_t k = 0; k < amx.rows[b]; k++)
-                for (size_t i = 0; i < 4; i++)
-                    sum += (uint32_t)((int8_t)amx.tile[a][m][4 * k + i] * (int8_t)amx.tile[b][k][4 * n + i]);
-            memcpy(&amx.tile[c][m][4 * n], &sum, 4);
+        for (size_t k = 0; k < amx.rows[b]; k++) {
+            const int8_t *x = (const int8_t *)&amx.tile[a][m][4 * k], *w = (const int8_t *)amx.tile[b][k];
+            if (!(x[0] | x[1] | x[2] | x[3])) continue; /* padding is common */
+            for (size_t n = 0; n < amx.colsb[c] / 4u; n++, w += 4) {
+                uint32_t sum;
+                memcpy(&sum, &amx.tile[c][m][4 * n], 4);
+                sum += (uint32_t)(x[0] * w[0] + x[1] * w[1] + x[2] * w[2] + x[3] * w[3]);
+                memcpy(&amx.tile[c][m][4 * n], &sum, 4);
+            }
         }
 }
 
