@@ -1557,7 +1557,6 @@ typedef uint16_t moe_u16x32 __attribute__((vector_size(64)));
 typedef uint32_t moe_u32x16 __attribute__((vector_size(64)));
 typedef int32_t moe_i32x16 __attribute__((vector_size(64)));
 typedef float moe_f32x16 __attribute__((vector_size(64)));
-typedef int8_t moe_i8x16 __attribute__((vector_size(16)));
 
 enum {
     MOE_AMX_ROWS = 5,       /* fewer are faster without tiles (by estimate: a B tile is then loaded for too few products) */
@@ -1590,14 +1589,13 @@ MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0,
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
     const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
     for (size_t k = k0; k < k1; k += MOE_Q4_GROUP, subs += 16) {
-        moe_i8x16 sub;
-        moe_u32x16 s, negative, magnitude;
+        moe_i32x16 s;
+        moe_u32x16 negative, magnitude;
         moe_u16x32 factor, flip;
         moe_u8x64 offset;
-        memcpy(&sub, subs, sizeof sub);
-        s = (moe_u32x16)__builtin_convertvector(sub, moe_i32x16);
-        negative = (moe_u32x16)((moe_i32x16)s >> 31);
-        magnitude = (s ^ negative) - negative;
+        for (int i = 0; i < 16; i++) s[i] = subs[i]; /* gcc 12 makes scalar code of __builtin_convertvector here */
+        negative = (moe_u32x16)(s >> 31);
+        magnitude = ((moe_u32x16)s ^ negative) - negative;
         factor = (moe_u16x32)(magnitude * 0x00010001u);
         flip = (moe_u16x32)(negative & 0x0f0f0f0fu);
         offset = (moe_u8x64)((magnitude * 8 - (magnitude & negative)) * 0x01010101u);

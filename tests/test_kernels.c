@@ -763,6 +763,46 @@ static void linear_quantised_is_the_same_at_every_row_count_and_width(void **sta
         }
 }
 
+#if MOE_AMX
+MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) { moe_amx_expand(m, block, k0, k1, out); }
+
+/* What the room does beside its tiles is AVX-512 here where the machine has that, and plain C under emulation. */
+static void amx_expands_and_finishes_as_portable_does(void **state) {
+    uint64_t random = 54;
+    (void)state;
+#ifndef AMX_EMU_H
+    if (!moe_avx512_available()) skip();
+#endif
+    for (size_t round = 0; round < mw_rounds(200); round++) {
+        const size_t rows = 1 + mw_below(&random, 16), in = 1 + mw_below(&random, 300), out = 1 + mw_below(&random, 60), block = (out - 1) / 16;
+        linear_case c = make_linear(&random, MOE_TYPE_Q4, rows, in, out, (int)(round % 3), round % 2 ? MIXED : BROKEN);
+        const size_t cols = c.matrix.cols_padded, k0 = mw_below(&random, cols / 64) * 64, n = (rows - 1) * c.y_stride + out;
+        int8_t *line = mw_zeros((cols - k0) * 16);
+        int32_t *sums = mw_zeros(rows * 64);
+        float *y = guarded(n);
+        expand(&c.matrix, block, k0, cols, line);
+        for (size_t k = k0; k < cols; k++)
+            for (size_t j = 0; j < 16; j++)
+                CHECK(line[moe_q8_index(cols - k0, j, k - k0)] == moe_matrix_code(&c.matrix, block * 16 + j, k), "column %zu of output %zu is %d", k,
+                      block * 16 + j, line[moe_q8_index(cols - k0, j, k - k0)]);
+        for (size_t i = 0; i < rows * 16; i++) sums[i] = (int32_t)mw_next(&random) >> mw_below(&random, 30);
+        c.linear.w = &c.matrix;
+        c.linear.y = y;
+        moe_amx_finish(&c.linear, sums, 0, rows, block);
+        for (size_t i = 0; i < n; i++) {
+            const size_t r = i / c.y_stride, j = i % c.y_stride;
+            if (j >= block * 16 && j < out) {
+                const float want = (float)sums[r * 16 + j % 16] * (c.scales[r] * c.matrix.scales[j]) + moe_linear_addend(&c.linear, r, j);
+                CHECK(same(y[i], c.linear.relu ? moe_reluf(want) : want), "output %zu of row %zu: %a", j, r, (double)y[i]);
+            } else {
+                CHECK(moe_to_bits(y[i]) == GUARD, "wrote outside, at row %zu column %zu", r, j);
+            }
+        }
+        free(line), free(sums), free(y), free_linear(&c);
+    }
+}
+#endif
+
 #ifdef AMX_EMU_H /* Makefile: test_kernels-amx */
 static void amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases(void **state) {
     uint64_t random = 53;
@@ -1593,6 +1633,9 @@ int main(void) {
         cmocka_unit_test(linear_q8_is_the_same_in_every_room),
         cmocka_unit_test(linear_q4_is_the_same_in_every_room),
         cmocka_unit_test(linear_quantised_is_the_same_at_every_row_count_and_width),
+#if MOE_AMX
+        cmocka_unit_test(amx_expands_and_finishes_as_portable_does),
+#endif
 #ifdef AMX_EMU_H
         cmocka_unit_test(amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases),
         cmocka_unit_test(amx_emulation_faults_and_multiplies_as_the_manual_says),
