@@ -1589,11 +1589,13 @@ MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0,
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
     const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
     for (size_t k = k0; k < k1; k += MOE_Q4_GROUP, subs += 16) {
+        int32_t lanes[16];
         moe_i32x16 s;
         moe_u32x16 negative, magnitude;
         moe_u16x32 factor, flip;
         moe_u8x64 offset;
-        for (int i = 0; i < 16; i++) s[i] = subs[i]; /* gcc 12 makes scalar code of __builtin_convertvector here */
+        for (int i = 0; i < 16; i++) lanes[i] = subs[i]; /* of __builtin_convertvector gcc 12 would make scalar code here */
+        memcpy(&s, lanes, sizeof s);
         negative = (moe_u32x16)(s >> 31);
         magnitude = ((moe_u32x16)s ^ negative) - negative;
         factor = (moe_u16x32)(magnitude * 0x00010001u);
