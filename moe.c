@@ -1514,10 +1514,10 @@ static const moe_kernels moe_kernels_avx512vnni = {
  * at no other time.
  *
  * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows, B 64 columns of a block of 16 outputs, which is how
- * Q8 lies in the file (1024 bytes in a row), C the 16 x 16 sums. By the manual a product takes 16 cycles (as many as A has rows)
- * and its sum is ready after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows,
- * 1 A x 4 B. For 64 columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads, 1024 multiplications a
- * cycle where VNNI has 128.
+ * Q8 lies in the file (1024 bytes in a row), C the 16 x 16 sums. By the manual a product takes 16 cycles and its sum is ready
+ * after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows, 1 A x 4 B. For 64 columns
+ * that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a cycle, VNNI has 128. Nothing in
+ * this room has been measured on a machine yet.
  *
  * Vectors are the compiler's own, not intrinsics: tests/amx_emu.h compiles this room with tiles in plain C (MOE_TILE_*) for
  * machines that need not even have AVX-512. */
@@ -1583,8 +1583,8 @@ MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
     MOE_TILE_LOADCONFIG(&config);
 }
 
-/* Columns [k0, k1) of a block of a Q4 matrix as Q8 has them. A byte is no machine's factor, but two nibbles times |sub| stay
- * below 256 each, so one 16-bit product does both: (n - 8) s = n s - 8 s, and for a negative s (15 - n) |s| - 7 |s|. */
+/* Columns [k0, k1) of a block of a Q4 matrix as Q8 has them. There is no product of bytes, but a nibble n times |sub| stays
+ * below 256, so one of 16 bits does two: (n - 8) s is n s - 8 s, and (15 - n) |s| - 7 |s| where s is negative. */
 MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
     const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
@@ -1678,8 +1678,8 @@ MOE_AMX_TARGET static void moe_amx_finish(const moe_linear *l, const int32_t *su
 }
 
 /* Row tiles are of equal height, so that one configuration does for all; the last ones may begin early and repeat rows whose
- * results are there already. More than 16 rows make an even number of tiles: two half-empty ones cost what a full one does. A
- * panel of blocks stays near for all row tiles: Q8 in L1 or L2, Q4 expanded once where the buffer holds all columns. */
+ * results are there already. More than 16 rows make an even number of tiles, lower ones, since a product should take as many
+ * cycles as A has rows. A panel of blocks stays near for all row tiles: Q8 in L1 or L2, Q4 expanded once if the buffer holds it. */
 MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size_t rows, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
     const size_t k = w->cols_padded, stride = moe_code_bytes(w->cols);
