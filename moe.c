@@ -1515,9 +1515,9 @@ static const moe_kernels moe_kernels_avx512vnni = {
  *
  * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows, B 64 columns of a block of 16 outputs, which is how
  * Q8 lies in the file (1024 bytes in a row), C the 16 x 16 sums. By the manual a product takes 16 cycles and its sum is ready
- * after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows, 1 A x 4 B. For 64 columns
- * that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a cycle, VNNI has 128. Nothing in
- * this room has been measured on a machine yet.
+ * after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows, 1 A x 4 B. For 64
+ * columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a cycle, VNNI has 128.
+ * Nothing in this room has been measured on a machine with AMX yet.
  *
  * Vectors are the compiler's own, not intrinsics: tests/amx_emu.h compiles this room with tiles in plain C (MOE_TILE_*) for
  * machines that need not even have AVX-512. */
@@ -1635,8 +1635,8 @@ MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *
 }
 
 /* Two row tiles x up to two blocks. */
-MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stride, const int8_t *b, size_t b_next, size_t blocks,
-                                size_t k) {
+MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stride, const int8_t *b, size_t b_next,
+                                size_t blocks, size_t k) {
     for (; k; k -= 64, a += 64, a1 += 64, b += 1024) {
         MOE_TILE_LOADD(4, a, a_stride);
         MOE_TILE_LOADD(6, b, 64);
@@ -1652,7 +1652,8 @@ MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stri
 }
 
 /* Sums [rows][16] of a block to `n` outputs, rows from `row` on. */
-MOE_AMX_INLINE void moe_amx_finish_rows(const moe_linear *l, const int32_t *sums, size_t row, size_t rows, size_t j, const size_t n) {
+MOE_AMX_INLINE void moe_amx_finish_rows(const moe_linear *l, const int32_t *sums, size_t row, size_t rows, size_t j,
+                                        const size_t n) {
     const float *scales = l->scales + row, *add = l->add ? l->add + row * l->add_stride + j : NULL;
     float *out = l->y + row * l->y_stride + j;
     const size_t stride = l->y_stride, add_stride = l->add_stride;
@@ -1679,7 +1680,7 @@ MOE_AMX_TARGET static void moe_amx_finish(const moe_linear *l, const int32_t *su
 
 /* Row tiles are of equal height, so that one configuration does for all; the last ones may begin early and repeat rows whose
  * results are there already. More than 16 rows make an even number of tiles, lower ones, since a product should take as many
- * cycles as A has rows. A panel of blocks stays near for all row tiles: Q8 in L1 or L2, Q4 expanded once if the buffer holds it. */
+ * cycles as A has rows. A panel of blocks stays near for all row tiles: Q8 in L1 or L2, Q4 expanded once if it fits. */
 MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size_t rows, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
     const size_t k = w->cols_padded, stride = moe_code_bytes(w->cols);
@@ -1715,7 +1716,8 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
             for (size_t i = 0; i < high * blocks; i++) {
                 const size_t first = (tile + (i & (high - 1))) * height, begin = moe_min(first, rows - height);
                 if (first >= rows) continue;
-                moe_amx_finish(l, sums[i] + (first - begin) * 16, row0 + first, moe_min(height, rows - first), block + (i >> (high - 1)));
+                moe_amx_finish(l, sums[i] + (first - begin) * 16, row0 + first, moe_min(height, rows - first),
+                               block + (i >> (high - 1)));
             }
         }
     }

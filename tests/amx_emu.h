@@ -1,7 +1,7 @@
 /* amx_emu.h - the tile instructions that moe.c uses, in plain C, by the pseudocode of Intel's manual (volume 2, palette 1).
  *
- * Included before moe.c (the Makefile says -include, and makes test_NAME-amx of test_NAME so) it gives any x86-64 machine an AMX
- * room. What a processor would refuse ends the program: it is a mistake of the kernel, whatever numbers come out. */
+ * Included before moe.c (the Makefile says -include, and makes test_NAME-amx of test_NAME so) it gives any x86-64 machine an
+ * AMX room. What a processor would refuse ends the program: it is a mistake of the kernel, whatever numbers come out. */
 #ifndef AMX_EMU_H
 #define AMX_EMU_H
 
