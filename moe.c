@@ -1100,10 +1100,663 @@ static const moe_kernels moe_kernels_avx2 = {
 #endif /* MOE_X86 */
 
 /* ==== 8. Kernels: AVX-512 =====================================================================================
- * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes. */
+ * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes; tails are loaded and stored under a mask, which
+ * touches no memory outside it and fills with zeros: adding a product of zeros to a lane leaves it as it was.
+ *
+ * vpdpbusd multiplies unsigned by signed bytes and adds four products to an int32, modulo 2^32, without saturating. The codes
+ * of a row are the signed side, four of them in every lane; a line of weights (16 outputs x 4 columns) is made unsigned by
+ * adding 128 to each, so 128 * sum(codes of the row) is taken off in the end. */
+
+#if MOE_X86
+#define MOE_AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
+#define MOE_AVX512 __attribute__((target(MOE_AVX512_TARGET)))
+#define MOE_AVX512_INLINE static inline __attribute__((always_inline, target(MOE_AVX512_TARGET)))
+
+/* Without this gcc keeps the sums of a large tile in memory. */
+#if defined(__clang__)
+#define MOE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define MOE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+/* The first n lanes. */
+MOE_AVX512_INLINE __mmask16 moe_mask_avx512(size_t n) { return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u); }
+
+MOE_AVX512_INLINE float moe_join_avx512(__m512 lanes) {
+    return moe_join_avx2(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+}
+
+/* moe_expf for x <= MOE_EXP_HIGH and NaN. Rounding to an integer and scaling by a power of two are one exact instruction each
+ * here; below MOE_EXP_LOW the mask makes the zero, so nothing need be clamped. */
+MOE_AVX512_INLINE __m512 moe_exp_below_avx512(__m512 x) {
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(MOE_LOG2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_sub_ps(x, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_HIGH))), y;
+    r = _mm512_sub_ps(r, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_LOW)));
+    y = _mm512_add_ps(_mm512_mul_ps(_mm512_set1_ps(MOE_EXP_6), r), _mm512_set1_ps(MOE_EXP_5));
+    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_4));
+    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_3));
+    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_2));
+    y = _mm512_add_ps(_mm512_mul_ps(y, _mm512_mul_ps(r, r)), r);
+    y = _mm512_add_ps(y, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(MOE_EXP_LOW), _CMP_NLT_UQ), y, n);
+}
+
+MOE_AVX512_INLINE __m512 moe_exp_avx512(__m512 x) {
+    return moe_exp_below_avx512(_mm512_min_ps(_mm512_set1_ps(MOE_EXP_HIGH), x));
+}
+
+MOE_AVX512_INLINE __m512 moe_sigmoid_avx512(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    return _mm512_div_ps(one, _mm512_add_ps(one, moe_exp_avx512(_mm512_xor_ps(x, _mm512_set1_ps(-0.0f)))));
+}
+
+MOE_AVX512_INLINE __m512 moe_tanh_avx512(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f), negative = _mm512_or_ps(sign, x);
+    const __m512 t = moe_exp_below_avx512(_mm512_add_ps(negative, negative));
+    return _mm512_or_ps(_mm512_div_ps(_mm512_sub_ps(one, t), _mm512_add_ps(one, t)), _mm512_and_ps(sign, x));
+}
+
+/* Numbers of a float matrix as F32. The hardware's F16 conversion is exact, subnormals included. */
+MOE_AVX512_INLINE __m512 moe_load_weights_avx512(moe_type type, const void *w, size_t at, __mmask16 mask) {
+    __m256i bits;
+    if (type == MOE_TYPE_F32) return _mm512_maskz_loadu_ps(mask, (const float *)w + at);
+    bits = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)w + at);
+    if (type == MOE_TYPE_F16) return _mm512_cvtph_ps(bits);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+/* Four times 16 lanes to one, each by the fixed tree. */
+MOE_AVX512_INLINE __m128 moe_join_four_avx512(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    __m512 t = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    t = _mm512_add_ps(t, _mm512_shuffle_ps(t, t, 0x4e));
+    t = _mm512_add_ps(t, _mm512_shuffle_ps(t, t, 0xb1));
+    return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, t));
+}
+
+/* `outputs` (up to 4) rows of a float matrix against `rows` input rows. */
+MOE_AVX512_INLINE void moe_float_tile_avx512(const moe_linear *l, size_t row, size_t j, const moe_type type, const int rows,
+                                             const int outputs) {
+    const moe_matrix *m = l->w;
+    const char *w = (const char *)m->data + j * m->cols * (type == MOE_TYPE_F32 ? 4 : 2);
+    const float *x = l->x + row * l->x_stride;
+    __m512 lanes[4][4];
+    for (int r = 0; r < rows; r++)
+        for (int o = 0; o < 4; o++) lanes[r][o] = _mm512_setzero_ps();
+    for (size_t k = 0; k < m->cols; k += 16) {
+        const __mmask16 mask = moe_mask_avx512(m->cols - k);
+        __m512 numbers[4];
+        for (int o = 0; o < outputs; o++) numbers[o] = moe_load_weights_avx512(type, w, (size_t)o * m->cols + k, mask);
+        for (int r = 0; r < rows; r++) {
+            const __m512 v = _mm512_maskz_loadu_ps(mask, x + (size_t)r * l->x_stride + k);
+            for (int o = 0; o < outputs; o++) lanes[r][o] = _mm512_add_ps(lanes[r][o], _mm512_mul_ps(v, numbers[o]));
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        const size_t at = row + (size_t)r;
+        const __mmask8 mask = (__mmask8)((1 << outputs) - 1);
+        const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
+        __m128 y = moe_join_four_avx512(lanes[r][0], lanes[r][1], lanes[r][2], lanes[r][3]);
+        y = _mm_add_ps(y, addend ? _mm_maskz_loadu_ps(mask, addend) : _mm_setzero_ps());
+        if (l->relu) y = _mm_max_ps(_mm_setzero_ps(), y);
+        _mm_mask_storeu_ps(l->y + at * l->y_stride + j, mask, y);
+    }
+}
+
+/* Sums of a tile, [rows][blocks][16], to floats. */
+MOE_AVX512 static void moe_finish_avx512(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
+                                         const int32_t *sums) {
+    for (size_t at = row; at < row + rows; at++)
+        for (size_t j = block * 16; j < (block + blocks) * 16; j += 16, sums += 16) {
+            const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
+            const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
+            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[at]), _mm512_loadu_ps(l->w->scales + j));
+            __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sums)), scale);
+            y = _mm512_add_ps(y, addend ? _mm512_maskz_loadu_ps(mask, addend) : _mm512_setzero_ps());
+            if (l->relu) y = _mm512_max_ps(_mm512_setzero_ps(), y);
+            _mm512_mask_storeu_ps(l->y + at * l->y_stride + j, mask, y);
+        }
+}
+
+/* Four codes in every lane. */
+MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
+    int32_t four;
+    memcpy(&four, codes, 4);
+    return _mm512_set1_epi32(four);
+}
+
+/* While the lines of a tile are worked on, ask for those of the next tile, which lie behind them: all of them where few rows
+ * would wait for memory, every `blocks`-th where the neighbour prefetcher keeps up. Into L2: L1 may be too small. */
+MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
+    MOE_UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T1);
+}
+
+/* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers; sum[r][b]
+ * starts at minus 128 * sum of the codes of row r. */
+MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
+                                          const int blocks, const int fetch) {
+    const size_t lines = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
+    const char *w = (const char *)m->data + block * lines * 64, *next = w + (size_t)blocks * lines * 64;
+    const __m512i high = _mm512_set1_epi8(-128);
+    for (size_t i = 0; i < lines; i++, w += 64, next += blocks * 64, x += 4) {
+        __m512i line[3];
+        if (fetch) moe_fetch_avx512(next, rows > 2 ? blocks : 1);
+        MOE_UNROLL for (int b = 0; b < blocks; b++) line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + (size_t)b * lines * 64), high);
+        MOE_UNROLL for (int r = 0; r < rows; r++) {
+            const __m512i four = moe_four_avx512(x + (size_t)r * code_bytes);
+            MOE_UNROLL for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_dpbusd_epi32(sum[r][b], line[b], four);
+        }
+    }
+}
+
+/* The same for Q4, group by group; sums start at 0. Nibbles are code + 8, unsigned as they are; a group's part starts at
+ * -8 * sum(x), so it ends as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies it by sub and adds. */
+MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
+                                          const int blocks, const int fetch) {
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols), block_bytes = groups * 256;
+    const char *w = (const char *)m->data + block * block_bytes, *next = w + (size_t)blocks * block_bytes;
+    const int8_t *sub = m->subs + block * groups * 16, *x_sums = x + m->cols_padded;
+    const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
+    for (size_t g = 0; g < groups; g++, sub += 16, x_sums += 2) {
+        __m512i part[8][3];
+        MOE_UNROLL for (int r = 0; r < rows; r++) {
+            int16_t x_sum;
+            memcpy(&x_sum, x_sums + (size_t)r * code_bytes, 2);
+            MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_set1_epi32(-8 * x_sum);
+        }
+        for (size_t u = 0; u < 4; u++, w += 64, next += blocks * 64, x += 8) { /* a line is 16 outputs x 8 columns */
+            __m512i low[3], high[3];
+            if (fetch) moe_fetch_avx512(next, rows > 2 ? blocks : 1);
+            MOE_UNROLL for (int b = 0; b < blocks; b++) {
+                const __m512i line = _mm512_loadu_si512(w + (size_t)b * block_bytes);
+                low[b] = _mm512_and_si512(line, nibble);
+                high[b] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
+            }
+            MOE_UNROLL for (int r = 0; r < rows; r++) {
+                const __m512i x0 = moe_four_avx512(x + (size_t)r * code_bytes), x1 = moe_four_avx512(x + (size_t)r * code_bytes + 4);
+                MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], low[b], x0);
+                MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], high[b], x1);
+            }
+        }
+        MOE_UNROLL for (int b = 0; b < blocks; b++) {
+            const __m128i sixteen = _mm_loadu_si128((const __m128i *)(const void *)(sub + (size_t)b * groups * 16));
+            const __m512i factor = _mm512_and_si512(_mm512_cvtepi8_epi32(sixteen), low_half);
+            MOE_UNROLL for (int r = 0; r < rows; r++) sum[r][b] = _mm512_dpwssd_epi32(sum[r][b], part[r][b], factor);
+        }
+    }
+}
+
+/* A tile from codes to floats. taken[r] is 128 * sum of the codes of row r. */
+MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block, int fetch,
+                                       const moe_type type, const int rows, const int blocks) {
+    const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
+    int32_t sums[8 * 3 * 16];
+    __m512i sum[8][3];
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
+    if (type == MOE_TYPE_Q8 && fetch) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, 1);
+    else if (type == MOE_TYPE_Q8) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, 0);
+    else if (fetch) moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, 1);
+    else moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, 0);
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL for (int b = 0; b < blocks; b++) _mm512_storeu_si512(sums + (r * blocks + b) * 16, sum[r][b]);
+    moe_finish_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
+}
+
+/* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two per output. */
+typedef void (*moe_tile_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block, int fetch);
+
+#define MOE_TILE_AVX512(type, rows, blocks)                                                                              \
+    MOE_AVX512 static void moe_tile_##type##_##rows##x##blocks##_avx512(const moe_linear *l, const int32_t *taken,       \
+                                                                        size_t row, size_t block, int fetch) {           \
+        moe_tile_avx512(l, taken, row, block, fetch, MOE_TYPE_##type, rows, blocks);                                     \
+    }
+#define MOE_TILES_AVX512(type, rows) \
+    MOE_TILE_AVX512(type, rows, 1) MOE_TILE_AVX512(type, rows, 2) MOE_TILE_AVX512(type, rows, 3)
+#define MOE_TILE_NAMES_AVX512(type, rows) \
+    { moe_tile_##type##_##rows##x1_avx512, moe_tile_##type##_##rows##x2_avx512, moe_tile_##type##_##rows##x3_avx512 }
+
+MOE_TILES_AVX512(Q8, 1)
+MOE_TILES_AVX512(Q8, 2)
+MOE_TILES_AVX512(Q8, 3)
+MOE_TILES_AVX512(Q8, 4)
+MOE_TILES_AVX512(Q8, 5)
+MOE_TILES_AVX512(Q8, 6)
+MOE_TILES_AVX512(Q8, 7)
+MOE_TILES_AVX512(Q8, 8)
+MOE_TILES_AVX512(Q4, 1)
+MOE_TILES_AVX512(Q4, 2)
+MOE_TILES_AVX512(Q4, 3)
+MOE_TILES_AVX512(Q4, 4)
+
+static const moe_tile_fn_avx512 moe_tiles_q8_avx512[][3] = {
+    MOE_TILE_NAMES_AVX512(Q8, 1), MOE_TILE_NAMES_AVX512(Q8, 2), MOE_TILE_NAMES_AVX512(Q8, 3), MOE_TILE_NAMES_AVX512(Q8, 4),
+    MOE_TILE_NAMES_AVX512(Q8, 5), MOE_TILE_NAMES_AVX512(Q8, 6), MOE_TILE_NAMES_AVX512(Q8, 7), MOE_TILE_NAMES_AVX512(Q8, 8),
+};
+static const moe_tile_fn_avx512 moe_tiles_q4_avx512[][3] = {
+    MOE_TILE_NAMES_AVX512(Q4, 1), MOE_TILE_NAMES_AVX512(Q4, 2), MOE_TILE_NAMES_AVX512(Q4, 3), MOE_TILE_NAMES_AVX512(Q4, 4),
+};
+
+/* 128 * sum of a row of codes, from the sums of 32. */
+MOE_AVX512 static int32_t moe_taken_avx512(const int8_t *codes, size_t cols_padded) {
+    const char *sums = (const char *)codes + cols_padded;
+    __m512i sum = _mm512_setzero_si512();
+    for (size_t g = 0; g < cols_padded / MOE_CODE_GROUP; g += 32) /* the sums end on a line of 32 */
+        sum = _mm512_dpwssd_epi32(sum, _mm512_loadu_si512(sums + 2 * g), _mm512_set1_epi16(128));
+    return _mm512_reduce_add_epi32(sum);
+}
+
+/* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut evenly,
+ * so that no tile is left with a single one. Nothing is fetched beyond block1: another thread may work on that. */
+MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    enum { ROWS = 64 };
+    const int q8 = l->w->type == MOE_TYPE_Q8;
+    const moe_tile_fn_avx512(*tiles)[3] = q8 ? moe_tiles_q8_avx512 : moe_tiles_q4_avx512;
+    const size_t tile_rows = q8 ? MOE_COUNT(moe_tiles_q8_avx512) : MOE_COUNT(moe_tiles_q4_avx512);
+    int32_t taken[ROWS] = { 0 };
+    for (; row0 < row1; row0 += ROWS) {
+        const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
+        for (size_t r = 0; q8 && r < rows; r++)
+            taken[r] = moe_taken_avx512(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
+        for (size_t block = block0, blocks; block < block1; block += blocks) {
+            blocks = moe_min(3, block1 - block);
+            for (size_t cut = 0; cut < cuts; cut++) {
+                const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
+                const int fetch = cut == 0 && block + 2 * blocks <= block1;
+                tiles[count - 1][blocks - 1](l, taken + first, row0 + first, block, fetch);
+            }
+        }
+    }
+}
+
+MOE_AVX512_INLINE void moe_float_avx512(const moe_linear *l, size_t row0, size_t row1, size_t j0, size_t j1, const moe_type type) {
+    for (; j0 < j1; j0 += 4) {
+        const size_t outputs = moe_min(4, j1 - j0);
+        size_t r = row0;
+        if (outputs == 4) {
+            for (; r + 4 <= row1; r += 4) moe_float_tile_avx512(l, r, j0, type, 4, 4);
+            for (; r < row1; r++) moe_float_tile_avx512(l, r, j0, type, 1, 4);
+        }
+        for (; r < row1; r++)
+            for (size_t j = j0; j < j1; j++) moe_float_tile_avx512(l, r, j, type, 1, 1);
+    }
+}
+
+MOE_AVX512 static void moe_linear_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    const size_t j0 = block0 * 16, j1 = moe_min(block1 * 16, l->w->rows);
+    if (moe_type_quantised(l->w->type)) moe_quantised_avx512(l, row0, row1, block0, block1);
+    else if (l->w->type == MOE_TYPE_F32) moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_F32);
+    else if (l->w->type == MOE_TYPE_F16) moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_F16);
+    else moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_BF16);
+}
+
+/* Magnitudes are compared as integers: infinities and NaNs are above all numbers. */
+MOE_AVX512 static float moe_quantise_avx512(const float *x, size_t cols, int8_t *q) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
+    int16_t *sums = moe_code_sums(q, padded);
+    __m512i max = _mm512_setzero_si512();
+    float amax, inverse;
+    __m512 factor;
+    for (size_t c = 0; c < cols; c += 16) {
+        const __m512i bits = _mm512_maskz_loadu_epi32(moe_mask_avx512(cols - c), x + c);
+        max = _mm512_max_epi32(max, _mm512_and_si512(bits, magnitude));
+    }
+    amax = moe_from_bits((uint32_t)_mm512_reduce_max_epi32(max));
+    if (!(amax >= FLT_MIN && amax <= FLT_MAX)) return moe_quantise_row(x, cols, q);
+    inverse = 127.0f / amax;
+    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
+    factor = _mm512_set1_ps(inverse);
+    for (size_t c = 0; c < padded; c += 16) { /* to the nearest even, as moe_round; within 127 since |x| <= amax */
+        const __m512 v = _mm512_maskz_loadu_ps(c < cols ? moe_mask_avx512(cols - c) : 0, x + c);
+        const __m128i codes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, factor)));
+        _mm_storeu_si128((__m128i *)(void *)(q + c), codes);
+    }
+    memset(sums, 0, moe_code_bytes(cols) - padded);
+    for (size_t c = 0; c < padded; c += 2 * MOE_CODE_GROUP) {
+        const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(q + c), _mm512_set1_epi8(-128)); /* code + 128 */
+        __m512i eights = _mm512_sad_epu8(codes, _mm512_setzero_si512());
+        eights = _mm512_add_epi64(eights, _mm512_permutex_epi64(eights, 0x4e));
+        eights = _mm512_add_epi64(eights, _mm512_permutex_epi64(eights, 0xb1));
+        sums[c / MOE_CODE_GROUP] = (int16_t)(_mm_cvtsi128_si32(_mm512_castsi512_si128(eights)) - 32 * 128);
+        sums[c / MOE_CODE_GROUP + 1] = (int16_t)(_mm_cvtsi128_si32(_mm512_extracti32x4_epi32(eights, 2)) - 32 * 128);
+    }
+    return amax / 127.0f;
+}
+
+MOE_AVX512 static void moe_lstm_cell_avx512(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
+                                            float *c_out) {
+    const __m512 forget = _mm512_set1_ps(forget_bias);
+    for (size_t j = 0; j < hidden; j += 16) {
+        const __mmask16 mask = moe_mask_avx512(hidden - j);
+        const __m512 i = moe_sigmoid_avx512(_mm512_maskz_loadu_ps(mask, z + j));
+        const __m512 f = moe_sigmoid_avx512(_mm512_add_ps(_mm512_maskz_loadu_ps(mask, z + hidden + j), forget));
+        const __m512 g = moe_tanh_avx512(_mm512_maskz_loadu_ps(mask, z + 2 * hidden + j));
+        const __m512 o = moe_sigmoid_avx512(_mm512_maskz_loadu_ps(mask, z + 3 * hidden + j));
+        const __m512 c = _mm512_add_ps(_mm512_mul_ps(f, _mm512_maskz_loadu_ps(mask, c_in + j)), _mm512_mul_ps(i, g));
+        _mm512_mask_storeu_ps(c_out + j, mask, c);
+        _mm512_mask_storeu_ps(h + j, mask, _mm512_mul_ps(o, moe_tanh_avx512(c)));
+    }
+}
+
+MOE_AVX512 static void moe_unary_avx512(moe_unary what, const float *x, size_t n, float *y) {
+    for (size_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - i);
+        const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
+        _mm512_mask_storeu_ps(y + i, mask, what == MOE_UNARY_SIGMOID ? moe_sigmoid_avx512(v) : moe_tanh_avx512(v));
+    }
+}
+
+MOE_AVX512 static float moe_score_additive_avx512(const float *key, const float *query, const float *v, size_t n) {
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t k = 0; k < n; k += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - k);
+        const __m512 t = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, key + k), _mm512_maskz_loadu_ps(mask, query + k));
+        sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, v + k), moe_tanh_avx512(t)));
+    }
+    return moe_join_avx512(sum);
+}
+
+MOE_AVX512 static float moe_dot_avx512(const float *a, const float *b, size_t n) {
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t k = 0; k < n; k += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - k);
+        sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, a + k), _mm512_maskz_loadu_ps(mask, b + k)));
+    }
+    return moe_join_avx512(sum);
+}
+
+MOE_AVX512 static void moe_axpy_avx512(float a, const float *x, size_t n, float *y) {
+    const __m512 factor = _mm512_set1_ps(a);
+    for (size_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - i);
+        const __m512 product = _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(mask, x + i));
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y + i), product));
+    }
+}
+
+/* A largest number does not depend on the order, so four registers hide the latency. */
+MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
+    const __m512 lowest = _mm512_set1_ps(moe_from_bits(0xff800000u));
+    __m512 best[4] = { lowest, lowest, lowest, lowest };
+    size_t i = 0;
+    for (; i + 64 <= n; i += 64)
+        for (size_t b = 0; b < 4; b++) best[b] = _mm512_max_ps(_mm512_loadu_ps(x + i + 16 * b), best[b]);
+    for (; i < n; i += 16) best[0] = _mm512_max_ps(_mm512_mask_loadu_ps(lowest, moe_mask_avx512(n - i), x + i), best[0]);
+    best[0] = _mm512_max_ps(_mm512_max_ps(best[0], best[1]), _mm512_max_ps(best[2], best[3]));
+    return _mm512_reduce_max_ps(best[0]) + 0.0f;
+}
+
+MOE_AVX512 static float moe_exp_sum_avx512(const float *x, size_t n, float shift, float *y) {
+    const __m512 by = _mm512_set1_ps(shift);
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t k = 0; k < n; k += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - k);
+        const __m512 e = moe_exp_avx512(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + k), by));
+        if (y) _mm512_mask_storeu_ps(y + k, mask, e);
+        sum = _mm512_mask_add_ps(sum, mask, sum, e);
+    }
+    return moe_join_avx512(sum);
+}
+
+static int moe_avx512_available(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
+
+static const moe_kernels moe_kernels_avx512vnni = {
+    .name = "avx512vnni",
+    .available = moe_avx512_available,
+    .linear = moe_linear_avx512,
+    .quantise = moe_quantise_avx512,
+    .lstm_cell = moe_lstm_cell_avx512,
+    .unary = moe_unary_avx512,
+    .score_additive = moe_score_additive_avx512,
+    .dot = moe_dot_avx512,
+    .axpy = moe_axpy_avx512,
+    .max = moe_max_avx512,
+    .exp_sum = moe_exp_sum_avx512,
+};
+#endif /* MOE_X86 */
 
 /* ==== 9. Kernels: AMX =========================================================================================
- * Owns the int8 tiles of x86; everything else is the AVX-512 room's. */
+ * Owns the int8 tiles of x86; everything else is the AVX-512 room's. Invariant: tiles are configured while a linear runs and
+ * at no other time.
+ *
+ * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows, B 64 columns of a block of 16 outputs, which is how
+ * Q8 lies in the file (1024 bytes in a row), C the 16 x 16 sums. By the manual a product takes 16 cycles and its sum is ready
+ * after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows, 1 A x 4 B. For 64
+ * columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a cycle, VNNI has 128.
+ * Nothing in this room has been measured on a machine with AMX yet.
+ *
+ * Vectors are the compiler's own, not intrinsics: tests/amx_emu.h compiles this room with tiles in plain C (MOE_TILE_*) for
+ * machines that need not even have AVX-512. */
+
+#if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) || \
+                (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)))
+#define MOE_AMX 1
+
+#ifndef MOE_TILE_LOADCONFIG
+#include <cpuid.h>
+#define MOE_AMX_TARGET __attribute__((target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
+#define MOE_AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
+#define MOE_AMX_REST(kernel) moe_##kernel##_avx512
+#define MOE_TILE_LOADCONFIG(config) _tile_loadconfig(config)
+#define MOE_TILE_RELEASE() _tile_release()
+#define MOE_TILE_ZERO(tile) _tile_zero(tile)
+#define MOE_TILE_LOADD(tile, base, stride) _tile_loadd(tile, base, stride)
+#define MOE_TILE_STORED(tile, base, stride) _tile_stored(tile, base, stride)
+#define MOE_TILE_DPBSSD(c, a, b) _tile_dpbssd(c, a, b)
+
+/* The processor has tiles, the system saves them (XCR0), and this process may use them: Linux wants to be asked, since saving
+ * 8 KB more may not fit somebody's signal stack. Asking twice is harmless. */
+static int moe_amx_available(void) {
+    unsigned eax, ebx, ecx, edx, low, high;
+    long answer = 158; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); libc has no name for it under POSIX */
+    if (!moe_avx512_available() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
+    if (!(edx >> 24 & 1) || !(edx >> 25 & 1)) return 0; /* AMX-TILE, AMX-INT8 */
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low >> 17 & 3) != 3) return 0; /* tile configuration and data */
+    __asm__ volatile("syscall" : "+a"(answer) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return answer == 0;
+}
+#endif
+
+typedef uint8_t moe_u8x64 __attribute__((vector_size(64)));
+typedef uint16_t moe_u16x32 __attribute__((vector_size(64)));
+typedef uint32_t moe_u32x16 __attribute__((vector_size(64)));
+typedef int32_t moe_i32x16 __attribute__((vector_size(64)));
+typedef float moe_f32x16 __attribute__((vector_size(64)));
+
+enum {
+    MOE_AMX_ROWS = 5,       /* fewer are faster without tiles (by estimate: a B tile is then loaded for too few products) */
+    MOE_AMX_BUFFER = 65536, /* bytes of expanded Q4 on the stack: two blocks of 2048 columns, read from L2 at worst */
+};
+
+/* As ldtilecfg reads it. */
+typedef struct moe_tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t colsb[16];
+    uint8_t rows[16];
+} moe_tile_config;
+
+/* Tiles 0 to 3 are C, 4 is A. 5 is another A if a panel is two row tiles high, else B as 6 and 7 are. Configuring costs some
+ * hundred cycles, and while tiles are configured every task switch saves 8 KB and a core cannot sleep deeply: hence once for a
+ * linear, whose tasks are large, and not for as long as a thread lives. */
+MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
+    moe_tile_config config = { .palette = 1 };
+    for (int t = 0; t < 8; t++) {
+        config.colsb[t] = 64;
+        config.rows[t] = (uint8_t)(t < 5 || (t == 5 && pair) ? height : 16);
+    }
+    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 takes the first 8 bytes for all that is read */
+    MOE_TILE_LOADCONFIG(&config);
+}
+
+/* Columns [k0, k1) of a block of a Q4 matrix as Q8 has them. There is no product of bytes, but a nibble n times |sub| stays
+ * below 256, so one of 16 bits does two: (n - 8) s is n s - 8 s, and (15 - n) |s| - 7 |s| where s is negative. */
+MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
+    const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
+    const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
+    for (size_t k = k0; k < k1; k += MOE_Q4_GROUP, subs += 16) {
+        int32_t lanes[16];
+        moe_i32x16 s;
+        moe_u32x16 negative, magnitude;
+        moe_u16x32 factor, flip;
+        moe_u8x64 offset;
+        for (int i = 0; i < 16; i++) lanes[i] = subs[i]; /* of __builtin_convertvector gcc 12 would make scalar code here */
+        memcpy(&s, lanes, sizeof s);
+        negative = (moe_u32x16)(s >> 31);
+        magnitude = ((moe_u32x16)s ^ negative) - negative;
+        factor = (moe_u16x32)(magnitude * 0x00010001u);
+        flip = (moe_u16x32)(negative & 0x0f0f0f0fu);
+        offset = (moe_u8x64)((magnitude * 8 - (magnitude & negative)) * 0x01010101u);
+        for (size_t unit = 0; unit < 4; unit++, codes += 64, out += 128) {
+            moe_u16x32 nibbles;
+            moe_u8x64 low, high;
+            memcpy(&nibbles, codes, sizeof nibbles);
+            low = (moe_u8x64)(((nibbles & 0x0f0f) ^ flip) * factor) - offset;
+            high = (moe_u8x64)(((nibbles >> 4 & 0x0f0f) ^ flip) * factor) - offset;
+            memcpy(out, &low, sizeof low);
+            memcpy(out + 64, &high, sizeof high);
+        }
+    }
+}
+
+/* Add to C what `k` columns give: one row tile x up to four blocks. */
+MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *b, size_t b_next, size_t blocks, size_t k) {
+    for (; k; k -= 64, a += 64, b += 1024) {
+        MOE_TILE_LOADD(4, a, a_stride);
+        MOE_TILE_LOADD(5, b, 64);
+        MOE_TILE_DPBSSD(0, 4, 5);
+        if (blocks > 1) {
+            MOE_TILE_LOADD(6, b + b_next, 64);
+            MOE_TILE_DPBSSD(1, 4, 6);
+        }
+        if (blocks > 2) {
+            MOE_TILE_LOADD(7, b + 2 * b_next, 64);
+            MOE_TILE_DPBSSD(2, 4, 7);
+        }
+        if (blocks > 3) {
+            MOE_TILE_LOADD(5, b + 3 * b_next, 64);
+            MOE_TILE_DPBSSD(3, 4, 5);
+        }
+    }
+}
+
+/* Two row tiles x up to two blocks. */
+MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stride, const int8_t *b, size_t b_next,
+                                size_t blocks, size_t k) {
+    for (; k; k -= 64, a += 64, a1 += 64, b += 1024) {
+        MOE_TILE_LOADD(4, a, a_stride);
+        MOE_TILE_LOADD(6, b, 64);
+        MOE_TILE_DPBSSD(0, 4, 6);
+        MOE_TILE_LOADD(5, a1, a_stride);
+        MOE_TILE_DPBSSD(1, 5, 6);
+        if (blocks > 1) {
+            MOE_TILE_LOADD(7, b + b_next, 64);
+            MOE_TILE_DPBSSD(2, 4, 7);
+            MOE_TILE_DPBSSD(3, 5, 7);
+        }
+    }
+}
+
+/* Sums [rows][16] of a block to `n` outputs, rows from `row` on. */
+MOE_AMX_INLINE void moe_amx_finish_rows(const moe_linear *l, const int32_t *sums, size_t row, size_t rows, size_t j,
+                                        const size_t n) {
+    const float *scales = l->scales + row, *add = l->add ? l->add + row * l->add_stride + j : NULL;
+    float *out = l->y + row * l->y_stride + j;
+    const size_t stride = l->y_stride, add_stride = l->add_stride;
+    const int relu = l->relu;
+    moe_f32x16 scale, addend = { 0 };
+    memcpy(&scale, l->w->scales + j, sizeof scale);
+    if (l->bias) memcpy(&addend, l->bias + j, n * sizeof(float));
+    for (size_t r = 0; r < rows; r++, out += stride) {
+        moe_i32x16 sum;
+        moe_f32x16 y;
+        memcpy(&sum, sums + r * 16, sizeof sum);
+        if (add) memcpy(&addend, add + r * add_stride, n * sizeof(float));
+        y = __builtin_convertvector(sum, moe_f32x16) * (scales[r] * scale) + addend;
+        if (relu) y = (moe_f32x16)((moe_i32x16)y & ~(0.0f > y));
+        memcpy(out, &y, n * sizeof(float));
+    }
+}
+
+MOE_AMX_TARGET static void moe_amx_finish(const moe_linear *l, const int32_t *sums, size_t row, size_t rows, size_t block) {
+    const size_t j = block * 16, n = moe_min(16, l->w->rows - j);
+    if (n == 16) moe_amx_finish_rows(l, sums, row, rows, j, 16);
+    else moe_amx_finish_rows(l, sums, row, rows, j, n);
+}
+
+/* Row tiles are of equal height, so that one configuration does for all; the last ones may begin early and repeat rows whose
+ * results are there already. More than 16 rows make an even number of tiles, lower ones, since a product should take as many
+ * cycles as A has rows. A panel of blocks stays near for all row tiles: Q8 in L1 or L2, Q4 expanded once if it fits. */
+MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size_t rows, size_t block0, size_t block1) {
+    const moe_matrix *w = l->w;
+    const size_t k = w->cols_padded, stride = moe_code_bytes(w->cols);
+    const size_t tiles = rows <= 16 ? 1 : moe_round_up(moe_divide_up(rows, 16), 2), height = moe_divide_up(rows, tiles);
+    const size_t high = tiles == 1 ? 1 : 2, wide = 4 / high;
+    const size_t span = w->type == MOE_TYPE_Q8 ? k : moe_min(k, MOE_AMX_BUFFER / 16 / wide);
+    int32_t sums[4][16 * 16] __attribute__((aligned(64)));
+    int8_t expanded[MOE_AMX_BUFFER] __attribute__((aligned(64)));
+    moe_amx_configure(height, high == 2);
+    for (size_t block = block0; block < block1; block += wide) {
+        const size_t blocks = moe_min(wide, block1 - block);
+        for (size_t tile = 0; tile < tiles; tile += high) {
+            const int8_t *a = l->codes + (row0 + moe_min(tile * height, rows - height)) * stride;
+            const int8_t *a1 = l->codes + (row0 + moe_min((tile + 1) * height, rows - height)) * stride;
+            MOE_TILE_ZERO(0);
+            MOE_TILE_ZERO(1);
+            MOE_TILE_ZERO(2);
+            MOE_TILE_ZERO(3);
+            for (size_t k0 = 0; k0 < k; k0 += span) {
+                const size_t n = moe_min(span, k - k0);
+                const int8_t *b = w->type == MOE_TYPE_Q8 ? (const int8_t *)w->data + (block * k + k0) * 16 : expanded;
+                if (w->type == MOE_TYPE_Q4 && (tile == 0 || span < k))
+                    for (size_t i = 0; i < blocks; i++) moe_amx_expand(w, block + i, k0, k0 + n, expanded + i * span * 16);
+                __asm__ volatile("" : : "r"(b) : "memory"); /* gcc 12 does not know that tile loads read what was stored */
+                if (high == 1) moe_amx_one(a + k0, stride, b, span * 16, blocks, n);
+                else moe_amx_two(a + k0, a1 + k0, stride, b, span * 16, blocks, n);
+                __asm__ volatile("" : : "r"(b) : "memory"); /* before it is overwritten */
+            }
+            MOE_TILE_STORED(0, sums[0], 64);
+            MOE_TILE_STORED(1, sums[1], 64);
+            MOE_TILE_STORED(2, sums[2], 64);
+            MOE_TILE_STORED(3, sums[3], 64);
+            for (size_t i = 0; i < high * blocks; i++) {
+                const size_t first = (tile + (i & (high - 1))) * height, begin = moe_min(first, rows - height);
+                if (first >= rows) continue;
+                moe_amx_finish(l, sums[i] + (first - begin) * 16, row0 + first, moe_min(height, rows - first),
+                               block + (i >> (high - 1)));
+            }
+        }
+    }
+    MOE_TILE_RELEASE();
+}
+
+static void moe_linear_amx(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    if (moe_type_quantised(l->w->type) && row1 - row0 >= MOE_AMX_ROWS) moe_amx_panels(l, row0, row1 - row0, block0, block1);
+    else MOE_AMX_REST(linear)(l, row0, row1, block0, block1);
+}
+
+static const moe_kernels moe_kernels_amx = {
+    .name = "amx",
+    .available = moe_amx_available,
+    .linear = moe_linear_amx,
+    .quantise = MOE_AMX_REST(quantise),
+    .lstm_cell = MOE_AMX_REST(lstm_cell),
+    .unary = MOE_AMX_REST(unary),
+    .score_additive = MOE_AMX_REST(score_additive),
+    .dot = MOE_AMX_REST(dot),
+    .axpy = MOE_AMX_REST(axpy),
+    .max = MOE_AMX_REST(max),
+    .exp_sum = MOE_AMX_REST(exp_sum),
+};
+#else
+#define MOE_AMX 0
+#endif
 
 /* ==== 10. Kernels: NEON =======================================================================================
  * Owns AArch64. Invariant: four registers hold the 16 lanes. */
@@ -1115,12 +1768,18 @@ static const moe_kernels *const moe_kernel_rooms[] = {
     &moe_kernels_portable, /* worst first */
 #if MOE_X86
     &moe_kernels_avx2,
+    &moe_kernels_avx512vnni,
+#endif
+#if MOE_AMX
+    &moe_kernels_amx,
 #endif
 };
 
 const char *moe_isa_names(void) {
-#if MOE_X86
-    return "portable avx2";
+#if MOE_AMX
+    return "portable avx2 avx512vnni amx";
+#elif MOE_X86
+    return "portable avx2 avx512vnni";
 #else
     return "portable";
 #endif
