@@ -149,17 +149,14 @@ static int parse_int(const char *name, const char *text, int low, int high, int 
 
 /* ==== 2. Results ========================================================================================= */
 
-static double now(void) {
+static double seconds_of(clockid_t clock) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static double processor_time(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
+static double now(void) { return seconds_of(CLOCK_MONOTONIC); }
+static double processor_time(void) { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }
 
 static int compare_doubles(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -355,6 +352,7 @@ typedef struct machine_job {
     const char *data; /* or a buffer to read: `bytes` for each task, the next part of `all` in each attempt */
     size_t bytes, all;
     int wide; /* registers of 32 bytes */
+    double busy[MOE_MAX_THREADS]; /* processor time of each task */
 } machine_job;
 
 /* `bytes` is a multiple of 512. */
@@ -379,39 +377,44 @@ static void read_bytes(const char *data, size_t bytes, int wide) {
 }
 
 static void machine_task(void *arg, size_t task, size_t thread) {
-    const machine_job *job = arg;
+    machine_job *job = arg;
+    const double begin = seconds_of(CLOCK_THREAD_CPUTIME_ID);
     (void)thread;
     if (job->loop) job->loop(job->turns);
     else
         for (size_t t = 0; t < job->turns; t++) read_bytes(job->data + task * job->bytes, job->bytes, job->wide);
+    job->busy[task] = seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin;
 }
 
-/* Seconds for a turn of every thread: the best of many short attempts, because on a shared machine only a short one has a chance
- * of running on all processors at once. */
-static double best_turn(moe_pool *pool, machine_job job) {
-    const char *data = job.data;
-    const double start = now();
+/* Turns a second of all threads together: the best of many short attempts, because on a shared machine only a short one has a
+ * chance of running on all processors at once. What a processor has for itself (`own`) is not shared: its own clock counts. */
+static double most_turns(moe_pool *pool, machine_job *job, int own) {
+    const double threads = (double)pool->count, processors = (double)sysconf(_SC_NPROCESSORS_ONLN), start = now();
+    const char *data = job->data;
     double best = 0;
     size_t at = 0;
-    job.turns = 1;
+    job->turns = 1;
     for (int attempts = 0; attempts < 1000 && (attempts < 16 || now() - start < 0.25);) {
-        double begin, seconds;
-        if (data && job.all) {
-            at = at + 2 * job.bytes * pool->count > job.all ? 0 : at + job.bytes * pool->count;
-            job.data = data + at;
+        double seconds = 0, begin;
+        if (job->all) {
+            at = at + 2 * job->bytes * pool->count > job->all ? 0 : at + job->bytes * pool->count;
+            job->data = data + at;
         }
         begin = now();
-        moe_pool_run(pool, pool->count, machine_task, &job);
-        seconds = now() - begin;
-        if (seconds < 0.5e-3 && !job.all && job.turns < SIZE_MAX / 4) { /* too short to be told from waking the threads */
-            job.turns *= 2;
+        moe_pool_run(pool, pool->count, machine_task, job);
+        if (own)
+            for (size_t i = 0; i < pool->count; i++) seconds += job->busy[i] / threads;
+        else seconds = now() - begin;
+        if (seconds < 0.5e-3 && !job->all && job->turns < SIZE_MAX / 4) { /* too short to be told from the clock and the start */
+            job->turns *= 2;
             best = 0;
             continue;
         }
         if (best == 0 || seconds < best) best = seconds;
         attempts++;
     }
-    return best / (double)job.turns;
+    job->data = data;
+    return threads * (double)job->turns / best * (own ? fmin(1, processors / threads) : 1);
 }
 
 static void name_cpu(char *out, size_t size) {
@@ -474,12 +477,12 @@ static int measure_bandwidth(machine *m, moe_pool *pool) {
 #if MOE_X86
         job.wide = moe_isa_available("avx2");
 #endif
-        m->dram = (double)(part * threads) / best_turn(pool, job);
+        m->dram = (double)part * most_turns(pool, &job, 0);
         job.all = 0;
         job.bytes = part / 2;
-        m->cache = (double)(part / 2 * threads) / best_turn(pool, job);
+        m->cache = (double)(part / 2) * most_turns(pool, &job, 0);
         job.bytes = small;
-        m->l2 = (double)(small * threads) / best_turn(pool, job);
+        m->l2 = (double)small * most_turns(pool, &job, 1);
     }
     free(block);
     /* On a shared or a very wide machine the order may be blurred; a nearer level is never the slower one. */
@@ -490,8 +493,9 @@ static int measure_bandwidth(machine *m, moe_pool *pool) {
 
 static void measure_peaks(machine *m, moe_pool *pool) {
     const peak *p = peak_of(m->kernels->name);
-    m->integer = p->integer_ops * (double)m->threads / best_turn(pool, (machine_job){ .loop = p->integer });
-    m->floating = p->float_ops * (double)m->threads / best_turn(pool, (machine_job){ .loop = p->floating });
+    machine_job integer = { .loop = p->integer }, floating = { .loop = p->floating };
+    m->integer = p->integer_ops * most_turns(pool, &integer, 1);
+    m->floating = p->float_ops * most_turns(pool, &floating, 1);
 }
 
 static void report_machine(report *r, const machine *m) {
