@@ -9,8 +9,8 @@
  *   6. Models       whole translations of a forced length
  *   7. Main
  *
- * moe.c is included, not linked: layers are built by its builders, placed by its planner and run by its executor, and bounds are
- * computed from the very nodes that were run. Nothing here is a second implementation of anything.
+ * moe.c is included, not linked: layers are built by its builders, placed by its planner and run by its executor, and bounds
+ * are computed from the very nodes that were run. Nothing here is a second implementation of anything.
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -37,8 +37,8 @@ static void usage(FILE *to) {
         "\n"
         "  -m FILE              model file; more than once: all of them, taking turns\n"
         "      --batch LIST     sentences decoded at once (default 1,8,32,128)\n"
-        "      --beam LIST      beam (default 1,4; of a layer 4: softmax selects beam + 1 tokens, the rows of a beam attend to\n"
-        "                       one sentence)\n"
+        "      --beam LIST      beam (default 1,4; of a layer 4: softmax selects beam + 1 tokens, and the rows of a beam attend\n"
+        "                       to one sentence)\n"
         "      --src-len N      tokens of a source, tag and end included (default 25)\n"
         "      --tgt-len N      tokens of a target: it neither ends before nor goes on after (default 25)\n"
         "      --profile        how long each node of the graphs took, in one more run of every model\n"
@@ -53,29 +53,30 @@ static void usage(FILE *to) {
         "\n"
         "      --isa LIST       kernels to use (default: $MOE_ISA, else the best here); auto is the best here\n"
         "      --threads N      threads (default: one per processor)\n"
-        "      --reps N         repetitions, 5 at least and by default; all configurations take turns in each, after a warm-up\n"
+        "      --reps N         repetitions, 5 at least and by default; configurations take turns in each, after a warm-up\n"
         "  -h, --help           this text\n"
         "  -V, --version        version\n"
         "\n"
         "The first lines, what: \"machine\", say what was measured here in the same run, with these threads:\n"
-        "  dram_gbytes_s, cache_gbytes_s, l2_gbytes_s   reading a buffer far larger than the last cache, one of 16 MB, and one of\n"
-        "                       half of a core's second-level cache, in 10^9 bytes a second\n"
+        "  dram_gbytes_s, cache_gbytes_s, l2_gbytes_s   reading a buffer far larger than the last cache, one of 16 MB, and\n"
+        "                       one of half of a core's second-level cache, in 10^9 bytes a second\n"
         "  integer_gops         multiply-adds of the instruction set's own instruction in registers, two operations each\n"
         "  float_gops           float multiplications and additions, rounded one by one (the engine never fuses them)\n"
-        "The best of several attempts counts.\n"
+        "The best of many short attempts counts. Peaks and L2 are per processor time, times the processors in use.\n"
         "\n"
-        "Layers: ms_median and ms_min of one call; gops, 10^9 operations a second; gbytes_s, what must be read per second: weights\n"
-        "and inputs. Every call sees other rows, so that experts come and go as they do in a model; inputs wait in memory.\n"
-        "Models: tok_s, target tokens of best hypotheses per second of the median repetition, encoder included; ms_per_step, its\n"
-        "time per decoder step; rss_mb, peak memory of a process that does this only, mapped model included.\n"
+        "Layers: ms_median and ms_min of one call; gops, 10^9 operations a second; gbytes_s, what must be read per second:\n"
+        "weights and inputs. Every call sees other rows, so that experts come and go as in a model; inputs wait in memory.\n"
+        "Models: tok_s, target tokens of best hypotheses per second of the median repetition, encoder included; ms_per_step,\n"
+        "its time per decoder step; rss_mb, peak memory of a process that does this only, mapped model included.\n"
         "\n"
-        "roofline_share is bound / ms_median. The bound of a call is the sum over its nodes of max(integer operations / integer\n"
-        "peak + float operations / float peak, weights / bandwidth of the level that holds the working set + inputs / bandwidth\n"
-        "of the level that holds the inputs). The working set is all weights of the graph (a layer, a decoder step); of the\n"
-        "recurrence inside an encoder layer its two matrices. exp, tanh and sigmoid count as 30 float operations. The experts\n"
-        "that a call reads are those expected of random routing: E (1 - (1 - k/E)^rows). Quantised products count as integer\n"
-        "operations, others as float.\n"
-        "cpu_share is the processor time that the threads got / (time * threads): well under 1, somebody else had the machine.\n"
+        "roofline_share is bound / ms_median. The bound of a call is the sum over its nodes of max(integer operations /\n"
+        "integer peak + float operations / float peak, weights / bandwidth of the level that holds the working set + inputs /\n"
+        "bandwidth of the level that holds the inputs). The working set is all weights of the graph (a layer, a decoder\n"
+        "step); of the recurrence inside an encoder layer its two matrices. exp, tanh and sigmoid count as 30 float\n"
+        "operations. The experts that a call reads are those expected of random routing: E (1 - (1 - k/E)^rows). Quantised\n"
+        "products count as integer operations, others as float.\n"
+        "cpu_share is the processor time that the threads got / (time * threads): well under 1, somebody else had the\n"
+        "machine, or the work was too little for so many threads.\n"
         "\n"
         "Exit status: 0 done, 2 usage, 3 FILE is not a model or memory ran out, 4 output could not be written.\n",
         to);
@@ -358,7 +359,9 @@ typedef struct machine_job {
 /* `bytes` is a multiple of 512. */
 static void read_bytes(const char *data, size_t bytes, int wide) {
 #if MOE_X86
-#define LOADS(at) "vmovdqa " #at "(%0), %%ymm0\n\tvmovdqa " #at "+32(%0), %%ymm1\n\tvmovdqa " #at "+64(%0), %%ymm2\n\tvmovdqa " #at "+96(%0), %%ymm3\n\t"
+#define LOADS(at)                                                                                                        \
+    "vmovdqa " #at "(%0), %%ymm0\n\tvmovdqa " #at "+32(%0), %%ymm1\n\tvmovdqa " #at "+64(%0), %%ymm2\n\tvmovdqa " #at       \
+    "+96(%0), %%ymm3\n\t"
     size_t turns = bytes / 512;
     if (wide) {
         __asm__ volatile("1:\n\t" LOADS(0) LOADS(128) LOADS(256) LOADS(384) "add $512, %0\n\tdec %1\n\tjnz 1b\n\tvzeroupper"
@@ -405,7 +408,7 @@ static double most_turns(moe_pool *pool, machine_job *job, int own) {
         if (own)
             for (size_t i = 0; i < pool->count; i++) seconds += job->busy[i] / threads;
         else seconds = now() - begin;
-        if (seconds < 0.5e-3 && !job->all && job->turns < SIZE_MAX / 4) { /* too short to be told from the clock and the start */
+        if (seconds < 0.5e-3 && !job->all && job->turns < SIZE_MAX / 4) { /* too short for the clock */
             job->turns *= 2;
             best = 0;
             continue;
@@ -507,8 +510,9 @@ static void report_machine(report *r, const machine *m) {
     emit(r, line);
     clear(r);
     if (r->table)
-        fprintf(stderr, "%s, %zu threads, %s: memory %.1f, cache %.1f, L2 %.1f GB/s; integers %.0f, floats %.0f Gop/s\n", m->cpu,
-                m->threads, m->kernels->name, m->dram * 1e-9, m->cache * 1e-9, m->l2 * 1e-9, m->integer * 1e-9, m->floating * 1e-9);
+        fprintf(stderr, "%s, %zu threads, %s: memory %.1f, cache %.1f, L2 %.1f GB/s; integers %.0f, floats %.0f Gop/s\n",
+                m->cpu, m->threads, m->kernels->name, m->dram * 1e-9, m->cache * 1e-9, m->l2 * 1e-9, m->integer * 1e-9,
+                m->floating * 1e-9);
 }
 
 /* ==== 4. Bounds ======================================================================================== */
@@ -727,7 +731,9 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
     if (strcmp(what, "softmax") == 0) return make_matrix(s, type, (size_t)o->vocabulary, width, 4, &random, &s->model.output);
     if (strcmp(what, "attention") == 0) {
         const size_t tokens = s->sentences * (size_t)o->src_len;
-        s->memory = (moe_memory){ make_floats(s, tokens * width, 1, &random), make_floats(s, tokens * width, 1, &random), tokens, width };
+        s->memory = (moe_memory){ .tokens = tokens, .width = width };
+        s->memory.keys = make_floats(s, tokens * width, 1, &random);
+        s->memory.values = make_floats(s, tokens * width, 1, &random);
         s->model.attention_size = width;
         s->model.attention_v = make_floats(s, width, 0.1f, &random);
         return s->memory.keys && s->memory.values && s->model.attention_v;
@@ -758,8 +764,10 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
         l->slab_down = (size_t)down;
         l->slabs = slabs = own(s, experts * l->slab_stride);
         if (!slabs || !make_matrix(s, MOE_TYPE_F32, experts, width, 4, &random, &l->gate_weight)) return 0;
-        if (!pack_matrix(type, hidden, width, 2, &random, slabs) || !pack_matrix(type, width, hidden, 2, &random, slabs + down)) return 0;
-        for (size_t e = 1; e < experts; e++) memcpy(slabs + e * l->slab_stride, slabs, l->slab_stride); /* other bytes, same numbers */
+        if (!pack_matrix(type, hidden, width, 2, &random, slabs)) return 0;
+        if (!pack_matrix(type, width, hidden, 2, &random, slabs + down)) return 0;
+        for (size_t e = 1; e < experts; e++) /* the same numbers in other places */
+            memcpy(slabs + e * l->slab_stride, slabs, l->slab_stride);
         return 1;
     }
 }
@@ -799,7 +807,8 @@ static void free_layer_bench(layer_bench *b) {
 }
 
 static int make_layer_bench(const options *o, stack *s, const machine *m, size_t rows, layer_bench *b) {
-    const size_t beam = (size_t)o->beam.values[0], top = strcmp(s->what, "softmax") ? 1 : moe_min(beam + 1, (size_t)o->vocabulary);
+    const size_t beam = (size_t)o->beam.values[0], tokens = (size_t)o->vocabulary;
+    const size_t top = strcmp(s->what, "softmax") ? 1 : moe_min(beam + 1, tokens);
     moe_error e;
     *b = (layer_bench){ .of = s, .machine = m, .rows = rows };
     b->graph = (moe_graph){ .nodes = calloc(LAYER_NODES, sizeof(moe_tensor)), .capacity = LAYER_NODES, .rows = rows,
@@ -814,7 +823,8 @@ static int make_layer_bench(const options *o, stack *s, const machine *m, size_t
     memset(b->arena, 0, b->graph.bytes);
     moe_graph_place(&b->graph, b->arena);
     b->frame = (moe_frame){ .rows = rows, .parents = b->ints, .want = b->ints + rows, .top_ids = b->ints + 2 * rows,
-                            .want_logprob = b->floats, .top_logprobs = b->floats + rows, .segment = b->sizes, .length = b->sizes + rows };
+                            .want_logprob = b->floats, .top_logprobs = b->floats + rows, .segment = b->sizes,
+                            .length = b->sizes + rows };
     for (size_t r = 0; r < rows; r++) {
         b->ints[rows + r] = -1;
         b->sizes[r] = r / beam * (size_t)o->src_len;
@@ -860,12 +870,12 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
     const double gops = (c.integer + c.floating) / t.median * 1e-9, gbytes = (c.weights + c.inputs) / t.median * 1e-9;
     const size_t vocabulary = s->model.output.rows;
     char line[512];
-    snprintf(line, sizeof line, "{\"what\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"rows\":%zu,\"experts\":%zu,\"k\":%zu,"
-             "\"d\":%zu,\"hidden\":%zu,\"vocabulary\":%zu,\"src_len\":%d,\"ms_median\":%.5g,\"ms_min\":%.5g,\"gops\":%.4g,"
-             "\"gbytes_s\":%.4g,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", s->what, moe_type_name(s->type), b->machine->kernels->name,
-             b->machine->threads, b->rows, l->experts, l->k, l->out, vocabulary || s->memory.keys ? 0 : l->hidden, vocabulary,
-             s->memory.keys ? o->src_len : 0, t.median * 1e3, t.least * 1e3, gops, gbytes, c.seconds / t.median,
-             b->busy / b->wall / (double)b->machine->threads);
+    snprintf(line, sizeof line, "{\"what\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"rows\":%zu,\"experts\":%zu,"
+             "\"k\":%zu,\"d\":%zu,\"hidden\":%zu,\"vocabulary\":%zu,\"src_len\":%d,\"ms_median\":%.5g,\"ms_min\":%.5g,"
+             "\"gops\":%.4g,\"gbytes_s\":%.4g,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", s->what, moe_type_name(s->type),
+             b->machine->kernels->name, b->machine->threads, b->rows, l->experts, l->k, l->out,
+             vocabulary || s->memory.keys ? 0 : l->hidden, vocabulary, s->memory.keys ? o->src_len : 0, t.median * 1e3,
+             t.least * 1e3, gops, gbytes, c.seconds / t.median, b->busy / b->wall / (double)b->machine->threads);
     emit(r, line);
     if (r->table)
         fprintf(stderr, "%-10s %-5s %-10s %6zu %11.4f %11.4f %9.1f %8.2f %8.0f %%\n", s->what, moe_type_name(s->type),
@@ -901,8 +911,8 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
         }
     clear(r);
     if (ok && r->table)
-        fprintf(stderr, "%-10s %-5s %-10s %6s %11s %11s %9s %8s %10s\n", "layer", "type", "kernels", "rows", "ms median", "ms min",
-                "Gop/s", "GB/s", "of bound");
+        fprintf(stderr, "%-10s %-5s %-10s %6s %11s %11s %9s %8s %10s\n", "layer", "type", "kernels", "rows", "ms median",
+                "ms min", "Gop/s", "GB/s", "of bound");
     for (size_t i = 0; ok && i < n; i++) report_layer(r, o, &benches[i]);
     for (size_t i = 0; benches && i < n; i++) free_layer_bench(&benches[i]);
     for (size_t i = 0; stacks && i < n_stacks; i++) free_stack(&stacks[i]);
@@ -976,7 +986,8 @@ static int make_model_bench(const options *o, model_bench *b, moe_error *e) {
     const moe_model *m = b->model;
     const int extra = m->source_tag + m->source_bos + m->source_eos;
     uint64_t random = 7;
-    if (o->src_len <= extra) return moe_fail(e, MOE_ERROR_ARGUMENT, "src-len", "--src-len must be above %d for this model", extra);
+    if (o->src_len <= extra)
+        return moe_fail(e, MOE_ERROR_ARGUMENT, "src-len", "--src-len must be above %d for this model", extra);
     b->pieces = (size_t)(o->src_len - extra);
     b->source = malloc((size_t)b->batch * b->pieces * sizeof *b->source);
     b->seconds = calloc((size_t)o->reps, sizeof *b->seconds);
@@ -1069,8 +1080,8 @@ static void name_model(const char *path, char *out, size_t size) {
  * uses meanwhile. */
 static void profile_compute(const moe_run *run, const moe_tensor *t) {
     const int decoder = strncmp(t->name, "decoder", 7) == 0;
-    const char *graph = (const char *)run->graph;
-    const moe_session *s = (const moe_session *)(const void *)(graph - (decoder ? offsetof(moe_session, decoder) : offsetof(moe_session, encoder)));
+    const size_t offset = decoder ? offsetof(moe_session, decoder) : offsetof(moe_session, encoder);
+    const moe_session *s = (const moe_session *)(const void *)((const char *)run->graph - offset);
     profile *p = s->params.trace_user;
     size_t i = 0;
     double begin = now();
@@ -1090,8 +1101,9 @@ static void profile_compute(const moe_run *run, const moe_tensor *t) {
 static void report_node(report *r, const model_bench *b, const char *node, const char *op, double seconds, double whole) {
     char model[128], line[512];
     name_model(b->path, model, sizeof model);
-    snprintf(line, sizeof line, "{\"what\":\"profile\",\"model\":\"%s\",\"isa\":\"%s\",\"batch\":%d,\"beam\":%d,\"node\":\"%s\",\"op\":\"%s\","
-             "\"ms\":%.4g,\"share\":%.4f}", model, b->machine->kernels->name, b->batch, b->beam, node, op, seconds * 1e3, seconds / whole);
+    snprintf(line, sizeof line, "{\"what\":\"profile\",\"model\":\"%s\",\"isa\":\"%s\",\"batch\":%d,\"beam\":%d,\"node\":\"%s\","
+             "\"op\":\"%s\",\"ms\":%.4g,\"share\":%.4f}", model, b->machine->kernels->name, b->batch, b->beam, node, op,
+             seconds * 1e3, seconds / whole);
     emit(r, line);
     if (r->table) fprintf(stderr, "  %5.1f %%  %10.3f ms  %-10s %s\n", 100 * seconds / whole, seconds * 1e3, op, node);
 }
@@ -1117,7 +1129,8 @@ static int profile_model(report *r, model_bench *b) {
     rest = whole;
     for (size_t i = 0; i < p->count; i++) rest -= p->nodes[i].seconds;
     if (r->table)
-        fprintf(stderr, "\n%s, batch %d, beam %d, %s: %.2f ms\n", b->path, b->batch, b->beam, b->machine->kernels->name, whole * 1e3);
+        fprintf(stderr, "\n%s, batch %d, beam %d, %s: %.2f ms\n", b->path, b->batch, b->beam, b->machine->kernels->name,
+                whole * 1e3);
     for (size_t i = 0; i < p->count; i++) {
         if (p->nodes[i].seconds < 0.002 * whole) small += p->nodes[i].seconds;
         else report_node(r, b, p->nodes[i].name, moe_op_names[p->nodes[i].op], p->nodes[i].seconds, whole);
@@ -1130,21 +1143,24 @@ static int profile_model(report *r, model_bench *b) {
 
 static void report_model(report *r, const options *o, model_bench *b) {
     const timing t = sum_up(b->seconds, (size_t)o->reps);
-    const double share = model_bound(o, b) / t.median, tok_s = (double)b->tokens / t.median, ms_per_step = t.median * 1e3 / b->steps;
+    const double share = model_bound(o, b) / t.median, tok_s = (double)b->tokens / t.median;
+    const double ms_per_step = t.median * 1e3 / b->steps, cpu_share = b->busy / b->wall / (double)b->machine->threads;
+    const char *isa = b->machine->kernels->name;
     char model[128], type[16], line[512];
     name_model(b->path, model, sizeof model);
     name_types(b->model, type, sizeof type);
-    snprintf(line, sizeof line, "{\"what\":\"model\",\"model\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"batch\":%d,\"beam\":%d,"
-             "\"src_len\":%d,\"tgt_len\":%d,\"tok_s\":%.5g,\"ms_per_step\":%.4g,\"ms_median\":%.5g,\"ms_min\":%.5g,\"session_mb\":%.1f,"
-             "\"rss_mb\":%.1f,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", model, type, b->machine->kernels->name, b->machine->threads, b->batch, b->beam,
-             o->src_len, o->tgt_len, tok_s, ms_per_step, t.median * 1e3, t.least * 1e3,
-             (double)b->session->stats.bytes / 1048576, b->rss_mb, share, b->busy / b->wall / (double)b->machine->threads);
+    snprintf(line, sizeof line, "{\"what\":\"model\",\"model\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"batch\":%d,"
+             "\"beam\":%d,\"src_len\":%d,\"tgt_len\":%d,\"tok_s\":%.5g,\"ms_per_step\":%.4g,\"ms_median\":%.5g,\"ms_min\":%.5g,"
+             "\"session_mb\":%.1f,\"rss_mb\":%.1f,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", model, type, isa,
+             b->machine->threads, b->batch, b->beam, o->src_len, o->tgt_len, tok_s, ms_per_step, t.median * 1e3, t.least * 1e3,
+             (double)b->session->stats.bytes / 1048576, b->rss_mb, share, cpu_share);
     emit(r, line);
     if (r->table)
-        fprintf(stderr, "%-24s %-6s %-10s %5d %4d %9.1f %9.3f %10.2f %8.1f %7.0f %%\n", model, type, b->machine->kernels->name, b->batch, b->beam,
+        fprintf(stderr, "%-24s %-6s %-10s %5d %4d %9.1f %9.3f %10.2f %8.1f %7.0f %%\n", model, type, isa, b->batch, b->beam,
                 tok_s, ms_per_step, t.least * 1e3, b->rss_mb, 100 * share);
     if (b->shorter)
-        fprintf(stderr, "moe-bench: %s: %zu of %d translations ended before --tgt-len %d\n", model, b->shorter, b->batch, o->tgt_len);
+        fprintf(stderr, "moe-bench: %s: %zu of %d translations ended before --tgt-len %d\n", model, b->shorter, b->batch,
+                o->tgt_len);
 }
 
 static int bench_models(report *r, const options *o, const machine *machines, model_bench *benches, size_t n) {
@@ -1176,8 +1192,8 @@ static int bench_models(report *r, const options *o, const machine *machines, mo
         }
     clear(r);
     if (!code && r->table)
-        fprintf(stderr, "%-24s %-6s %-10s %5s %4s %9s %9s %10s %8s %9s\n", "model", "type", "kernels", "batch", "beam", "tok/s", "ms/step",
-                "ms min", "MB", "of bound");
+        fprintf(stderr, "%-24s %-6s %-10s %5s %4s %9s %9s %10s %8s %9s\n", "model", "type", "kernels", "batch", "beam",
+                "tok/s", "ms/step", "ms min", "MB", "of bound");
     for (size_t i = 0; i < n && !code; i++) report_model(r, o, &benches[i]);
     for (size_t i = 0; i < n && !code && o->profile; i++) code = profile_model(r, &benches[i]);
     for (size_t i = 0; i < n; i++) free_model_bench(&benches[i]);
@@ -1188,7 +1204,9 @@ static int bench_models(report *r, const options *o, const machine *machines, mo
 /* ==== 7. Main ============================================================================================ */
 
 static int parse_options(int argc, char **argv, options *o) {
-    enum { BATCH = 256, BEAM, SRC_LEN, TGT_LEN, PROFILE, LAYER, ROWS, TYPE, EXPERTS, K, WIDTH, HIDDEN, VOCABULARY, ISA, THREADS, REPS };
+    enum { BATCH = 256, BEAM, SRC_LEN, TGT_LEN, PROFILE, LAYER, ROWS, TYPE, EXPERTS, K, WIDTH, HIDDEN, VOCABULARY, ISA, THREADS,
+           REPS };
+    static const char layers[] = "moe,lstm,dense,softmax,attention";
     static const struct option known[] = {
         { "batch", required_argument, NULL, BATCH },     { "beam", required_argument, NULL, BEAM },
         { "src-len", required_argument, NULL, SRC_LEN }, { "tgt-len", required_argument, NULL, TGT_LEN },
@@ -1224,7 +1242,7 @@ static int parse_options(int argc, char **argv, options *o) {
         case SRC_LEN: good = parse_int("src-len", optarg, 1, 1 << 16, &o->src_len); break;
         case TGT_LEN: good = parse_int("tgt-len", optarg, 2, 1 << 16, &o->tgt_len); break;
         case PROFILE: o->profile = 1; break;
-        case LAYER: good = parse_texts("layer", strcmp(optarg, "all") ? optarg : "moe,lstm,dense,softmax,attention", &o->layers); break;
+        case LAYER: good = parse_texts("layer", strcmp(optarg, "all") ? optarg : layers, &o->layers); break;
         case ROWS: good = parse_ints("rows", optarg, 1, 1 << 20, &o->rows); break;
         case TYPE: good = parse_texts("type", optarg, &o->types); break;
         case EXPERTS: good = parse_int("experts", optarg, 1, 1 << 16, &o->experts); break;
@@ -1247,11 +1265,15 @@ static int parse_options(int argc, char **argv, options *o) {
     if (!o->beam.count) parse_ints("beam", o->n_models ? "1,4" : "4", 1, MOE_MAX_BEAM, &o->beam);
     for (size_t i = 0; i < o->types.count; i++) {
         moe_type type;
-        if (!moe_type_parse(o->types.values[i], &type)) return bad_usage("type", o->types.values[i], "q8, q4, f32, f16 or bf16");
+        if (!moe_type_parse(o->types.values[i], &type)) return bad_usage("type", o->types.values[i], "q8, q4, f32, f16, bf16");
     }
-    for (size_t i = 0; i < o->layers.count; i++)
-        if (!strstr(",moe,lstm,dense,softmax,attention,", o->layers.values[i]) || strchr(o->layers.values[i], ',') || strlen(o->layers.values[i]) < 3)
-            return bad_usage("layer", o->layers.values[i], "moe, lstm, dense, softmax, attention or all");
+    for (size_t i = 0; i < o->layers.count; i++) {
+        text_list all;
+        int found = 0;
+        parse_texts("layer", layers, &all);
+        for (size_t k = 0; k < all.count; k++) found |= strcmp(all.values[k], o->layers.values[i]) == 0;
+        if (!found) return bad_usage("layer", o->layers.values[i], "moe, lstm, dense, softmax, attention or all");
+    }
     return 1;
 }
 
@@ -1268,7 +1290,8 @@ int main(int argc, char **argv) {
     memset(machines, 0, sizeof machines);
     for (size_t i = 0; i < o.isas.count; i++) {
         machines[i].threads = (size_t)o.threads;
-        if (moe_choose_kernels(o.isas.values[i], &machines[i].kernels, &e)) return fprintf(stderr, "moe-bench: %s\n", e.message), EXIT_USAGE;
+        if (moe_choose_kernels(o.isas.values[i], &machines[i].kernels, &e))
+            return fprintf(stderr, "moe-bench: %s\n", e.message), EXIT_USAGE;
     }
     /* Models in rising order of batch and beam; memory first, while this process is small and has no threads. */
     n = o.n_models * o.batch.count * o.beam.count * o.isas.count;

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Speed beside the peers, cold start, and endurance.
 
-    compare.py speed     target tokens per second of the paper's 32-expert network: moe, CTranslate2 with a Transformer-base (the
-                         usual engine for the same task) and PyTorch with the same network, in one run and taking turns; prints
-                         the Markdown table of README.md. Takes about 20 minutes; --quick takes 3 and leaves most of it out
+    compare.py speed     target tokens per second of the paper's 32-expert network: moe, CTranslate2 with a Transformer-base
+                         (the usual engine for the same task) and PyTorch with the same network, in one run and taking turns;
+                         prints the Markdown table of README.md. Takes about 20 minutes; --quick takes 3 and leaves most out
     compare.py cold      from process start to the first translation, and memory beside the mapped file
     compare.py lines     100,000 lines through one process: memory and speed at the beginning and at the end
 
@@ -82,7 +82,8 @@ class Moe:
                    "--tgt-len", o.tgt_len, "--threads", o.threads, "--reps", max(5, reps)] + (["--isa", o.isa] if o.isa else [])
         lines = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()
         self.machine, model = json.loads(lines[0]), json.loads(lines[1])
-        return {"seconds": [model["ms_median"] / 1000] * reps, "cpus": [model["cpu_share"] * o.threads] * reps, "rss_mb": model["rss_mb"]}
+        return {"seconds": [model["ms_median"] / 1000] * reps, "cpus": [model["cpu_share"] * o.threads] * reps,
+                "rss_mb": model["rss_mb"]}
 
     def close(self):
         pass
@@ -95,7 +96,7 @@ def make_models(o):
     for name, options in (("q8", []), ("q8+q4", ["--experts", "q4"])):
         path = os.path.join(o.folder, "paper-32-%s.bin" % name)
         if not os.path.exists(path):
-            subprocess.run([program("moe-make-random"), "--preset", "paper-32", "--type", "q8", "-o", path, *options], check=True)
+            subprocess.run([program("moe-make-random"), "--preset", "paper-32", "--type", "q8", "-o", path] + options, check=True)
         paths.append(path)
     return paths
 
@@ -126,10 +127,10 @@ def speed(o):
             results, machine = measure_configuration(o, paths)
             rows.append((o.beam, o.batch, results))
             for name, tokens, busy, rss in results:
-                print("beam %d, batch %3d  %-36s %8.1f tokens/s %5.2f processors %7.1f MB" % (o.beam, o.batch, name, tokens, busy, rss),
-                      file=sys.stderr, flush=True)
+                print("beam %d, batch %3d  %-36s %8.1f tokens/s %5.2f processors %7.1f MB"
+                      % (o.beam, o.batch, name, tokens, busy, rss), file=sys.stderr, flush=True)
     names = [r[0] for r in rows[0][2]]
-    peers = [("moe : " + label, [i for i, n in enumerate(names) if n.startswith(label)]) for label in ("CTranslate2", "PyTorch")]
+    peers = [("moe : " + p, [i for i, n in enumerate(names) if n.startswith(p)]) for p in ("CTranslate2", "PyTorch")]
     peers = [(title, where) for title, where in peers if where]
     starved = False
     print("%s, %d threads, %s kernels; %d tokens in, %d out; %s. Memory read at %.0f GB/s, integer peak %.0f Gop/s.\n" % (
@@ -145,8 +146,8 @@ def speed(o):
             cells.append("%d%s" % (round(tokens), "*" if busy < o.min_cpus * o.threads else ""))
         ratios = ["%.2f" % (best / max(results[i][1] for i in where)) for _, where in peers]
         print("| " + " | ".join([str(beam), str(batch)] + cells + ratios) + " |")
-    print("\nTarget tokens per second. moe and PyTorch run the paper's network with 32 experts (203 million parameters, 85 million used")
-    print("per token); CTranslate2 a Transformer-base (60 million). The ratios are of the faster moe to the faster of the others.")
+    print("\nTarget tokens per second. moe and PyTorch run the paper's network with 32 experts (203 million parameters, 85 million")
+    print("used per token); CTranslate2 a Transformer-base (60 million). Ratios are of the fastest moe to the fastest of the peer.")
     if starved:
         print("\\* got less than %d %% of its processors: this machine was shared, measure again." % round(100 * o.min_cpus))
 
@@ -184,8 +185,9 @@ def cold(o):
             times.append(took)
             peaks.append(peak)
     print(json.dumps({"what": "cold", "model": os.path.basename(o.model), "runs": o.runs,
-                      "first_translation_ms": round(statistics.median(times) * 1000, 1), "ms_min": round(min(times) * 1000, 1),
-                      "file_mb": round(size, 1), "rss_peak_mb": round(max(peaks), 1), "rss_above_file_mb": round(max(peaks) - size, 1)}))
+                      "first_translation_ms": round(statistics.median(times) * 1000, 1),
+                      "ms_min": round(min(times) * 1000, 1), "file_mb": round(size, 1), "rss_peak_mb": round(max(peaks), 1),
+                      "rss_above_file_mb": round(max(peaks) - size, 1)}))
 
 
 # ---- Endurance ---------------------------------------------------------------------------------------------------
@@ -193,9 +195,10 @@ def cold(o):
 
 def block_of_lines(count):
     choose = random.Random(4)
-    words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but not very old "
-             "new green today tomorrow always never quickly 12 1984 Berlin Anna with without when who").split()
-    return ["%s." % " ".join(choose.choice(words) for _ in range(choose.choice((1, 2, 3, 5, 8, 8, 13, 21)))) for _ in range(count)]
+    words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but not very "
+             "old new green today tomorrow always never quickly 12 1984 Berlin Anna with without when who").split()
+    lengths = (1, 2, 3, 5, 8, 8, 13, 21)
+    return [" ".join(choose.choice(words) for _ in range(choose.choice(lengths))) + "." for _ in range(count)]
 
 
 def lines(o):
@@ -228,9 +231,9 @@ def lines(o):
     assert not out.read() and process.wait() == 0
     rate = lambda a, b: round((b - a) * len(block) / (clock[b] - clock[a]), 1)  # noqa: E731
     print(json.dumps({"what": "lines", "model": os.path.basename(o.model), "lines": repeats * len(block),
-                      "lines_s_begin": rate(0, window), "lines_s_end": rate(repeats - window, repeats), "lines_s": rate(0, repeats),
-                      "rss_begin_mb": round(memory[0], 1), "rss_end_mb": round(memory[-1], 1), "rss_peak_mb": round(max(memory), 1),
-                      "blocks_that_differ": differing}))
+                      "lines_s_begin": rate(0, window), "lines_s_end": rate(repeats - window, repeats),
+                      "lines_s": rate(0, repeats), "rss_begin_mb": round(memory[0], 1), "rss_end_mb": round(memory[-1], 1),
+                      "rss_peak_mb": round(max(memory), 1), "blocks_that_differ": differing}))
     sys.exit(differing > 0)
 
 
@@ -240,17 +243,19 @@ def main():
     commands = p.add_subparsers(dest="command", required=True)
     s = commands.add_parser("speed", help="moe beside CTranslate2 and PyTorch")
     s.add_argument("--python", default=sys.executable, help="a Python with torch, ctranslate2, intel-openmp and numpy")
-    s.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "moe-bench"), help="for models of random weights (%(default)s)")
+    s.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "moe-bench"),
+                   help="for models of random weights (default %(default)s)")
     s.add_argument("--batches", type=numbers, default=[1, 8, 32, 128], metavar="LIST")
     s.add_argument("--beams", type=numbers, default=[4, 1], metavar="LIST")
-    s.add_argument("--torch", type=lambda text: [t for t in text.split(",") if t], default=["int8", "bf16", "f32"], metavar="LIST",
-                   help="PyTorch's types: int8,bf16,f32; '' for none")
+    s.add_argument("--torch", type=lambda text: [t for t in text.split(",") if t], default=["int8", "bf16", "f32"],
+                   metavar="LIST", help="PyTorch's types: int8,bf16,f32; '' for none")
     s.add_argument("--isa", help="moe's kernels, where not the best ones")
     s.add_argument("--src-len", type=int, default=25)
     s.add_argument("--tgt-len", type=int, default=25)
     s.add_argument("--threads", type=int, default=os.cpu_count())
     s.add_argument("--rounds", type=int, default=2, help="turns (default %(default)s)")
-    s.add_argument("--reps", type=int, default=3, help="repetitions in a peer's turn (default %(default)s; moe's turn has at least 5)")
+    s.add_argument("--reps", type=int, default=3,
+                   help="repetitions in a peer's turn (default %(default)s; moe's turn has at least 5)")
     s.add_argument("--min-cpus", type=float, default=0.9)
     s.add_argument("--only-moe", action="store_true", help="no peers")
     s.add_argument("--quick", action="store_true", help="beam 4, batch 1 and 32, one turn, PyTorch int8 only")
@@ -258,7 +263,8 @@ def main():
         c = commands.add_parser(name, help=words)
         c.add_argument("-m", "--model", default=os.path.join(ROOT, "models/en-de-fr-es.bin"))
         c.add_argument("-t", "--to", default="de", help="target language")
-        c.add_argument("--option", action="append", default=[], metavar="OPTION", help="handed to moe-translate, for instance --option=--threads=1")
+        c.add_argument("--option", action="append", default=[], metavar="OPTION",
+                       help="handed to moe-translate, for instance --option=--threads=1")
         if name == "cold":
             c.add_argument("--runs", type=int, default=20)
         else:
