@@ -37,7 +37,7 @@ static void usage(FILE *to) {
         "\n"
         "  -m FILE              model file; more than once: all of them, taking turns\n"
         "      --batch LIST     sentences decoded at once (default 1,8,32,128)\n"
-        "      --beam LIST      beam (default 1,4; of a layer 4: softmax selects beam + 1 tokens, and the rows of a beam attend\n"
+        "      --beam LIST      beam (default 1,4; of a layer 4: softmax selects beam + 1 tokens, the rows of a beam attend\n"
         "                       to one sentence)\n"
         "      --src-len N      tokens of a source, tag and end included (default 25)\n"
         "      --tgt-len N      tokens of a target: it neither ends before nor goes on after (default 25)\n"
@@ -310,14 +310,15 @@ static void integer_amx(size_t turns) {
 static void integer_neon(size_t turns) {
     NEON_LOOP(NEON_ZERO, SMULL(6, 0) SMULL(7, 1) SMULL(8, 2) SMULL(9, 3) SMULL(10, 4) SMULL(11, 5));
 }
-#define SDOT(a) "sdot v" #a ".4s, v16.16b, v17.16b\n\t"
+/* sdot and smmla va.4s, v16.16b, v17.16b as numbers: assemblers know them from Armv8.2 and 8.6 on only. */
+#define SDOT(a) ".inst 0x4e919600 + " #a "\n\t"
 static void integer_dot(size_t turns) {
-    NEON_LOOP(".arch_extension dotprod\n\t" NEON_ZERO, SDOT(0) SDOT(1) SDOT(2) SDOT(3) SDOT(4) SDOT(5) SDOT(6) SDOT(7) SDOT(8)
+    NEON_LOOP(NEON_ZERO, SDOT(0) SDOT(1) SDOT(2) SDOT(3) SDOT(4) SDOT(5) SDOT(6) SDOT(7) SDOT(8)
               SDOT(9) SDOT(10) SDOT(11));
 }
-#define SMMLA(a) "smmla v" #a ".4s, v16.16b, v17.16b\n\t"
+#define SMMLA(a) ".inst 0x4e91a600 + " #a "\n\t"
 static void integer_i8mm(size_t turns) {
-    NEON_LOOP(".arch_extension i8mm\n\t" NEON_ZERO, SMMLA(0) SMMLA(1) SMMLA(2) SMMLA(3) SMMLA(4) SMMLA(5) SMMLA(6) SMMLA(7)
+    NEON_LOOP(NEON_ZERO, SMMLA(0) SMMLA(1) SMMLA(2) SMMLA(3) SMMLA(4) SMMLA(5) SMMLA(6) SMMLA(7)
               SMMLA(8) SMMLA(9) SMMLA(10) SMMLA(11));
 }
 #define FMULADD(a, b) "fmul v" #a ".4s, v" #a ".4s, v16.4s\n\tfadd v" #b ".4s, v" #b ".4s, v17.4s\n\t"
@@ -981,7 +982,7 @@ static double translate_batch(model_bench *b) {
     return b->broken ? -1 : begin;
 }
 
-static int make_model_bench(const options *o, model_bench *b, moe_error *e) {
+static moe_status make_model_bench(const options *o, model_bench *b, moe_error *e) {
     moe_session_params p = moe_session_params_default(b->model);
     const moe_model *m = b->model;
     const int extra = m->source_tag + m->source_bos + m->source_eos;
@@ -1101,9 +1102,9 @@ static void profile_compute(const moe_run *run, const moe_tensor *t) {
 static void report_node(report *r, const model_bench *b, const char *node, const char *op, double seconds, double whole) {
     char model[128], line[512];
     name_model(b->path, model, sizeof model);
-    snprintf(line, sizeof line, "{\"what\":\"profile\",\"model\":\"%s\",\"isa\":\"%s\",\"batch\":%d,\"beam\":%d,\"node\":\"%s\","
-             "\"op\":\"%s\",\"ms\":%.4g,\"share\":%.4f}", model, b->machine->kernels->name, b->batch, b->beam, node, op,
-             seconds * 1e3, seconds / whole);
+    snprintf(line, sizeof line, "{\"what\":\"profile\",\"model\":\"%s\",\"isa\":\"%s\",\"batch\":%d,\"beam\":%d,"
+             "\"node\":\"%s\",\"op\":\"%s\",\"ms\":%.4g,\"share\":%.4f}", model, b->machine->kernels->name, b->batch,
+             b->beam, node, op, seconds * 1e3, seconds / whole);
     emit(r, line);
     if (r->table) fprintf(stderr, "  %5.1f %%  %10.3f ms  %-10s %s\n", 100 * seconds / whole, seconds * 1e3, op, node);
 }
@@ -1149,9 +1150,9 @@ static void report_model(report *r, const options *o, model_bench *b) {
     char model[128], type[16], line[512];
     name_model(b->path, model, sizeof model);
     name_types(b->model, type, sizeof type);
-    snprintf(line, sizeof line, "{\"what\":\"model\",\"model\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"batch\":%d,"
-             "\"beam\":%d,\"src_len\":%d,\"tgt_len\":%d,\"tok_s\":%.5g,\"ms_per_step\":%.4g,\"ms_median\":%.5g,\"ms_min\":%.5g,"
-             "\"session_mb\":%.1f,\"rss_mb\":%.1f,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", model, type, isa,
+    snprintf(line, sizeof line, "{\"what\":\"model\",\"model\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,"
+             "\"batch\":%d,\"beam\":%d,\"src_len\":%d,\"tgt_len\":%d,\"tok_s\":%.5g,\"ms_per_step\":%.4g,\"ms_median\":%.5g,"
+             "\"ms_min\":%.5g,\"session_mb\":%.1f,\"rss_mb\":%.1f,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", model, type, isa,
              b->machine->threads, b->batch, b->beam, o->src_len, o->tgt_len, tok_s, ms_per_step, t.median * 1e3, t.least * 1e3,
              (double)b->session->stats.bytes / 1048576, b->rss_mb, share, cpu_share);
     emit(r, line);
@@ -1163,25 +1164,31 @@ static void report_model(report *r, const options *o, model_bench *b) {
                 o->tgt_len);
 }
 
-static int bench_models(report *r, const options *o, const machine *machines, model_bench *benches, size_t n) {
-    moe_model *models[MAX_LIST] = { NULL };
+/* Models and sessions, before anything is measured: what is wrong with them is said at once. */
+static int open_models(report *r, const options *o, moe_model **models, model_bench *benches, size_t n) {
     moe_error e;
-    int code = EXIT_DONE;
-    for (size_t i = 0; i < o->n_models && !code; i++)
+    for (size_t i = 0; i < o->n_models; i++)
         if (moe_model_open(o->models[i], NULL, &models[i], &e)) {
-            fprintf(stderr, "moe-bench: %s: %s\n", o->models[i], e.message);
-            code = EXIT_MODEL;
+            clear(r);
+            return fprintf(stderr, "moe-bench: %s: %s\n", o->models[i], e.message), EXIT_MODEL;
         }
-    for (size_t i = 0; i < n && !code; i++) {
+    for (size_t i = 0; i < n; i++) {
         benches[i].model = models[i / (n / o->n_models)];
-        benches[i].machine = &machines[i % o->isas.count];
-        progress(r, "warming up, %zu of %zu", i + 1, n);
+        progress(r, "session %zu of %zu", i + 1, n);
         if (make_model_bench(o, &benches[i], &e)) {
+            clear(r);
             fprintf(stderr, "moe-bench: %s: %s\n", benches[i].path, e.message);
-            code = e.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
-        } else if (translate_batch(&benches[i]) < 0) {
-            code = EXIT_MODEL;
+            return e.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
         }
+    }
+    return EXIT_DONE;
+}
+
+static int bench_models(report *r, const options *o, model_bench *benches, size_t n) {
+    int code = EXIT_DONE;
+    for (size_t i = 0; i < n && !code; i++) {
+        progress(r, "warming up, %zu of %zu", i + 1, n);
+        if (translate_batch(&benches[i]) < 0) code = EXIT_MODEL;
         benches[i].wall = benches[i].busy = 0;
     }
     for (int rep = 0; rep < o->reps && !code; rep++)
@@ -1196,8 +1203,6 @@ static int bench_models(report *r, const options *o, const machine *machines, mo
                 "tok/s", "ms/step", "ms min", "MB", "of bound");
     for (size_t i = 0; i < n && !code; i++) report_model(r, o, &benches[i]);
     for (size_t i = 0; i < n && !code && o->profile; i++) code = profile_model(r, &benches[i]);
-    for (size_t i = 0; i < n; i++) free_model_bench(&benches[i]);
-    for (size_t i = 0; i < o->n_models; i++) moe_model_close(models[i]);
     return code;
 }
 
@@ -1282,7 +1287,8 @@ int main(int argc, char **argv) {
     machine machines[MAX_LIST];
     report r = { isatty(2), 0 };
     model_bench *benches = NULL;
-    moe_pool *pool;
+    moe_model *models[MAX_LIST] = { NULL };
+    moe_pool *pool = NULL;
     moe_error e;
     size_t n;
     int code = EXIT_DONE;
@@ -1306,14 +1312,10 @@ int main(int argc, char **argv) {
         progress(&r, "memory, %zu of %zu", i + 1, n);
         benches[i].rss_mb = probe_memory(&o, &benches[i]);
     }
-    pool = calloc(1, sizeof *pool);
-    if (!pool || moe_pool_start(pool, (size_t)o.threads, &e)) {
-        free(pool);
-        free(benches);
-        return out_of_memory();
-    }
+    code = open_models(&r, &o, models, benches, n);
+    if (!code && (!(pool = calloc(1, sizeof *pool)) || moe_pool_start(pool, (size_t)o.threads, &e))) code = out_of_memory();
     progress(&r, "measuring this machine");
-    if (!measure_bandwidth(&machines[0], pool)) code = out_of_memory();
+    if (!code && !measure_bandwidth(&machines[0], pool)) code = out_of_memory();
     for (size_t i = 0; i < o.isas.count && !code; i++) {
         const moe_kernels *kernels = machines[i].kernels;
         machines[i] = machines[0];
@@ -1322,8 +1324,10 @@ int main(int argc, char **argv) {
         report_machine(&r, &machines[i]);
     }
     if (!code && o.layers.count) code = bench_layers(&r, &o, machines, pool);
-    else if (!code && n) code = bench_models(&r, &o, machines, benches, n);
-    moe_pool_free(pool, pool->count);
+    else if (!code && n) code = bench_models(&r, &o, benches, n);
+    for (size_t i = 0; i < n; i++) free_model_bench(&benches[i]);
+    for (size_t i = 0; i < o.n_models; i++) moe_model_close(models[i]);
+    if (pool) moe_pool_free(pool, pool->count);
     free(pool);
     free(benches);
     if (!code && (r.failed || fflush(stdout))) {

@@ -96,7 +96,8 @@ def make_models(o):
     for name, options in (("q8", []), ("q8+q4", ["--experts", "q4"])):
         path = os.path.join(o.folder, "paper-32-%s.bin" % name)
         if not os.path.exists(path):
-            subprocess.run([program("moe-make-random"), "--preset", "paper-32", "--type", "q8", "-o", path] + options, check=True)
+            command = [program("moe-make-random"), "--preset", "paper-32", "--type", "q8", "-o", path]
+            subprocess.run(command + options, check=True)
         paths.append(path)
     return paths
 
@@ -146,8 +147,8 @@ def speed(o):
             cells.append("%d%s" % (round(tokens), "*" if busy < o.min_cpus * o.threads else ""))
         ratios = ["%.2f" % (best / max(results[i][1] for i in where)) for _, where in peers]
         print("| " + " | ".join([str(beam), str(batch)] + cells + ratios) + " |")
-    print("\nTarget tokens per second. moe and PyTorch run the paper's network with 32 experts (203 million parameters, 85 million")
-    print("used per token); CTranslate2 a Transformer-base (60 million). Ratios are of the fastest moe to the fastest of the peer.")
+    print("\nTarget tokens per second. moe and PyTorch run the paper's network with 32 experts (203 million parameters, 85")
+    print("million used per token); CTranslate2 a Transformer-base (60 million). Ratios are of the fastest of either side.")
     if starved:
         print("\\* got less than %d %% of its processors: this machine was shared, measure again." % round(100 * o.min_cpus))
 
@@ -195,8 +196,8 @@ def cold(o):
 
 def block_of_lines(count):
     choose = random.Random(4)
-    words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but not very "
-             "old new green today tomorrow always never quickly 12 1984 Berlin Anna with without when who").split()
+    words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but not "
+             "very old new green today tomorrow always never quickly 12 1984 Berlin Anna with without when who").split()
     lengths = (1, 2, 3, 5, 8, 8, 13, 21)
     return [" ".join(choose.choice(words) for _ in range(choose.choice(lengths))) + "." for _ in range(count)]
 
