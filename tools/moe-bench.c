@@ -68,6 +68,8 @@ static void usage(FILE *to) {
         "weights and inputs. Every call sees other rows, so that experts come and go as in a model; inputs wait in memory.\n"
         "Models: tok_s, target tokens of best hypotheses per second of the median repetition, encoder included; ms_per_step,\n"
         "its time per decoder step; rss_mb, peak memory of a process that does this only, mapped model included.\n"
+        "With --profile also lines what: \"profile\", one for each node that took 0.2 % of a run, one for the others and one\n"
+        "for what is in no node.\n"
         "\n"
         "roofline_share is bound / ms_median. The bound of a call is the sum over its nodes of max(integer operations /\n"
         "integer peak + float operations / float peak, weights / bandwidth of the level that holds the working set + inputs /\n"
@@ -620,10 +622,11 @@ static cost node_cost(const machine *m, const moe_tensor *t, const load *l) {
     return c;
 }
 
-/* Nodes from `first` on. */
-static cost graph_cost(const machine *m, const moe_graph *g, size_t first, const load *l) {
+/* Nodes from `first` on, or only those of the name and op of `like`. */
+static cost graph_cost(const machine *m, const moe_graph *g, size_t first, const moe_tensor *like, const load *l) {
     cost sum = { 0, 0, 0, 0, 0 };
     for (size_t i = first; i < g->count; i++) {
+        if (like && (g->nodes[i].op != like->op || strcmp(g->nodes[i].name, like->name))) continue;
         const cost c = node_cost(m, &g->nodes[i], l);
         sum.integer += c.integer;
         sum.floating += c.floating;
@@ -866,7 +869,7 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
     const moe_layer *l = &s->layer;
     const load at = { (double)b->rows, 1, (double)moe_divide_up(b->rows, (size_t)o->beam.values[0]), (double)o->src_len,
                       graph_weights(&b->graph) };
-    const cost c = graph_cost(b->machine, &b->graph, b->inputs, &at);
+    const cost c = graph_cost(b->machine, &b->graph, b->inputs, NULL, &at);
     const timing t = sum_up(b->seconds, (size_t)o->reps);
     const double gops = (c.integer + c.floating) / t.median * 1e-9, gbytes = (c.weights + c.inputs) / t.median * 1e-9;
     const size_t vocabulary = s->model.output.rows;
@@ -926,7 +929,7 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
 
 /* What a node of a session's graphs cost, found again by the name. */
 typedef struct profile {
-    struct { char name[48]; moe_op op; double seconds; } nodes[256];
+    struct { moe_tensor like; double seconds; } nodes[256]; /* names and ops */
     size_t count;
 } profile;
 
@@ -1042,8 +1045,9 @@ static double probe_memory(const options *o, const model_bench *like) {
 #endif
 }
 
-/* The least time of the whole batch: groups through the encoder as the session admits them, then step by step. */
-static double model_bound(const options *o, const model_bench *b) {
+/* The least time of the whole batch: groups through the encoder as the session admits them, then step by step. Of all nodes, or
+ * of those with the name and op of `like`. */
+static double model_bound(const options *o, const model_bench *b, const moe_tensor *like) {
     const moe_session *s = b->session;
     const size_t batch = (size_t)b->batch, max_source = (size_t)s->params.max_source;
     const size_t most = (s->encode_tokens - max_source) / (size_t)o->src_len + 1;
@@ -1052,13 +1056,13 @@ static double model_bound(const options *o, const model_bench *b) {
     for (size_t done = 0; done < batch; done += most) {
         at.sentences = (double)moe_min(most, batch - done);
         at.rows = at.sentences * (double)o->src_len;
-        seconds += graph_cost(b->machine, &s->encoder, 0, &at).seconds;
+        seconds += graph_cost(b->machine, &s->encoder, 0, like, &at).seconds;
     }
     at.resident = graph_weights(&s->decoder);
     at.sentences = (double)batch;
     for (int step = 0; step < o->tgt_len; step++) {
         at.rows = (double)batch * (step ? b->beam : 1);
-        seconds += graph_cost(b->machine, &s->decoder, 0, &at).seconds;
+        seconds += graph_cost(b->machine, &s->decoder, 0, like, &at).seconds;
     }
     return seconds;
 }
@@ -1088,34 +1092,36 @@ static void profile_compute(const moe_run *run, const moe_tensor *t) {
     double begin = now();
     moe_backend_cpu.compute[t->op](run, t);
     begin = now() - begin;
-    while (i < p->count && (p->nodes[i].op != t->op || strcmp(p->nodes[i].name, t->name))) i++;
+    while (i < p->count && (p->nodes[i].like.op != t->op || strcmp(p->nodes[i].like.name, t->name))) i++;
     if (i == p->count) {
         if (i == MOE_COUNT(p->nodes)) return;
-        snprintf(p->nodes[i].name, sizeof p->nodes[i].name, "%s", t->name);
-        p->nodes[i].op = t->op;
+        p->nodes[i].like = *t;
         p->nodes[i].seconds = 0;
         p->count++;
     }
     p->nodes[i].seconds += begin;
 }
 
-static void report_node(report *r, const model_bench *b, const char *node, const char *op, double seconds, double whole) {
+static void report_node(report *r, const model_bench *b, const char *node, const char *op, double seconds, double whole,
+                        double bound) {
     char model[128], line[512];
     name_model(b->path, model, sizeof model);
     snprintf(line, sizeof line, "{\"what\":\"profile\",\"model\":\"%s\",\"isa\":\"%s\",\"batch\":%d,\"beam\":%d,"
-             "\"node\":\"%s\",\"op\":\"%s\",\"ms\":%.4g,\"share\":%.4f}", model, b->machine->kernels->name, b->batch,
-             b->beam, node, op, seconds * 1e3, seconds / whole);
+             "\"node\":\"%s\",\"op\":\"%s\",\"ms\":%.4g,\"share\":%.4f,\"roofline_share\":%.3f}", model,
+             b->machine->kernels->name, b->batch, b->beam, node, op, seconds * 1e3, seconds / whole, bound / seconds);
     emit(r, line);
-    if (r->table) fprintf(stderr, "  %5.1f %%  %10.3f ms  %-10s %s\n", 100 * seconds / whole, seconds * 1e3, op, node);
+    if (r->table)
+        fprintf(stderr, "  %5.1f %%  %10.3f ms  %4.0f %% of bound  %-10s %s\n", 100 * seconds / whole, seconds * 1e3,
+                100 * bound / seconds, op, node);
 }
 
 /* One more run under the clock; what is in no node is the search and the queue. */
-static int profile_model(report *r, model_bench *b) {
+static int profile_model(report *r, const options *o, model_bench *b) {
     moe_backend backend = { .name = "cpu" };
     profile *p = calloc(1, sizeof *p);
     moe_session *s = b->session;
     void *user = s->params.trace_user;
-    double whole, rest, small = 0;
+    double whole, rest, small = 0, small_bound = 0;
     if (!p) return out_of_memory();
     for (size_t i = 0; i < MOE_OP_COUNT; i++) backend.compute[i] = moe_backend_cpu.compute[i] ? profile_compute : NULL;
     s->backend = &backend;
@@ -1133,18 +1139,20 @@ static int profile_model(report *r, model_bench *b) {
         fprintf(stderr, "\n%s, batch %d, beam %d, %s: %.2f ms\n", b->path, b->batch, b->beam, b->machine->kernels->name,
                 whole * 1e3);
     for (size_t i = 0; i < p->count; i++) {
-        if (p->nodes[i].seconds < 0.002 * whole) small += p->nodes[i].seconds;
-        else report_node(r, b, p->nodes[i].name, moe_op_names[p->nodes[i].op], p->nodes[i].seconds, whole);
+        const moe_tensor *t = &p->nodes[i].like;
+        const double seconds = p->nodes[i].seconds, bound = model_bound(o, b, t);
+        if (seconds < 0.002 * whole) small += seconds, small_bound += bound;
+        else report_node(r, b, t->name, moe_op_names[t->op], seconds, whole, bound);
     }
-    report_node(r, b, "smaller ones", "all", small, whole);
-    report_node(r, b, "search and queue", "none", rest, whole);
+    report_node(r, b, "smaller ones", "all", small, whole, small_bound);
+    report_node(r, b, "search and queue", "none", rest, whole, 0);
     free(p);
     return EXIT_DONE;
 }
 
 static void report_model(report *r, const options *o, model_bench *b) {
     const timing t = sum_up(b->seconds, (size_t)o->reps);
-    const double share = model_bound(o, b) / t.median, tok_s = (double)b->tokens / t.median;
+    const double share = model_bound(o, b, NULL) / t.median, tok_s = (double)b->tokens / t.median;
     const double ms_per_step = t.median * 1e3 / b->steps, cpu_share = b->busy / b->wall / (double)b->machine->threads;
     const char *isa = b->machine->kernels->name;
     char model[128], type[16], line[512];
@@ -1152,8 +1160,8 @@ static void report_model(report *r, const options *o, model_bench *b) {
     name_types(b->model, type, sizeof type);
     snprintf(line, sizeof line, "{\"what\":\"model\",\"model\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,"
              "\"batch\":%d,\"beam\":%d,\"src_len\":%d,\"tgt_len\":%d,\"tok_s\":%.5g,\"ms_per_step\":%.4g,\"ms_median\":%.5g,"
-             "\"ms_min\":%.5g,\"session_mb\":%.1f,\"rss_mb\":%.1f,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", model, type, isa,
-             b->machine->threads, b->batch, b->beam, o->src_len, o->tgt_len, tok_s, ms_per_step, t.median * 1e3, t.least * 1e3,
+             "\"ms_min\":%.5g,\"session_mb\":%.1f,\"rss_mb\":%.1f,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", model, type,
+             isa, b->machine->threads, b->batch, b->beam, o->src_len, o->tgt_len, tok_s, ms_per_step, t.median * 1e3, t.least * 1e3,
              (double)b->session->stats.bytes / 1048576, b->rss_mb, share, cpu_share);
     emit(r, line);
     if (r->table)
@@ -1202,7 +1210,7 @@ static int bench_models(report *r, const options *o, model_bench *benches, size_
         fprintf(stderr, "%-24s %-6s %-10s %5s %4s %9s %9s %10s %8s %9s\n", "model", "type", "kernels", "batch", "beam",
                 "tok/s", "ms/step", "ms min", "MB", "of bound");
     for (size_t i = 0; i < n && !code; i++) report_model(r, o, &benches[i]);
-    for (size_t i = 0; i < n && !code && o->profile; i++) code = profile_model(r, &benches[i]);
+    for (size_t i = 0; i < n && !code && o->profile; i++) code = profile_model(r, o, &benches[i]);
     return code;
 }
 
