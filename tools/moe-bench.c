@@ -1161,8 +1161,8 @@ static void report_model(report *r, const options *o, model_bench *b) {
     snprintf(line, sizeof line, "{\"what\":\"model\",\"model\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,"
              "\"batch\":%d,\"beam\":%d,\"src_len\":%d,\"tgt_len\":%d,\"tok_s\":%.5g,\"ms_per_step\":%.4g,\"ms_median\":%.5g,"
              "\"ms_min\":%.5g,\"session_mb\":%.1f,\"rss_mb\":%.1f,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", model, type,
-             isa, b->machine->threads, b->batch, b->beam, o->src_len, o->tgt_len, tok_s, ms_per_step, t.median * 1e3, t.least * 1e3,
-             (double)b->session->stats.bytes / 1048576, b->rss_mb, share, cpu_share);
+             isa, b->machine->threads, b->batch, b->beam, o->src_len, o->tgt_len, tok_s, ms_per_step, t.median * 1e3,
+             t.least * 1e3, (double)b->session->stats.bytes / 1048576, b->rss_mb, share, cpu_share);
     emit(r, line);
     if (r->table)
         fprintf(stderr, "%-24s %-6s %-10s %5d %4d %9.1f %9.3f %10.2f %8.1f %7.0f %%\n", model, type, isa, b->batch, b->beam,
