@@ -29,7 +29,7 @@ SYSTEM = -isystem $(BREW)/include
 SYSTEM_LIBS = -L$(BREW)/lib
 endif
 
-PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-make-random
+PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-make-random $(BIN)/moe-bench
 LIBRARY  = $(BIN)/libmoe.a
 
 # ---- Build ---------------------------------------------------------------------------------------------------
@@ -75,6 +75,10 @@ $(BUILD)/moe-quantize.o: tools/moe-quantize.c tools/text.h tools/spm.h moe.h | $
 $(BUILD)/moe-make-random.o: tools/moe-make-random.c moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-make-random.c -o $@
 
+# Has the engine inside it: it runs single kernels and layers.
+$(BUILD)/moe-bench.o: tools/moe-bench.c moe.c moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -O3 -c tools/moe-bench.c -o $@
+
 $(LIBRARY): $(BUILD)/moe.o
 	rm -f $@
 	$(AR) rcs $@ $(BUILD)/moe.o
@@ -91,10 +95,13 @@ $(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(BUILD)/text.o $(BUILD)/spm.o $(BU
 $(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(BUILD)/moe.o
 	$(LINK) $^ -lm -o $@
 
+$(BIN)/moe-bench: $(BUILD)/moe-bench.o
+	$(LINK) $^ -lm -o $@
+
 # ---- Use -----------------------------------------------------------------------------------------------------
 
 help:
-	@echo 'make                  build ./moe-translate ./moe-info ./moe-quantize ./moe-make-random and libmoe.a'
+	@echo 'make                  build ./moe-translate ./moe-info ./moe-quantize ./moe-make-random ./moe-bench and libmoe.a'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'
 	@echo 'make check            quick checks of the source: exported names, table of contents'
