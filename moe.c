@@ -728,6 +728,13 @@ static const moe_kernels moe_kernels_portable = {
 #define MOE_AVX2 __attribute__((target("avx2")))
 #define MOE_AVX2_INLINE static inline __attribute__((always_inline, target("avx2")))
 
+/* Without this gcc keeps the sums of a tile in memory. */
+#if defined(__clang__)
+#define MOE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define MOE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 MOE_AVX2_INLINE float moe_join_avx2(__m256 low, __m256 high) {
     __m256 eight = _mm256_add_ps(low, high);
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -867,6 +874,13 @@ MOE_AVX2_INLINE void moe_q8_finish_avx2(const moe_linear *l, size_t at, size_t j
     if (rest) moe_store_avx2(l->y + at * l->y_stride + j + 8, y1, rest);
 }
 
+/* Four codes in every lane. */
+MOE_AVX2_INLINE __m256i moe_four_avx2(const int8_t *codes) {
+    int32_t four;
+    memcpy(&four, codes, 4);
+    return _mm256_set1_epi32(four);
+}
+
 /* One block of 16 outputs of a Q8 matrix against up to 4 input rows. maddubs multiplies |w| (unsigned) by x with w's
  * sign; within [-127, 127] its 16-bit sums cannot saturate (2 * 127 * 127 = 32258), so everything is exact. */
 MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
@@ -881,10 +895,7 @@ MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t bl
         __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + g * 64 + 32));
         __m256i a0 = _mm256_abs_epi8(w0), a1 = _mm256_abs_epi8(w1);
         for (int r = 0; r < rows; r++) {
-            int32_t four;
-            __m256i x;
-            memcpy(&four, l->codes + (row + (size_t)r) * code_bytes + g * 4, 4);
-            x = _mm256_set1_epi32(four);
+            const __m256i x = moe_four_avx2(l->codes + (row + (size_t)r) * code_bytes + g * 4);
             low[r] = _mm256_add_epi32(
                 low[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a0, _mm256_sign_epi8(x, w0)), ones));
             high[r] = _mm256_add_epi32(
@@ -895,45 +906,52 @@ MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t bl
 }
 
 /* The same for Q4. Nibbles are code + 8, unsigned, so maddubs needs no signs, and its 16-bit sums hold a whole group (8 * 2 * 15 *
- * 127 = 30480); per group 8 * sum(x) is taken off and the rest multiplied by sub: the same integer in another order. */
+ * 127 = 30480); per group 8 * sum(x) is taken off, which leaves sum(code * x) in 16 bits (8 * 127 * 32 = 32512), and the rest
+ * multiplied by sub: the same integer in another order. Several rows take half a block at a time, to stay in 16 registers. */
 MOE_AVX2_INLINE void moe_q4_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
     const uint8_t *w = (const uint8_t *)m->data + block * groups * 256;
-    const int8_t *subs = m->subs + block * groups * 16;
-    const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15);
-    __m256i low[4], high[4];
-    for (int r = 0; r < rows; r++) low[r] = high[r] = _mm256_setzero_si256();
-    for (size_t g = 0; g < groups; g++) {
-        const __m256i sub0 = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16)));
-        const __m256i sub1 = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16 + 8)));
-        __m256i part0[4], part1[4];
-        for (int r = 0; r < rows; r++) part0[r] = part1[r] = _mm256_setzero_si256();
-        for (size_t u = 0; u < 4; u++) { /* a unit is 16 rows x 8 columns */
-            const __m256i b0 = _mm256_loadu_si256((const __m256i *)(const void *)(w + (g * 4 + u) * 64));
-            const __m256i b1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + (g * 4 + u) * 64 + 32));
-            const __m256i w00 = _mm256_and_si256(b0, nibble), w01 = _mm256_and_si256(_mm256_srli_epi16(b0, 4), nibble);
-            const __m256i w10 = _mm256_and_si256(b1, nibble), w11 = _mm256_and_si256(_mm256_srli_epi16(b1, 4), nibble);
-            for (int r = 0; r < rows; r++) {
-                int32_t four[2];
-                __m256i x0, x1;
-                memcpy(four, l->codes + (row + (size_t)r) * code_bytes + g * MOE_Q4_GROUP + u * 8, 8);
-                x0 = _mm256_set1_epi32(four[0]);
-                x1 = _mm256_set1_epi32(four[1]);
-                part0[r] = _mm256_add_epi16(part0[r], _mm256_add_epi16(_mm256_maddubs_epi16(w00, x0), _mm256_maddubs_epi16(w01, x1)));
-                part1[r] = _mm256_add_epi16(part1[r], _mm256_add_epi16(_mm256_maddubs_epi16(w10, x0), _mm256_maddubs_epi16(w11, x1)));
+    const int8_t *subs = m->subs + block * groups * 16, *x = l->codes + row * code_bytes;
+    const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15), low_half = _mm256_set1_epi32(0xffff);
+    const int halves = rows == 1 ? 2 : 1;
+    __m256i done[4][2];
+    MOE_UNROLL for (int half = 0; half < 2; half += halves) {
+        __m256i sum[4][2];
+        MOE_UNROLL for (int r = 0; r < rows; r++)
+            MOE_UNROLL for (int h = 0; h < halves; h++) sum[r][h] = _mm256_setzero_si256();
+        for (size_t g = 0; g < groups; g++) {
+            __m256i part[4][2];
+            MOE_UNROLL for (int r = 0; r < rows; r++)
+                MOE_UNROLL for (int h = 0; h < halves; h++) part[r][h] = _mm256_setzero_si256();
+            MOE_UNROLL for (size_t u = 0; u < 4; u++) /* a unit is 16 rows x 8 columns */
+                MOE_UNROLL for (int h = 0; h < halves; h++) {
+                    const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)(w + (g * 4 + u) * 64 + (half + h) * 32));
+                    const __m256i w0 = _mm256_and_si256(bytes, nibble), w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+                    MOE_UNROLL for (int r = 0; r < rows; r++) {
+                        const int8_t *codes = x + (size_t)r * code_bytes + g * MOE_Q4_GROUP + u * 8;
+                        const __m256i p0 = _mm256_maddubs_epi16(w0, moe_four_avx2(codes));
+                        const __m256i p1 = _mm256_maddubs_epi16(w1, moe_four_avx2(codes + 4));
+                        part[r][h] = _mm256_add_epi16(part[r][h], _mm256_add_epi16(p0, p1));
+                        __asm__("" : "+x"(part[r][h])); /* or gcc sums all products of a group in the end and spills them */
+                    }
+                }
+            MOE_UNROLL for (int h = 0; h < halves; h++) {
+                const __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16 + (half + h) * 8));
+                const __m256i sub = _mm256_and_si256(_mm256_cvtepi8_epi32(eight), low_half);
+                MOE_UNROLL for (int r = 0; r < rows; r++) {
+                    int16_t x_sum;
+                    __m256i v;
+                    memcpy(&x_sum, x + (size_t)r * code_bytes + m->cols_padded + 2 * g, 2);
+                    v = _mm256_sub_epi32(_mm256_madd_epi16(part[r][h], ones), _mm256_set1_epi32(8 * x_sum));
+                    sum[r][h] = _mm256_add_epi32(sum[r][h], _mm256_madd_epi16(v, sub));
+                }
             }
         }
-        for (int r = 0; r < rows; r++) {
-            int16_t sum;
-            __m256i sums;
-            memcpy(&sum, l->codes + (row + (size_t)r) * code_bytes + m->cols_padded + 2 * g, 2);
-            sums = _mm256_set1_epi32(8 * sum);
-            low[r] = _mm256_add_epi32(low[r], _mm256_mullo_epi32(sub0, _mm256_sub_epi32(_mm256_madd_epi16(part0[r], ones), sums)));
-            high[r] = _mm256_add_epi32(high[r], _mm256_mullo_epi32(sub1, _mm256_sub_epi32(_mm256_madd_epi16(part1[r], ones), sums)));
-        }
+        MOE_UNROLL for (int r = 0; r < rows; r++)
+            MOE_UNROLL for (int h = 0; h < halves; h++) done[r][half + h] = sum[r][h];
     }
-    for (int r = 0; r < rows; r++) moe_q8_finish_avx2(l, row + (size_t)r, block * 16, low[r], high[r]);
+    MOE_UNROLL for (int r = 0; r < rows; r++) moe_q8_finish_avx2(l, row + (size_t)r, block * 16, done[r][0], done[r][1]);
 }
 
 #define MOE_QUANTISED_ROWS_AVX2(kernel)                                                                         \
@@ -1111,13 +1129,6 @@ static const moe_kernels moe_kernels_avx2 = {
 #define MOE_AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
 #define MOE_AVX512 __attribute__((target(MOE_AVX512_TARGET)))
 #define MOE_AVX512_INLINE static inline __attribute__((always_inline, target(MOE_AVX512_TARGET)))
-
-/* Without this gcc keeps the sums of a large tile in memory. */
-#if defined(__clang__)
-#define MOE_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define MOE_UNROLL _Pragma("GCC unroll 16")
-#endif
 
 /* The first n lanes. */
 MOE_AVX512_INLINE __mmask16 moe_mask_avx512(size_t n) { return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u); }
