@@ -2299,6 +2299,18 @@ static moe_span moe_meta_text(const moe_meta *m, size_t i) {
     }
 }
 
+static size_t moe_meta_texts(const moe_meta *m, moe_span *out, size_t n) {
+    const char *p = m->data;
+    uint64_t length;
+    if (m->kind != MOE_META_TEXTS) return 0;
+    n = moe_min(n, m->count);
+    for (size_t i = 0; i < n; i++, p += 8 + moe_round_up((size_t)length, 8)) {
+        memcpy(&length, p, 8);
+        out[i] = (moe_span){ p + 8, (size_t)length };
+    }
+    return n;
+}
+
 static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *name) {
     for (size_t i = 0; i < f->n_tensors; i++)
         if (moe_span_is(f->tensors[i].name, name)) return &f->tensors[i];
@@ -2330,6 +2342,7 @@ typedef struct moe_layer {
     size_t out;    /* columns of the layer's output */
     /* LSTM */
     size_t state;  /* P: recurrent output per direction; H where it is not projected */
+    size_t begins; /* encoder: the decoder layer that begins with this one's last state, if decoder_from_encoder */
     int projected, bidirectional, merge_sum;
     float forget_bias;
     moe_context context;
@@ -2346,6 +2359,8 @@ typedef struct moe_layer {
     const char *slabs;       /* [E] slabs of slab_stride bytes */
     size_t slab_stride, slab_down;
 } moe_layer;
+
+static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", NULL };
 
 struct moe_model {
     moe_allocator allocator;
@@ -2368,6 +2383,8 @@ struct moe_model {
     int query_output;           /* the query is the layer's output, else its recurrent state */
     int start_zero;             /* the first context is zero, else it attends with a zero query */
     int context_current;        /* some layer reads the context of this step */
+    moe_rules rules;
+    int decoder_from_encoder;   /* the decoder begins with the encoder's last states, else with zeros */
     moe_matrix w_key, w_query;  /* [A, memory_width], [A, query_width] */
     const float *attention_v, *attention_bias;
 };
@@ -2605,13 +2622,29 @@ static void moe_bind_attention(moe_reader *r, moe_model *m) {
     static const char *const kinds[] = { "additive", "product", NULL };
     static const char *const queries[] = { "state", "output", NULL };
     static const char *const starts[] = { "query", "zero", NULL };
-    static const char *const inits[] = { "zero", NULL };
+    static const char *const inits[] = { "zero", "encoder", NULL };
     m->attention_product = moe_read_choice(r, moe_read(r, "attention.kind"), kinds, -1);
     m->attention_size = (size_t)moe_read_int(r, moe_read(r, "attention.size"), 1, 1 << 20, 0);
     m->attention_layer = (size_t)moe_read_int(r, moe_read(r, "attention.layer"), 0, (int64_t)m->n_decoder - 1, 0);
     m->query_output = moe_read_choice(r, moe_read(r, "attention.query"), queries, -1);
     m->start_zero = moe_read_choice(r, moe_read(r, "attention.start"), starts, 0);
-    moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
+    m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
+}
+
+/* The n-th LSTM layer of the decoder begins where the n-th of the encoder ended: at its last token, or, if it reads both ways, at
+ * its first, where the backward direction ends. */
+static void moe_pair_states(moe_reader *r, moe_model *m) {
+    size_t e = 0, d = 0;
+    snprintf(r->key, sizeof r->key, "decoder.init");
+    for (;; e++, d++) {
+        while (e < m->n_encoder && m->encoder[e].kind != MOE_LAYER_LSTM) e++;
+        while (d < m->n_decoder && m->decoder[d].kind != MOE_LAYER_LSTM) d++;
+        if (e == m->n_encoder || d == m->n_decoder) break;
+        m->encoder[e].begins = d;
+        if (m->encoder[e].hidden != m->decoder[d].hidden || m->encoder[e].state != m->decoder[d].state)
+            moe_reader_fail(r, "is \"encoder\", but %s and %s have states of other sizes", m->encoder[e].name, m->decoder[d].name);
+    }
+    if (e < m->n_encoder || d < m->n_decoder) moe_reader_fail(r, "is \"encoder\", but the sides differ in their number of lstm layers");
 }
 
 static void moe_bind_decoder(moe_reader *r, moe_model *m) {
@@ -2627,6 +2660,7 @@ static void moe_bind_decoder(moe_reader *r, moe_model *m) {
             moe_reader_fail(r, "must not be \"current\": layer %zu makes the query only later", m->attention_layer);
     }
     if (r->status != MOE_OK) return;
+    if (m->decoder_from_encoder) moe_pair_states(r, m);
     source = &m->decoder[m->attention_layer];
     snprintf(r->key, sizeof r->key, "attention.layer");
     if (source->kind != MOE_LAYER_LSTM) moe_reader_fail(r, "is %zu, which is not an lstm layer", m->attention_layer);
@@ -2681,6 +2715,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     }
     m->memory_width = width;
     moe_bind_decoder(&r, m);
+    m->rules = (moe_rules)moe_read_choice(&r, moe_read(&r, "decode.rules"), moe_rules_names, MOE_RULES_PAPER);
     return r.status;
 }
 
@@ -2767,6 +2802,9 @@ double moe_model_meta_real(const moe_model *m, size_t index, size_t i) {
 }
 moe_span moe_model_meta_text(const moe_model *m, size_t index, size_t i) {
     return index < m->file.n_meta ? moe_meta_text(&m->file.meta[index], i) : (moe_span){ "", 0 };
+}
+size_t moe_model_meta_texts(const moe_model *m, size_t index, moe_span *out, size_t n) {
+    return index < m->file.n_meta ? moe_meta_texts(&m->file.meta[index], out, n) : 0;
 }
 size_t moe_model_tensor_count(const moe_model *m) { return m->file.n_tensors; }
 moe_tensor_info moe_model_tensor(const moe_model *m, size_t i) {
@@ -3111,6 +3149,7 @@ struct moe_tensor {
     const moe_layer *layer;     /* lstm_cell, lstm_layer, gate, experts */
     const moe_lstm_weights *lstm;
     int backward;
+    float *last_r, *last_c;     /* lstm_layer: where the states after every sentence go, [slots, P] and [slots, H], or NULL */
     const moe_model *model;     /* attention, topk */
     moe_memory *memory;         /* attention       */
     /* plan */
@@ -3448,8 +3487,9 @@ typedef struct moe_frame {
     const size_t *live;         /* [steps] sentences that reach step t */
     const size_t *first;        /* [steps] row of the first of them */
     const size_t *destination;  /* [rows] row in the attention memory */
+    const size_t *sentence;     /* [live[0]] slot of each */
     /* decoder */
-    const int32_t *parents;     /* [rows] row of the step before, -1: sentence begins */
+    const int32_t *parents;     /* [rows] row of the step before; -1, or a row past the graph's: sentence begins */
     const size_t *segment, *length; /* [rows] source sentence in the attention memory */
     float *attention;           /* [rows, max_source] weights, or NULL if nobody needs them */
     size_t attention_stride;
@@ -3692,6 +3732,16 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
             moe_pool_run(run->pool, moe_divide_up(live, job.rows_per_task), moe_lstm_task, &job);
         }
     }
+    for (size_t i = 0, end = f->steps; t->last_r && i < f->live[0]; i++) {
+        while (f->live[end - 1] <= i) end--;
+        memcpy(t->last_r + f->sentence[i] * state, moe_row_of(t, f->first[t->backward ? 0 : end - 1] + i), state * sizeof(float));
+        memcpy(t->last_c + f->sentence[i] * hidden, s.c + i * hidden, hidden * sizeof(float));
+    }
+}
+
+/* 1 if the row is a sentence's first. */
+static int moe_row_begins(const int32_t *parents, size_t row, size_t rows) {
+    return parents[row] < 0 || (size_t)parents[row] >= rows;
 }
 
 /* Additive: s_i = v . tanh(key_i + query) (GNMT). Product: s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d (App. G), where the
@@ -3707,7 +3757,7 @@ static void moe_compute_attention_row(const moe_run *run, const moe_tensor *t, s
     float *scores = (float *)t->work + thread * floats, *scaled = scores + run->graph->max_source;
     float *context = moe_row_of(t, row), sum;
     memset(context, 0, width * sizeof *context);
-    if (model->start_zero && !model->context_current && f->parents[row] < 0) {
+    if (model->start_zero && !model->context_current && moe_row_begins(f->parents, row, run->graph->rows)) {
         memset(scores, 0, n * sizeof *scores);
     } else {
         if (model->attention_product)
@@ -4037,28 +4087,20 @@ static moe_tensor *moe_build_moe(moe_graph *g, const moe_layer *layer, moe_tenso
     return layer->residual ? moe_op_add(g, x, y, name) : y;
 }
 
-/* An LSTM layer over packed sentences, one or both directions. */
-static moe_tensor *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_tensor *x) {
+/* An LSTM layer over packed sentences, one or both directions. `last_r` and `last_c`: see moe_tensor. */
+static moe_tensor *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_tensor *x, float *last_r, float *last_c) {
     char name[48];
     moe_tensor *y[2] = { NULL, NULL }, *out;
     for (int d = 0; d <= layer->bidirectional; d++) {
         snprintf(name, sizeof name, "%s.%s.input", layer->name, d ? "bwd" : "fwd");
         y[d] = moe_op_lstm_layer(g, layer, d, moe_op_linear(g, &layer->direction[d].w_x, x, layer->direction[d].bias, NULL, name));
     }
+    y[layer->bidirectional]->last_r = last_r;
+    y[layer->bidirectional]->last_c = last_c;
     snprintf(name, sizeof name, "%s.merged", layer->name);
     out = !layer->bidirectional ? y[0] : layer->merge_sum ? moe_op_add(g, y[0], y[1], name) : moe_op_concat(g, y[0], y[1], name);
     snprintf(name, sizeof name, "%s.output", layer->name);
     return layer->residual ? moe_op_add(g, x, out, name) : out;
-}
-
-static void moe_build_encoder(moe_graph *g, const moe_model *m, moe_memory *memory) {
-    moe_tensor *x = moe_op_embed(g, &m->source_embedding, m->embedding_scale, "encoder.embedding"), *keys;
-    for (size_t i = 0; i < m->n_encoder; i++)
-        x = m->encoder[i].kind == MOE_LAYER_MOE ? moe_build_moe(g, &m->encoder[i], x) : moe_build_encoder_lstm(g, &m->encoder[i], x);
-    moe_op_store(g, x, memory->values, "encoder.values");
-    keys = moe_op_linear(g, &m->w_key, x, NULL, NULL, "encoder.keys");
-    if (m->attention_product) keys = moe_op_unary(g, MOE_UNARY_TANH, keys, "encoder.tanh_keys");
-    moe_op_store(g, keys, memory->keys, "encoder.stored_keys");
 }
 
 /* What the decoder carries from step to step, [rows, cols] each. */
@@ -4068,20 +4110,43 @@ typedef struct moe_decoder_state {
     float *context; /* [rows, memory width], where the context is carried */
 } moe_decoder_state;
 
+static void moe_build_encoder(moe_graph *g, const moe_model *m, moe_memory *memory, const moe_decoder_state *begin) {
+    moe_tensor *x = moe_op_embed(g, &m->source_embedding, m->embedding_scale, "encoder.embedding"), *keys;
+    for (size_t i = 0; i < m->n_encoder; i++) {
+        const moe_layer *layer = &m->encoder[i];
+        x = layer->kind == MOE_LAYER_MOE ? moe_build_moe(g, layer, x)
+                                         : moe_build_encoder_lstm(g, layer, x, begin->r[layer->begins], begin->c[layer->begins]);
+    }
+    moe_op_store(g, x, memory->values, "encoder.values");
+    keys = moe_op_linear(g, &m->w_key, x, NULL, NULL, "encoder.keys");
+    if (m->attention_product) keys = moe_op_unary(g, MOE_UNARY_TANH, keys, "encoder.tanh_keys");
+    moe_op_store(g, keys, memory->keys, "encoder.stored_keys");
+}
+
 static int moe_reads_previous(const moe_model *m) {
     for (size_t i = 0; i < m->n_decoder; i++)
         if (m->decoder[i].context == MOE_CONTEXT_PREVIOUS) return 1;
     return 0;
 }
 
-static void moe_decoder_state_layout(const moe_model *m, size_t rows, moe_decoder_state *s, moe_layout *at) {
+/* `begin` are the states that a sentence in slot n begins with, as row rows + n of `s`, which the encoder writes; query and context
+ * begin with zeros. NULL throughout where everything does. */
+static void moe_decoder_state_layout(const moe_model *m, size_t rows, size_t slots, moe_decoder_state *s, moe_decoder_state *begin,
+                                     moe_layout *at) {
+    const size_t used = rows;
+    if (m->decoder_from_encoder) rows += slots;
     for (size_t i = 0; i < m->n_decoder; i++)
         if (m->decoder[i].kind == MOE_LAYER_LSTM) {
             s->r[i] = moe_carve(at, rows * m->decoder[i].state, sizeof(float));
             s->c[i] = moe_carve(at, rows * m->decoder[i].hidden, sizeof(float));
+            if (!m->decoder_from_encoder || !s->r[i]) continue; /* or only measured */
+            begin->r[i] = s->r[i] + used * m->decoder[i].state;
+            begin->c[i] = s->c[i] + used * m->decoder[i].hidden;
         }
     if (m->query_output && !m->context_current) s->query = moe_carve(at, rows * m->query_width, sizeof(float));
     if (m->context_current && moe_reads_previous(m)) s->context = moe_carve(at, rows * m->memory_width, sizeof(float));
+    if (s->query) memset(s->query + used * m->query_width, 0, (rows - used) * m->query_width * sizeof(float));
+    if (s->context) memset(s->context + used * m->memory_width, 0, (rows - used) * m->memory_width * sizeof(float));
 }
 
 static moe_tensor *moe_build_attention(moe_graph *g, const moe_model *m, moe_memory *memory, moe_tensor *query) {
@@ -4158,7 +4223,10 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, moe_memory *memo
  * tokens go on until `beam` are live. Candidates worse than the best one by more than the pruning margin are not looked at;
  * finished ones worse than the best finished score by more than it are dropped (GNMT section 7).
  * The sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (the live ones are then
- * kept as unfinished, behind all finished ones), or nbest have finished and no live one can still beat the best. */
+ * kept as unfinished, behind all finished ones), or nbest have finished and no live one can still beat the best.
+ *
+ * That is MOE_RULES_PAPER, moe_search_step. The other rules (moe.h says which) keep finished hypotheses in the beam and share
+ * moe_beam_step; what tells them apart is in moe_rank and moe_score. */
 
 typedef struct moe_token {
     int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
@@ -4169,6 +4237,12 @@ typedef struct moe_live {
     float logprob;
     int32_t last; /* index of its last token, -1 at the beginning */
     size_t row;   /* in the frame of the step at hand */
+    /* moe_beam_step only */
+    float rank;   /* what the beam is ordered by */
+    float latest; /* log-probability of its last token, the end counted */
+    int32_t id;   /* that token */
+    int ended;    /* it has its end token and no row any more */
+    size_t tokens; /* without the end token */
 } moe_live;
 
 typedef struct moe_finished {
@@ -4183,6 +4257,7 @@ typedef struct moe_search {
     int beam, nbest;
     float alpha, constant, beta, prune;
     int32_t eos;
+    moe_rules rules;
 } moe_search;
 
 /* One sentence under translation. */
@@ -4222,26 +4297,44 @@ static float moe_coverage_penalty(const moe_search *s, const float *coverage, si
     return s->beta * sum;
 }
 
-/* `length` counts the end token if there is one. */
+/* The same where a position that was never looked at is left out: log 0 counts as 0. */
+static float moe_seen_penalty(const moe_search *s, const float *coverage, size_t length) {
+    float sum = 0.0f;
+    if (s->beta == 0.0f || !coverage) return 0.0f;
+    for (size_t i = 0; i < length; i++)
+        if (coverage[i] > 0.0f) sum = sum + moe_logf(coverage[i] < 1.0f ? coverage[i] : 1.0f);
+    return s->beta * sum;
+}
+
+/* What a hypothesis of `tokens` tokens is worth; `ended`: and an end token. */
+static float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage, size_t length) {
+    switch (s->rules) {
+    case MOE_RULES_NVIDIA: return logprob / moe_length_penalty(s, tokens + 2) + moe_seen_penalty(s, coverage, length);
+    case MOE_RULES_TF:
+    case MOE_RULES_MLPERF: return logprob / moe_length_penalty(s, tokens);
+    default: return logprob / moe_length_penalty(s, tokens + (size_t)ended) + moe_coverage_penalty(s, coverage, length);
+    }
+}
+
 static void moe_finish(const moe_search *s, moe_slot *slot, float logprob, float end_logprob, int32_t last, int finished,
                        const float *coverage) {
     moe_finished *f = &slot->finished[slot->n_finished++];
     *f = (moe_finished){ logprob, 0, end_logprob, last, slot->steps - (size_t)finished, slot->n_ended++, finished };
-    f->score = logprob / moe_length_penalty(s, slot->steps) + moe_coverage_penalty(s, coverage, slot->length);
+    f->score = moe_score(s, logprob, f->tokens, finished, coverage, slot->length);
 }
 
-/* Better first: finished before cut, then by score, then by order of finishing. */
-static int moe_better(const moe_finished *a, const moe_finished *b) {
-    if (a->finished != b->finished) return a->finished;
+/* Better first: finished before cut (the paper's rules), then by score, then by order of finishing. */
+static int moe_better(const moe_search *s, const moe_finished *a, const moe_finished *b) {
+    if (s->rules == MOE_RULES_PAPER && a->finished != b->finished) return a->finished;
     if (a->score != b->score) return a->score > b->score;
     return a->order < b->order;
 }
 
-static void moe_sort_finished(moe_slot *slot) {
+static void moe_sort_finished(const moe_search *s, moe_slot *slot) {
     for (size_t i = 1; i < slot->n_finished; i++) {
         moe_finished f = slot->finished[i];
         size_t at = i;
-        for (; at > 0 && moe_better(&f, &slot->finished[at - 1]); at--) slot->finished[at] = slot->finished[at - 1];
+        for (; at > 0 && moe_better(s, &f, &slot->finished[at - 1]); at--) slot->finished[at] = slot->finished[at - 1];
         slot->finished[at] = f;
     }
 }
@@ -4278,12 +4371,12 @@ static int moe_search_step(const moe_search *s, moe_slot *slot, size_t top, cons
             continue;
         }
         slot->tokens[slot->n_tokens] = (moe_token){ id, from->last, logprob };
-        next[n_next++] = (moe_live){ best_logprob, (int32_t)slot->n_tokens++, from->row };
+        next[n_next++] = (moe_live){ .logprob = best_logprob, .last = (int32_t)slot->n_tokens++, .row = from->row };
     }
     memcpy(slot->live, next, n_next * sizeof *next);
     slot->n_live = n_next;
     if (slot->broken) return 1;
-    moe_sort_finished(slot);
+    moe_sort_finished(s, slot);
     while (s->prune > 0.0f && slot->n_finished && slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
         slot->n_finished--;
     if (slot->n_finished >= beam || slot->n_live == 0) return 1;
@@ -4291,11 +4384,77 @@ static int moe_search_step(const moe_search *s, moe_slot *slot, size_t top, cons
         for (size_t h = 0; h < slot->n_live; h++)
             moe_finish(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
                        coverage ? coverage + slot->live[h].row * coverage_stride : NULL);
-        moe_sort_finished(slot);
+        moe_sort_finished(s, slot);
         return 1;
     }
     return slot->n_finished >= (size_t)s->nbest &&
            slot->finished[0].score >= slot->live[0].logprob / moe_length_penalty(s, slot->limit);
+}
+
+/* What the beam is ordered by: log-probability, or that over the length penalty. `before`: it had ended in a step before. */
+static float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
+    if (s->rules == MOE_RULES_NVIDIA) return logprob;
+    return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules == MOE_RULES_MLPERF));
+}
+
+/* Put a hypothesis behind those of `next` that are as good, if that is within the beam. */
+static void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const moe_live *candidate) {
+    size_t at;
+    if (*n == beam && !(candidate->rank > next[beam - 1].rank)) return;
+    if (*n < beam) ++*n;
+    for (at = *n - 1; at > 0 && candidate->rank > next[at - 1].rank; at--) next[at] = next[at - 1];
+    next[at] = *candidate;
+}
+
+/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are, and the beam is what is best of them and
+ * of all continuations. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token costs at least as much as
+ * any other of its log-probability, so the `top` best tokens of a row are enough. */
+static int moe_beam_step(const moe_search *s, moe_slot *slot, size_t top, const int32_t *top_ids, const float *top_logprobs,
+                         const float *coverage, size_t coverage_stride, moe_live *next) {
+    size_t n = 0, ended = 0;
+    int cut;
+    slot->steps++;
+    for (size_t h = 0; h < slot->n_live; h++) {
+        const moe_live *from = &slot->live[h];
+        moe_live candidate = *from;
+        if (from->ended) {
+            candidate.rank = moe_rank(s, from->logprob, from->tokens, 1);
+            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
+            continue;
+        }
+        for (size_t k = 0; k < top; k++) {
+            candidate.id = top_ids[from->row * top + k];
+            candidate.latest = top_logprobs[from->row * top + k];
+            candidate.logprob = from->logprob + candidate.latest;
+            if (candidate.logprob != candidate.logprob) slot->broken = 1;
+            if (!(candidate.logprob >= -FLT_MAX)) break;
+            candidate.ended = candidate.id == s->eos;
+            candidate.tokens = from->tokens + (size_t)!candidate.ended;
+            candidate.rank = moe_rank(s, candidate.logprob, candidate.tokens, 0);
+            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
+        }
+    }
+    if (slot->broken) return 1;
+    for (size_t h = 0; h < n; h++) {
+        if (!next[h].ended) {
+            slot->tokens[slot->n_tokens] = (moe_token){ next[h].id, next[h].last, next[h].latest };
+            next[h].last = (int32_t)slot->n_tokens++;
+        }
+        ended += (size_t)next[h].ended;
+    }
+    memcpy(slot->live, next, n * sizeof *next);
+    slot->n_live = n;
+    cut = slot->steps >= slot->limit;
+    if (ended < n && !cut) return 0;
+    for (size_t h = 0; h < n; h++) {
+        const moe_live *l = &slot->live[h];
+        const float score = s->rules != MOE_RULES_NVIDIA || cut ? l->rank /* NVIDIA's: of a cut beam nothing is normalised */
+                            : moe_score(s, l->logprob, l->tokens, 1, coverage ? coverage + h * coverage_stride : NULL, slot->length);
+        slot->finished[slot->n_finished++] =
+            (moe_finished){ l->logprob, score, l->ended ? l->latest : 0.0f, l->last, l->tokens, slot->n_ended++, l->ended };
+    }
+    moe_sort_finished(s, slot);
+    return 1;
 }
 
 /* The same for a slot whose target is given: one live hypothesis follows it. */
@@ -4333,12 +4492,12 @@ struct moe_session {
     moe_graph encoder, decoder;
     char *arena; /* of both graphs: they never run at the same time */
     moe_memory memory;
-    moe_decoder_state state;
+    moe_decoder_state state, begin;
     size_t rows, encode_tokens;
     moe_slot *slots; /* [batch] */
     /* the group of sentences that is being encoded */
     int32_t *staged;       /* [encode_tokens] their ids, one behind the other */
-    size_t *staged_slot, *staged_first, *staged_order; /* [batch] */
+    size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [batch] */
     int32_t *packed;       /* [encode_tokens] */
     size_t *destination;   /* [encode_tokens] */
     size_t *live, *first;  /* [max_source] */
@@ -4354,6 +4513,34 @@ struct moe_session {
     float *result_logprobs;     /* [nbest, max_target + 1] */
     moe_stats stats;
 };
+
+const char *moe_rules_name(moe_rules rules) { return (unsigned)rules <= MOE_RULES_MLPERF ? moe_rules_names[rules] : "?"; }
+
+int moe_session_params_preset(moe_session_params *p, const char *name) {
+    static const struct {
+        int beam;
+        float alpha, beta, prune, factor;
+        int offset;
+    } presets[] = {
+        [MOE_RULES_PAPER] = { 8, 0.2f, 0.2f, 3, 2, 0 },
+        [MOE_RULES_NVIDIA] = { 5, 0.6f, 0.1f, 0, 0, 79 }, /* 80 with begin */
+        [MOE_RULES_TF] = { 10, 1, 0, 0, 2, 0 },
+        [MOE_RULES_MLPERF] = { 10, 1, 0, 0, 2, 0 },
+    };
+    for (size_t i = 0; name && i < MOE_COUNT(presets); i++) {
+        if (strcmp(name, moe_rules_names[i]) != 0) continue;
+        p->rules = (moe_rules)i;
+        p->beam = presets[i].beam;
+        p->length_penalty = presets[i].alpha;
+        p->length_constant = 5;
+        p->coverage_penalty = presets[i].beta;
+        p->prune = presets[i].prune;
+        p->max_len_factor = presets[i].factor;
+        p->max_len_offset = presets[i].offset;
+        return 1;
+    }
+    return 0;
+}
 
 static double moe_meta_number(const moe_model *m, const char *key, double low, double high, double fallback) {
     const moe_meta *found = moe_find_meta(&m->file, key);
@@ -4376,6 +4563,7 @@ moe_session_params moe_session_params_default(const moe_model *m) {
     p.prune = (float)moe_meta_number(m, "decode.prune", 0, 1e6, 0);
     p.max_len_factor = (float)moe_meta_number(m, "decode.max_len_factor", 0, 1e6, 2);
     p.max_len_offset = (int)moe_meta_number(m, "decode.max_len_offset", 0, 1 << 16, 10);
+    p.rules = m->rules;
     return p;
 }
 
@@ -4405,6 +4593,12 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_real("prune", (double)p->prune, 1e6, error));
     MOE_TRY(moe_check_real("max_len_factor", (double)p->max_len_factor, 1e6, error));
     MOE_TRY(moe_check_int("max_len_offset", p->max_len_offset, 0, 1 << 20, error));
+    MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULES_MLPERF, error));
+    if (p->rules != MOE_RULES_PAPER && p->prune != 0.0f)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "prune", "the %s rules know no pruning: prune must be 0", moe_rules_name(p->rules));
+    if (p->rules >= MOE_RULES_TF && p->coverage_penalty != 0.0f)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "coverage_penalty", "the %s rules know no coverage: coverage_penalty must be 0",
+                        moe_rules_name(p->rules));
     if (!p->threads) {
         long processors = sysconf(_SC_NPROCESSORS_ONLN);
         p->threads = processors < 1 ? 1 : processors > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)processors;
@@ -4427,7 +4621,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     s->encoder.capacity = s->decoder.capacity = nodes;
     s->memory.keys = moe_carve(at, s->memory.tokens * m->attention_size, sizeof(float));
     s->memory.values = moe_carve(at, s->memory.tokens * s->memory.width, sizeof(float));
-    moe_decoder_state_layout(m, s->rows, &s->state, at);
+    moe_decoder_state_layout(m, s->rows, batch, &s->state, &s->begin, at);
     s->slots = moe_carve(at, batch, sizeof *s->slots);
     for (size_t i = 0; i < batch; i++) {
         moe_slot slot;
@@ -4442,6 +4636,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     s->staged_slot = moe_carve(at, batch, sizeof *s->staged_slot);
     s->staged_first = moe_carve(at, batch, sizeof *s->staged_first);
     s->staged_order = moe_carve(at, batch, sizeof *s->staged_order);
+    s->sentence = moe_carve(at, batch, sizeof *s->sentence);
     s->packed = moe_carve(at, s->encode_tokens, sizeof *s->packed);
     s->destination = moe_carve(at, s->encode_tokens, sizeof *s->destination);
     s->live = moe_carve(at, max_source, sizeof *s->live);
@@ -4474,7 +4669,7 @@ static moe_status moe_session_build(moe_session *s, moe_error *error) {
     s->encoder.threads = s->decoder.threads = threads;
     s->encoder.sentences = s->decoder.sentences = batch;
     s->encoder.max_source = s->decoder.max_source = max_source;
-    moe_build_encoder(&s->encoder, s->model, &s->memory);
+    moe_build_encoder(&s->encoder, s->model, &s->memory, &s->begin);
     moe_build_decoder(&s->decoder, s->model, &s->memory, &s->state);
     MOE_TRY(moe_graph_plan(&s->encoder, error));
     MOE_TRY(moe_graph_plan(&s->decoder, error));
@@ -4492,7 +4687,7 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
     MOE_TRY(moe_choose_kernels(s->params.isa ? s->params.isa : getenv("MOE_ISA"), &s->kernels, error));
     s->backend = &moe_backend_cpu;
     s->search = (moe_search){ s->params.beam, s->params.nbest, s->params.length_penalty, s->params.length_constant,
-                              s->params.coverage_penalty, s->params.prune, m->eos };
+                              s->params.coverage_penalty, s->params.prune, m->eos, s->params.rules };
     s->rows = (size_t)s->params.batch * (size_t)s->params.beam;
     s->decoder.top = moe_min((size_t)s->params.beam + 1, (size_t)m->vocabulary);
     s->decoder.traced = s->params.trace != NULL;
@@ -4682,7 +4877,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     slot->scoring = q->target != NULL;
     slot->n_target = q->target ? q->n_target : 0;
     if (slot->n_target) memcpy(slot->target, q->target, slot->n_target * sizeof *slot->target);
-    slot->live[0] = (moe_live){ 0.0f, -1, SIZE_MAX };
+    slot->live[0] = (moe_live){ .last = -1, .row = SIZE_MAX };
     slot->n_live = 1;
     s->stats.sentences++;
     s->stats.source_tokens += n;
@@ -4691,7 +4886,8 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
 
 /* Encode the staged sentences: sorted by falling length, packed by time step. */
 static void moe_encode(moe_session *s, size_t group) {
-    moe_frame frame = { .ids = s->packed, .live = s->live, .first = s->first, .destination = s->destination };
+    moe_frame frame = { .ids = s->packed, .live = s->live, .first = s->first, .destination = s->destination,
+                        .sentence = s->sentence };
     moe_run run = { s->kernels, s->pool, &s->encoder, &frame };
     for (size_t i = 0; i < group; i++) {
         const size_t length = s->slots[s->staged_slot[i]].length;
@@ -4700,6 +4896,7 @@ static void moe_encode(moe_session *s, size_t group) {
             s->staged_order[at] = s->staged_order[at - 1];
         s->staged_order[at] = i;
     }
+    for (size_t i = 0; i < group; i++) s->sentence[i] = s->staged_slot[s->staged_order[i]];
     frame.steps = s->slots[s->staged_slot[s->staged_order[0]]].length;
     for (size_t step = 0; step < frame.steps; step++) {
         size_t live = 0;
@@ -4770,15 +4967,16 @@ static size_t moe_fill_frame(moe_session *s) {
     for (size_t i = 0; i < (size_t)s->params.batch; i++) {
         moe_slot *slot = &s->slots[i];
         if (!slot->active) continue;
-        for (size_t h = 0; h < slot->n_live; h++, rows++) {
+        for (size_t h = 0; h < slot->n_live; h++) {
             moe_live *live = &slot->live[h];
+            if (live->ended) continue;
             s->ids[rows] = live->last < 0 ? s->model->bos : slot->tokens[live->last].id;
-            s->parents[rows] = live->row == SIZE_MAX ? -1 : (int32_t)live->row;
+            s->parents[rows] = live->row != SIZE_MAX ? (int32_t)live->row : s->model->decoder_from_encoder ? (int32_t)(s->rows + i) : -1;
             s->segment[rows] = slot->segment;
             s->length[rows] = slot->length;
             s->want[rows] = !slot->scoring ? -1 : slot->steps < slot->n_target ? slot->target[slot->steps] : s->model->eos;
             if (s->hold) s->hold[rows] = !slot->scoring && slot->steps < (size_t)s->params.min_target;
-            live->row = rows;
+            live->row = rows++;
         }
     }
     return rows;
@@ -4789,7 +4987,7 @@ static void moe_add_coverage(moe_session *s, size_t rows) {
     const size_t stride = (size_t)s->params.max_source;
     float *swap = s->coverage;
     for (size_t r = 0; r < rows; r++) {
-        const float *old = s->parents[r] < 0 ? NULL : s->coverage + (size_t)s->parents[r] * stride;
+        const float *old = moe_row_begins(s->parents, r, s->rows) ? NULL : s->coverage + (size_t)s->parents[r] * stride;
         for (size_t i = 0; i < s->length[r]; i++)
             s->coverage_next[r * stride + i] = (old ? old[i] : 0.0f) + s->attention[r * stride + i];
     }
@@ -4797,8 +4995,23 @@ static void moe_add_coverage(moe_session *s, size_t rows) {
     s->coverage_next = swap;
 }
 
+/* NVIDIA's: coverage [batch, beam, stride] belongs to a place in the beam and is not moved with the hypotheses. A finished one
+ * looks at nothing; in the first step every place looks where the only hypothesis does. */
+static void moe_add_place_coverage(moe_session *s) {
+    const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
+    for (size_t i = 0; i < (size_t)s->params.batch; i++) {
+        const moe_slot *slot = &s->slots[i];
+        for (size_t h = 0; slot->active && h < (slot->steps ? slot->n_live : beam); h++) {
+            const moe_live *live = &slot->live[slot->steps ? h : 0];
+            float *sum = s->coverage + (i * beam + h) * stride;
+            for (size_t k = 0; !live->ended && k < slot->length; k++)
+                sum[k] = (slot->steps ? sum[k] : 0.0f) + s->attention[live->row * stride + k];
+        }
+    }
+}
+
 static void moe_step(moe_session *s, moe_done_fn done, void *user) {
-    const size_t stride = (size_t)s->params.max_source;
+    const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
     moe_frame frame = { .rows = moe_fill_frame(s), .ids = s->ids, .parents = s->parents, .segment = s->segment, .length = s->length,
                         .attention = s->attention, .attention_stride = stride, .want = s->want,
                         .want_logprob = s->want_logprob, .hold = s->hold, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
@@ -4806,16 +5019,20 @@ static void moe_step(moe_session *s, moe_done_fn done, void *user) {
     moe_graph_run(s->backend, &run, s->params.trace, s->params.trace_user);
     s->stats.steps++;
     s->stats.rows += frame.rows;
-    if (s->attention) moe_add_coverage(s, frame.rows);
+    if (s->attention && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
+    else if (s->attention) moe_add_coverage(s, frame.rows);
     for (size_t i = 0; i < (size_t)s->params.batch; i++) {
         moe_slot *slot = &s->slots[i];
         int finished;
         if (!slot->active) continue;
         if (slot->scoring) {
-            const size_t row = slot->live[0].row;
-            finished = moe_score_step(&s->search, slot, s->want_logprob[row], s->coverage ? s->coverage + row * stride : NULL);
-        } else {
+            const size_t row = slot->live[0].row, place = s->params.rules == MOE_RULES_NVIDIA ? i * beam : row;
+            finished = moe_score_step(&s->search, slot, s->want_logprob[row], s->coverage ? s->coverage + place * stride : NULL);
+        } else if (s->params.rules == MOE_RULES_PAPER) {
             finished = moe_search_step(&s->search, slot, s->decoder.top, s->top_ids, s->top_logprobs, s->coverage, stride, s->next);
+        } else {
+            finished = moe_beam_step(&s->search, slot, s->decoder.top, s->top_ids, s->top_logprobs,
+                                     s->coverage ? s->coverage + i * beam * stride : NULL, stride, s->next);
         }
         if (finished) moe_deliver(s, slot, done, user);
     }

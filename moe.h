@@ -162,6 +162,8 @@ ptrdiff_t moe_model_meta_find(const moe_model *model, const char *key);
 int64_t moe_model_meta_int(const moe_model *model, size_t index, size_t i);
 double moe_model_meta_real(const moe_model *model, size_t index, size_t i);
 moe_span moe_model_meta_text(const moe_model *model, size_t index, size_t i); /* TEXT, TEXTS and BYTES */
+/* The first `n` texts of a TEXTS entry in one walk (moe_model_meta_text walks to each); returns how many there were. */
+size_t moe_model_meta_texts(const moe_model *model, size_t index, moe_span *out, size_t n);
 
 /* One entry to be written: an integer, a real or a text. */
 typedef struct moe_meta_entry {
@@ -244,6 +246,18 @@ typedef struct moe_session moe_session;
 typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols,
                              size_t stride);
 
+/* How a beam is searched. The last three are those of engines whose checkpoints this one reads, quirks included. They keep
+ * `beam` hypotheses side by side, finished ones among them, until all have finished or the length limit is reached; a cut
+ * hypothesis competes with the finished ones, and pruning is not known. Each looks at its own sentence only. */
+typedef enum moe_rules {
+    MOE_RULES_PAPER = 0, /* GNMT section 7: finished hypotheses leave the beam; lengths count the end token               */
+    MOE_RULES_NVIDIA,    /* NVIDIA's PyTorch GNMT: penalties when all have finished (at the length limit: none), lengths  */
+                         /* count begin and end, coverage stays with the place in the beam when hypotheses change places  */
+    MOE_RULES_TF,        /* tensorflow/nmt: the beam is ordered by normalised score at every step; the end is not counted; */
+                         /* no coverage penalty                                                                           */
+    MOE_RULES_MLPERF     /* the same with TensorFlow 1.4 and later: the end counts from the step after it                  */
+} moe_rules;
+
 typedef struct moe_session_params {
     int threads;            /* threads that compute, the caller's included; 0: one per processor           */
     int batch;              /* sentences decoded at once                                                    */
@@ -261,6 +275,7 @@ typedef struct moe_session_params {
                             /* hypotheses; 0: no pruning                                                    */
     float max_len_factor;   /* a target ends after max_len_factor * pieces + max_len_offset tokens          */
     int max_len_offset;
+    moe_rules rules;
     const char *isa;        /* kernels to use, see moe_isa_names; NULL: $MOE_ISA, else the best here        */
     moe_log_fn log;         /* may be NULL */
     void *log_user;
@@ -270,6 +285,11 @@ typedef struct moe_session_params {
 
 /* The model's own decode defaults where its file states them. */
 moe_session_params moe_session_params_default(const moe_model *model);
+
+/* Set rules, beam, penalties, pruning and length limit to those of "paper", "nvidia", "tf" or "mlperf": 1, or 0 and nothing is
+ * changed if the name is another. */
+int moe_session_params_preset(moe_session_params *params, const char *name);
+const char *moe_rules_name(moe_rules rules); /* "paper", ... "?" if unknown */
 
 /* `params` NULL: defaults. Errors: MOE_ERROR_ARGUMENT (names the parameter), MOE_ERROR_MEMORY,
  * MOE_ERROR_UNSUPPORTED (this machine lacks the instruction set asked for). */
