@@ -1232,22 +1232,28 @@ MOE_INLINE float32x4x4_t moe_load_weights_neon(moe_type type, const void *w, siz
     return v;
 }
 
+/* n columns from column k on; see moe_float_rows_neon. */
+MOE_INLINE void moe_float_step_neon(const moe_linear *l, size_t row, const char *w, size_t k, size_t n, const size_t rows,
+                                    const moe_type type, float32x4_t sum[4][4]) {
+    const float32x4x4_t weights = moe_load_weights_neon(type, w + k * (type == MOE_TYPE_F32 ? 4 : 2), n);
+    for (size_t r = 0; r < rows; r++) {
+        const float32x4x4_t x = moe_load_lanes_neon(l->x + (row + r) * l->x_stride + k, n);
+        for (size_t i = 0; i < 4; i++) sum[r][i] = moe_add_product_neon(sum[r][i], x.val[i], weights.val[i]);
+    }
+}
+
 /* One output row of a float matrix against up to 4 input rows. */
 MOE_INLINE void moe_float_rows_neon(const moe_linear *l, size_t row, size_t j, const size_t rows, const moe_type type) {
     const moe_matrix *m = l->w;
-    const size_t size = type == MOE_TYPE_F32 ? 4 : 2;
-    const char *w = (const char *)m->data + j * m->cols * size;
-    float32x4x4_t sum[4];
-    for (size_t r = 0; r < rows; r++) sum[r] = moe_zero_lanes_neon();
-    for (size_t k = 0; k < m->cols; k += MOE_LANES) {
-        const float32x4x4_t weights = moe_load_weights_neon(type, w + k * size, m->cols - k);
-        for (size_t r = 0; r < rows; r++) {
-            const float32x4x4_t x = moe_load_lanes_neon(l->x + (row + r) * l->x_stride + k, m->cols - k);
-            for (size_t i = 0; i < 4; i++) sum[r].val[i] = moe_add_product_neon(sum[r].val[i], x.val[i], weights.val[i]);
-        }
-    }
+    const char *w = (const char *)m->data + j * m->cols * (type == MOE_TYPE_F32 ? 4 : 2);
+    float32x4_t sum[4][4];
+    size_t k = 0;
+    for (size_t i = 0; i < 4 * rows; i++) sum[i / 4][i % 4] = vdupq_n_f32(0.0f);
+    for (; k + MOE_LANES <= m->cols; k += MOE_LANES) moe_float_step_neon(l, row, w, k, MOE_LANES, rows, type, sum);
+    if (k < m->cols) moe_float_step_neon(l, row, w, k, m->cols - k, rows, type, sum);
     for (size_t r = 0; r < rows; r++) {
-        const float y = moe_join_neon(sum[r]) + moe_linear_addend(l, row + r, j);
+        const float32x4x4_t lanes = { { sum[r][0], sum[r][1], sum[r][2], sum[r][3] } };
+        const float y = moe_join_neon(lanes) + moe_linear_addend(l, row + r, j);
         l->y[(row + r) * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
     }
 }
@@ -1260,16 +1266,18 @@ MOE_INLINE void moe_float_block_neon(const moe_linear *l, size_t row0, size_t ro
     }
 }
 
-/* Integer sums of outputs j .. j + 3 of one row to floats; nothing beyond the matrix. fmax would turn the rectifier's -0 into 0. */
-MOE_INLINE void moe_q8_finish_neon(const moe_linear *l, size_t at, size_t j, int32x4_t sum) {
+/* Integer sums [rows][16] of outputs [j, end) to floats; nothing beyond the matrix. fmax would turn the rectifier's -0 into 0. */
+static void moe_finish_neon(const moe_linear *l, size_t row, size_t rows, size_t j, size_t end, const int32_t *sum) {
     const moe_matrix *m = l->w;
-    const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
-    float32x4_t y;
-    if (j >= m->rows) return;
-    y = vmulq_f32(vcvtq_f32_s32(sum), vmulq_f32(vdupq_n_f32(l->scales[at]), vld1q_f32(m->scales + j)));
-    y = vaddq_f32(y, addend ? moe_load_neon(addend, m->rows - j) : vdupq_n_f32(0.0f));
-    if (l->relu) y = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltzq_f32(y)));
-    moe_store_neon(l->y + at * l->y_stride + j, y, m->rows - j);
+    for (size_t r = row; r < row + rows; r++, sum += 16)
+        for (size_t c = j; c < moe_min(end, m->rows); c += 4) {
+            const float *addend = l->bias ? l->bias + c : l->add ? l->add + r * l->add_stride + c : NULL;
+            const float32x4_t scale = vmulq_f32(vdupq_n_f32(l->scales[r]), vld1q_f32(m->scales + c));
+            float32x4_t y = vmulq_f32(vcvtq_f32_s32(vld1q_s32(sum + (c - j))), scale);
+            y = vaddq_f32(y, addend ? moe_load_neon(addend, m->rows - c) : vdupq_n_f32(0.0f));
+            if (l->relu) y = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltzq_f32(y)));
+            moe_store_neon(l->y + r * l->y_stride + c, y, m->rows - c);
+        }
 }
 
 /* The codes of 4 columns, four times. */
@@ -1286,6 +1294,7 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
     const int8_t *w = (const int8_t *)m->data + block * groups * 64;
     int32x4_t sum[2][8];
+    int32_t sums[2 * 16];
     for (size_t i = 0; i < 8 * rows; i++) sum[i / 8][i % 8] = vdupq_n_s32(0);
     for (size_t g = 0; g < groups; g += 2) {
         int8x16_t x0[2], x1[2];
@@ -1293,8 +1302,10 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
             x0[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * 4);
             x1[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * 4 + 4);
         }
+#pragma GCC unroll 4 /* clang keeps sums in memory else */
         for (size_t q = 0; q < 4; q++) {
             const int8x16_t w0 = vld1q_s8(w + g * 64 + 16 * q), w1 = vld1q_s8(w + g * 64 + 64 + 16 * q);
+#pragma GCC unroll 2
             for (size_t r = 0; r < rows; r++) {
                 int16x8_t low = vmull_s8(vget_low_s8(w0), vget_low_s8(x0[r])), high = vmull_high_s8(w0, x0[r]);
                 low = vmlal_s8(low, vget_low_s8(w1), vget_low_s8(x1[r]));
@@ -1304,9 +1315,8 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
             }
         }
     }
-    for (size_t r = 0; r < rows; r++)
-        for (size_t q = 0; q < 4; q++)
-            moe_q8_finish_neon(l, row + r, block * 16 + 4 * q, vpaddq_s32(sum[r][2 * q], sum[r][2 * q + 1]));
+    for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, vpaddq_s32(sum[i / 4][i % 4 * 2], sum[i / 4][i % 4 * 2 + 1]));
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
 }
 
 /* Sum of the codes of group g, as the quantiser left it behind them. */
@@ -1325,6 +1335,7 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
     const uint8_t *w = (const uint8_t *)m->data + block * groups * 256;
     const int8_t *subs = m->subs + block * groups * 16;
     uint32x4_t sum[2][4];
+    int32_t sums[2 * 16];
     for (size_t i = 0; i < 4 * rows; i++) sum[i / 4][i % 4] = vdupq_n_u32(0);
     for (size_t g = 0; g < groups; g++) {
         int16x8_t part[2][8];
@@ -1335,10 +1346,12 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
                 x0[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * MOE_Q4_GROUP + u * 8);
                 x1[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * MOE_Q4_GROUP + u * 8 + 4);
             }
+#pragma GCC unroll 4
             for (size_t q = 0; q < 4; q++) {
                 const uint8x16_t bytes = vld1q_u8(w + (g * 4 + u) * 64 + 16 * q);
                 const int8x16_t w0 = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
                 const int8x16_t w1 = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
+#pragma GCC unroll 2
                 for (size_t r = 0; r < rows; r++) {
                     int16x8_t *p = &part[r][2 * q];
                     p[0] = vmlal_s8(vmlal_s8(p[0], vget_low_s8(w0), vget_low_s8(x0[r])), vget_low_s8(w1), vget_low_s8(x1[r]));
@@ -1360,8 +1373,8 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
             }
         }
     }
-    for (size_t r = 0; r < rows; r++)
-        for (size_t q = 0; q < 4; q++) moe_q8_finish_neon(l, row + r, block * 16 + 4 * q, vreinterpretq_s32_u32(sum[r][q]));
+    for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, vreinterpretq_s32_u32(sum[i / 4][i % 4]));
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
 }
 
 /* Outputs outside, rows inside: a block of weights is read once from memory and stays in L1 for all rows. */
@@ -1391,6 +1404,7 @@ MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, siz
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols), chains = 4 / rows;
     const int8_t *w = (const int8_t *)m->data + block * groups * 64;
     int32x4_t sum[4][4];
+    int32_t sums[4 * 16];
     for (size_t i = 0; i < 4 * rows * chains; i++) sum[i / 4][i % 4] = vdupq_n_s32(0);
 #define MOE_LINE(i)                                                                                             \
     for (size_t q = 0; q < 4; q++) {                                                                            \
@@ -1408,8 +1422,8 @@ MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, siz
 #undef MOE_LINE
     for (size_t i = rows; i < rows * chains; i++)
         for (size_t q = 0; q < 4; q++) sum[i % rows][q] = vaddq_s32(sum[i % rows][q], sum[i][q]);
-    for (size_t r = 0; r < rows; r++)
-        for (size_t q = 0; q < 4; q++) moe_q8_finish_neon(l, row + r, block * 16 + 4 * q, sum[r][q]);
+    for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, sum[i / 4][i % 4]);
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
 }
 
 /* The same for Q4, outputs 4 * quad .. of a block; see moe_q4_rows_neon. A single row keeps the sums of high nibbles apart. */
@@ -1420,6 +1434,7 @@ MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, siz
     const uint8_t *w = (const uint8_t *)m->data + block * groups * 256 + 16 * quad;
     const int8_t *subs = m->subs + block * groups * 16 + 4 * quad;
     uint32x4_t sum[4][4];
+    int32_t sums[4 * 16];
     for (size_t i = 0; i < quads * rows; i++) sum[i / quads][i % quads] = vdupq_n_u32(0);
 #define MOE_UNIT(u, half, lane0, lane1)                                                                         \
     for (size_t q = 0; q < quads; q++) {                                                                        \
@@ -1456,8 +1471,8 @@ MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, siz
     }
 #undef MOE_UNIT
     for (size_t r = 0; r < rows; r++)
-        for (size_t q = 0; q < quads; q++)
-            moe_q8_finish_neon(l, row + r, block * 16 + 4 * (quad + q), vreinterpretq_s32_u32(sum[r][q]));
+        for (size_t q = 0; q < quads; q++) vst1q_s32(sums + 16 * r + 4 * q, vreinterpretq_s32_u32(sum[r][q]));
+    moe_finish_neon(l, row, rows, block * 16 + 4 * quad, block * 16 + 4 * (quad + quads), sums);
 }
 
 /* Four rows share half a block at a time, so that their sums and parts fit the registers. */
@@ -1519,7 +1534,7 @@ MOE_INLINE void moe_panel_q4(const moe_matrix *m, size_t block, size_t col, size
 }
 
 /* 8 rows x 8 outputs (half a panel): sum[8][16] += codes x panel. */
-MOE_I8MM_INLINE void moe_tile_i8mm(const int8_t *codes, size_t code_bytes, const int8_t *panel, size_t cols, uint32_t *sum) {
+MOE_I8MM_INLINE void moe_tile_i8mm(const int8_t *codes, size_t code_bytes, const int8_t *panel, size_t cols, int32_t *sum) {
     int32x4_t tile[4][4];
     for (size_t i = 0; i < 16; i++) tile[i / 4][i % 4] = vdupq_n_s32(0);
     for (size_t c = 0; c < cols; c += 16) {
@@ -1539,9 +1554,9 @@ MOE_I8MM_INLINE void moe_tile_i8mm(const int8_t *codes, size_t code_bytes, const
     for (size_t p = 0; p < 4; p++)
         for (size_t i = 0; i < 4; i += 2) { /* a register is two rows x two outputs */
             const int64x2_t a = vreinterpretq_s64_s32(tile[p][i]), b = vreinterpretq_s64_s32(tile[p][i + 1]);
-            uint32_t *s0 = sum + 32 * p + 2 * i, *s1 = s0 + 16;
-            vst1q_u32(s0, vaddq_u32(vld1q_u32(s0), vreinterpretq_u32_s64(vzip1q_s64(a, b))));
-            vst1q_u32(s1, vaddq_u32(vld1q_u32(s1), vreinterpretq_u32_s64(vzip2q_s64(a, b))));
+            int32_t *s0 = sum + 32 * p + 2 * i, *s1 = s0 + 16;
+            vst1q_s32(s0, vaddq_s32(vld1q_s32(s0), vreinterpretq_s32_s64(vzip1q_s64(a, b))));
+            vst1q_s32(s1, vaddq_s32(vld1q_s32(s1), vreinterpretq_s32_s64(vzip2q_s64(a, b))));
         }
 }
 
@@ -1550,7 +1565,7 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
     const moe_matrix *m = l->w;
     const size_t code_bytes = moe_code_bytes(m->cols);
     int8_t panel[MOE_PANEL_COLS * 16];
-    uint32_t sum[MOE_PANEL_ROWS * 16];
+    int32_t sum[MOE_PANEL_ROWS * 16];
     memset(sum, 0, rows * 16 * sizeof *sum);
     for (size_t col = 0; col < m->cols_padded; col += MOE_PANEL_COLS) {
         const size_t cols = moe_min(MOE_PANEL_COLS, m->cols_padded - col);
@@ -1560,9 +1575,7 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
             for (size_t half = 0; half < 2; half++)
                 moe_tile_i8mm(l->codes + (row + r) * code_bytes + col, code_bytes, panel + 64 * half, cols, sum + 16 * r + 8 * half);
     }
-    for (size_t r = 0; r < rows; r++)
-        for (size_t q = 0; q < 4; q++)
-            moe_q8_finish_neon(l, row + r, block * 16 + 4 * q, vreinterpretq_s32_u32(vld1q_u32(sum + 16 * r + 4 * q)));
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sum);
 }
 
 /* With smmla from 8 rows on; what is left goes to sdot, which wastes no half of a pair of rows. */
