@@ -9,14 +9,14 @@ import subprocess
 import sys
 
 SHIPPED = "models/en-de-fr-es.bin"  # Q8, its experts Q4
-SMALL = ["tests/golden/model-%s.bin=%s" % (name, t) for name in ("base", "product") for t in ("f32", "f16", "bf16", "q8", "q4")]
+SMALL = ["tests/golden/model-base.bin=" + t for t in ("q8", "q4", "f32", "f16", "bf16")]
 # processor, kernels asked for, those that must come, batch, threads, models
 RUNS = [
-    ("max", "portable", "portable", 7, 1, SMALL[:5]),
+    ("max", "portable", "portable", 7, 1, SMALL),
     ("max", "neon", "neon", 64, 4, SMALL + [SHIPPED]),
     ("max", "dotprod", "dotprod", 5, 3, SMALL + [SHIPPED]),
     ("max", "auto", "i8mm", 33, 2, SMALL + [SHIPPED]),
-    ("max", "i8mm", "i8mm", 1, 1, SMALL[3:5]),
+    ("max", "i8mm", "i8mm", 1, 1, SMALL[:2]),
     ("neoverse-n1", "auto", "dotprod", 16, 1, [SHIPPED]),
     ("cortex-a53", "auto", "neon", 2, 2, [SHIPPED]),
 ]
