@@ -34,7 +34,7 @@ LIBRARY  = $(BIN)/libmoe.a
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo test check install clean asan valgrind
+.PHONY: all help demo test test-arm check install clean asan valgrind
 .DEFAULT_GOAL := all
 
 all: $(PROGRAMS) $(LIBRARY)
@@ -106,6 +106,7 @@ help:
 	@echo 'make test             build and run all tests'
 	@echo 'make check            quick checks of the source: exported names, table of contents'
 	@echo 'make asan             run all tests with the address and undefined-behaviour sanitizers'
+	@echo 'make test-arm         compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)'
 	@echo 'make valgrind         run the test programs under valgrind'
 	@echo 'make install          install programs, library and header under PREFIX ($(PREFIX)), with DESTDIR'
 	@echo 'make clean            remove what was built'
@@ -179,3 +180,33 @@ valgrind: $(BUILD)/.deps-test all $(TEST_PROGRAMS)
 	@$(DEPS) --valgrind
 	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible" \
 	    python3 tests/run $(TEST_PROGRAMS)
+
+# AArch64 on another machine: kernels against portable on a processor with everything, one without matrix products and one
+# without dot products, then whole models against this machine. One baseline build for all of them. tests/cross/cmocka.h stands
+# in for cmocka, and programs are static, so that a cross compiler and qemu are all it takes. qemu is slow: fewer rounds, as
+# under valgrind, unless SLOW is empty.
+ARM_CC ?= aarch64-linux-gnu-gcc
+ARM     = $(BUILD)/arm
+SLOW   ?= 1
+
+$(BUILD)/.deps-arm: tools/install-deps
+	@mkdir -p $(ARM)
+	@CC="$(CC)" CXX="$(CXX)" $(DEPS) --test-arm
+	@touch $@
+
+$(ARM)/moe.o: moe.c moe.h | $(BUILD)/.deps-arm
+	$(ARM_CC) $(C_FLAGS) -O3 -c moe.c -o $@
+
+$(ARM)/test_kernels: tests/test_kernels.c moe.c moe.h tests/model_writer.h tests/cross/cmocka.h | $(BUILD)/.deps-arm
+	$(ARM_CC) -Itests/cross $(C_FLAGS) -DMOE_TEST -static $< -lm -o $@
+
+$(ARM)/translate: tests/cross/translate.c moe.h $(ARM)/moe.o
+	$(ARM_CC) $(C_FLAGS) -static $< $(ARM)/moe.o -lm -o $@
+
+$(ARM)/translate-here: tests/cross/translate.c moe.h $(BUILD)/moe.o | $(BUILD)/.deps-arm
+	$(CC) $(C_FLAGS) $< $(BUILD)/moe.o -lm -o $@
+
+test-arm: $(ARM)/test_kernels $(ARM)/translate $(ARM)/translate-here
+	@VALGRIND=$(SLOW) python3 tests/run "qemu-aarch64 -cpu max $(ARM)/test_kernels" \
+	    "qemu-aarch64 -cpu neoverse-n1 $(ARM)/test_kernels" "qemu-aarch64 -cpu cortex-a53 $(ARM)/test_kernels" \
+	    "python3 tests/cross/translations.py $(ARM)/translate-here $(ARM)/translate"

@@ -85,6 +85,20 @@
 #define MOE_X86 0
 #endif
 
+/* gcc 10 is the first that knows i8mm. */
+#if defined(__aarch64__) && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10)) && (defined(__linux__) || defined(__APPLE__))
+#define MOE_ARM 1
+#include <arm_neon.h>
+#if defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#else
+#include <sys/sysctl.h>
+#endif
+#else
+#define MOE_ARM 0
+#endif
+
 #if defined(__GNUC__) || defined(__clang__)
 #define MOE_INLINE static inline __attribute__((always_inline))
 #define MOE_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
@@ -1770,7 +1784,628 @@ static const moe_kernels moe_kernels_amx = {
 #endif
 
 /* ==== 10. Kernels: NEON =======================================================================================
- * Owns AArch64. Invariant: four registers hold the 16 lanes. */
+ * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since adding a product
+ * of zeros to a lane leaves it as it was. Three rooms that differ in the quantised linears only: "neon" is every AArch64 machine,
+ * "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla (8 products into each). */
+
+#if MOE_ARM
+/* gcc declares sdot and smmla under an architecture, clang names features and declares them from version 16 on; before, the
+ * assembler knows them. */
+#if defined(__clang__)
+#define MOE_DOTPROD __attribute__((target("dotprod")))
+#define MOE_I8MM __attribute__((target("dotprod,i8mm")))
+#define MOE_DOTPROD_INLINE static inline __attribute__((always_inline, target("dotprod")))
+#define MOE_I8MM_INLINE static inline __attribute__((always_inline, target("dotprod,i8mm")))
+#else
+#define MOE_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
+#define MOE_I8MM __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
+#define MOE_DOTPROD_INLINE static inline __attribute__((always_inline, target("arch=armv8.2-a+dotprod")))
+#define MOE_I8MM_INLINE static inline __attribute__((always_inline, target("arch=armv8.2-a+dotprod+i8mm")))
+#endif
+#if defined(__clang__) && __clang_major__ < 16
+#define MOE_SDOT(sum, w, x, lane) __asm__("sdot %0.4s, %1.16b, %2.4b[" #lane "]" : "+w"(sum) : "w"(w), "w"(x))
+#define MOE_SMMLA(sum, x, w) __asm__("smmla %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(x), "w"(w))
+#else
+#define MOE_SDOT(sum, w, x, lane) ((sum) = vdotq_laneq_s32(sum, w, x, lane))
+#define MOE_SMMLA(sum, x, w) ((sum) = vmmlaq_s32(sum, x, w))
+#endif
+
+/* Up to 4 floats, the rest zero. */
+MOE_INLINE float32x4_t moe_load_neon(const float *x, size_t n) {
+    float tail[4] = { 0 };
+    if (n >= 4) return vld1q_f32(x);
+    memcpy(tail, x, n * sizeof *x);
+    return vld1q_f32(tail);
+}
+
+MOE_INLINE void moe_store_neon(float *y, float32x4_t v, size_t n) {
+    float tail[4];
+    if (n >= 4) {
+        vst1q_f32(y, v);
+        return;
+    }
+    vst1q_f32(tail, v);
+    memcpy(y, tail, n * sizeof *y);
+}
+
+MOE_INLINE float32x4x4_t moe_zero_lanes_neon(void) {
+    const float32x4_t zero = vdupq_n_f32(0.0f);
+    return (float32x4x4_t){ { zero, zero, zero, zero } };
+}
+
+/* Up to 16 floats, the rest zero. */
+MOE_INLINE float32x4x4_t moe_load_lanes_neon(const float *x, size_t n) {
+    float tail[MOE_LANES];
+    if (n < MOE_LANES) {
+        memset(tail, 0, sizeof tail);
+        memcpy(tail, x, n * sizeof *x);
+        x = tail;
+    }
+    return (float32x4x4_t){ { vld1q_f32(x), vld1q_f32(x + 4), vld1q_f32(x + 8), vld1q_f32(x + 12) } };
+}
+
+MOE_INLINE void moe_store_lanes_neon(float *y, float32x4x4_t v, size_t n) {
+    float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
+    for (size_t i = 0; i < 4; i++) vst1q_f32(to + 4 * i, v.val[i]);
+    if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
+}
+
+/* sum + a * b, rounded twice. */
+MOE_INLINE float32x4_t moe_add_product_neon(float32x4_t sum, float32x4_t a, float32x4_t b) { return vaddq_f32(sum, vmulq_f32(a, b)); }
+
+MOE_INLINE float moe_join_neon(float32x4x4_t lane) {
+    float32x4_t four = vaddq_f32(vaddq_f32(lane.val[0], lane.val[2]), vaddq_f32(lane.val[1], lane.val[3]));
+    float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+/* fmax and fmin hand a NaN on, as the comparisons of moe_expf do; they differ from them for zeros only. */
+MOE_INLINE float32x4_t moe_exp_neon(float32x4_t x) {
+    const float32x4_t low = vdupq_n_f32(MOE_EXP_LOW), magic = vdupq_n_f32(MOE_ROUND_MAGIC);
+    float32x4_t clamped = vminq_f32(vdupq_n_f32(MOE_EXP_HIGH), vmaxq_f32(low, x));
+    float32x4_t t = moe_add_product_neon(magic, clamped, vdupq_n_f32(MOE_LOG2E));
+    float32x4_t n = vsubq_f32(t, magic);
+    float32x4_t r = vsubq_f32(clamped, vmulq_f32(n, vdupq_n_f32(MOE_LN2_HIGH))), y;
+    r = vsubq_f32(r, vmulq_f32(n, vdupq_n_f32(MOE_LN2_LOW)));
+    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_5), vdupq_n_f32(MOE_EXP_6), r);
+    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_4), y, r);
+    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_3), y, r);
+    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_2), y, r);
+    y = moe_add_product_neon(r, y, vmulq_f32(r, r));
+    y = vaddq_f32(y, vdupq_n_f32(1.0f));
+    y = vmulq_f32(y, vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23), vdupq_n_u32(0x3f800000u))));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, low)));
+}
+
+MOE_INLINE float32x4_t moe_sigmoid_neon(float32x4_t x) {
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    return vdivq_f32(one, vaddq_f32(one, moe_exp_neon(vnegq_f32(x))));
+}
+
+MOE_INLINE float32x4_t moe_tanh_neon(float32x4_t x) {
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    const uint32x4_t sign = vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x80000000u));
+    float32x4_t t = moe_exp_neon(vmulq_f32(vabsq_f32(x), vdupq_n_f32(-2.0f)));
+    t = vdivq_f32(vsubq_f32(one, t), vaddq_f32(one, t));
+    return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(t), sign));
+}
+
+/* Sixteen numbers of a float matrix as F32, the rest of a tail zero. */
+MOE_INLINE float32x4x4_t moe_load_weights_neon(moe_type type, const void *w, size_t n) {
+    uint16_t tail[MOE_LANES];
+    const uint16_t *halves = w;
+    float32x4x4_t v;
+    if (type == MOE_TYPE_F32) return moe_load_lanes_neon(w, n);
+    if (n < MOE_LANES) {
+        memset(tail, 0, sizeof tail);
+        memcpy(tail, halves, n * sizeof *halves);
+        halves = tail;
+    }
+    for (size_t i = 0; i < 4; i++) {
+        const uint16x4_t four = vld1_u16(halves + 4 * i);
+        v.val[i] = type == MOE_TYPE_BF16 ? vreinterpretq_f32_u32(vshll_n_u16(four, 16)) : vcvt_f32_f16(vreinterpret_f16_u16(four));
+    }
+    return v;
+}
+
+/* n columns from column k on; see moe_float_rows_neon. */
+MOE_INLINE void moe_float_step_neon(const moe_linear *l, size_t row, const char *w, size_t k, size_t n, const size_t rows,
+                                    const moe_type type, float32x4_t sum[4][4]) {
+    const float32x4x4_t weights = moe_load_weights_neon(type, w + k * (type == MOE_TYPE_F32 ? 4 : 2), n);
+    for (size_t r = 0; r < rows; r++) {
+        const float32x4x4_t x = moe_load_lanes_neon(l->x + (row + r) * l->x_stride + k, n);
+        for (size_t i = 0; i < 4; i++) sum[r][i] = moe_add_product_neon(sum[r][i], x.val[i], weights.val[i]);
+    }
+}
+
+/* One output row of a float matrix against up to 4 input rows. */
+MOE_INLINE void moe_float_rows_neon(const moe_linear *l, size_t row, size_t j, const size_t rows, const moe_type type) {
+    const moe_matrix *m = l->w;
+    const char *w = (const char *)m->data + j * m->cols * (type == MOE_TYPE_F32 ? 4 : 2);
+    float32x4_t sum[4][4];
+    size_t k = 0;
+    for (size_t i = 0; i < 4 * rows; i++) sum[i / 4][i % 4] = vdupq_n_f32(0.0f);
+    for (; k + MOE_LANES <= m->cols; k += MOE_LANES) moe_float_step_neon(l, row, w, k, MOE_LANES, rows, type, sum);
+    if (k < m->cols) moe_float_step_neon(l, row, w, k, m->cols - k, rows, type, sum);
+    for (size_t r = 0; r < rows; r++) {
+        const float32x4x4_t lanes = { { sum[r][0], sum[r][1], sum[r][2], sum[r][3] } };
+        const float y = moe_join_neon(lanes) + moe_linear_addend(l, row + r, j);
+        l->y[(row + r) * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
+    }
+}
+
+MOE_INLINE void moe_float_block_neon(const moe_linear *l, size_t row0, size_t row1, size_t block, const moe_type type) {
+    for (size_t j = block * 16; j < moe_min(block * 16 + 16, l->w->rows); j++) {
+        size_t r = row0;
+        for (; r + 4 <= row1; r += 4) moe_float_rows_neon(l, r, j, 4, type);
+        for (; r < row1; r++) moe_float_rows_neon(l, r, j, 1, type);
+    }
+}
+
+/* Integer sums [rows][16] of outputs [j, end) to floats; nothing beyond the matrix. fmax would turn the rectifier's -0 into 0. */
+static void moe_finish_neon(const moe_linear *l, size_t row, size_t rows, size_t j, size_t end, const int32_t *sum) {
+    const moe_matrix *m = l->w;
+    for (size_t r = row; r < row + rows; r++, sum += 16)
+        for (size_t c = j; c < moe_min(end, m->rows); c += 4) {
+            const float *addend = l->bias ? l->bias + c : l->add ? l->add + r * l->add_stride + c : NULL;
+            const float32x4_t scale = vmulq_f32(vdupq_n_f32(l->scales[r]), vld1q_f32(m->scales + c));
+            float32x4_t y = vmulq_f32(vcvtq_f32_s32(vld1q_s32(sum + (c - j))), scale);
+            y = vaddq_f32(y, addend ? moe_load_neon(addend, m->rows - c) : vdupq_n_f32(0.0f));
+            if (l->relu) y = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltzq_f32(y)));
+            moe_store_neon(l->y + r * l->y_stride + c, y, m->rows - c);
+        }
+}
+
+/* The codes of 4 columns, four times. */
+MOE_INLINE int8x16_t moe_four_neon(const int8_t *codes) {
+    int32_t four;
+    memcpy(&four, codes, 4);
+    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+
+/* One block of 16 outputs of a Q8 matrix against up to 2 input rows. Two products fit 16 bits (2 * 127 * 127 = 32258), so two lines
+ * are multiplied before a pair of neighbours is added to a 32-bit sum. */
+MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
+    const moe_matrix *m = l->w;
+    const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
+    const int8_t *w = (const int8_t *)m->data + block * groups * 64;
+    int32x4_t sum[2][8];
+    int32_t sums[2 * 16];
+    for (size_t i = 0; i < 8 * rows; i++) sum[i / 8][i % 8] = vdupq_n_s32(0);
+    for (size_t g = 0; g < groups; g += 2) {
+        int8x16_t x0[2], x1[2];
+        for (size_t r = 0; r < rows; r++) {
+            x0[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * 4);
+            x1[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * 4 + 4);
+        }
+#pragma GCC unroll 4 /* clang keeps sums in memory else */
+        for (size_t q = 0; q < 4; q++) {
+            const int8x16_t w0 = vld1q_s8(w + g * 64 + 16 * q), w1 = vld1q_s8(w + g * 64 + 64 + 16 * q);
+#pragma GCC unroll 2
+            for (size_t r = 0; r < rows; r++) {
+                int16x8_t low = vmull_s8(vget_low_s8(w0), vget_low_s8(x0[r])), high = vmull_high_s8(w0, x0[r]);
+                low = vmlal_s8(low, vget_low_s8(w1), vget_low_s8(x1[r]));
+                high = vmlal_high_s8(high, w1, x1[r]);
+                sum[r][2 * q] = vpadalq_s16(sum[r][2 * q], low);
+                sum[r][2 * q + 1] = vpadalq_s16(sum[r][2 * q + 1], high);
+            }
+        }
+    }
+    for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, vpaddq_s32(sum[i / 4][i % 4 * 2], sum[i / 4][i % 4 * 2 + 1]));
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
+}
+
+/* Sum of the codes of group g, as the quantiser left it behind them. */
+MOE_INLINE int32_t moe_group_sum_neon(const int8_t *codes, size_t cols_padded, size_t g) {
+    int16_t sum;
+    memcpy(&sum, codes + cols_padded + 2 * g, 2);
+    return sum;
+}
+
+/* The same for Q4. Nibbles are code + 8, so 8 * sum(x) has to come off. A group's sum of x times code lies within 32 * 8 * 127 =
+ * 32512: 16 bits hold it, and what wraps around on the way there does no harm. Sums over groups are unsigned, since in a file with
+ * wild subs they may wrap around too. */
+MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
+    const moe_matrix *m = l->w;
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
+    const uint8_t *w = (const uint8_t *)m->data + block * groups * 256;
+    const int8_t *subs = m->subs + block * groups * 16;
+    uint32x4_t sum[2][4];
+    int32_t sums[2 * 16];
+    for (size_t i = 0; i < 4 * rows; i++) sum[i / 4][i % 4] = vdupq_n_u32(0);
+    for (size_t g = 0; g < groups; g++) {
+        int16x8_t part[2][8];
+        for (size_t i = 0; i < 8 * rows; i++) part[i / 8][i % 8] = vdupq_n_s16(0);
+        for (size_t u = 0; u < 4; u++) { /* a unit is 16 rows x 8 columns */
+            int8x16_t x0[2], x1[2];
+            for (size_t r = 0; r < rows; r++) {
+                x0[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * MOE_Q4_GROUP + u * 8);
+                x1[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * MOE_Q4_GROUP + u * 8 + 4);
+            }
+#pragma GCC unroll 4
+            for (size_t q = 0; q < 4; q++) {
+                const uint8x16_t bytes = vld1q_u8(w + (g * 4 + u) * 64 + 16 * q);
+                const int8x16_t w0 = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
+                const int8x16_t w1 = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
+#pragma GCC unroll 2
+                for (size_t r = 0; r < rows; r++) {
+                    int16x8_t *p = &part[r][2 * q];
+                    p[0] = vmlal_s8(vmlal_s8(p[0], vget_low_s8(w0), vget_low_s8(x0[r])), vget_low_s8(w1), vget_low_s8(x1[r]));
+                    p[1] = vmlal_high_s8(vmlal_high_s8(p[1], w0, x0[r]), w1, x1[r]);
+                }
+            }
+        }
+        for (size_t r = 0; r < rows; r++) {
+            const int32_t codes = moe_group_sum_neon(l->codes + (row + r) * code_bytes, m->cols_padded, g);
+            for (size_t h = 0; h < 2; h++) { /* eight outputs */
+                uint16x8_t p[4], eight;
+                const int16x8_t sub = vmovl_s8(vld1_s8(subs + g * 16 + 8 * h));
+                int16x8_t product;
+                for (size_t i = 0; i < 4; i++) p[i] = vreinterpretq_u16_s16(part[r][4 * h + i]);
+                eight = vpaddq_u16(vpaddq_u16(p[0], p[1]), vpaddq_u16(p[2], p[3]));
+                product = vreinterpretq_s16_u16(vsubq_u16(eight, vdupq_n_u16((uint16_t)(8 * codes))));
+                sum[r][2 * h] = vaddq_u32(sum[r][2 * h], vreinterpretq_u32_s32(vmull_s16(vget_low_s16(product), vget_low_s16(sub))));
+                sum[r][2 * h + 1] = vaddq_u32(sum[r][2 * h + 1], vreinterpretq_u32_s32(vmull_high_s16(product, sub)));
+            }
+        }
+    }
+    for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, vreinterpretq_s32_u32(sum[i / 4][i % 4]));
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
+}
+
+/* Outputs outside, rows inside: a block of weights is read once from memory and stays in L1 for all rows. */
+static void moe_linear_neon(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    for (size_t block = block0; block < block1; block++) {
+        size_t r = row0;
+        switch (l->w->type) {
+        case MOE_TYPE_F32: moe_float_block_neon(l, row0, row1, block, MOE_TYPE_F32); break;
+        case MOE_TYPE_F16: moe_float_block_neon(l, row0, row1, block, MOE_TYPE_F16); break;
+        case MOE_TYPE_BF16: moe_float_block_neon(l, row0, row1, block, MOE_TYPE_BF16); break;
+        case MOE_TYPE_Q8:
+            for (; r + 2 <= row1; r += 2) moe_q8_rows_neon(l, r, block, 2);
+            if (r < row1) moe_q8_rows_neon(l, r, block, 1);
+            break;
+        case MOE_TYPE_Q4:
+            for (; r + 2 <= row1; r += 2) moe_q4_rows_neon(l, r, block, 2);
+            if (r < row1) moe_q4_rows_neon(l, r, block, 1);
+            break;
+        }
+    }
+}
+
+/* With sdot: one block of 16 outputs of a Q8 matrix against up to 4 input rows, 16 columns at a time. Few rows spread the lines over
+ * several sums, which would else wait for each other. */
+MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
+    const moe_matrix *m = l->w;
+    const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols), chains = 4 / rows;
+    const int8_t *w = (const int8_t *)m->data + block * groups * 64;
+    int32x4_t sum[4][4];
+    int32_t sums[4 * 16];
+    for (size_t i = 0; i < 4 * rows * chains; i++) sum[i / 4][i % 4] = vdupq_n_s32(0);
+#define MOE_LINE(i)                                                                                             \
+    for (size_t q = 0; q < 4; q++) {                                                                            \
+        const int8x16_t weights = vld1q_s8(w + (g + i) * 64 + 16 * q);                                          \
+        for (size_t r = 0; r < rows; r++) MOE_SDOT(sum[r + i % chains * rows][q], weights, x[r], i);            \
+    }
+    for (size_t g = 0; g < groups; g += 4) {
+        int8x16_t x[4];
+        for (size_t r = 0; r < rows; r++) x[r] = vld1q_s8(l->codes + (row + r) * code_bytes + g * 4);
+        MOE_LINE(0)
+        MOE_LINE(1)
+        MOE_LINE(2)
+        MOE_LINE(3)
+    }
+#undef MOE_LINE
+    for (size_t i = rows; i < rows * chains; i++)
+        for (size_t q = 0; q < 4; q++) sum[i % rows][q] = vaddq_s32(sum[i % rows][q], sum[i][q]);
+    for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, sum[i / 4][i % 4]);
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
+}
+
+/* The same for Q4, outputs 4 * quad .. of a block; see moe_q4_rows_neon. A single row keeps the sums of high nibbles apart. */
+MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, size_t quad, const size_t rows,
+                                            const size_t quads) {
+    const moe_matrix *m = l->w;
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols), apart = rows == 1;
+    const uint8_t *w = (const uint8_t *)m->data + block * groups * 256 + 16 * quad;
+    const int8_t *subs = m->subs + block * groups * 16 + 4 * quad;
+    uint32x4_t sum[4][4];
+    int32_t sums[4 * 16];
+    for (size_t i = 0; i < quads * rows; i++) sum[i / quads][i % quads] = vdupq_n_u32(0);
+#define MOE_UNIT(u, half, lane0, lane1)                                                                         \
+    for (size_t q = 0; q < quads; q++) {                                                                        \
+        const uint8x16_t bytes = vld1q_u8(w + (g * 4 + u) * 64 + 16 * q);                                       \
+        const int8x16_t w0 = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));                              \
+        const int8x16_t w1 = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));                                         \
+        for (size_t r = 0; r < rows; r++) {                                                                     \
+            MOE_SDOT(part[r][q], w0, x[r][half], lane0);                                                        \
+            MOE_SDOT(part[r + apart][q], w1, x[r][half], lane1);                                                \
+        }                                                                                                       \
+    }
+    for (size_t g = 0; g < groups; g++) {
+        int8x16_t x[4][2];
+        int32x4_t part[4][4];
+        for (size_t r = 0; r < rows; r++) {
+            const int8_t *codes = l->codes + (row + r) * code_bytes;
+            const int32x4_t first = vdupq_n_s32(-8 * moe_group_sum_neon(codes, m->cols_padded, g));
+            for (size_t q = 0; q < quads; q++) part[r][q] = first;
+            x[r][0] = vld1q_s8(codes + g * MOE_Q4_GROUP);
+            x[r][1] = vld1q_s8(codes + g * MOE_Q4_GROUP + 16);
+        }
+        for (size_t q = 0; apart && q < quads; q++) part[1][q] = vdupq_n_s32(0);
+        MOE_UNIT(0, 0, 0, 1)
+        MOE_UNIT(1, 0, 2, 3)
+        MOE_UNIT(2, 1, 0, 1)
+        MOE_UNIT(3, 1, 2, 3)
+        for (size_t q = 0; q < quads; q++) {
+            const int16x8_t eight = vmovl_s8(vld1_s8(subs + g * 16 + q / 2 * 8));
+            const int32x4_t sub = q % 2 ? vmovl_high_s16(eight) : vmovl_s16(vget_low_s16(eight));
+            if (apart) part[0][q] = vaddq_s32(part[0][q], part[1][q]);
+            for (size_t r = 0; r < rows; r++)
+                sum[r][q] = vmlaq_u32(sum[r][q], vreinterpretq_u32_s32(part[r][q]), vreinterpretq_u32_s32(sub));
+        }
+    }
+#undef MOE_UNIT
+    for (size_t r = 0; r < rows; r++)
+        for (size_t q = 0; q < quads; q++) vst1q_s32(sums + 16 * r + 4 * q, vreinterpretq_s32_u32(sum[r][q]));
+    moe_finish_neon(l, row, rows, block * 16 + 4 * quad, block * 16 + 4 * (quad + quads), sums);
+}
+
+/* Four rows share half a block at a time, so that their sums and parts fit the registers. */
+MOE_DOTPROD static void moe_linear_dotprod(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    if (!moe_type_quantised(l->w->type)) {
+        moe_linear_neon(l, row0, row1, block0, block1);
+        return;
+    }
+    for (size_t block = block0; block < block1; block++) {
+        const int q8 = l->w->type == MOE_TYPE_Q8;
+        size_t r = row0;
+        for (; r + 4 <= row1; r += 4) {
+            if (q8) moe_q8_rows_dotprod(l, r, block, 4);
+            else moe_q4_rows_dotprod(l, r, block, 0, 4, 2), moe_q4_rows_dotprod(l, r, block, 2, 4, 2);
+        }
+        for (; r + 2 <= row1; r += 2) {
+            if (q8) moe_q8_rows_dotprod(l, r, block, 2);
+            else moe_q4_rows_dotprod(l, r, block, 0, 2, 4);
+        }
+        if (r < row1) {
+            if (q8) moe_q8_rows_dotprod(l, r, block, 1);
+            else moe_q4_rows_dotprod(l, r, block, 0, 1, 4);
+        }
+    }
+}
+
+/* smmla takes two rows and two outputs of 8 columns each. Of a block of weights, so many columns at a time are put in that order
+ * (two neighbouring lines zipped; Q4 multiplied out to int8), for up to so many rows: 8 KiB that stay in L1. */
+enum { MOE_PANEL_COLS = 512, MOE_PANEL_ROWS = 64 };
+
+/* Columns [col, col + cols) of a block: panel [cols / 8][16][8]. */
+MOE_INLINE void moe_panel_q8(const moe_matrix *m, size_t block, size_t col, size_t cols, int8_t *panel) {
+    const int8_t *w = (const int8_t *)m->data + moe_q8_index(m->cols_padded, block * 16, col);
+    for (; cols; cols -= 8, w += 128, panel += 128)
+        for (size_t q = 0; q < 4; q++) {
+            const int32x4_t w0 = vreinterpretq_s32_s8(vld1q_s8(w + 16 * q)), w1 = vreinterpretq_s32_s8(vld1q_s8(w + 64 + 16 * q));
+            vst1q_s8(panel + 32 * q, vreinterpretq_s8_s32(vzip1q_s32(w0, w1)));
+            vst1q_s8(panel + 32 * q + 16, vreinterpretq_s8_s32(vzip2q_s32(w0, w1)));
+        }
+}
+
+MOE_INLINE void moe_panel_q4(const moe_matrix *m, size_t block, size_t col, size_t cols, int8_t *panel) {
+    const uint8_t *w = (const uint8_t *)m->data + moe_q4_index(m->cols_padded, block * 16, col);
+    const int8_t *subs = m->subs + moe_q4_sub_index(m->cols_padded, block * 16, col);
+    for (; cols; cols -= MOE_Q4_GROUP, w += 256, subs += 16, panel += 512)
+        for (size_t q = 0; q < 4; q++) {
+            uint8_t four[16]; /* the subs of 4 outputs, each for 4 columns */
+            uint8x16_t sub;
+            for (size_t i = 0; i < 16; i++) four[i] = (uint8_t)subs[4 * q + i / 4];
+            sub = vld1q_u8(four);
+            for (size_t u = 0; u < 4; u++) {
+                const uint8x16_t bytes = vld1q_u8(w + 64 * u + 16 * q), eight = vdupq_n_u8(8);
+                const uint32x4_t w0 = vreinterpretq_u32_u8(vmulq_u8(vsubq_u8(vandq_u8(bytes, vdupq_n_u8(15)), eight), sub));
+                const uint32x4_t w1 = vreinterpretq_u32_u8(vmulq_u8(vsubq_u8(vshrq_n_u8(bytes, 4), eight), sub));
+                vst1q_s8(panel + 128 * u + 32 * q, vreinterpretq_s8_u32(vzip1q_u32(w0, w1)));
+                vst1q_s8(panel + 128 * u + 32 * q + 16, vreinterpretq_s8_u32(vzip2q_u32(w0, w1)));
+            }
+        }
+}
+
+/* 8 rows x 8 outputs (half a panel): sum[8][16] += codes x panel. */
+MOE_I8MM_INLINE void moe_tile_i8mm(const int8_t *codes, size_t code_bytes, const int8_t *panel, size_t cols, int32_t *sum) {
+    int32x4_t tile[4][4];
+    for (size_t i = 0; i < 16; i++) tile[i / 4][i % 4] = vdupq_n_s32(0);
+    for (size_t c = 0; c < cols; c += 16) {
+        int8x16_t x[2][4];
+        for (size_t p = 0; p < 4; p++) {
+            const int64x2_t x0 = vreinterpretq_s64_s8(vld1q_s8(codes + 2 * p * code_bytes + c));
+            const int64x2_t x1 = vreinterpretq_s64_s8(vld1q_s8(codes + (2 * p + 1) * code_bytes + c));
+            x[0][p] = vreinterpretq_s8_s64(vzip1q_s64(x0, x1));
+            x[1][p] = vreinterpretq_s8_s64(vzip2q_s64(x0, x1));
+        }
+        for (size_t h = 0; h < 2; h++)
+            for (size_t i = 0; i < 4; i++) {
+                const int8x16_t weights = vld1q_s8(panel + c * 16 + 128 * h + 16 * i);
+                for (size_t p = 0; p < 4; p++) MOE_SMMLA(tile[p][i], x[h][p], weights);
+            }
+    }
+    for (size_t p = 0; p < 4; p++)
+        for (size_t i = 0; i < 4; i += 2) { /* a register is two rows x two outputs */
+            const int64x2_t a = vreinterpretq_s64_s32(tile[p][i]), b = vreinterpretq_s64_s32(tile[p][i + 1]);
+            int32_t *s0 = sum + 32 * p + 2 * i, *s1 = s0 + 16;
+            vst1q_s32(s0, vaddq_s32(vld1q_s32(s0), vreinterpretq_s32_s64(vzip1q_s64(a, b))));
+            vst1q_s32(s1, vaddq_s32(vld1q_s32(s1), vreinterpretq_s32_s64(vzip2q_s64(a, b))));
+        }
+}
+
+/* A block against `rows` input rows: a multiple of 8, at most MOE_PANEL_ROWS. */
+MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows, size_t block) {
+    const moe_matrix *m = l->w;
+    const size_t code_bytes = moe_code_bytes(m->cols);
+    int8_t panel[MOE_PANEL_COLS * 16];
+    int32_t sum[MOE_PANEL_ROWS * 16];
+    memset(sum, 0, rows * 16 * sizeof *sum);
+    for (size_t col = 0; col < m->cols_padded; col += MOE_PANEL_COLS) {
+        const size_t cols = moe_min(MOE_PANEL_COLS, m->cols_padded - col);
+        if (m->type == MOE_TYPE_Q8) moe_panel_q8(m, block, col, cols, panel);
+        else moe_panel_q4(m, block, col, cols, panel);
+        for (size_t r = 0; r < rows; r += 8)
+            for (size_t half = 0; half < 2; half++)
+                moe_tile_i8mm(l->codes + (row + r) * code_bytes + col, code_bytes, panel + 64 * half, cols, sum + 16 * r + 8 * half);
+    }
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sum);
+}
+
+/* With smmla from 8 rows on; what is left goes to sdot, which wastes no half of a pair of rows. */
+static void moe_linear_i8mm(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    size_t rest = row0;
+    if (moe_type_quantised(l->w->type)) rest = row1 - (row1 - row0) % 8;
+    for (size_t block = block0; block < block1; block++)
+        for (size_t r = row0; r < rest; r += MOE_PANEL_ROWS) moe_block_i8mm(l, r, moe_min(MOE_PANEL_ROWS, rest - r), block);
+    if (rest < row1) moe_linear_dotprod(l, rest, row1, block0, block1);
+}
+
+/* The order of floats without sign is that of their bits, NaN last. Within 2^22, the conversion rounds as moe_round does. */
+static float moe_quantise_neon(const float *x, size_t cols, int8_t *q) {
+    const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
+    int16_t *sums = moe_code_sums(q, padded);
+    uint32x4_t max = vdupq_n_u32(0);
+    float amax, inverse;
+    for (size_t c = 0; c < cols; c += MOE_LANES) {
+        const float32x4x4_t v = moe_load_lanes_neon(x + c, cols - c);
+        for (size_t i = 0; i < 4; i++) max = vmaxq_u32(max, vreinterpretq_u32_f32(vabsq_f32(v.val[i])));
+    }
+    amax = moe_from_bits(vmaxvq_u32(max));
+    if (!(amax >= FLT_MIN && amax <= FLT_MAX)) return moe_quantise_row(x, cols, q);
+    inverse = 127.0f / amax;
+    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
+    for (size_t c = 0; c < cols; c += MOE_LANES) {
+        const float32x4x4_t v = moe_load_lanes_neon(x + c, cols - c);
+        int32x4_t codes[4];
+        int16x8_t low, high;
+        for (size_t i = 0; i < 4; i++) codes[i] = vcvtnq_s32_f32(vmulq_n_f32(v.val[i], inverse));
+        low = vqmovn_high_s32(vqmovn_s32(codes[0]), codes[1]);
+        high = vqmovn_high_s32(vqmovn_s32(codes[2]), codes[3]);
+        vst1q_s8(q + c, vmaxq_s8(vqmovn_high_s16(vqmovn_s16(low), high), vdupq_n_s8(-127)));
+    }
+    memset(q + moe_round_up(cols, MOE_LANES), 0, moe_code_bytes(cols) - moe_round_up(cols, MOE_LANES));
+    for (size_t c = 0; c < padded; c += MOE_CODE_GROUP)
+        sums[c / MOE_CODE_GROUP] = vaddvq_s16(vpadalq_s8(vpaddlq_s8(vld1q_s8(q + c)), vld1q_s8(q + c + 16)));
+    return amax / 127.0f;
+}
+
+static void moe_lstm_cell_neon(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h, float *c_out) {
+    const float32x4_t forget = vdupq_n_f32(forget_bias);
+    for (size_t j = 0; j < hidden; j += 4) {
+        const size_t n = hidden - j;
+        float32x4_t i = moe_sigmoid_neon(moe_load_neon(z + j, n));
+        float32x4_t f = moe_sigmoid_neon(vaddq_f32(moe_load_neon(z + hidden + j, n), forget));
+        float32x4_t g = moe_tanh_neon(moe_load_neon(z + 2 * hidden + j, n));
+        float32x4_t o = moe_sigmoid_neon(moe_load_neon(z + 3 * hidden + j, n));
+        float32x4_t c = moe_add_product_neon(vmulq_f32(f, moe_load_neon(c_in + j, n)), i, g);
+        moe_store_neon(c_out + j, c, n);
+        moe_store_neon(h + j, vmulq_f32(o, moe_tanh_neon(c)), n);
+    }
+}
+
+static void moe_unary_neon(moe_unary what, const float *x, size_t n, float *y) {
+    for (size_t i = 0; i < n; i += 4) {
+        float32x4_t v = moe_load_neon(x + i, n - i);
+        v = what == MOE_UNARY_SIGMOID ? moe_sigmoid_neon(v) : moe_tanh_neon(v);
+        moe_store_neon(y + i, v, n - i);
+    }
+}
+
+static float moe_score_additive_neon(const float *key, const float *query, const float *v, size_t n) {
+    float32x4x4_t sum = moe_zero_lanes_neon();
+    for (size_t k = 0; k < n; k += MOE_LANES) {
+        const float32x4x4_t a = moe_load_lanes_neon(key + k, n - k), b = moe_load_lanes_neon(query + k, n - k);
+        const float32x4x4_t by = moe_load_lanes_neon(v + k, n - k);
+        for (size_t i = 0; i < 4; i++)
+            sum.val[i] = moe_add_product_neon(sum.val[i], by.val[i], moe_tanh_neon(vaddq_f32(a.val[i], b.val[i])));
+    }
+    return moe_join_neon(sum);
+}
+
+static float moe_dot_neon(const float *a, const float *b, size_t n) {
+    float32x4x4_t sum = moe_zero_lanes_neon();
+    for (size_t k = 0; k < n; k += MOE_LANES) {
+        const float32x4x4_t x = moe_load_lanes_neon(a + k, n - k), y = moe_load_lanes_neon(b + k, n - k);
+        for (size_t i = 0; i < 4; i++) sum.val[i] = moe_add_product_neon(sum.val[i], x.val[i], y.val[i]);
+    }
+    return moe_join_neon(sum);
+}
+
+static void moe_axpy_neon(float a, const float *x, size_t n, float *y) {
+    const float32x4_t factor = vdupq_n_f32(a);
+    for (size_t i = 0; i < n; i += 4)
+        moe_store_neon(y + i, moe_add_product_neon(moe_load_neon(y + i, n - i), factor, moe_load_neon(x + i, n - i)), n - i);
+}
+
+/* A comparison, not fmax or fmaxnm: those let NaN win, or a signalling one. */
+static float moe_max_neon(const float *x, size_t n) {
+    const float32x4_t none = vdupq_n_f32(moe_from_bits(0xff800000u));
+    float32x4x4_t best = { { none, none, none, none } };
+    float lane[MOE_LANES], result;
+    size_t k = 0;
+    for (; k + MOE_LANES <= n; k += MOE_LANES)
+        for (size_t i = 0; i < 4; i++) {
+            const float32x4_t v = vld1q_f32(x + k + 4 * i);
+            best.val[i] = vbslq_f32(vcgtq_f32(v, best.val[i]), v, best.val[i]);
+        }
+    moe_store_lanes_neon(lane, best, MOE_LANES);
+    result = moe_max_portable(lane, MOE_LANES);
+    for (; k < n; k++) result = x[k] > result ? x[k] : result;
+    return result + 0.0f;
+}
+
+static float moe_exp_sum_neon(const float *x, size_t n, float shift, float *y) {
+    const float32x4_t by = vdupq_n_f32(shift);
+    float32x4x4_t sum = moe_zero_lanes_neon();
+    for (size_t k = 0; k < n; k += MOE_LANES) {
+        float32x4x4_t e = moe_load_lanes_neon(x + k, n - k);
+        for (size_t i = 0; i < 4; i++) e.val[i] = moe_exp_neon(vsubq_f32(e.val[i], by));
+        if (y) moe_store_lanes_neon(y + k, e, n - k);
+        if (n - k < MOE_LANES) { /* lanes past the end hold exp(-shift): they must not count */
+            float tail[MOE_LANES];
+            moe_store_lanes_neon(tail, e, MOE_LANES);
+            e = moe_load_lanes_neon(tail, n - k);
+        }
+        for (size_t i = 0; i < 4; i++) sum.val[i] = vaddq_f32(sum.val[i], e.val[i]);
+    }
+    return moe_join_neon(sum);
+}
+
+static int moe_neon_available(void) { return 1; }
+
+#if defined(__APPLE__)
+static int moe_sysctl_flag(const char *name) {
+    int flag = 0;
+    size_t size = sizeof flag;
+    return sysctlbyname(name, &flag, &size, NULL, 0) == 0 && flag;
+}
+#endif
+
+static int moe_dotprod_available(void) {
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+    return moe_sysctl_flag("hw.optional.arm.FEAT_DotProd");
+#endif
+}
+
+static int moe_i8mm_available(void) {
+#if defined(__linux__)
+    return moe_dotprod_available() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+#else
+    return moe_dotprod_available() && moe_sysctl_flag("hw.optional.arm.FEAT_I8MM");
+#endif
+}
+
+/* The three rooms share all but the linear. */
+#define MOE_KERNELS_NEON(room)                                                                                      .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_neon,     .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,            .dot = moe_dot_neon, .axpy = moe_axpy_neon, .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
+static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
+static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
+static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
+#endif /* MOE_ARM */
 
 /* ==== 11. Dispatch ============================================================================================
  * Owns the choice of a kernel room. Invariant: the choice is made once per session and changes speed only. */
@@ -1784,6 +2419,11 @@ static const moe_kernels *const moe_kernel_rooms[] = {
 #if MOE_AMX
     &moe_kernels_amx,
 #endif
+#if MOE_ARM
+    &moe_kernels_neon,
+    &moe_kernels_dotprod,
+    &moe_kernels_i8mm,
+#endif
 };
 
 const char *moe_isa_names(void) {
@@ -1791,6 +2431,8 @@ const char *moe_isa_names(void) {
     return "portable avx2 avx512vnni amx";
 #elif MOE_X86
     return "portable avx2 avx512vnni";
+#elif MOE_ARM
+    return "portable neon dotprod i8mm";
 #else
     return "portable";
 #endif
