@@ -4641,12 +4641,14 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
 }
 
 /* Join the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
-static void moe_output_join(const moe_output_job *job, size_t row) {
-    const moe_output_work *work = &job->work;
-    const moe_frame *f = job->run->frame;
-    const size_t first = row * work->chunks, top = job->run->graph->top;
+static void moe_output_join(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    moe_layout at = { t->work, 0, 0 };
+    const moe_output_work joined = moe_output_layout(run->graph, t->cols, &at), *work = &joined;
+    const moe_frame *f = run->frame;
+    const size_t first = row * work->chunks, top = run->graph->top;
     float *logprobs = f->top_logprobs + row * top, max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
     int32_t *ids = f->top_ids + row * top;
+    (void)thread;
     for (size_t c = 0; c < work->chunks; c++) max = work->max[first + c] > max ? work->max[first + c] : max;
     for (size_t c = 0; c < work->chunks; c++) sum = sum + work->sum[first + c] * moe_expf(work->max[first + c] - max);
     log_sum = moe_logf(sum);
@@ -4655,7 +4657,7 @@ static void moe_output_join(const moe_output_job *job, size_t row) {
         f->want_logprob[row] = (f->want_logprob[row] - max) - log_sum;
         return;
     }
-    for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = job->t->model->eos;
+    for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = t->model->eos;
     for (size_t c = 0; c < work->chunks; c++)
         for (size_t i = (first + c) * top; i < (first + c + 1) * top && work->logits[i] > logprobs[top - 1]; i++)
             moe_keep_best(logprobs, ids, top, work->logits[i], work->ids[i]);
@@ -4666,7 +4668,7 @@ static void moe_compute_output(const moe_run *run, const moe_tensor *t) {
     moe_layout at = { t->work, 0, 0 };
     moe_output_job job = { run, t, moe_output_layout(run->graph, t->cols, &at), moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
     moe_pool_run(run->pool, job.work.chunks * job.row_tasks, moe_output_task, &job);
-    for (size_t row = 0; row < run->frame->rows; row++) moe_output_join(&job, row);
+    moe_for_rows(run, t, run->frame->rows, 512 * job.work.chunks, moe_output_join);
 }
 
 /* The seam: a backend is a name and a function per op; NULL where it lacks one. */
