@@ -919,9 +919,10 @@ MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t bl
     for (int r = 0; r < rows; r++) moe_q8_finish_avx2(l, row + (size_t)r, j, low[r], high[r]);
 }
 
-/* The same for Q4. Nibbles are code + 8, unsigned, so maddubs needs no signs, and its 16-bit sums hold a whole group (8 * 2 * 15 *
- * 127 = 30480); per group 8 * sum(x) is taken off, which leaves sum(code * x) in 16 bits (8 * 127 * 32 = 32512), and the rest
- * multiplied by sub: the same integer in another order. Several rows take half a block at a time, to stay in 16 registers. */
+/* The same for Q4. Nibbles are code + 8, unsigned, so maddubs needs no signs, and its 16-bit sums hold a whole group
+ * (8 * 2 * 15 * 127 = 30480); per group 8 * sum(x) is taken off, which leaves sum(code * x) in 16 bits (8 * 127 * 32 = 32512),
+ * and the rest multiplied by sub: the same integer in another order. Several rows take half a block at a time, to stay in 16
+ * registers. */
 MOE_AVX2_INLINE void moe_q4_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
@@ -940,8 +941,10 @@ MOE_AVX2_INLINE void moe_q4_rows_avx2(const moe_linear *l, size_t row, size_t bl
                 MOE_UNROLL for (int h = 0; h < halves; h++) part[r][h] = _mm256_setzero_si256();
             MOE_UNROLL for (size_t u = 0; u < 4; u++) /* a unit is 16 rows x 8 columns */
                 MOE_UNROLL for (int h = 0; h < halves; h++) {
-                    const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)(w + (g * 4 + u) * 64 + (half + h) * 32));
-                    const __m256i w0 = _mm256_and_si256(bytes, nibble), w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+                    const uint8_t *at = w + (g * 4 + u) * 64 + (half + h) * 32;
+                    const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)at);
+                    const __m256i w0 = _mm256_and_si256(bytes, nibble);
+                    const __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
                     MOE_UNROLL for (int r = 0; r < rows; r++) {
                         const int8_t *codes = x + (size_t)r * code_bytes + g * MOE_Q4_GROUP + u * 8;
                         const __m256i p0 = _mm256_maddubs_epi16(w0, moe_four_avx2(codes));
@@ -1154,7 +1157,8 @@ MOE_AVX512_INLINE float moe_join_avx512(__m512 lanes) {
 /* moe_expf for x <= MOE_EXP_HIGH and NaN. Rounding to an integer and scaling by a power of two are one exact instruction each
  * here; below MOE_EXP_LOW the mask makes the zero, so nothing need be clamped. */
 MOE_AVX512_INLINE __m512 moe_exp_below_avx512(__m512 x) {
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(MOE_LOG2E)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(MOE_LOG2E)),
+                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 r = _mm512_sub_ps(x, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_HIGH))), y;
     r = _mm512_sub_ps(r, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_LOW)));
     y = _mm512_add_ps(_mm512_mul_ps(_mm512_set1_ps(MOE_EXP_6), r), _mm512_set1_ps(MOE_EXP_5));
@@ -1200,25 +1204,30 @@ MOE_AVX512_INLINE __m128 moe_join_four_avx512(__m512 a, __m512 b, __m512 c, __m5
     return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, t));
 }
 
+/* Up to 16 columns of a tile of a float matrix, from column k. */
+MOE_AVX512_INLINE void moe_float_step_avx512(const moe_linear *l, const float *x, const void *w, size_t k, __mmask16 mask,
+                                             __m512 lanes[4][4], const moe_type type, const int rows, const int outputs) {
+    __m512 numbers[4];
+    MOE_UNROLL for (int o = 0; o < outputs; o++)
+        numbers[o] = moe_load_weights_avx512(type, w, (size_t)o * l->w->cols + k, mask);
+    MOE_UNROLL for (int r = 0; r < rows; r++) {
+        const __m512 v = _mm512_maskz_loadu_ps(mask, x + (size_t)r * l->x_stride + k);
+        MOE_UNROLL for (int o = 0; o < outputs; o++) lanes[r][o] = _mm512_add_ps(lanes[r][o], _mm512_mul_ps(v, numbers[o]));
+    }
+}
+
 /* `outputs` (up to 4) rows of a float matrix against `rows` input rows. */
 MOE_AVX512_INLINE void moe_float_tile_avx512(const moe_linear *l, size_t row, size_t j, const moe_type type, const int rows,
                                              const int outputs) {
-    const moe_matrix *m = l->w;
-    const char *w = (const char *)m->data + j * m->cols * (type == MOE_TYPE_F32 ? 4 : 2);
+    const size_t cols = l->w->cols, whole = cols / 16 * 16;
+    const char *w = (const char *)l->w->data + j * cols * (type == MOE_TYPE_F32 ? 4 : 2);
     const float *x = l->x + row * l->x_stride;
     __m512 lanes[4][4];
-    for (int r = 0; r < rows; r++)
-        for (int o = 0; o < 4; o++) lanes[r][o] = _mm512_setzero_ps();
-    for (size_t k = 0; k < m->cols; k += 16) {
-        const __mmask16 mask = moe_mask_avx512(m->cols - k);
-        __m512 numbers[4];
-        for (int o = 0; o < outputs; o++) numbers[o] = moe_load_weights_avx512(type, w, (size_t)o * m->cols + k, mask);
-        for (int r = 0; r < rows; r++) {
-            const __m512 v = _mm512_maskz_loadu_ps(mask, x + (size_t)r * l->x_stride + k);
-            for (int o = 0; o < outputs; o++) lanes[r][o] = _mm512_add_ps(lanes[r][o], _mm512_mul_ps(v, numbers[o]));
-        }
-    }
-    for (int r = 0; r < rows; r++) {
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL for (int o = 0; o < 4; o++) lanes[r][o] = _mm512_setzero_ps();
+    for (size_t k = 0; k < whole; k += 16) moe_float_step_avx512(l, x, w, k, 0xffff, lanes, type, rows, outputs);
+    if (whole < cols) moe_float_step_avx512(l, x, w, whole, moe_mask_avx512(cols - whole), lanes, type, rows, outputs);
+    MOE_UNROLL for (int r = 0; r < rows; r++) {
         const size_t at = row + (size_t)r;
         const __mmask8 mask = (__mmask8)((1 << outputs) - 1);
         const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
@@ -1267,7 +1276,8 @@ MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, 
     for (size_t i = 0; i < lines; i++, w += 64, next += blocks * 64, x += 4) {
         __m512i line[3];
         if (fetch) moe_fetch_avx512(next, rows > 2 ? blocks : 1);
-        MOE_UNROLL for (int b = 0; b < blocks; b++) line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + (size_t)b * lines * 64), high);
+        MOE_UNROLL for (int b = 0; b < blocks; b++)
+            line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + (size_t)b * lines * 64), high);
         MOE_UNROLL for (int r = 0; r < rows; r++) {
             const __m512i four = moe_four_avx512(x + (size_t)r * code_bytes);
             MOE_UNROLL for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_dpbusd_epi32(sum[r][b], line[b], four);
@@ -1276,7 +1286,7 @@ MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, 
 }
 
 /* The same for Q4, group by group; sums start at 0. Nibbles are code + 8, unsigned as they are; a group's part starts at
- * -8 * sum(x), so it ends as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies it by sub and adds. */
+ * -8 * sum(x), so it ends as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies and adds. */
 MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
                                           const int blocks, const int fetch) {
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols), block_bytes = groups * 256;
@@ -1299,7 +1309,8 @@ MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, 
                 high[b] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
             }
             MOE_UNROLL for (int r = 0; r < rows; r++) {
-                const __m512i x0 = moe_four_avx512(x + (size_t)r * code_bytes), x1 = moe_four_avx512(x + (size_t)r * code_bytes + 4);
+                const int8_t *eight = x + (size_t)r * code_bytes;
+                const __m512i x0 = moe_four_avx512(eight), x1 = moe_four_avx512(eight + 4);
                 MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], low[b], x0);
                 MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], high[b], x1);
             }
@@ -1329,7 +1340,7 @@ MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken
     moe_finish_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
 }
 
-/* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two per output. */
+/* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an output. */
 typedef void (*moe_tile_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block, int fetch);
 
 #define MOE_TILE_AVX512(type, rows, blocks)                                                                              \
@@ -1395,12 +1406,14 @@ MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, si
     }
 }
 
-MOE_AVX512_INLINE void moe_float_avx512(const moe_linear *l, size_t row0, size_t row1, size_t j0, size_t j1, const moe_type type) {
+MOE_AVX512_INLINE void moe_float_avx512(const moe_linear *l, size_t row0, size_t row1, size_t j0, size_t j1,
+                                        const moe_type type) {
     for (; j0 < j1; j0 += 4) {
         const size_t outputs = moe_min(4, j1 - j0);
         size_t r = row0;
         if (outputs == 4) {
             for (; r + 4 <= row1; r += 4) moe_float_tile_avx512(l, r, j0, type, 4, 4);
+            for (; r + 2 <= row1; r += 2) moe_float_tile_avx512(l, r, j0, type, 2, 4);
             for (; r < row1; r++) moe_float_tile_avx512(l, r, j0, type, 1, 4);
         }
         for (; r < row1; r++)
