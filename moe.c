@@ -1396,7 +1396,7 @@ MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, si
         for (size_t r = 0; q8 && r < rows; r++)
             taken[r] = moe_taken_avx512(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
         for (size_t block = block0, blocks; block < block1; block += blocks) {
-            blocks = moe_min(3, block1 - block);
+            blocks = block1 - block == 4 ? 2 : moe_min(3, block1 - block); /* no single one at the end if that can be */
             for (size_t cut = 0; cut < cuts; cut++) {
                 const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
                 const int fetch = cut == 0 && block + 2 * blocks <= block1;
