@@ -255,7 +255,7 @@ typedef enum moe_rules {
                          /* count begin and end, coverage stays with the place in the beam when hypotheses change places  */
     MOE_RULES_TF,        /* tensorflow/nmt: the beam is ordered by normalised score at every step; the end is not counted; */
                          /* no coverage penalty                                                                           */
-    MOE_RULES_MLPERF     /* the same with TensorFlow 1.4 and later: the end counts from the step after it                  */
+    MOE_RULES_MLPERF     /* the same with later versions of TensorFlow 1: the end counts from the step after it           */
 } moe_rules;
 
 typedef struct moe_session_params {
