@@ -3299,7 +3299,8 @@ static void moe_pair_states(moe_reader *r, moe_model *m) {
         if (m->encoder[e].hidden != m->decoder[d].hidden || m->encoder[e].state != m->decoder[d].state)
             moe_reader_fail(r, "is \"encoder\", but %s and %s have states of other sizes", m->encoder[e].name, m->decoder[d].name);
     }
-    if (e < m->n_encoder || d < m->n_decoder) moe_reader_fail(r, "is \"encoder\", but the sides differ in their number of lstm layers");
+    if (e < m->n_encoder || d < m->n_decoder)
+        moe_reader_fail(r, "is \"encoder\", but the sides differ in their number of lstm layers");
 }
 
 static void moe_bind_decoder(moe_reader *r, moe_model *m) {
@@ -4389,7 +4390,8 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
     }
     for (size_t i = 0, end = f->steps; t->last_r && i < f->live[0]; i++) {
         while (f->live[end - 1] <= i) end--;
-        memcpy(t->last_r + f->sentence[i] * state, moe_row_of(t, f->first[t->backward ? 0 : end - 1] + i), state * sizeof(float));
+        const float *last = moe_row_of(t, f->first[t->backward ? 0 : end - 1] + i);
+        memcpy(t->last_r + f->sentence[i] * state, last, state * sizeof(float));
         memcpy(t->last_c + f->sentence[i] * hidden, s.c + i * hidden, hidden * sizeof(float));
     }
 }
@@ -5628,7 +5630,8 @@ static size_t moe_fill_frame(moe_session *s) {
             moe_live *live = &slot->live[h];
             if (live->ended) continue;
             s->ids[rows] = live->last < 0 ? s->model->bos : slot->tokens[live->last].id;
-            s->parents[rows] = live->row != SIZE_MAX ? (int32_t)live->row : s->model->decoder_from_encoder ? (int32_t)(s->rows + i) : -1;
+            s->parents[rows] = live->row != SIZE_MAX                  ? (int32_t)live->row
+                               : s->model->decoder_from_encoder ? (int32_t)(s->rows + i) : -1;
             s->segment[rows] = slot->segment;
             s->length[rows] = slot->length;
             s->want[rows] = !slot->scoring ? -1 : slot->steps < slot->n_target ? slot->target[slot->steps] : s->model->eos;

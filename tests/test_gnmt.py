@@ -73,7 +73,8 @@ def search(model, sources, *options):
 def score(model, pairs, *options):
     """Token log-probabilities of targets."""
     lines = [f"{text(s)}\t{text(t)}" for s, t in pairs]
-    return [json.loads(x)["token_logprobs"] for x in run([TRANSLATE, "-m", model, "--ids", "--json", "--score", *options], lines).lines]
+    command = [TRANSLATE, "-m", model, "--ids", "--json", "--score", *options]
+    return [json.loads(x)["token_logprobs"] for x in run(command, lines).lines]
 
 
 # ---- Stored models -----------------------------------------------------------------------------------------------------
@@ -108,10 +109,11 @@ def every_rule_gives_the_same_bytes_for_any_batch_threads_order_and_kernels():
         for preset in ("paper", "nvidia", "tf", "mlperf"):
             lines = run([*command, "--preset", preset], map(text, sources)).lines
             for option in ("--batch 1", "--batch 5", "--threads 1", "--threads 3"):
-                assert run([*command, "--preset", preset, *option.split()], map(text, sources)).lines == lines, (name, preset, option)
+                same = run([*command, "--preset", preset, *option.split()], map(text, sources)).lines
+                assert same == lines, (name, preset, option)
             for isa in kernels:
-                result = subprocess.run([*command, "--preset", preset, "--isa", isa], input="".join(text(s) + "\n" for s in sources),
-                                        capture_output=True, encoding="utf-8")
+                result = subprocess.run([*command, "--preset", preset, "--isa", isa], capture_output=True, encoding="utf-8",
+                                        input="".join(text(s) + "\n" for s in sources))
                 assert result.stdout.split("\n")[:-1] == lines or result.returncode == 2, (name, preset, isa)
             backwards = run([*command, "--preset", preset], map(text, sources[::-1])).lines[::-1]
             plain = [re.sub(r'"line":\d+', "", x) for x in lines]
@@ -123,7 +125,8 @@ def presets_are_refused_or_changed_by_options():
     model = os.path.join(GOLDEN, "gnmt-nvidia.bin")
     assert "--preset is" in run([TRANSLATE, "-m", model, "--ids", "--preset", "nonsense"], status=2).stderr
     assert "no pruning" in run([TRANSLATE, "-m", model, "--ids", "--preset", "tf", "--prune", "3"], status=2).stderr
-    assert "no coverage" in run([TRANSLATE, "-m", model, "--ids", "--preset", "mlperf", "--coverage-penalty", "0.1"], status=2).stderr
+    command = [TRANSLATE, "-m", model, "--ids", "--preset", "mlperf", "--coverage-penalty", "0.1"]
+    assert "no coverage" in run(command, status=2).stderr
     sources = [s for s, _ in stored()["gnmt-nvidia.bin"]["pairs"]]
     assert search(model, sources) == search(model, sources, "--preset", "nvidia")
     scores = [[x["score"] for x in search(model, sources, "--preset", p, "--beam", "4")] for p in ("paper", "nvidia", "tf")]
@@ -199,8 +202,8 @@ class Random:
             self.input = self.path + ".ckpt-7"
             make.write_bundle(self.input, {**self.weights, "global_step": np.array(7, np.int64)}, shards=1 + seed % 2)
             self.numpy = gnmt_numpy.Tf(self.weights, layers, previous, forget, zero)
-            command = ["--from", "tf-gnmt", "--tf-architecture", "gnmt" if previous else "gnmt_v2", "--tf-forget-bias", str(forget)]
-            command += ["--tf-zero-state"] * zero
+            command = ["--from", "tf-gnmt", "--tf-architecture", "gnmt" if previous else "gnmt_v2"]
+            command += ["--tf-forget-bias", str(forget)] + ["--tf-zero-state"] * zero
         else:
             self.checkpoint = make.random_moe(r, hidden, self.size, threshold=seed % 2 == 0)
             self.input, self.options = self.path + ".pt", ["-t", "de"]
@@ -234,7 +237,8 @@ class Tally:
             self.wrong.append((where, margin, got["ids"], ids))
 
     def report(self):
-        print(f"    {self.what}: {self.same} identical ({self.ended} ended), {self.ties} differ at a tie, {len(self.wrong)} differ")
+        print(f"    {self.what}: {self.same} identical ({self.ended} ended), {self.ties} differ at a tie, "
+              f"{len(self.wrong)} differ")
         assert not self.wrong, self.wrong[0]
         assert self.ties <= 0.05 * (self.same + self.ties) + 1
 
@@ -500,7 +504,7 @@ def expected(m, pairs, layout):
     searches, ended, rules = [], 0, {}
     if sum(m.numpy.tf(s, 1)[2] for s, _ in pairs) < len(pairs) / 3:
         return None
-    for beam in BEAMS:  # previous contexts: what a step looks at and what it reads are not one, so coverage has no meaning to compare
+    for beam in BEAMS:  # previous contexts: what a step looks at and what it reads are not one, so coverage says nothing
         for preset, how in (("nvidia", lambda s: m.numpy.nvidia(s, beam)), ("tf", lambda s: m.numpy.tf(s, beam)),
                             ("mlperf", lambda s: m.numpy.tf(s, beam, count_end=True)), ("paper", lambda s: m.numpy.paper(s, beam))):
             if preset in ("nvidia", "paper") and getattr(m.numpy, "previous", False):

@@ -339,7 +339,8 @@ def parse_arguments():
     group.add_argument("--tf-architecture", choices=["gnmt_v2", "gnmt"], default="gnmt_v2",
                        help="upper layers read the current step's context, or the previous one's (default: gnmt_v2)")
     group.add_argument("--tf-forget-bias", metavar="X", type=float, default=1.0, help="added to the forget gates (default: 1)")
-    group.add_argument("--tf-zero-state", action="store_true", help="the decoder starts from zeros (pass_hidden_state was false)")
+    group.add_argument("--tf-zero-state", action="store_true",
+                       help="the decoder starts from zeros (pass_hidden_state was false)")
     group = parser.add_argument_group("golden sentences")
     group.add_argument("--golden", metavar="FILE", help="sentences: source language, target language, text, tab-separated")
     group.add_argument("--translate", metavar="PROGRAM", default="./moe-translate",

@@ -270,7 +270,8 @@ def tf_shapes(hidden, vocabulary, encoder, decoder, shared, normalised):
     for i in range(1, decoder):
         cell(f"decoder/multi_rnn_cell/cell_{i}", 2 * h)
     attention += "/bahdanau_attention/"
-    out.update({"decoder/memory_layer/kernel": (h, h), attention + "query_layer/kernel": (h, h), attention + "attention_v": (h,)})
+    out.update({"decoder/memory_layer/kernel": (h, h), attention + "query_layer/kernel": (h, h)})
+    out[attention + "attention_v"] = (h,)
     if normalised:
         out.update({attention + "attention_g": (), attention + "attention_b": (h,)})
     out["decoder/output_projection/kernel"] = (h, vocabulary)
@@ -303,7 +304,7 @@ def read_tf(prefix, options):
         tensors[tf_name(name)] = tensor
     kernel = tensors.get("decoder/output_projection/kernel")
     if kernel is None or len(kernel.shape) != 2:
-        raise FormatError("tensor decoder/output_projection/kernel is missing, or no matrix: not a checkpoint of tensorflow/nmt")
+        raise FormatError("tensor decoder/output_projection/kernel is missing, or no matrix: not tensorflow/nmt's")
     hidden, size = kernel.shape
     encoder = 1 + sum(n.startswith("encoder/rnn/multi_rnn_cell/") and n.endswith("/kernel") for n in tensors)
     decoder = sum(n.startswith("decoder/multi_rnn_cell/") and n.endswith("basic_lstm_cell/kernel") for n in tensors)
@@ -349,7 +350,8 @@ def read_tf(prefix, options):
         meta.update(lstm_meta(f"encoder.{i}", hidden, residual=int(i >= 2), **forget))
         cell(f"encoder.{i}", f"encoder/rnn/multi_rnn_cell/cell_{i - 1}", hidden if i > 1 else 2 * hidden)
     for i in range(decoder):
-        meta.update(lstm_meta(f"decoder.{i}", hidden, residual=int(i >= residual), context=upper if i else "previous", **forget))
+        context = upper if i else "previous"
+        meta.update(lstm_meta(f"decoder.{i}", hidden, residual=int(i >= residual), context=context, **forget))
         cell(f"decoder.{i}", f"decoder/multi_rnn_cell/cell_{i}" + ("" if i else "_attention/attention"), 2 * hidden)
     put("attention.w_key", "decoder/memory_layer/kernel", True)
     put("attention.w_query", attention + "query_layer/kernel", True)

@@ -249,7 +249,8 @@ class Model:
                 self.note(name + ".gate", g)
                 continue
             if layer.bidirectional:
-                y = bidirectional(x, self.part(name + ".fwd"), self.part(name + ".bwd"), layer.merge, layer.forget_bias, self.ends)
+                y = bidirectional(x, self.part(name + ".fwd"), self.part(name + ".bwd"), layer.merge, layer.forget_bias,
+                                  self.ends)
             else:
                 y = lstm_layer(x, self.part(name), layer.forget_bias, ends=self.ends)
             x = x + y if layer.residual else y
@@ -341,7 +342,7 @@ class Model:
         """The `nbest` best hypotheses of a sentence, best first (fewer if fewer were found). None: the model's default."""
         m = self.m
         if m.rules != "paper":
-            raise ValueError(f"this program searches by the paper's rules only, the model wants {m.rules}: tests/gnmt_numpy.py has them")
+            raise ValueError(f"only the paper's rules are known here, the model wants {m.rules}: see tests/gnmt_numpy.py")
         beam, alpha, constant, beta, prune, factor, offset = (
             default if given is None else given for given, default in (
                 (beam, m.beam), (length_penalty, m.length_penalty), (length_constant, m.length_constant),

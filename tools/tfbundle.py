@@ -7,8 +7,8 @@ bytes. The file is untrusted input: every length is checked before use, and ever
 
   table:  blocks, each followed by a compression byte (0: none) and a masked CRC; at the end of the file 48 bytes: two handles
           (offset and size of the meta-index and of the index block, as varints), zeros, the magic number
-  block:  entries, then u32 restart offsets and their number; an entry is the varints shared, fresh, value length, the fresh part of
-          the key, whose shared part is the beginning of the key before it, and the value
+  block:  entries, then u32 restart offsets and their number; an entry is the varints shared, fresh, value length, the fresh
+          part of the key, whose shared part is the beginning of the key before it, and the value
   index:  last key of a block -> its handle
   records (Protocol Buffers): "" -> header { 1 shards, 2 endianness }, name -> { 1 type, 2 shape { 2 dimension { 1 size } },
           3 shard, 4 offset, 5 bytes, 6 CRC (fixed32), 7 slices }

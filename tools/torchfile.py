@@ -3,9 +3,9 @@
     checkpoint = torchfile.load("model.pt")      # dicts, lists, strings, numbers; a Tensor where a tensor was
     checkpoint["state_dict"]["bias"].array()     # a NumPy array, read from the file now
 
-A checkpoint is untrusted input: a pickle names what is to be called when it is read. Here it can name only what KNOWN lists, and
-each entry is a stand-in from this file that holds what it is given and does nothing; another name is refused, and named. Both
-containers are read: the zip archive of PyTorch 1.6 and later, and the row of pickles and raw storages of before.
+A checkpoint is untrusted input: a pickle names what is to be called when it is read. Here it can name only what KNOWN lists,
+and each entry is a stand-in from this file that holds what it is given and does nothing; another name is refused, and named.
+Both containers are read: the zip archive of PyTorch 1.6 and later, and the row of pickles and raw storages of before.
 """
 import collections
 import os
@@ -207,8 +207,8 @@ class ZipSource(Source):
 
 
 class LegacySource(Source):
-    """Before: pickles of a magic number, the protocol, the machine, the checkpoint and the storages' keys; then, in the order of
-    the keys, each storage's length as an int64 and its numbers."""
+    """Before: pickles of a magic number, the protocol, the machine, the checkpoint and the storages' keys; then, in the order
+    of the keys, each storage's length as an int64 and its numbers."""
 
     def load(self):
         size = os.path.getsize(self.path)
