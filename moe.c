@@ -86,7 +86,8 @@
 #endif
 
 /* gcc 10 is the first that knows i8mm. */
-#if defined(__aarch64__) && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10)) && (defined(__linux__) || defined(__APPLE__))
+#if defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__)) && \
+    (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10))
 #define MOE_ARM 1
 #include <arm_neon.h>
 #if defined(__linux__)
@@ -1797,9 +1798,9 @@ static const moe_kernels moe_kernels_amx = {
 #endif
 
 /* ==== 10. Kernels: NEON =======================================================================================
- * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since adding a product
- * of zeros to a lane leaves it as it was. Three rooms that differ in the quantised linears only: "neon" is every AArch64 machine,
- * "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla (8 products into each). */
+ * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since adding a
+ * product of zeros to a lane leaves it as it was. Three rooms that differ in the quantised linears only: "neon" is every AArch64
+ * machine, "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla (8 products into each). */
 
 #if MOE_ARM
 /* gcc declares sdot and smmla under an architecture, clang names features and declares them from version 16 on; before, the
@@ -1864,7 +1865,9 @@ MOE_INLINE void moe_store_lanes_neon(float *y, float32x4x4_t v, size_t n) {
 }
 
 /* sum + a * b, rounded twice. */
-MOE_INLINE float32x4_t moe_add_product_neon(float32x4_t sum, float32x4_t a, float32x4_t b) { return vaddq_f32(sum, vmulq_f32(a, b)); }
+MOE_INLINE float32x4_t moe_add_product_neon(float32x4_t sum, float32x4_t a, float32x4_t b) {
+    return vaddq_f32(sum, vmulq_f32(a, b));
+}
 
 MOE_INLINE float moe_join_neon(float32x4x4_t lane) {
     float32x4_t four = vaddq_f32(vaddq_f32(lane.val[0], lane.val[2]), vaddq_f32(lane.val[1], lane.val[3]));
@@ -1916,7 +1919,8 @@ MOE_INLINE float32x4x4_t moe_load_weights_neon(moe_type type, const void *w, siz
     }
     for (size_t i = 0; i < 4; i++) {
         const uint16x4_t four = vld1_u16(halves + 4 * i);
-        v.val[i] = type == MOE_TYPE_BF16 ? vreinterpretq_f32_u32(vshll_n_u16(four, 16)) : vcvt_f32_f16(vreinterpret_f16_u16(four));
+        v.val[i] = type == MOE_TYPE_BF16 ? vreinterpretq_f32_u32(vshll_n_u16(four, 16))
+                                         : vcvt_f32_f16(vreinterpret_f16_u16(four));
     }
     return v;
 }
@@ -1955,7 +1959,8 @@ MOE_INLINE void moe_float_block_neon(const moe_linear *l, size_t row0, size_t ro
     }
 }
 
-/* Integer sums [rows][16] of outputs [j, end) to floats; nothing beyond the matrix. fmax would turn the rectifier's -0 into 0. */
+/* Integer sums [rows][16] of outputs [j, end) to floats; nothing beyond the matrix. fmax would turn the rectifier's -0 into
+ * 0. */
 static void moe_finish_neon(const moe_linear *l, size_t row, size_t rows, size_t j, size_t end, const int32_t *sum) {
     const moe_matrix *m = l->w;
     for (size_t r = row; r < row + rows; r++, sum += 16)
@@ -1976,8 +1981,8 @@ MOE_INLINE int8x16_t moe_four_neon(const int8_t *codes) {
     return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 
-/* One block of 16 outputs of a Q8 matrix against up to 2 input rows. Two products fit 16 bits (2 * 127 * 127 = 32258), so two lines
- * are multiplied before a pair of neighbours is added to a 32-bit sum. */
+/* One block of 16 outputs of a Q8 matrix against up to 2 input rows. Two products fit 16 bits (2 * 127 * 127 = 32258), so
+ * two lines are multiplied before a pair of neighbours is added to a 32-bit sum. */
 MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
@@ -2015,9 +2020,9 @@ MOE_INLINE int32_t moe_group_sum_neon(const int8_t *codes, size_t cols_padded, s
     return sum;
 }
 
-/* The same for Q4. Nibbles are code + 8, so 8 * sum(x) has to come off. A group's sum of x times code lies within 32 * 8 * 127 =
- * 32512: 16 bits hold it, and what wraps around on the way there does no harm. Sums over groups are unsigned, since in a file with
- * wild subs they may wrap around too. */
+/* The same for Q4. Nibbles are code + 8, so 8 * sum(x) has to come off. A group's sum of x times code lies within 32 * 8 *
+ * 127 = 32512: 16 bits hold it, and what wraps around on the way there does no harm. Sums over groups are unsigned, since
+ * in a file with wild subs they may wrap around too. */
 MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
@@ -2054,11 +2059,12 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
                 uint16x8_t p[4], eight;
                 const int16x8_t sub = vmovl_s8(vld1_s8(subs + g * 16 + 8 * h));
                 int16x8_t product;
+                uint32x4_t *s = &sum[r][2 * h];
                 for (size_t i = 0; i < 4; i++) p[i] = vreinterpretq_u16_s16(part[r][4 * h + i]);
                 eight = vpaddq_u16(vpaddq_u16(p[0], p[1]), vpaddq_u16(p[2], p[3]));
                 product = vreinterpretq_s16_u16(vsubq_u16(eight, vdupq_n_u16((uint16_t)(8 * codes))));
-                sum[r][2 * h] = vaddq_u32(sum[r][2 * h], vreinterpretq_u32_s32(vmull_s16(vget_low_s16(product), vget_low_s16(sub))));
-                sum[r][2 * h + 1] = vaddq_u32(sum[r][2 * h + 1], vreinterpretq_u32_s32(vmull_high_s16(product, sub)));
+                s[0] = vaddq_u32(s[0], vreinterpretq_u32_s32(vmull_s16(vget_low_s16(product), vget_low_s16(sub))));
+                s[1] = vaddq_u32(s[1], vreinterpretq_u32_s32(vmull_high_s16(product, sub)));
             }
         }
     }
@@ -2086,8 +2092,8 @@ static void moe_linear_neon(const moe_linear *l, size_t row0, size_t row1, size_
     }
 }
 
-/* With sdot: one block of 16 outputs of a Q8 matrix against up to 4 input rows, 16 columns at a time. Few rows spread the lines over
- * several sums, which would else wait for each other. */
+/* With sdot: one block of 16 outputs of a Q8 matrix against up to 4 input rows, 16 columns at a time. Few rows spread the
+ * lines over several sums, which would else wait for each other. */
 MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols), chains = 4 / rows;
@@ -2188,8 +2194,8 @@ MOE_DOTPROD static void moe_linear_dotprod(const moe_linear *l, size_t row0, siz
     }
 }
 
-/* smmla takes two rows and two outputs of 8 columns each. Of a block of weights, so many columns at a time are put in that order
- * (two neighbouring lines zipped; Q4 multiplied out to int8), for up to so many rows: 8 KiB that stay in L1. */
+/* smmla takes two rows and two outputs of 8 columns each. Of a block of weights, so many columns at a time are put in that
+ * order (two neighbouring lines zipped; Q4 multiplied out to int8), for up to so many rows: 8 KiB that stay in L1. */
 enum { MOE_PANEL_COLS = 512, MOE_PANEL_ROWS = 64 };
 
 /* Columns [col, col + cols) of a block: panel [cols / 8][16][8]. */
@@ -2197,7 +2203,8 @@ MOE_INLINE void moe_panel_q8(const moe_matrix *m, size_t block, size_t col, size
     const int8_t *w = (const int8_t *)m->data + moe_q8_index(m->cols_padded, block * 16, col);
     for (; cols; cols -= 8, w += 128, panel += 128)
         for (size_t q = 0; q < 4; q++) {
-            const int32x4_t w0 = vreinterpretq_s32_s8(vld1q_s8(w + 16 * q)), w1 = vreinterpretq_s32_s8(vld1q_s8(w + 64 + 16 * q));
+            const int32x4_t w0 = vreinterpretq_s32_s8(vld1q_s8(w + 16 * q));
+            const int32x4_t w1 = vreinterpretq_s32_s8(vld1q_s8(w + 64 + 16 * q));
             vst1q_s8(panel + 32 * q, vreinterpretq_s8_s32(vzip1q_s32(w0, w1)));
             vst1q_s8(panel + 32 * q + 16, vreinterpretq_s8_s32(vzip2q_s32(w0, w1)));
         }
@@ -2260,9 +2267,11 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
         const size_t cols = moe_min(MOE_PANEL_COLS, m->cols_padded - col);
         if (m->type == MOE_TYPE_Q8) moe_panel_q8(m, block, col, cols, panel);
         else moe_panel_q4(m, block, col, cols, panel);
-        for (size_t r = 0; r < rows; r += 8)
-            for (size_t half = 0; half < 2; half++)
-                moe_tile_i8mm(l->codes + (row + r) * code_bytes + col, code_bytes, panel + 64 * half, cols, sum + 16 * r + 8 * half);
+        for (size_t r = 0; r < rows; r += 8) {
+            const int8_t *codes = l->codes + (row + r) * code_bytes + col;
+            moe_tile_i8mm(codes, code_bytes, panel, cols, sum + 16 * r);
+            moe_tile_i8mm(codes, code_bytes, panel + 64, cols, sum + 16 * r + 8);
+        }
     }
     moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sum);
 }
@@ -2414,7 +2423,11 @@ static int moe_i8mm_available(void) {
 }
 
 /* The three rooms share all but the linear. */
-#define MOE_KERNELS_NEON(room)                                                                                      .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_neon,     .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,            .dot = moe_dot_neon, .axpy = moe_axpy_neon, .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
+#define MOE_KERNELS_NEON(room)                                                                                  \
+    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room,                            \
+    .quantise = moe_quantise_neon, .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon,                    \
+    .score_additive = moe_score_additive_neon, .dot = moe_dot_neon, .axpy = moe_axpy_neon,                      \
+    .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
 static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
 static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
 static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };

@@ -104,7 +104,7 @@ static int run(const char *isa, int batch, int threads, char *path, job *j) {
         moe_save_params params = { .type = MOE_TYPE_F32 };
         moe_status status;
         const int file = mkstemp(saved);
-        if (!moe_type_parse(type, &params.type) || file < 0) return printf("no type is called %s, or no file in /tmp\n", type), 1;
+        if (!moe_type_parse(type, &params.type) || file < 0) return printf("no type '%s', or no file in /tmp\n", type), 1;
         close(file);
         params.experts = params.type;
         status = moe_model_save(model, saved, &params, &error);
@@ -116,7 +116,8 @@ static int run(const char *isa, int batch, int threads, char *path, job *j) {
     }
     for (int beam = 1; beam <= 4 && !failed; beam += 3) {
         failed = translate(model, isa, batch, threads, beam, j);
-        for (size_t s = 0; s < SENTENCES && !failed; s++) printf("%s %s beam %d: %s\n", path, type ? type : "", beam, j->text[s]);
+        for (size_t s = 0; s < SENTENCES && !failed; s++)
+            printf("%s %s beam %d: %s\n", path, type ? type : "", beam, j->text[s]);
     }
     moe_model_close(model);
     return failed;
