@@ -42,6 +42,9 @@
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
+#if defined(__linux__) && !defined(_DEFAULT_SOURCE)
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS, madvise */
+#endif
 #if defined(__APPLE__) && !defined(_DARWIN_C_SOURCE)
 #define _DARWIN_C_SOURCE
 #endif
@@ -3416,11 +3419,33 @@ moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model
     return moe_model_create(data, bytes, 0, params, out, error);
 }
 
+/* Memory with the contents of a file, as mmap gives it, or MAP_FAILED. */
+static void *moe_read_file(int fd, size_t bytes) {
+    char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return data;
+#if defined(MADV_HUGEPAGE)
+    madvise(data, bytes, MADV_HUGEPAGE); /* a wish */
+#endif
+    for (size_t at = 0; at < bytes;) {
+        const ssize_t got = pread(fd, data + at, moe_min(bytes - at, (size_t)1 << 30), (off_t)at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) {
+            const int code = got < 0 ? errno : EIO; /* it became shorter */
+            munmap(data, bytes);
+            errno = code;
+            return MAP_FAILED;
+        }
+        at += (size_t)got;
+    }
+    mprotect(data, bytes, PROT_READ);
+    return data;
+}
+
 moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out, moe_error *error) {
     struct stat info;
     void *data;
     moe_status status;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer is not waited for */
+    int code, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer is not waited for */
     if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         close(fd);
@@ -3430,9 +3455,11 @@ moe_status moe_model_open(const char *path, const moe_model_params *params, moe_
         close(fd);
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "%s is empty or too large to map", path);
     }
-    data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    data = params && params->copy ? moe_read_file(fd, (size_t)info.st_size)
+                                  : mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    code = errno;
     close(fd);
-    if (data == MAP_FAILED) return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map %s: %s", path, strerror(errno));
+    if (data == MAP_FAILED) return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(code));
     status = moe_model_create(data, (size_t)info.st_size, 1, params, out, error);
     if (status != MOE_OK) munmap(data, (size_t)info.st_size);
     return status;

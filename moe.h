@@ -124,9 +124,11 @@ typedef struct moe_model moe_model;
 typedef struct moe_model_params {
     moe_allocator allocator; /* all zero: malloc, realloc, free */
     int verify;              /* 1: read every tensor and compare its checksum (reads the whole file) */
+    int copy;                /* 1: read the file into memory of its own, in huge pages where the system has them: */
+                             /* translates faster, opens slower, shares nothing with other processes             */
 } moe_model_params;
 
-/* Map and check a model file. `params` may be NULL (defaults).
+/* Map (or copy) and check a model file. `params` may be NULL (defaults).
  * Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY; *out is untouched then. */
 moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out, moe_error *error);
 

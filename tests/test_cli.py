@@ -190,7 +190,7 @@ def same_bytes_for_any_batch_threads_and_order():
     lines = many_lines(int(os.environ.get("MOE_TEST_LINES", "150")))
     data = "\n".join(lines) + "\n"
     base = translate(data, "-q").text
-    for option in (["--batch", "1"], ["--batch", "7"], ["--batch", "64"], ["--batch-tokens", "100"], ["--threads", "1"], ["--threads", "2"], ["--threads", "3"]):
+    for option in (["--batch", "1"], ["--batch", "7"], ["--batch", "64"], ["--batch-tokens", "100"], ["--no-mmap"], ["--threads", "1"], ["--threads", "2"], ["--threads", "3"]):
         assert translate(data, "-q", *option).text == base, option
     order = list(range(len(lines)))
     random.Random(1).shuffle(order)

@@ -469,9 +469,10 @@ int main(int argc, char **argv) {
     }
     if (optind + 1 != argc) return fputs("moe-info: name one model file; see moe-info --help\n", stderr), EXIT_USAGE;
     const char *path = argv[optind];
+    const moe_model_params params = { .verify = check };
     text_front front;
     moe_error e;
-    if (text_open(path, TEXT_IDS_ONLY, check, &front, &e)) {
+    if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) {
         char line[512];
         fprintf(stderr, "moe-info: %s\n", text_file_error(path, &e, line, sizeof line));
         return EXIT_MODEL;

@@ -243,10 +243,9 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
     return out;
 }
 
-moe_status text_open(const char *path, text_level level, int verify, text_front *front, moe_error *error) {
+moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front, moe_error *error) {
     *front = (text_front){ .unknown = -1 };
-    moe_model_params params = { .verify = verify };
-    moe_status status = moe_model_open(path, &params, &front->model, error);
+    moe_status status = moe_model_open(path, params, &front->model, error);
     if (status) return status;
     front->source_extra = source_extra(front->model);
     if (level != TEXT_IDS_ONLY) status = open_tokeniser(front, level, error);

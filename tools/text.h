@@ -85,8 +85,8 @@ typedef enum text_level {
     TEXT_IF_THERE
 } text_level;
 
-/* Open a model and the tokeniser inside it. *front is all zero on failure. */
-moe_status text_open(const char *path, text_level level, int verify, text_front *front, moe_error *error);
+/* Open a model (`params` may be NULL) and the tokeniser inside it. *front is all zero on failure. */
+moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front, moe_error *error);
 void text_close(text_front *front);
 
 /* Sets *tag; an unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
