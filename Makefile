@@ -50,12 +50,12 @@ CUDA_LIBS = -L$(CUBLAS_LIB) -Wl,-rpath,$(CUBLAS_LIB) -Wl,--no-as-needed -lcublas
 MOE_OBJECTS = $(BUILD)/moe-with-cuda.o $(BUILD)/moe-cuda.o
 endif
 
-PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-make-random
+PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-make-random $(BIN)/moe-bench
 LIBRARY  = $(BIN)/libmoe.a
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo test check install clean asan valgrind FORCE
+.PHONY: all help demo test test-arm check install clean asan valgrind FORCE
 .DEFAULT_GOAL := all
 
 all: $(PROGRAMS) $(LIBRARY)
@@ -113,6 +113,10 @@ $(BUILD)/moe-quantize.o: tools/moe-quantize.c tools/text.h tools/spm.h moe.h | $
 $(BUILD)/moe-make-random.o: tools/moe-make-random.c moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-make-random.c -o $@
 
+# Has the engine inside it: it runs single kernels and layers.
+$(BUILD)/moe-bench.o: tools/moe-bench.c moe.c moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -O3 -c tools/moe-bench.c -o $@
+
 $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
@@ -129,16 +133,20 @@ $(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(BUILD)/text.o $(BUILD)/spm.o $(MO
 $(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) -lm $(CUDA_LIBS) -o $@
 
+$(BIN)/moe-bench: $(BUILD)/moe-bench.o
+	$(LINK) $^ -lm -o $@
+
 # ---- Use -----------------------------------------------------------------------------------------------------
 
 help:
-	@echo 'make                  build ./moe-translate ./moe-info ./moe-quantize ./moe-make-random and libmoe.a'
+	@echo 'make                  build ./moe-translate ./moe-info ./moe-quantize ./moe-make-random ./moe-bench and libmoe.a'
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'
 	@echo 'tests/gpu-check       on a machine with a GPU: bytes, races and speed of the CUDA build in one table'
 	@echo 'make check            quick checks of the source: exported names, table of contents'
 	@echo 'make asan             run all tests with the address and undefined-behaviour sanitizers'
+	@echo 'make test-arm         compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)'
 	@echo 'make valgrind         run the test programs under valgrind'
 	@echo 'make install          install programs, library and header under PREFIX ($(PREFIX)), with DESTDIR'
 	@echo 'make clean            remove what was built'
@@ -175,12 +183,18 @@ clean:
 # tests/test_*.c are cmocka programs. One that includes ../moe.c has the library inside it and takes nothing from
 # libmoe.a; one that does not links with it. tests/test_*.py and tests/*.sh print ok and FAIL lines.
 TEST_SOURCES = $(wildcard tests/test_*.c)
-TEST_PROGRAMS = $(TEST_SOURCES:tests/%.c=$(BUILD)/%)
+TEST_PROGRAMS = $(TEST_SOURCES:tests/%.c=$(BUILD)/%) $(AMX_PROGRAMS)
 TEST_SCRIPTS = $(wildcard tests/test_*.py tests/*.sh)
 TEST_HEADERS = $(wildcard tests/*.h tests/*.inc)
 
+# Hardly a machine has AMX: these have it as an emulation as well.
+AMX_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine)),$(BUILD)/test_kernels-amx $(BUILD)/test_session-amx)
+
 $(BUILD)/test_%.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h $(TEST_HEADERS) | $(BUILD)/.deps-test
 	$(CC) $(C_FLAGS) -DMOE_TEST -c $< -o $@
+
+$(BUILD)/test_%-amx.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h $(TEST_HEADERS) | $(BUILD)/.deps-test
+	$(CC) $(C_FLAGS) -DMOE_TEST -include tests/amx_emu.h -c $< -o $@
 
 # moe-cuda.cu on the processor: tests/cuda_emu.h is all of CUDA that it sees.
 $(BUILD)/test_cuda.o: C_FLAGS += -DMOE_CUDA
@@ -206,7 +220,7 @@ $(BUILD)/libfront.a: $(BUILD)/text.o $(BUILD)/spm.o
 	rm -f $@
 	$(AR) rcs $@ $^
 
-.PRECIOUS: $(BUILD)/test_%.o
+.PRECIOUS: $(BUILD)/test_%.o $(BUILD)/test_%-amx.o
 
 test: $(BUILD)/.deps-test all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated
 	@BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run tests/check-source $(TEST_PROGRAMS) $(TEST_SCRIPTS)
@@ -223,3 +237,33 @@ valgrind: $(BUILD)/.deps-test all $(TEST_PROGRAMS)
 	@$(DEPS) --valgrind
 	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible" \
 	    python3 tests/run $(filter-out %/test_cuda,$(TEST_PROGRAMS))
+
+# AArch64 on another machine: kernels against portable on a processor with everything, one without matrix products and one
+# without dot products, then whole models against this machine. One baseline build for all of them. tests/cross/cmocka.h stands
+# in for cmocka, and programs are static, so that a cross compiler and qemu are all it takes. qemu is slow: fewer rounds, as
+# under valgrind, unless SLOW is empty.
+ARM_CC ?= aarch64-linux-gnu-gcc
+ARM     = $(BUILD)/arm
+SLOW   ?= 1
+
+$(BUILD)/.deps-arm: tools/install-deps
+	@mkdir -p $(ARM)
+	@CC="$(CC)" CXX="$(CXX)" $(DEPS) --test-arm
+	@touch $@
+
+$(ARM)/moe.o: moe.c moe.h | $(BUILD)/.deps-arm
+	$(ARM_CC) $(C_FLAGS) -O3 -c moe.c -o $@
+
+$(ARM)/test_kernels: tests/test_kernels.c moe.c moe.h tests/model_writer.h tests/cross/cmocka.h | $(BUILD)/.deps-arm
+	$(ARM_CC) -Itests/cross $(C_FLAGS) -DMOE_TEST -static $< -lm -o $@
+
+$(ARM)/translate: tests/cross/translate.c moe.h $(ARM)/moe.o
+	$(ARM_CC) $(C_FLAGS) -static $< $(ARM)/moe.o -lm -o $@
+
+$(ARM)/translate-here: tests/cross/translate.c moe.h $(BUILD)/moe.o | $(BUILD)/.deps-arm
+	$(CC) $(C_FLAGS) $< $(BUILD)/moe.o -lm -o $@
+
+test-arm: $(ARM)/test_kernels $(ARM)/translate $(ARM)/translate-here
+	@VALGRIND=$(SLOW) python3 tests/run "qemu-aarch64 -cpu max $(ARM)/test_kernels" \
+	    "qemu-aarch64 -cpu neoverse-n1 $(ARM)/test_kernels" "qemu-aarch64 -cpu cortex-a53 $(ARM)/test_kernels" \
+	    "python3 tests/cross/translations.py $(ARM)/translate-here $(ARM)/translate"

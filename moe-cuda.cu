@@ -102,7 +102,7 @@ struct moe_device {
     int no_graphs;
     /* a frame: on the host pinned, one block for what goes up and one for what comes down */
     int32_t *up_host, *up;
-    int32_t *ids, *parents, *segment, *length, *want, *hold, *destination; /* in `up`, [rows] each */
+    int32_t *ids, *parents, *segment, *length, *want, *hold, *destination, *last, *sentence; /* in `up`, [rows] each */
     char *down_host, *down;
     size_t down_bytes;
     float *top_logprobs, *want_logprob; /* in `down`; behind them: */
@@ -520,10 +520,11 @@ __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *fro
         y[row * y_stride + c] = parent < 0 ? 0.0f : x[(size_t)parent * x_stride + c];
 }
 
-/* Row to[r] of y = row r of x; to NULL: row r. */
-__global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *to, int cols, float *y, size_t y_stride) {
-    const size_t row = blockIdx.x, at = to ? (size_t)to[row] : row;
-    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) y[at * y_stride + c] = x[row * x_stride + c];
+/* Row to[r] of y = row from[r] of x; NULL: row r. */
+__global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *from, const int32_t *to, int cols, float *y,
+                              size_t y_stride) {
+    const size_t row = blockIdx.x, source = from ? (size_t)from[row] : row, at = to ? (size_t)to[row] : row;
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) y[at * y_stride + c] = x[source * x_stride + c];
 }
 
 /* moe_lstm_cell_portable; c_in may be c_out. */
@@ -688,6 +689,7 @@ typedef struct moe_attention {
     int size, width;
     int product, start_zero;
     const int32_t *parents, *segment, *length;
+    int begins;    /* parents from here on, and below 0: the sentence begins */
     float *scores; /* [rows, max_source] */
     size_t max_source;
     float *y;
@@ -702,7 +704,7 @@ __global__ void moe_k_attention(moe_attention a) {
     const float *query = a.query + row * a.query_stride, *keys = a.keys + (size_t)a.segment[row] * size;
     const float *values = a.values + (size_t)a.segment[row] * width;
     float *scores = a.scores + row * a.max_source, max, sum;
-    if (a.start_zero && a.parents[row] < 0) { /* the whole block */
+    if (a.start_zero && (a.parents[row] < 0 || a.parents[row] >= a.begins)) { /* the whole block */
         for (int i = t; i < n; i += MOE_BLOCK) scores[i] = 0.0f;
         for (size_t c = (size_t)t; c < width; c += MOE_BLOCK) a.y[row * a.y_stride + c] = 0.0f;
         return;
@@ -1130,13 +1132,20 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
             moe_linear(d, p);
         }
         if (codes) moe_quantise(d, out, n->stride, state, d->lstm.r_codes, r_stride, d->lstm.r_scales, live, NULL);
-        else MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (int)state, d->lstm.r, state);
+        else MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (const int32_t *)NULL,
+                        (int)state, d->lstm.r, state);
+    }
+    if (n->last_r && f->steps) { /* backward a sentence ends at its first token, which are the first rows */
+        MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, (const float *)n->data, n->stride, n->backward ? NULL : d->last,
+                   d->sentence, (int)state, n->last_r, state);
+        MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, c, hidden, (const int32_t *)NULL, d->sentence, (int)hidden, n->last_c,
+                   hidden);
     }
 }
 
 /* ---- Attention, gate, experts ---- */
 
-static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound *b, size_t max_source, size_t rows) {
+static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound *b, const moe_device_graph *g, size_t rows) {
     moe_attention a;
     memset(&a, 0, sizeof a);
     a.query = (const float *)n->src[0]->data;
@@ -1152,7 +1161,8 @@ static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound 
     a.segment = d->segment;
     a.length = d->length;
     a.scores = d->attention;
-    a.max_source = max_source;
+    a.begins = (int)g->rows;
+    a.max_source = g->max_source;
     a.y = (float *)n->data;
     a.y_stride = n->stride;
     MOE_LAUNCH(d, moe_k_attention, rows, MOE_BLOCK, a);
@@ -1369,7 +1379,7 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
         MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, n->state, n->cols, d->parents, (int)n->cols, y, n->stride);
         break;
     case MOE_OP_STORE:
-        MOE_LAUNCH(d, moe_k_scatter, rows, MOE_BLOCK, (const float *)s0->data, s0->stride,
+        MOE_LAUNCH(d, moe_k_scatter, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const int32_t *)NULL,
                    f->destination ? d->destination : NULL, (int)n->cols, n->state, n->cols);
         break;
     case MOE_OP_LSTM_CELL:
@@ -1377,7 +1387,7 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
                    s1->stride, (int)n->hidden, n->factor, y, n->stride, y + n->hidden, n->stride);
         break;
     case MOE_OP_LSTM_LAYER: moe_run_lstm_layer(d, n, b, f, g->sentences); break;
-    case MOE_OP_ATTENTION: moe_run_attention(d, n, b, g->max_source, rows); break;
+    case MOE_OP_ATTENTION: moe_run_attention(d, n, b, g, rows); break;
     case MOE_OP_GATE: moe_run_gate(d, n, b, rows); break;
     case MOE_OP_EXPERTS: moe_run_experts(d, n, b, rows); break;
     case MOE_OP_OUTPUT: moe_run_output(d, n, b, rows, g->top, traced); break;
@@ -1464,7 +1474,7 @@ static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
 static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
     const size_t n = d->rows;
     int32_t *ids = d->up_host, *parents = ids + n, *segment = parents + n, *length = segment + n;
-    int32_t *want = length + n, *hold = want + n, *destination = hold + n;
+    int32_t *want = length + n, *hold = want + n, *destination = hold + n, *last = destination + n, *sentence = last + n;
     for (size_t r = 0; r < rows; r++) {
         const int live = r < f->rows;
         ids[r] = live && f->ids ? f->ids[r] : 0;
@@ -1475,7 +1485,12 @@ static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
         hold[r] = live && f->hold ? f->hold[r] != 0 : 0;
         destination[r] = live && f->destination ? (int32_t)f->destination[r] : 0;
     }
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->up, d->up_host, 7 * n * sizeof *d->up, cudaMemcpyHostToDevice, d->stream));
+    for (size_t i = 0, end = f->steps; f->sentence && end && i < f->live[0]; i++) { /* the last row of a sentence, and its slot */
+        while (f->live[end - 1] <= i) end--;
+        last[i] = (int32_t)(f->first[end - 1] + i);
+        sentence[i] = (int32_t)f->sentence[i];
+    }
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->up, d->up_host, 9 * n * sizeof *d->up, cudaMemcpyHostToDevice, d->stream));
 }
 
 /* Bring down what the search needs. */
@@ -1609,6 +1624,8 @@ static moe_status moe_device_allocate(moe_device *d, size_t bytes, const char *w
     void *memory;
     MOE_CUDA_TRY(d, cudaSetDevice(d->index));
     memory = moe_take(d, bytes, 1, what);
+    if (memory) MOE_CUDA_TRY(d, cudaMemsetAsync(memory, 0, bytes, d->stream));
+    if (memory) MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
     if (d->status != MOE_OK && error) *error = d->error;
     if (d->status == MOE_OK) *out = memory;
     return d->status;
@@ -1736,7 +1753,7 @@ static void moe_need_node(moe_needs *need, const moe_node *n, const moe_device_g
 
 static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     const char *what = "scratch", *frame = "what goes up and down in a step";
-    const size_t rows = d->rows, top = d->graphs[1].top, up = 7 * rows, attention = d->graphs[1].rows * d->graphs[1].max_source;
+    const size_t rows = d->rows, top = d->graphs[1].top, up = 9 * rows, attention = d->graphs[1].rows * d->graphs[1].max_source;
     const size_t host_ints = moe_largest(need->experts + 1, rows);
     d->n_sums = moe_least(moe_largest(MOE_SUMS, need->outputs * 32), need->outputs * moe_largest(rows, need->pairs));
     d->sums = (int32_t *)moe_take(d, d->n_sums, sizeof *d->sums, what);
@@ -1788,6 +1805,8 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->want = d->length + rows;
     d->hold = d->want + rows;
     d->destination = d->hold + rows;
+    d->last = d->destination + rows;
+    d->sentence = d->last + rows;
     d->top_logprobs = (float *)(void *)d->down;
     d->want_logprob = d->top_logprobs + d->graphs[1].rows * top;
     d->top_ids = (int32_t *)(void *)(d->want_logprob + d->graphs[1].rows);

@@ -42,6 +42,9 @@
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
+#if defined(__linux__) && !defined(_DEFAULT_SOURCE)
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS, madvise */
+#endif
 #if defined(__APPLE__) && !defined(_DARWIN_C_SOURCE)
 #define _DARWIN_C_SOURCE
 #endif
@@ -83,6 +86,21 @@
 #include <immintrin.h>
 #else
 #define MOE_X86 0
+#endif
+
+/* gcc 10 is the first that knows i8mm. */
+#if defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__)) && \
+    (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 10))
+#define MOE_ARM 1
+#include <arm_neon.h>
+#if defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#else
+#include <sys/sysctl.h>
+#endif
+#else
+#define MOE_ARM 0
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)
@@ -717,6 +735,13 @@ static const moe_kernels moe_kernels_portable = {
 #define MOE_AVX2 __attribute__((target("avx2")))
 #define MOE_AVX2_INLINE static inline __attribute__((always_inline, target("avx2")))
 
+/* Without this gcc keeps the sums of a tile in memory. */
+#if defined(__clang__)
+#define MOE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define MOE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 MOE_AVX2_INLINE float moe_join_avx2(__m256 low, __m256 high) {
     __m256 eight = _mm256_add_ps(low, high);
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -856,6 +881,13 @@ MOE_AVX2_INLINE void moe_q8_finish_avx2(const moe_linear *l, size_t at, size_t j
     if (rest) moe_store_avx2(l->y + at * l->y_stride + j + 8, y1, rest);
 }
 
+/* Four codes in every lane. */
+MOE_AVX2_INLINE __m256i moe_four_avx2(const int8_t *codes) {
+    int32_t four;
+    memcpy(&four, codes, 4);
+    return _mm256_set1_epi32(four);
+}
+
 /* One block of 16 outputs of a Q8 matrix against up to 4 input rows. maddubs multiplies |w| (unsigned) by x with w's
  * sign; within [-127, 127] its 16-bit sums cannot saturate (2 * 127 * 127 = 32258), so everything is exact. */
 MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
@@ -870,10 +902,7 @@ MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t bl
         __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + g * 64 + 32));
         __m256i a0 = _mm256_abs_epi8(w0), a1 = _mm256_abs_epi8(w1);
         for (int r = 0; r < rows; r++) {
-            int32_t four;
-            __m256i x;
-            memcpy(&four, l->codes + (row + (size_t)r) * code_bytes + g * 4, 4);
-            x = _mm256_set1_epi32(four);
+            const __m256i x = moe_four_avx2(l->codes + (row + (size_t)r) * code_bytes + g * 4);
             low[r] = _mm256_add_epi32(
                 low[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a0, _mm256_sign_epi8(x, w0)), ones));
             high[r] = _mm256_add_epi32(
@@ -883,46 +912,56 @@ MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t bl
     for (int r = 0; r < rows; r++) moe_q8_finish_avx2(l, row + (size_t)r, j, low[r], high[r]);
 }
 
-/* The same for Q4. Nibbles are code + 8, unsigned, so maddubs needs no signs, and its 16-bit sums hold a whole group (8 * 2 * 15 *
- * 127 = 30480); per group 8 * sum(x) is taken off and the rest multiplied by sub: the same integer in another order. */
+/* The same for Q4. Nibbles are code + 8, unsigned, so maddubs needs no signs, and its 16-bit sums hold a whole group
+ * (8 * 2 * 15 * 127 = 30480); per group 8 * sum(x) is taken off, which leaves sum(code * x) in 16 bits (8 * 127 * 32 = 32512),
+ * and the rest multiplied by sub: the same integer in another order. Several rows take half a block at a time, to stay in 16
+ * registers. */
 MOE_AVX2_INLINE void moe_q4_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
     const uint8_t *w = (const uint8_t *)m->data + block * groups * 256;
-    const int8_t *subs = m->subs + block * groups * 16;
-    const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15);
-    __m256i low[4], high[4];
-    for (int r = 0; r < rows; r++) low[r] = high[r] = _mm256_setzero_si256();
-    for (size_t g = 0; g < groups; g++) {
-        const __m256i sub0 = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16)));
-        const __m256i sub1 = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16 + 8)));
-        __m256i part0[4], part1[4];
-        for (int r = 0; r < rows; r++) part0[r] = part1[r] = _mm256_setzero_si256();
-        for (size_t u = 0; u < 4; u++) { /* a unit is 16 rows x 8 columns */
-            const __m256i b0 = _mm256_loadu_si256((const __m256i *)(const void *)(w + (g * 4 + u) * 64));
-            const __m256i b1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + (g * 4 + u) * 64 + 32));
-            const __m256i w00 = _mm256_and_si256(b0, nibble), w01 = _mm256_and_si256(_mm256_srli_epi16(b0, 4), nibble);
-            const __m256i w10 = _mm256_and_si256(b1, nibble), w11 = _mm256_and_si256(_mm256_srli_epi16(b1, 4), nibble);
-            for (int r = 0; r < rows; r++) {
-                int32_t four[2];
-                __m256i x0, x1;
-                memcpy(four, l->codes + (row + (size_t)r) * code_bytes + g * MOE_Q4_GROUP + u * 8, 8);
-                x0 = _mm256_set1_epi32(four[0]);
-                x1 = _mm256_set1_epi32(four[1]);
-                part0[r] = _mm256_add_epi16(part0[r], _mm256_add_epi16(_mm256_maddubs_epi16(w00, x0), _mm256_maddubs_epi16(w01, x1)));
-                part1[r] = _mm256_add_epi16(part1[r], _mm256_add_epi16(_mm256_maddubs_epi16(w10, x0), _mm256_maddubs_epi16(w11, x1)));
+    const int8_t *subs = m->subs + block * groups * 16, *x = l->codes + row * code_bytes;
+    const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15), low_half = _mm256_set1_epi32(0xffff);
+    const int halves = rows == 1 ? 2 : 1;
+    __m256i done[4][2];
+    MOE_UNROLL for (int half = 0; half < 2; half += halves) {
+        __m256i sum[4][2];
+        MOE_UNROLL for (int r = 0; r < rows; r++)
+            MOE_UNROLL for (int h = 0; h < halves; h++) sum[r][h] = _mm256_setzero_si256();
+        for (size_t g = 0; g < groups; g++) {
+            __m256i part[4][2];
+            MOE_UNROLL for (int r = 0; r < rows; r++)
+                MOE_UNROLL for (int h = 0; h < halves; h++) part[r][h] = _mm256_setzero_si256();
+            MOE_UNROLL for (size_t u = 0; u < 4; u++) /* a unit is 16 rows x 8 columns */
+                MOE_UNROLL for (int h = 0; h < halves; h++) {
+                    const uint8_t *at = w + (g * 4 + u) * 64 + (half + h) * 32;
+                    const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)at);
+                    const __m256i w0 = _mm256_and_si256(bytes, nibble);
+                    const __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+                    MOE_UNROLL for (int r = 0; r < rows; r++) {
+                        const int8_t *codes = x + (size_t)r * code_bytes + g * MOE_Q4_GROUP + u * 8;
+                        const __m256i p0 = _mm256_maddubs_epi16(w0, moe_four_avx2(codes));
+                        const __m256i p1 = _mm256_maddubs_epi16(w1, moe_four_avx2(codes + 4));
+                        part[r][h] = _mm256_add_epi16(part[r][h], _mm256_add_epi16(p0, p1));
+                        __asm__("" : "+x"(part[r][h])); /* or gcc sums all products of a group in the end and spills them */
+                    }
+                }
+            MOE_UNROLL for (int h = 0; h < halves; h++) {
+                const __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16 + (half + h) * 8));
+                const __m256i sub = _mm256_and_si256(_mm256_cvtepi8_epi32(eight), low_half);
+                MOE_UNROLL for (int r = 0; r < rows; r++) {
+                    int16_t x_sum;
+                    __m256i v;
+                    memcpy(&x_sum, x + (size_t)r * code_bytes + m->cols_padded + 2 * g, 2);
+                    v = _mm256_sub_epi32(_mm256_madd_epi16(part[r][h], ones), _mm256_set1_epi32(8 * x_sum));
+                    sum[r][h] = _mm256_add_epi32(sum[r][h], _mm256_madd_epi16(v, sub));
+                }
             }
         }
-        for (int r = 0; r < rows; r++) {
-            int16_t sum;
-            __m256i sums;
-            memcpy(&sum, l->codes + (row + (size_t)r) * code_bytes + m->cols_padded + 2 * g, 2);
-            sums = _mm256_set1_epi32(8 * sum);
-            low[r] = _mm256_add_epi32(low[r], _mm256_mullo_epi32(sub0, _mm256_sub_epi32(_mm256_madd_epi16(part0[r], ones), sums)));
-            high[r] = _mm256_add_epi32(high[r], _mm256_mullo_epi32(sub1, _mm256_sub_epi32(_mm256_madd_epi16(part1[r], ones), sums)));
-        }
+        MOE_UNROLL for (int r = 0; r < rows; r++)
+            MOE_UNROLL for (int h = 0; h < halves; h++) done[r][half + h] = sum[r][h];
     }
-    for (int r = 0; r < rows; r++) moe_q8_finish_avx2(l, row + (size_t)r, block * 16, low[r], high[r]);
+    MOE_UNROLL for (int r = 0; r < rows; r++) moe_q8_finish_avx2(l, row + (size_t)r, block * 16, done[r][0], done[r][1]);
 }
 
 #define MOE_QUANTISED_ROWS_AVX2(kernel)                                                                         \
@@ -1089,13 +1128,1302 @@ static const moe_kernels moe_kernels_avx2 = {
 #endif /* MOE_X86 */
 
 /* ==== 8. Kernels: AVX-512 =====================================================================================
- * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes. */
+ * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes; tails are loaded and stored under a mask, which
+ * touches no memory outside it and fills with zeros: adding a product of zeros to a lane leaves it as it was.
+ *
+ * vpdpbusd multiplies unsigned by signed bytes and adds four products to an int32, modulo 2^32, without saturating. The codes
+ * of a row are the signed side, four of them in every lane; a line of weights (16 outputs x 4 columns) is made unsigned by
+ * adding 128 to each, so 128 * sum(codes of the row) is taken off in the end. */
+
+#if MOE_X86
+#define MOE_AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
+#define MOE_AVX512 __attribute__((target(MOE_AVX512_TARGET)))
+#define MOE_AVX512_INLINE static inline __attribute__((always_inline, target(MOE_AVX512_TARGET)))
+
+/* The first n lanes. */
+MOE_AVX512_INLINE __mmask16 moe_mask_avx512(size_t n) { return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u); }
+
+MOE_AVX512_INLINE float moe_join_avx512(__m512 lanes) {
+    return moe_join_avx2(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+}
+
+/* moe_expf for x <= MOE_EXP_HIGH and NaN. Rounding to an integer and scaling by a power of two are one exact instruction each
+ * here; below MOE_EXP_LOW the mask makes the zero, so nothing need be clamped. */
+MOE_AVX512_INLINE __m512 moe_exp_below_avx512(__m512 x) {
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(MOE_LOG2E)),
+                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_sub_ps(x, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_HIGH))), y;
+    r = _mm512_sub_ps(r, _mm512_mul_ps(n, _mm512_set1_ps(MOE_LN2_LOW)));
+    y = _mm512_add_ps(_mm512_mul_ps(_mm512_set1_ps(MOE_EXP_6), r), _mm512_set1_ps(MOE_EXP_5));
+    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_4));
+    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_3));
+    y = _mm512_add_ps(_mm512_mul_ps(y, r), _mm512_set1_ps(MOE_EXP_2));
+    y = _mm512_add_ps(_mm512_mul_ps(y, _mm512_mul_ps(r, r)), r);
+    y = _mm512_add_ps(y, _mm512_set1_ps(1.0f));
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(MOE_EXP_LOW), _CMP_NLT_UQ), y, n);
+}
+
+MOE_AVX512_INLINE __m512 moe_exp_avx512(__m512 x) {
+    return moe_exp_below_avx512(_mm512_min_ps(_mm512_set1_ps(MOE_EXP_HIGH), x));
+}
+
+MOE_AVX512_INLINE __m512 moe_sigmoid_avx512(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    return _mm512_div_ps(one, _mm512_add_ps(one, moe_exp_avx512(_mm512_xor_ps(x, _mm512_set1_ps(-0.0f)))));
+}
+
+MOE_AVX512_INLINE __m512 moe_tanh_avx512(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f), negative = _mm512_or_ps(sign, x);
+    const __m512 t = moe_exp_below_avx512(_mm512_add_ps(negative, negative));
+    return _mm512_or_ps(_mm512_div_ps(_mm512_sub_ps(one, t), _mm512_add_ps(one, t)), _mm512_and_ps(sign, x));
+}
+
+/* Numbers of a float matrix as F32. The hardware's F16 conversion is exact, subnormals included. */
+MOE_AVX512_INLINE __m512 moe_load_weights_avx512(moe_type type, const void *w, size_t at, __mmask16 mask) {
+    __m256i bits;
+    if (type == MOE_TYPE_F32) return _mm512_maskz_loadu_ps(mask, (const float *)w + at);
+    bits = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)w + at);
+    if (type == MOE_TYPE_F16) return _mm512_cvtph_ps(bits);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+/* Four times 16 lanes to one, each by the fixed tree. */
+MOE_AVX512_INLINE __m128 moe_join_four_avx512(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    __m512 t = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    t = _mm512_add_ps(t, _mm512_shuffle_ps(t, t, 0x4e));
+    t = _mm512_add_ps(t, _mm512_shuffle_ps(t, t, 0xb1));
+    return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, t));
+}
+
+/* Up to 16 columns of a tile of a float matrix, from column k. */
+MOE_AVX512_INLINE void moe_float_step_avx512(const moe_linear *l, const float *x, const void *w, size_t k, __mmask16 mask,
+                                             __m512 lanes[4][4], const moe_type type, const int rows, const int outputs) {
+    __m512 numbers[4];
+    MOE_UNROLL for (int o = 0; o < outputs; o++)
+        numbers[o] = moe_load_weights_avx512(type, w, (size_t)o * l->w->cols + k, mask);
+    MOE_UNROLL for (int r = 0; r < rows; r++) {
+        const __m512 v = _mm512_maskz_loadu_ps(mask, x + (size_t)r * l->x_stride + k);
+        MOE_UNROLL for (int o = 0; o < outputs; o++) lanes[r][o] = _mm512_add_ps(lanes[r][o], _mm512_mul_ps(v, numbers[o]));
+    }
+}
+
+/* `outputs` (up to 4) rows of a float matrix against `rows` input rows. */
+MOE_AVX512_INLINE void moe_float_tile_avx512(const moe_linear *l, size_t row, size_t j, const moe_type type, const int rows,
+                                             const int outputs) {
+    const size_t cols = l->w->cols, whole = cols / 16 * 16;
+    const char *w = (const char *)l->w->data + j * cols * (type == MOE_TYPE_F32 ? 4 : 2);
+    const float *x = l->x + row * l->x_stride;
+    __m512 lanes[4][4];
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL for (int o = 0; o < 4; o++) lanes[r][o] = _mm512_setzero_ps();
+    for (size_t k = 0; k < whole; k += 16) moe_float_step_avx512(l, x, w, k, 0xffff, lanes, type, rows, outputs);
+    if (whole < cols) moe_float_step_avx512(l, x, w, whole, moe_mask_avx512(cols - whole), lanes, type, rows, outputs);
+    MOE_UNROLL for (int r = 0; r < rows; r++) {
+        const size_t at = row + (size_t)r;
+        const __mmask8 mask = (__mmask8)((1 << outputs) - 1);
+        const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
+        __m128 y = moe_join_four_avx512(lanes[r][0], lanes[r][1], lanes[r][2], lanes[r][3]);
+        y = _mm_add_ps(y, addend ? _mm_maskz_loadu_ps(mask, addend) : _mm_setzero_ps());
+        if (l->relu) y = _mm_max_ps(_mm_setzero_ps(), y);
+        _mm_mask_storeu_ps(l->y + at * l->y_stride + j, mask, y);
+    }
+}
+
+/* Sums of a tile, [rows][blocks][16], to floats. */
+MOE_AVX512 static void moe_finish_avx512(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
+                                         const int32_t *sums) {
+    for (size_t at = row; at < row + rows; at++)
+        for (size_t j = block * 16; j < (block + blocks) * 16; j += 16, sums += 16) {
+            const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
+            const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
+            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[at]), _mm512_loadu_ps(l->w->scales + j));
+            __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sums)), scale);
+            y = _mm512_add_ps(y, addend ? _mm512_maskz_loadu_ps(mask, addend) : _mm512_setzero_ps());
+            if (l->relu) y = _mm512_max_ps(_mm512_setzero_ps(), y);
+            _mm512_mask_storeu_ps(l->y + at * l->y_stride + j, mask, y);
+        }
+}
+
+/* Four codes in every lane. */
+MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
+    int32_t four;
+    memcpy(&four, codes, 4);
+    return _mm512_set1_epi32(four);
+}
+
+/* While the lines of a tile are worked on, ask for those of the next tile, which lie behind them: all of them where few rows
+ * would wait for memory, every `blocks`-th where the neighbour prefetcher keeps up. Into L2: L1 may be too small. */
+MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
+    MOE_UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T1);
+}
+
+/* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers; sum[r][b]
+ * starts at minus 128 * sum of the codes of row r. */
+MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
+                                          const int blocks, const int fetch) {
+    const size_t lines = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
+    const char *w = (const char *)m->data + block * lines * 64, *next = w + (size_t)blocks * lines * 64;
+    const __m512i high = _mm512_set1_epi8(-128);
+    for (size_t i = 0; i < lines; i++, w += 64, next += blocks * 64, x += 4) {
+        __m512i line[3];
+        if (fetch) moe_fetch_avx512(next, rows > 2 ? blocks : 1);
+        MOE_UNROLL for (int b = 0; b < blocks; b++)
+            line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + (size_t)b * lines * 64), high);
+        MOE_UNROLL for (int r = 0; r < rows; r++) {
+            const __m512i four = moe_four_avx512(x + (size_t)r * code_bytes);
+            MOE_UNROLL for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_dpbusd_epi32(sum[r][b], line[b], four);
+        }
+    }
+}
+
+/* The same for Q4, group by group; sums start at 0. Nibbles are code + 8, unsigned as they are; a group's part starts at
+ * -8 * sum(x), so it ends as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies and adds. */
+MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
+                                          const int blocks, const int fetch) {
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols), block_bytes = groups * 256;
+    const char *w = (const char *)m->data + block * block_bytes, *next = w + (size_t)blocks * block_bytes;
+    const int8_t *sub = m->subs + block * groups * 16, *x_sums = x + m->cols_padded;
+    const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
+    for (size_t g = 0; g < groups; g++, sub += 16, x_sums += 2) {
+        __m512i part[8][3];
+        MOE_UNROLL for (int r = 0; r < rows; r++) {
+            int16_t x_sum;
+            memcpy(&x_sum, x_sums + (size_t)r * code_bytes, 2);
+            MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_set1_epi32(-8 * x_sum);
+        }
+        for (size_t u = 0; u < 4; u++, w += 64, next += blocks * 64, x += 8) { /* a line is 16 outputs x 8 columns */
+            __m512i low[3], high[3];
+            if (fetch) moe_fetch_avx512(next, rows > 2 ? blocks : 1);
+            MOE_UNROLL for (int b = 0; b < blocks; b++) {
+                const __m512i line = _mm512_loadu_si512(w + (size_t)b * block_bytes);
+                low[b] = _mm512_and_si512(line, nibble);
+                high[b] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
+            }
+            MOE_UNROLL for (int r = 0; r < rows; r++) {
+                const int8_t *eight = x + (size_t)r * code_bytes;
+                const __m512i x0 = moe_four_avx512(eight), x1 = moe_four_avx512(eight + 4);
+                MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], low[b], x0);
+                MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], high[b], x1);
+            }
+        }
+        MOE_UNROLL for (int b = 0; b < blocks; b++) {
+            const __m128i sixteen = _mm_loadu_si128((const __m128i *)(const void *)(sub + (size_t)b * groups * 16));
+            const __m512i factor = _mm512_and_si512(_mm512_cvtepi8_epi32(sixteen), low_half);
+            MOE_UNROLL for (int r = 0; r < rows; r++) sum[r][b] = _mm512_dpwssd_epi32(sum[r][b], part[r][b], factor);
+        }
+    }
+}
+
+/* A tile from codes to floats. taken[r] is 128 * sum of the codes of row r. */
+MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block, int fetch,
+                                       const moe_type type, const int rows, const int blocks) {
+    const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
+    int32_t sums[8 * 3 * 16];
+    __m512i sum[8][3];
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
+    if (type == MOE_TYPE_Q8 && fetch) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, 1);
+    else if (type == MOE_TYPE_Q8) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, 0);
+    else if (fetch) moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, 1);
+    else moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, 0);
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL for (int b = 0; b < blocks; b++) _mm512_storeu_si512(sums + (r * blocks + b) * 16, sum[r][b]);
+    moe_finish_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
+}
+
+/* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an output. */
+typedef void (*moe_tile_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block, int fetch);
+
+#define MOE_TILE_AVX512(type, rows, blocks)                                                                              \
+    MOE_AVX512 static void moe_tile_##type##_##rows##x##blocks##_avx512(const moe_linear *l, const int32_t *taken,       \
+                                                                        size_t row, size_t block, int fetch) {           \
+        moe_tile_avx512(l, taken, row, block, fetch, MOE_TYPE_##type, rows, blocks);                                     \
+    }
+#define MOE_TILES_AVX512(type, rows) \
+    MOE_TILE_AVX512(type, rows, 1) MOE_TILE_AVX512(type, rows, 2) MOE_TILE_AVX512(type, rows, 3)
+#define MOE_TILE_NAMES_AVX512(type, rows) \
+    { moe_tile_##type##_##rows##x1_avx512, moe_tile_##type##_##rows##x2_avx512, moe_tile_##type##_##rows##x3_avx512 }
+
+MOE_TILES_AVX512(Q8, 1)
+MOE_TILES_AVX512(Q8, 2)
+MOE_TILES_AVX512(Q8, 3)
+MOE_TILES_AVX512(Q8, 4)
+MOE_TILES_AVX512(Q8, 5)
+MOE_TILES_AVX512(Q8, 6)
+MOE_TILES_AVX512(Q8, 7)
+MOE_TILES_AVX512(Q8, 8)
+MOE_TILES_AVX512(Q4, 1)
+MOE_TILES_AVX512(Q4, 2)
+MOE_TILES_AVX512(Q4, 3)
+MOE_TILES_AVX512(Q4, 4)
+
+static const moe_tile_fn_avx512 moe_tiles_q8_avx512[][3] = {
+    MOE_TILE_NAMES_AVX512(Q8, 1), MOE_TILE_NAMES_AVX512(Q8, 2), MOE_TILE_NAMES_AVX512(Q8, 3), MOE_TILE_NAMES_AVX512(Q8, 4),
+    MOE_TILE_NAMES_AVX512(Q8, 5), MOE_TILE_NAMES_AVX512(Q8, 6), MOE_TILE_NAMES_AVX512(Q8, 7), MOE_TILE_NAMES_AVX512(Q8, 8),
+};
+static const moe_tile_fn_avx512 moe_tiles_q4_avx512[][3] = {
+    MOE_TILE_NAMES_AVX512(Q4, 1), MOE_TILE_NAMES_AVX512(Q4, 2), MOE_TILE_NAMES_AVX512(Q4, 3), MOE_TILE_NAMES_AVX512(Q4, 4),
+};
+
+/* 128 * sum of a row of codes, from the sums of 32. */
+MOE_AVX512 static int32_t moe_taken_avx512(const int8_t *codes, size_t cols_padded) {
+    const char *sums = (const char *)codes + cols_padded;
+    __m512i sum = _mm512_setzero_si512();
+    for (size_t g = 0; g < cols_padded / MOE_CODE_GROUP; g += 32) /* the sums end on a line of 32 */
+        sum = _mm512_dpwssd_epi32(sum, _mm512_loadu_si512(sums + 2 * g), _mm512_set1_epi16(128));
+    return _mm512_reduce_add_epi32(sum);
+}
+
+/* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut evenly,
+ * so that no tile is left with a single one. Nothing is fetched beyond block1: another thread may work on that. */
+MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    enum { ROWS = 64 };
+    const int q8 = l->w->type == MOE_TYPE_Q8;
+    const moe_tile_fn_avx512(*tiles)[3] = q8 ? moe_tiles_q8_avx512 : moe_tiles_q4_avx512;
+    const size_t tile_rows = q8 ? MOE_COUNT(moe_tiles_q8_avx512) : MOE_COUNT(moe_tiles_q4_avx512);
+    int32_t taken[ROWS] = { 0 };
+    for (; row0 < row1; row0 += ROWS) {
+        const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
+        for (size_t r = 0; q8 && r < rows; r++)
+            taken[r] = moe_taken_avx512(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
+        for (size_t block = block0, blocks; block < block1; block += blocks) {
+            blocks = block1 - block == 4 ? 2 : moe_min(3, block1 - block); /* no single one at the end if that can be */
+            for (size_t cut = 0; cut < cuts; cut++) {
+                const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
+                const int fetch = cut == 0 && block + 2 * blocks <= block1;
+                tiles[count - 1][blocks - 1](l, taken + first, row0 + first, block, fetch);
+            }
+        }
+    }
+}
+
+MOE_AVX512_INLINE void moe_float_avx512(const moe_linear *l, size_t row0, size_t row1, size_t j0, size_t j1,
+                                        const moe_type type) {
+    for (; j0 < j1; j0 += 4) {
+        const size_t outputs = moe_min(4, j1 - j0);
+        size_t r = row0;
+        if (outputs == 4) {
+            for (; r + 4 <= row1; r += 4) moe_float_tile_avx512(l, r, j0, type, 4, 4);
+            for (; r + 2 <= row1; r += 2) moe_float_tile_avx512(l, r, j0, type, 2, 4);
+            for (; r < row1; r++) moe_float_tile_avx512(l, r, j0, type, 1, 4);
+        }
+        for (; r < row1; r++)
+            for (size_t j = j0; j < j1; j++) moe_float_tile_avx512(l, r, j, type, 1, 1);
+    }
+}
+
+MOE_AVX512 static void moe_linear_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    const size_t j0 = block0 * 16, j1 = moe_min(block1 * 16, l->w->rows);
+    if (moe_type_quantised(l->w->type)) moe_quantised_avx512(l, row0, row1, block0, block1);
+    else if (l->w->type == MOE_TYPE_F32) moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_F32);
+    else if (l->w->type == MOE_TYPE_F16) moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_F16);
+    else moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_BF16);
+}
+
+/* Magnitudes are compared as integers: infinities and NaNs are above all numbers. */
+MOE_AVX512 static float moe_quantise_avx512(const float *x, size_t cols, int8_t *q) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
+    int16_t *sums = moe_code_sums(q, padded);
+    __m512i max = _mm512_setzero_si512();
+    float amax, inverse;
+    __m512 factor;
+    for (size_t c = 0; c < cols; c += 16) {
+        const __m512i bits = _mm512_maskz_loadu_epi32(moe_mask_avx512(cols - c), x + c);
+        max = _mm512_max_epi32(max, _mm512_and_si512(bits, magnitude));
+    }
+    amax = moe_from_bits((uint32_t)_mm512_reduce_max_epi32(max));
+    if (!(amax >= FLT_MIN && amax <= FLT_MAX)) return moe_quantise_row(x, cols, q);
+    inverse = 127.0f / amax;
+    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
+    factor = _mm512_set1_ps(inverse);
+    for (size_t c = 0; c < padded; c += 16) { /* to the nearest even, as moe_round; within 127 since |x| <= amax */
+        const __m512 v = _mm512_maskz_loadu_ps(c < cols ? moe_mask_avx512(cols - c) : 0, x + c);
+        const __m128i codes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, factor)));
+        _mm_storeu_si128((__m128i *)(void *)(q + c), codes);
+    }
+    memset(sums, 0, moe_code_bytes(cols) - padded);
+    for (size_t c = 0; c < padded; c += 2 * MOE_CODE_GROUP) {
+        const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(q + c), _mm512_set1_epi8(-128)); /* code + 128 */
+        __m512i eights = _mm512_sad_epu8(codes, _mm512_setzero_si512());
+        eights = _mm512_add_epi64(eights, _mm512_permutex_epi64(eights, 0x4e));
+        eights = _mm512_add_epi64(eights, _mm512_permutex_epi64(eights, 0xb1));
+        sums[c / MOE_CODE_GROUP] = (int16_t)(_mm_cvtsi128_si32(_mm512_castsi512_si128(eights)) - 32 * 128);
+        sums[c / MOE_CODE_GROUP + 1] = (int16_t)(_mm_cvtsi128_si32(_mm512_extracti32x4_epi32(eights, 2)) - 32 * 128);
+    }
+    return amax / 127.0f;
+}
+
+MOE_AVX512 static void moe_lstm_cell_avx512(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
+                                            float *c_out) {
+    const __m512 forget = _mm512_set1_ps(forget_bias);
+    for (size_t j = 0; j < hidden; j += 16) {
+        const __mmask16 mask = moe_mask_avx512(hidden - j);
+        const __m512 i = moe_sigmoid_avx512(_mm512_maskz_loadu_ps(mask, z + j));
+        const __m512 f = moe_sigmoid_avx512(_mm512_add_ps(_mm512_maskz_loadu_ps(mask, z + hidden + j), forget));
+        const __m512 g = moe_tanh_avx512(_mm512_maskz_loadu_ps(mask, z + 2 * hidden + j));
+        const __m512 o = moe_sigmoid_avx512(_mm512_maskz_loadu_ps(mask, z + 3 * hidden + j));
+        const __m512 c = _mm512_add_ps(_mm512_mul_ps(f, _mm512_maskz_loadu_ps(mask, c_in + j)), _mm512_mul_ps(i, g));
+        _mm512_mask_storeu_ps(c_out + j, mask, c);
+        _mm512_mask_storeu_ps(h + j, mask, _mm512_mul_ps(o, moe_tanh_avx512(c)));
+    }
+}
+
+MOE_AVX512 static void moe_unary_avx512(moe_unary what, const float *x, size_t n, float *y) {
+    for (size_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - i);
+        const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
+        _mm512_mask_storeu_ps(y + i, mask, what == MOE_UNARY_SIGMOID ? moe_sigmoid_avx512(v) : moe_tanh_avx512(v));
+    }
+}
+
+MOE_AVX512 static float moe_score_additive_avx512(const float *key, const float *query, const float *v, size_t n) {
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t k = 0; k < n; k += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - k);
+        const __m512 t = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, key + k), _mm512_maskz_loadu_ps(mask, query + k));
+        sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, v + k), moe_tanh_avx512(t)));
+    }
+    return moe_join_avx512(sum);
+}
+
+MOE_AVX512 static float moe_dot_avx512(const float *a, const float *b, size_t n) {
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t k = 0; k < n; k += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - k);
+        sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, a + k), _mm512_maskz_loadu_ps(mask, b + k)));
+    }
+    return moe_join_avx512(sum);
+}
+
+MOE_AVX512 static void moe_axpy_avx512(float a, const float *x, size_t n, float *y) {
+    const __m512 factor = _mm512_set1_ps(a);
+    for (size_t i = 0; i < n; i += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - i);
+        const __m512 product = _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(mask, x + i));
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y + i), product));
+    }
+}
+
+/* A largest number does not depend on the order, so four registers hide the latency. */
+MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
+    const __m512 lowest = _mm512_set1_ps(moe_from_bits(0xff800000u));
+    __m512 best[4] = { lowest, lowest, lowest, lowest };
+    size_t i = 0;
+    for (; i + 64 <= n; i += 64)
+        for (size_t b = 0; b < 4; b++) best[b] = _mm512_max_ps(_mm512_loadu_ps(x + i + 16 * b), best[b]);
+    for (; i < n; i += 16) best[0] = _mm512_max_ps(_mm512_mask_loadu_ps(lowest, moe_mask_avx512(n - i), x + i), best[0]);
+    best[0] = _mm512_max_ps(_mm512_max_ps(best[0], best[1]), _mm512_max_ps(best[2], best[3]));
+    return _mm512_reduce_max_ps(best[0]) + 0.0f;
+}
+
+MOE_AVX512 static float moe_exp_sum_avx512(const float *x, size_t n, float shift, float *y) {
+    const __m512 by = _mm512_set1_ps(shift);
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t k = 0; k < n; k += 16) {
+        const __mmask16 mask = moe_mask_avx512(n - k);
+        const __m512 e = moe_exp_avx512(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + k), by));
+        if (y) _mm512_mask_storeu_ps(y + k, mask, e);
+        sum = _mm512_mask_add_ps(sum, mask, sum, e);
+    }
+    return moe_join_avx512(sum);
+}
+
+static int moe_avx512_available(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
+
+static const moe_kernels moe_kernels_avx512vnni = {
+    .name = "avx512vnni",
+    .available = moe_avx512_available,
+    .linear = moe_linear_avx512,
+    .quantise = moe_quantise_avx512,
+    .lstm_cell = moe_lstm_cell_avx512,
+    .unary = moe_unary_avx512,
+    .score_additive = moe_score_additive_avx512,
+    .dot = moe_dot_avx512,
+    .axpy = moe_axpy_avx512,
+    .max = moe_max_avx512,
+    .exp_sum = moe_exp_sum_avx512,
+};
+#endif /* MOE_X86 */
 
 /* ==== 9. Kernels: AMX =========================================================================================
- * Owns the int8 tiles of x86; everything else is the AVX-512 room's. */
+ * Owns the int8 tiles of x86; everything else is the AVX-512 room's. Invariant: tiles are configured while a linear runs and
+ * at no other time.
+ *
+ * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows, B 64 columns of a block of 16 outputs, which is how
+ * Q8 lies in the file (1024 bytes in a row), C the 16 x 16 sums. By the manual a product takes 16 cycles and its sum is ready
+ * after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows, 1 A x 4 B. For 64
+ * columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a cycle, VNNI has 128.
+ * Nothing in this room has been measured on a machine with AMX yet.
+ *
+ * Vectors are the compiler's own, not intrinsics: tests/amx_emu.h compiles this room with tiles in plain C (MOE_TILE_*) for
+ * machines that need not even have AVX-512. */
+
+#if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) || \
+                (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)))
+#define MOE_AMX 1
+
+#ifndef MOE_TILE_LOADCONFIG
+#include <cpuid.h>
+#define MOE_AMX_TARGET __attribute__((target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
+#define MOE_AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
+#define MOE_AMX_REST(kernel) moe_##kernel##_avx512
+#define MOE_TILE_LOADCONFIG(config) _tile_loadconfig(config)
+#define MOE_TILE_RELEASE() _tile_release()
+#define MOE_TILE_ZERO(tile) _tile_zero(tile)
+#define MOE_TILE_LOADD(tile, base, stride) _tile_loadd(tile, base, stride)
+#define MOE_TILE_STORED(tile, base, stride) _tile_stored(tile, base, stride)
+#define MOE_TILE_DPBSSD(c, a, b) _tile_dpbssd(c, a, b)
+
+/* The processor has tiles, the system saves them (XCR0), and this process may use them: Linux wants to be asked, since saving
+ * 8 KB more may not fit somebody's signal stack. Asking twice is harmless. */
+static int moe_amx_available(void) {
+    unsigned eax, ebx, ecx, edx, low, high;
+    long answer = 158; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); libc has no name for it under POSIX */
+    if (!moe_avx512_available() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
+    if (!(edx >> 24 & 1) || !(edx >> 25 & 1)) return 0; /* AMX-TILE, AMX-INT8 */
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low >> 17 & 3) != 3) return 0; /* tile configuration and data */
+    __asm__ volatile("syscall" : "+a"(answer) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return answer == 0;
+}
+#endif
+
+typedef uint8_t moe_u8x64 __attribute__((vector_size(64)));
+typedef uint16_t moe_u16x32 __attribute__((vector_size(64)));
+typedef uint32_t moe_u32x16 __attribute__((vector_size(64)));
+typedef int32_t moe_i32x16 __attribute__((vector_size(64)));
+typedef float moe_f32x16 __attribute__((vector_size(64)));
+
+enum {
+    MOE_AMX_ROWS = 5,       /* fewer are faster without tiles (by estimate: a B tile is then loaded for too few products) */
+    MOE_AMX_BUFFER = 65536, /* bytes of expanded Q4 on the stack: two blocks of 2048 columns, read from L2 at worst */
+};
+
+/* As ldtilecfg reads it. */
+typedef struct moe_tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t colsb[16];
+    uint8_t rows[16];
+} moe_tile_config;
+
+/* Tiles 0 to 3 are C, 4 is A. 5 is another A if a panel is two row tiles high, else B as 6 and 7 are. Configuring costs some
+ * hundred cycles, and while tiles are configured every task switch saves 8 KB and a core cannot sleep deeply: hence once for a
+ * linear, whose tasks are large, and not for as long as a thread lives. */
+MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
+    moe_tile_config config = { .palette = 1 };
+    for (int t = 0; t < 8; t++) {
+        config.colsb[t] = 64;
+        config.rows[t] = (uint8_t)(t < 5 || (t == 5 && pair) ? height : 16);
+    }
+    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc 12 takes the first 8 bytes for all that is read */
+    MOE_TILE_LOADCONFIG(&config);
+}
+
+/* Columns [k0, k1) of a block of a Q4 matrix as Q8 has them. There is no product of bytes, but a nibble n times |sub| stays
+ * below 256, so one of 16 bits does two: (n - 8) s is n s - 8 s, and (15 - n) |s| - 7 |s| where s is negative. */
+MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
+    const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
+    const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
+    for (size_t k = k0; k < k1; k += MOE_Q4_GROUP, subs += 16) {
+        int32_t lanes[16];
+        moe_i32x16 s;
+        moe_u32x16 negative, magnitude;
+        moe_u16x32 factor, flip;
+        moe_u8x64 offset;
+        for (int i = 0; i < 16; i++) lanes[i] = subs[i]; /* of __builtin_convertvector gcc 12 would make scalar code here */
+        memcpy(&s, lanes, sizeof s);
+        negative = (moe_u32x16)(s >> 31);
+        magnitude = ((moe_u32x16)s ^ negative) - negative;
+        factor = (moe_u16x32)(magnitude * 0x00010001u);
+        flip = (moe_u16x32)(negative & 0x0f0f0f0fu);
+        offset = (moe_u8x64)((magnitude * 8 - (magnitude & negative)) * 0x01010101u);
+        for (size_t unit = 0; unit < 4; unit++, codes += 64, out += 128) {
+            moe_u16x32 nibbles;
+            moe_u8x64 low, high;
+            memcpy(&nibbles, codes, sizeof nibbles);
+            low = (moe_u8x64)(((nibbles & 0x0f0f) ^ flip) * factor) - offset;
+            high = (moe_u8x64)(((nibbles >> 4 & 0x0f0f) ^ flip) * factor) - offset;
+            memcpy(out, &low, sizeof low);
+            memcpy(out + 64, &high, sizeof high);
+        }
+    }
+}
+
+/* Add to C what `k` columns give: one row tile x up to four blocks. */
+MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *b, size_t b_next, size_t blocks, size_t k) {
+    for (; k; k -= 64, a += 64, b += 1024) {
+        MOE_TILE_LOADD(4, a, a_stride);
+        MOE_TILE_LOADD(5, b, 64);
+        MOE_TILE_DPBSSD(0, 4, 5);
+        if (blocks > 1) {
+            MOE_TILE_LOADD(6, b + b_next, 64);
+            MOE_TILE_DPBSSD(1, 4, 6);
+        }
+        if (blocks > 2) {
+            MOE_TILE_LOADD(7, b + 2 * b_next, 64);
+            MOE_TILE_DPBSSD(2, 4, 7);
+        }
+        if (blocks > 3) {
+            MOE_TILE_LOADD(5, b + 3 * b_next, 64);
+            MOE_TILE_DPBSSD(3, 4, 5);
+        }
+    }
+}
+
+/* Two row tiles x up to two blocks. */
+MOE_AMX_INLINE void moe_amx_two(const int8_t *a, const int8_t *a1, size_t a_stride, const int8_t *b, size_t b_next,
+                                size_t blocks, size_t k) {
+    for (; k; k -= 64, a += 64, a1 += 64, b += 1024) {
+        MOE_TILE_LOADD(4, a, a_stride);
+        MOE_TILE_LOADD(6, b, 64);
+        MOE_TILE_DPBSSD(0, 4, 6);
+        MOE_TILE_LOADD(5, a1, a_stride);
+        MOE_TILE_DPBSSD(1, 5, 6);
+        if (blocks > 1) {
+            MOE_TILE_LOADD(7, b + b_next, 64);
+            MOE_TILE_DPBSSD(2, 4, 7);
+            MOE_TILE_DPBSSD(3, 5, 7);
+        }
+    }
+}
+
+/* Sums [rows][16] of a block to `n` outputs, rows from `row` on. */
+MOE_AMX_INLINE void moe_amx_finish_rows(const moe_linear *l, const int32_t *sums, size_t row, size_t rows, size_t j,
+                                        const size_t n) {
+    const float *scales = l->scales + row, *add = l->add ? l->add + row * l->add_stride + j : NULL;
+    float *out = l->y + row * l->y_stride + j;
+    const size_t stride = l->y_stride, add_stride = l->add_stride;
+    const int relu = l->relu;
+    moe_f32x16 scale, addend = { 0 };
+    memcpy(&scale, l->w->scales + j, sizeof scale);
+    if (l->bias) memcpy(&addend, l->bias + j, n * sizeof(float));
+    for (size_t r = 0; r < rows; r++, out += stride) {
+        moe_i32x16 sum;
+        moe_f32x16 y;
+        memcpy(&sum, sums + r * 16, sizeof sum);
+        if (add) memcpy(&addend, add + r * add_stride, n * sizeof(float));
+        y = __builtin_convertvector(sum, moe_f32x16) * (scales[r] * scale) + addend;
+        if (relu) y = (moe_f32x16)((moe_i32x16)y & ~(0.0f > y));
+        memcpy(out, &y, n * sizeof(float));
+    }
+}
+
+MOE_AMX_TARGET static void moe_amx_finish(const moe_linear *l, const int32_t *sums, size_t row, size_t rows, size_t block) {
+    const size_t j = block * 16, n = moe_min(16, l->w->rows - j);
+    if (n == 16) moe_amx_finish_rows(l, sums, row, rows, j, 16);
+    else moe_amx_finish_rows(l, sums, row, rows, j, n);
+}
+
+/* Row tiles are of equal height, so that one configuration does for all; the last ones may begin early and repeat rows whose
+ * results are there already. More than 16 rows make an even number of tiles, lower ones, since a product should take as many
+ * cycles as A has rows. A panel of blocks stays near for all row tiles: Q8 in L1 or L2, Q4 expanded once if it fits. */
+MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size_t rows, size_t block0, size_t block1) {
+    const moe_matrix *w = l->w;
+    const size_t k = w->cols_padded, stride = moe_code_bytes(w->cols);
+    const size_t tiles = rows <= 16 ? 1 : moe_round_up(moe_divide_up(rows, 16), 2), height = moe_divide_up(rows, tiles);
+    const size_t high = tiles == 1 ? 1 : 2, wide = 4 / high;
+    const size_t span = w->type == MOE_TYPE_Q8 ? k : moe_min(k, MOE_AMX_BUFFER / 16 / wide);
+    int32_t sums[4][16 * 16] __attribute__((aligned(64)));
+    int8_t expanded[MOE_AMX_BUFFER] __attribute__((aligned(64)));
+    moe_amx_configure(height, high == 2);
+    for (size_t block = block0; block < block1; block += wide) {
+        const size_t blocks = moe_min(wide, block1 - block);
+        for (size_t tile = 0; tile < tiles; tile += high) {
+            const int8_t *a = l->codes + (row0 + moe_min(tile * height, rows - height)) * stride;
+            const int8_t *a1 = l->codes + (row0 + moe_min((tile + 1) * height, rows - height)) * stride;
+            MOE_TILE_ZERO(0);
+            MOE_TILE_ZERO(1);
+            MOE_TILE_ZERO(2);
+            MOE_TILE_ZERO(3);
+            for (size_t k0 = 0; k0 < k; k0 += span) {
+                const size_t n = moe_min(span, k - k0);
+                const int8_t *b = w->type == MOE_TYPE_Q8 ? (const int8_t *)w->data + (block * k + k0) * 16 : expanded;
+                if (w->type == MOE_TYPE_Q4 && (tile == 0 || span < k))
+                    for (size_t i = 0; i < blocks; i++) moe_amx_expand(w, block + i, k0, k0 + n, expanded + i * span * 16);
+                __asm__ volatile("" : : "r"(b) : "memory"); /* gcc 12 does not know that tile loads read what was stored */
+                if (high == 1) moe_amx_one(a + k0, stride, b, span * 16, blocks, n);
+                else moe_amx_two(a + k0, a1 + k0, stride, b, span * 16, blocks, n);
+                __asm__ volatile("" : : "r"(b) : "memory"); /* before it is overwritten */
+            }
+            MOE_TILE_STORED(0, sums[0], 64);
+            MOE_TILE_STORED(1, sums[1], 64);
+            MOE_TILE_STORED(2, sums[2], 64);
+            MOE_TILE_STORED(3, sums[3], 64);
+            for (size_t i = 0; i < high * blocks; i++) {
+                const size_t first = (tile + (i & (high - 1))) * height, begin = moe_min(first, rows - height);
+                if (first >= rows) continue;
+                moe_amx_finish(l, sums[i] + (first - begin) * 16, row0 + first, moe_min(height, rows - first),
+                               block + (i >> (high - 1)));
+            }
+        }
+    }
+    MOE_TILE_RELEASE();
+}
+
+static void moe_linear_amx(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    if (moe_type_quantised(l->w->type) && row1 - row0 >= MOE_AMX_ROWS) moe_amx_panels(l, row0, row1 - row0, block0, block1);
+    else MOE_AMX_REST(linear)(l, row0, row1, block0, block1);
+}
+
+static const moe_kernels moe_kernels_amx = {
+    .name = "amx",
+    .available = moe_amx_available,
+    .linear = moe_linear_amx,
+    .quantise = MOE_AMX_REST(quantise),
+    .lstm_cell = MOE_AMX_REST(lstm_cell),
+    .unary = MOE_AMX_REST(unary),
+    .score_additive = MOE_AMX_REST(score_additive),
+    .dot = MOE_AMX_REST(dot),
+    .axpy = MOE_AMX_REST(axpy),
+    .max = MOE_AMX_REST(max),
+    .exp_sum = MOE_AMX_REST(exp_sum),
+};
+#else
+#define MOE_AMX 0
+#endif
 
 /* ==== 10. Kernels: NEON =======================================================================================
- * Owns AArch64. Invariant: four registers hold the 16 lanes. */
+ * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since adding a
+ * product of zeros to a lane leaves it as it was. Three rooms that differ in the quantised linears only: "neon" is every AArch64
+ * machine, "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla (8 products into each). */
+
+#if MOE_ARM
+/* gcc declares sdot and smmla under an architecture, clang names features and declares them from version 16 on; before, the
+ * assembler knows them. */
+#if defined(__clang__)
+#define MOE_DOTPROD __attribute__((target("dotprod")))
+#define MOE_I8MM __attribute__((target("dotprod,i8mm")))
+#define MOE_DOTPROD_INLINE static inline __attribute__((always_inline, target("dotprod")))
+#define MOE_I8MM_INLINE static inline __attribute__((always_inline, target("dotprod,i8mm")))
+#else
+#define MOE_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
+#define MOE_I8MM __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
+#define MOE_DOTPROD_INLINE static inline __attribute__((always_inline, target("arch=armv8.2-a+dotprod")))
+#define MOE_I8MM_INLINE static inline __attribute__((always_inline, target("arch=armv8.2-a+dotprod+i8mm")))
+#endif
+#if defined(__clang__) && __clang_major__ < 16
+#define MOE_SDOT(sum, w, x, lane) __asm__("sdot %0.4s, %1.16b, %2.4b[" #lane "]" : "+w"(sum) : "w"(w), "w"(x))
+#define MOE_SMMLA(sum, x, w) __asm__("smmla %0.4s, %1.16b, %2.16b" : "+w"(sum) : "w"(x), "w"(w))
+#else
+#define MOE_SDOT(sum, w, x, lane) ((sum) = vdotq_laneq_s32(sum, w, x, lane))
+#define MOE_SMMLA(sum, x, w) ((sum) = vmmlaq_s32(sum, x, w))
+#endif
+
+/* Up to 4 floats, the rest zero. */
+MOE_INLINE float32x4_t moe_load_neon(const float *x, size_t n) {
+    float tail[4] = { 0 };
+    if (n >= 4) return vld1q_f32(x);
+    memcpy(tail, x, n * sizeof *x);
+    return vld1q_f32(tail);
+}
+
+MOE_INLINE void moe_store_neon(float *y, float32x4_t v, size_t n) {
+    float tail[4];
+    if (n >= 4) {
+        vst1q_f32(y, v);
+        return;
+    }
+    vst1q_f32(tail, v);
+    memcpy(y, tail, n * sizeof *y);
+}
+
+MOE_INLINE float32x4x4_t moe_zero_lanes_neon(void) {
+    const float32x4_t zero = vdupq_n_f32(0.0f);
+    return (float32x4x4_t){ { zero, zero, zero, zero } };
+}
+
+/* Up to 16 floats, the rest zero. */
+MOE_INLINE float32x4x4_t moe_load_lanes_neon(const float *x, size_t n) {
+    float tail[MOE_LANES];
+    if (n < MOE_LANES) {
+        memset(tail, 0, sizeof tail);
+        memcpy(tail, x, n * sizeof *x);
+        x = tail;
+    }
+    return (float32x4x4_t){ { vld1q_f32(x), vld1q_f32(x + 4), vld1q_f32(x + 8), vld1q_f32(x + 12) } };
+}
+
+MOE_INLINE void moe_store_lanes_neon(float *y, float32x4x4_t v, size_t n) {
+    float tail[MOE_LANES], *to = n < MOE_LANES ? tail : y;
+    for (size_t i = 0; i < 4; i++) vst1q_f32(to + 4 * i, v.val[i]);
+    if (n < MOE_LANES) memcpy(y, tail, n * sizeof *y);
+}
+
+/* sum + a * b, rounded twice. */
+MOE_INLINE float32x4_t moe_add_product_neon(float32x4_t sum, float32x4_t a, float32x4_t b) {
+    return vaddq_f32(sum, vmulq_f32(a, b));
+}
+
+MOE_INLINE float moe_join_neon(float32x4x4_t lane) {
+    float32x4_t four = vaddq_f32(vaddq_f32(lane.val[0], lane.val[2]), vaddq_f32(lane.val[1], lane.val[3]));
+    float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+
+/* fmax and fmin hand a NaN on, as the comparisons of moe_expf do; they differ from them for zeros only. */
+MOE_INLINE float32x4_t moe_exp_neon(float32x4_t x) {
+    const float32x4_t low = vdupq_n_f32(MOE_EXP_LOW), magic = vdupq_n_f32(MOE_ROUND_MAGIC);
+    float32x4_t clamped = vminq_f32(vdupq_n_f32(MOE_EXP_HIGH), vmaxq_f32(low, x));
+    float32x4_t t = moe_add_product_neon(magic, clamped, vdupq_n_f32(MOE_LOG2E));
+    float32x4_t n = vsubq_f32(t, magic);
+    float32x4_t r = vsubq_f32(clamped, vmulq_f32(n, vdupq_n_f32(MOE_LN2_HIGH))), y;
+    r = vsubq_f32(r, vmulq_f32(n, vdupq_n_f32(MOE_LN2_LOW)));
+    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_5), vdupq_n_f32(MOE_EXP_6), r);
+    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_4), y, r);
+    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_3), y, r);
+    y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_2), y, r);
+    y = moe_add_product_neon(r, y, vmulq_f32(r, r));
+    y = vaddq_f32(y, vdupq_n_f32(1.0f));
+    y = vmulq_f32(y, vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23), vdupq_n_u32(0x3f800000u))));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, low)));
+}
+
+MOE_INLINE float32x4_t moe_sigmoid_neon(float32x4_t x) {
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    return vdivq_f32(one, vaddq_f32(one, moe_exp_neon(vnegq_f32(x))));
+}
+
+MOE_INLINE float32x4_t moe_tanh_neon(float32x4_t x) {
+    const float32x4_t one = vdupq_n_f32(1.0f);
+    const uint32x4_t sign = vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x80000000u));
+    float32x4_t t = moe_exp_neon(vmulq_f32(vabsq_f32(x), vdupq_n_f32(-2.0f)));
+    t = vdivq_f32(vsubq_f32(one, t), vaddq_f32(one, t));
+    return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(t), sign));
+}
+
+/* Sixteen numbers of a float matrix as F32, the rest of a tail zero. */
+MOE_INLINE float32x4x4_t moe_load_weights_neon(moe_type type, const void *w, size_t n) {
+    uint16_t tail[MOE_LANES];
+    const uint16_t *halves = w;
+    float32x4x4_t v;
+    if (type == MOE_TYPE_F32) return moe_load_lanes_neon(w, n);
+    if (n < MOE_LANES) {
+        memset(tail, 0, sizeof tail);
+        memcpy(tail, halves, n * sizeof *halves);
+        halves = tail;
+    }
+    for (size_t i = 0; i < 4; i++) {
+        const uint16x4_t four = vld1_u16(halves + 4 * i);
+        v.val[i] = type == MOE_TYPE_BF16 ? vreinterpretq_f32_u32(vshll_n_u16(four, 16))
+                                         : vcvt_f32_f16(vreinterpret_f16_u16(four));
+    }
+    return v;
+}
+
+/* n columns from column k on; see moe_float_rows_neon. */
+MOE_INLINE void moe_float_step_neon(const moe_linear *l, size_t row, const char *w, size_t k, size_t n, const size_t rows,
+                                    const moe_type type, float32x4_t sum[4][4]) {
+    const float32x4x4_t weights = moe_load_weights_neon(type, w + k * (type == MOE_TYPE_F32 ? 4 : 2), n);
+    for (size_t r = 0; r < rows; r++) {
+        const float32x4x4_t x = moe_load_lanes_neon(l->x + (row + r) * l->x_stride + k, n);
+        for (size_t i = 0; i < 4; i++) sum[r][i] = moe_add_product_neon(sum[r][i], x.val[i], weights.val[i]);
+    }
+}
+
+/* One output row of a float matrix against up to 4 input rows. */
+MOE_INLINE void moe_float_rows_neon(const moe_linear *l, size_t row, size_t j, const size_t rows, const moe_type type) {
+    const moe_matrix *m = l->w;
+    const char *w = (const char *)m->data + j * m->cols * (type == MOE_TYPE_F32 ? 4 : 2);
+    float32x4_t sum[4][4];
+    size_t k = 0;
+    for (size_t i = 0; i < 4 * rows; i++) sum[i / 4][i % 4] = vdupq_n_f32(0.0f);
+    for (; k + MOE_LANES <= m->cols; k += MOE_LANES) moe_float_step_neon(l, row, w, k, MOE_LANES, rows, type, sum);
+    if (k < m->cols) moe_float_step_neon(l, row, w, k, m->cols - k, rows, type, sum);
+    for (size_t r = 0; r < rows; r++) {
+        const float32x4x4_t lanes = { { sum[r][0], sum[r][1], sum[r][2], sum[r][3] } };
+        const float y = moe_join_neon(lanes) + moe_linear_addend(l, row + r, j);
+        l->y[(row + r) * l->y_stride + j] = l->relu ? moe_reluf(y) : y;
+    }
+}
+
+MOE_INLINE void moe_float_block_neon(const moe_linear *l, size_t row0, size_t row1, size_t block, const moe_type type) {
+    for (size_t j = block * 16; j < moe_min(block * 16 + 16, l->w->rows); j++) {
+        size_t r = row0;
+        for (; r + 4 <= row1; r += 4) moe_float_rows_neon(l, r, j, 4, type);
+        for (; r < row1; r++) moe_float_rows_neon(l, r, j, 1, type);
+    }
+}
+
+/* Integer sums [rows][16] of outputs [j, end) to floats; nothing beyond the matrix. fmax would turn the rectifier's -0 into
+ * 0. */
+static void moe_finish_neon(const moe_linear *l, size_t row, size_t rows, size_t j, size_t end, const int32_t *sum) {
+    const moe_matrix *m = l->w;
+    for (size_t r = row; r < row + rows; r++, sum += 16)
+        for (size_t c = j; c < moe_min(end, m->rows); c += 4) {
+            const float *addend = l->bias ? l->bias + c : l->add ? l->add + r * l->add_stride + c : NULL;
+            const float32x4_t scale = vmulq_f32(vdupq_n_f32(l->scales[r]), vld1q_f32(m->scales + c));
+            float32x4_t y = vmulq_f32(vcvtq_f32_s32(vld1q_s32(sum + (c - j))), scale);
+            y = vaddq_f32(y, addend ? moe_load_neon(addend, m->rows - c) : vdupq_n_f32(0.0f));
+            if (l->relu) y = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltzq_f32(y)));
+            moe_store_neon(l->y + r * l->y_stride + c, y, m->rows - c);
+        }
+}
+
+/* The codes of 4 columns, four times. */
+MOE_INLINE int8x16_t moe_four_neon(const int8_t *codes) {
+    int32_t four;
+    memcpy(&four, codes, 4);
+    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+
+/* One block of 16 outputs of a Q8 matrix against up to 2 input rows. Two products fit 16 bits (2 * 127 * 127 = 32258), so
+ * two lines are multiplied before a pair of neighbours is added to a 32-bit sum. */
+MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
+    const moe_matrix *m = l->w;
+    const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
+    const int8_t *w = (const int8_t *)m->data + block * groups * 64;
+    int32x4_t sum[2][8];
+    int32_t sums[2 * 16];
+    for (size_t i = 0; i < 8 * rows; i++) sum[i / 8][i % 8] = vdupq_n_s32(0);
+    for (size_t g = 0; g < groups; g += 2) {
+        int8x16_t x0[2], x1[2];
+        for (size_t r = 0; r < rows; r++) {
+            x0[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * 4);
+            x1[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * 4 + 4);
+        }
+#pragma GCC unroll 4 /* clang keeps sums in memory else */
+        for (size_t q = 0; q < 4; q++) {
+            const int8x16_t w0 = vld1q_s8(w + g * 64 + 16 * q), w1 = vld1q_s8(w + g * 64 + 64 + 16 * q);
+#pragma GCC unroll 2
+            for (size_t r = 0; r < rows; r++) {
+                int16x8_t low = vmull_s8(vget_low_s8(w0), vget_low_s8(x0[r])), high = vmull_high_s8(w0, x0[r]);
+                low = vmlal_s8(low, vget_low_s8(w1), vget_low_s8(x1[r]));
+                high = vmlal_high_s8(high, w1, x1[r]);
+                sum[r][2 * q] = vpadalq_s16(sum[r][2 * q], low);
+                sum[r][2 * q + 1] = vpadalq_s16(sum[r][2 * q + 1], high);
+            }
+        }
+    }
+    for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, vpaddq_s32(sum[i / 4][i % 4 * 2], sum[i / 4][i % 4 * 2 + 1]));
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
+}
+
+/* Sum of the codes of group g, as the quantiser left it behind them. */
+MOE_INLINE int32_t moe_group_sum_neon(const int8_t *codes, size_t cols_padded, size_t g) {
+    int16_t sum;
+    memcpy(&sum, codes + cols_padded + 2 * g, 2);
+    return sum;
+}
+
+/* The same for Q4. Nibbles are code + 8, so 8 * sum(x) has to come off. A group's sum of x times code lies within 32 * 8 *
+ * 127 = 32512: 16 bits hold it, and what wraps around on the way there does no harm. Sums over groups are unsigned, since
+ * in a file with wild subs they may wrap around too. */
+MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
+    const moe_matrix *m = l->w;
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
+    const uint8_t *w = (const uint8_t *)m->data + block * groups * 256;
+    const int8_t *subs = m->subs + block * groups * 16;
+    uint32x4_t sum[2][4];
+    int32_t sums[2 * 16];
+    for (size_t i = 0; i < 4 * rows; i++) sum[i / 4][i % 4] = vdupq_n_u32(0);
+    for (size_t g = 0; g < groups; g++) {
+        int16x8_t part[2][8];
+        for (size_t i = 0; i < 8 * rows; i++) part[i / 8][i % 8] = vdupq_n_s16(0);
+        for (size_t u = 0; u < 4; u++) { /* a unit is 16 rows x 8 columns */
+            int8x16_t x0[2], x1[2];
+            for (size_t r = 0; r < rows; r++) {
+                x0[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * MOE_Q4_GROUP + u * 8);
+                x1[r] = moe_four_neon(l->codes + (row + r) * code_bytes + g * MOE_Q4_GROUP + u * 8 + 4);
+            }
+#pragma GCC unroll 4
+            for (size_t q = 0; q < 4; q++) {
+                const uint8x16_t bytes = vld1q_u8(w + (g * 4 + u) * 64 + 16 * q);
+                const int8x16_t w0 = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));
+                const int8x16_t w1 = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
+#pragma GCC unroll 2
+                for (size_t r = 0; r < rows; r++) {
+                    int16x8_t *p = &part[r][2 * q];
+                    p[0] = vmlal_s8(vmlal_s8(p[0], vget_low_s8(w0), vget_low_s8(x0[r])), vget_low_s8(w1), vget_low_s8(x1[r]));
+                    p[1] = vmlal_high_s8(vmlal_high_s8(p[1], w0, x0[r]), w1, x1[r]);
+                }
+            }
+        }
+        for (size_t r = 0; r < rows; r++) {
+            const int32_t codes = moe_group_sum_neon(l->codes + (row + r) * code_bytes, m->cols_padded, g);
+            for (size_t h = 0; h < 2; h++) { /* eight outputs */
+                uint16x8_t p[4], eight;
+                const int16x8_t sub = vmovl_s8(vld1_s8(subs + g * 16 + 8 * h));
+                int16x8_t product;
+                uint32x4_t *s = &sum[r][2 * h];
+                for (size_t i = 0; i < 4; i++) p[i] = vreinterpretq_u16_s16(part[r][4 * h + i]);
+                eight = vpaddq_u16(vpaddq_u16(p[0], p[1]), vpaddq_u16(p[2], p[3]));
+                product = vreinterpretq_s16_u16(vsubq_u16(eight, vdupq_n_u16((uint16_t)(8 * codes))));
+                s[0] = vaddq_u32(s[0], vreinterpretq_u32_s32(vmull_s16(vget_low_s16(product), vget_low_s16(sub))));
+                s[1] = vaddq_u32(s[1], vreinterpretq_u32_s32(vmull_high_s16(product, sub)));
+            }
+        }
+    }
+    for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, vreinterpretq_s32_u32(sum[i / 4][i % 4]));
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
+}
+
+/* Outputs outside, rows inside: a block of weights is read once from memory and stays in L1 for all rows. */
+static void moe_linear_neon(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    for (size_t block = block0; block < block1; block++) {
+        size_t r = row0;
+        switch (l->w->type) {
+        case MOE_TYPE_F32: moe_float_block_neon(l, row0, row1, block, MOE_TYPE_F32); break;
+        case MOE_TYPE_F16: moe_float_block_neon(l, row0, row1, block, MOE_TYPE_F16); break;
+        case MOE_TYPE_BF16: moe_float_block_neon(l, row0, row1, block, MOE_TYPE_BF16); break;
+        case MOE_TYPE_Q8:
+            for (; r + 2 <= row1; r += 2) moe_q8_rows_neon(l, r, block, 2);
+            if (r < row1) moe_q8_rows_neon(l, r, block, 1);
+            break;
+        case MOE_TYPE_Q4:
+            for (; r + 2 <= row1; r += 2) moe_q4_rows_neon(l, r, block, 2);
+            if (r < row1) moe_q4_rows_neon(l, r, block, 1);
+            break;
+        }
+    }
+}
+
+/* With sdot: one block of 16 outputs of a Q8 matrix against up to 4 input rows, 16 columns at a time. Few rows spread the
+ * lines over several sums, which would else wait for each other. */
+MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
+    const moe_matrix *m = l->w;
+    const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols), chains = 4 / rows;
+    const int8_t *w = (const int8_t *)m->data + block * groups * 64;
+    int32x4_t sum[4][4];
+    int32_t sums[4 * 16];
+    for (size_t i = 0; i < 4 * rows * chains; i++) sum[i / 4][i % 4] = vdupq_n_s32(0);
+#define MOE_LINE(i)                                                                                             \
+    for (size_t q = 0; q < 4; q++) {                                                                            \
+        const int8x16_t weights = vld1q_s8(w + (g + i) * 64 + 16 * q);                                          \
+        for (size_t r = 0; r < rows; r++) MOE_SDOT(sum[r + i % chains * rows][q], weights, x[r], i);            \
+    }
+    for (size_t g = 0; g < groups; g += 4) {
+        int8x16_t x[4];
+        for (size_t r = 0; r < rows; r++) x[r] = vld1q_s8(l->codes + (row + r) * code_bytes + g * 4);
+        MOE_LINE(0)
+        MOE_LINE(1)
+        MOE_LINE(2)
+        MOE_LINE(3)
+    }
+#undef MOE_LINE
+    for (size_t i = rows; i < rows * chains; i++)
+        for (size_t q = 0; q < 4; q++) sum[i % rows][q] = vaddq_s32(sum[i % rows][q], sum[i][q]);
+    for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, sum[i / 4][i % 4]);
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
+}
+
+/* The same for Q4, outputs 4 * quad .. of a block; see moe_q4_rows_neon. A single row keeps the sums of high nibbles apart. */
+MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, size_t quad, const size_t rows,
+                                            const size_t quads) {
+    const moe_matrix *m = l->w;
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols), apart = rows == 1;
+    const uint8_t *w = (const uint8_t *)m->data + block * groups * 256 + 16 * quad;
+    const int8_t *subs = m->subs + block * groups * 16 + 4 * quad;
+    uint32x4_t sum[4][4];
+    int32_t sums[4 * 16];
+    for (size_t i = 0; i < quads * rows; i++) sum[i / quads][i % quads] = vdupq_n_u32(0);
+#define MOE_UNIT(u, half, lane0, lane1)                                                                         \
+    for (size_t q = 0; q < quads; q++) {                                                                        \
+        const uint8x16_t bytes = vld1q_u8(w + (g * 4 + u) * 64 + 16 * q);                                       \
+        const int8x16_t w0 = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));                              \
+        const int8x16_t w1 = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));                                         \
+        for (size_t r = 0; r < rows; r++) {                                                                     \
+            MOE_SDOT(part[r][q], w0, x[r][half], lane0);                                                        \
+            MOE_SDOT(part[r + apart][q], w1, x[r][half], lane1);                                                \
+        }                                                                                                       \
+    }
+    for (size_t g = 0; g < groups; g++) {
+        int8x16_t x[4][2];
+        int32x4_t part[4][4];
+        for (size_t r = 0; r < rows; r++) {
+            const int8_t *codes = l->codes + (row + r) * code_bytes;
+            const int32x4_t first = vdupq_n_s32(-8 * moe_group_sum_neon(codes, m->cols_padded, g));
+            for (size_t q = 0; q < quads; q++) part[r][q] = first;
+            x[r][0] = vld1q_s8(codes + g * MOE_Q4_GROUP);
+            x[r][1] = vld1q_s8(codes + g * MOE_Q4_GROUP + 16);
+        }
+        for (size_t q = 0; apart && q < quads; q++) part[1][q] = vdupq_n_s32(0);
+        MOE_UNIT(0, 0, 0, 1)
+        MOE_UNIT(1, 0, 2, 3)
+        MOE_UNIT(2, 1, 0, 1)
+        MOE_UNIT(3, 1, 2, 3)
+        for (size_t q = 0; q < quads; q++) {
+            const int16x8_t eight = vmovl_s8(vld1_s8(subs + g * 16 + q / 2 * 8));
+            const int32x4_t sub = q % 2 ? vmovl_high_s16(eight) : vmovl_s16(vget_low_s16(eight));
+            if (apart) part[0][q] = vaddq_s32(part[0][q], part[1][q]);
+            for (size_t r = 0; r < rows; r++)
+                sum[r][q] = vmlaq_u32(sum[r][q], vreinterpretq_u32_s32(part[r][q]), vreinterpretq_u32_s32(sub));
+        }
+    }
+#undef MOE_UNIT
+    for (size_t r = 0; r < rows; r++)
+        for (size_t q = 0; q < quads; q++) vst1q_s32(sums + 16 * r + 4 * q, vreinterpretq_s32_u32(sum[r][q]));
+    moe_finish_neon(l, row, rows, block * 16 + 4 * quad, block * 16 + 4 * (quad + quads), sums);
+}
+
+/* Four rows share half a block at a time, so that their sums and parts fit the registers. */
+MOE_DOTPROD static void moe_linear_dotprod(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    if (!moe_type_quantised(l->w->type)) {
+        moe_linear_neon(l, row0, row1, block0, block1);
+        return;
+    }
+    for (size_t block = block0; block < block1; block++) {
+        const int q8 = l->w->type == MOE_TYPE_Q8;
+        size_t r = row0;
+        for (; r + 4 <= row1; r += 4) {
+            if (q8) moe_q8_rows_dotprod(l, r, block, 4);
+            else moe_q4_rows_dotprod(l, r, block, 0, 4, 2), moe_q4_rows_dotprod(l, r, block, 2, 4, 2);
+        }
+        for (; r + 2 <= row1; r += 2) {
+            if (q8) moe_q8_rows_dotprod(l, r, block, 2);
+            else moe_q4_rows_dotprod(l, r, block, 0, 2, 4);
+        }
+        if (r < row1) {
+            if (q8) moe_q8_rows_dotprod(l, r, block, 1);
+            else moe_q4_rows_dotprod(l, r, block, 0, 1, 4);
+        }
+    }
+}
+
+/* smmla takes two rows and two outputs of 8 columns each. Of a block of weights, so many columns at a time are put in that
+ * order (two neighbouring lines zipped; Q4 multiplied out to int8), for up to so many rows: 8 KiB that stay in L1. */
+enum { MOE_PANEL_COLS = 512, MOE_PANEL_ROWS = 64 };
+
+/* Columns [col, col + cols) of a block: panel [cols / 8][16][8]. */
+MOE_INLINE void moe_panel_q8(const moe_matrix *m, size_t block, size_t col, size_t cols, int8_t *panel) {
+    const int8_t *w = (const int8_t *)m->data + moe_q8_index(m->cols_padded, block * 16, col);
+    for (; cols; cols -= 8, w += 128, panel += 128)
+        for (size_t q = 0; q < 4; q++) {
+            const int32x4_t w0 = vreinterpretq_s32_s8(vld1q_s8(w + 16 * q));
+            const int32x4_t w1 = vreinterpretq_s32_s8(vld1q_s8(w + 64 + 16 * q));
+            vst1q_s8(panel + 32 * q, vreinterpretq_s8_s32(vzip1q_s32(w0, w1)));
+            vst1q_s8(panel + 32 * q + 16, vreinterpretq_s8_s32(vzip2q_s32(w0, w1)));
+        }
+}
+
+MOE_INLINE void moe_panel_q4(const moe_matrix *m, size_t block, size_t col, size_t cols, int8_t *panel) {
+    const uint8_t *w = (const uint8_t *)m->data + moe_q4_index(m->cols_padded, block * 16, col);
+    const int8_t *subs = m->subs + moe_q4_sub_index(m->cols_padded, block * 16, col);
+    for (; cols; cols -= MOE_Q4_GROUP, w += 256, subs += 16, panel += 512)
+        for (size_t q = 0; q < 4; q++) {
+            uint8_t four[16]; /* the subs of 4 outputs, each for 4 columns */
+            uint8x16_t sub;
+            for (size_t i = 0; i < 16; i++) four[i] = (uint8_t)subs[4 * q + i / 4];
+            sub = vld1q_u8(four);
+            for (size_t u = 0; u < 4; u++) {
+                const uint8x16_t bytes = vld1q_u8(w + 64 * u + 16 * q), eight = vdupq_n_u8(8);
+                const uint32x4_t w0 = vreinterpretq_u32_u8(vmulq_u8(vsubq_u8(vandq_u8(bytes, vdupq_n_u8(15)), eight), sub));
+                const uint32x4_t w1 = vreinterpretq_u32_u8(vmulq_u8(vsubq_u8(vshrq_n_u8(bytes, 4), eight), sub));
+                vst1q_s8(panel + 128 * u + 32 * q, vreinterpretq_s8_u32(vzip1q_u32(w0, w1)));
+                vst1q_s8(panel + 128 * u + 32 * q + 16, vreinterpretq_s8_u32(vzip2q_u32(w0, w1)));
+            }
+        }
+}
+
+/* 8 rows x 8 outputs (half a panel): sum[8][16] += codes x panel. */
+MOE_I8MM_INLINE void moe_tile_i8mm(const int8_t *codes, size_t code_bytes, const int8_t *panel, size_t cols, int32_t *sum) {
+    int32x4_t tile[4][4];
+    for (size_t i = 0; i < 16; i++) tile[i / 4][i % 4] = vdupq_n_s32(0);
+    for (size_t c = 0; c < cols; c += 16) {
+        int8x16_t x[2][4];
+        for (size_t p = 0; p < 4; p++) {
+            const int64x2_t x0 = vreinterpretq_s64_s8(vld1q_s8(codes + 2 * p * code_bytes + c));
+            const int64x2_t x1 = vreinterpretq_s64_s8(vld1q_s8(codes + (2 * p + 1) * code_bytes + c));
+            x[0][p] = vreinterpretq_s8_s64(vzip1q_s64(x0, x1));
+            x[1][p] = vreinterpretq_s8_s64(vzip2q_s64(x0, x1));
+        }
+        for (size_t h = 0; h < 2; h++)
+            for (size_t i = 0; i < 4; i++) {
+                const int8x16_t weights = vld1q_s8(panel + c * 16 + 128 * h + 16 * i);
+                for (size_t p = 0; p < 4; p++) MOE_SMMLA(tile[p][i], x[h][p], weights);
+            }
+    }
+    for (size_t p = 0; p < 4; p++)
+        for (size_t i = 0; i < 4; i += 2) { /* a register is two rows x two outputs */
+            const int64x2_t a = vreinterpretq_s64_s32(tile[p][i]), b = vreinterpretq_s64_s32(tile[p][i + 1]);
+            int32_t *s0 = sum + 32 * p + 2 * i, *s1 = s0 + 16;
+            vst1q_s32(s0, vaddq_s32(vld1q_s32(s0), vreinterpretq_s32_s64(vzip1q_s64(a, b))));
+            vst1q_s32(s1, vaddq_s32(vld1q_s32(s1), vreinterpretq_s32_s64(vzip2q_s64(a, b))));
+        }
+}
+
+/* A block against `rows` input rows: a multiple of 8, at most MOE_PANEL_ROWS. */
+MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows, size_t block) {
+    const moe_matrix *m = l->w;
+    const size_t code_bytes = moe_code_bytes(m->cols);
+    int8_t panel[MOE_PANEL_COLS * 16];
+    int32_t sum[MOE_PANEL_ROWS * 16];
+    memset(sum, 0, rows * 16 * sizeof *sum);
+    for (size_t col = 0; col < m->cols_padded; col += MOE_PANEL_COLS) {
+        const size_t cols = moe_min(MOE_PANEL_COLS, m->cols_padded - col);
+        if (m->type == MOE_TYPE_Q8) moe_panel_q8(m, block, col, cols, panel);
+        else moe_panel_q4(m, block, col, cols, panel);
+        for (size_t r = 0; r < rows; r += 8) {
+            const int8_t *codes = l->codes + (row + r) * code_bytes + col;
+            moe_tile_i8mm(codes, code_bytes, panel, cols, sum + 16 * r);
+            moe_tile_i8mm(codes, code_bytes, panel + 64, cols, sum + 16 * r + 8);
+        }
+    }
+    moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sum);
+}
+
+/* With smmla from 8 rows on; what is left goes to sdot, which wastes no half of a pair of rows. */
+static void moe_linear_i8mm(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    size_t rest = row0;
+    if (moe_type_quantised(l->w->type)) rest = row1 - (row1 - row0) % 8;
+    for (size_t block = block0; block < block1; block++)
+        for (size_t r = row0; r < rest; r += MOE_PANEL_ROWS) moe_block_i8mm(l, r, moe_min(MOE_PANEL_ROWS, rest - r), block);
+    if (rest < row1) moe_linear_dotprod(l, rest, row1, block0, block1);
+}
+
+/* The order of floats without sign is that of their bits, NaN last. Within 2^22, the conversion rounds as moe_round does. */
+static float moe_quantise_neon(const float *x, size_t cols, int8_t *q) {
+    const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
+    int16_t *sums = moe_code_sums(q, padded);
+    uint32x4_t max = vdupq_n_u32(0);
+    float amax, inverse;
+    for (size_t c = 0; c < cols; c += MOE_LANES) {
+        const float32x4x4_t v = moe_load_lanes_neon(x + c, cols - c);
+        for (size_t i = 0; i < 4; i++) max = vmaxq_u32(max, vreinterpretq_u32_f32(vabsq_f32(v.val[i])));
+    }
+    amax = moe_from_bits(vmaxvq_u32(max));
+    if (!(amax >= FLT_MIN && amax <= FLT_MAX)) return moe_quantise_row(x, cols, q);
+    inverse = 127.0f / amax;
+    if (!(inverse <= FLT_MAX)) inverse = FLT_MAX;
+    for (size_t c = 0; c < cols; c += MOE_LANES) {
+        const float32x4x4_t v = moe_load_lanes_neon(x + c, cols - c);
+        int32x4_t codes[4];
+        int16x8_t low, high;
+        for (size_t i = 0; i < 4; i++) codes[i] = vcvtnq_s32_f32(vmulq_n_f32(v.val[i], inverse));
+        low = vqmovn_high_s32(vqmovn_s32(codes[0]), codes[1]);
+        high = vqmovn_high_s32(vqmovn_s32(codes[2]), codes[3]);
+        vst1q_s8(q + c, vmaxq_s8(vqmovn_high_s16(vqmovn_s16(low), high), vdupq_n_s8(-127)));
+    }
+    memset(q + moe_round_up(cols, MOE_LANES), 0, moe_code_bytes(cols) - moe_round_up(cols, MOE_LANES));
+    for (size_t c = 0; c < padded; c += MOE_CODE_GROUP)
+        sums[c / MOE_CODE_GROUP] = vaddvq_s16(vpadalq_s8(vpaddlq_s8(vld1q_s8(q + c)), vld1q_s8(q + c + 16)));
+    return amax / 127.0f;
+}
+
+static void moe_lstm_cell_neon(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h, float *c_out) {
+    const float32x4_t forget = vdupq_n_f32(forget_bias);
+    for (size_t j = 0; j < hidden; j += 4) {
+        const size_t n = hidden - j;
+        float32x4_t i = moe_sigmoid_neon(moe_load_neon(z + j, n));
+        float32x4_t f = moe_sigmoid_neon(vaddq_f32(moe_load_neon(z + hidden + j, n), forget));
+        float32x4_t g = moe_tanh_neon(moe_load_neon(z + 2 * hidden + j, n));
+        float32x4_t o = moe_sigmoid_neon(moe_load_neon(z + 3 * hidden + j, n));
+        float32x4_t c = moe_add_product_neon(vmulq_f32(f, moe_load_neon(c_in + j, n)), i, g);
+        moe_store_neon(c_out + j, c, n);
+        moe_store_neon(h + j, vmulq_f32(o, moe_tanh_neon(c)), n);
+    }
+}
+
+static void moe_unary_neon(moe_unary what, const float *x, size_t n, float *y) {
+    for (size_t i = 0; i < n; i += 4) {
+        float32x4_t v = moe_load_neon(x + i, n - i);
+        v = what == MOE_UNARY_SIGMOID ? moe_sigmoid_neon(v) : moe_tanh_neon(v);
+        moe_store_neon(y + i, v, n - i);
+    }
+}
+
+static float moe_score_additive_neon(const float *key, const float *query, const float *v, size_t n) {
+    float32x4x4_t sum = moe_zero_lanes_neon();
+    for (size_t k = 0; k < n; k += MOE_LANES) {
+        const float32x4x4_t a = moe_load_lanes_neon(key + k, n - k), b = moe_load_lanes_neon(query + k, n - k);
+        const float32x4x4_t by = moe_load_lanes_neon(v + k, n - k);
+        for (size_t i = 0; i < 4; i++)
+            sum.val[i] = moe_add_product_neon(sum.val[i], by.val[i], moe_tanh_neon(vaddq_f32(a.val[i], b.val[i])));
+    }
+    return moe_join_neon(sum);
+}
+
+static float moe_dot_neon(const float *a, const float *b, size_t n) {
+    float32x4x4_t sum = moe_zero_lanes_neon();
+    for (size_t k = 0; k < n; k += MOE_LANES) {
+        const float32x4x4_t x = moe_load_lanes_neon(a + k, n - k), y = moe_load_lanes_neon(b + k, n - k);
+        for (size_t i = 0; i < 4; i++) sum.val[i] = moe_add_product_neon(sum.val[i], x.val[i], y.val[i]);
+    }
+    return moe_join_neon(sum);
+}
+
+static void moe_axpy_neon(float a, const float *x, size_t n, float *y) {
+    const float32x4_t factor = vdupq_n_f32(a);
+    for (size_t i = 0; i < n; i += 4)
+        moe_store_neon(y + i, moe_add_product_neon(moe_load_neon(y + i, n - i), factor, moe_load_neon(x + i, n - i)), n - i);
+}
+
+/* A comparison, not fmax or fmaxnm: those let NaN win, or a signalling one. */
+static float moe_max_neon(const float *x, size_t n) {
+    const float32x4_t none = vdupq_n_f32(moe_from_bits(0xff800000u));
+    float32x4x4_t best = { { none, none, none, none } };
+    float lane[MOE_LANES], result;
+    size_t k = 0;
+    for (; k + MOE_LANES <= n; k += MOE_LANES)
+        for (size_t i = 0; i < 4; i++) {
+            const float32x4_t v = vld1q_f32(x + k + 4 * i);
+            best.val[i] = vbslq_f32(vcgtq_f32(v, best.val[i]), v, best.val[i]);
+        }
+    moe_store_lanes_neon(lane, best, MOE_LANES);
+    result = moe_max_portable(lane, MOE_LANES);
+    for (; k < n; k++) result = x[k] > result ? x[k] : result;
+    return result + 0.0f;
+}
+
+static float moe_exp_sum_neon(const float *x, size_t n, float shift, float *y) {
+    const float32x4_t by = vdupq_n_f32(shift);
+    float32x4x4_t sum = moe_zero_lanes_neon();
+    for (size_t k = 0; k < n; k += MOE_LANES) {
+        float32x4x4_t e = moe_load_lanes_neon(x + k, n - k);
+        for (size_t i = 0; i < 4; i++) e.val[i] = moe_exp_neon(vsubq_f32(e.val[i], by));
+        if (y) moe_store_lanes_neon(y + k, e, n - k);
+        if (n - k < MOE_LANES) { /* lanes past the end hold exp(-shift): they must not count */
+            float tail[MOE_LANES];
+            moe_store_lanes_neon(tail, e, MOE_LANES);
+            e = moe_load_lanes_neon(tail, n - k);
+        }
+        for (size_t i = 0; i < 4; i++) sum.val[i] = vaddq_f32(sum.val[i], e.val[i]);
+    }
+    return moe_join_neon(sum);
+}
+
+static int moe_neon_available(void) { return 1; }
+
+#if defined(__APPLE__)
+static int moe_sysctl_flag(const char *name) {
+    int flag = 0;
+    size_t size = sizeof flag;
+    return sysctlbyname(name, &flag, &size, NULL, 0) == 0 && flag;
+}
+#endif
+
+static int moe_dotprod_available(void) {
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+    return moe_sysctl_flag("hw.optional.arm.FEAT_DotProd");
+#endif
+}
+
+static int moe_i8mm_available(void) {
+#if defined(__linux__)
+    return moe_dotprod_available() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+#else
+    return moe_dotprod_available() && moe_sysctl_flag("hw.optional.arm.FEAT_I8MM");
+#endif
+}
+
+/* The three rooms share all but the linear. */
+#define MOE_KERNELS_NEON(room)                                                                                  \
+    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room,                            \
+    .quantise = moe_quantise_neon, .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon,                    \
+    .score_additive = moe_score_additive_neon, .dot = moe_dot_neon, .axpy = moe_axpy_neon,                      \
+    .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
+static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
+static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
+static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
+#endif /* MOE_ARM */
 
 /* ==== 11. Dispatch ============================================================================================
  * Owns the choice of a kernel room. Invariant: the choice is made once per session and changes speed only. */
@@ -1104,12 +2432,25 @@ static const moe_kernels *const moe_kernel_rooms[] = {
     &moe_kernels_portable, /* worst first */
 #if MOE_X86
     &moe_kernels_avx2,
+    &moe_kernels_avx512vnni,
+#endif
+#if MOE_AMX
+    &moe_kernels_amx,
+#endif
+#if MOE_ARM
+    &moe_kernels_neon,
+    &moe_kernels_dotprod,
+    &moe_kernels_i8mm,
 #endif
 };
 
 const char *moe_isa_names(void) {
-#if MOE_X86
-    return "portable avx2";
+#if MOE_AMX
+    return "portable avx2 avx512vnni amx";
+#elif MOE_X86
+    return "portable avx2 avx512vnni";
+#elif MOE_ARM
+    return "portable neon dotprod i8mm";
 #else
     return "portable";
 #endif
@@ -1618,6 +2959,18 @@ static moe_span moe_meta_text(const moe_meta *m, size_t i) {
     }
 }
 
+static size_t moe_meta_texts(const moe_meta *m, moe_span *out, size_t n) {
+    const char *p = m->data;
+    uint64_t length;
+    if (m->kind != MOE_META_TEXTS) return 0;
+    n = moe_min(n, m->count);
+    for (size_t i = 0; i < n; i++, p += 8 + moe_round_up((size_t)length, 8)) {
+        memcpy(&length, p, 8);
+        out[i] = (moe_span){ p + 8, (size_t)length };
+    }
+    return n;
+}
+
 static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *name) {
     for (size_t i = 0; i < f->n_tensors; i++)
         if (moe_span_is(f->tensors[i].name, name)) return &f->tensors[i];
@@ -1648,6 +3001,7 @@ typedef struct moe_layer {
     size_t out;    /* columns of the layer's output */
     /* LSTM */
     size_t state;  /* P: recurrent output per direction; H where it is not projected */
+    size_t begins; /* encoder: the decoder layer that begins with this one's last state, if decoder_from_encoder */
     int projected, bidirectional, merge_sum;
     float forget_bias;
     moe_context context;
@@ -1664,6 +3018,8 @@ typedef struct moe_layer {
     const char *slabs;       /* [E] slabs of slab_stride bytes */
     size_t slab_stride, slab_down;
 } moe_layer;
+
+static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", NULL };
 
 struct moe_model {
     moe_allocator allocator;
@@ -1686,6 +3042,8 @@ struct moe_model {
     int query_output;           /* the query is the layer's output, else its recurrent state */
     int start_zero;             /* the first context is zero, else it attends with a zero query */
     int context_current;        /* some layer reads the context of this step */
+    moe_rules rules;
+    int decoder_from_encoder;   /* the decoder begins with the encoder's last states, else with zeros */
     moe_matrix w_key, w_query;  /* [A, memory_width], [A, query_width] */
     const float *attention_v, *attention_bias;
 };
@@ -1923,13 +3281,30 @@ static void moe_bind_attention(moe_reader *r, moe_model *m) {
     static const char *const kinds[] = { "additive", "product", NULL };
     static const char *const queries[] = { "state", "output", NULL };
     static const char *const starts[] = { "query", "zero", NULL };
-    static const char *const inits[] = { "zero", NULL };
+    static const char *const inits[] = { "zero", "encoder", NULL };
     m->attention_product = moe_read_choice(r, moe_read(r, "attention.kind"), kinds, -1);
     m->attention_size = (size_t)moe_read_int(r, moe_read(r, "attention.size"), 1, 1 << 20, 0);
     m->attention_layer = (size_t)moe_read_int(r, moe_read(r, "attention.layer"), 0, (int64_t)m->n_decoder - 1, 0);
     m->query_output = moe_read_choice(r, moe_read(r, "attention.query"), queries, -1);
     m->start_zero = moe_read_choice(r, moe_read(r, "attention.start"), starts, 0);
-    moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
+    m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
+}
+
+/* The n-th LSTM layer of the decoder begins where the n-th of the encoder ended: at its last token, or, if it reads both ways, at
+ * its first, where the backward direction ends. */
+static void moe_pair_states(moe_reader *r, moe_model *m) {
+    size_t e = 0, d = 0;
+    snprintf(r->key, sizeof r->key, "decoder.init");
+    for (;; e++, d++) {
+        while (e < m->n_encoder && m->encoder[e].kind != MOE_LAYER_LSTM) e++;
+        while (d < m->n_decoder && m->decoder[d].kind != MOE_LAYER_LSTM) d++;
+        if (e == m->n_encoder || d == m->n_decoder) break;
+        m->encoder[e].begins = d;
+        if (m->encoder[e].hidden != m->decoder[d].hidden || m->encoder[e].state != m->decoder[d].state)
+            moe_reader_fail(r, "is \"encoder\", but %s and %s have states of other sizes", m->encoder[e].name, m->decoder[d].name);
+    }
+    if (e < m->n_encoder || d < m->n_decoder)
+        moe_reader_fail(r, "is \"encoder\", but the sides differ in their number of lstm layers");
 }
 
 static void moe_bind_decoder(moe_reader *r, moe_model *m) {
@@ -1945,6 +3320,7 @@ static void moe_bind_decoder(moe_reader *r, moe_model *m) {
             moe_reader_fail(r, "must not be \"current\": layer %zu makes the query only later", m->attention_layer);
     }
     if (r->status != MOE_OK) return;
+    if (m->decoder_from_encoder) moe_pair_states(r, m);
     source = &m->decoder[m->attention_layer];
     snprintf(r->key, sizeof r->key, "attention.layer");
     if (source->kind != MOE_LAYER_LSTM) moe_reader_fail(r, "is %zu, which is not an lstm layer", m->attention_layer);
@@ -1999,6 +3375,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     }
     m->memory_width = width;
     moe_bind_decoder(&r, m);
+    m->rules = (moe_rules)moe_read_choice(&r, moe_read(&r, "decode.rules"), moe_rules_names, MOE_RULES_PAPER);
     return r.status;
 }
 
@@ -2030,11 +3407,33 @@ moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model
     return moe_model_create(data, bytes, 0, params, out, error);
 }
 
+/* Memory with the contents of a file, as mmap gives it, or MAP_FAILED. */
+static void *moe_read_file(int fd, size_t bytes) {
+    char *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return data;
+#if defined(MADV_HUGEPAGE)
+    madvise(data, bytes, MADV_HUGEPAGE); /* a wish */
+#endif
+    for (size_t at = 0; at < bytes;) {
+        const ssize_t got = pread(fd, data + at, moe_min(bytes - at, (size_t)1 << 30), (off_t)at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) {
+            const int code = got < 0 ? errno : EIO; /* it became shorter */
+            munmap(data, bytes);
+            errno = code;
+            return MAP_FAILED;
+        }
+        at += (size_t)got;
+    }
+    mprotect(data, bytes, PROT_READ);
+    return data;
+}
+
 moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out, moe_error *error) {
     struct stat info;
     void *data;
     moe_status status;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer is not waited for */
+    int code, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer is not waited for */
     if (fd < 0) return moe_fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         close(fd);
@@ -2044,9 +3443,11 @@ moe_status moe_model_open(const char *path, const moe_model_params *params, moe_
         close(fd);
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "%s is empty or too large to map", path);
     }
-    data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    data = params && params->copy ? moe_read_file(fd, (size_t)info.st_size)
+                                  : mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    code = errno;
     close(fd);
-    if (data == MAP_FAILED) return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map %s: %s", path, strerror(errno));
+    if (data == MAP_FAILED) return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(code));
     status = moe_model_create(data, (size_t)info.st_size, 1, params, out, error);
     if (status != MOE_OK) munmap(data, (size_t)info.st_size);
     return status;
@@ -2085,6 +3486,9 @@ double moe_model_meta_real(const moe_model *m, size_t index, size_t i) {
 }
 moe_span moe_model_meta_text(const moe_model *m, size_t index, size_t i) {
     return index < m->file.n_meta ? moe_meta_text(&m->file.meta[index], i) : (moe_span){ "", 0 };
+}
+size_t moe_model_meta_texts(const moe_model *m, size_t index, moe_span *out, size_t n) {
+    return index < m->file.n_meta ? moe_meta_texts(&m->file.meta[index], out, n) : 0;
 }
 size_t moe_model_tensor_count(const moe_model *m) { return m->file.n_tensors; }
 moe_tensor_info moe_model_tensor(const moe_model *m, size_t i) {
@@ -2410,6 +3814,7 @@ struct moe_tensor {
     const moe_layer *layer;     /* lstm_cell, lstm_layer, gate, experts */
     const moe_lstm_weights *lstm;
     int backward;
+    float *last_r, *last_c;     /* lstm_layer: where the states after every sentence go, [slots, P] and [slots, H], or NULL */
     const moe_model *model;     /* attention, topk */
     moe_memory *memory;         /* attention       */
     /* plan */
@@ -2971,6 +4376,17 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
             moe_pool_run(run->pool, moe_divide_up(live, job.rows_per_task), moe_lstm_task, &job);
         }
     }
+    for (size_t i = 0, end = f->steps; t->last_r && i < f->live[0]; i++) {
+        while (f->live[end - 1] <= i) end--;
+        const float *last = moe_row_of(t, f->first[t->backward ? 0 : end - 1] + i);
+        memcpy(t->last_r + f->sentence[i] * state, last, state * sizeof(float));
+        memcpy(t->last_c + f->sentence[i] * hidden, s.c + i * hidden, hidden * sizeof(float));
+    }
+}
+
+/* 1 if the row is a sentence's first. */
+static int moe_row_begins(const int32_t *parents, size_t row, size_t rows) {
+    return parents[row] < 0 || (size_t)parents[row] >= rows;
 }
 
 /* Additive: s_i = v . tanh(key_i + query) (GNMT). Product: s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d (App. G), where the
@@ -2986,7 +4402,7 @@ static void moe_compute_attention_row(const moe_run *run, const moe_tensor *t, s
     float *scores = (float *)t->work + thread * floats, *scaled = scores + run->graph->max_source;
     float *context = moe_row_of(t, row), sum;
     memset(context, 0, width * sizeof *context);
-    if (model->start_zero && !model->context_current && f->parents[row] < 0) {
+    if (model->start_zero && !model->context_current && moe_row_begins(f->parents, row, run->graph->rows)) {
         memset(scores, 0, n * sizeof *scores);
     } else {
         if (model->attention_product)
@@ -3228,12 +4644,14 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
 }
 
 /* Join the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
-static void moe_output_join(const moe_output_job *job, size_t row) {
-    const moe_output_work *work = &job->work;
-    const moe_frame *f = job->run->frame;
-    const size_t first = row * work->chunks, top = job->run->graph->top;
+static void moe_output_join(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    moe_layout at = { t->work, 0, 0 };
+    const moe_output_work joined = moe_output_layout(run->graph, t->cols, &at), *work = &joined;
+    const moe_frame *f = run->frame;
+    const size_t first = row * work->chunks, top = run->graph->top;
     float *logprobs = f->top_logprobs + row * top, max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
     int32_t *ids = f->top_ids + row * top;
+    (void)thread;
     for (size_t c = 0; c < work->chunks; c++) max = work->max[first + c] > max ? work->max[first + c] : max;
     for (size_t c = 0; c < work->chunks; c++) sum = sum + work->sum[first + c] * moe_expf(work->max[first + c] - max);
     log_sum = moe_logf(sum);
@@ -3242,7 +4660,7 @@ static void moe_output_join(const moe_output_job *job, size_t row) {
         f->want_logprob[row] = (f->want_logprob[row] - max) - log_sum;
         return;
     }
-    for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = job->t->model->eos;
+    for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = t->model->eos;
     for (size_t c = 0; c < work->chunks; c++)
         for (size_t i = (first + c) * top; i < (first + c + 1) * top && work->logits[i] > logprobs[top - 1]; i++)
             moe_keep_best(logprobs, ids, top, work->logits[i], work->ids[i]);
@@ -3253,7 +4671,7 @@ static void moe_compute_output(const moe_run *run, const moe_tensor *t) {
     moe_layout at = { t->work, 0, 0 };
     moe_output_job job = { run, t, moe_output_layout(run->graph, t->cols, &at), moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
     moe_pool_run(run->pool, job.work.chunks * job.row_tasks, moe_output_task, &job);
-    for (size_t row = 0; row < run->frame->rows; row++) moe_output_join(&job, row);
+    moe_for_rows(run, t, run->frame->rows, 512 * job.work.chunks, moe_output_join);
 }
 
 /* The CPU backend: a function per op; NULL where it lacks one. */
@@ -3331,6 +4749,8 @@ static moe_node moe_describe_node(const moe_graph *g, const moe_tensor *t, const
     if (t->op == MOE_OP_LSTM_LAYER) {
         n.w_r = &t->lstm->w_r;
         n.w_proj = layer->projected ? &t->lstm->w_proj : NULL;
+        n.last_r = t->last_r;
+        n.last_c = t->last_c;
     } else if (t->op == MOE_OP_EXPERTS) {
         n.up = moe_matrix_view(layer->expert_type, layer->hidden, layer->out, layer->slabs);
         n.down = moe_matrix_view(layer->expert_type, layer->out, layer->hidden, layer->slabs + layer->slab_down);
@@ -3403,28 +4823,20 @@ static moe_tensor *moe_build_moe(moe_graph *g, const moe_layer *layer, moe_tenso
     return layer->residual ? moe_op_add(g, x, y, name) : y;
 }
 
-/* An LSTM layer over packed sentences, one or both directions. */
-static moe_tensor *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_tensor *x) {
+/* An LSTM layer over packed sentences, one or both directions. `last_r` and `last_c`: see moe_tensor. */
+static moe_tensor *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_tensor *x, float *last_r, float *last_c) {
     char name[48];
     moe_tensor *y[2] = { NULL, NULL }, *out;
     for (int d = 0; d <= layer->bidirectional; d++) {
         snprintf(name, sizeof name, "%s.%s.input", layer->name, d ? "bwd" : "fwd");
         y[d] = moe_op_lstm_layer(g, layer, d, moe_op_linear(g, &layer->direction[d].w_x, x, layer->direction[d].bias, NULL, name));
     }
+    y[layer->bidirectional]->last_r = last_r;
+    y[layer->bidirectional]->last_c = last_c;
     snprintf(name, sizeof name, "%s.merged", layer->name);
     out = !layer->bidirectional ? y[0] : layer->merge_sum ? moe_op_add(g, y[0], y[1], name) : moe_op_concat(g, y[0], y[1], name);
     snprintf(name, sizeof name, "%s.output", layer->name);
     return layer->residual ? moe_op_add(g, x, out, name) : out;
-}
-
-static void moe_build_encoder(moe_graph *g, const moe_model *m, moe_memory *memory) {
-    moe_tensor *x = moe_op_embed(g, &m->source_embedding, m->embedding_scale, "encoder.embedding"), *keys;
-    for (size_t i = 0; i < m->n_encoder; i++)
-        x = m->encoder[i].kind == MOE_LAYER_MOE ? moe_build_moe(g, &m->encoder[i], x) : moe_build_encoder_lstm(g, &m->encoder[i], x);
-    moe_op_store(g, x, memory->values, "encoder.values");
-    keys = moe_op_linear(g, &m->w_key, x, NULL, NULL, "encoder.keys");
-    if (m->attention_product) keys = moe_op_unary(g, MOE_UNARY_TANH, keys, "encoder.tanh_keys");
-    moe_op_store(g, keys, memory->keys, "encoder.stored_keys");
 }
 
 /* What the decoder carries from step to step, [rows, cols] each. */
@@ -3434,20 +4846,48 @@ typedef struct moe_decoder_state {
     float *context; /* [rows, memory width], where the context is carried */
 } moe_decoder_state;
 
+static void moe_build_encoder(moe_graph *g, const moe_model *m, moe_memory *memory, const moe_decoder_state *begin) {
+    moe_tensor *x = moe_op_embed(g, &m->source_embedding, m->embedding_scale, "encoder.embedding"), *keys;
+    for (size_t i = 0; i < m->n_encoder; i++) {
+        const moe_layer *layer = &m->encoder[i];
+        x = layer->kind == MOE_LAYER_MOE ? moe_build_moe(g, layer, x)
+                                         : moe_build_encoder_lstm(g, layer, x, begin->r[layer->begins], begin->c[layer->begins]);
+    }
+    moe_op_store(g, x, memory->values, "encoder.values");
+    keys = moe_op_linear(g, &m->w_key, x, NULL, NULL, "encoder.keys");
+    if (m->attention_product) keys = moe_op_unary(g, MOE_UNARY_TANH, keys, "encoder.tanh_keys");
+    moe_op_store(g, keys, memory->keys, "encoder.stored_keys");
+}
+
 static int moe_reads_previous(const moe_model *m) {
     for (size_t i = 0; i < m->n_decoder; i++)
         if (m->decoder[i].context == MOE_CONTEXT_PREVIOUS) return 1;
     return 0;
 }
 
-static void moe_decoder_state_layout(const moe_model *m, size_t rows, moe_decoder_state *s, moe_layout *at) {
+/* `begin` are the states that a sentence in slot n begins with, as row rows + n of `s`, which the encoder writes; query and context
+ * begin with zeros. NULL throughout where everything does. */
+static void moe_decoder_state_layout(const moe_model *m, size_t rows, size_t slots, moe_decoder_state *s, moe_decoder_state *begin,
+                                     moe_layout *at) {
+    const size_t used = rows;
+    if (m->decoder_from_encoder) rows += slots;
     for (size_t i = 0; i < m->n_decoder; i++)
         if (m->decoder[i].kind == MOE_LAYER_LSTM) {
             s->r[i] = moe_carve(at, rows * m->decoder[i].state, sizeof(float));
             s->c[i] = moe_carve(at, rows * m->decoder[i].hidden, sizeof(float));
+            if (!m->decoder_from_encoder || !s->r[i]) continue; /* or only measured */
+            begin->r[i] = s->r[i] + used * m->decoder[i].state;
+            begin->c[i] = s->c[i] + used * m->decoder[i].hidden;
         }
     if (m->query_output && !m->context_current) s->query = moe_carve(at, rows * m->query_width, sizeof(float));
     if (m->context_current && moe_reads_previous(m)) s->context = moe_carve(at, rows * m->memory_width, sizeof(float));
+}
+
+/* On the processor; memory of a device is zero from the start. */
+static void moe_decoder_state_begin(const moe_model *m, size_t rows, size_t slots, const moe_decoder_state *s) {
+    if (!m->decoder_from_encoder) return;
+    if (s->query) memset(s->query + rows * m->query_width, 0, slots * m->query_width * sizeof(float));
+    if (s->context) memset(s->context + rows * m->memory_width, 0, slots * m->memory_width * sizeof(float));
 }
 
 static moe_tensor *moe_build_attention(moe_graph *g, const moe_model *m, moe_memory *memory, moe_tensor *query) {
@@ -3524,7 +4964,10 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, moe_memory *memo
  * tokens go on until `beam` are live. Candidates worse than the best one by more than the pruning margin are not looked at;
  * finished ones worse than the best finished score by more than it are dropped (GNMT section 7).
  * The sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (the live ones are then
- * kept as unfinished, behind all finished ones), or nbest have finished and no live one can still beat the best. */
+ * kept as unfinished, behind all finished ones), or nbest have finished and no live one can still beat the best.
+ *
+ * That is MOE_RULES_PAPER, moe_search_step. The other rules (moe.h says which) keep finished hypotheses in the beam and share
+ * moe_beam_step; what tells them apart is in moe_rank and moe_score. */
 
 typedef struct moe_token {
     int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
@@ -3535,6 +4978,12 @@ typedef struct moe_live {
     float logprob;
     int32_t last; /* index of its last token, -1 at the beginning */
     size_t row;   /* in the frame of the step at hand */
+    /* moe_beam_step only */
+    float rank;   /* what the beam is ordered by */
+    float latest; /* log-probability of its last token, the end counted */
+    int32_t id;   /* that token */
+    int ended;    /* it has its end token and no row any more */
+    size_t tokens; /* without the end token */
 } moe_live;
 
 typedef struct moe_finished {
@@ -3549,6 +4998,7 @@ typedef struct moe_search {
     int beam, nbest;
     float alpha, constant, beta, prune;
     int32_t eos;
+    moe_rules rules;
 } moe_search;
 
 /* One sentence under translation. */
@@ -3588,26 +5038,44 @@ static float moe_coverage_penalty(const moe_search *s, const float *coverage, si
     return s->beta * sum;
 }
 
-/* `length` counts the end token if there is one. */
+/* The same where a position that was never looked at is left out: log 0 counts as 0. */
+static float moe_seen_penalty(const moe_search *s, const float *coverage, size_t length) {
+    float sum = 0.0f;
+    if (s->beta == 0.0f || !coverage) return 0.0f;
+    for (size_t i = 0; i < length; i++)
+        if (coverage[i] > 0.0f) sum = sum + moe_logf(coverage[i] < 1.0f ? coverage[i] : 1.0f);
+    return s->beta * sum;
+}
+
+/* What a hypothesis of `tokens` tokens is worth; `ended`: and an end token. */
+static float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage, size_t length) {
+    switch (s->rules) {
+    case MOE_RULES_NVIDIA: return logprob / moe_length_penalty(s, tokens + 2) + moe_seen_penalty(s, coverage, length);
+    case MOE_RULES_TF:
+    case MOE_RULES_MLPERF: return logprob / moe_length_penalty(s, tokens);
+    default: return logprob / moe_length_penalty(s, tokens + (size_t)ended) + moe_coverage_penalty(s, coverage, length);
+    }
+}
+
 static void moe_finish(const moe_search *s, moe_slot *slot, float logprob, float end_logprob, int32_t last, int finished,
                        const float *coverage) {
     moe_finished *f = &slot->finished[slot->n_finished++];
     *f = (moe_finished){ logprob, 0, end_logprob, last, slot->steps - (size_t)finished, slot->n_ended++, finished };
-    f->score = logprob / moe_length_penalty(s, slot->steps) + moe_coverage_penalty(s, coverage, slot->length);
+    f->score = moe_score(s, logprob, f->tokens, finished, coverage, slot->length);
 }
 
-/* Better first: finished before cut, then by score, then by order of finishing. */
-static int moe_better(const moe_finished *a, const moe_finished *b) {
-    if (a->finished != b->finished) return a->finished;
+/* Better first: finished before cut (the paper's rules), then by score, then by order of finishing. */
+static int moe_better(const moe_search *s, const moe_finished *a, const moe_finished *b) {
+    if (s->rules == MOE_RULES_PAPER && a->finished != b->finished) return a->finished;
     if (a->score != b->score) return a->score > b->score;
     return a->order < b->order;
 }
 
-static void moe_sort_finished(moe_slot *slot) {
+static void moe_sort_finished(const moe_search *s, moe_slot *slot) {
     for (size_t i = 1; i < slot->n_finished; i++) {
         moe_finished f = slot->finished[i];
         size_t at = i;
-        for (; at > 0 && moe_better(&f, &slot->finished[at - 1]); at--) slot->finished[at] = slot->finished[at - 1];
+        for (; at > 0 && moe_better(s, &f, &slot->finished[at - 1]); at--) slot->finished[at] = slot->finished[at - 1];
         slot->finished[at] = f;
     }
 }
@@ -3644,12 +5112,12 @@ static int moe_search_step(const moe_search *s, moe_slot *slot, size_t top, cons
             continue;
         }
         slot->tokens[slot->n_tokens] = (moe_token){ id, from->last, logprob };
-        next[n_next++] = (moe_live){ best_logprob, (int32_t)slot->n_tokens++, from->row };
+        next[n_next++] = (moe_live){ .logprob = best_logprob, .last = (int32_t)slot->n_tokens++, .row = from->row };
     }
     memcpy(slot->live, next, n_next * sizeof *next);
     slot->n_live = n_next;
     if (slot->broken) return 1;
-    moe_sort_finished(slot);
+    moe_sort_finished(s, slot);
     while (s->prune > 0.0f && slot->n_finished && slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
         slot->n_finished--;
     if (slot->n_finished >= beam || slot->n_live == 0) return 1;
@@ -3657,11 +5125,77 @@ static int moe_search_step(const moe_search *s, moe_slot *slot, size_t top, cons
         for (size_t h = 0; h < slot->n_live; h++)
             moe_finish(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
                        coverage ? coverage + slot->live[h].row * coverage_stride : NULL);
-        moe_sort_finished(slot);
+        moe_sort_finished(s, slot);
         return 1;
     }
     return slot->n_finished >= (size_t)s->nbest &&
            slot->finished[0].score >= slot->live[0].logprob / moe_length_penalty(s, slot->limit);
+}
+
+/* What the beam is ordered by: log-probability, or that over the length penalty. `before`: it had ended in a step before. */
+static float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
+    if (s->rules == MOE_RULES_NVIDIA) return logprob;
+    return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules == MOE_RULES_MLPERF));
+}
+
+/* Put a hypothesis behind those of `next` that are as good, if that is within the beam. */
+static void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const moe_live *candidate) {
+    size_t at;
+    if (*n == beam && !(candidate->rank > next[beam - 1].rank)) return;
+    if (*n < beam) ++*n;
+    for (at = *n - 1; at > 0 && candidate->rank > next[at - 1].rank; at--) next[at] = next[at - 1];
+    next[at] = *candidate;
+}
+
+/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are, and the beam is what is best of them and
+ * of all continuations. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token costs at least as much as
+ * any other of its log-probability, so the `top` best tokens of a row are enough. */
+static int moe_beam_step(const moe_search *s, moe_slot *slot, size_t top, const int32_t *top_ids, const float *top_logprobs,
+                         const float *coverage, size_t coverage_stride, moe_live *next) {
+    size_t n = 0, ended = 0;
+    int cut;
+    slot->steps++;
+    for (size_t h = 0; h < slot->n_live; h++) {
+        const moe_live *from = &slot->live[h];
+        moe_live candidate = *from;
+        if (from->ended) {
+            candidate.rank = moe_rank(s, from->logprob, from->tokens, 1);
+            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
+            continue;
+        }
+        for (size_t k = 0; k < top; k++) {
+            candidate.id = top_ids[from->row * top + k];
+            candidate.latest = top_logprobs[from->row * top + k];
+            candidate.logprob = from->logprob + candidate.latest;
+            if (candidate.logprob != candidate.logprob) slot->broken = 1;
+            if (!(candidate.logprob >= -FLT_MAX)) break;
+            candidate.ended = candidate.id == s->eos;
+            candidate.tokens = from->tokens + (size_t)!candidate.ended;
+            candidate.rank = moe_rank(s, candidate.logprob, candidate.tokens, 0);
+            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
+        }
+    }
+    if (slot->broken) return 1;
+    for (size_t h = 0; h < n; h++) {
+        if (!next[h].ended) {
+            slot->tokens[slot->n_tokens] = (moe_token){ next[h].id, next[h].last, next[h].latest };
+            next[h].last = (int32_t)slot->n_tokens++;
+        }
+        ended += (size_t)next[h].ended;
+    }
+    memcpy(slot->live, next, n * sizeof *next);
+    slot->n_live = n;
+    cut = slot->steps >= slot->limit;
+    if (ended < n && !cut) return 0;
+    for (size_t h = 0; h < n; h++) {
+        const moe_live *l = &slot->live[h];
+        const float score = s->rules != MOE_RULES_NVIDIA || cut ? l->rank /* NVIDIA's: of a cut beam nothing is normalised */
+                            : moe_score(s, l->logprob, l->tokens, 1, coverage ? coverage + h * coverage_stride : NULL, slot->length);
+        slot->finished[slot->n_finished++] =
+            (moe_finished){ l->logprob, score, l->ended ? l->latest : 0.0f, l->last, l->tokens, slot->n_ended++, l->ended };
+    }
+    moe_sort_finished(s, slot);
+    return 1;
 }
 
 /* The same for a slot whose target is given: one live hypothesis follows it. */
@@ -3704,12 +5238,12 @@ struct moe_session {
     moe_graph encoder, decoder;
     char *arena; /* of both graphs: they never run at the same time */
     moe_memory memory;
-    moe_decoder_state state;
+    moe_decoder_state state, begin;
     size_t rows, encode_tokens;
     moe_slot *slots; /* [batch] */
     /* the group of sentences that is being encoded */
     int32_t *staged;       /* [encode_tokens] their ids, one behind the other */
-    size_t *staged_slot, *staged_first, *staged_order; /* [batch] */
+    size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [batch] */
     int32_t *packed;       /* [encode_tokens] */
     size_t *destination;   /* [encode_tokens] */
     size_t *live, *first;  /* [max_source] */
@@ -3725,6 +5259,34 @@ struct moe_session {
     float *result_logprobs;     /* [nbest, max_target + 1] */
     moe_stats stats;
 };
+
+const char *moe_rules_name(moe_rules rules) { return (unsigned)rules <= MOE_RULES_MLPERF ? moe_rules_names[rules] : "?"; }
+
+int moe_session_params_preset(moe_session_params *p, const char *name) {
+    static const struct {
+        int beam;
+        float alpha, beta, prune, factor;
+        int offset;
+    } presets[] = {
+        [MOE_RULES_PAPER] = { 8, 0.2f, 0.2f, 3, 2, 0 },
+        [MOE_RULES_NVIDIA] = { 5, 0.6f, 0.1f, 0, 0, 79 }, /* 80 with begin */
+        [MOE_RULES_TF] = { 10, 1, 0, 0, 2, 0 },
+        [MOE_RULES_MLPERF] = { 10, 1, 0, 0, 2, 0 },
+    };
+    for (size_t i = 0; name && i < MOE_COUNT(presets); i++) {
+        if (strcmp(name, moe_rules_names[i]) != 0) continue;
+        p->rules = (moe_rules)i;
+        p->beam = presets[i].beam;
+        p->length_penalty = presets[i].alpha;
+        p->length_constant = 5;
+        p->coverage_penalty = presets[i].beta;
+        p->prune = presets[i].prune;
+        p->max_len_factor = presets[i].factor;
+        p->max_len_offset = presets[i].offset;
+        return 1;
+    }
+    return 0;
+}
 
 static double moe_meta_number(const moe_model *m, const char *key, double low, double high, double fallback) {
     const moe_meta *found = moe_find_meta(&m->file, key);
@@ -3747,6 +5309,7 @@ moe_session_params moe_session_params_default(const moe_model *m) {
     p.prune = (float)moe_meta_number(m, "decode.prune", 0, 1e6, 0);
     p.max_len_factor = (float)moe_meta_number(m, "decode.max_len_factor", 0, 1e6, 2);
     p.max_len_offset = (int)moe_meta_number(m, "decode.max_len_offset", 0, 1 << 16, 10);
+    p.rules = m->rules;
     return p;
 }
 
@@ -3776,6 +5339,12 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_real("prune", (double)p->prune, 1e6, error));
     MOE_TRY(moe_check_real("max_len_factor", (double)p->max_len_factor, 1e6, error));
     MOE_TRY(moe_check_int("max_len_offset", p->max_len_offset, 0, 1 << 20, error));
+    MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULES_MLPERF, error));
+    if (p->rules != MOE_RULES_PAPER && p->prune != 0.0f)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "prune", "the %s rules know no pruning: prune must be 0", moe_rules_name(p->rules));
+    if (p->rules >= MOE_RULES_TF && p->coverage_penalty != 0.0f)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "coverage_penalty", "the %s rules know no coverage: coverage_penalty must be 0",
+                        moe_rules_name(p->rules));
     if (!p->threads) {
         long processors = sysconf(_SC_NPROCESSORS_ONLN);
         p->threads = processors < 1 ? 1 : processors > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)processors;
@@ -3799,7 +5368,8 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
     s->encoder.capacity = s->decoder.capacity = nodes;
     s->memory.keys = moe_carve(states, s->memory.tokens * m->attention_size, sizeof(float));
     s->memory.values = moe_carve(states, s->memory.tokens * s->memory.width, sizeof(float));
-    moe_decoder_state_layout(m, s->rows, &s->state, states);
+    moe_decoder_state_layout(m, s->rows, batch, &s->state, &s->begin, states);
+    if (!s->api) moe_decoder_state_begin(m, s->rows, batch, &s->state);
     if (s->api) {
         s->nodes = moe_carve(at, 2 * nodes, sizeof *s->nodes);
         s->never = moe_carve(at, m->never ? m->never->count : 0, sizeof *s->never);
@@ -3818,6 +5388,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
     s->staged_slot = moe_carve(at, batch, sizeof *s->staged_slot);
     s->staged_first = moe_carve(at, batch, sizeof *s->staged_first);
     s->staged_order = moe_carve(at, batch, sizeof *s->staged_order);
+    s->sentence = moe_carve(at, batch, sizeof *s->sentence);
     s->packed = moe_carve(at, s->encode_tokens, sizeof *s->packed);
     s->destination = moe_carve(at, s->encode_tokens, sizeof *s->destination);
     s->live = moe_carve(at, max_source, sizeof *s->live);
@@ -3850,7 +5421,7 @@ static moe_status moe_session_build(moe_session *s, moe_error *error) {
     s->encoder.threads = s->decoder.threads = threads;
     s->encoder.sentences = s->decoder.sentences = batch;
     s->encoder.max_source = s->decoder.max_source = max_source;
-    moe_build_encoder(&s->encoder, s->model, &s->memory);
+    moe_build_encoder(&s->encoder, s->model, &s->memory, &s->begin);
     moe_build_decoder(&s->decoder, s->model, &s->memory, &s->state);
     for (size_t i = 0; s->api && i < s->encoder.count; i++) s->encoder.nodes[i].work_bytes = 0; /* a device has its own scratch */
     for (size_t i = 0; s->api && i < s->decoder.count; i++) s->decoder.nodes[i].work_bytes = 0;
@@ -3872,7 +5443,7 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
     MOE_TRY(moe_choose_device(s->params.device ? s->params.device : getenv("MOE_DEVICE"), &s->api, &s->device_index,
                               &s->device_automatic, error));
     s->search = (moe_search){ s->params.beam, s->params.nbest, s->params.length_penalty, s->params.length_constant,
-                              s->params.coverage_penalty, s->params.prune, m->eos };
+                              s->params.coverage_penalty, s->params.prune, m->eos, s->params.rules };
     s->rows = (size_t)s->params.batch * (size_t)s->params.beam;
     s->decoder.top = moe_min((size_t)s->params.beam + 1, (size_t)m->vocabulary);
     s->decoder.traced = s->params.trace != NULL;
@@ -3930,6 +5501,7 @@ static moe_status moe_session_bind(moe_session *s, size_t state_bytes, moe_error
     moe_session_layout(&carved, &unused, &states);
     s->memory = carved.memory;
     s->state = carved.state;
+    s->begin = carved.begin;
     MOE_TRY(moe_session_build(s, error));
     MOE_TRY(s->api->allocate(s->device, moe_max(s->encoder.bytes, s->decoder.bytes), "activations", &memory, error));
     s->arena = memory;
@@ -4120,7 +5692,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     slot->scoring = q->target != NULL;
     slot->n_target = q->target ? q->n_target : 0;
     if (slot->n_target) memcpy(slot->target, q->target, slot->n_target * sizeof *slot->target);
-    slot->live[0] = (moe_live){ 0.0f, -1, SIZE_MAX };
+    slot->live[0] = (moe_live){ .last = -1, .row = SIZE_MAX };
     slot->n_live = 1;
     s->stats.sentences++;
     s->stats.source_tokens += n;
@@ -4129,7 +5701,8 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
 
 /* Encode the staged sentences: sorted by falling length, packed by time step. */
 static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
-    moe_frame frame = { .ids = s->packed, .live = s->live, .first = s->first, .destination = s->destination };
+    moe_frame frame = { .ids = s->packed, .live = s->live, .first = s->first, .destination = s->destination,
+                        .sentence = s->sentence };
     for (size_t i = 0; i < group; i++) {
         const size_t length = s->slots[s->staged_slot[i]].length;
         size_t at = i;
@@ -4137,6 +5710,7 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
             s->staged_order[at] = s->staged_order[at - 1];
         s->staged_order[at] = i;
     }
+    for (size_t i = 0; i < group; i++) s->sentence[i] = s->staged_slot[s->staged_order[i]];
     frame.steps = s->slots[s->staged_slot[s->staged_order[0]]].length;
     for (size_t step = 0; step < frame.steps; step++) {
         size_t live = 0;
@@ -4208,15 +5782,17 @@ static size_t moe_fill_frame(moe_session *s) {
     for (size_t i = 0; i < (size_t)s->params.batch; i++) {
         moe_slot *slot = &s->slots[i];
         if (!slot->active) continue;
-        for (size_t h = 0; h < slot->n_live; h++, rows++) {
+        for (size_t h = 0; h < slot->n_live; h++) {
             moe_live *live = &slot->live[h];
+            if (live->ended) continue;
             s->ids[rows] = live->last < 0 ? s->model->bos : slot->tokens[live->last].id;
-            s->parents[rows] = live->row == SIZE_MAX ? -1 : (int32_t)live->row;
+            s->parents[rows] = live->row != SIZE_MAX                  ? (int32_t)live->row
+                               : s->model->decoder_from_encoder ? (int32_t)(s->rows + i) : -1;
             s->segment[rows] = slot->segment;
             s->length[rows] = slot->length;
             s->want[rows] = !slot->scoring ? -1 : slot->steps < slot->n_target ? slot->target[slot->steps] : s->model->eos;
             if (s->hold) s->hold[rows] = !slot->scoring && slot->steps < (size_t)s->params.min_target;
-            live->row = rows;
+            live->row = rows++;
         }
     }
     return rows;
@@ -4227,7 +5803,7 @@ static void moe_add_coverage(moe_session *s, size_t rows) {
     const size_t stride = (size_t)s->params.max_source;
     float *swap = s->coverage;
     for (size_t r = 0; r < rows; r++) {
-        const float *old = s->parents[r] < 0 ? NULL : s->coverage + (size_t)s->parents[r] * stride;
+        const float *old = moe_row_begins(s->parents, r, s->rows) ? NULL : s->coverage + (size_t)s->parents[r] * stride;
         for (size_t i = 0; i < s->length[r]; i++)
             s->coverage_next[r * stride + i] = (old ? old[i] : 0.0f) + s->attention[r * stride + i];
     }
@@ -4235,24 +5811,43 @@ static void moe_add_coverage(moe_session *s, size_t rows) {
     s->coverage_next = swap;
 }
 
+/* NVIDIA's: coverage [batch, beam, stride] belongs to a place in the beam and is not moved with the hypotheses. A finished one
+ * looks at nothing; in the first step every place looks where the only hypothesis does. */
+static void moe_add_place_coverage(moe_session *s) {
+    const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
+    for (size_t i = 0; i < (size_t)s->params.batch; i++) {
+        const moe_slot *slot = &s->slots[i];
+        for (size_t h = 0; slot->active && h < (slot->steps ? slot->n_live : beam); h++) {
+            const moe_live *live = &slot->live[slot->steps ? h : 0];
+            float *sum = s->coverage + (i * beam + h) * stride;
+            for (size_t k = 0; !live->ended && k < slot->length; k++)
+                sum[k] = (slot->steps ? sum[k] : 0.0f) + s->attention[live->row * stride + k];
+        }
+    }
+}
+
 static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
-    const size_t stride = (size_t)s->params.max_source;
+    const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
     moe_frame frame = { .rows = moe_fill_frame(s), .ids = s->ids, .parents = s->parents, .segment = s->segment, .length = s->length,
                         .attention = s->attention, .attention_stride = stride, .want = s->want,
                         .want_logprob = s->want_logprob, .hold = s->hold, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
     MOE_TRY(moe_session_run(s, &s->decoder, &frame, error));
     s->stats.steps++;
     s->stats.rows += frame.rows;
-    if (s->attention) moe_add_coverage(s, frame.rows);
+    if (s->attention && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
+    else if (s->attention) moe_add_coverage(s, frame.rows);
     for (size_t i = 0; i < (size_t)s->params.batch; i++) {
         moe_slot *slot = &s->slots[i];
         int finished;
         if (!slot->active) continue;
         if (slot->scoring) {
-            const size_t row = slot->live[0].row;
-            finished = moe_score_step(&s->search, slot, s->want_logprob[row], s->coverage ? s->coverage + row * stride : NULL);
-        } else {
+            const size_t row = slot->live[0].row, place = s->params.rules == MOE_RULES_NVIDIA ? i * beam : row;
+            finished = moe_score_step(&s->search, slot, s->want_logprob[row], s->coverage ? s->coverage + place * stride : NULL);
+        } else if (s->params.rules == MOE_RULES_PAPER) {
             finished = moe_search_step(&s->search, slot, s->decoder.top, s->top_ids, s->top_logprobs, s->coverage, stride, s->next);
+        } else {
+            finished = moe_beam_step(&s->search, slot, s->decoder.top, s->top_ids, s->top_logprobs,
+                                     s->coverage ? s->coverage + i * beam * stride : NULL, stride, s->next);
         }
         if (finished) moe_deliver(s, slot, done, user);
     }

@@ -125,9 +125,11 @@ typedef struct moe_model moe_model;
 typedef struct moe_model_params {
     moe_allocator allocator; /* all zero: malloc, realloc, free */
     int verify;              /* 1: read every tensor and compare its checksum (reads the whole file) */
+    int copy;                /* 1: read the file into memory of its own, in huge pages where the system has them: */
+                             /* translates faster, opens slower, shares nothing with other processes             */
 } moe_model_params;
 
-/* Map and check a model file. `params` may be NULL (defaults).
+/* Map (or copy) and check a model file. `params` may be NULL (defaults).
  * Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY; *out is untouched then. */
 moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out, moe_error *error);
 
@@ -163,6 +165,8 @@ ptrdiff_t moe_model_meta_find(const moe_model *model, const char *key);
 int64_t moe_model_meta_int(const moe_model *model, size_t index, size_t i);
 double moe_model_meta_real(const moe_model *model, size_t index, size_t i);
 moe_span moe_model_meta_text(const moe_model *model, size_t index, size_t i); /* TEXT, TEXTS and BYTES */
+/* The first `n` texts of a TEXTS entry in one walk (moe_model_meta_text walks to each); returns how many there were. */
+size_t moe_model_meta_texts(const moe_model *model, size_t index, moe_span *out, size_t n);
 
 /* One entry to be written: an integer, a real or a text. */
 typedef struct moe_meta_entry {
@@ -245,6 +249,18 @@ typedef struct moe_session moe_session;
 typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols,
                              size_t stride);
 
+/* How a beam is searched. The last three are those of engines whose checkpoints this one reads, quirks included. They keep
+ * `beam` hypotheses side by side, finished ones among them, until all have finished or the length limit is reached; a cut
+ * hypothesis competes with the finished ones, and pruning is not known. Each looks at its own sentence only. */
+typedef enum moe_rules {
+    MOE_RULES_PAPER = 0, /* GNMT section 7: finished hypotheses leave the beam; lengths count the end token               */
+    MOE_RULES_NVIDIA,    /* NVIDIA's PyTorch GNMT: penalties when all have finished (at the length limit: none), lengths  */
+                         /* count begin and end, coverage stays with the place in the beam when hypotheses change places  */
+    MOE_RULES_TF,        /* tensorflow/nmt: the beam is ordered by normalised score at every step; the end is not counted; */
+                         /* no coverage penalty                                                                           */
+    MOE_RULES_MLPERF     /* the same with later versions of TensorFlow 1: the end counts from the step after it           */
+} moe_rules;
+
 typedef struct moe_session_params {
     int threads;            /* threads that compute, the caller's included; 0: one per processor           */
     int batch;              /* sentences decoded at once                                                    */
@@ -262,6 +278,7 @@ typedef struct moe_session_params {
                             /* hypotheses; 0: no pruning                                                    */
     float max_len_factor;   /* a target ends after max_len_factor * pieces + max_len_offset tokens          */
     int max_len_offset;
+    moe_rules rules;
     const char *isa;        /* kernels to use, see moe_isa_names; NULL: $MOE_ISA, else the best here        */
     const char *device;     /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU where one can be used */
     size_t device_memory;   /* bytes of GPU memory the session may take; 0: whatever is free                */
@@ -273,6 +290,11 @@ typedef struct moe_session_params {
 
 /* The model's own decode defaults where its file states them. */
 moe_session_params moe_session_params_default(const moe_model *model);
+
+/* Set rules, beam, penalties, pruning and length limit to those of "paper", "nvidia", "tf" or "mlperf": 1, or 0 and nothing is
+ * changed if the name is another. */
+int moe_session_params_preset(moe_session_params *params, const char *name);
+const char *moe_rules_name(moe_rules rules); /* "paper", ... "?" if unknown */
 
 /* `params` NULL: defaults. A GPU that was asked for by name is used or is an error; without a name the processor takes over
  * where there is no GPU or it fails here, and the log says why. Errors: MOE_ERROR_ARGUMENT (names the parameter),
@@ -410,6 +432,7 @@ typedef struct moe_node {
     size_t hidden;             /* lstm_*: H; experts: hidden units                                        */
     const moe_matrix *w_r, *w_proj; /* lstm_layer; w_proj NULL without projection                         */
     int backward;              /* lstm_layer                                                              */
+    float *last_r, *last_c;    /* lstm_layer: [slots, P], [slots, H] states after every sentence, or NULL */
     size_t experts, k;         /* gate, experts                                                           */
     moe_gate gate;             /* gate, experts                                                           */
     int empty_zero;            /* gate: nothing is selected where the mask is empty, else the best one    */
@@ -433,8 +456,9 @@ typedef struct moe_frame {
     const size_t *live;         /* [steps] sentences that reach step t */
     const size_t *first;        /* [steps] row of the first of them */
     const size_t *destination;  /* [rows] row in the attention memory */
+    const size_t *sentence;     /* [live[0]] slot of each */
     /* decoder */
-    const int32_t *parents;     /* [rows] row of the step before, -1: sentence begins */
+    const int32_t *parents;     /* [rows] row of the step before; -1, or a row past the graph's: sentence begins */
     const size_t *segment, *length; /* [rows] source sentence in the attention memory */
     float *attention;           /* [rows, max_source] weights, or NULL if nobody needs them */
     size_t attention_stride;
@@ -467,7 +491,7 @@ typedef struct moe_device_api {
     /* Devices here; where there are none, `error` says why. */
     int (*count)(moe_error *error);
     moe_status (*open)(const moe_device_params *params, moe_device **out, moe_error *error);
-    /* Device memory that lives as long as the device; its contents are arbitrary. */
+    /* Device memory, zeroed, that lives as long as the device. */
     moe_status (*allocate)(moe_device *device, size_t bytes, const char *what, void **out, moe_error *error);
     /* Take the graphs (encoder, decoder), which stay where they are: upload their weights, allocate everything else. */
     moe_status (*bind)(moe_device *device, const moe_device_graph graphs[2], moe_error *error);

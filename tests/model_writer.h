@@ -17,7 +17,7 @@
 
 enum { MW_F32 = 0, MW_F16 = 1, MW_BF16 = 2, MW_Q8 = 3 };
 enum { MW_INT = 1, MW_REAL, MW_TEXT, MW_BYTES, MW_INTS, MW_REALS, MW_TEXTS };
-enum { MW_GNMT, MW_PRODUCT, MW_BOTH_CONTEXTS, MW_CARRIED_QUERY, MW_VARIANTS };
+enum { MW_GNMT, MW_PRODUCT, MW_BOTH_CONTEXTS, MW_CARRIED_QUERY, MW_FROM_ENCODER, MW_VARIANTS };
 enum { MW_VOCABULARY = 40, MW_WIDTH = 16, MW_BOS = 2, MW_EOS = 3, MW_TAG_EN = 4, MW_TAG_DE = 5 };
 
 /* ---- Random numbers ---- */
@@ -571,6 +571,22 @@ static inline mw_model *mw_small(int variant, uint32_t type, uint64_t seed) {
         mw_moe(m, "decoder.2.", 6, 1, 16, "threshold");
         mw_text(m, "decoder.2.empty", "zero");
         mw_attention(m, "additive", "state", "zero", 22, 16, 0);
+        mw_random_matrix(m, "output.weight", type, MW_VOCABULARY, MW_WIDTH, 1.5f);
+    } else if (variant == MW_FROM_ENCODER) {
+        mw_random_matrix(m, "embedding.weight", type, MW_VOCABULARY, MW_WIDTH, 1);
+        mw_text(m, "decoder.init", "encoder");
+        mw_int(m, "encoder.layers", 3);
+        mw_bidirectional(m, "encoder.0.", MW_WIDTH, 20, 16, "concat");
+        mw_lstm(m, "encoder.1.", 32, 16, 0, 0);
+        mw_moe(m, "encoder.2.", 3, 2, 8, "topk");
+        mw_int(m, "decoder.layers", 3);
+        mw_moe(m, "decoder.0.", 3, 2, 8, "topk");
+        mw_lstm(m, "decoder.1.", MW_WIDTH + 16, 20, 16, 0);
+        mw_text(m, "decoder.1.context", "previous");
+        mw_lstm(m, "decoder.2.", 16 + 16, 16, 0, 1);
+        mw_text(m, "decoder.2.context", "current");
+        mw_attention(m, "additive", "state", "zero", 16, 16, 1);
+        mw_int(m, "attention.layer", 1);
         mw_random_matrix(m, "output.weight", type, MW_VOCABULARY, MW_WIDTH, 1.5f);
     } else {
         mw_random_matrix(m, "embedding.weight", type, MW_VOCABULARY, MW_WIDTH, 1);

@@ -22,7 +22,7 @@ import traceback
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 MODEL = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("MOE_TEST_MODEL") or os.path.join(ROOT, "models/en-de-fr-es.bin")
-TRANSLATE, INFO, QUANTIZE = (os.path.join(BIN, p) for p in ("moe-translate", "moe-info", "moe-quantize"))
+TRANSLATE, INFO, QUANTIZE, BENCH = (os.path.join(BIN, p) for p in ("moe-translate", "moe-info", "moe-quantize", "moe-bench"))
 DE = [TRANSLATE, "-m", MODEL, "-t", "de"]
 LINES = ["The weather is nice today.", "Where is the station?", "I have lost my keys.", "She is reading a book.", "Thank you!"]
 tests = []
@@ -190,7 +190,7 @@ def same_bytes_for_any_batch_threads_and_order():
     lines = many_lines(int(os.environ.get("MOE_TEST_LINES", "150")))
     data = "\n".join(lines) + "\n"
     base = translate(data, "-q").text
-    for option in (["--batch", "1"], ["--batch", "7"], ["--batch", "64"], ["--batch-tokens", "100"], ["--threads", "1"], ["--threads", "2"], ["--threads", "3"]):
+    for option in (["--batch", "1"], ["--batch", "7"], ["--batch", "64"], ["--batch-tokens", "100"], ["--no-mmap"], ["--threads", "1"], ["--threads", "2"], ["--threads", "3"]):
         assert translate(data, "-q", *option).text == base, option
     order = list(range(len(lines)))
     random.Random(1).shuffle(order)
@@ -201,9 +201,10 @@ def same_bytes_for_any_batch_threads_and_order():
 @test
 def same_bytes_for_every_instruction_set():
     names = re.search(r"kernels: ([^)]*)\)", run([TRANSLATE, "--version"]).text).group(1).split()
-    data = "\n".join(many_lines(8)) + "\n"
-    base = translate(data, "-q", "--json").text
+    lines = many_lines(int(os.environ.get("MOE_TEST_LINES", "40")))
     for name in names:
+        data = "\n".join(lines[:8] if name == "portable" and "MOE_TEST_LINES" not in os.environ else lines) + "\n"
+        base = translate(data, "-q", "--json").text
         result = run(DE + ["-q", "--json", "--isa", name], data)
         if result.returncode == 2 and "cannot run" in result.complaint:
             continue  # this machine lacks it
@@ -216,6 +217,57 @@ def self_test_passes():
     result = run([TRANSLATE, "-m", MODEL, "--self-test"])
     assert result.returncode == 0, result.text + result.complaint
     assert re.search(r"^\d+ sentences: \d+ passed, 0 failed", result.text, re.M), result.text
+
+
+# ---- Measuring ------------------------------------------------------------------------------------------------------
+
+
+def bench(*options):
+    result = run([BENCH] + list(options))
+    assert result.returncode == 0 and not result.complaint, result.complaint
+    return [json.loads(line) for line in result.text.splitlines()]
+
+
+@test
+def bench_measures_every_layer_type_and_instruction_set():
+    names = re.search(r"kernels: ([^)]*)\)", run([TRANSLATE, "--version"]).text).group(1).split()
+    here = [n for n in names if run([TRANSLATE, "-m", MODEL, "-t", "de", "--isa", n], "").returncode == 0]
+    out = bench("--layer", "all", "--type", "q8,q4,f32", "--isa", ",".join(here), "--rows", "3", "--experts", "3", "--k", "2",
+                "--width", "64", "--hidden", "48", "--vocabulary", "90", "--src-len", "4", "--beam", "2", "--threads", "2")
+    machines = [o for o in out if o["what"] == "machine"]
+    assert [m["isa"] for m in machines] == here and out[: len(here)] == machines, machines
+    assert all(m["l2_gbytes_s"] >= m["cache_gbytes_s"] >= m["dram_gbytes_s"] > 0 < m["integer_gops"] for m in machines), machines
+    layers = out[len(here):]
+    assert len(layers) == 5 * 3 * len(here), len(layers)
+    for o in layers:
+        assert o["ms_median"] >= o["ms_min"] > 0 and o["gops"] > 0 and o["gbytes_s"] > 0 and o["roofline_share"] > 0, o
+    assert {o["what"] for o in layers} == {"moe", "lstm", "dense", "softmax", "attention"}
+    assert {(o["experts"], o["k"]) for o in layers if o["what"] == "moe"} == {(3, 2)}
+
+
+@test
+def bench_forces_the_length_of_translations():
+    out = bench("-m", MODEL, "--batch", "1,3", "--beam", "1,2", "--src-len", "6", "--tgt-len", "5", "--threads", "1", "--profile")
+    models = [o for o in out if o["what"] == "model"]
+    assert [(o["batch"], o["beam"]) for o in models] == [(1, 1), (1, 2), (3, 1), (3, 2)], models
+    for o in models:
+        assert abs(o["tok_s"] * o["ms_median"] / 1000 - 5 * o["batch"]) < 0.02 * o["batch"], "not 5 tokens each: %r" % o
+        assert abs(o["ms_per_step"] * 5 / o["ms_median"] - 1) < 0.01 and o["rss_mb"] > 5 and o["roofline_share"] > 0, o
+    for o in models:
+        nodes = [n for n in out if n["what"] == "profile" and (n["batch"], n["beam"]) == (o["batch"], o["beam"])]
+        assert abs(sum(n["share"] for n in nodes) - 1) < 0.01, nodes
+
+
+@test
+def bench_usage_errors():
+    for options in (["--layer", "nonsense"], ["--layer", "moe", "-m", MODEL], ["--rows", "0"], ["--rows", "1,"], ["--type", "q5"],
+                    ["--isa", "nonsense"], ["--reps", "4"], ["--layer", "moe", "--experts", "2", "--k", "3"], ["stray"],
+                    ["-m", MODEL, "--src-len", "1"]):
+        result = run([BENCH] + options)
+        assert result.returncode == 2 and result.complaint and not result.text, (options, result.returncode)
+    assert run([BENCH, "-m", "/nonexistent/file"]).returncode == 3
+    with open("/dev/full", "wb") as full:
+        assert run([BENCH], stdout=full).returncode == 4
 
 
 # ---- Bad input ------------------------------------------------------------------------------------------------------
@@ -276,7 +328,7 @@ def unknown_languages_list_the_known_ones():
 
 @test
 def help_and_version():
-    for program in (TRANSLATE, INFO, QUANTIZE):
+    for program in (TRANSLATE, INFO, QUANTIZE, BENCH):
         assert run([program, "--help"]).text.startswith("Usage:") and run([program, "-h"]).returncode == 0
         assert re.search(r"\d\.\d", run([program, "--version"]).text)
 

@@ -272,7 +272,7 @@ static void check_bidirectional(const golden *g, const char *name, const moe_ker
     layer.merge_sum = value_is(g, name, "merge", "sum");
     pack(b, lengths, row_of);
     permute(x.data, x.rows, x.cols, row_of, packed, 0);
-    run_bench(b, moe_build_encoder_lstm(&b->graph, &layer, input(b, packed, x.cols)), kernels);
+    run_bench(b, moe_build_encoder_lstm(&b->graph, &layer, input(b, packed, x.cols), NULL, NULL), kernels);
     permute(b->out, y.rows, y.cols, row_of, unpacked, 1);
     expect_close(name, unpacked, y.data, y.rows * y.cols, op_tolerance);
     free(packed);

@@ -743,6 +743,157 @@ static void linear_bf16_is_the_same_in_every_room(void **state) { (void)state, l
 static void linear_q8_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_Q8, 44); }
 static void linear_q4_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_Q4, 48); }
 
+/* Where rows are cut into tiles every count is another case, and so is a Q4 matrix too wide for a buffer. */
+static void linear_quantised_is_the_same_at_every_row_count_and_width(void **state) {
+    static const size_t ins[] = { 1, 33, 63, 65, 127, 191, 511 }, wide[] = { 1023, 1089, 2111, 4160 }, heights[] = { 1, 5, 16, 17, 33, 67 };
+    uint64_t random = 52;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (int q4 = 0; q4 < 2; q4++) {
+            const moe_type type = q4 ? MOE_TYPE_Q4 : MOE_TYPE_Q8;
+            for (size_t i = 0; i < 67 + MOE_COUNT(heights) * MOE_COUNT(wide); i++) {
+                const size_t rows = i < 67 ? i + 1 : heights[(i - 67) / MOE_COUNT(wide)], out = 1 + mw_below(&random, 100);
+                const size_t in = i < 67 ? ins[mw_below(&random, MOE_COUNT(ins))] : wide[(i - 67) % MOE_COUNT(wide)];
+                linear_case c;
+                if (mw_slow() && mw_below(&random, 8)) continue;
+                c = make_linear(&random, type, rows, in, out, (int)mw_below(&random, 3), MIXED);
+                compare_linear(room_at(room), &c, 0, rows, 0, moe_divide_up(out, 16));
+                free_linear(&c);
+            }
+        }
+}
+
+#if MOE_AMX
+MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) { moe_amx_expand(m, block, k0, k1, out); }
+
+/* What the room does beside its tiles is AVX-512 here where the machine has that, and plain C under emulation. */
+static void amx_expands_and_finishes_as_portable_does(void **state) {
+    uint64_t random = 54;
+    (void)state;
+#ifndef AMX_EMU_H
+    if (!moe_avx512_available()) skip();
+#endif
+    for (size_t round = 0; round < mw_rounds(200); round++) {
+        const size_t rows = 1 + mw_below(&random, 16), in = 1 + mw_below(&random, 300), out = 1 + mw_below(&random, 60), block = (out - 1) / 16;
+        linear_case c = make_linear(&random, MOE_TYPE_Q4, rows, in, out, (int)(round % 3), round % 2 ? MIXED : BROKEN);
+        const size_t cols = c.matrix.cols_padded, k0 = mw_below(&random, cols / 64) * 64, n = (rows - 1) * c.y_stride + out;
+        int8_t *line = mw_zeros((cols - k0) * 16);
+        int32_t *sums = mw_zeros(rows * 64);
+        float *y = guarded(n);
+        expand(&c.matrix, block, k0, cols, line);
+        for (size_t k = k0; k < cols; k++)
+            for (size_t j = 0; j < 16; j++)
+                CHECK(line[moe_q8_index(cols - k0, j, k - k0)] == moe_matrix_code(&c.matrix, block * 16 + j, k), "column %zu of output %zu is %d", k,
+                      block * 16 + j, line[moe_q8_index(cols - k0, j, k - k0)]);
+        for (size_t i = 0; i < rows * 16; i++) sums[i] = (int32_t)mw_next(&random) >> mw_below(&random, 30);
+        c.linear.w = &c.matrix;
+        c.linear.y = y;
+        moe_amx_finish(&c.linear, sums, 0, rows, block);
+        for (size_t i = 0; i < n; i++) {
+            const size_t r = i / c.y_stride, j = i % c.y_stride;
+            if (j >= block * 16 && j < out) {
+                const float want = (float)sums[r * 16 + j % 16] * (c.scales[r] * c.matrix.scales[j]) + moe_linear_addend(&c.linear, r, j);
+                CHECK(same(y[i], c.linear.relu ? moe_reluf(want) : want), "output %zu of row %zu: %a", j, r, (double)y[i]);
+            } else {
+                CHECK(moe_to_bits(y[i]) == GUARD, "wrote outside, at row %zu column %zu", r, j);
+            }
+        }
+        free(line), free(sums), free(y), free_linear(&c);
+    }
+}
+#endif
+
+#ifdef AMX_EMU_H /* Makefile: test_kernels-amx */
+static void amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases(void **state) {
+    uint64_t random = 53;
+    (void)state;
+    for (size_t rows = 1; rows <= 67; rows++)
+        for (int q4 = 0; q4 < 2; q4++) {
+            const size_t in = 1 + mw_below(&random, 200), out = 1 + mw_below(&random, 150), blocks = moe_divide_up(out, 16);
+            const size_t tiles = rows < MOE_AMX_ROWS ? 0 : rows <= 16 ? 1 : rows <= 32 ? 2 : rows <= 64 ? 4 : 6;
+            const size_t configurations = amx.configurations, products = amx.products;
+            linear_case c = make_linear(&random, q4 ? MOE_TYPE_Q4 : MOE_TYPE_Q8, rows, in, out, 0, PLAIN);
+            compare_linear(&moe_kernels_amx, &c, 0, rows, 0, blocks);
+            CHECK(amx.palette == 0, "%zu rows: tiles were not released", rows);
+            CHECK(amx.configurations - configurations == (tiles > 0), "%zu rows: %zu configurations", rows, amx.configurations - configurations);
+            CHECK(amx.products - products == tiles * blocks * c.matrix.cols_padded / 64, "%zu rows, %zu blocks, %zu columns: %zu products", rows,
+                  blocks, c.matrix.cols_padded, amx.products - products);
+            free_linear(&c);
+        }
+}
+
+static void set_tile(moe_tile_config *config, int t, size_t rows, size_t colsb) {
+    config->rows[t] = (uint8_t)rows;
+    config->colsb[t] = (uint16_t)colsb;
+}
+
+/* The emulation is only worth something if it refuses what a processor refuses, and multiplies as a processor does. */
+static void amx_emulation_faults_and_multiplies_as_the_manual_says(void **state) {
+    static const struct {
+        int tile;
+        size_t rows, colsb;
+    } bad[] = { { 0, 17, 64 }, { 7, 16, 65 }, { 3, 0, 64 }, { 3, 5, 0 }, { 8, 16, 64 }, { 15, 1, 4 } };
+    moe_tile_config config = { .palette = 1 };
+    uint8_t bytes[16 * 64], back[16 * 64];
+    int32_t sum;
+    (void)state;
+#define FAULTS(statement)                                                                                        \
+    do {                                                                                                         \
+        const size_t faults_before = amx.faults;                                                                 \
+        amx.expect_fault = 1;                                                                                    \
+        statement;                                                                                               \
+        amx.expect_fault = 0;                                                                                    \
+        CHECK(amx.faults > faults_before, "no fault: %s", #statement);                                           \
+    } while (0)
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)(i * 7 + 3);
+    amx_release();
+    FAULTS(amx_zero(0));
+    FAULTS(amx_loadd(0, bytes, 64));
+    for (size_t i = 0; i < MOE_COUNT(bad); i++) {
+        moe_tile_config broken = config;
+        set_tile(&broken, bad[i].tile, bad[i].rows, bad[i].colsb);
+        FAULTS(amx_loadconfig(&broken));
+    }
+    config.palette = 2;
+    FAULTS(amx_loadconfig(&config));
+    config.palette = 1;
+    config.reserved[13] = 1;
+    FAULTS(amx_loadconfig(&config));
+    config.reserved[13] = 0;
+    set_tile(&config, 0, 3, 8);  /* C: 3 x 2 */
+    set_tile(&config, 1, 3, 12); /* A: 3 x 12 bytes */
+    set_tile(&config, 2, 3, 8);  /* B: 3 groups of 4 x 2 */
+    set_tile(&config, 3, 2, 12);
+    set_tile(&config, 4, 3, 10);
+    amx_loadconfig(&config);
+    FAULTS(amx_zero(5));
+    FAULTS(amx_dpbssd(0, 1, 5));
+    FAULTS(amx_dpbssd(0, 1, 1));
+    FAULTS(amx_dpbssd(0, 0, 2));
+    FAULTS(amx_dpbssd(0, 3, 2)); /* 2 rows of A */
+    FAULTS(amx_dpbssd(0, 2, 1)); /* 2 columns of A, 3 rows of B */
+    FAULTS(amx_dpbssd(1, 1, 2));
+    FAULTS(amx_dpbssd(4, 1, 2)); /* 10 bytes */
+    amx_zero(0);
+    amx_loadd(1, bytes, 64);
+    amx_loadd(2, bytes + 512, 16);
+    amx_dpbssd(0, 1, 2);
+    amx_dpbssd(0, 1, 2);
+    memset(back, 0x55, sizeof back);
+    amx_stored(0, back, 32);
+    for (size_t m = 0; m < 3; m++)
+        for (size_t n = 0; n < 2; n++) {
+            int32_t want = 0;
+            for (size_t k = 0; k < 12; k++) want += 2 * (int8_t)bytes[m * 64 + k] * (int8_t)bytes[512 + k / 4 * 16 + 4 * n + k % 4];
+            memcpy(&sum, back + m * 32 + 4 * n, 4);
+            assert_int_equal(sum, want);
+        }
+    for (size_t i = 0; i < sizeof back; i++) assert_true((i < 96 && i % 32 < 8) || back[i] == 0x55);
+    amx_release();
+#undef FAULTS
+}
+#endif
+
 /* Q4 as the head of room 4 describes it, read back by hand. */
 static void q4_lies_where_its_description_says(void **state) {
     uint64_t random = 49;
@@ -1481,6 +1632,14 @@ int main(void) {
         cmocka_unit_test(linear_bf16_is_the_same_in_every_room),
         cmocka_unit_test(linear_q8_is_the_same_in_every_room),
         cmocka_unit_test(linear_q4_is_the_same_in_every_room),
+        cmocka_unit_test(linear_quantised_is_the_same_at_every_row_count_and_width),
+#if MOE_AMX
+        cmocka_unit_test(amx_expands_and_finishes_as_portable_does),
+#endif
+#ifdef AMX_EMU_H
+        cmocka_unit_test(amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases),
+        cmocka_unit_test(amx_emulation_faults_and_multiplies_as_the_manual_says),
+#endif
         cmocka_unit_test(q4_lies_where_its_description_says),
         cmocka_unit_test(linear_q4_survives_hostile_subs),
         cmocka_unit_test(linear_writes_only_its_rows_and_blocks),

@@ -1,6 +1,7 @@
-"""Training checkpoint ("moe-checkpoint-1") -> model file.
+"""Checkpoint -> model file. Checkpoints of the trainer are described here, those of other programs (--from) in gnmt.py.
 
-A checkpoint is what `torch.save` makes of {"format", "config", "weights"}. The config is plain values:
+A checkpoint of the trainer, "moe-checkpoint-1", is what `torch.save` makes of {"format", "config", "weights"}. The config is
+plain values:
 
     arch "gnmt-moe" | vocab_size | d_model | embed_scale | shared_embedding | pad unk bos eos (optional but bos, eos)
     languages {code: tag} | never_generated [ids] | gate_order "i f g o"
@@ -30,7 +31,9 @@ import sys
 
 import numpy as np
 
+import gnmt
 import moefile
+import torchfile
 from moefile import FormatError
 
 QUERY = {"state": "state", "output": "output", "output of decoder.0 at the previous step, zero at first": "state"}
@@ -144,36 +147,31 @@ def checkpoint_weights(config, m, weights):
             raise FormatError(f"tensor {name} is missing: the config calls for {list(dims)}")
         if tuple(weights[name].shape) != dims:
             raise FormatError(f"tensor {name} is {list(weights[name].shape)}: the config calls for {list(dims)}")
-        if not weights[name].isfinite().all():
+        if not np.isfinite(weights[name]).all():
             raise FormatError(f"tensor {name} {list(dims)} holds values that are not finite")
     for name in weights:
         if name not in sources:
             raise FormatError(f"tensor {name} {list(weights[name].shape)} is not part of what the config describes")
 
-    def array(name):
-        return weights[name].float().numpy()
-
     out = {}
     for name, (layout, _, _) in expected.items():
         if layout == moefile.EXPERTS:
-            out[name] = array(name + ".w_up").transpose(0, 2, 1), array(name + ".w_down").transpose(0, 2, 1)
+            out[name] = weights[name + ".w_up"].transpose(0, 2, 1), weights[name + ".w_down"].transpose(0, 2, 1)
         else:
-            out[name] = array(name).T if name.endswith(".gate.weight") else array(name)
+            out[name] = weights[name].T if name.endswith(".gate.weight") else weights[name]
     return out
 
 
 def read_checkpoint(path, extra=None):
     """(description, metadata, weights by name) of a checkpoint; `extra`: metadata that goes first."""
-    import torch  # late: a model file can be read without it
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:
-        raise FormatError(f"torch cannot read it ({type(error).__name__})") from None
+    checkpoint = torchfile.load(path)
     if not isinstance(checkpoint, dict) or checkpoint.get("format") != "moe-checkpoint-1":
         raise FormatError('not a checkpoint of format "moe-checkpoint-1"')
-    config, weights = checkpoint["config"], checkpoint["weights"]
+    config, weights = checkpoint.get("config"), checkpoint.get("weights")
+    if not isinstance(config, dict) or not isinstance(weights, dict) or not all(
+            isinstance(x, torchfile.Tensor) for x in weights.values()):
+        raise FormatError("it has no config, or its weights are no tensors")
+    weights = {name: tensor.array().astype(np.float32) for name, tensor in weights.items()}
     try:
         meta = {**(extra or general("", "", "", "")), **config_meta(config)}
     except KeyError as error:
@@ -198,8 +196,9 @@ def back(args):
         for i, layer in enumerate(config[side]):
             if layer.get("gate") == "noisy top-k":  # the noise is not in the file: start it at zero, as training does
                 out[f"{side}.{i}.gate.noise"] = np.zeros_like(out[f"{side}.{i}.gate.weight"])
-    out = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in out.items()}
+    out = {name: np.array(array, np.float32) for name, array in out.items()}
     checkpoint_weights(config, m, out)
+    out = {name: torch.from_numpy(array) for name, array in out.items()}
     if args.spm:
         with open(args.spm, "wb") as file:
             file.write(meta["tokenizer.model"])
@@ -231,11 +230,19 @@ def parse_meta(meta, setting):
 
 
 def convert(args):
-    name = args.name or os.path.splitext(os.path.basename(args.input))[0]
+    name = args.name or os.path.splitext(gnmt.default_name(args.input))[0]
     texts = []
     for path in (args.licence, args.attribution):
         texts.append(open(path, encoding="utf-8").read() if path else "")
-    m, meta, weights = read_checkpoint(args.input, general(name, args.description, *texts))
+    meta = general(name, args.description, *texts)
+    if args.layout == "moe":
+        m, meta, weights = read_checkpoint(args.input, meta)
+        weights = {tensor: lambda array=array: array for tensor, array in weights.items()}
+        meta.update(gnmt.preset_meta(args.preset) if args.preset else {})
+    else:
+        found, weights = gnmt.READERS[args.layout](args.input, args)
+        meta.update(found)
+        m = moefile.describe(meta)
     if args.spm:
         import sentencepiece
         with open(args.spm, "rb") as file:
@@ -244,14 +251,14 @@ def convert(args):
         if size != m.vocabulary:
             raise FormatError(f"{args.spm} has {size} pieces, the model {m.vocabulary}")
         meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": pieces})
-    else:
-        meta["tokenizer.kind"] = "none"
+    meta.setdefault("tokenizer.kind", "none")
     for setting in args.meta:
         key, value = parse_meta(meta, setting)
         meta[key] = value
     kind, tensors = moefile.TYPES[args.type], {}
     expected = moefile.shapes(m, weights)
-    for tensor, array in weights.items():
+    for tensor in expected:  # one at a time: a checkpoint may be as large as this machine's memory
+        array = weights[tensor]()
         try:
             tensors[tensor] = moefile.Tensor.encode(array, moefile.F32 if expected[tensor][2] else kind)
         except FormatError as error:
@@ -302,15 +309,20 @@ def add_golden(args):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
-        description="Converts a training checkpoint (moe-checkpoint-1) into a model file; or, with --golden, copies a model "
-                    "file and puts golden sentences into it; or, with --back, makes a checkpoint of a model file. Nothing is "
-                    "written unless all is well.",
+        description="Converts a checkpoint into a model file; or, with --golden, copies a model file and puts golden "
+                    "sentences into it; or, with --back, makes a checkpoint of a model file. Nothing is written unless all "
+                    "is well.",
         epilog="Exit status: 0 done, 1 refused (one line on standard error says why), 2 wrong arguments.")
     parser.add_argument("input", metavar="CHECKPOINT", help="checkpoint to convert; with --golden or --back: model file")
     parser.add_argument("-o", dest="output", metavar="OUT", required=True, help="file to write")
     parser.add_argument("--back", action="store_true", help="write a checkpoint (train.py --init takes it), and the vocabulary to "
                         "the file that --spm names")
     group = parser.add_argument_group("converting")
+    group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS], default="moe",
+                       help="who wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT, tensorflow/nmt "
+                            "or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as translate.ckpt-340000) (default: moe)")
+    group.add_argument("--preset", choices=list(gnmt.PRESETS), help="decode defaults to write into the file (default: those "
+                       "of the program that wrote the checkpoint)")
     group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only)")
     group.add_argument("--type", choices=list(moefile.TYPES), default="f32",
                        help="number format of matrices and experts; gates and vectors stay f32 (default: f32)")
@@ -320,6 +332,15 @@ def parse_arguments():
     group.add_argument("--attribution", metavar="FILE", help="text for general.attribution (default: empty)")
     group.add_argument("--meta", metavar="KEY=VALUE", action="append", default=[],
                        help="set a metadata number or text, e.g. decode.beam=8; may be repeated")
+    group = parser.add_argument_group("converting tf-gnmt, whose checkpoints do not say")
+    group.add_argument("--vocab", metavar="FILE", help="vocabulary, a piece per line")
+    group.add_argument("--bpe", metavar="FILE", help="BPE codes of subword-nmt")
+    group.add_argument("--languages", metavar="CODE", nargs=2, help="source and target language, for Moses")
+    group.add_argument("--tf-architecture", choices=["gnmt_v2", "gnmt"], default="gnmt_v2",
+                       help="upper layers read the current step's context, or the previous one's (default: gnmt_v2)")
+    group.add_argument("--tf-forget-bias", metavar="X", type=float, default=1.0, help="added to the forget gates (default: 1)")
+    group.add_argument("--tf-zero-state", action="store_true",
+                       help="the decoder starts from zeros (pass_hidden_state was false)")
     group = parser.add_argument_group("golden sentences")
     group.add_argument("--golden", metavar="FILE", help="sentences: source language, target language, text, tab-separated")
     group.add_argument("--translate", metavar="PROGRAM", default="./moe-translate",

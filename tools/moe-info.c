@@ -286,8 +286,9 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     text_languages(front, &languages);
     printf("  %-18s %s\n", "languages", languages.failed ? "?" : languages.length ? languages.data : "one direction only");
     text_bytes_free(&languages);
-    printf("  %-18s %d tokens, tokeniser: %s\n", "vocabulary", (int)moe_model_vocabulary(m),
-           get_text(m, "tokenizer.kind", "none", a, sizeof a));
+    printf("  %-18s %d tokens, tokeniser: %s%s\n", "vocabulary", (int)moe_model_vocabulary(m),
+           get_text(m, "tokenizer.kind", "none", a, sizeof a),
+           moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "" : ", its pieces listed");
 
     printf("\nArchitecture: %s\n", get_text(m, "general.architecture", "?", a, sizeof a));
     printf("  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
@@ -296,6 +297,8 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     printf("  %-18s %s, size %lld, query from decoder %lld (%s)\n", "attention", get_text(m, "attention.kind", "?", a, sizeof a),
            (long long)get_int(m, "attention.size", 0), (long long)get_int(m, "attention.layer", 0),
            get_text(m, "attention.query", "state", b, sizeof b));
+    printf("  %-18s %s\n", "decoder begins", strcmp(get_text(m, "decoder.init", "zero", a, sizeof a), "encoder") == 0
+           ? "with the encoder's last states" : "with zeros");
 
     printf("\nSize\n");
     printf("  %-18s %s in all, of them experts %s\n", "parameters", human_count(n.parameters, c),
@@ -367,7 +370,11 @@ static void json_metadata(const moe_model *m, cJSON *into) {
             cJSON_AddItemToObject(into, name, json_element(m, i, 0));
         } else {
             cJSON *list = cJSON_AddArrayToObject(into, name);
-            for (size_t k = 0; k < moe_model_meta_length(m, i); k++) cJSON_AddItemToArray(list, json_element(m, i, k));
+            size_t n = moe_model_meta_length(m, i);
+            moe_span *texts = kind == MOE_META_TEXTS ? malloc((n + !n) * sizeof *texts) : NULL;
+            if (texts) n = moe_model_meta_texts(m, i, texts, n);
+            for (size_t k = 0; k < n; k++) cJSON_AddItemToArray(list, texts ? json_span(texts[k]) : json_element(m, i, k));
+            free(texts);
         }
     }
 }
@@ -462,9 +469,10 @@ int main(int argc, char **argv) {
     }
     if (optind + 1 != argc) return fputs("moe-info: name one model file; see moe-info --help\n", stderr), EXIT_USAGE;
     const char *path = argv[optind];
+    const moe_model_params params = { .verify = check };
     text_front front;
     moe_error e;
-    if (text_open(path, TEXT_IDS_ONLY, check, &front, &e)) {
+    if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) {
         char line[512];
         fprintf(stderr, "moe-info: %s\n", text_file_error(path, &e, line, sizeof line));
         return EXIT_MODEL;

@@ -237,7 +237,7 @@ static moe_status measure(const text_front *in, const char *out, const moe_save_
     text_front after;
     double tokens = 0, before_sum = 0, after_sum = 0, same = 0, count = 0;
     moe_status status = read_sample(sample_path, in, &s, e);
-    if (!status) status = text_open(out, TEXT_IDS_ONLY, 0, &after, e);
+    if (!status) status = text_open(out, TEXT_IDS_ONLY, NULL, &after, e);
     if (status) {
         free_sample(&s);
         return status;
@@ -333,7 +333,7 @@ int main(int argc, char **argv) {
     /* The weights are about to be rounded and saved under fresh checksums, so damage must be found now or never. */
     text_front front;
     moe_error e;
-    if (text_open(in, sample_path ? TEXT_REQUIRED : TEXT_IDS_ONLY, 1, &front, &e)) return report(in, &e);
+    if (text_open(in, sample_path ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front, &e)) return report(in, &e);
     uint64_t before = moe_model_file_bytes(front.model), after = 0;
     moe_status status = moe_model_save(front.model, out, &params, &e);
     if (!status && sample_path) status = measure(&front, out, &params, sample_path, &e);

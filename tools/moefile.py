@@ -22,6 +22,7 @@ F32, F16, BF16, Q8, Q4 = range(5)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8}  # those that this module writes; moe-quantize makes Q4
 MATRIX, EXPERTS = 0, 1
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
+MAX_LAYERS, MAX_TEXTS = 64, 65536
 
 
 class FormatError(ValueError):
@@ -333,29 +334,47 @@ def write_model(path, meta, tensors):
         raise
 
 
-def read(path):
-    """(metadata by key, Tensors by name) of a file, every rule of the container and every checksum checked."""
-    with open(path, "rb") as file:
-        data = file.read()
-    if len(data) < HEADER or data[:8] != MAGIC:
+def read_header(file):
+    """(metadata by key, cursor behind them, number of tensors, bytes in all) of an open file."""
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(HEADER)
+    if len(start) < HEADER or start[:8] != MAGIC:
         raise FormatError("not a model file")
-    version, crc, header_bytes, file_bytes, n_meta, n_tensors = struct.unpack_from("<IIQQII", data, 8)
+    version, crc, header_bytes, file_bytes, n_meta, n_tensors = struct.unpack_from("<IIQQII", start, 8)
     if version != VERSION:
         raise FormatError(f"version {version}, this program reads {VERSION}")
-    if file_bytes != len(data):
-        raise FormatError(f"{len(data)} bytes long, its header says {file_bytes}")
+    if file_bytes != size:
+        raise FormatError(f"{size} bytes long, its header says {file_bytes}")
     if not HEADER <= header_bytes <= file_bytes or header_bytes % 8:
         raise FormatError(f"impossible header size {header_bytes}")
-    if zlib.crc32(data[16:header_bytes]) != crc:
+    data = start + file.read(header_bytes - HEADER)
+    if zlib.crc32(data[16:]) != crc:
         raise FormatError("header checksum differs")
     if any(data[40:HEADER]):
         raise FormatError("reserved header bytes are not zero")
-    cursor, meta, tensors, end = Cursor(data[:header_bytes], HEADER), {}, {}, header_bytes
+    cursor, meta = Cursor(data, HEADER), {}
     for _ in range(n_meta):
         key, value = unpack_entry(cursor)
         if key in meta:
             raise FormatError(f"metadata key {key} twice")
         meta[key] = value
+    return meta, cursor, n_tensors, file_bytes
+
+
+def read_meta(path):
+    """The metadata of a file by key; its tensors are not looked at."""
+    with open(path, "rb") as file:
+        return read_header(file)[0]
+
+
+def read(path):
+    """(metadata by key, Tensors by name) of a file, every rule of the container and every checksum checked."""
+    with open(path, "rb") as file:
+        meta, cursor, n_tensors, file_bytes = read_header(file)
+        file.seek(0)
+        data = file.read()
+    header_bytes = len(cursor.data)
+    tensors, end = {}, header_bytes
     for _ in range(n_tensors):
         kind, layout, n_dims, name_length = cursor.unpack("IIII")
         if kind not in range(Q4 + 1) or layout not in (MATRIX, EXPERTS) or not 1 <= n_dims <= 4:
@@ -451,11 +470,18 @@ def describe(meta):
         beam=e.get("decode.beam", 4, least=1), length_penalty=e.get("decode.length_penalty", 0.6),
         length_constant=e.get("decode.length_constant", 5.0), coverage_penalty=e.get("decode.coverage_penalty", 0.0),
         prune=e.get("decode.prune", 0.0), max_len_factor=e.get("decode.max_len_factor", 2.0),
-        max_len_offset=e.get("decode.max_len_offset", 10), limit_source=e.get("limit.source", 512, least=1),
+        max_len_offset=e.get("decode.max_len_offset", 10),
+        rules=e.get("decode.rules", "paper", ("paper", "nvidia", "tf", "mlperf")),
+        init=e.get("decoder.init", "zero", ("zero", "encoder")), limit_source=e.get("limit.source", 512, least=1),
         limit_target=e.get("limit.target", 512, least=1))
-    e.get("decoder.init", "zero", ("zero",))
-    if e.get("tokenizer.kind", "none", ("sentencepiece", "none")) == "sentencepiece":
+    if e.get("tokenizer.kind", "none", ("sentencepiece", "bpe", "none")) == "sentencepiece":
         e.get("tokenizer.model", b"")
+    if len(e.get("vocabulary.pieces", [])) not in (0, m.vocabulary):
+        raise FormatError("vocabulary.pieces has not one text for each token")
+    if m.init == "encoder":
+        sides = [[x for x in side if x.kind == "lstm"] for side in (m.encoder, m.decoder)]
+        if [(x.hidden, x.proj) for x in sides[0]] != [(x.hidden, x.proj) for x in sides[1]]:
+            raise FormatError('decoder.init is "encoder", but the sides have not the same lstm layers')
     if len(codes) != len(tags) or len(set(codes)) != len(codes):
         raise FormatError("languages.codes and languages.tags do not go together")
     if max([m.bos, m.eos, m.unk, m.pad, *never, *tags]) >= m.vocabulary or min([0, *never, *tags]) < 0:

@@ -58,21 +58,29 @@ def lstm_start(w, rows):
     return like.new_zeros(rows, proj), like.new_zeros(rows, like.shape[0] // 4)
 
 
-def lstm_layer(x, w, forget_bias=0.0, backward=False):
-    """An LSTM over the T tokens of one sentence, from the first or from the last. x [T, in] -> [T, P]."""
+def lstm_layer(x, w, forget_bias=0.0, backward=False, ends=None):
+    """An LSTM over the T tokens of one sentence, from the first or from the last. x [T, in] -> [T, P].
+
+    The state (r, c) in which it ends is appended to the list `ends`.
+    """
     zx = linear(x, w["w_x"], w["bias"])
     r, c = lstm_start(w, 1)
     out = [None] * len(x)
     for t in reversed(range(len(x))) if backward else range(len(x)):
         r, c = lstm_step(zx[t:t + 1], r, c, w, forget_bias)
         out[t] = r
+    if ends is not None:
+        ends.append((r, c))
     return torch.cat(out)
 
 
-def bidirectional(x, forward, backward, merge, forget_bias=0.0):
-    """Both directions over one sentence, concatenated (forward first) or summed. x [T, in] -> [T, 2P] or [T, P]."""
+def bidirectional(x, forward, backward, merge, forget_bias=0.0, ends=None):
+    """Both directions over one sentence, concatenated (forward first) or summed. x [T, in] -> [T, 2P] or [T, P].
+
+    `ends` gets the backward direction's last state.
+    """
     a = lstm_layer(x, forward, forget_bias)
-    b = lstm_layer(x, backward, forget_bias, backward=True)
+    b = lstm_layer(x, backward, forget_bias, backward=True, ends=ends)
     return torch.cat([a, b], dim=1) if merge == "concat" else a + b
 
 
@@ -209,6 +217,7 @@ class Model:
         self.w = {name: tensor(value) for name, value in weights.items()}
         self.languages = description.languages
         self.current = any(x.kind == "lstm" and x.context == "current" for x in self.m.decoder)
+        self.ends = []  # the states in which the encoder's LSTM layers ended last time
         self.trace = None  # a dict: name -> list of tensors, filled while computing
 
     def part(self, prefix):
@@ -232,6 +241,7 @@ class Model:
         """The encoder over one sentence's tokens: ids [T] -> memory [T, d]."""
         w = self.w.get("embedding.weight", self.w.get("source.embedding.weight"))
         x = embed(ids, w, self.m.scale)
+        self.ends = []
         for i, layer in enumerate(self.m.encoder):
             name = f"encoder.{i}"
             if layer.kind == "moe":
@@ -239,9 +249,10 @@ class Model:
                 self.note(name + ".gate", g)
                 continue
             if layer.bidirectional:
-                y = bidirectional(x, self.part(name + ".fwd"), self.part(name + ".bwd"), layer.merge, layer.forget_bias)
+                y = bidirectional(x, self.part(name + ".fwd"), self.part(name + ".bwd"), layer.merge, layer.forget_bias,
+                                  self.ends)
             else:
-                y = lstm_layer(x, self.part(name), layer.forget_bias)
+                y = lstm_layer(x, self.part(name), layer.forget_bias, ends=self.ends)
             x = x + y if layer.residual else y
         self.note("encoder.output", x)
         return x
@@ -249,13 +260,18 @@ class Model:
     # -- Decoder
 
     def start(self, memory):
-        """The decoder's state before its first step, for one hypothesis."""
+        """The decoder's state before its first step, for one hypothesis; memory: what `encode` gave last."""
         m, s = self.m, types.SimpleNamespace()
         s.memory, s.keys, s.attention = memory, memory @ self.w["attention.w_key"].T, self.part("attention")
         s.first = True
         s.parts = [self.part(f"decoder.{i}") for i in range(len(m.decoder))]
         s.lstm = [lstm_start(p, 1) if x.kind == "lstm" else None for x, p in zip(m.decoder, s.parts)]
         s.query = memory.new_zeros(1, self.w["attention.w_query"].shape[1])
+        if m.init == "encoder":
+            ends = iter(self.ends)
+            s.lstm = [x and next(ends) for x in s.lstm]
+            if m.attention.query == "state":
+                s.query = s.lstm[m.attention.layer][0]
         s.context, s.weights = memory.new_zeros(1, m.width), memory.new_zeros(1, len(memory))
         if self.current and m.attention.start == "query":
             self.attend(s)
@@ -325,6 +341,8 @@ class Model:
                   coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None):
         """The `nbest` best hypotheses of a sentence, best first (fewer if fewer were found). None: the model's default."""
         m = self.m
+        if m.rules != "paper":
+            raise ValueError(f"only the paper's rules are known here, the model wants {m.rules}: see tests/gnmt_numpy.py")
         beam, alpha, constant, beta, prune, factor, offset = (
             default if given is None else given for given, default in (
                 (beam, m.beam), (length_penalty, m.length_penalty), (length_constant, m.length_constant),

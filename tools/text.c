@@ -171,14 +171,61 @@ static size_t source_extra(const moe_model *model) {
            (size_t)(meta_int(model, "source.eos", 1) != 0);
 }
 
+static int span_is(moe_span s, const char *text) { return s.length == strlen(text) && memcmp(s.data, text, s.length) == 0; }
+
+/* FNV-1a: the slot where the search for a piece begins. */
+static size_t piece_slot(const text_vocabulary *v, const char *data, size_t length) {
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < length; i++) h = (h ^ (unsigned char)data[i]) * 0x100000001b3u;
+    return (size_t)(h ^ (h >> 32)) & (v->slots - 1);
+}
+
+/* The slot that holds a piece, or the free one where it would go. */
+static size_t piece_find(const text_vocabulary *v, const char *data, size_t length) {
+    size_t at = piece_slot(v, data, length);
+    for (; v->table[at] >= 0; at = (at + 1) & (v->slots - 1)) {
+        moe_span s = v->pieces[v->table[at]];
+        if (s.length == length && memcmp(s.data, data, length) == 0) break;
+    }
+    return at;
+}
+
+/* A model without a list of pieces has an empty vocabulary. */
+static moe_status open_vocabulary(text_front *front, moe_error *error) {
+    text_vocabulary *v = &front->vocabulary;
+    ptrdiff_t list = moe_model_meta_find(front->model, "vocabulary.pieces");
+    if (list < 0) return MOE_OK;
+    v->count = moe_model_meta_length(front->model, (size_t)list);
+    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_TEXTS || v->count != (size_t)moe_model_vocabulary(front->model))
+        return fail(error, MOE_ERROR_FORMAT, "vocabulary.pieces", "it is not a list of %d texts, one for each token",
+                    (int)moe_model_vocabulary(front->model));
+    for (v->slots = 64; v->slots < 2 * v->count;) v->slots *= 2;
+    v->pieces = malloc(v->count * sizeof *v->pieces);
+    v->table = malloc(v->slots * sizeof *v->table);
+    if (!v->pieces || !v->table) return out_of_memory(error);
+    moe_model_meta_texts(front->model, (size_t)list, v->pieces, v->count);
+    for (size_t i = 0; i < v->slots; i++) v->table[i] = -1;
+    for (size_t i = 0; i < v->count; i++) {
+        size_t at = piece_find(v, v->pieces[i].data, v->pieces[i].length);
+        if (v->pieces[i].length && v->table[at] < 0) v->table[at] = (int32_t)i;
+    }
+    return MOE_OK;
+}
+
 static moe_status open_tokeniser(text_front *front, text_level level, moe_error *error) {
     ptrdiff_t kind = moe_model_meta_find(front->model, "tokenizer.kind");
     ptrdiff_t bytes = moe_model_meta_find(front->model, "tokenizer.model");
     moe_span name = { "none", 4 };
+    int64_t unknown = meta_int(front->model, "token.unk", -1);
+    front->unknown = unknown >= 0 && unknown < moe_model_vocabulary(front->model) ? (int32_t)unknown : -1;
     if (kind >= 0) name = moe_model_meta_text(front->model, (size_t)kind, 0);
-    if (name.length != 13 || memcmp(name.data, "sentencepiece", 13) != 0 || bytes < 0)
-        return level == TEXT_IF_THERE ? MOE_OK : fail(error, MOE_ERROR_UNSUPPORTED, "tokenizer.kind",
-            "this model holds no SentencePiece tokeniser: use --ids and give token ids");
+    if (!span_is(name, "sentencepiece") || bytes < 0) {
+        moe_status status = open_vocabulary(front, error);
+        if (status || level == TEXT_IF_THERE || (level == TEXT_PIECES && front->vocabulary.count)) return status;
+        return fail(error, MOE_ERROR_UNSUPPORTED, "tokenizer.kind", front->vocabulary.count
+            ? "this model cuts text with Moses and BPE: let tools/moses-bpe.py do that and use --pretokenized"
+            : "this model holds no tokeniser: use --ids and give token ids");
+    }
     moe_span model = moe_model_meta_text(front->model, (size_t)bytes, 0);
     char why[200] = "";
     front->tokeniser = spm_new(model.data, model.length, why, sizeof why);
@@ -186,6 +233,7 @@ static moe_status open_tokeniser(text_front *front, text_level level, moe_error 
     if (spm_size(front->tokeniser) > moe_model_vocabulary(front->model))
         return fail(error, MOE_ERROR_FORMAT, "tokenizer.model", "the tokeniser has %d pieces, the model only %d tokens",
                     (int)spm_size(front->tokeniser), (int)moe_model_vocabulary(front->model));
+    front->unknown = spm_unk(front->tokeniser);
     return MOE_OK;
 }
 
@@ -195,10 +243,9 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
     return out;
 }
 
-moe_status text_open(const char *path, text_level level, int verify, text_front *front, moe_error *error) {
-    *front = (text_front){ 0 };
-    moe_model_params params = { .verify = verify };
-    moe_status status = moe_model_open(path, &params, &front->model, error);
+moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front, moe_error *error) {
+    *front = (text_front){ .unknown = -1 };
+    moe_status status = moe_model_open(path, params, &front->model, error);
     if (status) return status;
     front->source_extra = source_extra(front->model);
     if (level != TEXT_IDS_ONLY) status = open_tokeniser(front, level, error);
@@ -208,6 +255,8 @@ moe_status text_open(const char *path, text_level level, int verify, text_front 
 
 void text_close(text_front *front) {
     spm_free(front->tokeniser);
+    free(front->vocabulary.pieces);
+    free(front->vocabulary.table);
     moe_model_close(front->model);
     *front = (text_front){ 0 };
 }
@@ -259,6 +308,69 @@ moe_status text_decode(const text_front *front, const int32_t *ids, size_t count
 
 static int is_blank(char c) { return c == ' ' || c == '\t'; }
 
+static moe_status append_id(text_ids *ids, int32_t id, moe_error *error) {
+    if (ids->length == ids->capacity) {
+        size_t wanted = ids->capacity ? ids->capacity * 2 : 64;
+        int32_t *data = realloc(ids->data, wanted * sizeof *data);
+        if (!data) return out_of_memory(error);
+        ids->data = data;
+        ids->capacity = wanted;
+    }
+    ids->data[ids->length++] = id;
+    return MOE_OK;
+}
+
+/* The id of a piece; -1 if there is no such piece, -2 if memory ran out. */
+static int32_t piece_id(const text_front *front, const char *piece, size_t length) {
+    const text_vocabulary *v = &front->vocabulary;
+    if (!front->tokeniser) return v->table[piece_find(v, piece, length)];
+    text_bytes name = { 0 };
+    text_append(&name, piece, length);
+    int32_t id = name.failed ? -2 : spm_id(front->tokeniser, name.data);
+    text_bytes_free(&name);
+    return id;
+}
+
+moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
+    ids->length = 0;
+    for (size_t i = 0;;) {
+        while (i < length && is_blank(text[i])) i++;
+        if (i == length) return MOE_OK;
+        size_t begin = i;
+        while (i < length && !is_blank(text[i])) i++;
+        int32_t id = piece_id(front, text + begin, i - begin);
+        if (id == -2) return out_of_memory(error);
+        if (id < 0) id = front->unknown;
+        moe_status status = MOE_OK;
+        if (id < 0) {
+            text_bytes piece = { 0 };
+            text_append_clean(&piece, text + begin, text_utf8_cut(text + begin, i - begin, 40));
+            status = piece.failed ? out_of_memory(error)
+                                  : fail(error, MOE_ERROR_ARGUMENT, "pieces",
+                                         "'%s' is not in the vocabulary, which has no unknown token", piece.data);
+            text_bytes_free(&piece);
+        }
+        if (!status) status = append_id(ids, id, error);
+        if (status) return status;
+    }
+}
+
+moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error) {
+    const text_vocabulary *v = &front->vocabulary;
+    size_t begin = out->length;
+    for (size_t i = 0; i < count; i++) {
+        if (i) text_append(out, " ", 1);
+        if (front->tokeniser) text_append_string(out, spm_piece(front->tokeniser, ids[i]));
+        else if (ids[i] >= 0 && (size_t)ids[i] < v->count) text_append(out, v->pieces[ids[i]].data, v->pieces[ids[i]].length);
+    }
+    text_append(out, "", 0);
+    for (size_t i = begin; i < out->length && !out->failed; i++)
+        if (strchr("\n\r\t", out->data[i])) out->data[i] = ' '; /* NUL too: it ends the searched string */
+    return out->failed ? out_of_memory(error) : MOE_OK;
+}
+
+int text_is_unknown(const text_front *front, int32_t id) { return id >= 0 && id == front->unknown; }
+
 moe_status text_parse_ids(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
     const int32_t vocabulary = moe_model_vocabulary(front->model);
     ids->length = 0;
@@ -281,14 +393,8 @@ moe_status text_parse_ids(const text_front *front, const char *text, size_t leng
         if (id >= vocabulary)
             return fail(error, MOE_ERROR_ARGUMENT, "ids", "token id %.*s is out of range (0 to %d)",
                         i - begin < 20 ? (int)(i - begin) : 20, text + begin, (int)vocabulary - 1);
-        if (ids->length == ids->capacity) {
-            size_t wanted = ids->capacity ? ids->capacity * 2 : 64;
-            int32_t *data = realloc(ids->data, wanted * sizeof *data);
-            if (!data) return out_of_memory(error);
-            ids->data = data;
-            ids->capacity = wanted;
-        }
-        ids->data[ids->length++] = (int32_t)id;
+        moe_status status = append_id(ids, (int32_t)id, error);
+        if (status) return status;
     }
 }
 
@@ -409,8 +515,9 @@ static moe_status to_ids(const text_front *front, const text_options *options, c
                          text_job *job, moe_error *error) {
     moe_error why;
     ids->length = 0;
-    moe_status status = options->ids ? text_parse_ids(front, text->data, text->length, ids, &why)
-                                     : text_encode(front, text->data, text->length, ids, &why);
+    moe_status status = options->ids            ? text_parse_ids(front, text->data, text->length, ids, &why)
+                        : options->pretokenized ? text_parse_pieces(front, text->data, text->length, ids, &why)
+                                                : text_encode(front, text->data, text->length, ids, &why);
     if (status == MOE_ERROR_MEMORY) return out_of_memory(error);
     if (status) note(job, &job->failed, "%s", why.message);
     return MOE_OK;
@@ -426,7 +533,7 @@ static void limit_ids(const text_front *front, const text_options *options, cons
         return;
     }
     size_t keep = limit;
-    if (front->tokeniser && !options->ids) {
+    if (front->tokeniser && !options->ids && !options->pretokenized) {
         /* <0x80> to <0xBF> continue a character: step back to the piece that begins it */
         while (keep && spm_is_byte(front->tokeniser, ids->data[keep]) &&
                strchr("89AB", spm_piece(front->tokeniser, ids->data[keep])[3]))

@@ -59,9 +59,19 @@ size_t text_utf8_cut(const char *data, size_t length, size_t limit);
 
 /* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
 
+/* A vocabulary that the model file lists piece by piece, without SentencePiece. All zero: none. */
+typedef struct text_vocabulary {
+    moe_span *pieces; /* [count] by id; they lie in the model file */
+    size_t count;
+    int32_t *table;   /* [slots] ids by the hash of their piece, -1: free */
+    size_t slots;     /* a power of two, more than `count` */
+} text_vocabulary;
+
 typedef struct text_front {
     moe_model *model;
-    spm *tokeniser;      /* NULL: only ids can go in and out                  */
+    spm *tokeniser;      /* NULL: no text, but ids, and pieces where there is a vocabulary */
+    text_vocabulary vocabulary;
+    int32_t unknown;     /* id of pieces that are not in the vocabulary; -1: there is none */
     size_t source_extra; /* tokens that the session adds to a source: tag, begin, end */
 } text_front;
 
@@ -71,11 +81,12 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
 typedef enum text_level {
     TEXT_IDS_ONLY,  /* leave the tokeniser alone       */
     TEXT_REQUIRED,  /* a model without one is an error */
+    TEXT_PIECES,    /* a tokeniser or a list of pieces is required */
     TEXT_IF_THERE
 } text_level;
 
-/* Open a model and the tokeniser inside it. *front is all zero on failure. */
-moe_status text_open(const char *path, text_level level, int verify, text_front *front, moe_error *error);
+/* Open a model (`params` may be NULL) and the tokeniser inside it. *front is all zero on failure. */
+moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front, moe_error *error);
 void text_close(text_front *front);
 
 /* Sets *tag; an unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
@@ -86,6 +97,12 @@ void text_languages(const text_front *front, text_bytes *out);
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 /* Appends to *out. The result holds no line break and no TAB, whatever the pieces say: they become spaces. */
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
+/* "A@@ long word": pieces of the model's own vocabulary separated by spaces; unknown ones become the unknown token. */
+moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
+/* The other way, appended to *out. No line break and no TAB, as with text_decode. */
+moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
+/* 1 if the id stands for a piece that the vocabulary does not know. */
+int text_is_unknown(const text_front *front, int32_t id);
 /* "12 7 350": decimal ids separated by spaces. Every id must be in the model's vocabulary. */
 moe_status text_parse_ids(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 
@@ -128,6 +145,7 @@ void text_reader_free(text_reader *reader);
 
 typedef struct text_options {
     int ids;           /* lines are token ids                                                */
+    int pretokenized;  /* lines are pieces of the model's vocabulary                         */
     int score;         /* lines are source TAB target                                        */
     int truncate;      /* cut what cannot be used whole, and say so, rather than refuse it    */
     size_t max_source; /* tokens, tag and end included: moe_session_params                    */

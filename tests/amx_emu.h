@@ -1,0 +1,137 @@
+/* amx_emu.h - the tile instructions that moe.c uses, in plain C, by the pseudocode of Intel's manual (volume 2, palette 1).
+ *
+ * Included before moe.c (the Makefile says -include, and makes test_NAME-amx of test_NAME so) it gives any x86-64 machine an
+ * AMX room. What a processor would refuse ends the program: it is a mistake of the kernel, whatever numbers come out. */
+#ifndef AMX_EMU_H
+#define AMX_EMU_H
+
+/* What moe.c and the tests ask for before any system header. */
+#if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 200809L
+#endif
+#if defined(__APPLE__) && !defined(_DARWIN_C_SOURCE)
+#define _DARWIN_C_SOURCE
+#endif
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Beside the tiles the room is compiled for the machine as it is, and the rest of its kernels are portable. */
+#define MOE_AMX_TARGET
+#define MOE_AMX_INLINE static inline __attribute__((always_inline))
+#define MOE_AMX_REST(kernel) moe_##kernel##_portable
+#define moe_quantise_portable moe_quantise_row
+
+#define MOE_TILE_LOADCONFIG(config) amx_loadconfig(config)
+#define MOE_TILE_RELEASE() amx_release()
+#define MOE_TILE_ZERO(tile) amx_zero(tile)
+#define MOE_TILE_LOADD(tile, base, stride) amx_loadd(tile, base, stride)
+#define MOE_TILE_STORED(tile, base, stride) amx_stored(tile, base, stride)
+#define MOE_TILE_DPBSSD(c, a, b) amx_dpbssd(c, a, b)
+
+static inline int moe_amx_available(void) { return 1; }
+
+enum { AMX_TILES = 8, AMX_ROWS = 16, AMX_ROW_BYTES = 64 };
+
+/* Of a thread, as the registers are. */
+typedef struct amx_state {
+    int palette; /* 0: not configured */
+    uint8_t rows[AMX_TILES], colsb[AMX_TILES];
+    uint8_t tile[AMX_TILES][AMX_ROWS][AMX_ROW_BYTES];
+    size_t configurations, products;
+    int expect_fault;  /* a test of the emulator: count faults and go on */
+    size_t faults;
+} amx_state;
+
+static _Thread_local amx_state amx;
+
+/* Whether to go on without it. */
+static inline int amx_fault(const char *instruction, const char *why) {
+    amx.faults++;
+    if (amx.expect_fault) return 1;
+    fprintf(stderr, "amx_emu: %s: %s\n", instruction, why);
+    abort();
+}
+#define AMX_REFUSE(condition, instruction, why)                                                                  \
+    if ((condition) && amx_fault(instruction, why)) return
+
+static inline int amx_configured(int t) { return t >= 0 && t < AMX_TILES && amx.palette == 1 && amx.rows[t] > 0; }
+
+static inline void amx_release(void) {
+    amx.palette = 0;
+    memset(amx.rows, 0, sizeof amx.rows);
+    memset(amx.colsb, 0, sizeof amx.colsb);
+    memset(amx.tile, 0, sizeof amx.tile);
+}
+
+/* 64 bytes: palette, start row, 14 reserved, 16 x uint16 bytes of a row, 16 x uint8 rows; tiles 8 to 15 do not exist. */
+static inline void amx_loadconfig(const void *config) {
+    uint8_t bytes[64];
+    uint16_t colsb[16];
+    memcpy(bytes, config, sizeof bytes);
+    memcpy(colsb, bytes + 16, sizeof colsb);
+    AMX_REFUSE(bytes[0] > 1, "ldtilecfg", "no such palette");
+    if (bytes[0] == 0) {
+        amx_release();
+        return;
+    }
+    AMX_REFUSE(bytes[1] != 0, "ldtilecfg", "a start row that no interrupted load left");
+    for (int i = 2; i < 16; i++) AMX_REFUSE(bytes[i], "ldtilecfg", "reserved bytes are not zero");
+    for (int t = 0; t < 16; t++) {
+        const int rows = bytes[48 + t];
+        AMX_REFUSE(t >= AMX_TILES && (rows || colsb[t]), "ldtilecfg", "a tile beyond the eighth");
+        AMX_REFUSE(rows > AMX_ROWS, "ldtilecfg", "more than 16 rows");
+        AMX_REFUSE(colsb[t] > AMX_ROW_BYTES, "ldtilecfg", "rows of more than 64 bytes");
+        AMX_REFUSE((rows == 0) != (colsb[t] == 0), "ldtilecfg", "rows without columns or columns without rows");
+    }
+    amx_release();
+    amx.palette = 1;
+    amx.configurations++;
+    for (int t = 0; t < AMX_TILES; t++) {
+        amx.rows[t] = bytes[48 + t];
+        amx.colsb[t] = (uint8_t)colsb[t];
+    }
+}
+
+static inline void amx_zero(int t) {
+    AMX_REFUSE(!amx_configured(t), "tilezero", "tile is not configured");
+    memset(amx.tile[t], 0, sizeof amx.tile[t]);
+}
+
+/* What a row or the tile has beyond its configuration becomes zero. */
+static inline void amx_loadd(int t, const void *base, size_t stride) {
+    AMX_REFUSE(!amx_configured(t), "tileloadd", "tile is not configured");
+    memset(amx.tile[t], 0, sizeof amx.tile[t]);
+    for (size_t r = 0; r < amx.rows[t]; r++) memcpy(amx.tile[t][r], (const char *)base + r * stride, amx.colsb[t]);
+}
+
+static inline void amx_stored(int t, void *base, size_t stride) {
+    AMX_REFUSE(!amx_configured(t), "tilestored", "tile is not configured");
+    for (size_t r = 0; r < amx.rows[t]; r++) memcpy((char *)base + r * stride, amx.tile[t][r], amx.colsb[t]);
+}
+
+/* c[m][n] += sum over k and i of a[m][4 k + i] * b[k][4 n + i]; sums wrap. */
+static inline void amx_dpbssd(int c, int a, int b) {
+    AMX_REFUSE(!amx_configured(a) || !amx_configured(b) || !amx_configured(c), "tdpbssd", "a tile is not configured");
+    AMX_REFUSE(a == b || a == c || b == c, "tdpbssd", "a tile is named twice");
+    AMX_REFUSE(amx.colsb[a] % 4 || amx.colsb[b] % 4 || amx.colsb[c] % 4, "tdpbssd", "rows that are no multiple of 4 bytes");
+    AMX_REFUSE(amx.rows[a] != amx.rows[c], "tdpbssd", "A and C differ in rows");
+    AMX_REFUSE(amx.colsb[a] / 4 != amx.rows[b], "tdpbssd", "the columns of A are not the rows of B");
+    AMX_REFUSE(amx.colsb[b] != amx.colsb[c], "tdpbssd", "B and C differ in columns");
+    amx.products++;
+    for (size_t m = 0; m < amx.rows[c]; m++)
+        for (size_t k = 0; k < amx.rows[b]; k++) {
+            const int8_t *x = (const int8_t *)&amx.tile[a][m][4 * k], *w = (const int8_t *)amx.tile[b][k];
+            if (!(x[0] | x[1] | x[2] | x[3])) continue; /* padding is common */
+            for (size_t n = 0; n < amx.colsb[c] / 4u; n++, w += 4) {
+                uint32_t sum;
+                memcpy(&sum, &amx.tile[c][m][4 * n], 4);
+                sum += (uint32_t)(x[0] * w[0] + x[1] * w[1] + x[2] * w[2] + x[3] * w[3]);
+                memcpy(&amx.tile[c][m][4 * n], &sum, 4);
+            }
+        }
+}
+
+#endif

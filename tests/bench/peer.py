@@ -1,0 +1,44 @@
+"""What the peers have in common: they stay loaded, and measure when they are told to.
+
+A peer prints one JSON line when it is ready, and for every line `N` on its standard input one more, with the seconds of N
+translations of its batch. So several programs can take turns on one machine without loading and warming up again.
+"""
+import json
+import os
+import resource
+import sys
+import time
+
+
+def environment(**wanted):
+    """Start this process again where its environment is another: the dynamic linker has read it already."""
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.environ.update(wanted)
+        os.execv(sys.executable, [sys.executable] + sys.argv)
+
+
+def intel_openmp():
+    path = os.path.join(sys.prefix, "lib", "libiomp5.so")
+    if not os.path.exists(path):
+        sys.exit("%s is missing: %s -m pip install intel-openmp" % (path, sys.executable))
+    return path
+
+
+def serve(name, translate, tokens, warm_up=2):
+    """`translate` gives the number of target tokens it made: `tokens`, or the measurement is void."""
+
+    def once():
+        busy, begin = time.process_time(), time.perf_counter()
+        made = translate()
+        wall, busy = time.perf_counter() - begin, time.process_time() - busy
+        if made != tokens:
+            sys.exit("%s made %d tokens, not %d" % (name, made, tokens))
+        return wall, busy / wall
+
+    for _ in range(warm_up):
+        once()
+    print(json.dumps({"name": name}), flush=True)
+    for line in sys.stdin:
+        runs = [once() for _ in range(int(line))]
+        print(json.dumps({"seconds": [round(wall, 6) for wall, _ in runs], "cpus": [round(cpus, 2) for _, cpus in runs],
+                          "rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)}), flush=True)

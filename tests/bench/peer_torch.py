@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""A peer of moe-bench: the network of `moe-make-random --preset paper-32` in eager PyTorch, random weights, forced length.
+
+Encoder: LSTM, LSTM, mixture, LSTM. Decoder: LSTM with additive attention, mixture, LSTM. LSTMs have 2048 cells projected to
+512, experts 2048 units; the best 4 of 32 experts are used for each token. Residuals around every layer, sigmoid behind the
+mixtures.
+
+Products run on oneDNN with weights packed once (f32, bf16), or are PyTorch's dynamic quantisation (int8: scales per row of the
+weights, one for all activations of a call). The best of a row's 32,000 logits are found by blocks, which is twice as fast as
+one topk. Memory that is freed stays in the heap, and OpenMP is Intel's.
+"""
+import argparse
+import sys
+import warnings
+
+import peer
+
+VOCABULARY, WIDTH, HIDDEN, EXPERTS, CHOSEN = 32000, 512, 2048, 32, 4
+END = 3
+
+p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+p.add_argument("--type", default="int8", choices=("f32", "bf16", "int8"))
+p.add_argument("--batch", type=int, default=32)
+p.add_argument("--beam", type=int, default=4)
+p.add_argument("--src-len", type=int, default=25)
+p.add_argument("--tgt-len", type=int, default=25)
+p.add_argument("--threads", type=int, default=2)
+o = p.parse_args()
+peer.environment(LD_PRELOAD=peer.intel_openmp(), KMP_BLOCKTIME="1", MALLOC_MMAP_THRESHOLD_=str(1 << 30),
+                 MALLOC_TRIM_THRESHOLD_=str((1 << 32) - 1), MALLOC_TOP_PAD_=str(1 << 26))
+
+import torch  # noqa: E402
+
+warnings.simplefilter("ignore")  # the quantised tensors that torch.ops.quantized wants are deprecated
+FLOAT = torch.bfloat16 if o.type == "bf16" else torch.float32
+
+
+def matrix(outputs, inputs, spread=1.0):
+    return torch.empty(outputs, inputs).uniform_(-1, 1) * (spread * (3 / inputs) ** 0.5)
+
+
+def product(outputs, inputs, rows, relu=False, spread=1.0):
+    """x -> [relu](x w'), laid out for calls of about `rows` rows."""
+    w = matrix(outputs, inputs, spread)
+    if o.type == "int8":
+        torch.backends.quantized.engine = "onednn" if rows >= 8 else "fbgemm"  # whichever is faster
+        scales = w.abs().amax(1) / 127
+        w = torch.quantize_per_channel(w, scales, torch.zeros(outputs, dtype=torch.long), 0, torch.qint8)
+        packed = torch.ops.quantized.linear_prepack(w, None)
+        call = torch.ops.quantized.linear_relu_dynamic if relu else torch.ops.quantized.linear_dynamic
+        return lambda x: call(x, packed, False)
+    packed = torch.ops.mkldnn._reorder_linear_weight(w.to(FLOAT), max(1, round(rows)))
+    after = "relu" if relu else "none"
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, after, [], "")
+
+
+class Cell:
+    """One step of a projected LSTM, gates input, forget, output, candidate; `inputs` 0: their products come with the call."""
+
+    def __init__(self, inputs, rows):
+        self.gates, self.project = product(4 * HIDDEN, inputs + WIDTH, rows), product(WIDTH, HIDDEN, rows)
+
+    def step(self, x, c, ready=None):
+        z = self.gates(x)
+        if ready is not None:
+            z = z.add_(ready)
+        i, f, out = z[:, : 3 * HIDDEN].sigmoid_().chunk(3, 1)
+        c = torch.addcmul(f * c, i, z[:, 3 * HIDDEN :].tanh_())
+        return self.project(out * c.tanh()), c
+
+
+class Mixture:
+    def __init__(self, rows):
+        share = rows * CHOSEN / EXPERTS
+        self.gate = matrix(EXPERTS, WIDTH, 3.0).to(FLOAT)
+        self.up = [product(HIDDEN, WIDTH, share, relu=True) for _ in range(EXPERTS)]
+        self.down = [product(WIDTH, HIDDEN, share) for _ in range(EXPERTS)]
+
+    def __call__(self, x):
+        logits, experts = torch.nn.functional.linear(x, self.gate).topk(CHOSEN, 1)
+        order = experts.view(-1).argsort()
+        weights = logits.float().softmax(1).view(-1)[order]
+        rows = order // CHOSEN
+        sorted_x, parts, at = x[rows], [], 0
+        for e, n in enumerate(experts.view(-1).bincount(minlength=EXPERTS).tolist()):
+            if n:
+                parts.append(self.down[e](self.up[e](sorted_x[at : at + n])))
+            at += n
+        y = torch.cat(parts).float() * weights.unsqueeze(1)
+        return torch.zeros(x.shape).index_add_(0, rows, y).sigmoid_().to(FLOAT)
+
+
+class Network:
+    def __init__(self):
+        batch, rows, tokens = o.batch, o.batch * o.beam, o.batch * o.src_len
+        self.embedding = matrix(VOCABULARY, WIDTH, WIDTH**0.5).to(FLOAT)
+        self.inputs = [product(4 * HIDDEN, WIDTH, tokens) for _ in range(3)]
+        self.encoder = [Cell(0, batch) for _ in range(3)]
+        self.encoder_mixture, self.decoder_mixture = Mixture(tokens), Mixture(rows)
+        self.key, self.query = product(WIDTH, WIDTH, tokens), product(WIDTH, WIDTH, rows)
+        self.v = matrix(1, WIDTH).to(FLOAT).view(WIDTH)
+        self.bottom, self.top = Cell(2 * WIDTH, rows), Cell(WIDTH, rows)
+        self.output = product(VOCABULARY, WIDTH, rows, spread=3.0)
+
+    def encode(self, ids):
+        """ids [batch, source] -> memory and keys, [batch, source, width]"""
+        x = self.embedding[ids.t().reshape(-1)]  # one time step behind the other
+        for layer, cell in enumerate(self.encoder):
+            if layer == 2:
+                x = x + self.encoder_mixture(x)
+            ready = self.inputs[layer](x).view(o.src_len, o.batch, 4 * HIDDEN)
+            r, c, outputs = torch.zeros(o.batch, WIDTH, dtype=FLOAT), torch.zeros(o.batch, HIDDEN, dtype=FLOAT), []
+            for step in range(o.src_len):
+                r, c = cell.step(r, c, ready[step])
+                outputs.append(r)
+            x = x + torch.cat(outputs)
+        memory = x.view(o.src_len, o.batch, WIDTH).transpose(0, 1).contiguous()
+        return memory, self.key(memory.view(-1, WIDTH)).view(memory.shape)
+
+    def step(self, ids, state, memory, keys):
+        """-> logits [rows, vocabulary] and the next state"""
+        r1, c1, r2, c2 = state
+        query = self.query(r1).view(o.batch, -1, 1, WIDTH)
+        weights = torch.matmul((keys.unsqueeze(1) + query).tanh_(), self.v).softmax(-1)
+        context = torch.bmm(weights, memory).view(-1, WIDTH)
+        x = self.embedding[ids]
+        r1, c1 = self.bottom.step(torch.cat((x, context, r1), 1), c1)
+        x = x + r1
+        x = x + self.decoder_mixture(x)
+        r2, c2 = self.top.step(torch.cat((x, r2), 1), c2)
+        logits = self.output(x + r2)
+        logits[:, END] = -1e9  # the length is forced
+        return logits, (r1, c1, r2, c2)
+
+    def translate(self, ids):
+        memory, keys = self.encode(ids)
+        rows = o.batch * o.beam
+        state = tuple(torch.zeros(rows, n, dtype=FLOAT) for n in (WIDTH, HIDDEN, WIDTH, HIDDEN))
+        last = torch.full((rows,), 2)
+        score = torch.full((o.batch, o.beam), -1e9)
+        score[:, 0] = 0  # the hypotheses of a sentence begin as one
+        first_row = torch.arange(0, rows, o.beam).unsqueeze(1)
+        history = torch.empty(rows, 0, dtype=torch.long)
+        for _ in range(o.tgt_len):
+            logits, state = self.step(last, state, memory, keys)
+            values, ids = best(logits, o.beam)
+            if o.beam == 1:
+                last = ids.view(-1)
+            else:
+                values = values.float() - logits.logsumexp(1, keepdim=True).float()
+                score, pick = (score.view(-1, 1) + values).view(o.batch, -1).topk(o.beam, 1)
+                parents = (first_row + pick // o.beam).view(-1)
+                last = ids.view(o.batch, -1).gather(1, pick).view(-1)
+                state, history = tuple(s[parents] for s in state), history[parents]
+            history = torch.cat((history, last.unsqueeze(1)), 1)
+        return history.view(o.batch, o.beam, -1)[:, 0]
+
+
+def best(logits, count, block=128):
+    """topk of every row: the `count` blocks of the highest maxima hold it."""
+    blocks = logits.view(len(logits), -1, block)
+    where = blocks.amax(2).topk(count, 1)[1]
+    values, at = blocks.gather(1, where.unsqueeze(2).expand(-1, -1, block)).flatten(1).topk(count, 1)
+    return values, where.gather(1, at // block) * block + at % block
+
+
+def main():
+    torch.set_num_threads(o.threads)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(1)
+    network = Network()
+    source = torch.randint(4, VOCABULARY, (o.batch, o.src_len))
+    peer.serve("PyTorch %s %s" % (torch.__version__.split("+")[0], o.type), lambda: network.translate(source).numel(),
+               o.batch * o.tgt_len)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
