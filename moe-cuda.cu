@@ -209,8 +209,9 @@ static void *moe_take(moe_device *d, size_t count, size_t size, const char *what
     }
     if (d->budget && bytes > d->budget - d->used) {
         d->status = moe_fail(&d->error, MOE_ERROR_MEMORY, what,
-                             "cuda:%d: %zu MB more are needed for %s, %zu of the %zu MB allowed are taken; allow more, or %s", d->index,
-                             (bytes >> 20) + 1, what, d->used >> 20, d->budget >> 20, moe_advice(cudaErrorMemoryAllocation));
+                             "cuda:%d: %zu MB more are needed for %s, %zu of the %zu MB allowed are taken; allow more, or %s",
+                             d->index, (bytes >> 20) + 1, what, d->used >> 20, d->budget >> 20,
+                             moe_advice(cudaErrorMemoryAllocation));
         return NULL;
     }
     code = cudaMalloc(&memory, bytes);
@@ -1138,14 +1139,15 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
     if (n->last_r && f->steps) { /* backward a sentence ends at its first token, which are the first rows */
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, (const float *)n->data, n->stride, n->backward ? NULL : d->last,
                    d->sentence, (int)state, n->last_r, state);
-        MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, c, hidden, (const int32_t *)NULL, d->sentence, (int)hidden, n->last_c,
-                   hidden);
+        MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, c, hidden, (const int32_t *)NULL, d->sentence, (int)hidden,
+                   n->last_c, hidden);
     }
 }
 
 /* ---- Attention, gate, experts ---- */
 
-static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound *b, const moe_device_graph *g, size_t rows) {
+static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound *b, const moe_device_graph *g,
+                              size_t rows) {
     moe_attention a;
     memset(&a, 0, sizeof a);
     a.query = (const float *)n->src[0]->data;
@@ -1485,7 +1487,7 @@ static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
         hold[r] = live && f->hold ? f->hold[r] != 0 : 0;
         destination[r] = live && f->destination ? (int32_t)f->destination[r] : 0;
     }
-    for (size_t i = 0, end = f->steps; f->sentence && end && i < f->live[0]; i++) { /* the last row of a sentence, and its slot */
+    for (size_t i = 0, end = f->steps; f->sentence && end && i < f->live[0]; i++) { /* where a sentence ends, and its slot */
         while (f->live[end - 1] <= i) end--;
         last[i] = (int32_t)(f->first[end - 1] + i);
         sentence[i] = (int32_t)f->sentence[i];
