@@ -6,6 +6,7 @@
  * name, size and a sum of its bits; two devices are to be traced with the same BATCH. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
 #endif
 #include "moe.h"
 

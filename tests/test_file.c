@@ -1,6 +1,7 @@
 /* test_file.c - the model file: reading a good one, refusing broken ones by name, verifying, saving, hostile bytes. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
 #endif
 #if defined(__APPLE__)
 #define _DARWIN_C_SOURCE
@@ -41,7 +42,7 @@ static void *direct_realloc(void *p, size_t n) {
 
 static moe_model_params hooked(mw_heap *heap, int verify) {
     memset(heap, 0, sizeof *heap);
-    return (moe_model_params){ { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, heap }, verify };
+    return (moe_model_params){ { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, heap }, .verify = verify };
 }
 
 /* The image must be refused with this status, name the culprit (and its companion, if any), and leave nothing behind. */

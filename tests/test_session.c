@@ -1,6 +1,7 @@
 /* test_session.c - sessions: parameters, requests, the promise of the same bytes, beam search, memory, broken weights. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
 #endif
 #if defined(__APPLE__)
 #define _DARWIN_C_SOURCE
