@@ -48,7 +48,7 @@ typedef struct fixture {
 
 static fixture *open_model(mw_model *m) {
     fixture *f = mw_zeros(sizeof *f);
-    moe_model_params params = { { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, &f->heap }, 0 };
+    moe_model_params params = { { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, &f->heap }, .verify = 0 };
     moe_error e = { MOE_OK, "", "" };
     f->m = m;
     f->image = mw_build(m);
