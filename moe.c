@@ -54,6 +54,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <float.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -2993,6 +2994,16 @@ typedef struct moe_lstm_weights {
     const float *bias; /* [4H] */
 } moe_lstm_weights;
 
+/* One level of gates: `level` experts or groups compete, in each of which the weights are rows of one matrix. */
+typedef struct moe_gating {
+    moe_gate kind;
+    size_t level, k;
+    moe_empty empty;
+    moe_matrix weight, noise; /* [n, F] F32; noise: rows 0 without */
+    const float *bias;        /* [n] or NULL */
+    const float *threshold;   /* [n], threshold gates */
+} moe_gating;
+
 typedef struct moe_layer {
     moe_layer_kind kind;
     char name[16]; /* "encoder.0" */
@@ -3007,24 +3018,31 @@ typedef struct moe_layer {
     moe_context context;
     moe_lstm_weights direction[2]; /* forward, backward */
     /* MoE */
-    size_t experts, k;
-    moe_gate gate;
-    moe_empty empty;
+    size_t experts;
+    size_t groups;           /* of a hierarchy (App. B), else 0 */
+    moe_gating parent, gate; /* over the groups; over the experts of a group or over all */
+    moe_matrix features;     /* [F, D] F32: an MLP gate reads relu(features x + bias); rows 0: gates read x */
+    const float *features_bias;
+    int relu_logits;         /* of both levels (Eigen et al.) */
     int sigmoid;
     float scale;
-    moe_matrix gate_weight;  /* [E, D] F32 */
-    const float *threshold;  /* [E], threshold gates */
     moe_type expert_type;
     const char *slabs;       /* [E] slabs of slab_stride bytes */
     size_t slab_stride, slab_down;
+    int linear, relu;        /* experts are [relu](W x + b), one matrix each, all below one another: */
+    moe_matrix stack;        /* [E * hidden, D] */
+    const float *stack_bias; /* [E * hidden] or NULL */
 } moe_layer;
 
 static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", NULL };
+static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "batchwise", NULL };
+static const char *const moe_file_gates[] = { "softmax", "topk", "threshold", NULL };
 
 struct moe_model {
     moe_allocator allocator;
     moe_file file;
     int mapped; /* the file is ours to unmap */
+    moe_model_kind kind;
     int32_t vocabulary, bos, eos;
     int source_tag, source_bos, source_eos;
     const moe_meta *never;      /* INTS or NULL */
@@ -3034,7 +3052,7 @@ struct moe_model {
     float embedding_scale;
     moe_matrix source_embedding, target_embedding, output; /* [V, D] */
     const float *output_bias;   /* [V] or NULL */
-    size_t n_encoder, n_decoder;
+    size_t n_encoder, n_decoder; /* what is no encoder is "decoder" here: a language model's and a classifier's layers too */
     moe_layer encoder[MOE_MAX_LAYERS], decoder[MOE_MAX_LAYERS];
     size_t memory_width;        /* columns of the encoder's output */
     int attention_product;      /* Appendix G instead of additive */
@@ -3177,17 +3195,46 @@ static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t in) {
     }
 }
 
+/* A matrix that is never quantised and holds finite numbers only, because routing hangs on it. */
+static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format, const char *name) {
+    moe_bind_matrix(r, out, rows, cols, optional, format, name);
+    if (r->status == MOE_OK && out->rows && out->type != MOE_TYPE_F32)
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s must be f32: routing is never quantised", r->key);
+    for (size_t i = 0; r->status == MOE_OK && i < out->rows * out->cols; i++)
+        if (!(((const float *)out->data)[i] >= -FLT_MAX && ((const float *)out->data)[i] <= FLT_MAX))
+            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "element %zu of tensor %s is not a finite number", i, r->key);
+}
+
+/* One level of gates over `n` experts or groups in all, `level` of which compete. `name`: "encoder.2.gate", "encoder.2.parent". */
+static void moe_bind_gating(moe_reader *r, moe_gating *g, size_t n, size_t in, const char *name) {
+    moe_bind_exact(r, &g->weight, n, in, 0, "%s.weight", name);
+    moe_bind_exact(r, &g->noise, n, in, 1, "%s.noise", name);
+    g->bias = moe_bind_vector(r, n, 1, "%s.bias", name);
+    g->threshold = moe_bind_vector(r, n, g->kind != MOE_GATE_THRESHOLD, "%s.threshold", name);
+}
+
+static void moe_bind_gates(moe_reader *r, moe_layer *layer, size_t in) {
+    char name[32];
+    if (layer->features.rows) { /* only their number yet */
+        const size_t units = layer->features.rows;
+        moe_bind_exact(r, &layer->features, units, in, 0, "%s.gate.hidden.weight", layer->name);
+        layer->features_bias = moe_bind_vector(r, units, 1, "%s.gate.hidden.bias", layer->name);
+        in = units;
+    }
+    snprintf(name, sizeof name, "%s.gate", layer->name);
+    moe_bind_gating(r, &layer->gate, layer->experts, in, name);
+    snprintf(name, sizeof name, "%s.parent", layer->name);
+    if (layer->groups) moe_bind_gating(r, &layer->parent, layer->groups, in, name);
+}
+
 static void moe_bind_experts(moe_reader *r, moe_layer *layer, size_t in) {
     const moe_tensor_info *t;
     uint64_t down = 0;
-    moe_bind_matrix(r, &layer->gate_weight, layer->experts, in, 0, "%s.gate.weight", layer->name);
-    if (r->status == MOE_OK && layer->gate_weight.type != MOE_TYPE_F32)
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s must be f32: routing is never quantised", r->key);
-    for (size_t i = 0; r->status == MOE_OK && i < layer->experts * in; i++)
-        if (!(((const float *)layer->gate_weight.data)[i] >= -FLT_MAX && ((const float *)layer->gate_weight.data)[i] <= FLT_MAX))
-            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "element %zu of tensor %s is not a finite number", i, r->key);
-    if (layer->gate == MOE_GATE_THRESHOLD)
-        layer->threshold = moe_bind_vector(r, layer->experts, 0, "%s.gate.threshold", layer->name);
+    if (layer->linear) {
+        moe_bind_matrix(r, &layer->stack, layer->experts * layer->hidden, in, 0, "%s.experts.weight", layer->name);
+        layer->stack_bias = moe_bind_vector(r, layer->experts * layer->hidden, 1, "%s.experts.bias", layer->name);
+        return;
+    }
     moe_read(r, "%s.experts", layer->name);
     if (r->status != MOE_OK) return;
     t = moe_find_tensor(&r->model->file, r->key);
@@ -3205,15 +3252,53 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer, size_t in) {
     }
 }
 
-/* Read one layer of a side and bind its weights; `in` are the columns that reach it, `context` those of the context. */
+/* Kind, k and policy of one level whose members are known. `p` is "encoder.2." or "encoder.2.parent."; what is not there comes
+ * from `fallback`, if any. */
+static void moe_read_gating(moe_reader *r, moe_gating *g, const moe_gating *fallback, const char *p) {
+    static const char *const empties[] = { "top1", "zero", NULL };
+    g->kind = (moe_gate)moe_read_choice(r, moe_read(r, "%sgate", p), moe_file_gates, fallback ? (int)fallback->kind : -1);
+    const int all = g->kind == MOE_GATE_SOFTMAX;
+    g->k = (size_t)moe_read_int(r, moe_read(r, "%sk", p), all ? 0 : 1, (int64_t)g->level, fallback ? (int64_t)fallback->k : all ? 0 : -1);
+    if (!all && g->k > g->level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, g->level);
+    g->empty = (moe_empty)moe_read_choice(r, moe_read(r, "%sempty", p), empties, fallback ? (int)fallback->empty : MOE_EMPTY_TOP1);
+}
+
+static void moe_read_mixture(moe_reader *r, moe_layer *layer) {
+    static const char *const outputs[] = { "none", "sigmoid", NULL };
+    static const char *const activations[] = { "relu", "none", NULL };
+    static const char *const experts[] = { "mlp", "linear", NULL };
+    const int64_t widest = 1 << 20;
+    const char *n = layer->name;
+    char prefix[32];
+    layer->experts = (size_t)moe_read_int(r, moe_read(r, "%s.experts", n), 1, widest, 0);
+    layer->groups = (size_t)moe_read_int(r, moe_read(r, "%s.groups", n), 0, (int64_t)layer->experts, 0);
+    if (layer->groups && layer->experts % layer->groups) moe_reader_fail(r, "is %zu, which does not divide %zu experts", layer->groups, layer->experts);
+    if (r->status != MOE_OK) return;
+    layer->gate.level = layer->groups ? layer->experts / layer->groups : layer->experts;
+    layer->parent.level = layer->groups;
+    snprintf(prefix, sizeof prefix, "%s.", n);
+    moe_read_gating(r, &layer->gate, NULL, prefix);
+    snprintf(prefix, sizeof prefix, "%s.parent.", n);
+    if (layer->groups) moe_read_gating(r, &layer->parent, &layer->gate, prefix);
+    layer->features.rows = (size_t)moe_read_int(r, moe_read(r, "%s.gate.hidden", n), 0, widest, 0);
+    layer->relu_logits = (int)moe_read_int(r, moe_read(r, "%s.gate.relu", n), 0, 1, 0);
+    layer->linear = moe_read_choice(r, moe_read(r, "%s.expert", n), experts, 0);
+    layer->relu = !moe_read_choice(r, moe_read(r, "%s.activation", n), activations, 0);
+    if (!layer->relu && !layer->linear) moe_reader_fail(r, "must be \"relu\" in experts with a hidden layer");
+    layer->sigmoid = moe_read_choice(r, moe_read(r, "%s.output", n), outputs, 1);
+    layer->scale = moe_read_real(r, moe_read(r, "%s.scale", n), -1e6, 1e6, 1);
+    if (layer->linear && layer->hidden > (size_t)INT32_MAX / layer->experts) {
+        snprintf(r->key, sizeof r->key, "%s.hidden", n);
+        moe_reader_fail(r, "is %zu: too much for %zu experts", layer->hidden, layer->experts);
+    }
+}
+
+/* Read one layer of a side and bind its weights; `in` are the columns that reach it, `context` those of the context, 0: there is
+ * none to read. */
 static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, size_t in, size_t context) {
     static const char *const kinds[] = { "lstm", "moe", NULL };
     static const char *const merges[] = { "concat", "sum", NULL };
     static const char *const contexts[] = { "none", "previous", "current", NULL };
-    static const char *const gates[] = { "softmax", "topk", "threshold", NULL };
-    static const char *const empties[] = { "top1", "zero", NULL };
-    static const char *const outputs[] = { "none", "sigmoid", NULL };
-    static const char *const activations[] = { "relu", NULL };
     const int64_t widest = 1 << 20;
     const char *n = layer->name;
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
@@ -3229,6 +3314,9 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
         layer->forget_bias = moe_read_real(r, moe_read(r, "%s.forget_bias", n), -100, 100, 0);
         if (context) {
             layer->context = (moe_context)moe_read_choice(r, moe_read(r, "%s.context", n), contexts, MOE_CONTEXT_NONE);
+        } else if (r->model->kind == MOE_MODEL_LANGUAGE) {
+            if (moe_read_choice(r, moe_read(r, "%s.context", n), contexts, MOE_CONTEXT_NONE) != MOE_CONTEXT_NONE)
+                moe_reader_fail(r, "must be \"none\": a language model has nothing to attend to");
         } else {
             layer->bidirectional = (int)moe_read_int(r, moe_read(r, "%s.bidirectional", n), 0, 1, 0);
             layer->merge_sum = moe_read_choice(r, moe_read(r, "%s.merge", n), merges, 0);
@@ -3236,15 +3324,9 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
         layer->out = layer->bidirectional && !layer->merge_sum ? 2 * layer->state : layer->state;
         moe_bind_lstm(r, layer, in + (layer->context != MOE_CONTEXT_NONE ? context : 0));
     } else {
-        layer->experts = (size_t)moe_read_int(r, moe_read(r, "%s.experts", n), 1, widest, 0);
-        layer->gate = (moe_gate)moe_read_choice(r, moe_read(r, "%s.gate", n), gates, -1);
-        layer->k = (size_t)moe_read_int(r, moe_read(r, "%s.k", n), layer->gate == MOE_GATE_SOFTMAX ? 0 : 1,
-                                        (int64_t)layer->experts, layer->gate == MOE_GATE_SOFTMAX ? 0 : -1);
-        layer->empty = (moe_empty)moe_read_choice(r, moe_read(r, "%s.empty", n), empties, MOE_EMPTY_TOP1);
-        layer->sigmoid = moe_read_choice(r, moe_read(r, "%s.output", n), outputs, 1);
-        layer->scale = moe_read_real(r, moe_read(r, "%s.scale", n), -1e6, 1e6, 1);
-        moe_read_choice(r, moe_read(r, "%s.activation", n), activations, 0);
-        moe_read_int(r, moe_read(r, "%s.groups", n), 0, 0, 0);
+        moe_read_mixture(r, layer);
+        if (layer->linear) layer->out = layer->hidden;
+        moe_bind_gates(r, layer, in);
         moe_bind_experts(r, layer, in);
     }
     if (r->status == MOE_OK && layer->residual && layer->out != in)
@@ -3307,6 +3389,17 @@ static void moe_pair_states(moe_reader *r, moe_model *m) {
         moe_reader_fail(r, "is \"encoder\", but the sides differ in their number of lstm layers");
 }
 
+/* Logits from the last layer's `width` columns; without a matrix of its own the output layer shares the target embedding. */
+static void moe_bind_output(moe_reader *r, moe_model *m, size_t width) {
+    if (width != m->width && m->kind != MOE_MODEL_CLASSIFIER) {
+        snprintf(r->key, sizeof r->key, "model.width");
+        moe_reader_fail(r, "is %zu, the last decoder layer puts out %zu columns", m->width, width);
+    }
+    moe_bind_matrix(r, &m->output, (size_t)m->vocabulary, width, m->kind != MOE_MODEL_CLASSIFIER, "%s", "output.weight");
+    if (!m->output.rows) m->output = m->target_embedding;
+    m->output_bias = moe_bind_vector(r, (size_t)m->vocabulary, 1, "%s", "output.bias");
+}
+
 static void moe_bind_decoder(moe_reader *r, moe_model *m) {
     size_t width = m->width;
     const moe_layer *source;
@@ -3330,26 +3423,41 @@ static void moe_bind_decoder(moe_reader *r, moe_model *m) {
         if (m->context_current && !m->start_zero && m->decoder[i].context == MOE_CONTEXT_PREVIOUS)
             moe_reader_fail(r, "must be \"zero\" where layers read both the previous and the current context");
     }
-    if (width != m->width) {
-        snprintf(r->key, sizeof r->key, "model.width");
-        moe_reader_fail(r, "is %zu, the last decoder layer puts out %zu columns", m->width, width);
-    }
     moe_bind_matrix(r, &m->w_key, m->attention_size, m->memory_width, 0, "%s", "attention.w_key");
     moe_bind_matrix(r, &m->w_query, m->attention_size, m->query_width, 0, "%s", "attention.w_query");
     m->attention_v = moe_bind_vector(r, m->attention_size, 0, "%s", "attention.v");
     m->attention_bias = moe_bind_vector(r, m->attention_size, 1, "%s", "attention.bias");
-    moe_bind_matrix(r, &m->output, (size_t)m->vocabulary, m->width, 1, "%s", "output.weight");
-    if (!m->output.rows) m->output = m->target_embedding;
-    m->output_bias = moe_bind_vector(r, (size_t)m->vocabulary, 1, "%s", "output.bias");
+    moe_bind_output(r, m, width);
+}
+
+/* Layers without attention: a language model's, a classifier's. */
+static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side) {
+    size_t width = m->width;
+    m->attention_layer = SIZE_MAX;
+    m->n_decoder = (size_t)moe_read_int(r, moe_read(r, "%s.layers", side), 1, MOE_MAX_LAYERS, 0);
+    for (size_t i = 0; i < m->n_decoder && r->status == MOE_OK; i++) {
+        moe_read_layer(r, &m->decoder[i], side, i, width, 0);
+        width = m->decoder[i].out;
+        if (m->kind == MOE_MODEL_CLASSIFIER && m->decoder[i].kind != MOE_LAYER_MOE) {
+            snprintf(r->key, sizeof r->key, "%s.kind", m->decoder[i].name);
+            moe_reader_fail(r, "must be \"moe\" in a classifier");
+        }
+    }
+    moe_bind_output(r, m, width);
 }
 
 static moe_status moe_bind(moe_model *m, moe_error *error) {
-    static const char *const architectures[] = { "gnmt-moe", NULL };
+    static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", NULL }; /* as moe_model_kind */
     moe_reader r = { m, MOE_OK, error, "" };
     size_t width;
-    moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
+    m->kind = (moe_model_kind)moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
     m->vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "vocab.size"), 2, INT32_MAX / 2, 0);
     m->width = (size_t)moe_read_int(&r, moe_read(&r, "model.width"), 1, 1 << 20, 0);
+    if (m->kind == MOE_MODEL_CLASSIFIER) {
+        m->eos = m->bos = -1;
+        moe_bind_stack(&r, m, "network");
+        return r.status;
+    }
     m->embedding_scale = moe_read_real(&r, moe_read(&r, "embedding.scale"), -1e6, 1e6, 1);
     m->eos = moe_read_token(&r, "token.eos", 1);
     m->bos = moe_read_token(&r, "token.bos", 1);
@@ -3361,6 +3469,11 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     if (m->languages && (m->languages->kind != MOE_META_TEXTS || !m->tags || m->tags->count != m->languages->count))
         moe_reader_fail(&r, "is not a list of as many texts as languages.tags has ids");
     if (!m->languages) m->tags = NULL;
+    if (m->kind == MOE_MODEL_LANGUAGE) {
+        moe_bind_embeddings(&r, m);
+        moe_bind_stack(&r, m, "decoder");
+        return r.status;
+    }
     m->source_tag = (int)moe_read_int(&r, moe_read(&r, "source.tag"), 0, 1, m->languages != NULL);
     m->source_bos = (int)moe_read_int(&r, moe_read(&r, "source.bos"), 0, 1, 0);
     m->source_eos = (int)moe_read_int(&r, moe_read(&r, "source.eos"), 0, 1, 1);
@@ -3466,6 +3579,52 @@ void moe_model_close(moe_model *m) {
 
 /* ---- Looking at a model ---- */
 
+moe_model_kind moe_model_get_kind(const moe_model *m) { return m->kind; }
+size_t moe_model_width(const moe_model *m) { return m->width; }
+
+const char *moe_gate_name(moe_gate gate) { return (unsigned)gate <= MOE_GATE_BATCHWISE ? moe_gate_names[gate] : "?"; }
+
+int moe_gate_parse(const char *name, moe_gate *out) {
+    for (int i = 0; moe_gate_names[i]; i++)
+        if (strcmp(name, moe_gate_names[i]) == 0) {
+            *out = (moe_gate)i;
+            return 1;
+        }
+    return 0;
+}
+
+/* The index-th mixture, encoder first; NULL past the last. */
+static const moe_layer *moe_find_mixture(const moe_model *m, size_t index) {
+    for (size_t i = 0; i < m->n_encoder + m->n_decoder; i++) {
+        const moe_layer *layer = i < m->n_encoder ? &m->encoder[i] : &m->decoder[i - m->n_encoder];
+        if (layer->kind == MOE_LAYER_MOE && index-- == 0) return layer;
+    }
+    return NULL;
+}
+
+size_t moe_model_mixture_count(const moe_model *m) {
+    size_t n = 0;
+    while (moe_find_mixture(m, n)) n++;
+    return n;
+}
+
+moe_mixture moe_model_mixture(const moe_model *m, size_t index) {
+    const moe_layer *layer = moe_find_mixture(m, index);
+    moe_mixture x;
+    memset(&x, 0, sizeof x);
+    if (!layer) return x;
+    x.layer = layer->name;
+    x.experts = layer->experts;
+    x.groups = layer->groups;
+    x.gate = layer->gate.kind;
+    x.parent_gate = layer->parent.kind;
+    x.k = layer->gate.k;
+    x.parent_k = layer->parent.k;
+    x.hidden = layer->hidden;
+    x.noise = layer->gate.noise.rows && (!layer->groups || layer->parent.noise.rows);
+    return x;
+}
+
 size_t moe_model_meta_count(const moe_model *m) { return m->file.n_meta; }
 moe_span moe_model_meta_key(const moe_model *m, size_t i) {
     return i < m->file.n_meta ? m->file.meta[i].key : (moe_span){ "", 0 };
@@ -3518,6 +3677,8 @@ typedef struct moe_save {
     int same_type;       /* no tensor of `old` changes its type */
     const moe_meta_entry *entries;
     size_t n_entries;
+    const moe_vector_entry *vectors; /* that are not taken from `old` */
+    size_t n_vectors;
     moe_tensor_info *tensors;
     size_t n_tensors;
     uint64_t file_bytes;
@@ -3528,11 +3689,12 @@ typedef struct moe_save {
 
 /* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
 static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *params) {
-    static const char gate[] = ".gate.weight";
-    const size_t n = sizeof gate - 1;
+    static const char *const parts[] = { ".gate.", ".parent." };
     if (t->n_dims == 1) return t->type;
     if (t->experts) return params->experts;
-    if (t->name.length >= n && memcmp(t->name.data + t->name.length - n, gate, n) == 0) return t->type;
+    for (size_t i = 0; i < MOE_COUNT(parts); i++)
+        for (size_t at = 0, n = strlen(parts[i]); at + n <= t->name.length; at++)
+            if (memcmp(t->name.data + at, parts[i], n) == 0) return t->type;
     return params->type;
 }
 
@@ -3647,11 +3809,23 @@ static int moe_write_zeros(FILE *out, uint64_t bytes) {
 
 static size_t moe_pieces(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
 
+/* The caller's vector of this name, or NULL. */
+static const moe_vector_entry *moe_save_vector(const moe_save *s, moe_span name) {
+    for (size_t i = 0; i < s->n_vectors; i++)
+        if (moe_span_is(name, s->vectors[i].name)) return &s->vectors[i];
+    return NULL;
+}
+
 static int moe_save_tensor(const moe_save *s, size_t index, FILE *out) {
     moe_tensor_info *t = &s->tensors[index];
-    const moe_tensor_info *old = s->old ? &s->old->tensors[index] : NULL;
+    const moe_vector_entry *given = moe_save_vector(s, t->name);
+    const moe_tensor_info *old = s->old && !given ? &s->old->tensors[index] : NULL;
     const size_t bytes = (size_t)(t->bytes / moe_pieces(t));
     uint64_t down = 0;
+    if (given) {
+        t->checksum = moe_crc32(0, given->data, bytes);
+        return fwrite(given->data, 1, bytes, out) == bytes;
+    }
     if (old && old->type == t->type) return fwrite(s->old->data + old->offset, 1, (size_t)old->bytes, out) == old->bytes;
     if (t->experts) moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
     t->checksum = 0;
@@ -3728,20 +3902,40 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
     return status;
 }
 
+static moe_status moe_check_vectors(const moe_file *f, const moe_vector_entry *vectors, size_t count, moe_error *error) {
+    for (size_t i = 0; i < count; i++) {
+        const moe_vector_entry *v = &vectors[i];
+        const moe_tensor_info *old = v->name ? moe_find_tensor(f, v->name) : NULL;
+        int fits = v->name && moe_name_valid((moe_span){ v->name, strlen(v->name) }) && v->data && v->n && v->n <= INT32_MAX &&
+                   (!old || old->n_dims == 1);
+        for (size_t k = 0; k < i && fits; k++) fits = strcmp(v->name, vectors[k].name) != 0;
+        if (!fits) return moe_fail(error, MOE_ERROR_ARGUMENT, "vectors", "vector %zu has a wrong name or length, or stands twice", i);
+    }
+    return MOE_OK;
+}
+
 moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error) {
     const moe_file *f = &model->file;
-    const size_t bytes = f->n_tensors * sizeof(moe_tensor_info);
-    moe_save s = { .old = f, .same_type = 1, .entries = params->entries, .n_entries = params->n_entries, .n_tensors = f->n_tensors };
+    const size_t bytes = (f->n_tensors + params->n_vectors) * sizeof(moe_tensor_info);
+    moe_save s = { .old = f, .same_type = !params->n_vectors, .entries = params->entries, .n_entries = params->n_entries,
+                   .vectors = params->vectors, .n_vectors = params->n_vectors, .n_tensors = f->n_tensors };
     moe_status status;
     if (!moe_type_known((uint32_t)params->type) || !moe_type_known((uint32_t)params->experts))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
     MOE_TRY(moe_check_entries(params->entries, params->n_entries, error));
+    MOE_TRY(moe_check_vectors(f, params->vectors, params->n_vectors, error));
     s.tensors = moe_allocate_zeroed(&model->allocator, bytes);
     if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
     for (size_t i = 0; i < f->n_tensors; i++) {
         s.tensors[i] = f->tensors[i];
         s.tensors[i].type = moe_save_type(&f->tensors[i], params);
         s.same_type &= s.tensors[i].type == f->tensors[i].type;
+    }
+    for (size_t i = 0; i < s.n_vectors; i++) {
+        const moe_vector_entry *v = &s.vectors[i];
+        const moe_tensor_info *old = moe_find_tensor(f, v->name);
+        moe_tensor_info *t = &s.tensors[old ? (size_t)(old - f->tensors) : s.n_tensors++];
+        *t = (moe_tensor_info){ .name = { v->name, strlen(v->name) }, .type = MOE_TYPE_F32, .n_dims = 1, .dims = { v->n } };
     }
     status = moe_save_run(&s, path, &model->allocator, error);
     moe_release(&model->allocator, s.tensors, bytes);
@@ -3781,8 +3975,8 @@ moe_status moe_model_write(const char *path, const moe_write_params *params, moe
  * for a capacity of rows and run with the rows of the moment: every tensor of a graph has the same number of rows.
  * Invariant: after moe_graph_plan a tensor's bytes are its own from the node that makes it to the last that reads it. */
 
-static const char *const moe_op_names[] = { "embed", "quantise", "linear", "add", "concat", "unary", "view", "gather", "store",
-                                            "lstm_cell", "lstm_layer", "attention", "gate", "experts", "output" };
+static const char *const moe_op_names[] = { "input", "embed", "quantise", "linear", "add", "concat", "unary", "view", "gather",
+                                            "store", "lstm_cell", "lstm_layer", "attention", "gate", "experts", "mix", "output" };
 _Static_assert(MOE_COUNT(moe_op_names) == MOE_OP_COUNT, "an op without a name");
 
 /* Keys and values of the source sentences under translation; sentences own segments of rows. */
@@ -3807,11 +4001,16 @@ struct moe_tensor {
     const moe_matrix *matrix;   /* embed, linear                     */
     const float *bias;          /* linear                            */
     int add;                    /* linear: src[1] is added           */
+    int relu;                   /* linear; gate with groups: of its logits */
     float factor;               /* embed                             */
     moe_unary unary;
     size_t column;              /* view: first column                */
     float *state;               /* gather, store: [rows, cols]       */
-    const moe_layer *layer;     /* lstm_cell, lstm_layer, gate, experts */
+    const moe_layer *layer;     /* lstm_cell, lstm_layer, gate, experts, mix */
+    const moe_gating *gating;   /* gate */
+    moe_gate gate;              /* gate: its kind; the session may want another than the file */
+    int grouped;                /* gate: src are features and selections of groups, else logits and perhaps logits of noise */
+    size_t capacity;            /* gate: experts that a row can select */
     const moe_lstm_weights *lstm;
     int backward;
     float *last_r, *last_c;     /* lstm_layer: where the states after every sentence go, [slots, P] and [slots, H], or NULL */
@@ -3830,6 +4029,10 @@ typedef struct moe_graph {
     size_t rows;            /* capacity in rows */
     size_t threads, sentences, max_source, top; /* what scratch depends on */
     int traced;             /* somebody looks at every tensor */
+    int routed;             /* somebody looks at every selection */
+    int gating;             /* 1 + the kind of all gates; 0: that of the file */
+    int noise;              /* on logits of gates, drawn from noise_seed and the row's key */
+    uint64_t noise_seed;
     size_t bytes;           /* of the planned arena */
     int overflow;
 } moe_graph;
@@ -3856,6 +4059,8 @@ static moe_tensor *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char
     va_end(args);
     return t;
 }
+
+static moe_tensor *moe_op_input(moe_graph *g, size_t cols, const char *name) { return moe_add_node(g, MOE_OP_INPUT, cols, "%s", name); }
 
 static moe_tensor *moe_op_embed(moe_graph *g, const moe_matrix *table, float factor, const char *name) {
     moe_tensor *t = moe_add_node(g, MOE_OP_EMBED, table->cols, "%s", name);
@@ -3964,20 +4169,66 @@ static moe_tensor *moe_op_attention(moe_graph *g, const moe_model *model, moe_me
     return t;
 }
 
-static moe_tensor *moe_op_gate(moe_graph *g, const moe_layer *layer, moe_tensor *logits) {
-    moe_tensor *t = moe_add_node(g, MOE_OP_GATE, layer->experts, "%s.gate", layer->name);
-    t->src[0] = logits;
+/* What a row of a gate selected, as it lies in the gate's tensor (moe.h, MOE_OP_GATE). */
+typedef struct moe_selection {
+    uint32_t *count, *empty, *experts;
+    float *weights;
+} moe_selection;
+
+static moe_selection moe_selection_of(const moe_tensor *t, size_t row) {
+    uint32_t *words = (uint32_t *)t->data + row * t->stride;
+    return (moe_selection){ words, words + 1, words + 2, (float *)(void *)(words + 2 + t->capacity) };
+}
+
+/* Scratch of a gate: per thread logits, noise, probabilities and the best rows of an expert; dense matrices where neighbours or
+ * somebody outside look at them. */
+typedef struct moe_gate_work {
+    float *thread;
+    size_t thread_floats;
+    float *probabilities; /* [rows, experts] or NULL */
+    float *dense;         /* [rows, experts] or NULL */
+    char *mask;           /* [rows, experts] of a batchwise gate, or NULL */
+} moe_gate_work;
+
+static moe_gate_work moe_gate_layout(const moe_graph *g, const moe_tensor *t, moe_layout *at) {
+    const size_t dense = g->rows * t->cols;
+    moe_gate_work w = { NULL, 3 * moe_round_up(t->gating->level, 16), NULL, NULL, NULL };
+    if (t->gate == MOE_GATE_BATCHWISE) w.thread_floats = moe_max(w.thread_floats, 2 * moe_round_up(g->rows, 16));
+    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
+    if (g->traced || t->gate == MOE_GATE_BATCHWISE) w.probabilities = moe_carve(at, dense, sizeof(float));
+    if (g->traced) w.dense = moe_carve(at, dense, sizeof(float));
+    if (t->gate == MOE_GATE_BATCHWISE) w.mask = moe_carve(at, dense, 1);
+    return w;
+}
+
+/* A gate over everything: x are its logits, `second` those of the noise or NULL. A gate inside groups (`grouped`): x are the
+ * features that gates read, `second` the selections of groups. */
+static moe_tensor *moe_op_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating, moe_tensor *x, moe_tensor *second,
+                               int grouped, const char *name) {
+    const size_t groups = grouped ? second->cols : 1;
+    moe_tensor *t = moe_op_pair(g, MOE_OP_GATE, x, second, groups * gating->level, name);
+    moe_layout work = { NULL, 0, 0 };
     t->layer = layer;
-    t->work_bytes = g->threads * moe_round_up(2 * layer->experts * sizeof(float), 64);
+    t->gating = gating;
+    t->gate = g->gating ? (moe_gate)(g->gating - 1) : gating->kind;
+    t->grouped = grouped;
+    t->relu = grouped && layer->relu_logits;
+    t->capacity = (t->gate == MOE_GATE_TOPK ? gating->k : gating->level) * (grouped ? second->capacity : 1);
+    t->stride = moe_row_stride(2 + 2 * t->capacity);
+    moe_gate_layout(g, t, &work);
+    t->work_bytes = work.used;
+    if (work.overflow) g->overflow = 1;
     return t;
 }
 
 enum { MOE_EXPERT_TILE = 64 }; /* rows that one expert task takes at most */
 
 /* (expert, row) pairs handled at once: expected ones with room to spare, and never fewer than one row may select. */
-static size_t moe_expert_pairs(const moe_graph *g, const moe_layer *layer) {
-    size_t wanted = layer->gate == MOE_GATE_SOFTMAX ? layer->experts : moe_min(layer->experts, 2 * layer->k);
-    return moe_max(g->rows * wanted, layer->experts);
+static size_t moe_expert_pairs(const moe_graph *g, const moe_tensor *gate) {
+    size_t wanted = 2 * gate->gating->k;
+    if (gate->grouped) wanted *= gate->src[1]->gating->k;
+    if (gate->gate == MOE_GATE_SOFTMAX || !wanted) wanted = gate->capacity;
+    return moe_max(g->rows * moe_min(gate->capacity, wanted), gate->capacity);
 }
 
 typedef struct moe_expert_work {
@@ -4001,8 +4252,9 @@ static size_t moe_expert_tile_floats(const moe_layer *layer) {
     return MOE_EXPERT_TILE * (moe_expert_input_floats(layer) + moe_row_stride(layer->hidden) + moe_code_bytes(layer->hidden) / sizeof(float) + 2);
 }
 
-static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_layer *layer, moe_layout *at) {
-    const size_t pairs = moe_expert_pairs(g, layer), width = layer->out;
+static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_tensor *t, moe_layout *at) {
+    const moe_layer *layer = t->layer;
+    const size_t pairs = moe_expert_pairs(g, t->src[1]), width = layer->out;
     moe_expert_work w;
     w.first = moe_carve(at, layer->experts + 1, sizeof *w.first);
     w.fill = moe_carve(at, layer->experts, sizeof *w.fill);
@@ -4023,9 +4275,18 @@ static moe_tensor *moe_op_experts(moe_graph *g, const moe_layer *layer, moe_tens
     t->src[0] = input;
     t->src[1] = gate;
     t->layer = layer;
-    moe_expert_layout(g, layer, &work);
+    moe_expert_layout(g, t, &work);
     t->work_bytes = work.used;
     if (work.overflow) g->overflow = 1;
+    return t;
+}
+
+/* The same of experts that are one matrix each: x are the outputs of all of them, one behind the other. */
+static moe_tensor *moe_op_mix(moe_graph *g, const moe_layer *layer, moe_tensor *x, moe_tensor *gate) {
+    moe_tensor *t = moe_add_node(g, MOE_OP_MIX, layer->hidden, "%s.experts", layer->name);
+    t->src[0] = x;
+    t->src[1] = gate;
+    t->layer = layer;
     return t;
 }
 
@@ -4112,6 +4373,8 @@ static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
         for (int s = 0; s < 2; s++)
             if (t->src[s]) moe_tensor_base(t->src[s])->last = i;
     }
+    for (size_t i = 0; g->routed && i < g->count; i++)
+        if (g->nodes[i].op == MOE_OP_GATE) g->nodes[i].last = g->count; /* the session reads them after the run */
     for (size_t i = 0; i < g->count; i++) {
         moe_tensor *t = &g->nodes[i];
         const size_t size = moe_tensor_size(g, t);
@@ -4204,6 +4467,14 @@ static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows)
     moe_pool_run(run->pool, moe_divide_up(blocks, job.blocks_per_task) * job.row_tasks, moe_linear_task, &job);
 }
 
+static void moe_compute_input_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    (void)thread;
+    memcpy(moe_row_of(t, row), run->frame->inputs + row * t->cols, t->cols * sizeof(float));
+}
+static void moe_compute_input(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_input_row);
+}
+
 static void moe_compute_embed_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
     float *y = moe_row_of(t, row);
     (void)thread;
@@ -4234,7 +4505,7 @@ static void moe_linear_input(moe_linear *l, const moe_tensor *x, size_t row) {
 }
 
 static void moe_compute_linear(const moe_run *run, const moe_tensor *t) {
-    moe_linear l = { .w = t->matrix, .bias = t->bias, .y = t->data, .y_stride = t->stride };
+    moe_linear l = { .w = t->matrix, .bias = t->bias, .relu = t->relu, .y = t->data, .y_stride = t->stride };
     moe_linear_input(&l, t->src[0], 0);
     if (t->add) {
         l.add = t->src[1]->data;
@@ -4422,47 +4693,194 @@ static void moe_compute_attention(const moe_run *run, const moe_tensor *t) {
     moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_attention_row);
 }
 
-/* Gate weights of one row, dense: softmax (eq 2); softmax over the k largest logits (eq 3, and eq 16 with the mask of eq
- * 17, which is the same number); softmax over { i : softmax(l)_i > T_i } (eq 16 with the mask of eq 19). */
-static void moe_compute_gate_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
-    const moe_layer *layer = t->layer;
-    const moe_kernels *kernels = run->kernels;
-    const float *logits = moe_row_of(t->src[0], row);
-    const size_t n = layer->experts, floats = moe_round_up(2 * n * sizeof(float), 64) / sizeof(float);
-    float *p = (float *)t->work + thread * floats, *kept = p + n, *g = moe_row_of(t, row);
-    const float top = kernels->max(logits, n);
-    size_t selected = 0, best = 0, j = 0;
-    float sum;
-    if (layer->gate == MOE_GATE_TOPK) {
-        memset(g, 0, n * sizeof *g); /* marks, then weights */
-        for (; selected < layer->k; selected++) {
-            best = n;
-            for (size_t i = 0; i < n; i++)
-                if (g[i] == 0.0f && (best == n || logits[i] > logits[best])) best = i;
-            g[best] = 1.0f;
-        }
-    } else {
-        sum = kernels->exp_sum(logits, n, top, p);
-        for (size_t i = 0; i < n; i++) {
-            p[i] = p[i] / sum;
-            if (p[i] > p[best]) best = i;
-            g[i] = layer->gate == MOE_GATE_SOFTMAX || p[i] > layer->threshold[i] ? 1.0f : 0.0f;
-            selected += g[i] != 0.0f;
-        }
-        if (!selected && layer->empty == MOE_EMPTY_TOP1) {
-            g[best] = 1.0f;
-            selected = 1;
-        }
+/* Put v with its id into the falling list of at most `top`; equal ones keep their order. */
+MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
+    size_t at = top - 1;
+    if (!(v > best[at])) return;
+    for (; at > 0 && !(best[at - 1] >= v); at--) {
+        best[at] = best[at - 1];
+        ids[at] = ids[at - 1];
     }
-    for (size_t i = 0; i < n; i++)
-        if (g[i] != 0.0f) kept[j++] = logits[i];
-    sum = kernels->exp_sum(kept, selected, kernels->max(kept, selected), kept);
-    j = 0;
-    for (size_t i = 0; i < n; i++)
-        if (g[i] != 0.0f) g[i] = kept[j++] / sum;
+    best[at] = v;
+    ids[at] = id;
 }
+
+/* splitmix64's scrambler. */
+static uint64_t moe_hash(uint64_t z) {
+    z += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Noise: a standard normal number from a row's key, a gate's name and an expert. Quantiles by Wichura's PPND7 (AS 241, Applied
+ * Statistics 37, 1988), whose far tails 24 bits never reach. */
+static float moe_normal(uint64_t key, size_t expert) {
+    const uint32_t bits = (uint32_t)(moe_hash(key + expert) >> 41);
+    const double u = ((double)bits + 0.5) / 8388608.0, q = u - 0.5;
+    double r = 0.180625 - q * q;
+    if (r >= 0)
+        return (float)(q * (((59.109374720 * r + 159.29113202) * r + 50.434271938) * r + 3.3871327179) /
+                       (((67.187563600 * r + 78.757757664) * r + 17.895169469) * r + 1.0));
+    r = sqrt(-(double)moe_logf((float)(q < 0 ? u : 1.0 - u))) - 1.6;
+    r = (((0.17023821103 * r + 1.3067284816) * r + 2.7568153900) * r + 1.4234372777) / ((0.12021132975 * r + 0.73700164250) * r + 1.0);
+    return (float)(q < 0 ? -r : r);
+}
+
+/* log(1 + exp(x)) */
+static float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf(1.0f + moe_expf(x > 0.0f ? -x : x)); }
+
+/* Rows [first, first + n) of a F32 matrix times one row of features. */
+static void moe_gate_product(const moe_run *run, const moe_matrix *w, const float *bias, size_t first, size_t n, int relu, const float *x,
+                             float *y) {
+    const moe_matrix part = moe_matrix_view(MOE_TYPE_F32, n, w->cols, (const float *)w->data + first * w->cols);
+    const moe_linear l = { .w = &part, .x = x, .x_stride = w->cols, .bias = bias ? bias + first : NULL, .relu = relu, .y = y, .y_stride = n };
+    run->kernels->linear(&l, 0, 1, 0, moe_divide_up(n, 16));
+}
+
+/* The logits of one group, or of everything, for one row; in `scratch` [2 * level] unless they lie in src[0] as they are. */
+static const float *moe_gate_logits(const moe_run *run, const moe_tensor *t, size_t row, size_t group, float *scratch) {
+    const moe_gating *gating = t->gating;
+    const size_t n = gating->level, first = group * n;
+    const float *x = moe_row_of(t->src[0], row), *noise = scratch + moe_round_up(n, 16);
+    uint64_t key = run->graph->noise_seed;
+    if (t->grouped) moe_gate_product(run, &gating->weight, gating->bias, first, n, t->relu, x, scratch);
+    else if (!run->graph->noise) return x;
+    else memcpy(scratch, x, n * sizeof *scratch);
+    if (!run->graph->noise) return scratch;
+    if (t->grouped) moe_gate_product(run, &gating->noise, NULL, first, n, 0, x, scratch + moe_round_up(n, 16));
+    else noise = moe_row_of(t->src[1], row);
+    for (const char *c = t->name; *c; c++) key = moe_hash(key ^ (unsigned char)*c);
+    key ^= run->frame->keys[row];
+    for (size_t i = 0; i < n; i++) scratch[i] = scratch[i] + moe_normal(key, first + i) * moe_softplus(noise[i]);
+    return scratch;
+}
+
+static void moe_softmax(const moe_kernels *kernels, const float *x, size_t n, float *p) {
+    const float sum = kernels->exp_sum(x, n, kernels->max(x, n), p);
+    for (size_t i = 0; i < n; i++) p[i] = p[i] / sum;
+}
+
+/* The k largest logits, ties by lower index, ascending. */
+static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t *chosen) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t at = count;
+        if (count == k && !(logits[i] > logits[chosen[k - 1]])) continue;
+        if (count < k) count++;
+        else at--;
+        for (; at > 0 && logits[i] > logits[chosen[at - 1]]; at--) chosen[at] = chosen[at - 1];
+        chosen[at] = (uint32_t)i;
+    }
+    for (size_t i = 1; i < count; i++) {
+        const uint32_t id = chosen[i];
+        size_t at = i;
+        for (; at > 0 && chosen[at - 1] > id; at--) chosen[at] = chosen[at - 1];
+        chosen[at] = id;
+    }
+    return count;
+}
+
+/* Who is selected of n logits with probabilities p: by eq 19, by the mask of eq 18, or, if that is nobody, by the policy. */
+static size_t moe_select_masked(const moe_gating *gating, const float *p, const float *threshold, const char *mask, uint32_t *chosen,
+                                uint32_t *empty) {
+    size_t count = 0, best = 0;
+    for (size_t i = 0; i < gating->level; i++) {
+        if (p[i] > p[best]) best = i;
+        if (mask ? mask[i] : p[i] > threshold[i]) chosen[count++] = (uint32_t)i;
+    }
+    if (count) return count;
+    *empty = 1;
+    chosen[0] = (uint32_t)best;
+    return gating->empty == MOE_EMPTY_TOP1;
+}
+
+/* Select among the experts of one group (or all) and append them with their weights: softmax over the selected logits (eq 3, and
+ * eq 16, which is the same number), times the group's own weight (eq 12). */
+static void moe_gate_append(const moe_run *run, const moe_tensor *t, size_t row, size_t group, const float *factor, const moe_gate_work *work,
+                            float *scratch) {
+    const moe_kernels *kernels = run->kernels;
+    const moe_gating *gating = t->gating;
+    const size_t n = gating->level, first = group * n, at = row * t->cols + first;
+    const float *logits = moe_gate_logits(run, t, row, group, scratch);
+    const moe_selection s = moe_selection_of(t, row);
+    float *p = scratch + 2 * moe_round_up(n, 16), *weights = s.weights + *s.count, sum;
+    uint32_t *chosen = s.experts + *s.count;
+    size_t count = n;
+    if (t->gate == MOE_GATE_THRESHOLD || work->probabilities) moe_softmax(kernels, logits, n, p);
+    if (work->probabilities) memcpy(work->probabilities + at, p, n * sizeof *p);
+    if (t->gate == MOE_GATE_TOPK) count = moe_select_topk(logits, n, gating->k, chosen);
+    else if (t->gate == MOE_GATE_SOFTMAX)
+        for (size_t i = 0; i < n; i++) chosen[i] = (uint32_t)i;
+    else
+        count = moe_select_masked(gating, p, t->gate == MOE_GATE_THRESHOLD ? gating->threshold + first : NULL, work->mask ? work->mask + at : NULL, chosen, s.empty);
+    for (size_t j = 0; j < count; j++) weights[j] = logits[chosen[j]];
+    sum = kernels->exp_sum(weights, count, kernels->max(weights, count), weights);
+    for (size_t j = 0; j < count; j++) {
+        weights[j] = weights[j] / sum;
+        if (factor) weights[j] = *factor * weights[j];
+        chosen[j] += (uint32_t)first;
+    }
+    *s.count += (uint32_t)count;
+}
+
+static void moe_compute_gate_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    moe_layout at = { t->work, 0, 0 };
+    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
+    const moe_selection s = moe_selection_of(t, row);
+    float *scratch = work.thread + thread * work.thread_floats;
+    *s.count = *s.empty = 0;
+    if (work.probabilities) memset(work.probabilities + row * t->cols, 0, t->cols * sizeof(float));
+    if (t->grouped) {
+        const moe_selection groups = moe_selection_of(t->src[1], row);
+        *s.empty = *groups.empty;
+        for (size_t j = 0; j < *groups.count; j++) moe_gate_append(run, t, row, groups.experts[j], &groups.weights[j], &work, scratch);
+    } else {
+        moe_gate_append(run, t, row, 0, NULL, &work, scratch);
+    }
+    if (!work.dense) return;
+    memset(work.dense + row * t->cols, 0, t->cols * sizeof(float));
+    for (size_t j = 0; j < *s.count; j++) work.dense[row * t->cols + s.experts[j]] = s.weights[j];
+}
+
+/* Whether an expert competes in a row: its group, if it has one, is selected. */
+static int moe_gate_competes(const moe_tensor *t, size_t row, size_t expert) {
+    moe_selection groups;
+    if (!t->grouped) return 1;
+    groups = moe_selection_of(t->src[1], row);
+    for (size_t j = 0; j < *groups.count; j++)
+        if (groups.experts[j] == expert / t->gating->level) return 1;
+    return 0;
+}
+
+/* Column `expert` of the batchwise mask (eq 18): the m = k X / n largest of its X probabilities, ties by lower row. */
+static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
+    const moe_row_job *job = arg;
+    const moe_tensor *t = job->t;
+    moe_layout at = { t->work, 0, 0 };
+    const moe_gate_work work = moe_gate_layout(job->run->graph, t, &at);
+    float *best = work.thread + thread * work.thread_floats;
+    int32_t *rows = (int32_t *)(void *)(best + moe_round_up(job->run->graph->rows, 16));
+    size_t competing = 0, m;
+    for (size_t r = 0; r < job->rows; r++) {
+        competing += (size_t)moe_gate_competes(t, r, expert);
+        work.mask[r * t->cols + expert] = 0;
+    }
+    m = moe_min(competing, moe_max(1, t->gating->k * competing / t->gating->level));
+    for (size_t i = 0; i < m; i++) best[i] = moe_from_bits(0xff800000u);
+    for (size_t r = 0; r < job->rows && m; r++)
+        if (moe_gate_competes(t, r, expert)) moe_keep_best(best, rows, m, work.probabilities[r * t->cols + expert], (int32_t)r);
+    for (size_t i = 0; i < m && best[i] >= 0.0f; i++) work.mask[(size_t)rows[i] * t->cols + expert] = 1;
+}
+
+/* A batchwise gate sees all rows before it selects: probabilities first, then the mask by columns, then once more by rows. */
 static void moe_compute_gate(const moe_run *run, const moe_tensor *t) {
-    moe_for_rows(run, t, run->frame->rows, 16 * t->layer->experts, moe_compute_gate_row);
+    const size_t cost = t->grouped ? t->src[1]->gating->level * t->gating->level : 16 * t->gating->level;
+    moe_row_job job = { run, t, run->frame->rows, 1, moe_compute_gate_row };
+    moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
+    if (t->gate != MOE_GATE_BATCHWISE) return;
+    moe_pool_run(run->pool, t->cols, moe_batchwise_task, &job);
+    moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
 }
 
 typedef struct moe_expert_job {
@@ -4513,15 +4931,12 @@ static void moe_combine_task(void *arg, size_t task, size_t thread) {
     const moe_expert_job *job = arg;
     const moe_expert_work *work = &job->work;
     const size_t row = job->row0 + task, width = job->t->cols;
-    const float *gate = moe_row_of(job->t->src[1], row);
+    const float *weights = moe_selection_of(job->t->src[1], row).weights;
     float *y = moe_row_of(job->t, row);
-    size_t expert = 0;
     (void)thread;
     memset(y, 0, width * sizeof *y);
-    for (size_t j = work->row_first[task]; j < work->row_first[task + 1]; j++) {
-        while (gate[expert] == 0.0f) expert++;
-        job->run->kernels->axpy(gate[expert++], work->out + work->row_pair[j] * moe_row_stride(width), width, y);
-    }
+    for (size_t j = work->row_first[task]; j < work->row_first[task + 1]; j++)
+        job->run->kernels->axpy(*weights++, work->out + work->row_pair[j] * moe_row_stride(width), width, y);
     if (job->t->layer->scale != 1.0f)
         for (size_t c = 0; c < width; c++) y[c] = y[c] * job->t->layer->scale;
 }
@@ -4529,22 +4944,20 @@ static void moe_combine_task(void *arg, size_t task, size_t thread) {
 /* Count, sort the (row, expert) pairs by expert, cut them into tasks, run them from one queue, combine per row. A token may
  * select any number of experts, so rows go in chunks whose pairs fit the plan; chunks do not change a bit. */
 static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
-    const moe_layer *layer = t->layer;
-    const size_t rows = run->frame->rows, n = layer->experts, capacity = moe_expert_pairs(run->graph, layer);
+    const moe_tensor *gate = t->src[1];
+    const size_t rows = run->frame->rows, n = t->layer->experts, capacity = moe_expert_pairs(run->graph, gate);
     moe_layout at = { t->work, 0, 0 };
-    moe_expert_job job = { run, t, moe_expert_layout(run->graph, layer, &at), 0 };
+    moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, &at), 0 };
     moe_expert_work *w = &job.work;
     for (size_t row0 = 0, row1; row0 < rows; row0 = row1) {
         size_t pairs = 0, tasks = 0;
         memset(w->first, 0, (n + 1) * sizeof *w->first);
         for (row1 = row0; row1 < rows; row1++) {
-            const float *gate = moe_row_of(t->src[1], row1);
-            size_t selected = 0;
-            for (size_t e = 0; e < n; e++) selected += gate[e] != 0.0f;
-            if (pairs + selected > capacity) break;
+            const moe_selection s = moe_selection_of(gate, row1);
+            if (pairs + *s.count > capacity) break;
             w->row_first[row1 - row0] = pairs;
-            pairs += selected;
-            for (size_t e = 0; e < n; e++) w->first[e + 1] += gate[e] != 0.0f;
+            pairs += *s.count;
+            for (size_t j = 0; j < *s.count; j++) w->first[s.experts[j] + 1]++;
         }
         w->row_first[row1 - row0] = pairs;
         for (size_t e = 0; e < n; e++) {
@@ -4556,13 +4969,12 @@ static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
                 w->task[3 * tasks + 2] = (uint32_t)moe_min(MOE_EXPERT_TILE, w->first[e + 1] - p);
             }
         }
-        for (size_t r = row0, j = 0; r < row1; r++) {
-            const float *gate = moe_row_of(t->src[1], r);
-            for (size_t e = 0; e < n; e++)
-                if (gate[e] != 0.0f) {
-                    w->pair_row[w->fill[e]] = (uint32_t)r;
-                    w->row_pair[j++] = (uint32_t)w->fill[e]++;
-                }
+        for (size_t r = row0, pair = 0; r < row1; r++) {
+            const moe_selection s = moe_selection_of(gate, r);
+            for (size_t j = 0; j < *s.count; j++) {
+                w->pair_row[w->fill[s.experts[j]]] = (uint32_t)r;
+                w->row_pair[pair++] = (uint32_t)w->fill[s.experts[j]]++;
+            }
         }
         job.row0 = row0;
         moe_pool_run(run->pool, tasks, moe_expert_task, &job);
@@ -4570,16 +4982,18 @@ static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
     }
 }
 
-/* Put v with its id into the falling list of at most `top`; equal ones keep their order. */
-MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
-    size_t at = top - 1;
-    if (!(v > best[at])) return;
-    for (; at > 0 && !(best[at - 1] >= v); at--) {
-        best[at] = best[at - 1];
-        ids[at] = ids[at - 1];
-    }
-    best[at] = v;
-    ids[at] = id;
+static void moe_compute_mix_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+    const moe_selection s = moe_selection_of(t->src[1], row);
+    float *y = moe_row_of(t, row);
+    (void)thread;
+    memset(y, 0, t->cols * sizeof *y);
+    for (size_t j = 0; j < *s.count; j++)
+        run->kernels->axpy(s.weights[j], moe_row_of(t->src[0], row) + s.experts[j] * t->cols, t->cols, y);
+    if (t->layer->scale != 1.0f)
+        for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->layer->scale;
+}
+static void moe_compute_mix(const moe_run *run, const moe_tensor *t) {
+    moe_for_rows(run, t, run->frame->rows, t->src[0]->cols, moe_compute_mix_row);
 }
 
 /* The `top` largest of x[n] with their ids, falling. They lie in the blocks with the largest maxima, so only those are looked
@@ -4683,6 +5097,7 @@ typedef struct moe_backend {
 static const moe_backend moe_backend_cpu = {
     .name = "cpu",
     .compute = {
+        [MOE_OP_INPUT] = moe_compute_input,
         [MOE_OP_EMBED] = moe_compute_embed,
         [MOE_OP_QUANTISE] = moe_compute_quantise,
         [MOE_OP_LINEAR] = moe_compute_linear,
@@ -4697,6 +5112,7 @@ static const moe_backend moe_backend_cpu = {
         [MOE_OP_ATTENTION] = moe_compute_attention,
         [MOE_OP_GATE] = moe_compute_gate,
         [MOE_OP_EXPERTS] = moe_compute_experts,
+        [MOE_OP_MIX] = moe_compute_mix,
         [MOE_OP_OUTPUT] = moe_compute_output,
     },
 };
@@ -4709,12 +5125,22 @@ static moe_status moe_backend_check(const moe_backend *backend, const moe_graph 
     return MOE_OK;
 }
 
+static void moe_trace_gate(const moe_run *run, const moe_tensor *t, moe_trace_fn trace, void *trace_user) {
+    moe_layout at = { t->work, 0, 0 };
+    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
+    char name[sizeof t->name + 16];
+    trace(trace_user, t->name, work.dense, run->frame->rows, t->cols, t->cols);
+    snprintf(name, sizeof name, "%s.probabilities", t->name);
+    trace(trace_user, name, work.probabilities, run->frame->rows, t->cols, t->cols);
+}
+
 static void moe_graph_run(const moe_backend *backend, const moe_run *run, moe_trace_fn trace, void *trace_user) {
     for (size_t i = 0; i < run->graph->count; i++) {
         const moe_tensor *t = &run->graph->nodes[i];
         backend->compute[t->op](run, t);
-        if (trace && !t->quantised && t->op != MOE_OP_STORE)
-            trace(trace_user, t->name, t->data, run->frame->rows, t->cols, t->stride);
+        if (!trace || t->quantised || t->op == MOE_OP_STORE) continue;
+        if (t->op == MOE_OP_GATE) moe_trace_gate(run, t, trace, trace_user);
+        else trace(trace_user, t->name, t->data, run->frame->rows, t->cols, t->stride);
     }
 }
 
@@ -4736,13 +5162,10 @@ static moe_node moe_describe_node(const moe_graph *g, const moe_tensor *t, const
     n.factor = t->factor;
     n.unary = t->unary;
     n.state = t->state;
+    n.relu = t->relu;
     if (layer) {
         n.hidden = layer->hidden;
         n.experts = layer->experts;
-        n.k = layer->k;
-        n.gate = layer->gate;
-        n.empty_zero = layer->empty == MOE_EMPTY_ZERO;
-        n.threshold = layer->threshold;
         n.factor = layer->kind == MOE_LAYER_LSTM ? layer->forget_bias : layer->scale;
         n.backward = t->backward;
     }
@@ -4751,6 +5174,17 @@ static moe_node moe_describe_node(const moe_graph *g, const moe_tensor *t, const
         n.w_proj = layer->projected ? &t->lstm->w_proj : NULL;
         n.last_r = t->last_r;
         n.last_c = t->last_c;
+    } else if (t->op == MOE_OP_GATE) {
+        n.experts = t->cols;
+        n.level = t->gating->level;
+        n.k = t->gating->k;
+        n.capacity = t->capacity;
+        n.gate = t->gate;
+        n.grouped = t->grouped;
+        n.matrix = t->grouped ? &t->gating->weight : NULL;
+        n.bias = t->grouped ? t->gating->bias : NULL;
+        n.empty_zero = t->gating->empty == MOE_EMPTY_ZERO;
+        n.threshold = t->gating->threshold;
     } else if (t->op == MOE_OP_EXPERTS) {
         n.up = moe_matrix_view(layer->expert_type, layer->hidden, layer->out, layer->slabs);
         n.down = moe_matrix_view(layer->expert_type, layer->out, layer->hidden, layer->slabs + layer->slab_down);
@@ -4810,13 +5244,46 @@ static moe_status moe_choose_device(const char *name, const moe_device_api **out
 /* ==== 17. Encoder and decoder =================================================================================
  * Owns the two graphs of a translation model. Invariant: only the layer list decides what is in them. */
 
+/* Logits of a gate over everything; with them those of the noise, if it is wanted. */
+static moe_tensor *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating, moe_tensor *features, const char *part) {
+    char name[48];
+    moe_tensor *logits, *noise = NULL;
+    snprintf(name, sizeof name, "%s.%s.logits", layer->name, part);
+    logits = moe_op_linear(g, &gating->weight, features, gating->bias, NULL, name);
+    logits->relu = layer->relu_logits;
+    snprintf(name, sizeof name, "%s.%s.noise", layer->name, part);
+    if (g->noise) noise = moe_op_linear(g, &gating->noise, features, NULL, NULL, name);
+    snprintf(name, sizeof name, "%s.%s", layer->name, part);
+    return moe_op_gate(g, layer, gating, logits, noise, 0, name);
+}
+
+/* Who gets x: one gate, or one over groups and one inside them (eq 12), each over x or over the hidden units of an MLP. */
+static moe_tensor *moe_build_gate(moe_graph *g, const moe_layer *layer, moe_tensor *x) {
+    char name[48];
+    moe_tensor *parent;
+    if (layer->features.rows) {
+        snprintf(name, sizeof name, "%s.gate.hidden", layer->name);
+        x = moe_op_linear(g, &layer->features, x, layer->features_bias, NULL, name);
+        x->relu = 1;
+    }
+    if (!layer->groups) return moe_build_flat_gate(g, layer, &layer->gate, x, "gate");
+    parent = moe_build_flat_gate(g, layer, &layer->parent, x, "parent");
+    snprintf(name, sizeof name, "%s.gate", layer->name);
+    return moe_op_gate(g, layer, &layer->gate, x, parent, 1, name);
+}
+
 /* The MoE layer (eq 1, App. E): y = [x +] [sigmoid](sum_i G(x)_i E_i(x)). */
 static moe_tensor *moe_build_moe(moe_graph *g, const moe_layer *layer, moe_tensor *x) {
     char name[48];
-    moe_tensor *y;
-    snprintf(name, sizeof name, "%s.gate.logits", layer->name);
-    y = moe_op_linear(g, &layer->gate_weight, x, NULL, NULL, name);
-    y = moe_op_experts(g, layer, x, moe_op_gate(g, layer, y));
+    moe_tensor *gate = moe_build_gate(g, layer, x), *y;
+    snprintf(name, sizeof name, "%s.units", layer->name);
+    if (layer->linear) {
+        y = moe_op_linear(g, &layer->stack, x, layer->stack_bias, NULL, name);
+        y->relu = layer->relu;
+        y = moe_op_mix(g, layer, y, gate);
+    } else {
+        y = moe_op_experts(g, layer, x, gate);
+    }
     snprintf(name, sizeof name, "%s.sigmoid", layer->name);
     if (layer->sigmoid) y = moe_op_unary(g, MOE_UNARY_SIGMOID, y, name);
     snprintf(name, sizeof name, "%s.output", layer->name);
@@ -4915,7 +5382,7 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, moe_memory *memo
         }
     if (m->context_current) {
         if (reads_previous) previous = moe_op_gather(g, s->context, m->memory_width, "decoder.previous");
-    } else {
+    } else if (m->kind == MOE_MODEL_TRANSLATION) {
         moe_tensor *query = m->query_output ? moe_op_gather(g, s->query, m->query_width, "decoder.carried") : r[m->attention_layer];
         previous = moe_build_attention(g, m, memory, query);
     }
@@ -4952,6 +5419,12 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, moe_memory *memo
             moe_op_store(g, x, s->query, "decoder.query_next");
         }
     }
+    moe_op_output(g, m, x);
+}
+
+static void moe_build_classifier(moe_graph *g, const moe_model *m) {
+    moe_tensor *x = moe_op_input(g, m->width, "network.input");
+    for (size_t i = 0; i < m->n_decoder; i++) x = moe_build_moe(g, &m->decoder[i], x);
     moe_op_output(g, m, x);
 }
 
@@ -5005,6 +5478,7 @@ typedef struct moe_search {
 typedef struct moe_slot {
     int active;
     void *user;
+    uint64_t key;             /* of its source, for noise */
     size_t segment, length;   /* its tokens in the attention memory */
     size_t pieces;            /* without tag, begin and end */
     size_t limit;             /* longest target, end included */
@@ -5250,6 +5724,7 @@ struct moe_session {
     /* the frame of a decoder step */
     int32_t *ids, *parents, *want, *top_ids;
     size_t *segment, *length;
+    uint64_t *keys; /* [most rows of either graph], NULL without noise */
     char *hold; /* NULL unless translations have a least length */
     float *want_logprob, *top_logprobs, *attention, *coverage, *coverage_next;
     moe_live *next;
@@ -5323,6 +5798,33 @@ static moe_status moe_check_real(const char *name, double value, double high, mo
     return moe_fail(error, MOE_ERROR_ARGUMENT, name, "%s is %g, allowed are 0 to %g", name, value, high);
 }
 
+/* Whether every mixture can have gates of this kind. */
+static moe_status moe_check_gating(const moe_model *m, const char *name, int *gating, moe_error *error) {
+    const moe_layer *layer;
+    moe_gate kind;
+    if (!name) return MOE_OK;
+    if (!moe_gate_parse(name, &kind))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "gating", "no gate is called '%s'; there are softmax, topk, threshold and batchwise", name);
+    for (size_t i = 0; (layer = moe_find_mixture(m, i)); i++)
+        for (int parent = 0; parent <= (layer->groups > 0); parent++) {
+            const moe_gating *g = parent ? &layer->parent : &layer->gate;
+            if (kind == MOE_GATE_THRESHOLD && !g->threshold)
+                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating", "%s has no thresholds; moe-calibrate can find some", layer->name);
+            if ((kind == MOE_GATE_TOPK || kind == MOE_GATE_BATCHWISE) && !g->k)
+                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating", "%s does not say how many experts it wants (k)", layer->name);
+        }
+    *gating = 1 + (int)kind;
+    return MOE_OK;
+}
+
+static moe_status moe_check_noise(const moe_model *m, moe_error *error) {
+    for (size_t i = 0; i < moe_model_mixture_count(m); i++)
+        if (!moe_model_mixture(m, i).noise)
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "noise", "%s has no weights for noise: it was not trained with noisy top-k",
+                            moe_model_mixture(m, i).layer);
+    return MOE_OK;
+}
+
 static moe_status moe_check_params(const moe_model *m, moe_session_params *p, moe_error *error) {
     MOE_TRY(moe_check_int("threads", p->threads, 0, MOE_MAX_THREADS, error));
     MOE_TRY(moe_check_int("batch", p->batch, 1, 1 << 16, error));
@@ -5345,6 +5847,11 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (p->rules >= MOE_RULES_TF && p->coverage_penalty != 0.0f)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "coverage_penalty", "the %s rules know no coverage: coverage_penalty must be 0",
                         moe_rules_name(p->rules));
+    if (m->kind != MOE_MODEL_TRANSLATION) {
+        p->max_source = 2;
+        p->coverage_penalty = 0;
+    }
+    if (m->kind == MOE_MODEL_CLASSIFIER) p->max_target = 2;
     if (!p->threads) {
         long processors = sysconf(_SC_NPROCESSORS_ONLN);
         p->threads = processors < 1 ? 1 : processors > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)processors;
@@ -5397,6 +5904,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
     s->parents = moe_carve(at, s->rows, sizeof *s->parents);
     s->want = moe_carve(at, s->rows, sizeof *s->want);
     s->want_logprob = moe_carve(at, s->rows, sizeof *s->want_logprob);
+    if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
     if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
     s->segment = moe_carve(at, s->rows, sizeof *s->segment);
     s->length = moe_carve(at, s->rows, sizeof *s->length);
@@ -5421,8 +5929,9 @@ static moe_status moe_session_build(moe_session *s, moe_error *error) {
     s->encoder.threads = s->decoder.threads = threads;
     s->encoder.sentences = s->decoder.sentences = batch;
     s->encoder.max_source = s->decoder.max_source = max_source;
-    moe_build_encoder(&s->encoder, s->model, &s->memory, &s->begin);
-    moe_build_decoder(&s->decoder, s->model, &s->memory, &s->state);
+    if (s->model->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(&s->encoder, s->model, &s->memory, &s->begin);
+    if (s->model->kind == MOE_MODEL_CLASSIFIER) moe_build_classifier(&s->decoder, s->model);
+    else moe_build_decoder(&s->decoder, s->model, &s->memory, &s->state);
     for (size_t i = 0; s->api && i < s->encoder.count; i++) s->encoder.nodes[i].work_bytes = 0; /* a device has its own scratch */
     for (size_t i = 0; s->api && i < s->decoder.count; i++) s->decoder.nodes[i].work_bytes = 0;
     MOE_TRY(moe_graph_plan(&s->encoder, error));
@@ -5440,13 +5949,19 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
     MOE_TRY(moe_check_params(m, &s->params, error));
     MOE_TRY(moe_choose_kernels(s->params.isa ? s->params.isa : getenv("MOE_ISA"), &s->kernels, error));
     s->backend = &moe_backend_cpu;
+    MOE_TRY(moe_check_gating(m, s->params.gating, &s->encoder.gating, error));
+    if (s->params.noise) MOE_TRY(moe_check_noise(m, error));
     MOE_TRY(moe_choose_device(s->params.device ? s->params.device : getenv("MOE_DEVICE"), &s->api, &s->device_index,
                               &s->device_automatic, error));
     s->search = (moe_search){ s->params.beam, s->params.nbest, s->params.length_penalty, s->params.length_constant,
                               s->params.coverage_penalty, s->params.prune, m->eos, s->params.rules };
-    s->rows = (size_t)s->params.batch * (size_t)s->params.beam;
-    s->decoder.top = moe_min((size_t)s->params.beam + 1, (size_t)m->vocabulary);
-    s->decoder.traced = s->params.trace != NULL;
+    s->rows = (size_t)s->params.batch * (size_t)(m->kind == MOE_MODEL_TRANSLATION ? s->params.beam : 1);
+    s->encoder.traced = s->params.trace != NULL;
+    s->encoder.routed = s->params.routing != NULL;
+    s->encoder.noise = s->params.noise;
+    s->encoder.noise_seed = s->params.noise_seed;
+    s->decoder = s->encoder;
+    s->decoder.top = moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? s->params.nbest : s->params.beam + 1), (size_t)m->vocabulary);
     s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * (size_t)s->params.batch);
     /* A request is pulled before its length is known, so there is always room for a longest one. */
     s->memory.tokens = (size_t)s->params.max_source + (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch);
@@ -5559,14 +6074,26 @@ static moe_status moe_session_create(moe_session *prepared, moe_session **out, m
     return MOE_OK;
 }
 
+/* What only the processor does. */
+static moe_status moe_check_device(const moe_session *s, moe_error *error) {
+    const char *what = s->decoder.routed                              ? "routing"
+                       : s->decoder.noise                             ? "noise"
+                       : s->decoder.gating == 1 + MOE_GATE_BATCHWISE  ? "batchwise gating"
+                       : s->model->kind != MOE_MODEL_TRANSLATION      ? "a model without encoder"
+                                                                      : NULL;
+    return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s works on the device cpu only", what) : MOE_OK;
+}
+
 moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out, moe_error *error) {
     moe_session prepared;
     moe_session_params on_cpu;
     moe_error why = { MOE_OK, "", "" };
     moe_status status;
     MOE_TRY(moe_session_prepare(&prepared, model, params, error));
+    if (prepared.api && !prepared.device_automatic) MOE_TRY(moe_check_device(&prepared, error));
     if (!prepared.api || !prepared.device_automatic) return moe_session_create(&prepared, out, error);
-    status = prepared.api->count(&why) > 0 ? moe_session_create(&prepared, out, &why) : MOE_ERROR_UNSUPPORTED;
+    status = moe_check_device(&prepared, &why);
+    if (status == MOE_OK) status = prepared.api->count(&why) > 0 ? moe_session_create(&prepared, out, &why) : MOE_ERROR_UNSUPPORTED;
     if (status == MOE_OK) return MOE_OK;
     moe_log(&prepared, "the processor takes over from %s: %s", prepared.api->name, why.message);
     on_cpu = prepared.params;
@@ -5594,6 +6121,19 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
 }
 
 moe_stats moe_session_stats(const moe_session *s) { return s->stats; }
+
+/* Tell the caller where row `row` went: all mixtures of the graph. */
+static void moe_report_row(const moe_session *s, const moe_graph *g, size_t row, void *user, size_t position, int32_t token) {
+    for (size_t i = 0; i < g->count; i++) {
+        const moe_tensor *t = &g->nodes[i];
+        moe_selection chosen;
+        moe_routing routing;
+        if (t->op != MOE_OP_GATE || t->gating != &t->layer->gate) continue; /* not the gate over groups */
+        chosen = moe_selection_of(t, row);
+        routing = (moe_routing){ user, t->layer->name, position, token, (int)*chosen.empty, *chosen.count, chosen.experts, chosen.weights };
+        s->params.routing(s->params.routing_user, &routing);
+    }
+}
 
 /* Run one of the two graphs where the session lives. */
 static moe_status moe_session_run(moe_session *s, const moe_graph *g, const moe_frame *frame, moe_error *error) {
@@ -5659,6 +6199,10 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
         snprintf(message, sizeof message, "%zu target tokens, the limit is %zu", q->n_target + 1, max_target);
         return moe_refuse(q, done, user, MOE_ERROR_LIMIT, message), 0;
     }
+    if (m->kind == MOE_MODEL_LANGUAGE) {
+        if (q->target && !q->n_source) return 1;
+        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "a language model scores a target and takes no source"), 0;
+    }
     if (q->n_source + extra == 0 || (q->n_source == 0 && !q->target)) { /* nothing to translate is an empty translation */
         moe_hypothesis nothing = { .ids = NULL };
         moe_result result = { q->user, MOE_OK, "", 1, &nothing };
@@ -5684,6 +6228,8 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     slot->length = n;
     slot->active = 1;
     slot->user = q->user;
+    slot->key = 0;
+    for (size_t i = 0; s->keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
     slot->pieces = q->n_source;
     if (limit > (double)s->params.max_target) limit = (double)s->params.max_target;
     slot->limit = moe_max(1, moe_min((size_t)s->params.max_target, (size_t)limit + (size_t)s->params.max_len_offset));
@@ -5702,7 +6248,8 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
 /* Encode the staged sentences: sorted by falling length, packed by time step. */
 static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     moe_frame frame = { .ids = s->packed, .live = s->live, .first = s->first, .destination = s->destination,
-                        .sentence = s->sentence };
+                        .sentence = s->sentence, .keys = s->keys };
+    if (!s->encoder.count) return MOE_OK; /* a language model */
     for (size_t i = 0; i < group; i++) {
         const size_t length = s->slots[s->staged_slot[i]].length;
         size_t at = i;
@@ -5720,11 +6267,16 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
             const moe_slot *slot = &s->slots[s->staged_slot[staged]];
             if (slot->length <= step) break;
             s->packed[frame.rows] = s->staged[s->staged_first[staged] + step];
+            if (s->keys) s->keys[frame.rows] = moe_hash(slot->key ^ step);
             s->destination[frame.rows++] = slot->segment + step;
         }
         s->live[step] = live;
     }
-    return moe_session_run(s, &s->encoder, &frame, error);
+    MOE_TRY(moe_session_run(s, &s->encoder, &frame, error));
+    for (size_t step = 0; s->params.routing && step < frame.steps; step++)
+        for (size_t i = 0; i < s->live[step]; i++)
+            moe_report_row(s, &s->encoder, s->first[step] + i, s->slots[s->sentence[i]].user, step, s->packed[s->first[step] + i]);
+    return MOE_OK;
 }
 
 /* Pull requests while slots, staging room and attention memory allow. *last: the last answer of the pull function. */
@@ -5791,6 +6343,11 @@ static size_t moe_fill_frame(moe_session *s) {
             s->segment[rows] = slot->segment;
             s->length[rows] = slot->length;
             s->want[rows] = !slot->scoring ? -1 : slot->steps < slot->n_target ? slot->target[slot->steps] : s->model->eos;
+            if (s->keys) {
+                s->keys[rows] = ~slot->key;
+                for (int32_t at = live->last; at >= 0; at = slot->tokens[at].parent)
+                    s->keys[rows] = moe_hash(s->keys[rows] ^ (uint64_t)slot->tokens[at].id);
+            }
             if (s->hold) s->hold[rows] = !slot->scoring && slot->steps < (size_t)s->params.min_target;
             live->row = rows++;
         }
@@ -5830,8 +6387,12 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
     moe_frame frame = { .rows = moe_fill_frame(s), .ids = s->ids, .parents = s->parents, .segment = s->segment, .length = s->length,
                         .attention = s->attention, .attention_stride = stride, .want = s->want,
-                        .want_logprob = s->want_logprob, .hold = s->hold, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
+                        .want_logprob = s->want_logprob, .hold = s->hold, .keys = s->keys, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
     MOE_TRY(moe_session_run(s, &s->decoder, &frame, error));
+    for (size_t i = 0; s->params.routing && i < (size_t)s->params.batch; i++)
+        for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live; h++)
+            if (!s->slots[i].live[h].ended)
+                moe_report_row(s, &s->decoder, s->slots[i].live[h].row, s->slots[i].user, s->slots[i].steps, s->ids[s->slots[i].live[h].row]);
     s->stats.steps++;
     s->stats.rows += frame.rows;
     if (s->attention && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
@@ -5864,6 +6425,8 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
     const size_t batch = (size_t)s->params.batch, refill = moe_max(1, batch / 4);
     moe_status status = MOE_OK;
     int answer = MOE_PULL_REQUEST;
+    if (s->model->kind == MOE_MODEL_CLASSIFIER)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier: it does not translate");
     while (status == MOE_OK) {
         size_t active = moe_count_active(s);
         if (answer != MOE_PULL_END && (active == 0 || batch - active >= refill)) {
@@ -5877,4 +6440,42 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
     }
     for (size_t i = 0; i < batch; i++) s->slots[i].active = 0;
     return status;
+}
+
+/* ---- Classifying ---- */
+
+/* What the noise of a row of inputs is drawn from. */
+static uint64_t moe_row_key(const float *inputs, size_t n) {
+    uint64_t key = 0;
+    for (size_t i = 0; i < n; i++) key = moe_hash(key ^ moe_to_bits(inputs[i]));
+    return key;
+}
+
+moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs, moe_error *error) {
+    const size_t batch = (size_t)s->params.batch, width = s->model->width, top = s->decoder.top, nbest = (size_t)s->params.nbest;
+    if (s->model->kind != MOE_MODEL_CLASSIFIER)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "classify", "this model is no classifier");
+    for (size_t row0 = 0; row0 < rows; row0 += batch) {
+        const size_t n = moe_min(batch, rows - row0);
+        const moe_frame frame = { .rows = n, .inputs = inputs + row0 * width, .keys = s->keys, .want = s->want,
+                                  .want_logprob = s->want_logprob, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
+        for (size_t r = 0; r < n; r++) {
+            s->want[r] = -1;
+            if (s->keys) s->keys[r] = moe_row_key(inputs + (row0 + r) * width, width);
+        }
+        MOE_TRY(moe_session_run(s, &s->decoder, &frame, error));
+        for (size_t r = 0; r < n; r++) {
+            if (s->params.routing) moe_report_row(s, &s->decoder, r, NULL, row0 + r, -1);
+            if (!(s->top_logprobs[r * top] <= 0.0f))
+                return moe_fail(error, MOE_ERROR_NUMERIC, "classify", "row %zu gives not-a-number: its inputs or the model's weights are broken", row0 + r);
+            for (size_t i = 0; i < nbest; i++) {
+                classes[(row0 + r) * nbest + i] = i < top ? s->top_ids[r * top + i] : -1;
+                logprobs[(row0 + r) * nbest + i] = i < top ? s->top_logprobs[r * top + i] : moe_from_bits(0xff800000u);
+            }
+        }
+        s->stats.sentences += n;
+        s->stats.rows += n;
+        s->stats.steps++;
+    }
+    return MOE_OK;
 }

@@ -155,6 +155,39 @@ typedef struct moe_span {
     size_t length;
 } moe_span;
 
+/* What a model does. Every kind is a list of layers in the file; only what goes in and comes out differs. */
+typedef enum moe_model_kind {
+    MOE_MODEL_TRANSLATION, /* tokens -> tokens, encoder and decoder with attention: moe_translate           */
+    MOE_MODEL_LANGUAGE,    /* the next token from those before it: moe_translate with a target and no source */
+    MOE_MODEL_CLASSIFIER   /* numbers -> a class: moe_classify                                               */
+} moe_model_kind;
+
+moe_model_kind moe_model_get_kind(const moe_model *model);
+size_t moe_model_width(const moe_model *model); /* columns of an embedding, inputs of a classifier */
+
+/* Gates: which experts a row goes to and with which weights. Of the logits l [n] of one level, p = softmax(l):
+ *   softmax     every expert, weight p_i                                                           (eq 2, 15)
+ *   topk        the k largest, softmax over them                                                   (eq 3, 16, 17)
+ *   threshold   { i : p_i > T_i }, softmax over them                                               (eq 16, 19)
+ *   batchwise   for every expert the k * rows / n rows with its largest p: rows see their neighbours (eq 16, 18) */
+typedef enum moe_gate { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD, MOE_GATE_BATCHWISE } moe_gate;
+
+const char *moe_gate_name(moe_gate gate);            /* "softmax", ... "?" if unknown */
+int moe_gate_parse(const char *name, moe_gate *out); /* 1 and *out set, or 0 */
+
+/* The mixtures of a model, encoder first. With two levels (App. B) a gate over the groups comes before those inside them. */
+typedef struct moe_mixture {
+    const char *layer; /* "encoder.2" */
+    size_t experts, groups; /* in all; 0 groups: one level */
+    moe_gate gate, parent_gate;
+    size_t k, parent_k;     /* wanted of a group's (or all) experts, of the groups; 0 where a softmax takes all */
+    size_t hidden;          /* units of an expert */
+    int noise;              /* 1: the file has W_noise of eq 4 */
+} moe_mixture;
+
+size_t moe_model_mixture_count(const moe_model *model);
+moe_mixture moe_model_mixture(const moe_model *model, size_t index); /* all zero if out of range */
+
 size_t moe_model_meta_count(const moe_model *model);
 moe_span moe_model_meta_key(const moe_model *model, size_t index);
 moe_meta_kind moe_model_meta_kind(const moe_model *model, size_t index);
@@ -177,15 +210,24 @@ typedef struct moe_meta_entry {
     moe_span text; /* UTF-8 */
 } moe_meta_entry;
 
+/* A vector to be written, F32. */
+typedef struct moe_vector_entry {
+    const char *name;
+    const float *data; /* [n] */
+    size_t n;
+} moe_vector_entry;
+
 typedef struct moe_save_params {
     moe_type type;    /* matrices; gates, thresholds and biases stay F32 */
     moe_type experts; /* experts */
     const moe_meta_entry *entries; /* [n_entries] metadata to add or replace; may be NULL */
     size_t n_entries;
+    const moe_vector_entry *vectors; /* [n_vectors] vectors to add or replace; may be NULL */
+    size_t n_vectors;
 } moe_save_params;
 
 /* Write the model to `path`, perhaps in other number formats. The file appears whole under its name or not at all. Metadata are
- * kept, but for golden.* and quality.* when a type changes: they belong to one set of numbers. Going from a coarse type to a
+ * kept, but for golden.* and quality.* when a type or a vector changes: they belong to one set of numbers. Going from a coarse type to a
  * finer one is allowed but gains nothing back.
  * Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY, MOE_ERROR_IO. */
 moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error);
@@ -245,9 +287,27 @@ int32_t moe_model_language_tag(const moe_model *model, const char *code);
 typedef struct moe_session moe_session;
 
 /* Sees the output of every graph node after it ran: rows x cols floats, row r begins at data + r * stride.
- * `name` is the node's (for instance "encoder.2.gate", "decoder.logits"). Slow; for tests and analysis. */
+ * `name` is the node's (for instance "encoder.2.gate", "decoder.logits"). Gates are shown dense, [rows, experts] with 0 where an
+ * expert is not selected, and after "encoder.2.gate" come "encoder.2.gate.probabilities", the softmax before the mask (0 in
+ * groups that were not selected). Slow; for tests and analysis. */
 typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols,
                              size_t stride);
+
+/* Where one token went in one mixture. */
+typedef struct moe_routing {
+    void *user;              /* the request's */
+    const char *layer;       /* "encoder.2" */
+    size_t position;         /* of the token: in the source with tag and end; in the target, 0 reads the begin token; a row */
+    int32_t token;           /* that the position reads; -1 in a classifier */
+    int empty;               /* 1: a mask selected nothing and the model's policy stepped in */
+    size_t n;                /* experts */
+    const uint32_t *experts; /* [n] ascending */
+    const float *weights;    /* [n] */
+} moe_routing;
+
+/* Called for every token and mixture while requests are under way. A beam shows the rows of all its hypotheses; to see those of
+ * one translation, score it: they are the same bytes. */
+typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
 
 /* How a beam is searched. The last three are those of engines whose checkpoints this one reads, quirks included. They keep
  * `beam` hypotheses side by side, finished ones among them, until all have finished or the length limit is reached; a cut
@@ -284,6 +344,12 @@ typedef struct moe_session_params {
     size_t device_memory;   /* bytes of GPU memory the session may take; 0: whatever is free                */
     moe_log_fn log;         /* may be NULL */
     void *log_user;
+    const char *gating;     /* NULL: the file's gates. "softmax", "topk", "threshold", "batchwise": this kind in every mixture, */
+                            /* of which "batchwise" breaks the promise: a result depends on what shares its batch */
+    int noise;              /* 1: noise on the logits of gates (eq 4), drawn from noise_seed and the tokens so far alone */
+    uint64_t noise_seed;
+    moe_routing_fn routing; /* may be NULL */
+    void *routing_user;
     moe_trace_fn trace;     /* may be NULL */
     void *trace_user;
 } moe_session_params;
@@ -365,6 +431,12 @@ typedef void (*moe_done_fn)(void *user, const moe_result *result);
  * session can be used again; after a failure of the GPU what was under way is lost and every call fails in the same way. */
 moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error);
 
+/* Classify `rows` rows of inputs [rows, moe_model_width] with a classifier: the session's `nbest` most probable classes of each,
+ * best first, into classes [rows, nbest] and their log-probabilities into logprobs [rows, nbest]. In portions of the session's
+ * batch. Errors: MOE_ERROR_ARGUMENT (another kind of model), MOE_ERROR_NUMERIC (a row gave not-a-number), MOE_ERROR_DEVICE. */
+moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
+                        moe_error *error);
+
 /* ---- Instruction sets ---------------------------------------------------------------------------------- */
 
 /* "portable avx2 ...": the kernel sets in this build, best last, separated by spaces. */
@@ -380,6 +452,7 @@ int moe_isa_available(const char *name);
  * Order of calls: count, open, allocate (states, activations), bind, run..., close. */
 
 typedef enum moe_op {
+    MOE_OP_INPUT,     /* rows of the frame's inputs                             */
     MOE_OP_EMBED,     /* ids -> rows of an embedding, times scale               */
     MOE_OP_QUANTISE,  /* rows -> int8 codes and a scale per row                 */
     MOE_OP_LINEAR,    /* x -> w x + bias, or w x + another tensor               */
@@ -392,14 +465,17 @@ typedef enum moe_op {
     MOE_OP_LSTM_CELL, /* z, c -> [h | c]                                        */
     MOE_OP_LSTM_LAYER, /* input products of packed sentences -> outputs         */
     MOE_OP_ATTENTION, /* projected query -> context                             */
-    MOE_OP_GATE,      /* logits -> dense gate weights, 0 where not selected     */
-    MOE_OP_EXPERTS,   /* x, gate weights -> sum of weighted expert outputs      */
+    MOE_OP_GATE,      /* logits, or features and a gate over groups, -> selections */
+    MOE_OP_EXPERTS,   /* x, selections -> sum of weighted expert outputs        */
+    MOE_OP_MIX,       /* outputs of all experts side by side, selections -> the same sum */
     MOE_OP_OUTPUT,    /* logits, best tokens and their log-probabilities        */
     MOE_OP_COUNT
 } moe_op;
 
 typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH } moe_unary;
-typedef enum moe_gate { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD } moe_gate;
+
+/* A row of selections, as MOE_OP_GATE makes it, is `stride` words of 32 bits: how many experts, 1 if a mask was empty, then
+ * uint32 experts [capacity] ascending and float weights [capacity]. */
 
 /* A weight matrix [rows, cols] = [out, in] where its bytes lie; room 4 of moe.c says how. */
 typedef struct moe_matrix {
@@ -426,15 +502,20 @@ typedef struct moe_node {
     const moe_matrix *matrix;  /* embed, linear, output                                                   */
     const float *bias;         /* linear, output: [rows of the matrix] or NULL                            */
     int add;                   /* linear: src[1] is added instead of a bias                               */
+    int relu;                  /* linear; gate over the experts of groups: of its logits                  */
     float factor;              /* embed: scale; lstm_*: forget bias; experts: scale                       */
     moe_unary unary;
     float *state;              /* gather, store: [rows, cols] without gaps                                */
-    size_t hidden;             /* lstm_*: H; experts: hidden units                                        */
+    size_t hidden;             /* lstm_*: H; experts: hidden units; mix: columns of an expert             */
     const moe_matrix *w_r, *w_proj; /* lstm_layer; w_proj NULL without projection                         */
     int backward;              /* lstm_layer                                                              */
     float *last_r, *last_c;    /* lstm_layer: [slots, P], [slots, H] states after every sentence, or NULL */
-    size_t experts, k;         /* gate, experts                                                           */
-    moe_gate gate;             /* gate, experts                                                           */
+    size_t experts;            /* gate, experts, mix: in all                                              */
+    size_t level, k;           /* gate: so many compete, so many are wanted                               */
+    size_t capacity;           /* gate: experts that a row can select                                     */
+    moe_gate gate;             /* gate: its kind                                                          */
+    int grouped;               /* gate: src[0] are features, src[1] selections of groups of `level` experts; the */
+                               /* logits of a selected group are its rows of `matrix` (F32) times features, plus `bias` */
     int empty_zero;            /* gate: nothing is selected where the mask is empty, else the best one    */
     const float *threshold;    /* gate: [experts]                                                         */
     moe_matrix up, down;       /* experts: of expert 0; the others follow every slab_stride bytes         */
@@ -451,6 +532,8 @@ typedef struct moe_node {
 typedef struct moe_frame {
     size_t rows;
     const int32_t *ids;         /* [rows] */
+    const float *inputs;        /* [rows, columns of the input] */
+    const uint64_t *keys;       /* [rows] what the noise of a row is drawn from */
     /* encoder: sentences sorted by falling length, packed by time step */
     size_t steps;               /* longest sentence */
     const size_t *live;         /* [steps] sentences that reach step t */

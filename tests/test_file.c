@@ -864,7 +864,7 @@ static void numbers_out_of_range_are_refused_by_key(void **state) {
                   { "encoder.0.proj", -1 }, { "encoder.0.proj", INT64_MAX }, { "encoder.0.bidirectional", 2 }, { "encoder.0.residual", 2 },
                   { "encoder.1.experts", 0 }, { "encoder.1.experts", -1 }, { "encoder.1.experts", INT64_MAX },
                   { "encoder.1.k", 0 }, { "encoder.1.k", 5 }, { "encoder.1.k", -1 }, { "encoder.1.hidden", 0 },
-                  { "encoder.1.groups", 1 }, { "encoder.1.groups", -1 }, { "encoder.1.residual", 2 }, { "decoder.1.k", 6 }, { "decoder.1.k", 0 },
+                  { "encoder.1.groups", 5 }, { "encoder.1.groups", -1 }, { "encoder.1.residual", 2 }, { "decoder.1.k", 6 }, { "decoder.1.k", 0 },
                   { "attention.size", 0 }, { "attention.size", INT64_MAX }, { "attention.layer", -1 }, { "attention.layer", 3 },
                   { "attention.layer", INT64_MAX } };
     (void)state;

@@ -115,7 +115,7 @@ static bench *new_bench(size_t rows, size_t sentences) {
     assert_non_null(b);
     assert_true(rows <= MAX_ROWS);
     b->graph = (moe_graph){ .nodes = b->nodes, .capacity = MOE_COUNT(b->nodes), .rows = rows, .threads = 2,
-                            .sentences = sentences, .max_source = MAX_ROWS };
+                            .sentences = sentences, .max_source = MAX_ROWS, .traced = 1 };
     for (size_t r = 0; r < rows; r++) b->parents[r] = (int32_t)r;
     b->frame.rows = rows;
     b->frame.parents = b->parents;
@@ -125,11 +125,18 @@ static bench *new_bench(size_t rows, size_t sentences) {
 /* A tensor whose rows are those of `data`. */
 static moe_tensor *input(bench *b, const float *data, size_t cols) { return moe_op_gather(&b->graph, (float *)(uintptr_t)data, cols, "input"); }
 
+/* The trace: selections are shown dense. */
+static void keep_gate(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    bench *b = user;
+    for (size_t r = 0; r < rows && strcmp(name, "layer.gate") == 0; r++) memcpy(b->out + r * cols, data + r * stride, cols * sizeof *data);
+}
+
 /* Plan and run with `kernels`; what reaches `result` lies in b->out afterwards. */
 static void run_bench(bench *b, moe_tensor *result, const moe_kernels *kernels) {
     moe_run run = { kernels, NULL, &b->graph, &b->frame };
     moe_error error;
-    if (result) moe_op_store(&b->graph, result, b->out, "output");
+    const int gate = result && result->op == MOE_OP_GATE;
+    if (result && !gate) moe_op_store(&b->graph, result, b->out, "output");
     if (moe_graph_plan(&b->graph, &error) != MOE_OK) fail_msg("%s", error.message);
     b->arena = aligned_alloc(64, moe_round_up(b->graph.bytes + 64, 64));
     b->pool = calloc(1, sizeof *b->pool);
@@ -138,7 +145,7 @@ static void run_bench(bench *b, moe_tensor *result, const moe_kernels *kernels) 
     assert_int_equal(moe_pool_start(b->pool, 2, &error), MOE_OK);
     run.pool = b->pool;
     moe_graph_place(&b->graph, b->arena);
-    moe_graph_run(&moe_backend_cpu, &run, NULL, NULL);
+    moe_graph_run(&moe_backend_cpu, &run, gate ? keep_gate : NULL, b);
     moe_pool_free(b->pool, b->pool->count);
 }
 
@@ -328,16 +335,16 @@ static int gate_layer(const golden *g, const char *name, const char *prefix, moe
     snprintf(layer->name, sizeof layer->name, "layer");
     snprintf(key, sizeof key, "%s%s", name, prefix);
     layer->kind = MOE_LAYER_MOE;
-    layer->gate_weight = matrix(need_part(g, key, "weight"));
-    layer->experts = layer->gate_weight.rows;
-    layer->out = layer->gate_weight.cols;
-    layer->threshold = find_part(g, key, "threshold").data;
-    layer->k = k ? (size_t)moe_meta_int(k, 0) : 0;
+    layer->gate.weight = matrix(need_part(g, key, "weight"));
+    layer->experts = layer->gate.level = layer->gate.weight.rows;
+    layer->out = layer->gate.weight.cols;
+    layer->gate.threshold = find_part(g, key, "threshold").data;
+    layer->gate.k = k ? (size_t)moe_meta_int(k, 0) : 0;
     layer->scale = 1;
-    layer->empty = value_is(g, name, "empty", "zero") ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1;
-    if (value_is(g, name, "gate", "softmax")) layer->gate = MOE_GATE_SOFTMAX;
-    else if (value_is(g, name, "gate", "topk")) layer->gate = MOE_GATE_TOPK;
-    else if (value_is(g, name, "gate", "threshold")) layer->gate = MOE_GATE_THRESHOLD;
+    layer->gate.empty = value_is(g, name, "empty", "zero") ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1;
+    if (value_is(g, name, "gate", "softmax")) layer->gate.kind = MOE_GATE_SOFTMAX;
+    else if (value_is(g, name, "gate", "topk")) layer->gate.kind = MOE_GATE_TOPK;
+    else if (value_is(g, name, "gate", "threshold")) layer->gate.kind = MOE_GATE_THRESHOLD;
     else return 0;
     return 1;
 }
@@ -353,7 +360,7 @@ static void check_gate(const golden *g, const char *name, const moe_kernels *ker
     bench *b;
     if (!gate_layer(g, name, "", &layer)) return;
     b = new_bench(x.rows, 1);
-    run_bench(b, moe_op_gate(&b->graph, &layer, moe_op_linear(&b->graph, &layer.gate_weight, input(b, x.data, x.cols), NULL, NULL, "l")), kernels);
+    run_bench(b, moe_build_gate(&b->graph, &layer, input(b, x.data, x.cols)), kernels);
     expect_same_experts(name, b->out, wanted.data, wanted.rows * wanted.cols);
     expect_close(name, b->out, wanted.data, wanted.rows * wanted.cols, op_tolerance);
     free_bench(b);
@@ -372,15 +379,39 @@ static void bind_experts(const golden *g, const char *name, moe_layer *layer) {
     layer->slab_down = (size_t)down;
 }
 
+/* Dense gate weights as rows of selections. */
+static uint32_t *selected(const part *gate) {
+    const size_t n = gate->cols, stride = 2 + 2 * n;
+    uint32_t *words = calloc(gate->rows * stride, sizeof *words);
+    assert_non_null(words);
+    for (size_t r = 0; r < gate->rows; r++)
+        for (size_t i = 0; i < n; i++) {
+            uint32_t *row = words + r * stride;
+            if (gate->data[r * n + i] == 0) continue;
+            row[2 + row[0]] = (uint32_t)i;
+            memcpy(&row[2 + n + row[0]++], &gate->data[r * n + i], 4);
+        }
+    return words;
+}
+
 static void check_experts(const golden *g, const char *name, const moe_kernels *kernels) {
     part x = need_part(g, name, "x"), gate = need_part(g, name, "g"), y = need_part(g, name, "y");
-    moe_layer layer = { .kind = MOE_LAYER_MOE, .name = "layer", .gate = MOE_GATE_TOPK, .k = 1 };
+    moe_layer layer = { .kind = MOE_LAYER_MOE, .name = "layer" };
     bench *b = new_bench(x.rows, 1);
+    moe_tensor *selections;
+    uint32_t *words;
     bind_experts(g, name, &layer);
+    layer.gate = (moe_gating){ .kind = MOE_GATE_TOPK, .level = layer.experts, .k = 1 };
     layer.scale = (float)moe_meta_real(need_value(g, name, "scale"), 0);
-    run_bench(b, moe_op_experts(&b->graph, &layer, input(b, x.data, x.cols), input(b, gate.data, gate.cols)), kernels);
+    words = selected(&gate);
+    selections = input(b, (const float *)(void *)words, 2 + 2 * gate.cols);
+    selections->gating = &layer.gate;
+    selections->gate = MOE_GATE_TOPK;
+    selections->capacity = gate.cols;
+    run_bench(b, moe_op_experts(&b->graph, &layer, input(b, x.data, x.cols), selections), kernels);
     expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
     free_bench(b);
+    free(words);
 }
 
 static void check_moe(const golden *g, const char *name, const moe_kernels *kernels) {
