@@ -101,7 +101,17 @@ SPM_VERSION = $(or $(shell pkg-config --modversion sentencepiece 2>/dev/null || 
 $(BUILD)/spm.o: tools/spm.cc tools/spm.h | $(BUILD)/.deps
 	$(CXX) $(CXX_FLAGS) -DSPM_LIBRARY_VERSION='"$(firstword $(SPM_VERSION))"' -c tools/spm.cc -o $@
 
-$(BUILD)/moe-translate.o: tools/moe-translate.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
+$(BUILD)/program.o: tools/program.c tools/program.h tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -c tools/program.c -o $@
+
+$(BUILD)/routing.o: tools/routing.c tools/routing.h tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -c tools/routing.c -o $@
+
+# What a program with text in and out is made of beside its own object.
+FRONT = $(BUILD)/program.o $(BUILD)/routing.o $(BUILD)/text.o $(BUILD)/spm.o
+FRONT_HEADERS = tools/program.h tools/routing.h tools/text.h tools/spm.h moe.h
+
+$(BUILD)/moe-translate.o: tools/moe-translate.c $(FRONT_HEADERS) | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-translate.c -o $@
 
 $(BUILD)/moe-info.o: tools/moe-info.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
@@ -121,7 +131,7 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
-$(BIN)/moe-translate: $(BUILD)/moe-translate.o $(BUILD)/text.o $(BUILD)/spm.o $(MOE_OBJECTS) $(BUILD)/.objects
+$(BIN)/moe-translate: $(BUILD)/moe-translate.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
 $(BIN)/moe-info: $(BUILD)/moe-info.o $(BUILD)/text.o $(BUILD)/spm.o $(MOE_OBJECTS) $(BUILD)/.objects
@@ -205,7 +215,7 @@ $(BUILD)/cuda_emu.o: moe-cuda.cu moe.h tests/cuda_emu.h | $(BUILD)/.deps-test
 $(BUILD)/test_cuda: $(BUILD)/test_cuda.o $(BUILD)/cuda_emu.o
 	$(LINK) $^ -lm -lcmocka -o $@
 
-$(BUILD)/moe-translate-emulated: $(BUILD)/moe-translate.o $(BUILD)/text.o $(BUILD)/spm.o $(BUILD)/moe-with-cuda.o $(BUILD)/cuda_emu.o
+$(BUILD)/moe-translate-emulated: $(BUILD)/moe-translate.o $(FRONT) $(BUILD)/moe-with-cuda.o $(BUILD)/cuda_emu.o
 	$(LINK) $^ $(TOOL_LIBS) -o $@
 
 # For tests/gpu-check, on a machine with a GPU.

@@ -570,12 +570,13 @@ def make_random_makes_models_that_run_and_are_the_same_for_a_seed():
         assert sorted(os.listdir(folder)) == ["a.bin", "b.bin", "c.bin"]
 
 
-def main():
+def main(functions):
+    """Run them all; used by other suites too."""
     failed = 0
     if not os.path.exists(MODEL):
         print("FAIL all: there is no model at %s" % MODEL)
         return 1
-    for function in tests:
+    for function in functions:
         begin = time.monotonic()
         try:
             function()
@@ -583,11 +584,11 @@ def main():
         except Exception as problem:  # noqa: BLE001 - whatever it is, it fails this test only
             failed += 1
             where = traceback.extract_tb(problem.__traceback__)
-            line = [f.lineno for f in where if f.filename == __file__][-1]
+            line = [f.lineno for f in where if f.name == function.__name__][-1]
             print("FAIL %s: line %d: %s %s" % (function.__name__, line, type(problem).__name__, str(problem)[:1000]))
         sys.stdout.flush()
     return failed > 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(tests))

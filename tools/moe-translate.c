@@ -2,55 +2,39 @@
  *
  * Contents
  *   1. Options      the command line
- *   2. Messages     stderr: complaints about lines, progress
- *   3. Output       stdout or -o: whole lines, in order
- *   4. Lines        a result as text, as ids, as JSON
- *   5. Flow         what moe_translate pulls and hands over
- *   6. Self-test    the golden sentences inside the model
- *   7. Main
- *
- * How it flows: moe_translate pulls requests whenever it has room for another sentence. Each pull reads a line and
- * queues a job; a finished job waits in the queue until those before it are finished, then leaves at once. A line that
- * cannot be used is a job that is finished from the start, so it keeps its place.
+ *   2. Lines        a result as text, as ids, as JSON
+ *   3. Flow         what tools/program.h is told about each line
+ *   4. Routing      the same translations once more, with a look at the gates
+ *   5. Self-test    the golden sentences inside the model
+ *   6. Main
  */
 #define _GNU_SOURCE         /* getopt_long on Linux */
 #define _DARWIN_C_SOURCE    /* and on macOS         */
 
 #include "moe.h"
+#include "tools/program.h"
+#include "tools/routing.h"
 #include "tools/spm.h"
 #include "tools/text.h"
 
 #include <cjson/cJSON.h>
 
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <math.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
-
-enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
-
-static volatile sig_atomic_t stop_signal; /* the only global: a signal handler can reach nothing else */
-
-static void on_signal(int number) { stop_signal = number; }
 
 /* ==== 1. Options ======================================================================================== */
 
 typedef struct options {
-    const char *model, *target, *source, *input, *output, *isa, *device;
-    int beam, nbest, threads, batch, batch_tokens, max_len, gpu_memory; /* -1: not given */
+    program_common common;
+    const char *target, *source, *device;
+    int beam, nbest, batch_tokens, gpu_memory; /* -1: not given */
     float length_penalty, coverage_penalty, prune; /* NaN: not given */
     const char *preset;
-    int ids, pretokenized, score, json, stats, self_test, truncate, quiet, verbose, no_mmap;
+    int score, self_test;
 } options;
 
 static void usage(FILE *to) {
@@ -86,6 +70,10 @@ static void usage(FILE *to) {
           "      --stats               tokens, seconds and memory to standard error at the end\n"
           "  -v, --verbose             say on standard error what is used: kernels or GPU, memory\n"
           "  -q, --quiet               no progress and no warnings; lines that fail are still reported\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_GATES("token")
+          "                            The routing is that of the best translation, which is scored for it once more\n"
           "\n"
           "Speed (none of these changes a single byte of the output)\n"
           "      --threads N           threads that compute (default: one per processor)\n"
@@ -104,148 +92,78 @@ static void usage(FILE *to) {
           "An empty line gives an empty line. A line that cannot be translated gives an empty line too, and standard\n"
           "error says which and why. CRLF line ends are read, LF is written.\n"
           "\n"
-          "Exit status: 0 all translated, 1 some lines were not (or the self-test failed), 2 usage, 3 model or memory,\n"
-          "4 input or output, 128 + N stopped by signal N.\n"
+          PROGRAM_HELP_EXIT("all translated", "some lines were not (or the self-test failed)")
           "\n"
           "Example: echo 'Good morning!' | moe-translate -m models/en-de-fr-es.bin -t de\n",
           to);
 }
 
-static int usage_error(const char *format, ...)
-#ifdef __GNUC__
-    __attribute__((format(printf, 1, 2)))
-#endif
-    ;
-
-static int usage_error(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fputs("moe-translate: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputs("; see moe-translate --help\n", stderr);
-    va_end(arguments);
-    return EXIT_USAGE;
-}
-
-static int parse_int(const char *name, const char *text, int low, int high, int *out) {
-    char *end;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    if (end == text || *end || errno || value < low || value > high)
-        return usage_error("--%s wants a whole number from %d to %d, not '%s'", name, low, high, text);
-    *out = (int)value;
-    return 0;
-}
-
-static int parse_float(const char *name, const char *text, float *out) {
-    char *end;
-    float value = strtof(text, &end);
-    if (end == text || *end || !isfinite(value) || value < 0.0f)
-        return usage_error("--%s wants a number that is not negative, not '%s'", name, text);
-    *out = value;
-    return 0;
-}
-
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     enum {
-        BEAM = 256, NBEST, THREADS, BATCH, BATCH_TOKENS, NO_MMAP, MAX_LEN, LENGTH_PENALTY, COVERAGE_PENALTY, PRUNE,
-        PRESET, IDS, PRETOKENIZED, SCORE, JSON, STATS, ISA, SELF_TEST, TRUNCATE, DEVICE, GPU_MEMORY
+        BEAM = 256, NBEST, BATCH_TOKENS, LENGTH_PENALTY, COVERAGE_PENALTY, PRUNE, PRESET, SCORE, SELF_TEST, DEVICE, GPU_MEMORY
     };
     static const struct option known[] = {
-        { "model", required_argument, NULL, 'm' },        { "target", required_argument, NULL, 't' },
-        { "source", required_argument, NULL, 's' },       { "input", required_argument, NULL, 'i' },
-        { "output", required_argument, NULL, 'o' },       { "beam", required_argument, NULL, BEAM },
-        { "nbest", required_argument, NULL, NBEST },      { "threads", required_argument, NULL, THREADS },
-        { "batch", required_argument, NULL, BATCH },      { "batch-tokens", required_argument, NULL, BATCH_TOKENS },
-        { "max-len", required_argument, NULL, MAX_LEN }, { "no-mmap", no_argument, NULL, NO_MMAP },
+        PROGRAM_OPTIONS, PROGRAM_GATE_OPTIONS, PROGRAM_STREAM_OPTIONS, PROGRAM_LINE_OPTIONS,
+        { "target", required_argument, NULL, 't' },       { "source", required_argument, NULL, 's' },
+        { "beam", required_argument, NULL, BEAM },        { "nbest", required_argument, NULL, NBEST },
+        { "batch-tokens", required_argument, NULL, BATCH_TOKENS },
         { "length-penalty", required_argument, NULL, LENGTH_PENALTY },
         { "coverage-penalty", required_argument, NULL, COVERAGE_PENALTY },
-        { "prune", required_argument, NULL, PRUNE },      { "ids", no_argument, NULL, IDS },
-        { "preset", required_argument, NULL, PRESET },    { "pretokenized", no_argument, NULL, PRETOKENIZED },
-        { "score", no_argument, NULL, SCORE },            { "json", no_argument, NULL, JSON },
-        { "stats", no_argument, NULL, STATS },            { "isa", required_argument, NULL, ISA },
-        { "self-test", no_argument, NULL, SELF_TEST },    { "truncate", no_argument, NULL, TRUNCATE },
+        { "prune", required_argument, NULL, PRUNE },      { "preset", required_argument, NULL, PRESET },
+        { "score", no_argument, NULL, SCORE },            { "self-test", no_argument, NULL, SELF_TEST },
         { "device", required_argument, NULL, DEVICE },    { "gpu-memory", required_argument, NULL, GPU_MEMORY },
-        { "verbose", no_argument, NULL, 'v' },
-        { "quiet", no_argument, NULL, 'q' },              { "help", no_argument, NULL, 'h' },
-        { "version", no_argument, NULL, 'V' },            { NULL, 0, NULL, 0 }
+        { NULL, 0, NULL, 0 }
     };
-    *o = (options){ .beam = -1, .nbest = -1, .threads = -1, .batch = -1, .batch_tokens = -1, .max_len = -1, .gpu_memory = -1,
-                    .length_penalty = NAN, .coverage_penalty = NAN, .prune = NAN };
-    int c, bad = 0;
-    while (!bad && (c = getopt_long(argc, argv, "m:t:s:i:o:vqhV", known, NULL)) != -1) {
+    program_common *common = &o->common;
+    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .beam = -1, .nbest = -1,
+                    .batch_tokens = -1, .gpu_memory = -1, .length_penalty = NAN, .coverage_penalty = NAN, .prune = NAN };
+    int c, status = -1;
+    while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT "i:t:s:", known, NULL)) != -1) {
         switch (c) {
-        case 'm': o->model = optarg; break;
         case 't': o->target = optarg; break;
         case 's': o->source = optarg; break;
-        case 'i': o->input = optarg; break;
-        case 'o': o->output = optarg; break;
-        case 'q': o->quiet = 1; break;
-        case 'v': o->verbose = 1; break;
-        case BEAM: bad = parse_int("beam", optarg, 1, MOE_MAX_BEAM, &o->beam); break;
-        case NBEST: bad = parse_int("nbest", optarg, 1, MOE_MAX_BEAM, &o->nbest); break;
-        case THREADS: bad = parse_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads); break;
-        case BATCH: bad = parse_int("batch", optarg, 1, 4096, &o->batch); break;
-        case BATCH_TOKENS: bad = parse_int("batch-tokens", optarg, 1, 1 << 24, &o->batch_tokens); break;
-        case NO_MMAP: o->no_mmap = 1; break;
-        case MAX_LEN: bad = parse_int("max-len", optarg, 4, 1 << 16, &o->max_len); break;
-        case LENGTH_PENALTY: bad = parse_float("length-penalty", optarg, &o->length_penalty); break;
-        case COVERAGE_PENALTY: bad = parse_float("coverage-penalty", optarg, &o->coverage_penalty); break;
-        case PRUNE: bad = parse_float("prune", optarg, &o->prune); break;
+        case BEAM: status = program_int("beam", optarg, 1, MOE_MAX_BEAM, &o->beam); break;
+        case NBEST: status = program_int("nbest", optarg, 1, MOE_MAX_BEAM, &o->nbest); break;
+        case BATCH_TOKENS: status = program_int("batch-tokens", optarg, 1, 1 << 24, &o->batch_tokens); break;
+        case LENGTH_PENALTY: status = program_float("length-penalty", optarg, &o->length_penalty); break;
+        case COVERAGE_PENALTY: status = program_float("coverage-penalty", optarg, &o->coverage_penalty); break;
+        case PRUNE: status = program_float("prune", optarg, &o->prune); break;
         case PRESET: o->preset = optarg; break;
-        case IDS: o->ids = 1; break;
-        case PRETOKENIZED: o->pretokenized = 1; break;
         case SCORE: o->score = 1; break;
-        case JSON: o->json = 1; break;
-        case STATS: o->stats = 1; break;
-        case ISA: o->isa = optarg; break;
         case DEVICE: o->device = optarg; break;
-        case GPU_MEMORY: bad = parse_int("gpu-memory", optarg, 1, 1 << 30, &o->gpu_memory); break;
+        case GPU_MEMORY: status = program_int("gpu-memory", optarg, 1, 1 << 30, &o->gpu_memory); break;
         case SELF_TEST: o->self_test = 1; break;
-        case TRUNCATE: o->truncate = 1; break;
-        case 'h':
-            usage(stdout);
-            return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
-        case 'V':
-            printf("moe-translate %s (SentencePiece %s; kernels: %s)\n", moe_version(), spm_library_version(), moe_isa_names());
-            return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
-        default: fputs("Try moe-translate --help\n", stderr); return EXIT_USAGE; /* getopt said why */
+        default: status = program_option(common, c); break;
         }
     }
-    if (bad) return bad;
-    if (optind < argc) return usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
-    if (!o->model) return usage_error("say which model with -m");
-    if (o->beam > 0 && o->nbest > o->beam) return usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
+    if (status >= 0) return status;
+    if (optind < argc) return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
+    if (!common->model) return program_usage_error("say which model with -m");
+    if (o->beam > 0 && o->nbest > o->beam) return program_usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
     moe_session_params preset = { 0 };
     if (o->preset && !moe_session_params_preset(&preset, o->preset))
-        return usage_error("--preset is paper, nvidia, tf or mlperf, not '%s'", o->preset);
-    if (o->ids && o->pretokenized) return usage_error("--ids and --pretokenized do not go together");
-    if (o->score && o->nbest > 0) return usage_error("--score and --nbest do not go together");
-    if (o->self_test && (o->score || o->ids || o->pretokenized || o->json || o->input || o->output))
-        return usage_error("--self-test reads and writes nothing else");
+        return program_usage_error("--preset is paper, nvidia, tf or mlperf, not '%s'", o->preset);
+    if (common->ids && common->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
+    if (o->score && o->nbest > 0) return program_usage_error("--score and --nbest do not go together");
+    if (o->self_test && (o->score || common->ids || common->pretokenized || common->json || common->input || common->output || common->routing))
+        return program_usage_error("--self-test reads and writes nothing else");
+    if (o->self_test && (common->gating || common->noise)) return program_usage_error("--self-test is for the model's own gates");
     return -1;
 }
 
-static void log_line(void *user, const char *message) {
-    (void)user;
-    fprintf(stderr, "moe-translate: %s\n", message);
-}
-
 static void apply_options(const options *o, moe_session_params *p) {
-    if (o->threads > 0) p->threads = o->threads;
+    program_common common = o->common;
+    if (o->self_test) common.max_len = -1;
     if (o->batch_tokens > 0) { /* short sentences have about eight tokens */
         p->batch_tokens = o->batch_tokens;
         p->batch = o->batch_tokens < 8 ? 1 : o->batch_tokens / 8 > 4096 ? 4096 : o->batch_tokens / 8;
     }
-    if (o->batch > 0) p->batch = o->batch;
-    if (o->isa) p->isa = o->isa;
+    program_apply(&common, p);
     if (o->device) p->device = o->device;
     if (o->gpu_memory > 0) p->device_memory = (size_t)o->gpu_memory << 20;
-    if (o->verbose) p->log = log_line;
     if (o->self_test) return; /* the stored sentences were made with the model's own settings */
     if (o->preset) moe_session_params_preset(p, o->preset);
-    if (o->max_len > 0) p->max_source = p->max_target = o->max_len;
     if (o->nbest > 0) p->nbest = o->nbest;
     if (o->beam > 0) p->beam = o->beam;
     else if (p->beam < p->nbest) p->beam = p->nbest;
@@ -255,118 +173,15 @@ static void apply_options(const options *o, moe_session_params *p) {
     if (!isnan(o->prune)) p->prune = o->prune;
 }
 
-/* ==== 2. Messages ======================================================================================= */
-
-typedef struct progress {
-    int on, shown;
-    double begin, last;
-    uint64_t lines, failed, tokens;
-} progress;
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void progress_hide(progress *p) {
-    if (p->shown) fputs("\r\033[K", stderr);
-    p->shown = 0;
-}
-
-static void progress_show(progress *p) {
-    if (!p->on) return;
-    double now = seconds();
-    if (now - p->last < 0.2) return;
-    p->last = now;
-    fprintf(stderr, "\r%llu lines, %.0f tokens/s\033[K", (unsigned long long)p->lines,
-            (double)p->tokens / (now - p->begin > 1e-3 ? now - p->begin : 1e-3));
-    fflush(stderr);
-    p->shown = 1;
-}
-
-static void complain(progress *p, const char *format, ...)
-#ifdef __GNUC__
-    __attribute__((format(printf, 2, 3)))
-#endif
-    ;
-
-static void complain(progress *p, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    if (p) progress_hide(p);
-    fputs("moe-translate: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
-    va_end(arguments);
-}
-
-static void complain_model(const char *file, const moe_error *e) {
-    char line[512];
-    complain(NULL, "%s", text_file_error(file, e, line, sizeof line));
-}
-
-/* ==== 3. Output ========================================================================================= */
-
-typedef struct output {
-    int fd;
-    const char *name;
-    int ours;       /* opened for -o, a regular file: a partial line can be taken back */
-    off_t good;     /* bytes up to the end of the last whole line                      */
-    uint64_t lines; /* whole lines written                                             */
-    int error;      /* errno of the failure that ended output                          */
-} output;
-
-/* All or an error. `data` is whole lines. */
-static void output_write(output *out, const char *data, size_t length) {
-    size_t done = 0;
-    while (done < length && !out->error) {
-        ssize_t n = write(out->fd, data + done, length - done);
-        if (n >= 0) {
-            done += (size_t)n;
-        } else if (errno == EAGAIN) { /* someone made the pipe non-blocking */
-            struct pollfd room = { .fd = out->fd, .events = POLLOUT };
-            poll(&room, 1, -1);
-        } else if (errno != EINTR) {
-            out->error = errno;
-        }
-    }
-    size_t whole = done;
-    while (whole && data[whole - 1] != '\n') whole--;
-    for (size_t i = 0; i < whole; i++) out->lines += data[i] == '\n';
-    out->good += (off_t)whole;
-    if (whole < done && out->ours && ftruncate(out->fd, out->good)) { /* it stays, then; the exit status tells */ }
-}
-
-static int same_file(int a, int b) {
-    struct stat x, y;
-    return !fstat(a, &x) && !fstat(b, &y) && S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-/* ==== 4. Lines ========================================================================================== */
+/* ==== 2. Lines ========================================================================================== */
 
 /* What a hypothesis says: text, or ids with --ids, or pieces with --pretokenized. */
 static moe_status append_translation(const text_front *front, const options *o, const moe_hypothesis *h, text_bytes *out,
                                      moe_error *error) {
-    if (o->pretokenized) return text_join_pieces(front, h->ids, h->n_ids, out, error);
-    if (!o->ids) return text_decode(front, h->ids, h->n_ids, out, error);
+    if (o->common.pretokenized) return text_join_pieces(front, h->ids, h->n_ids, out, error);
+    if (!o->common.ids) return text_decode(front, h->ids, h->n_ids, out, error);
     text_append_ids(out, h->ids, h->n_ids);
     return MOE_OK;
-}
-
-static cJSON *json_float(float value) {
-    if (!isfinite(value)) return cJSON_CreateNull(); /* the probability of an id that is never generated is 0 */
-    text_bytes digits = { 0 };
-    text_append_float(&digits, value);
-    cJSON *number = digits.failed ? NULL : cJSON_CreateRaw(digits.data);
-    text_bytes_free(&digits);
-    return number;
-}
-
-static cJSON *json_ids(const int32_t *ids, size_t n) {
-    cJSON *list = cJSON_CreateArray();
-    for (size_t i = 0; list && i < n; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber(ids[i]));
-    return list;
 }
 
 /* Add what a hypothesis has to an object. The keys are documented in README.md: later programs depend on them. */
@@ -379,13 +194,13 @@ static moe_status json_hypothesis(const text_front *front, const options *o, con
         text_bytes_free(&text);
         if (status) return status;
     }
-    cJSON_AddItemToObject(object, "score", json_float(h->score));
-    cJSON_AddItemToObject(object, "logprob", json_float(h->logprob));
+    cJSON_AddItemToObject(object, "score", program_json_float(h->score));
+    cJSON_AddItemToObject(object, "logprob", program_json_float(h->logprob));
     if (!o->score) cJSON_AddBoolToObject(object, "finished", h->finished);
     else cJSON_AddNumberToObject(object, "tokens", (double)(h->n_ids + (h->finished != 0)));
-    cJSON_AddItemToObject(object, "ids", json_ids(h->ids, h->n_ids));
+    cJSON_AddItemToObject(object, "ids", program_json_ids(h->ids, h->n_ids));
     cJSON *list = cJSON_AddArrayToObject(object, "token_logprobs");
-    for (size_t i = 0; i < h->n_ids + (h->finished != 0); i++) cJSON_AddItemToArray(list, json_float(h->token_logprobs[i]));
+    for (size_t i = 0; i < h->n_ids + (h->finished != 0); i++) cJSON_AddItemToArray(list, program_json_float(h->token_logprobs[i]));
     return MOE_OK;
 }
 
@@ -397,7 +212,7 @@ static moe_status json_line(const text_front *front, const options *o, text_job 
     if (job->failed && !job->source.length) cJSON_AddNullToObject(object, "source");
     else cJSON_AddStringToObject(object, "source", job->source.length ? job->source.data : "");
     if (o->score) cJSON_AddStringToObject(object, "target", job->target.length ? job->target.data : "");
-    cJSON_AddItemToObject(object, "source_ids", json_ids(job->source_ids.data, job->failed ? 0 : job->source_ids.length));
+    cJSON_AddItemToObject(object, "source_ids", program_json_ids(job->source_ids.data, job->failed ? 0 : job->source_ids.length));
     moe_status status = MOE_OK;
     if (result && result->n_hypotheses) {
         status = json_hypothesis(front, o, &result->hypotheses[0], object, error);
@@ -440,125 +255,55 @@ static moe_status plain_line(const text_front *front, const options *o, text_job
     return MOE_OK;
 }
 
-/* ==== 5. Flow =========================================================================================== */
+/* ==== 3. Flow =========================================================================================== */
 
 typedef struct app {
+    program_flow flow; /* first: the functions below are handed it */
     const options *options;
-    const text_front *front;
-    text_options line_options;
-    text_reader reader;
-    text_queue queue;
-    text_bytes block; /* lines on their way to one write */
-    output out;
-    progress progress;
-    uint64_t source_pieces, unknown_pieces;
-    int read_error;     /* errno */
-    moe_error trouble;  /* code set: memory ran out, or worse */
+    routing_file routing;   /* of --routing */
+    moe_session *second;    /* scores what was translated; NULL without --routing */
+    text_queue translated;  /* what waits for that, in order */
+    size_t waiting, second_batch;
+    text_job *next;         /* of those the first that was not pulled yet */
+    moe_error trouble;      /* of the second session */
 } app;
 
-static int app_must_stop(const app *a) { return stop_signal || a->out.error || a->read_error || a->trouble.code; }
+static const int32_t nothing[1] = { 0 }; /* ids of an empty text: a target is told from none by its pointer */
 
-/* Everything that is final leaves now, in one write. */
-static void app_drain(app *a) {
-    a->block.length = 0;
-    for (text_job *job; (job = text_queue_first(&a->queue)); text_queue_remove(&a->queue)) {
-        if (job->failed) {
-            a->progress.failed++;
-            complain(&a->progress, "line %llu: %s", (unsigned long long)job->line, job->note);
-        } else if (job->cut && !a->options->quiet) {
-            complain(&a->progress, "line %llu: %s", (unsigned long long)job->line, job->note);
-        }
-        a->progress.lines++;
-        text_append(&a->block, job->output.data, job->output.length);
-        text_append(&a->block, "\n", 1);
-    }
-    if (a->block.failed) {
-        a->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-        return;
-    }
-    if (a->block.length) output_write(&a->out, a->block.data, a->block.length);
-    progress_show(&a->progress);
+static const int32_t *ids_of(const text_ids *ids) { return ids->data ? ids->data : nothing; }
+
+static void app_ask(program_flow *flow, text_job *job, moe_request *request) {
+    app *a = (app *)(void *)flow;
+    request->source = ids_of(&job->source_ids);
+    request->n_source = job->source_ids.length;
+    if (!a->options->score) return;
+    request->target = ids_of(&job->target_ids);
+    request->n_target = job->target_ids.length;
 }
 
-static void app_finish(app *a, text_job *job, const moe_result *result) {
-    moe_error e = { .code = MOE_OK };
-    moe_status status = a->options->json ? json_line(a->front, a->options, job, result, &e)
-                                         : plain_line(a->front, a->options, job, result, &e);
-    if (status || job->output.failed) {
-        if (!status) e = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-        a->trouble = e;
-        return;
+static void app_see(program_flow *flow, text_job *job, const moe_result *result) {
+    app *a = (app *)(void *)flow;
+    const moe_hypothesis *best = &result->hypotheses[0];
+    if (!best->finished && !job->cut && !a->options->score) { /* cut text is never passed off as whole */
+        job->cut = 1;
+        snprintf(job->note, sizeof job->note, "the translation was cut after %zu tokens", best->n_ids);
     }
-    job->finished = 1;
-    app_drain(a);
+    if (!a->second) return;
+    routing_sentence *sentence = routing_begin(&a->routing, job->line);
+    if (!sentence) flow->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    else if (!best->finished) sentence->steps = best->n_ids; /* the end was never asked for */
+    job->extra = sentence;
+    if (!a->options->score) text_ids_set(&job->target_ids, best->ids, best->n_ids, &flow->trouble);
 }
 
-static int app_pull(void *user, int wait, moe_request *request) {
-    static const int32_t nothing[1] = { 0 }; /* ids of an empty text: a target is told from none by its pointer */
-    app *a = user;
-    for (;;) {
-        if (app_must_stop(a)) return MOE_PULL_CANCEL;
-        text_line line;
-        switch (text_reader_next(&a->reader, wait, &line)) {
-        case TEXT_READ_LINE: break;
-        case TEXT_READ_LATER: return MOE_PULL_LATER;
-        case TEXT_READ_END: return MOE_PULL_END;
-        case TEXT_READ_STOP: return MOE_PULL_CANCEL;
-        default: a->read_error = errno; return MOE_PULL_CANCEL;
-        }
-        text_job *job = text_queue_add(&a->queue);
-        if (!job) {
-            a->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-            return MOE_PULL_CANCEL;
-        }
-        if (text_job_prepare(a->front, &a->line_options, &line, job, &a->trouble)) return MOE_PULL_CANCEL;
-        if (job->failed || job->blank) {
-            app_finish(a, job, NULL);
-            continue;
-        }
-        a->source_pieces += job->source_ids.length;
-        for (size_t i = 0; i < job->source_ids.length; i++)
-            a->unknown_pieces += (uint64_t)text_is_unknown(a->front, job->source_ids.data[i]);
-        request->source = job->source_ids.data ? job->source_ids.data : nothing;
-        request->n_source = job->source_ids.length;
-        if (a->options->score) {
-            request->target = job->target_ids.data ? job->target_ids.data : nothing;
-            request->n_target = job->target_ids.length;
-        }
-        request->user = job;
-        return MOE_PULL_REQUEST;
-    }
+static moe_status app_line(program_flow *flow, text_job *job, const moe_result *result, moe_error *error) {
+    app *a = (app *)(void *)flow;
+    return a->options->common.json ? json_line(flow->front, a->options, job, result, error)
+                                   : plain_line(flow->front, a->options, job, result, error);
 }
 
-static void app_done(void *user, const moe_result *result) {
-    app *a = user;
-    text_job *job = result->user;
-    if (app_must_stop(a)) return;
-    if (result->status) {
-        job->failed = 1;
-        snprintf(job->note, sizeof job->note, "%s", result->message);
-    } else if (result->n_hypotheses) {
-        const moe_hypothesis *best = &result->hypotheses[0];
-        a->progress.tokens += best->n_ids + (best->finished != 0);
-        if (!best->finished && !job->cut && !a->options->score) { /* cut text is never passed off as whole */
-            job->cut = 1;
-            snprintf(job->note, sizeof job->note, "the translation was cut after %zu tokens", best->n_ids);
-        }
-    }
-    app_finish(a, job, result);
-}
-
-static void print_stats(const app *a, moe_session *session, double elapsed) {
+static void app_stats(const program_flow *f, const moe_session *session, double elapsed) {
     moe_stats s = moe_session_stats(session);
-    struct rusage use;
-    double resident = 0;
-    if (!getrusage(RUSAGE_SELF, &use)) {
-#ifdef __APPLE__
-        resident = (double)use.ru_maxrss / 1048576.0; /* bytes there, KiB elsewhere */
-#else
-        resident = (double)use.ru_maxrss / 1024.0;
-#endif
-    }
     fprintf(stderr,
             "lines            %llu, %llu of them failed\n"
             "source tokens    %llu (tag and end included); %llu of %llu pieces unknown to the vocabulary\n"
@@ -569,53 +314,109 @@ static void print_stats(const app *a, moe_session *session, double elapsed) {
             "peak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
             "kernels          %s\n"
             "device           %s\n",
-            (unsigned long long)a->progress.lines, (unsigned long long)a->progress.failed,
-            (unsigned long long)s.source_tokens, (unsigned long long)a->unknown_pieces,
-            (unsigned long long)a->source_pieces, (unsigned long long)s.target_tokens, elapsed,
+            (unsigned long long)f->progress.lines, (unsigned long long)f->progress.failed,
+            (unsigned long long)s.source_tokens, (unsigned long long)f->unknown_pieces, (unsigned long long)f->pieces,
+            (unsigned long long)s.target_tokens, elapsed,
             elapsed > 0 ? (double)s.target_tokens / elapsed : 0.0, (unsigned long long)s.steps,
-            s.steps ? (double)s.rows / (double)s.steps : 0.0, resident, (double)s.bytes / 1048576.0, s.isa ? s.isa : "?",
+            s.steps ? (double)s.rows / (double)s.steps : 0.0, program_resident(), (double)s.bytes / 1048576.0, s.isa ? s.isa : "?",
             s.device ? s.device : "?");
     if (s.device_bytes) fprintf(stderr, "device memory    %.1f MiB\n", (double)s.device_bytes / 1048576.0);
 }
 
-/* Translate everything; the exit status. */
-static int translate(app *a, moe_session *session) {
-    const options *o = a->options;
-    if (!o->quiet && isatty(a->reader.fd) && isatty(STDERR_FILENO))
-        fputs("One sentence per line; end with ^D.\n", stderr);
-    a->progress.on = !o->quiet && isatty(STDERR_FILENO) && !isatty(a->out.fd) && !isatty(a->reader.fd);
-    a->progress.begin = seconds();
+/* ==== 4. Routing ======================================================================================== */
 
-    moe_error e = { .code = MOE_OK };
-    moe_status status = moe_translate(session, app_pull, app_done, a, &e);
-    double elapsed = seconds() - a->progress.begin;
-    progress_hide(&a->progress);
-
-    if (a->out.error) {
-        complain(NULL, "%s: %s; %llu whole lines were written", a->out.name, strerror(a->out.error),
-                 (unsigned long long)a->out.lines);
-        return EXIT_INPUT_OUTPUT;
-    }
-    if (a->read_error) {
-        complain(NULL, "%s: %s, after line %llu", o->input ? o->input : "standard input", strerror(a->read_error),
-                 (unsigned long long)a->reader.lines);
-        return EXIT_INPUT_OUTPUT;
-    }
-    if (a->trouble.code) return complain(NULL, "%s", a->trouble.message), EXIT_MODEL;
-    if (stop_signal) {
-        if (!o->quiet) complain(NULL, "stopped by signal %d; %llu whole lines were written", (int)stop_signal,
-                                (unsigned long long)a->out.lines);
-        return 128 + (int)stop_signal;
-    }
-    if (status) return complain(NULL, "%s", e.message), EXIT_MODEL;
-    if (o->stats) print_stats(a, session, elapsed);
-    if (a->progress.failed)
-        complain(NULL, "%llu of %llu lines could not be translated", (unsigned long long)a->progress.failed,
-                 (unsigned long long)a->progress.lines);
-    return a->progress.failed ? EXIT_SOME_LINES : EXIT_DONE;
+static int second_pull(void *user, int wait, moe_request *request) {
+    app *a = user;
+    (void)wait;
+    if (program_signal || a->trouble.code) return MOE_PULL_CANCEL;
+    text_job *job = a->next;
+    if (!job) return MOE_PULL_END;
+    a->next = job->next;
+    request->source = ids_of(&job->source_ids);
+    request->n_source = job->source_ids.length;
+    request->target = ids_of(&job->target_ids);
+    request->n_target = job->target_ids.length;
+    request->user = job;
+    return MOE_PULL_REQUEST;
 }
 
-/* ==== 6. Self-test ====================================================================================== */
+static void second_done(void *user, const moe_result *result) {
+    app *a = user;
+    text_job *job = result->user;
+    if (a->trouble.code) return;
+    job->finished = 1;
+    if (result->status) {
+        a->trouble.code = result->status;
+        snprintf(a->trouble.message, sizeof a->trouble.message, "line %llu has no routing: %.200s", (unsigned long long)job->line, result->message);
+    }
+    for (; !a->trouble.code && (job = text_queue_first(&a->translated)); text_queue_remove(&a->translated))
+        routing_put(&a->routing, job->extra, &a->trouble);
+}
+
+/* Score what waits, and write where it went. */
+static moe_status route_waiting(app *a, moe_error *error) {
+    a->next = a->translated.first;
+    a->waiting = 0;
+    moe_status status = moe_translate(a->second, second_pull, second_done, a, error);
+    if (a->trouble.code) *error = a->trouble;
+    if (program_signal) error->code = MOE_OK; /* that is said elsewhere */
+    return a->trouble.code ? a->trouble.code : program_signal ? MOE_OK : status;
+}
+
+/* A line is written: its ids move to those that wait. */
+static moe_status app_leave(program_flow *flow, text_job *job, moe_error *error) {
+    app *a = (app *)(void *)flow;
+    if (!job->extra) return MOE_OK;
+    text_job *waits = text_queue_add(&a->translated);
+    if (!waits) {
+        *error = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+        return error->code;
+    }
+    text_ids source = waits->source_ids, target = waits->target_ids;
+    waits->line = job->line;
+    waits->extra = job->extra;
+    waits->source_ids = job->source_ids, job->source_ids = source;
+    waits->target_ids = job->target_ids, job->target_ids = target;
+    return ++a->waiting < a->second_batch ? MOE_OK : route_waiting(a, error);
+}
+
+/* A session that scores as `params` translates, and the file. */
+static int begin_routing(app *a, const moe_session_params *params) {
+    const program_common *o = &a->options->common;
+    moe_session_params p = *params;
+    moe_error e;
+    p.device = "cpu";
+    p.beam = p.nbest = 1;
+    p.max_target++; /* for the end of what was cut */
+    p.rules = MOE_RULES_PAPER;
+    p.prune = p.coverage_penalty = 0;
+    p.min_target = 0;
+    p.log = NULL;
+    p.routing = routing_keep_of_job;
+    a->second_batch = (size_t)p.batch;
+    if (moe_session_new(a->flow.front->model, &p, &a->second, &e)) return program_complain("%s", e.message), EXIT_MODEL;
+    return routing_open(&a->routing, a->flow.front, o->routing, o->gating, &e) ? program_file_error(o->routing, &e) : -1;
+}
+
+/* The rest of the routing, if all went well; else the file goes. */
+static int end_routing(app *a, int status) {
+    moe_error e = { .code = MOE_OK };
+    int fine = status == EXIT_DONE || status == EXIT_SOME_LINES;
+    if (fine && a->translated.first) route_waiting(a, &e);
+    if (fine && program_signal) status = 128 + (int)program_signal;
+    fine = fine && !e.code && !program_signal;
+    moe_error closing;
+    if (routing_close(&a->routing, fine, &closing) && fine) e = closing;
+    if (e.code) {
+        program_complain("%s", e.message);
+        status = e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+    }
+    text_queue_free(&a->translated);
+    moe_session_free(a->second);
+    return status;
+}
+
+/* ==== 5. Self-test ====================================================================================== */
 
 typedef struct golden {
     text_bytes got;     /* ids, as in golden.target_ids */
@@ -634,7 +435,7 @@ typedef struct self_test {
 static int self_test_pull(void *user, int wait, moe_request *request) {
     self_test *t = user;
     (void)wait;
-    if (stop_signal) return MOE_PULL_CANCEL;
+    if (program_signal) return MOE_PULL_CANCEL;
     if (t->next == t->n) return MOE_PULL_END;
     golden *g = &t->results[t->next];
     moe_span ids = moe_model_meta_text(t->front->model, t->source_ids, t->next);
@@ -643,8 +444,7 @@ static int self_test_pull(void *user, int wait, moe_request *request) {
     snprintf(code, sizeof code, "%.*s", language.length < 31 ? (int)language.length : 31, language.data ? language.data : "");
     if (text_parse_ids(t->front, ids.data, ids.length, &t->ids, &t->trouble)) return MOE_PULL_CANCEL;
     if (code[0] && text_language(t->front, code, &request->target_tag, &t->trouble)) return MOE_PULL_CANCEL;
-    static const int32_t nothing[1] = { 0 };
-    request->source = t->ids.data ? t->ids.data : nothing;
+    request->source = ids_of(&t->ids);
     request->n_source = t->ids.length;
     request->user = g;
     t->next++;
@@ -693,18 +493,18 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
     size_t n = source_ids < 0 ? 0 : moe_model_meta_length(m, (size_t)source_ids);
     if (!n || target_ids < 0 || language < 0 || moe_model_meta_length(m, (size_t)target_ids) != n ||
         moe_model_meta_length(m, (size_t)language) != n) {
-        complain(NULL, "%s: this model holds no sentences to test with (golden.*)", model);
+        program_complain("%s: this model holds no sentences to test with (golden.*)", model);
         return EXIT_MODEL;
     }
     self_test t = { .front = front, .n = n, .source_ids = (size_t)source_ids, .target_ids = (size_t)target_ids,
                     .language = (size_t)language, .results = calloc(n, sizeof(golden)) };
-    if (!t.results) return complain(NULL, "out of memory"), EXIT_MODEL;
+    if (!t.results) return program_complain("out of memory"), EXIT_MODEL;
     int status = EXIT_DONE;
     size_t failed = 0;
     moe_error e;
     if (moe_translate(session, self_test_pull, self_test_done, &t, &e)) {
-        if (!stop_signal) complain_model(model, t.trouble.code ? &t.trouble : &e);
-        status = stop_signal ? 128 + (int)stop_signal : EXIT_MODEL;
+        if (!program_signal) program_file_error(model, t.trouble.code ? &t.trouble : &e);
+        status = program_signal ? 128 + (int)program_signal : EXIT_MODEL;
     }
     for (size_t i = 0; i < n && !status; i++) {
         golden *g = &t.results[i];
@@ -733,7 +533,7 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
         printf("%zu sentences: %zu passed, %zu failed (kernels %s, SentencePiece %s)\n", n, n - failed, failed,
                s.isa ? s.isa : "?", front->tokeniser ? spm_library_version() : "not used");
         status = fflush(stdout) || ferror(stdout) ? EXIT_INPUT_OUTPUT : failed ? EXIT_SOME_LINES : EXIT_DONE;
-        if (status == EXIT_INPUT_OUTPUT) complain(NULL, "standard output: %s", strerror(errno));
+        if (status == EXIT_INPUT_OUTPUT) program_complain("standard output: %s", strerror(errno));
     }
     for (size_t i = 0; i < n; i++) text_bytes_free(&t.results[i].got), text_bytes_free(&t.results[i].message);
     free(t.results);
@@ -741,81 +541,35 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
     return status;
 }
 
-/* ==== 7. Main =========================================================================================== */
+/* ==== 6. Main =========================================================================================== */
 
-/* A standard stream that is closed would lend its number to the next file opened: a model at descriptor 1 would be
- * written to. So fill the gap; *closed remembers it. */
-static int hold_descriptor(int fd, int *closed) {
-    *closed = fcntl(fd, F_GETFD) < 0 && errno == EBADF;
-    return !*closed || open("/dev/null", O_RDWR) == fd;
-}
-
-static void handle_signals(void) {
-    struct sigaction stop = { 0 }, ignore = { 0 };
-    stop.sa_handler = on_signal;
-    stop.sa_flags = SA_RESTART | (int)SA_RESETHAND; /* the second ^C ends a run that is stuck in a write */
-    sigaction(SIGINT, &stop, NULL);
-    sigaction(SIGTERM, &stop, NULL);
-    ignore.sa_handler = SIG_IGN;
-    sigaction(SIGPIPE, &ignore, NULL); /* a closed pipe is an error of write() with a message */
-}
-
-/* Files and the loop, once model and session stand. */
-static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params,
-               const int closed[3]) {
-    app a = { .options = o, .front = front };
-    a.line_options = (text_options){ .ids = o->ids, .pretokenized = o->pretokenized, .score = o->score, .truncate = o->truncate,
-                                     .max_source = (size_t)params->max_source, .max_target = (size_t)params->max_target };
-    int in = STDIN_FILENO, status = EXIT_INPUT_OUTPUT;
-    a.out = (output){ .fd = STDOUT_FILENO, .name = "standard output" };
-    if (o->input && (in = open(o->input, O_RDONLY)) < 0) return complain(NULL, "%s: %s", o->input, strerror(errno)), status;
-    if (!o->input && closed[0]) return complain(NULL, "standard input is closed; use -i FILE"), status;
-    if (!o->output && closed[1]) return complain(NULL, "standard output is closed; use -o FILE"), status;
-    text_reader_init(&a.reader, in, &stop_signal);
-    if (o->output) {
-        a.out.name = o->output;
-        a.out.fd = open(o->output, O_WRONLY | O_CREAT, 0666); /* not yet emptied: it may be the input or the model */
-        int model = a.out.fd < 0 ? -1 : open(o->model, O_RDONLY);
-        struct stat kind;
-        if (a.out.fd < 0) {
-            complain(NULL, "%s: %s", o->output, strerror(errno));
-        } else if (same_file(a.out.fd, in) || (model >= 0 && same_file(a.out.fd, model))) {
-            complain(NULL, "%s: this is the %s, and would be overwritten", o->output,
-                     same_file(a.out.fd, in) ? "input" : "model");
-            status = EXIT_USAGE;
-        } else if (fstat(a.out.fd, &kind) || (S_ISREG(kind.st_mode) && ftruncate(a.out.fd, 0))) {
-            complain(NULL, "%s: %s", o->output, strerror(errno));
-        } else {
-            a.out.ours = S_ISREG(kind.st_mode);
-            status = EXIT_DONE;
-        }
-        if (model >= 0) close(model);
-    } else {
-        status = EXIT_DONE;
+/* Everything once model and session stand. */
+static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params) {
+    const program_common *c = &o->common;
+    app a = { .options = o, .flow = { .options = c, .front = front, .done_word = "translated", .ask = app_ask, .see = app_see,
+                                      .line = app_line, .stats = c->stats ? app_stats : NULL } };
+    a.flow.line_options = (text_options){ .ids = c->ids, .pretokenized = c->pretokenized, .score = o->score, .truncate = c->truncate,
+                                          .max_source = (size_t)params->max_source, .max_target = (size_t)params->max_target };
+    int status = -1;
+    if (c->routing) {
+        a.flow.leave = app_leave;
+        status = begin_routing(&a, params);
     }
-    if (!status) status = translate(&a, session);
-    if (o->output && a.out.fd >= 0 && close(a.out.fd) && (!status || status == EXIT_SOME_LINES)) {
-        complain(NULL, "%s: %s", o->output, strerror(errno)); /* network file systems report a full disk here */
-        status = EXIT_INPUT_OUTPUT;
-    }
-    if (o->input) close(in);
-    text_reader_free(&a.reader);
-    text_queue_free(&a.queue);
-    text_bytes_free(&a.block);
-    return status;
+    if (status < 0) status = program_flow_run(&a.flow, session);
+    return c->routing ? end_routing(&a, status) : status;
 }
 
 /* The language tag that the options name. */
 static int choose_language(const options *o, const text_front *front, moe_session_params *params) {
     moe_error e;
     int32_t ignored;
-    if (o->source && text_language(front, o->source, &ignored, &e)) return complain(NULL, "-s: %s", e.message), EXIT_USAGE;
+    if (o->source && text_language(front, o->source, &ignored, &e)) return program_complain("-s: %s", e.message), EXIT_USAGE;
     if (o->target && text_language(front, o->target, &params->target_tag, &e))
-        return complain(NULL, "-t: %s", e.message), EXIT_USAGE;
+        return program_complain("-t: %s", e.message), EXIT_USAGE;
     if (!o->target && !o->self_test && moe_model_language_count(front->model)) {
         text_bytes known = { 0 };
         text_languages(front, &known);
-        complain(NULL, "say with -t which language to translate into; this model knows: %s", known.failed ? "" : known.data);
+        program_complain("say with -t which language to translate into; this model knows: %s", known.failed ? "" : known.data);
         text_bytes_free(&known);
         return EXIT_USAGE;
     }
@@ -823,32 +577,24 @@ static int choose_language(const options *o, const text_front *front, moe_sessio
 }
 
 int main(int argc, char **argv) {
-    int closed[3];
-    for (int fd = 0; fd < 3; fd++)
-        if (!hold_descriptor(fd, &closed[fd])) return EXIT_INPUT_OUTPUT;
     options o;
-    int status = parse_options(argc, argv, &o);
+    int status = program_begin("moe-translate");
+    if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
-    handle_signals();
+    program_handle_signals();
 
     text_front front;
-    moe_error e;
-    text_level level = o.self_test ? TEXT_IF_THERE : o.ids ? TEXT_IDS_ONLY : o.pretokenized ? TEXT_PIECES : TEXT_REQUIRED;
-    if (text_open(o.model, level, &(moe_model_params){ .copy = o.no_mmap }, &front, &e)) return complain_model(o.model, &e), EXIT_MODEL;
+    const program_common *c = &o.common;
+    text_level level = o.self_test || (c->ids && c->routing) ? TEXT_IF_THERE : c->ids ? TEXT_IDS_ONLY : c->pretokenized ? TEXT_PIECES : TEXT_REQUIRED;
+    status = program_open(c, MOE_MODEL_TRANSLATION, level, &front);
+    if (status >= 0) return status;
     moe_session_params params = moe_session_params_default(front.model);
+    moe_session *session = NULL;
     apply_options(&o, &params);
     status = choose_language(&o, &front, &params);
-    if (!status) {
-        moe_session *session;
-        moe_status made = moe_session_new(front.model, &params, &session, &e);
-        if (made) {
-            complain(NULL, "%s", e.message);
-            status = made == MOE_ERROR_ARGUMENT || made == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
-        } else {
-            status = o.self_test ? run_self_test(&front, session, o.model) : run(&o, &front, session, &params, closed);
-            moe_session_free(session);
-        }
-    }
+    if (!status) status = program_session(c, front.model, &params, "a translation", &session);
+    if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
+    moe_session_free(session);
     text_close(&front);
     return status;
 }

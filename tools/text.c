@@ -4,6 +4,7 @@
 #include "tools/text.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -113,6 +114,19 @@ void text_ids_free(text_ids *ids) {
     *ids = (text_ids){ 0 };
 }
 
+moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error) {
+    ids->length = 0;
+    if (count > ids->capacity) {
+        int32_t *data = realloc(ids->data, count * sizeof *data);
+        if (!data) return out_of_memory(error);
+        ids->data = data;
+        ids->capacity = count;
+    }
+    if (count) memcpy(ids->data, from, count * sizeof *from);
+    ids->length = count;
+    return MOE_OK;
+}
+
 static void text_clear(text_bytes *bytes) {
     bytes->length = 0;
     bytes->failed = 0;
@@ -164,9 +178,10 @@ static int64_t meta_int(const moe_model *model, const char *key, int64_t otherwi
     return i < 0 ? otherwise : moe_model_meta_int(model, (size_t)i, 0);
 }
 
-/* What format.md says the session adds to a source; `languages`: the model knows any. */
+/* What format.md says the session adds to a source, or to what a language model scores. */
 static size_t source_extra(const moe_model *model) {
     int languages = moe_model_language_count(model) > 0;
+    if (moe_model_get_kind(model) == MOE_MODEL_LANGUAGE) return 1;
     return (size_t)(meta_int(model, "source.tag", languages) != 0) + (size_t)(meta_int(model, "source.bos", 0) != 0) +
            (size_t)(meta_int(model, "source.eos", 1) != 0);
 }
@@ -212,7 +227,8 @@ static moe_status open_vocabulary(text_front *front, moe_error *error) {
     return MOE_OK;
 }
 
-static moe_status open_tokeniser(text_front *front, text_level level, moe_error *error) {
+moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error) {
+    if (level == TEXT_IDS_ONLY) return MOE_OK;
     ptrdiff_t kind = moe_model_meta_find(front->model, "tokenizer.kind");
     ptrdiff_t bytes = moe_model_meta_find(front->model, "tokenizer.model");
     moe_span name = { "none", 4 };
@@ -248,7 +264,7 @@ moe_status text_open(const char *path, text_level level, const moe_model_params 
     moe_status status = moe_model_open(path, params, &front->model, error);
     if (status) return status;
     front->source_extra = source_extra(front->model);
-    if (level != TEXT_IDS_ONLY) status = open_tokeniser(front, level, error);
+    status = text_open_tokeniser(front, level, error);
     if (status) text_close(front);
     return status;
 }
@@ -355,13 +371,21 @@ moe_status text_parse_pieces(const text_front *front, const char *text, size_t l
     }
 }
 
-moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error) {
+moe_span text_piece(const text_front *front, int32_t id) {
     const text_vocabulary *v = &front->vocabulary;
+    if (id >= 0 && front->tokeniser && id < spm_size(front->tokeniser)) {
+        const char *piece = spm_piece(front->tokeniser, id);
+        return (moe_span){ piece, strlen(piece) };
+    }
+    return id >= 0 && (size_t)id < v->count ? v->pieces[id] : (moe_span){ NULL, 0 };
+}
+
+moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error) {
     size_t begin = out->length;
     for (size_t i = 0; i < count; i++) {
+        moe_span piece = text_piece(front, ids[i]);
         if (i) text_append(out, " ", 1);
-        if (front->tokeniser) text_append_string(out, spm_piece(front->tokeniser, ids[i]));
-        else if (ids[i] >= 0 && (size_t)ids[i] < v->count) text_append(out, v->pieces[ids[i]].data, v->pieces[ids[i]].length);
+        text_append(out, piece.data, piece.length);
     }
     text_append(out, "", 0);
     for (size_t i = begin; i < out->length && !out->failed; i++)
@@ -511,13 +535,18 @@ static size_t usable(const text_options *options, const text_line *line, text_jo
     return length;
 }
 
+static moe_status parse_text(const text_front *front, const text_options *options, const char *data, size_t length, text_ids *ids,
+                             moe_error *error) {
+    return options->ids            ? text_parse_ids(front, data, length, ids, error)
+           : options->pretokenized ? text_parse_pieces(front, data, length, ids, error)
+                                   : text_encode(front, data, length, ids, error);
+}
+
 static moe_status to_ids(const text_front *front, const text_options *options, const text_bytes *text, text_ids *ids,
                          text_job *job, moe_error *error) {
     moe_error why;
     ids->length = 0;
-    moe_status status = options->ids            ? text_parse_ids(front, text->data, text->length, ids, &why)
-                        : options->pretokenized ? text_parse_pieces(front, text->data, text->length, ids, &why)
-                                                : text_encode(front, text->data, text->length, ids, &why);
+    moe_status status = parse_text(front, options, text->data, text->length, ids, &why);
     if (status == MOE_ERROR_MEMORY) return out_of_memory(error);
     if (status) note(job, &job->failed, "%s", why.message);
     return MOE_OK;
@@ -585,6 +614,7 @@ text_job *text_queue_add(text_queue *queue) {
     job->blank = job->cut = job->failed = job->finished = 0;
     job->note[0] = '\0';
     job->line = 0;
+    job->extra = NULL;
     job->next = NULL;
     if (queue->last) queue->last->next = job;
     else queue->first = job;
@@ -616,4 +646,98 @@ void text_queue_free(text_queue *queue) {
         }
     }
     *queue = (text_queue){ 0 };
+}
+
+/* ---- 6. Samples ---------------------------------------------------------------------------------------- */
+
+/* Cut what comes before the next TAB off `rest`; 0 if there is none. */
+static int next_field(moe_span *rest, moe_span *field) {
+    const char *tab = memchr(rest->data, '\t', rest->length);
+    if (!tab) return 0;
+    *field = (moe_span){ rest->data, (size_t)(tab - rest->data) };
+    *rest = (moe_span){ tab + 1, rest->length - field->length - 1 };
+    return 1;
+}
+
+static moe_status read_pair(const text_front *front, const text_options *options, moe_span rest, int targets_wanted, text_pair *p,
+                            moe_error *error) {
+    moe_span fields[3], *source = &fields[2];
+    char code[32];
+    moe_status status = MOE_OK;
+    if (moe_model_get_kind(front->model) == MOE_MODEL_LANGUAGE) {
+        p->has_target = 1;
+        return parse_text(front, options, rest.data, rest.length, &p->target, error);
+    }
+    int n = 0;
+    while (n < 3 && next_field(&rest, &fields[n])) n++;
+    if (n == 2 && !targets_wanted) *source = rest, rest.length = 0;
+    else if (n < 3)
+        return fail(error, MOE_ERROR_ARGUMENT, "", "expected source language, target language, source and target, TABs between");
+    snprintf(code, sizeof code, "%.*s", fields[1].length < 31 ? (int)fields[1].length : 31, fields[1].data);
+    if (moe_model_language_count(front->model)) status = text_language(front, code, &p->tag, error);
+    if (!status) status = parse_text(front, options, source->data, source->length, &p->source, error);
+    p->has_target = targets_wanted || rest.length;
+    if (!status && p->has_target) status = parse_text(front, options, rest.data, rest.length, &p->target, error);
+    return status;
+}
+
+static moe_status add_pair(const text_front *front, const text_options *options, const text_line *line, int targets_wanted,
+                           text_sample *sample, moe_error *error) {
+    size_t valid = text_utf8_valid(line->data, line->length);
+    moe_status status = MOE_OK;
+    if (sample->count == sample->capacity) {
+        size_t more = sample->capacity ? 2 * sample->capacity : 256;
+        text_pair *grown = realloc(sample->pairs, more * sizeof *grown);
+        if (!grown) return out_of_memory(error);
+        sample->pairs = grown;
+        sample->capacity = more;
+    }
+    text_pair *p = &sample->pairs[sample->count];
+    *p = (text_pair){ .line = line->number, .tag = -1 };
+    if (line->too_long) status = fail(error, MOE_ERROR_ARGUMENT, "", "longer than %d bytes", (int)TEXT_MAX_LINE);
+    else if (valid < line->length) status = fail(error, MOE_ERROR_ARGUMENT, "", "invalid UTF-8 at byte %zu", valid + 1);
+    else if (memchr(line->data, '\0', line->length)) status = fail(error, MOE_ERROR_ARGUMENT, "", "it holds a NUL byte");
+    if (!status) status = read_pair(front, options, (moe_span){ line->data, line->length }, targets_wanted, p, error);
+    if (status) {
+        text_ids_free(&p->source);
+        text_ids_free(&p->target);
+        if (error) snprintf(error->where, sizeof error->where, "line %llu", (unsigned long long)line->number);
+        return status;
+    }
+    sample->count++;
+    return MOE_OK;
+}
+
+static int only_blanks(const text_line *line) {
+    size_t i = 0;
+    while (i < line->length && is_blank(line->data[i])) i++;
+    return i == line->length;
+}
+
+moe_status text_sample_read(const text_front *front, const text_options *options, const char *path, int targets_wanted,
+                            text_sample *sample, moe_error *error) {
+    const int language = moe_model_get_kind(front->model) == MOE_MODEL_LANGUAGE;
+    text_reader reader;
+    text_line line;
+    text_read got = TEXT_READ_END;
+    moe_status status = MOE_OK;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
+    text_reader_init(&reader, fd, NULL);
+    while (!status && (got = text_reader_next(&reader, 1, &line)) == TEXT_READ_LINE)
+        if (!language || !only_blanks(&line)) status = add_pair(front, options, &line, targets_wanted, sample, error);
+    if (!status && got != TEXT_READ_END) status = fail(error, MOE_ERROR_IO, "read", "%s: %s", path, strerror(errno));
+    if (!status && !sample->count) status = fail(error, MOE_ERROR_IO, "read", "%s: nothing in it to measure with", path);
+    text_reader_free(&reader);
+    close(fd);
+    return status;
+}
+
+void text_sample_free(text_sample *sample) {
+    for (size_t i = 0; i < sample->count; i++) {
+        text_ids_free(&sample->pairs[i].source);
+        text_ids_free(&sample->pairs[i].target);
+    }
+    free(sample->pairs);
+    *sample = (text_sample){ 0 };
 }

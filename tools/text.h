@@ -4,9 +4,10 @@
  *   text_reader  cuts a file descriptor into lines. One per input, used by one thread.
  *   text_job     one line on its way: what was read, its ids, the finished output.
  *   text_queue   jobs in the order of their lines, whatever the order in which they finish.
+ *   text_sample  a text that is read whole, to measure with.
  *
  * A program's loop is: text_reader_next -> text_queue_add -> text_job_prepare -> moe_translate's pull and done ->
- * text_job.output -> text_queue_first. tools/moe-translate.c is the example.
+ * text_job.output -> text_queue_first. Section 5 of tools/program.c is that loop.
  *
  * Nothing here prints or exits. Functions that return moe_status fill the caller's moe_error.
  */
@@ -48,6 +49,7 @@ void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count); /* se
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
 void text_bytes_free(text_bytes *bytes);
 void text_ids_free(text_ids *ids);
+moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error); /* a copy of `from` */
 
 /* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
 
@@ -72,7 +74,7 @@ typedef struct text_front {
     spm *tokeniser;      /* NULL: no text, but ids, and pieces where there is a vocabulary */
     text_vocabulary vocabulary;
     int32_t unknown;     /* id of pieces that are not in the vocabulary; -1: there is none */
-    size_t source_extra; /* tokens that the session adds to a source: tag, begin, end */
+    size_t source_extra; /* tokens that the session adds to a source: tag, begin, end; to a language model's text: end */
 } text_front;
 
 /* "FILE: WHERE: MESSAGE" for a file that could not be used; messages about input and output name the file themselves. */
@@ -88,6 +90,8 @@ typedef enum text_level {
 /* Open a model (`params` may be NULL) and the tokeniser inside it. *front is all zero on failure. */
 moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front, moe_error *error);
 void text_close(text_front *front);
+/* The tokeniser later, for a model that was opened with TEXT_IDS_ONLY. *front can be closed in any case. */
+moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error);
 
 /* Sets *tag; an unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
 moe_status text_language(const text_front *front, const char *code, int32_t *tag, moe_error *error);
@@ -101,6 +105,8 @@ moe_status text_decode(const text_front *front, const int32_t *ids, size_t count
 moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 /* The other way, appended to *out. No line break and no TAB, as with text_decode. */
 moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error);
+/* What the vocabulary calls an id; `data` NULL: there is none, or no vocabulary. */
+moe_span text_piece(const text_front *front, int32_t id);
 /* 1 if the id stands for a piece that the vocabulary does not know. */
 int text_is_unknown(const text_front *front, int32_t id);
 /* "12 7 350": decimal ids separated by spaces. Every id must be in the model's vocabulary. */
@@ -148,7 +154,7 @@ typedef struct text_options {
     int pretokenized;  /* lines are pieces of the model's vocabulary                         */
     int score;         /* lines are source TAB target                                        */
     int truncate;      /* cut what cannot be used whole, and say so, rather than refuse it    */
-    size_t max_source; /* tokens, tag and end included: moe_session_params                    */
+    size_t max_source; /* tokens, source_extra included: moe_session_params; of a language model its max_target */
     size_t max_target; /* tokens, end included                                                */
 } text_options;
 
@@ -163,6 +169,7 @@ typedef struct text_job {
     char note[256];
     text_bytes output;         /* the caller's, without line break */
     int finished;              /* the caller sets it when `output` is final */
+    void *extra;               /* the caller's; NULL in a new job           */
 } text_job;
 
 /* Fill source, target and ids from a line; sets blank, cut and note. A line that cannot be used is `failed`, never a
@@ -179,5 +186,26 @@ text_job *text_queue_add(text_queue *queue);   /* at the end, blank; NULL if mem
 text_job *text_queue_first(text_queue *queue); /* the first if it is finished, else NULL    */
 void text_queue_remove(text_queue *queue);     /* the first                                 */
 void text_queue_free(text_queue *queue);
+
+/* ---- 6. Samples ---------------------------------------------------------------------------------------- */
+
+typedef struct text_pair {
+    uint64_t line;
+    int32_t tag; /* of the target language; -1 where the model knows no languages */
+    text_ids source, target; /* a language model's text is a target */
+    int has_target;
+} text_pair;
+
+typedef struct text_sample { /* all zero is empty */
+    text_pair *pairs;
+    size_t count, capacity;
+} text_sample;
+
+/* Read all of a file. Lines are source language TAB target language TAB source TAB target for a translation model (what language
+ * the source has is not looked at), text for a language model, whose blank lines are passed over. `targets_wanted` 0: the last
+ * field may be missing or empty. Of the options ids and pretokenized count. An error's `where` says which line it was. */
+moe_status text_sample_read(const text_front *front, const text_options *options, const char *path, int targets_wanted,
+                            text_sample *sample, moe_error *error);
+void text_sample_free(text_sample *sample);
 
 #endif /* TEXT_H */
