@@ -50,7 +50,8 @@ CUDA_LIBS = -L$(CUBLAS_LIB) -Wl,-rpath,$(CUBLAS_LIB) -Wl,--no-as-needed -lcublas
 MOE_OBJECTS = $(BUILD)/moe-with-cuda.o $(BUILD)/moe-cuda.o
 endif
 
-PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-make-random $(BIN)/moe-bench
+PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-make-random $(BIN)/moe-bench \
+	$(BIN)/moe-calibrate
 LIBRARY  = $(BIN)/libmoe.a
 
 # ---- Build ---------------------------------------------------------------------------------------------------
@@ -114,6 +115,9 @@ FRONT_HEADERS = tools/program.h tools/routing.h tools/text.h tools/spm.h moe.h
 $(BUILD)/moe-translate.o: tools/moe-translate.c $(FRONT_HEADERS) | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-translate.c -o $@
 
+$(BUILD)/moe-calibrate.o: tools/moe-calibrate.c $(FRONT_HEADERS) | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -c tools/moe-calibrate.c -o $@
+
 $(BUILD)/moe-info.o: tools/moe-info.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-info.c -o $@
 
@@ -132,6 +136,9 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
 $(BIN)/moe-translate: $(BUILD)/moe-translate.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
+	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
+
+$(BIN)/moe-calibrate: $(BUILD)/moe-calibrate.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
 $(BIN)/moe-info: $(BUILD)/moe-info.o $(BUILD)/text.o $(BUILD)/spm.o $(MOE_OBJECTS) $(BUILD)/.objects

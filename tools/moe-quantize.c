@@ -1,9 +1,8 @@
 /* moe-quantize - write a model in other number formats, and measure what that costs: see usage() below, or --help.
  *
  * Contents
- *   1. Sample    a parallel text with which two models are compared
- *   2. Measure   log-probabilities and translations of a sample by one model
- *   3. Main
+ *   1. Measure   log-probabilities and translations of a sample by one model
+ *   2. Main
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -35,8 +34,9 @@ static void usage(FILE *to) {
           "\n"
           "      --experts TYPE   another type for the experts, where most weights are: `--experts q4` with q8 for the rest is\n"
           "                       the usual form, at hardly any loss\n"
-          "      --measure FILE   compare OUT with IN on a parallel sample and write the loss into OUT; moe-info shows it.\n"
-          "                       Lines: source language TAB target language TAB source TAB target\n"
+          "      --measure FILE   compare OUT with IN on a sample and write the loss into OUT; moe-info shows it. Lines: source\n"
+          "                       language TAB target language TAB source TAB target; for a language model just text\n"
+          "      --ids            its texts are token ids\n"
           "  -h, --help           this text\n"
           "  -V, --version        version\n"
           "\n"
@@ -54,98 +54,37 @@ static int report(const char *path, const moe_error *e) {
     return EXIT_MODEL;
 }
 
-/* ==== 1. Sample ========================================================================================= */
+/* ==== 1. Measure ======================================================================================== */
 
-typedef struct pair {
-    int32_t tag;
-    text_ids source, target;
+/* What became of a pair of the sample. */
+typedef struct verdict {
     int left_out;      /* too long, or the target holds a piece that the model cannot generate */
     double logprob[2]; /* of the target by IN and OUT */
     text_ids output[2];
-} pair;
+} verdict;
 
 typedef struct sample {
-    pair *pairs;
-    size_t count, capacity;
+    text_sample text;
+    verdict *verdicts; /* [text.count] */
+    int translates;    /* the model does; else it is a language model, and scores only */
 } sample;
 
+static moe_status read_sample(const char *path, int ids, const text_front *front, sample *s, moe_error *e) {
+    moe_status status = text_sample_read(front, &(text_options){ .ids = ids }, path, 1, &s->text, e);
+    if (status) return status;
+    s->translates = moe_model_get_kind(front->model) == MOE_MODEL_TRANSLATION;
+    s->verdicts = calloc(s->text.count, sizeof *s->verdicts);
+    if (s->verdicts) return MOE_OK;
+    *e = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "no memory for the sample" };
+    return e->code;
+}
+
 static void free_sample(sample *s) {
-    for (size_t i = 0; i < s->count; i++) {
-        text_ids_free(&s->pairs[i].source);
-        text_ids_free(&s->pairs[i].target);
-        for (int k = 0; k < 2; k++) text_ids_free(&s->pairs[i].output[k]);
-    }
-    free(s->pairs);
+    for (size_t i = 0; s->verdicts && i < s->text.count; i++)
+        for (int k = 0; k < 2; k++) text_ids_free(&s->verdicts[i].output[k]);
+    free(s->verdicts);
+    text_sample_free(&s->text);
 }
-
-/* Cut `line` at its next TAB; 0 if there is none. */
-static int next_field(const char **at, const char *end, moe_span *field) {
-    const char *tab = memchr(*at, '\t', (size_t)(end - *at));
-    if (!tab) return 0;
-    *field = (moe_span){ *at, (size_t)(tab - *at) };
-    *at = tab + 1;
-    return 1;
-}
-
-static moe_status add_pair(const text_front *front, const text_line *line, sample *s, moe_error *e) {
-    const char *at = line->data, *end = line->data + line->length;
-    char code[32];
-    moe_span fields[3];
-    pair p = { .tag = -1 };
-    for (int i = 0; i < 3; i++)
-        if (!next_field(&at, end, &fields[i])) {
-            e->code = MOE_ERROR_ARGUMENT;
-            snprintf(e->where, sizeof e->where, "line %llu", (unsigned long long)line->number);
-            snprintf(e->message, sizeof e->message, "expected source language, target language, source and target, TABs between");
-            return e->code;
-        }
-    snprintf(code, sizeof code, "%.*s", (int)fields[1].length, fields[1].data);
-    moe_status status = text_language(front, code, &p.tag, e);
-    if (!status) status = text_encode(front, fields[2].data, fields[2].length, &p.source, e);
-    if (!status) status = text_encode(front, at, (size_t)(end - at), &p.target, e);
-    if (status) snprintf(e->where, sizeof e->where, "line %llu", (unsigned long long)line->number);
-    if (!status && s->count == s->capacity) {
-        size_t more = s->capacity ? 2 * s->capacity : 256;
-        pair *grown = realloc(s->pairs, more * sizeof *grown);
-        if (!grown) {
-            *e = (moe_error){ .code = status = MOE_ERROR_MEMORY, .message = "no memory for the sample" };
-        } else {
-            s->pairs = grown;
-            s->capacity = more;
-        }
-    }
-    if (status) {
-        text_ids_free(&p.source);
-        text_ids_free(&p.target);
-        return status;
-    }
-    s->pairs[s->count++] = p;
-    return MOE_OK;
-}
-
-static moe_status read_sample(const char *path, const text_front *front, sample *s, moe_error *e) {
-    text_reader reader;
-    text_line line;
-    text_read got = TEXT_READ_END;
-    moe_status status = MOE_OK;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        *e = (moe_error){ .code = MOE_ERROR_IO };
-        snprintf(e->message, sizeof e->message, "cannot open %s: %s", path, strerror(errno));
-        return MOE_ERROR_IO;
-    }
-    text_reader_init(&reader, fd, NULL);
-    while (!status && (got = text_reader_next(&reader, 1, &line)) == TEXT_READ_LINE) status = add_pair(front, &line, s, e);
-    if (!status && (got != TEXT_READ_END || !s->count)) {
-        *e = (moe_error){ .code = status = MOE_ERROR_IO };
-        snprintf(e->message, sizeof e->message, "%s: %s", path, got == TEXT_READ_END ? "no pairs in it" : strerror(errno));
-    }
-    text_reader_free(&reader);
-    close(fd);
-    return status;
-}
-
-/* ==== 2. Measure ======================================================================================== */
 
 typedef struct walk {
     sample *s;
@@ -157,27 +96,29 @@ typedef struct walk {
 } walk;
 
 static int pull(void *user, int wait, moe_request *request) {
+    static const int32_t nothing[1] = { 0 }; /* ids of an empty text */
     walk *w = user;
     (void)wait;
     if (w->complaint) return MOE_PULL_CANCEL;
-    if (w->next == w->s->count) return MOE_PULL_END;
-    pair *p = &w->s->pairs[w->next++];
+    if (w->next == w->s->text.count) return MOE_PULL_END;
+    const text_pair *p = &w->s->text.pairs[w->next];
+    request->user = &w->s->verdicts[w->next++];
     request->source = p->source.data;
     request->n_source = p->source.length;
     if (w->scoring) {
-        request->target = p->target.data;
+        request->target = p->target.data ? p->target.data : nothing;
         request->n_target = p->target.length;
     }
     request->target_tag = p->tag;
-    request->user = p;
     if (w->show && w->next % 16 == 0)
-        fprintf(stderr, "\r%s: %s %zu of %zu ", w->which ? "after" : "before", w->scoring ? "scoring" : "translating", w->next, w->s->count);
+        fprintf(stderr, "\r%s: %s %zu of %zu ", w->which ? "after" : "before", w->scoring ? "scoring" : "translating", w->next, w->s->text.count);
     return MOE_PULL_REQUEST;
 }
 
 static void done(void *user, const moe_result *result) {
     walk *w = user;
-    pair *p = result->user;
+    verdict *p = result->user;
+    moe_error e;
     if (result->status == MOE_ERROR_LIMIT || result->status == MOE_ERROR_ARGUMENT) {
         p->left_out = 1;
         return;
@@ -189,15 +130,8 @@ static void done(void *user, const moe_result *result) {
     const moe_hypothesis *h = &result->hypotheses[0];
     if (w->scoring) {
         p->logprob[w->which] = (double)h->logprob;
-    } else if (h->n_ids) {
-        text_ids *out = &p->output[w->which];
-        out->data = malloc(h->n_ids * sizeof *out->data);
-        if (!out->data) {
-            w->complaint = "no memory for the translations";
-            return;
-        }
-        memcpy(out->data, h->ids, h->n_ids * sizeof *out->data);
-        out->length = out->capacity = h->n_ids;
+    } else if (text_ids_set(&p->output[w->which], h->ids, h->n_ids, &e)) {
+        w->complaint = "no memory for the translations";
     }
 }
 
@@ -207,7 +141,7 @@ static moe_status measure_one(const moe_model *model, sample *s, int which, moe_
     moe_status status = moe_session_new(model, &p, &session, e);
     if (status) return status;
     walk w = { .s = s, .which = which, .show = isatty(2) };
-    for (w.scoring = 1; w.scoring >= 0 && !status; w.scoring--) {
+    for (w.scoring = 1; w.scoring >= !s->translates && !status; w.scoring--) {
         w.next = 0;
         status = moe_translate(session, pull, done, &w, e);
         if (w.complaint) {
@@ -231,12 +165,12 @@ static const char *main_type(const moe_model *m) {
 }
 
 /* Compare OUT with IN and write what was found into OUT. */
-static moe_status measure(const text_front *in, const char *out, const moe_save_params *params, const char *sample_path,
+static moe_status measure(const text_front *in, const char *out, const moe_save_params *params, const char *sample_path, int ids,
                           moe_error *e) {
-    sample s = { 0 };
+    sample s = { .verdicts = NULL };
     text_front after;
     double tokens = 0, before_sum = 0, after_sum = 0, same = 0, count = 0;
-    moe_status status = read_sample(sample_path, in, &s, e);
+    moe_status status = read_sample(sample_path, ids, in, &s, e);
     if (!status) status = text_open(out, TEXT_IDS_ONLY, NULL, &after, e);
     if (status) {
         free_sample(&s);
@@ -244,11 +178,11 @@ static moe_status measure(const text_front *in, const char *out, const moe_save_
     }
     status = measure_one(in->model, &s, 0, e);
     if (!status) status = measure_one(after.model, &s, 1, e);
-    for (size_t i = 0; i < s.count; i++) {
-        pair *p = &s.pairs[i];
+    for (size_t i = 0; i < s.text.count; i++) {
+        const verdict *p = &s.verdicts[i];
         if (p->left_out) continue;
         count++;
-        tokens += (double)(p->target.length + 1);
+        tokens += (double)(s.text.pairs[i].target.length + 1);
         before_sum -= p->logprob[0];
         after_sum -= p->logprob[1];
         same += p->output[0].length == p->output[1].length &&
@@ -265,16 +199,16 @@ static moe_status measure(const text_front *in, const char *out, const moe_save_
     };
     if (!status && count == 0) {
         *e = (moe_error){ .code = status = MOE_ERROR_ARGUMENT };
-        snprintf(e->message, sizeof e->message, "no pair of the sample can be scored by this model");
+        snprintf(e->message, sizeof e->message, "no line of the sample can be scored by this model");
     }
     if (!status) {
         moe_save_params p = *params; /* the types that OUT already has: nothing is rounded again */
         p.entries = entries;
-        p.n_entries = sizeof entries / sizeof *entries;
+        p.n_entries = sizeof entries / sizeof *entries - !s.translates; /* the last is about translations */
         status = moe_model_save(after.model, out, &p, e);
-        fprintf(stderr, "%s: %.4f nats per token before, %.4f after; %.1f %% of %.0f translations the same", base, before_sum / tokens,
-                after_sum / tokens, 100 * same / count, count);
-        if (count < (double)s.count) fprintf(stderr, "; %.0f pairs left out that the model cannot score", (double)s.count - count);
+        fprintf(stderr, "%s: %.4f nats per token before, %.4f after", base, before_sum / tokens, after_sum / tokens);
+        if (s.translates) fprintf(stderr, "; %.1f %% of %.0f translations the same", 100 * same / count, count);
+        if (count < (double)s.text.count) fprintf(stderr, "; %.0f lines left out that the model cannot score", (double)s.text.count - count);
         fputc('\n', stderr);
     }
     text_close(&after);
@@ -282,7 +216,7 @@ static moe_status measure(const text_front *in, const char *out, const moe_save_
     return status;
 }
 
-/* ==== 3. Main =========================================================================================== */
+/* ==== 2. Main =========================================================================================== */
 
 static int same_file(const char *a, const char *b) {
     struct stat x, y;
@@ -306,17 +240,20 @@ static int parse_type(const char *name, moe_type *type) {
 }
 
 int main(int argc, char **argv) {
-    enum { EXPERTS = 256, MEASURE };
+    enum { EXPERTS = 256, MEASURE, IDS };
     static const struct option known[] = {
         { "experts", required_argument, NULL, EXPERTS }, { "measure", required_argument, NULL, MEASURE },
-        { "help", no_argument, NULL, 'h' },              { "version", no_argument, NULL, 'V' },
+        { "ids", no_argument, NULL, IDS },               { "help", no_argument, NULL, 'h' },
+        { "version", no_argument, NULL, 'V' },
         { NULL, 0, NULL, 0 }
     };
     const char *experts = NULL, *sample_path = NULL;
+    int ids = 0;
     for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {
         switch (c) {
         case EXPERTS: experts = optarg; break;
         case MEASURE: sample_path = optarg; break;
+        case IDS: ids = 1; break;
         case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
         case 'V': printf("moe-quantize %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
         default: fputs("Try moe-quantize --help\n", stderr); return EXIT_USAGE;
@@ -333,10 +270,15 @@ int main(int argc, char **argv) {
     /* The weights are about to be rounded and saved under fresh checksums, so damage must be found now or never. */
     text_front front;
     moe_error e;
-    if (text_open(in, sample_path ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front, &e)) return report(in, &e);
+    if (text_open(in, sample_path && !ids ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front, &e)) return report(in, &e);
+    if (sample_path && moe_model_get_kind(front.model) == MOE_MODEL_CLASSIFIER) {
+        fprintf(stderr, "moe-quantize: %s is a classifier: --measure is for models that read text\n", in);
+        text_close(&front);
+        return EXIT_USAGE;
+    }
     uint64_t before = moe_model_file_bytes(front.model), after = 0;
     moe_status status = moe_model_save(front.model, out, &params, &e);
-    if (!status && sample_path) status = measure(&front, out, &params, sample_path, &e);
+    if (!status && sample_path) status = measure(&front, out, &params, sample_path, ids, &e);
     text_close(&front);
     if (!status) status = size_of(out, &after, &e);
     if (status) {
