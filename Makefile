@@ -51,7 +51,7 @@ MOE_OBJECTS = $(BUILD)/moe-with-cuda.o $(BUILD)/moe-cuda.o
 endif
 
 PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-make-random $(BIN)/moe-bench \
-	$(BIN)/moe-calibrate
+	$(BIN)/moe-calibrate $(BIN)/moe-score $(BIN)/moe-classify
 LIBRARY  = $(BIN)/libmoe.a
 
 # ---- Build ---------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ SPM_VERSION = $(or $(shell pkg-config --modversion sentencepiece 2>/dev/null || 
 $(BUILD)/spm.o: tools/spm.cc tools/spm.h | $(BUILD)/.deps
 	$(CXX) $(CXX_FLAGS) -DSPM_LIBRARY_VERSION='"$(firstword $(SPM_VERSION))"' -c tools/spm.cc -o $@
 
-$(BUILD)/program.o: tools/program.c tools/program.h tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
+$(BUILD)/program.o: tools/program.c tools/program.h tools/routing.h tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/program.c -o $@
 
 $(BUILD)/routing.o: tools/routing.c tools/routing.h tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
@@ -114,6 +114,12 @@ FRONT_HEADERS = tools/program.h tools/routing.h tools/text.h tools/spm.h moe.h
 
 $(BUILD)/moe-translate.o: tools/moe-translate.c $(FRONT_HEADERS) | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-translate.c -o $@
+
+$(BUILD)/moe-score.o: tools/moe-score.c $(FRONT_HEADERS) | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -c tools/moe-score.c -o $@
+
+$(BUILD)/moe-classify.o: tools/moe-classify.c $(FRONT_HEADERS) | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -c tools/moe-classify.c -o $@
 
 $(BUILD)/moe-calibrate.o: tools/moe-calibrate.c $(FRONT_HEADERS) | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-calibrate.c -o $@
@@ -136,6 +142,12 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
 $(BIN)/moe-translate: $(BUILD)/moe-translate.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
+	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
+
+$(BIN)/moe-score: $(BUILD)/moe-score.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
+	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
+
+$(BIN)/moe-classify: $(BUILD)/moe-classify.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
 $(BIN)/moe-calibrate: $(BUILD)/moe-calibrate.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects

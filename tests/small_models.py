@@ -9,7 +9,7 @@ import random
 import struct
 import zlib
 
-INT, REAL, TEXT, TEXTS = 1, 2, 3, 7
+INT, REAL, TEXT, BYTES, TEXTS = 1, 2, 3, 4, 7
 WIDTH, VOCABULARY, BOS, EOS = 16, 40, 2, 3
 WORDS = ["<pad>", "<unk>", "<s>", "</s>"] + ["w%d" % i for i in range(4, VOCABULARY)]
 
@@ -23,6 +23,8 @@ def value(v):
         return INT, struct.pack("<q", v)
     if isinstance(v, float):
         return REAL, struct.pack("<d", v)
+    if isinstance(v, bytes):
+        return BYTES, struct.pack("<Q", len(v)) + v
     if isinstance(v, str):
         return TEXT, struct.pack("<Q", len(v.encode())) + v.encode()
     return TEXTS, struct.pack("<Q", len(v)) + b"".join(pad(struct.pack("<Q", len(x.encode())) + x.encode(), 8) for x in v)
@@ -105,17 +107,30 @@ def begin(architecture, seed, vocabulary, width):
     return m
 
 
-def tokens(m, pieces):
+def tokens(m, pieces, vocabulary=VOCABULARY):
     m.meta.update({"token.bos": BOS, "token.eos": EOS, "token.unk": 1, "limit.target": 30, "limit.source": 30})
     if pieces:
         m.meta["vocabulary.pieces"] = WORDS
-    m.matrix("embedding.weight", VOCABULARY, WIDTH, 1)
+    m.matrix("embedding.weight", vocabulary, WIDTH, 1)
 
 
-def language(seed=1, pieces=1, **mixture):
+def tokeniser_of(path):
+    """The SentencePiece model inside another model file."""
+    with open(path, "rb") as file:
+        data = file.read()
+    key = b"tokenizer.model"
+    at = data.index(struct.pack("<II", BYTES, len(key)) + key) + 8 + len(key)
+    at += -at % 8
+    length = struct.unpack("<Q", data[at:at + 8])[0]
+    return data[at + 8:at + 8 + length]
+
+
+def language(seed=1, pieces=1, tokeniser=None, vocabulary=VOCABULARY, **mixture):
     """LSTM, mixture, LSTM."""
-    m = begin("moe-lm", seed, VOCABULARY, WIDTH)
-    tokens(m, pieces)
+    m = begin("moe-lm", seed, vocabulary, WIDTH)
+    tokens(m, pieces and not tokeniser, vocabulary)
+    if tokeniser:
+        m.meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": tokeniser})
     m.meta["decoder.layers"] = 3
     m.lstm("decoder.0", WIDTH)
     m.mixture("decoder.1", WIDTH, **dict({"experts": 12}, **mixture))

@@ -586,7 +586,6 @@ int main(int argc, char **argv) {
     const moe_model_params params = { .verify = 1, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };
-    text_level wanted = o.common.ids ? TEXT_IDS_ONLY : o.common.pretokenized ? TEXT_PIECES : TEXT_REQUIRED;
     if (text_open(o.common.model, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(o.common.model, &e), EXIT_MODEL;
     calibration c = { .options = &o, .model = front.model };
     const char *file = o.common.model;
@@ -596,7 +595,7 @@ int main(int argc, char **argv) {
         program_complain("%s is a classifier, which reads no text: moe-calibrate cannot measure it", file);
         status = EXIT_USAGE;
     } else {
-        got = text_open_tokeniser(&front, wanted, &e);
+        got = text_open_tokeniser(&front, program_level(&o.common), &e);
         if (!got) got = find_mixtures(&c, &e);
         if (!got) file = o.text, got = measure(&c, &front, &e);
     }

@@ -227,13 +227,8 @@ static moe_status json_line(const text_front *front, const options *o, text_job 
     }
     if (job->failed) cJSON_AddStringToObject(object, "error", job->note);
     else if (job->cut) cJSON_AddStringToObject(object, "cut", job->note);
-    if (!status) {
-        char *text = cJSON_PrintUnformatted(object);
-        if (text) text_append_string(&job->output, text);
-        else job->output.failed = 1; /* cJSON passes NULL along when memory runs out */
-        cJSON_free(text);
-    }
-    cJSON_Delete(object);
+    if (!status) program_json_output(object, &job->output);
+    else cJSON_Delete(object);
     return status;
 }
 
@@ -395,22 +390,19 @@ static int begin_routing(app *a, const moe_session_params *params) {
     p.routing = routing_keep_of_job;
     a->second_batch = (size_t)p.batch;
     if (moe_session_new(a->flow.front->model, &p, &a->second, &e)) return program_complain("%s", e.message), EXIT_MODEL;
-    return routing_open(&a->routing, a->flow.front, o->routing, o->gating, &e) ? program_file_error(o->routing, &e) : -1;
+    return program_routing_open(o, a->flow.front, &a->routing);
 }
 
 /* The rest of the routing, if all went well; else the file goes. */
 static int end_routing(app *a, int status) {
     moe_error e = { .code = MOE_OK };
-    int fine = status == EXIT_DONE || status == EXIT_SOME_LINES;
-    if (fine && a->translated.first) route_waiting(a, &e);
-    if (fine && program_signal) status = 128 + (int)program_signal;
-    fine = fine && !e.code && !program_signal;
-    moe_error closing;
-    if (routing_close(&a->routing, fine, &closing) && fine) e = closing;
-    if (e.code) {
-        program_complain("%s", e.message);
-        status = e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+    if ((status == EXIT_DONE || status == EXIT_SOME_LINES) && a->translated.first) {
+        route_waiting(a, &e);
+        if (e.code) program_complain("%s", e.message);
+        if (e.code) status = e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+        else if (program_signal) status = 128 + (int)program_signal;
     }
+    status = program_routing_close(&a->routing, status);
     text_queue_free(&a->translated);
     moe_session_free(a->second);
     return status;
@@ -585,8 +577,7 @@ int main(int argc, char **argv) {
 
     text_front front;
     const program_common *c = &o.common;
-    text_level level = o.self_test || (c->ids && c->routing) ? TEXT_IF_THERE : c->ids ? TEXT_IDS_ONLY : c->pretokenized ? TEXT_PIECES : TEXT_REQUIRED;
-    status = program_open(c, MOE_MODEL_TRANSLATION, level, &front);
+    status = program_open(c, MOE_MODEL_TRANSLATION, o.self_test ? TEXT_IF_THERE : program_level(c), &front);
     if (status >= 0) return status;
     moe_session_params params = moe_session_params_default(front.model);
     moe_session *session = NULL;

@@ -205,6 +205,11 @@ int program_open(const program_common *o, moe_model_kind kind, text_level level,
     return status;
 }
 
+text_level program_level(const program_common *o) {
+    if (o->ids) return o->routing ? TEXT_IF_THERE : TEXT_IDS_ONLY; /* routing names the tokens */
+    return o->pretokenized ? TEXT_PIECES : TEXT_REQUIRED;
+}
+
 void program_apply(const program_common *o, moe_session_params *p) {
     if (o->threads > 0) p->threads = o->threads;
     if (o->batch > 0) p->batch = o->batch;
@@ -313,6 +318,20 @@ int program_close_streams(const program_common *o, int in, program_output *out, 
     return status;
 }
 
+int program_routing_open(const program_common *o, const text_front *front, routing_file *file) {
+    moe_error e;
+    if (!o->routing || !routing_open(file, front, o->routing, o->gating, &e)) return -1;
+    return program_file_error(o->routing, &e);
+}
+
+int program_routing_close(routing_file *file, int status) {
+    int fine = status == EXIT_DONE || status == EXIT_SOME_LINES;
+    moe_error e;
+    if (!routing_close(file, fine, &e) || !fine) return status;
+    program_complain("%s", e.message);
+    return e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+}
+
 cJSON *program_json_float(float value) {
     if (!isfinite(value)) return cJSON_CreateNull(); /* the probability of an id that is never generated is 0 */
     text_bytes digits = { 0 };
@@ -326,6 +345,14 @@ cJSON *program_json_ids(const int32_t *ids, size_t n) {
     cJSON *list = cJSON_CreateArray();
     for (size_t i = 0; list && i < n; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber(ids[i]));
     return list;
+}
+
+void program_json_output(cJSON *object, text_bytes *out) {
+    char *text = cJSON_PrintUnformatted(object);
+    if (text) text_append_string(out, text);
+    else out->failed = 1; /* cJSON passes NULL along when memory runs out */
+    cJSON_free(text);
+    cJSON_Delete(object);
 }
 
 /* ---- 5. Flow ------------------------------------------------------------------------------------------- */

@@ -11,6 +11,7 @@
 #define PROGRAM_H
 
 #include "moe.h"
+#include "tools/routing.h"
 #include "tools/text.h"
 
 #include <cjson/cJSON.h>
@@ -109,6 +110,8 @@ int program_option(program_common *o, int c);
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front);
 /* What it is instead of `kind` is said, and who reads it; EXIT_USAGE, or -1 if it is of that kind. */
 int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind);
+/* The tokeniser that its lines need. */
+text_level program_level(const program_common *o);
 /* Threads, batch, kernels, gates, noise, log; max_len too. */
 void program_apply(const program_common *o, moe_session_params *params);
 /* A session, or a complaint and the exit status. `unit` is what depends on its batch under batchwise gating: "a translation". */
@@ -134,8 +137,14 @@ int program_open_streams(const program_common *o, int *in, program_output *out);
 int program_close_streams(const program_common *o, int in, program_output *out, int status);
 int program_same_file(const char *a, const char *b); /* both exist, and are one regular file */
 
+/* The file of --routing, if it is wanted: -1, or a complaint and the exit status. */
+int program_routing_open(const program_common *o, const text_front *front, routing_file *file);
+/* It stays if `status` says that all went well; the exit status. */
+int program_routing_close(routing_file *file, int status);
+
 cJSON *program_json_float(float value); /* all of its digits and no more; null if not finite */
 cJSON *program_json_ids(const int32_t *ids, size_t n);
+void program_json_output(cJSON *object, text_bytes *out); /* append it without line breaks, and delete it */
 
 /* ---- 5. Flow ------------------------------------------------------------------------------------------- */
 
