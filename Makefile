@@ -50,8 +50,8 @@ CUDA_LIBS = -L$(CUBLAS_LIB) -Wl,-rpath,$(CUBLAS_LIB) -Wl,--no-as-needed -lcublas
 MOE_OBJECTS = $(BUILD)/moe-with-cuda.o $(BUILD)/moe-cuda.o
 endif
 
-PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-make-random $(BIN)/moe-bench \
-	$(BIN)/moe-calibrate $(BIN)/moe-score $(BIN)/moe-classify
+PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-score $(BIN)/moe-classify $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-calibrate \
+	$(BIN)/moe-make-random $(BIN)/moe-bench
 LIBRARY  = $(BIN)/libmoe.a
 
 # ---- Build ---------------------------------------------------------------------------------------------------
@@ -168,7 +168,8 @@ $(BIN)/moe-bench: $(BUILD)/moe-bench.o
 # ---- Use -----------------------------------------------------------------------------------------------------
 
 help:
-	@echo 'make                  build ./moe-translate ./moe-info ./moe-quantize ./moe-make-random ./moe-bench and libmoe.a'
+	@echo 'make                  build libmoe.a and ./moe-translate ./moe-score ./moe-classify ./moe-info ./moe-quantize'
+	@echo '                      ./moe-calibrate ./moe-make-random ./moe-bench'
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'

@@ -474,6 +474,35 @@ def the_new_programs_answer_help_and_refuse_nonsense():
         assert run([CLASSIFY, "-m", folder + "/c"], "1 2 3 4 5 6\n", stdout=full).returncode == 4
 
 
+# ---- moe-info --------------------------------------------------------------------------------------------------------
+
+
+@test
+def info_describes_every_kind_of_model():
+    with tempfile.TemporaryDirectory() as folder:
+        model = folder + "/model.bin"
+
+        def info(how):
+            small_models.write(model, *how)
+            return run([INFO, model]).text, about(model)
+
+        text, whole = info(small_models.language(groups=4, gate="topk", parent="softmax", parent_k=0, noise=1))
+        assert "12 experts" in text and "4 groups of 3: of the groups all used" in text and "inside them the best 2" in text, text
+        assert "noise" in text and "moe-score" in text and "attention" not in text, text
+        assert whole["kind"] == "language" and len(whole["layers"]["decoder"]) == 3, whole
+        assert whole["mixtures"] == [{"layer": "decoder.1", "experts": 12, "groups": 4, "gate": "topk", "k": 2, "parent_gate": "softmax", "parent_k": 0,
+                                      "gate_hidden": 0, "noise": True, "expert": "mlp", "hidden": 12}], whole["mixtures"]
+        weights = sum(t["parameters"] for t in whole["tensors"])
+        # two of three experts in every group; the weights of noise are not used
+        assert whole["parameters_per_token"] == weights - 12 * 2 * 12 * 16 // 3 - 16 * (12 + 4), whole["parameters_per_token"]
+        text, whole = info(small_models.classifier(gate="topk", k=1))
+        assert "3 linear experts of 10 columns" in text and "hidden layer of 5" in text and "classes" in text and "moe-classify" in text, text
+        assert whole["kind"] == "classifier" and (whole["inputs"], whole["classes"]) == (6, 4) and len(whole["layers"]["network"]) == 2, whole
+        assert whole["parameters_in_experts"] == 3 * 10 * (6 + 10) and whole["mixtures"][1]["expert"] == "linear", whole
+        text, whole = info(small_models.translation(groups=3, gate="threshold", parent="threshold"))
+        assert "attention" in text and text.count("3 groups of 4") == 2 and "moe-translate" in text and whole["kind"] == "translation", text
+
+
 # ---- moe-classify ----------------------------------------------------------------------------------------------------
 
 

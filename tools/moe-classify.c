@@ -64,14 +64,7 @@ static void usage(FILE *to) {
           to);
     fputs(PROGRAM_HELP_GATES("row")
           "\n"
-          "Speed (none of these changes a single byte of the output)\n"
-          "      --threads N           threads that compute (default: one per processor)\n"
-          "      --batch N             rows classified at once\n"
-          "      --no-mmap             read the model into memory of its own\n"
-          "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"
-          "\n"
-          "  -h, --help                this text\n"
-          "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
+          PROGRAM_HELP_SPEED("rows classified")
           "\n"
           "An empty line gives an empty line. A row that cannot be classified gives an empty line too, and standard error says\n"
           "which and why.\n"

@@ -80,14 +80,38 @@ typedef struct count {
     uint64_t tensors[MOE_TYPE_Q4 + 1];
 } count;
 
-/* "encoder.2.experts" -> the value of "encoder.2.NAME" */
-static int64_t layer_int(const moe_model *m, moe_span tensor, const char *name, int64_t otherwise) {
-    char key[300];
-    size_t stem = tensor.length;
-    while (stem && tensor.data[stem - 1] != '.') stem--;
-    if (stem + strlen(name) >= sizeof key) return otherwise;
-    snprintf(key, sizeof key, "%.*s%s", (int)stem, tensor.data, name);
-    return get_int(m, key, otherwise);
+/* The mixture that a layer or a tensor of it ("encoder.2.experts") belongs to; without a layer: it is none of a mixture. */
+static moe_mixture mixture_of(const moe_model *m, moe_span name) {
+    for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
+        moe_mixture x = moe_model_mixture(m, i);
+        size_t n = strlen(x.layer);
+        if (span_begins(name, x.layer) && (name.length == n || name.data[n] == '.')) return x;
+    }
+    return (moe_mixture){ .layer = NULL };
+}
+
+/* Of `n` that compete in a level, those that a token goes to, on average where a mask decides. */
+static size_t selected(moe_gate gate, size_t k, size_t n) { return gate == MOE_GATE_SOFTMAX || !k ? n : k; }
+
+/* The numbers of a tensor that a token uses; those of noise are for training. */
+static uint64_t used_of(const moe_model *m, const moe_tensor_info *t) {
+    moe_mixture x = mixture_of(m, t->name);
+    const char *part = x.layer ? t->name.data + strlen(x.layer) : "";
+    size_t left = t->name.length - (size_t)(x.layer ? part - t->name.data : 0);
+    moe_span rest = { part, x.layer ? left : 0 };
+    if (!x.layer || !x.experts) return t->parameters;
+    if (rest.length > 6 && memcmp(rest.data + rest.length - 6, ".noise", 6) == 0) return 0;
+    size_t groups = x.groups ? selected(x.parent_gate, x.parent_k, x.groups) : 1, of = x.groups ? x.groups : 1;
+    if (span_begins(rest, ".experts")) return t->parameters / x.experts * groups * selected(x.gate, x.k, x.experts / of);
+    if (span_begins(rest, ".gate.") && !span_begins(rest, ".gate.hidden")) return t->parameters / of * groups;
+    return t->parameters;
+}
+
+/* "network.0.experts.weight", "network.0.experts.bias" */
+static int is_linear_experts(const moe_model *m, moe_span name) {
+    const char *layer = mixture_of(m, name).layer;
+    size_t n = layer ? strlen(layer) : 0;
+    return layer && span_begins((moe_span){ name.data + n, name.length - n }, ".experts.");
 }
 
 static count count_all(const moe_model *m) {
@@ -96,13 +120,8 @@ static count count_all(const moe_model *m) {
         moe_tensor_info t = moe_model_tensor(m, i);
         c.parameters += t.parameters;
         if ((unsigned)t.type <= MOE_TYPE_Q4) c.bytes[t.type] += t.bytes, c.tensors[t.type]++;
-        uint64_t used = t.parameters;
-        if (t.experts && t.dims[0]) {
-            int64_t k = layer_int(m, t.name, "k", 0);
-            c.expert_parameters += t.parameters;
-            if (k > 0 && (uint64_t)k < t.dims[0]) used = t.parameters / t.dims[0] * (uint64_t)k;
-        }
-        c.active += used;
+        if (t.experts || is_linear_experts(m, t.name)) c.expert_parameters += t.parameters;
+        c.active += used_of(m, &t);
     }
     return c;
 }
@@ -122,6 +141,14 @@ static const char *human_count(uint64_t n, char out[32]) {
 
 /* ==== 3. Words ========================================================================================== */
 
+/* Who is used of those that compete in a level; `empty` is what happens if nobody passes. */
+static void describe_level(moe_gate gate, size_t k, const char *empty, text_bytes *out) {
+    if (gate == MOE_GATE_SOFTMAX) text_append_string(out, "all used (softmax gate)");
+    else if (gate == MOE_GATE_TOPK) text_printf(out, "the best %zu used for each token", k);
+    else text_printf(out, "%zu used for a token on average (threshold gate), %s", k,
+                     strcmp(empty, "zero") == 0 ? "none if none passes" : "the best if none passes");
+}
+
 /* "bidirectional LSTM, 2 x 512 cells, projected to 2 x 256, residual" */
 static void describe_layer(const moe_model *m, const char *side, int64_t n, text_bytes *out) {
     char key[128], word[64];
@@ -138,16 +165,24 @@ static void describe_layer(const moe_model *m, const char *side, int64_t n, text
         if (strcmp(word, "none") != 0) text_printf(out, ", reads the %s context", word);
         if (get_int(m, KEY("residual"), 0)) text_append_string(out, ", residual");
     } else if (strcmp(word, "moe") == 0) {
-        long long experts = (long long)get_int(m, KEY("experts"), 0), k = (long long)get_int(m, KEY("k"), 0);
-        text_printf(out, "mixture of %lld experts of %lld hidden units, ", experts, (long long)get_int(m, KEY("hidden"), 0));
-        get_text(m, KEY("gate"), "?", word, sizeof word);
-        if (strcmp(word, "softmax") == 0) text_append_string(out, "all used (softmax gate)");
-        else if (strcmp(word, "topk") == 0) text_printf(out, "the best %lld used for each token", k);
-        else if (strcmp(word, "threshold") == 0) {
-            text_printf(out, "%lld used for a token on average (threshold gate)", k);
-            get_text(m, KEY("empty"), "top1", word, sizeof word);
-            text_append_string(out, strcmp(word, "zero") == 0 ? ", none if none passes" : ", the best if none passes");
-        } else text_printf(out, "gate %s", word);
+        snprintf(key, size, "%s.%lld", side, (long long)n);
+        moe_mixture x = mixture_of(m, (moe_span){ key, strlen(key) });
+        int linear = strcmp(get_text(m, KEY("expert"), "mlp", word, sizeof word), "linear") == 0;
+        text_printf(out, linear ? "mixture of %zu linear experts of %zu columns" : "mixture of %zu experts of %zu hidden units", x.experts, x.hidden);
+        if (linear && strcmp(get_text(m, KEY("activation"), "relu", word, sizeof word), "relu") == 0) text_append_string(out, " and relu");
+        if (x.groups) {
+            text_printf(out, ", in %zu groups of %zu: of the groups ", x.groups, x.experts / x.groups);
+            get_text(m, KEY("empty"), "top1", word, sizeof word); /* what the groups' policy is unless they have their own */
+            char own[64];
+            describe_level(x.parent_gate, x.parent_k, get_text(m, KEY("parent.empty"), word, own, sizeof own), out);
+            text_append_string(out, "; inside them ");
+        } else {
+            text_append_string(out, ", ");
+        }
+        describe_level(x.gate, x.k, get_text(m, KEY("empty"), "top1", word, sizeof word), out);
+        if (get_int(m, KEY("gate.hidden"), 0)) text_printf(out, ", gate with a hidden layer of %lld", (long long)get_int(m, KEY("gate.hidden"), 0));
+        if (get_int(m, KEY("gate.relu"), 0)) text_append_string(out, ", logits rectified");
+        if (x.noise) text_append_string(out, ", noise on request");
         get_text(m, KEY("output"), "sigmoid", word, sizeof word);
         if (strcmp(word, "none") != 0) text_printf(out, ", %s output", word);
         if (get_int(m, KEY("residual"), 1)) text_append_string(out, ", residual");
@@ -162,7 +197,14 @@ static int64_t layers(const moe_model *m, const char *key) {
     return n < 0 ? 0 : n > MOE_MAX_LAYERS ? MOE_MAX_LAYERS : n;
 }
 
+static const char *kind_of(const moe_model *m) {
+    static const char *const names[] = { [MOE_MODEL_TRANSLATION] = "translation", [MOE_MODEL_LANGUAGE] = "language", [MOE_MODEL_CLASSIFIER] = "classifier" };
+    return names[moe_model_get_kind(m)];
+}
+
 /* ==== 4. Pages ========================================================================================== */
+
+static const char *const sides[] = { "encoder", "decoder", "network" };
 
 static void print_layers(const moe_model *m, const char *side) {
     char key[32];
@@ -282,23 +324,32 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     print_text(m, "description", "general.description");
     print_text(m, "licence", "general.licence");
     print_text(m, "attribution", "general.attribution");
-    text_bytes languages = { 0 };
-    text_languages(front, &languages);
-    printf("  %-18s %s\n", "languages", languages.failed ? "?" : languages.length ? languages.data : "one direction only");
-    text_bytes_free(&languages);
-    printf("  %-18s %d tokens, tokeniser: %s%s\n", "vocabulary", (int)moe_model_vocabulary(m),
-           get_text(m, "tokenizer.kind", "none", a, sizeof a),
-           moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "" : ", its pieces listed");
+    printf("  %-18s %s\n", "kind", moe_model_get_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
+           : moe_model_get_kind(m) == MOE_MODEL_LANGUAGE ? "says how probable a text is: moe-score" : "says what class a row of numbers is of: moe-classify");
+    if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
+        printf("  %-18s %zu\n  %-18s %d\n", "inputs", moe_model_width(m), "classes", (int)moe_model_vocabulary(m));
+        print_text(m, "names", "classes.names");
+    } else {
+        text_bytes languages = { 0 };
+        text_languages(front, &languages);
+        if (languages.failed || languages.length) printf("  %-18s %s\n", "languages", languages.failed ? "?" : languages.data);
+        else if (moe_model_get_kind(m) == MOE_MODEL_TRANSLATION) printf("  %-18s one direction only\n", "languages");
+        text_bytes_free(&languages);
+        printf("  %-18s %d tokens, tokeniser: %s%s\n", "vocabulary", (int)moe_model_vocabulary(m),
+               get_text(m, "tokenizer.kind", "none", a, sizeof a),
+               moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "" : ", its pieces listed");
+    }
 
     printf("\nArchitecture: %s\n", get_text(m, "general.architecture", "?", a, sizeof a));
-    printf("  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
-    print_layers(m, "encoder");
-    print_layers(m, "decoder");
-    printf("  %-18s %s, size %lld, query from decoder %lld (%s)\n", "attention", get_text(m, "attention.kind", "?", a, sizeof a),
-           (long long)get_int(m, "attention.size", 0), (long long)get_int(m, "attention.layer", 0),
-           get_text(m, "attention.query", "state", b, sizeof b));
-    printf("  %-18s %s\n", "decoder begins", strcmp(get_text(m, "decoder.init", "zero", a, sizeof a), "encoder") == 0
-           ? "with the encoder's last states" : "with zeros");
+    if (moe_model_get_kind(m) != MOE_MODEL_CLASSIFIER) printf("  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
+    for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) print_layers(m, sides[i]);
+    if (moe_model_get_kind(m) == MOE_MODEL_TRANSLATION) {
+        printf("  %-18s %s, size %lld, query from decoder %lld (%s)\n", "attention", get_text(m, "attention.kind", "?", a, sizeof a),
+               (long long)get_int(m, "attention.size", 0), (long long)get_int(m, "attention.layer", 0),
+               get_text(m, "attention.query", "state", b, sizeof b));
+        printf("  %-18s %s\n", "decoder begins", strcmp(get_text(m, "decoder.init", "zero", a, sizeof a), "encoder") == 0
+               ? "with the encoder's last states" : "with zeros");
+    }
 
     printf("\nSize\n");
     printf("  %-18s %s in all, of them experts %s\n", "parameters", human_count(n.parameters, c),
@@ -313,6 +364,7 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     moe_error e;
     p.threads = 1; /* the same figure on every machine */
     if (moe_session_bytes(m, &p, &bytes, &e)) printf("  %-18s cannot be said: %s\n", "a session", e.message);
+    else if (moe_model_get_kind(m) != MOE_MODEL_TRANSLATION) printf("  %-18s %s beside the file: batch %d, 1 thread\n", "a session", human_bytes(bytes, c), p.batch);
     else printf("  %-18s %s beside the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n", "a session",
                 human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
 
@@ -398,6 +450,30 @@ static void json_tensors(const moe_model *m, cJSON *into) {
     }
 }
 
+static void json_mixtures(const moe_model *m, cJSON *into) {
+    for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
+        moe_mixture x = moe_model_mixture(m, i);
+        char key[128], word[64];
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddItemToArray(into, o);
+        cJSON_AddStringToObject(o, "layer", x.layer);
+        cJSON_AddItemToObject(o, "experts", json_whole((int64_t)x.experts));
+        cJSON_AddItemToObject(o, "groups", json_whole((int64_t)x.groups));
+        cJSON_AddStringToObject(o, "gate", moe_gate_name(x.gate));
+        cJSON_AddItemToObject(o, "k", json_whole((int64_t)x.k));
+        if (x.groups) {
+            cJSON_AddStringToObject(o, "parent_gate", moe_gate_name(x.parent_gate));
+            cJSON_AddItemToObject(o, "parent_k", json_whole((int64_t)x.parent_k));
+        }
+        snprintf(key, sizeof key, "%s.gate.hidden", x.layer);
+        cJSON_AddItemToObject(o, "gate_hidden", json_whole(get_int(m, key, 0)));
+        cJSON_AddBoolToObject(o, "noise", x.noise);
+        snprintf(key, sizeof key, "%s.expert", x.layer);
+        cJSON_AddStringToObject(o, "expert", get_text(m, key, "mlp", word, sizeof word));
+        cJSON_AddItemToObject(o, "hidden", json_whole((int64_t)x.hidden));
+    }
+}
+
 static int print_json(const text_front *front, const char *path, int checked) {
     const moe_model *m = front->model;
     count n = count_all(m);
@@ -406,6 +482,11 @@ static int print_json(const text_front *front, const char *path, int checked) {
     cJSON_AddItemToObject(root, "file_bytes", json_whole((int64_t)moe_model_file_bytes(m)));
     cJSON_AddItemToObject(root, "file_version", json_whole(moe_model_file_version(m)));
     cJSON_AddBoolToObject(root, "checksums_verified", checked);
+    cJSON_AddStringToObject(root, "kind", kind_of(m));
+    if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
+        cJSON_AddItemToObject(root, "inputs", json_whole((int64_t)moe_model_width(m)));
+        cJSON_AddItemToObject(root, "classes", json_whole(moe_model_vocabulary(m)));
+    }
     cJSON_AddItemToObject(root, "vocabulary", json_whole(moe_model_vocabulary(m)));
     cJSON *languages = cJSON_AddArrayToObject(root, "languages");
     for (size_t i = 0; i < moe_model_language_count(m); i++) cJSON_AddItemToArray(languages, json_span(moe_model_language(m, i)));
@@ -425,16 +506,18 @@ static int print_json(const text_front *front, const char *path, int checked) {
     if (moe_session_bytes(m, &p, &bytes, NULL)) cJSON_AddNullToObject(root, "session_bytes");
     else cJSON_AddItemToObject(root, "session_bytes", json_whole((int64_t)bytes));
     cJSON *architecture = cJSON_AddObjectToObject(root, "layers");
-    const char *sides[2] = { "encoder", "decoder" }, *keys[2] = { "encoder.layers", "decoder.layers" };
-    for (int side = 0; side < 2; side++) {
+    for (size_t side = 0; side < sizeof sides / sizeof *sides; side++) {
+        char key[32];
+        snprintf(key, sizeof key, "%s.layers", sides[side]);
         cJSON *list = cJSON_AddArrayToObject(architecture, sides[side]);
-        for (int64_t i = 0; i < layers(m, keys[side]); i++) {
+        for (int64_t i = 0; i < layers(m, key); i++) {
             text_bytes words = { 0 };
             describe_layer(m, sides[side], i, &words);
             cJSON_AddItemToArray(list, cJSON_CreateString(words.failed ? "?" : words.data));
             text_bytes_free(&words);
         }
     }
+    json_mixtures(m, cJSON_AddArrayToObject(root, "mixtures"));
     json_metadata(m, cJSON_AddObjectToObject(root, "metadata"));
     json_tensors(m, cJSON_AddArrayToObject(root, "tensors"));
     char *text = cJSON_Print(root);

@@ -49,14 +49,7 @@ static void usage(FILE *to) {
           to);
     fputs(PROGRAM_HELP_GATES("token")
           "\n"
-          "Speed (none of these changes a single byte of the output)\n"
-          "      --threads N           threads that compute (default: one per processor)\n"
-          "      --batch N             lines scored at once\n"
-          "      --no-mmap             read the model into memory of its own\n"
-          "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"
-          "\n"
-          "  -h, --help                this text\n"
-          "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
+          PROGRAM_HELP_SPEED("lines scored")
           "\n"
           "An empty line is scored as well: its end alone. A line that cannot be scored, because it is too long for one, gives\n"
           "an empty line, and standard error says which and why. Translations are scored by moe-translate --score.\n"

@@ -104,6 +104,16 @@ enum {
     "      --routing FILE        write which experts every " unit " went to, and with which weights: JSON lines for\n" \
     "                            moe-routing. FILE appears at the end, whole, or not at all; a pipe is written as it comes\n"
 
+#define PROGRAM_HELP_SPEED(units)                                                                                    \
+    "Speed (none of these changes a single byte of the output)\n"                                                    \
+    "      --threads N           threads that compute (default: one per processor)\n"                                \
+    "      --batch N             " units " at once\n"                                                                \
+    "      --no-mmap             read the model into memory of its own\n"                                            \
+    "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"                \
+    "\n"                                                                                                             \
+    "  -h, --help                this text\n"                                                                        \
+    "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
+
 /* What getopt gave and the program does not know itself; --help and --version end here. */
 int program_option(program_common *o, int c);
 /* Open the model as the options say; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it is of another kind. */
