@@ -99,7 +99,7 @@ enum {
     "Gates\n"                                                                                                        \
     "      --gating NAME         softmax, topk, threshold or batchwise in every mixture, instead of the model's own; with\n" \
     "                            batchwise a result depends on what shares its batch\n"                              \
-    "      --noise SEED          noise on the gates' logits (eq 4), as in training; drawn from SEED and the tokens so far,\n" \
+    "      --noise SEED          noise on the gates' logits (eq 4), as in training; drawn from SEED and what was read so far,\n" \
     "                            so that neighbours make no difference (default: none)\n"                            \
     "      --routing FILE        write which experts every " unit " went to, and with which weights: JSON lines for\n" \
     "                            moe-routing. FILE appears at the end, whole, or not at all; a pipe is written as it comes\n"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Gates, as a user meets them: --gating, --noise and --routing of the programs, and moe-calibrate.
 
-Usage: tests/test_gating.py [MODEL]     default: $MOE_TEST_MODEL, else models/en-de-fr-es.bin
+Usage: tests/test_cli_gating.py [MODEL]     default: $MOE_TEST_MODEL, else models/en-de-fr-es.bin
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
 """
 import json
