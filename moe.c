@@ -3006,7 +3006,7 @@ typedef struct moe_gating {
 
 typedef struct moe_layer {
     moe_layer_kind kind;
-    char name[16]; /* "encoder.0" */
+    char name[32]; /* "encoder.0" */
     int residual;
     size_t hidden; /* LSTM: H per direction; MoE: hidden units of an expert */
     size_t out;    /* columns of the layer's output */
@@ -3186,7 +3186,7 @@ static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const
 static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t in) {
     for (int d = 0; d <= layer->bidirectional; d++) {
         moe_lstm_weights *w = &layer->direction[d];
-        char prefix[32];
+        char prefix[64];
         snprintf(prefix, sizeof prefix, "%s%s", layer->name, !layer->bidirectional ? "" : d ? ".bwd" : ".fwd");
         moe_bind_matrix(r, &w->w_x, 4 * layer->hidden, in, 0, "%s.w_x", prefix);
         moe_bind_matrix(r, &w->w_r, 4 * layer->hidden, layer->state, 0, "%s.w_r", prefix);
@@ -3214,7 +3214,7 @@ static void moe_bind_gating(moe_reader *r, moe_gating *g, size_t n, size_t in, c
 }
 
 static void moe_bind_gates(moe_reader *r, moe_layer *layer, size_t in) {
-    char name[32];
+    char name[64];
     if (layer->features.rows) { /* only their number yet */
         const size_t units = layer->features.rows;
         moe_bind_exact(r, &layer->features, units, in, 0, "%s.gate.hidden.weight", layer->name);
@@ -3269,7 +3269,7 @@ static void moe_read_mixture(moe_reader *r, moe_layer *layer) {
     static const char *const experts[] = { "mlp", "linear", NULL };
     const int64_t widest = 1 << 20;
     const char *n = layer->name;
-    char prefix[32];
+    char prefix[64];
     layer->experts = (size_t)moe_read_int(r, moe_read(r, "%s.experts", n), 1, widest, 0);
     layer->groups = (size_t)moe_read_int(r, moe_read(r, "%s.groups", n), 0, (int64_t)layer->experts, 0);
     if (layer->groups && layer->experts % layer->groups) moe_reader_fail(r, "is %zu, which does not divide %zu experts", layer->groups, layer->experts);
