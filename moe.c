@@ -3303,6 +3303,7 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
     const char *n = layer->name;
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
     layer->kind = (moe_layer_kind)moe_read_choice(r, moe_read(r, "%s.kind", n), kinds, -1);
+    if (r->model->kind == MOE_MODEL_CLASSIFIER && layer->kind != MOE_LAYER_MOE) moe_reader_fail(r, "must be \"moe\" in a classifier");
     layer->hidden = (size_t)moe_read_int(r, moe_read(r, "%s.hidden", n), 1, widest, 0);
     layer->residual = (int)moe_read_int(r, moe_read(r, "%s.residual", n), 0, 1, layer->kind == MOE_LAYER_MOE);
     layer->out = in;
@@ -3438,10 +3439,6 @@ static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side) {
     for (size_t i = 0; i < m->n_decoder && r->status == MOE_OK; i++) {
         moe_read_layer(r, &m->decoder[i], side, i, width, 0);
         width = m->decoder[i].out;
-        if (m->kind == MOE_MODEL_CLASSIFIER && m->decoder[i].kind != MOE_LAYER_MOE) {
-            snprintf(r->key, sizeof r->key, "%s.kind", m->decoder[i].name);
-            moe_reader_fail(r, "must be \"moe\" in a classifier");
-        }
     }
     moe_bind_output(r, m, width);
 }
