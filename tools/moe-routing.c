@@ -496,7 +496,7 @@ static const char *known_gate(const char *name) {
 static int read_layer(routing *r, const cJSON *from, int64_t *total) {
     static const char *const names[] = { "layer", "experts", "groups", "k", "gate" };
     const cJSON *f[5];
-    const char *name, *gate;
+    const char *name = "", *gate = "";
     int status;
     layer *l = &r->layers[r->n_layers];
     if (!cJSON_IsObject(from)) return fail(r, "layers: must be a list of objects");
@@ -527,7 +527,7 @@ static int read_layer(routing *r, const cJSON *from, int64_t *total) {
 static int read_header(routing *r, const cJSON *from) {
     static const char *const names[] = { "model", "layers" };
     const cJSON *f[2];
-    const char *model;
+    const char *model = "";
     int64_t total = 0;
     int status;
     if ((status = fields(r, from, names, f, 2)) || (status = string(r, "model", f[0], &model))) return status;
@@ -549,7 +549,7 @@ static int read_weights(routing *r, const layer *l, const cJSON *experts, const 
     if (!cJSON_IsArray(experts)) return fail(r, "experts: must be a list");
     if (!cJSON_IsArray(weights)) return fail(r, "weights: must be a list");
     const cJSON *w = weights->child;
-    int64_t last = -1, expert;
+    int64_t last = -1, expert = -1;
     *n = 0;
     for (const cJSON *e = experts->child; e; e = e->next, w = w->next, ++*n) {
         int status = whole(r, "experts", e, 0, l->experts - 1, &expert);
@@ -591,8 +591,8 @@ static int find_layer(const routing *r, const char *name, size_t *index) {
 static int read_token(routing *r, const cJSON *from) {
     static const char *const names[] = { "line", "layer", "position", "id", "token", "experts", "weights", "empty" };
     const cJSON *f[8];
-    const char *name, *text = "";
-    int64_t line, position, id = -1;
+    const char *name = "", *text = "";
+    int64_t line = 0, position = 0, id = -1;
     size_t index = r->current, n = 0;
     int status;
     if ((status = fields(r, from, names, f, 8)) || (status = whole(r, "line", f[0], 1, max_whole, &line)) ||
