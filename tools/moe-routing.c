@@ -38,7 +38,7 @@
  *     lift[]                     tokens by lift: t, n, all (times in this layer), lift = (n / load) / (all / tokens)
  *   text[]                       sentences: line, layers[] of { layer (index), tokens[] of
  *                                [t, empty, experts in all, expert, weight, expert, weight, ... largest first] }
- *   tokens[]                     [text or null, id or null]
+ *   tokens[]                     [text or null, id or null]; both null: what a classifier reads is no token
  */
 #define _GNU_SOURCE         /* getopt_long on Linux */
 #define _DARWIN_C_SOURCE    /* and on macOS         */
@@ -599,7 +599,6 @@ static int read_token(routing *r, const cJSON *from) {
         (status = string(r, "layer", f[1], &name)) || (status = whole(r, "position", f[2], 0, INT32_MAX, &position)) ||
         (f[3] && (status = whole(r, "id", f[3], 0, INT32_MAX, &id))) || (f[4] && (status = string(r, "token", f[4], &text))))
         return status;
-    if (!f[3] && !f[4]) return fail(r, "id: is missing, and token too");
     if (!find_layer(r, name, &index)) return fail(r, "layer: '%s' is not in the header", quoted(name).text);
     if ((status = in_order(r, line, index, position))) return status;
     if (!f[7]) return fail(r, "empty: is missing");
