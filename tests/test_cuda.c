@@ -242,7 +242,7 @@ static void build_mixture(moe_graph *g, void *user, void *states) {
     mixture *m = user;
     moe_tensor *logits = moe_op_embed(g, &m->logits, 1.0f, "logits"), *x = moe_op_embed(g, &m->x, 1.0f, "x");
     (void)states;
-    moe_op_experts(g, &m->layer, x, moe_op_gate(g, &m->layer, logits));
+    moe_op_experts(g, &m->layer, x, moe_op_gate(g, &m->layer, &m->layer.gate, logits, NULL, 0, "layer.gate"));
 }
 
 static void mixtures_equal_the_cpu(void **state) {
@@ -294,10 +294,10 @@ static void mixtures_equal_the_cpu(void **state) {
         memcpy(blobs[0], logits, vocabulary * n * sizeof *logits);
         for (size_t e = 0; e < n; e++) threshold[e] = mw_uniform(&random, 0.8f, 1.8f) / (float)n;
         m.layer = (moe_layer){ .kind = MOE_LAYER_MOE, .name = "layer", .hidden = hidden, .out = width, .experts = n,
-            .k = shape[2],
-                               .gate = kind == 0 ? MOE_GATE_SOFTMAX : kind == 1 ? MOE_GATE_TOPK : MOE_GATE_THRESHOLD,
-                               .empty = kind == 3 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1, .scale = i % 7 ? 0.75f : 1.0f,
-                                   .threshold = threshold,
+                               .gate = { .kind = kind == 0 ? MOE_GATE_SOFTMAX : kind == 1 ? MOE_GATE_TOPK : MOE_GATE_THRESHOLD,
+                                         .level = n, .k = shape[2], .threshold = threshold,
+                                         .empty = kind == 3 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1 },
+                               .scale = i % 7 ? 0.75f : 1.0f,
                                .expert_type = type, .slabs = slabs, .slab_stride = slab, .slab_down = (size_t)down };
         rows_of_ids(ids, rows, vocabulary, &random);
         b.frame = (moe_frame){ .rows = rows, .ids = ids };

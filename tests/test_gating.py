@@ -4,13 +4,15 @@ tools/reference.py to 1e-5; and the gradient of every loss against finite differ
 
 Usage: tests/test_gating.py
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Without PyTorch or NumPy, which are no dependency
-of the tests, it skips what needs them. What hangs on a choice (masks) is held fixed while differences are taken.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Without PyTorch or NumPy, which are no
+dependency of the tests, it skips what needs them. What hangs on a choice (masks) is held fixed while differences are taken.
 """
 import ast
+import importlib.util
 import math
 import os
 import sys
+import tempfile
 import time
 import traceback
 import types
@@ -26,8 +28,10 @@ except ImportError:
 try:
     import torch
 
+    import convert
     import gating
     import reference as ref
+    import train
 except ImportError:
     torch = None
 tests = []
@@ -367,6 +371,111 @@ def statistics_of_balance():
     found = gating.statistics(torch.tensor([1.0, 1.0, 4.0]), torch.tensor([2, 2, 5]))
     assert abs(found["cv_importance"] - math.sqrt(2) / 2) < 1e-6 and abs(found["max_load"] - 5 / 3) < 1e-6
     assert abs(found["cv_load"] - math.sqrt(2) / 3) < 1e-6
+
+
+# ---- Trainers ----------------------------------------------------------------------------------------------------------
+
+def program(name):
+    """A trainer whose file name is no module name."""
+    spec = importlib.util.spec_from_file_location(name.replace("-", "_"), os.path.join(ROOT, "tools", name + ".py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def converted(checkpoint, folder):
+    """The reference's model of a checkpoint, by way of a model file, which --back turns into the same checkpoint again."""
+    path = lambda name: os.path.join(folder, name)
+    torch.save(checkpoint, path("model.pt"))
+    settings = {"licence": "", "attribution": "", "spm": "", "preset": None, "type": "f32", "meta": [], "description": ""}
+    convert.convert(types.SimpleNamespace(input=path("model.pt"), output=path("model.bin"), layout="moe", name="x", **settings))
+    convert.back(types.SimpleNamespace(input=path("model.bin"), output=path("back.pt"), spm=""))
+    back = torch.load(path("back.pt"), weights_only=True)
+    assert back["config"] == checkpoint["config"] and back["weights"].keys() == checkpoint["weights"].keys()
+    assert all(torch.equal(back["weights"][key], value.float()) for key, value in checkpoint["weights"].items())
+    return ref.load(path("model.bin"), torch.float64)
+
+
+def small(config):
+    """A config of the trainer in small, with gates that are not all alike."""
+    config["d_model"], config["vocab_size"] = 12, 40
+    config["attention"]["size"] = 12
+    for layer in config["encoder"] + config["decoder"]:
+        if layer["type"] == "moe":
+            layer.update(experts=6, hidden=9)
+        else:
+            layer.update(hidden=10, proj=6 if layer["type"] == "bi-lstmp" else 12)
+    return config
+
+
+def filled(model):
+    """The model with random gates: some trainers begin with zeros."""
+    with torch.no_grad():
+        for name, weight in model.weights.items():
+            if name.endswith(".threshold"):
+                weight.mul_(0.9)
+            elif ".gate." in name or ".parent." in name:
+                weight.copy_(normal(*weight.shape, seed=len(name)) * 0.5)
+    return model
+
+
+def checkpoint_of(model):
+    return {"format": "moe-checkpoint-1", "config": model.config,
+            "weights": {name: weight.detach().clone() for name, weight in model.weights.items()}}
+
+
+@test
+def translation_models_of_one_and_two_levels_are_read_as_they_were_trained():
+    for gate in ("noisy", "balanced"):
+        for groups in (0, 2):
+            model = filled(train.Model(small(train.make_config("cpu", 40, gate, 2, groups))))
+            ids = [([4, 9, 20, 31, 3], [8, 12, 33, 3]), ([5, 30, 3], [22, 3])]
+            batch = train.Batch([tuple(map(np.array, pair)) for pair in ids], "cpu")
+            loss = float(model.loss(batch, 0.0).detach())
+            with tempfile.TemporaryDirectory() as folder:
+                oracle = converted(checkpoint_of(model), folder)
+            rows = torch.cat([torch.log_softmax(oracle.forced_logits(s, t[:-1]), 1)[torch.arange(len(t)), t] for s, t in ids])
+            close(loss, -rows.mean(), 1e-5)
+            model.training = True
+            model.loss(batch, 0.1).backward()  # every weight has its part in it, thresholds too
+            for name, weight in model.weights.items():
+                assert weight.grad.any() or name.endswith(".threshold"), f"{gate}, {groups} groups: no gradient of {name}"
+
+
+@test
+def language_models_are_read_as_they_were_trained():
+    lm = program("train-lm")
+    for gate in ("noisy", "balanced"):
+        for groups in (0, 2):
+            options = types.SimpleNamespace(width=12, hidden=10, experts=6, expert_hidden=9, k=2, gate=gate, groups=groups)
+            model, texts = filled(lm.LanguageModel(lm.make_config(options, 40))), [[9, 20, 31], [8], [30, 12, 33, 25, 6]]
+            loss = float(model.loss(lm.Batch([np.array(x) for x in texts], "cpu")).detach())
+            with tempfile.TemporaryDirectory() as folder:
+                oracle = converted(checkpoint_of(model), folder)
+            oracle.m.never = []  # the training loss knows no forbidden tokens
+            close(loss, -torch.cat([oracle.language_score(x) for x in texts]).mean(), 1e-5)
+
+
+@test
+def deep_moe_is_read_as_it_was_trained():
+    digits = program("train-digits")
+    for kind in digits.NETWORKS:
+        options = types.SimpleNamespace(experts=[3, 2], hidden=[5, 4], gate_hidden=[6, 7], network=kind)
+        network = digits.Network(digits.make_config(options), 1)
+        x = normal(7, digits.IMAGE ** 2, dtype=torch.float32)
+        with tempfile.TemporaryDirectory() as folder:
+            oracle = converted(network.checkpoint(), folder)
+        close(network.forward(x)[0].log_softmax(1).detach(), oracle.classify(x.double()), 1e-5)
+
+
+@test
+def mutual_information_is_its_definition():
+    information = program("train-digits").mutual_information
+    labels = torch.tensor([0, 1, 2, 3] * 5)
+    close(information(torch.eye(4)[labels], labels), 2.0)  # one expert for each label
+    close(information(torch.full((20, 4), 0.25), labels), 0.0)
+    halves = torch.eye(2)[labels // 2] * 0.8 + 0.1  # a binary channel with error rate 0.1
+    close(information(halves, labels), 1 + 0.9 * math.log2(0.9) + 0.1 * math.log2(0.1), 1e-6)
 
 
 # ---- Files -------------------------------------------------------------------------------------------------------------

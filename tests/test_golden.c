@@ -328,16 +328,16 @@ static int gate_layer(const golden *g, const char *name, const char *prefix, moe
     snprintf(layer->name, sizeof layer->name, "layer");
     snprintf(key, sizeof key, "%s%s", name, prefix);
     layer->kind = MOE_LAYER_MOE;
-    layer->gate_weight = matrix(need_part(g, key, "weight"));
-    layer->experts = layer->gate_weight.rows;
-    layer->out = layer->gate_weight.cols;
-    layer->threshold = find_part(g, key, "threshold").data;
-    layer->k = k ? (size_t)moe_meta_int(k, 0) : 0;
+    layer->gate.weight = matrix(need_part(g, key, "weight"));
+    layer->experts = layer->gate.level = layer->gate.weight.rows;
+    layer->out = layer->gate.weight.cols;
+    layer->gate.threshold = find_part(g, key, "threshold").data;
+    layer->gate.k = k ? (size_t)moe_meta_int(k, 0) : 0;
     layer->scale = 1;
-    layer->empty = value_is(g, name, "empty", "zero") ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1;
-    if (value_is(g, name, "gate", "softmax")) layer->gate = MOE_GATE_SOFTMAX;
-    else if (value_is(g, name, "gate", "topk")) layer->gate = MOE_GATE_TOPK;
-    else if (value_is(g, name, "gate", "threshold")) layer->gate = MOE_GATE_THRESHOLD;
+    layer->gate.empty = value_is(g, name, "empty", "zero") ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1;
+    if (value_is(g, name, "gate", "softmax")) layer->gate.kind = MOE_GATE_SOFTMAX;
+    else if (value_is(g, name, "gate", "topk")) layer->gate.kind = MOE_GATE_TOPK;
+    else if (value_is(g, name, "gate", "threshold")) layer->gate.kind = MOE_GATE_THRESHOLD;
     else return 0;
     return 1;
 }
@@ -353,7 +353,7 @@ static void check_gate(const golden *g, const char *name, const moe_kernels *ker
     bench *b;
     if (!gate_layer(g, name, "", &layer)) return;
     b = new_bench(x.rows, 1);
-    run_bench(b, moe_op_gate(&b->graph, &layer, moe_op_linear(&b->graph, &layer.gate_weight, input(b, x.data, x.cols), NULL, NULL, "l")), kernels);
+    run_bench(b, moe_build_gate(&b->graph, &layer, input(b, x.data, x.cols)), kernels);
     expect_same_experts(name, b->out, wanted.data, wanted.rows * wanted.cols);
     expect_close(name, b->out, wanted.data, wanted.rows * wanted.cols, op_tolerance);
     free_bench(b);

@@ -1199,7 +1199,7 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
     for (size_t i = 0; i < 2; i++) {
         moe_layer *l = &c->layers[i];
         snprintf(l->name, sizeof l->name, "layer.%zu", i);
-        l->hidden = 12, l->state = 12, l->out = 16, l->experts = 5, l->k = 2, l->gate = MOE_GATE_TOPK;
+        l->hidden = 12, l->state = 12, l->out = 16, l->experts = 5, l->gate = (moe_gating){ .kind = MOE_GATE_TOPK, .level = 5, .k = 2 };
         l->expert_type = i ? MOE_TYPE_Q8 : MOE_TYPE_F32;
     }
     c->model.attention_size = 7;
@@ -1234,10 +1234,10 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
             if (a->cols == 40) made = moe_op_lstm_layer(g, &c->layers[0], 0, a);
             break;
         case 8:
-            if (a->cols == 5) made = moe_op_gate(g, &c->layers[0], a);
+            if (a->cols == 5) made = moe_op_gate(g, &c->layers[0], &c->layers[0].gate, a, NULL, 0, "gate");
             break;
         default:
-            if (a->cols == 16 && b->cols == 5) made = moe_op_experts(g, &c->layers[mw_below(random, 2)], a, b);
+            if (a->cols == 16 && b->op == MOE_OP_GATE) made = moe_op_experts(g, &c->layers[mw_below(random, 2)], a, b);
             else if (a->cols == 7) made = moe_op_attention(g, &c->model, &c->memory, a);
             break;
         }
@@ -1443,7 +1443,8 @@ static moe_case *make_moe(uint64_t *random, moe_gate gate, size_t experts, size_
     uint64_t down;
     snprintf(l->name, sizeof l->name, "moe");
     l->kind = MOE_LAYER_MOE;
-    l->experts = experts, l->k = k, l->hidden = hidden, l->out = width, l->gate = gate, l->scale = 1;
+    l->experts = experts, l->hidden = hidden, l->out = width, l->scale = 1;
+    l->gate = (moe_gating){ .kind = gate, .level = experts, .k = k };
     l->expert_type = (moe_type)type;
     l->slab_stride = (size_t)moe_slab_bytes(l->expert_type, hidden, width, &down);
     l->slab_down = (size_t)down;
@@ -1459,13 +1460,13 @@ static moe_case *make_moe(uint64_t *random, moe_gate gate, size_t experts, size_
     }
     c->threshold = mw_zeros(experts * 4);
     for (size_t i = 0; i < experts; i++) c->threshold[i] = 0.8f / (float)experts;
-    l->threshold = c->threshold;
+    l->gate.threshold = c->threshold;
     c->gate_state = numbers(random, rows * experts, PLAIN);
     c->x_state = numbers(random, rows * width, PLAIN);
-    c->graph = (moe_graph){ .nodes = c->nodes, .capacity = 8, .rows = rows, .threads = 3 };
+    c->graph = (moe_graph){ .nodes = c->nodes, .capacity = 8, .rows = rows, .threads = 3, .traced = 1 };
     c->logits = moe_op_gather(&c->graph, c->gate_state, experts, "logits");
     c->x = moe_op_gather(&c->graph, c->x_state, width, "x");
-    c->gate = moe_op_gate(&c->graph, l, c->logits);
+    c->gate = moe_op_gate(&c->graph, l, &l->gate, c->logits, NULL, 0, "moe.gate");
     c->y = moe_op_experts(&c->graph, l, c->x, c->gate);
     assert_int_equal(moe_graph_plan(&c->graph, &e), MOE_OK);
     check_plan(&c->graph);
@@ -1510,7 +1511,7 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
         moe_frame frame = { .rows = rows, .parents = parents };
         moe_run run = { oracle, pool, &c->graph, &frame };
         for (size_t r = 0; r < 16; r++) parents[r] = (int32_t)r;
-        c->layer.empty = round % 2 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1;
+        c->layer.gate.empty = round % 2 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1;
         if (round % 5 == 0)
             for (size_t i = 0; i < n; i++) c->threshold[i] = 2; /* nobody passes */
         moe_graph_run(&moe_backend_cpu, &run, gate_trace, &out);
@@ -1528,7 +1529,7 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
                 on[i] = kind == MOE_GATE_SOFTMAX || (kind == MOE_GATE_TOPK ? better < k : p[i] > (double)c->threshold[i]);
                 any |= on[i];
             }
-            if (!any && c->layer.empty == MOE_EMPTY_TOP1) on[best] = 1;
+            if (!any && c->layer.gate.empty == MOE_EMPTY_TOP1) on[best] = 1;
             for (size_t i = 0; i < n; i++) kept += on[i] ? p[i] : 0;
             for (size_t i = 0; i < n; i++) {
                 CHECK(fabs((double)g[i] - (on[i] ? p[i] / kept : 0)) < 1e-6, "gate %d, expert %zu: %g, not %g", (int)kind, i, (double)g[i],

@@ -51,8 +51,8 @@ MOE = {"type", "experts", "k", "hidden", "gate", "empty", "activation", "output"
        "parent_k", "parent_empty", "gate_hidden", "gate_relu", "gate_bias", "expert", "expert_bias"}
 ATTENTION = {"type", "size", "query", "layer", "start", "bias"}
 KNOWN = {"arch", "vocab_size", "d_model", "embed_scale", "shared_embedding", "pad", "unk", "bos", "eos", "languages",
-         "never_generated", "gate_order", "output_weight", "output_bias", "encoder", "decoder", "attention", "inputs", "classes",
-         "class_names", "network"}
+         "never_generated", "gate_order", "output_weight", "output_bias", "encoder", "decoder", "attention",
+         "inputs", "classes", "class_names", "network"}
 SIDES = {"gnmt-moe": ("encoder", "decoder"), "moe-lm": ("decoder",), "deep-moe": ("network",)}
 TRANSPOSED = tuple(f".{x}.{y}" for x in ("gate", "parent") for y in ("weight", "noise")) + (".gate.hidden.weight",)
 

@@ -570,6 +570,12 @@ static double graph_weights(const moe_graph *g) {
     return bytes;
 }
 
+/* Experts that a row of a gate is meant to select. */
+static double wanted_experts(const moe_tensor *gate) {
+    const double own = (double)(gate->gate == MOE_GATE_SOFTMAX ? gate->gating->level : gate->gating->k);
+    return gate->grouped ? own * wanted_experts(gate->src[1]) : own;
+}
+
 static cost node_cost(const machine *m, const moe_tensor *t, const load *l) {
     const double rows = l->rows, cols = (double)t->cols;
     double resident = l->resident, times = 1, compute, memory;
@@ -598,9 +604,15 @@ static cost node_cost(const machine *m, const moe_tensor *t, const load *l) {
         c.inputs += l->sentences * l->source * (size + width) * 4;
         break;
     }
-    case MOE_OP_GATE: c.floating += rows * cols * 2; break;
+    case MOE_OP_GATE:
+        c.floating += rows * cols * 2;
+        if (!t->grouped) break;
+        c.floating += rows * wanted_experts(t->src[1]) * 2 * (double)t->gating->level * (double)t->src[0]->cols;
+        c.weights += matrix_bytes(&t->gating->weight); /* at most */
+        break;
+    case MOE_OP_MIX: c.floating += rows * 2 * (double)t->src[0]->cols; break;
     case MOE_OP_EXPERTS: {
-        const double n = (double)t->layer->experts, k = t->layer->gate == MOE_GATE_SOFTMAX ? n : fmin(n, (double)t->layer->k);
+        const double n = (double)t->layer->experts, k = fmin(n, wanted_experts(t->src[1]));
         const double ops = rows * k * 4 * (double)t->layer->hidden * (double)t->layer->out;
         if (moe_type_quantised(t->layer->expert_type)) c.integer += ops;
         else c.floating += ops;
@@ -761,15 +773,16 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
         char *slabs;
         l->kind = MOE_LAYER_MOE;
         l->experts = experts;
-        l->k = (size_t)o->k;
-        l->gate = MOE_GATE_TOPK;
+        l->gate.level = experts;
+        l->gate.k = (size_t)o->k;
+        l->gate.kind = MOE_GATE_TOPK;
         l->sigmoid = l->residual = 1;
         l->scale = 1;
         l->expert_type = type;
         l->slab_stride = (size_t)moe_slab_bytes(type, hidden, width, &down);
         l->slab_down = (size_t)down;
         l->slabs = slabs = own(s, experts * l->slab_stride);
-        if (!slabs || !make_matrix(s, MOE_TYPE_F32, experts, width, 4, &random, &l->gate_weight)) return 0;
+        if (!slabs || !make_matrix(s, MOE_TYPE_F32, experts, width, 4, &random, &l->gate.weight)) return 0;
         if (!pack_matrix(type, hidden, width, 2, &random, slabs)) return 0;
         if (!pack_matrix(type, width, hidden, 2, &random, slabs + down)) return 0;
         for (size_t e = 1; e < experts; e++) /* the same numbers in other places */
@@ -879,7 +892,7 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
     snprintf(line, sizeof line, "{\"what\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"rows\":%zu,\"experts\":%zu,"
              "\"k\":%zu,\"d\":%zu,\"hidden\":%zu,\"vocabulary\":%zu,\"src_len\":%d,\"ms_median\":%.5g,\"ms_min\":%.5g,"
              "\"gops\":%.4g,\"gbytes_s\":%.4g,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", s->what, moe_type_name(s->type),
-             b->machine->kernels->name, b->machine->threads, b->rows, l->experts, l->k, l->out,
+             b->machine->kernels->name, b->machine->threads, b->rows, l->experts, l->gate.k, l->out,
              vocabulary || s->memory.keys ? 0 : l->hidden, vocabulary, s->memory.keys ? o->src_len : 0, t.median * 1e3,
              t.least * 1e3, gops, gbytes, c.seconds / t.median, b->busy / b->wall / (double)b->machine->threads);
     emit(r, line);

@@ -123,6 +123,10 @@ class Network:
         self.config = config
         self.weights = {name: (torch.randn(shape, generator=random) * deviation).requires_grad_()
                         for name, (shape, deviation) in weight_shapes(config).items()}
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                if name.endswith(".gate.bias"):
+                    weight.fill_(1.0)  # same softmax, but far from where the rectifier would hold all logits at zero for good
         self.totals = None  # of every layer, while the constraint is on
 
     def constrain(self, margin):
@@ -263,8 +267,8 @@ def table(o):
             for seed in o.seeds:
                 if any((x["size"], x["network"], x["seed"]) == (size, network, seed) for x in done):
                     continue
-                run = argparse.Namespace(**{**vars(o), "hidden": hidden, "gate_hidden": gate_hidden, "network": network, "seed": seed})
-                done.append({"size": size, **train(run, log)[1]})
+                settings = {**vars(o), "hidden": hidden, "gate_hidden": gate_hidden, "network": network, "seed": seed}
+                done.append({"size": size, **train(argparse.Namespace(**settings), log)[1]})
                 write(path, json.dumps(done, indent=1) + "\n")
     print(f"| size | {' | '.join(NETWORKS)} |\n|---|{'---|' * len(NETWORKS)}")
     for size in dict.fromkeys(x["size"] for x in done):

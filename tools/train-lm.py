@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a language model with a mixture of experts for moe (PyTorch, CPU or one CUDA device), with the fast layers of train.py.
+"""Trains a mixture-of-experts language model for moe (PyTorch, CPU or one CUDA device), with the fast layers of train.py.
 
     train-lm.py train    --corpus DIR --out DIR ...  trains, or goes on where the checkpoint in --out stopped
     train-lm.py evaluate --corpus DIR --out DIR      perplexity and balance of model.pt on the dev texts
@@ -255,8 +255,8 @@ class Trainer:
             self.elapsed, before = self.elapsed + now - before, now
             if now - shown > (1 if sys.stderr.isatty() else 30):
                 shown = now
-                progress(f"{self.tokens / 1e6:.2f}/{o.tokens} M tokens  step {self.step}  loss {sum(losses) / len(losses):.3f}  "
-                         f"rate {o.rate * factor:.2e}  {self.elapsed / 60:.1f} min")
+                progress(f"{self.tokens / 1e6:.2f}/{o.tokens} M tokens  step {self.step}  "
+                         f"loss {sum(losses) / len(losses):.3f}  rate {o.rate * factor:.2e}  {self.elapsed / 60:.1f} min")
             if self.tokens - evaluated > o.evaluate_every * 1e6 and self.tokens < end:
                 evaluated = self.tokens
                 self.evaluate(sum(losses) / len(losses))
