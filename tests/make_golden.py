@@ -158,8 +158,8 @@ def expert_cases(c):
     both = c.normal(4, 23, 20, scale=0.3), c.normal(4, 20, 23, scale=0.3)
     g = ref.topk_gate(x @ w.T, 2)
     g[4] = 0  # a row without experts
-    mlp = lambda x, g, scale=1.0: ref.mixture(x, g, [lambda x, i=i: ref.mlp_expert(x, both[0][i], both[1][i]) for i in range(4)],
-                                              20, scale)
+    four = [lambda x, i=i: ref.mlp_expert(x, both[0][i], both[1][i]) for i in range(4)]
+    mlp = lambda x, g, scale=1.0: ref.mixture(x, g, four, 20, scale)
     c.add("experts", "experts", x=x, g=g, experts=both, scale=1.0, y=mlp(x, g))
     c.add("experts.scale", "experts", x=x, g=g, experts=both, scale=0.5, y=mlp(x, g, 0.5))
     threshold = threshold_between(ref.softmax_gate(x @ w.T), 0.3)
@@ -183,7 +183,7 @@ def gate_weights(c, layer, width, bias=False, noise=False, seen=None):
     and some hold more than one."""
     features, w = layer.gate_hidden or width, {}
     if layer.gate_hidden:
-        w["gate.hidden.weight"], w["gate.hidden.bias"] = c.normal(layer.gate_hidden, width, scale=0.3), c.normal(layer.gate_hidden)
+        w["gate.hidden.weight"], w["gate.hidden.bias"] = c.normal(features, width, scale=0.3), c.normal(features)
     for name, level, n in (("parent", layer.parent, layer.groups), ("gate", layer, layer.experts)):
         if not level:
             continue
@@ -215,14 +215,17 @@ def gating_cases(c):
         settings = dict(kind="moe", experts=12, hidden=1, **settings)
         layer = moe_settings(**settings)
         w = gate_weights(c, layer, width, bias, noise, x)
-        normal = {"gate": c.normal(rows, 12), **({"parent": c.normal(rows, layer.groups)} if layer.groups else {})} if noise else None
+        normal = None
+        if noise:
+            normal = {"gate": c.normal(rows, 12), **({"parent": c.normal(rows, layer.groups)} if layer.groups else {})}
         gates = ref.moe_gate(x, layer, w, normal, bool(batchwise))
         near = ref.moe_gate(x + 1e-4 * c.normal(rows, width), layer, w, normal, bool(batchwise))
-        assert all(torch.equal(gates[k] != 0, near[k] != 0) for k in gates), f"routing.{case}: a choice hangs on the fourth digit"
+        assert all(torch.equal(gates[k] != 0, near[k] != 0) for k in gates), f"{case}: a choice hangs on the fourth digit"
         c.add("routing." + case, "routing", "gating.cases", settings, x=x, batchwise=batchwise, **w,
               **{"normal." + k: v for k, v in (normal or {}).items()}, **{"wanted." + k: v for k, v in gates.items()})
         if has_empty:  # masks of every level
-            zero = ref.moe_gate(x, moe_settings(**{**settings, "empty": "zero", "parent.empty": "zero"}), w, normal, bool(batchwise))
+            layer = moe_settings(**{**settings, "empty": "zero", "parent.empty": "zero"})
+            zero = ref.moe_gate(x, layer, w, normal, bool(batchwise))
             assert not zero["gate"].any(dim=1).all(), f"routing.{case}: no empty row"
             if layer.groups:
                 groups = zero["gate"].reshape(rows, layer.groups, -1).any(dim=2)
@@ -370,7 +373,8 @@ LANGUAGE_MODELS = {
 
 def deep(experts, hidden, **more):
     """A layer of Eigen et al.: linear experts with rectification, a dense gate of two rectified linear maps."""
-    return moe(experts, 0, hidden, "softmax", expert="linear", output="none", residual=0, **{"gate.hidden": 6, "gate.relu": 1}, **more)
+    return moe(experts, 0, hidden, "softmax", expert="linear", output="none", residual=0, **{"gate.hidden": 6, "gate.relu": 1},
+               **more)
 
 
 # name -> (network, optional tensors)
@@ -602,8 +606,8 @@ def expect(seed, meta, weights, results):
     runs: TEXTS; for each RUN its settings as metadata RUN.beam, RUN.nbest, RUN.length_penalty, ...; then, for all hypotheses
     of all sentences in order: RUN.sentence, RUN.finished INTS; RUN.ids TEXTS; RUN.score, RUN.logprob REALS;
     RUN.token_logprobs: REALS, of all their tokens (ends counted where finished) one after the other
-    With two levels of gates also trace.I.LAYER.gate, .gate.probabilities [tokens, E], .parent, .parent.probabilities [tokens, a]:
-    what the gates of encoder and decoder layers do with target I given.
+    With two levels of gates also trace.I.LAYER.gate, .gate.probabilities [tokens, E], .parent, .parent.probabilities
+    [tokens, a]: what the gates of encoder and decoder layers do with target I given.
     """
     model = ref.Model(moefile.describe(meta), meta, weights, torch.float64)
     sources, targets, tags = sentences(meta, seed)

@@ -232,10 +232,9 @@ def expert_functions(layer, w):
     if layer.expert == "mlp":
         up, down = w["experts"]
         return [lambda x, i=i: mlp_expert(x, up[i], down[i]) for i in range(layer.experts)], up.shape[2]
-    weights, biases = w["experts.weight"].split(layer.hidden), [None] * layer.experts
-    if "experts.bias" in w:
-        biases = w["experts.bias"].split(layer.hidden)
-    return [lambda x, i=i: linear_expert(x, weights[i], biases[i], layer.activation) for i in range(layer.experts)], layer.hidden
+    n, h = layer.experts, layer.hidden
+    weights, biases = w["experts.weight"].split(h), w["experts.bias"].split(h) if "experts.bias" in w else [None] * n
+    return [lambda x, i=i: linear_expert(x, weights[i], biases[i], layer.activation) for i in range(n)], h
 
 
 def mixture(x, g, experts, columns, scale=1.0):
@@ -625,7 +624,8 @@ def classify_lines(model):
         x = [float(value) for value in line.split()]
         if len(x) != model.m.width:
             sys.exit(f"reference.py: line {number}: {len(x)} numbers, the model reads {model.m.width}")
-        print(" ".join(f"{value:.7g}" for value in model.classify(torch.tensor([x], dtype=model.dtype))[0].tolist()), flush=True)
+        logprobs = model.classify(torch.tensor([x], dtype=model.dtype))[0]
+        print(" ".join(f"{value:.7g}" for value in logprobs.tolist()), flush=True)
 
 
 def main():
