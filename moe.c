@@ -6073,11 +6073,10 @@ static moe_status moe_session_create(moe_session *prepared, moe_session **out, m
 
 /* What only the processor does. */
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
-    const char *what = s->decoder.routed                              ? "routing"
-                       : s->decoder.noise                             ? "noise"
-                       : s->decoder.gating == 1 + MOE_GATE_BATCHWISE  ? "batchwise gating"
-                       : s->model->kind != MOE_MODEL_TRANSLATION      ? "a model without encoder"
-                                                                      : NULL;
+    const char *what = s->decoder.routed                             ? "routing"
+                       : s->decoder.noise                            ? "noise"
+                       : s->decoder.gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
+                                                                     : NULL;
     return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s works on the device cpu only", what) : MOE_OK;
 }
 
