@@ -488,6 +488,15 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
 }
 
 /* Write row `row` of a matrix blob of `type`; scratch [2 * cols padded to 64] for quantised types. */
+/* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its scale is that of its
+ * largest number. */
+static int moe_row_fits(moe_type type, size_t cols, const float *x) {
+    const float largest = type == MOE_TYPE_F16 ? 65519.996f : type == MOE_TYPE_BF16 ? 0x1.fefffep127f : FLT_MAX; /* round to infinity above */
+    for (size_t c = 0; c < cols; c++)
+        if (!(x[c] >= -largest && x[c] <= largest)) return 0;
+    return 1;
+}
+
 static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
                          int8_t *scratch) {
     switch (type) {
@@ -3682,6 +3691,7 @@ typedef struct moe_save {
     size_t header_bytes;
     char *header, *piece, *path; /* path: of the temporary file */
     float *row;                  /* a row of floats; behind it its codes and subs */
+    const moe_tensor_info *misfit; /* a tensor whose numbers its type cannot hold */
 } moe_save;
 
 /* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
@@ -3775,8 +3785,8 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     return at;
 }
 
-/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. */
-static void moe_save_matrix(const moe_save *s, size_t index, size_t piece, int down, char *out) {
+/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. 0: it does not fit. */
+static int moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, char *out) {
     const moe_tensor_info *t = &s->tensors[index];
     const size_t high = (size_t)t->dims[t->experts ? 1 : 0], wide = (size_t)t->dims[t->n_dims - 1];
     const size_t rows = t->n_dims == 1 ? 1 : down ? wide : high, cols = down ? high : wide;
@@ -3791,8 +3801,13 @@ static void moe_save_matrix(const moe_save *s, size_t index, size_t piece, int d
     for (size_t r = 0; r < rows; r++) {
         if (s->old) moe_matrix_row(&from, r, s->row);
         else s->fill(s->fill_user, index, piece, down ? high + r : r, s->row, cols);
+        if (!moe_row_fits(t->type, cols, s->row)) {
+            s->misfit = t;
+            return 0;
+        }
         moe_pack_row(t->type, rows, cols, r, s->row, out, (int8_t *)(void *)(s->row + cols));
     }
+    return 1;
 }
 
 static int moe_write_zeros(FILE *out, uint64_t bytes) {
@@ -3813,7 +3828,7 @@ static const moe_vector_entry *moe_save_vector(const moe_save *s, moe_span name)
     return NULL;
 }
 
-static int moe_save_tensor(const moe_save *s, size_t index, FILE *out) {
+static int moe_save_tensor(moe_save *s, size_t index, FILE *out) {
     moe_tensor_info *t = &s->tensors[index];
     const moe_vector_entry *given = moe_save_vector(s, t->name);
     const moe_tensor_info *old = s->old && !given ? &s->old->tensors[index] : NULL;
@@ -3828,8 +3843,7 @@ static int moe_save_tensor(const moe_save *s, size_t index, FILE *out) {
     t->checksum = 0;
     for (size_t p = 0; p < moe_pieces(t); p++) {
         memset(s->piece, 0, bytes);
-        moe_save_matrix(s, index, p, 0, s->piece);
-        if (t->experts) moe_save_matrix(s, index, p, 1, s->piece + down);
+        if (!moe_save_matrix(s, index, p, 0, s->piece) || (t->experts && !moe_save_matrix(s, index, p, 1, s->piece + down))) return 0;
         t->checksum = moe_crc32(t->checksum, s->piece, bytes);
         if (fwrite(s->piece, 1, bytes, out) != bytes) return 0;
     }
@@ -3889,7 +3903,11 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
         errno = 0;
         saved = moe_save_to(s, out);
         saved = (fclose(out) == 0) & saved;
-        if (!saved || rename(s->path, path) != 0) {
+        if (s->misfit) {
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s", (int)s->misfit->name.length,
+                              s->misfit->name.data, moe_type_name(s->misfit->type));
+            remove(s->path);
+        } else if (!saved || rename(s->path, path) != 0) {
             status = moe_fail(error, MOE_ERROR_IO, "save", "cannot write %s: %s", path,
                               errno ? strerror(errno) : "the disk may be full");
             remove(s->path);
