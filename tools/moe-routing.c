@@ -333,7 +333,8 @@ static uint64_t hash_token(int64_t id, const char *text, size_t length) {
 
 static uint64_t hash_pair(uint32_t expert, uint32_t token_number) { return mix(((uint64_t)expert << 32 | token_number) + 1); }
 
-/* A table with more than half of its slots taken is made anew, empty, with twice as many. 1: as it was, 2: anew, 0: no memory. */
+/* A table with more than half of its slots taken is made anew, empty, with twice as many. 1: as it was, 2: anew, 0: no
+ * memory. */
 static int table_room(uint32_t **table, size_t *size, size_t entries) {
     if (entries * 2 < *size) return 1;
     if (entries >= UINT32_MAX / 2 - 1) return 0;
@@ -428,8 +429,9 @@ static int keep_row(routing *r, size_t i) {
         memmove(to + at + 1, to + at, (kept - at - 1) * sizeof *to);
         to[at] = one;
     }
-    r->shown[r->n_shown++] = (shown_row){ .line = r->line, .layer = (uint32_t)r->current, .token = w->token, .n = (uint32_t)w->n,
-                                          .kept = (uint32_t)kept, .empty = w->empty, .first = r->n_shown_weights };
+    r->shown[r->n_shown++] = (shown_row){ .line = r->line, .layer = (uint32_t)r->current, .token = w->token,
+                                          .n = (uint32_t)w->n, .kept = (uint32_t)kept, .empty = w->empty,
+                                          .first = r->n_shown_weights };
     r->n_shown_weights += kept;
     return 0;
 }
@@ -502,7 +504,8 @@ static int read_layer(routing *r, const cJSON *from, int64_t *total) {
     if (!cJSON_IsObject(from)) return fail(r, "layers: must be a list of objects");
     if ((status = fields(r, from, names, f, 5)) || (status = string(r, "layer", f[0], &name)) ||
         (status = whole(r, "experts", f[1], 1, MAX_EXPERTS, &l->experts)) ||
-        (status = whole(r, "groups", f[2], 0, l->experts, &l->groups)) || (status = whole(r, "k", f[3], 0, l->experts, &l->k)) ||
+        (status = whole(r, "groups", f[2], 0, l->experts, &l->groups)) ||
+        (status = whole(r, "k", f[3], 0, l->experts, &l->k)) ||
         (status = string(r, "gate", f[4], &gate)))
         return status;
     if (!*name) return fail(r, "layer: is empty");
@@ -554,10 +557,12 @@ static int read_weights(routing *r, const layer *l, const cJSON *experts, const 
     for (const cJSON *e = experts->child; e; e = e->next, w = w->next, ++*n) {
         int status = whole(r, "experts", e, 0, l->experts - 1, &expert);
         if (status) return status;
-        if (expert <= last) return fail(r, "experts: must ascend, and %lld comes after %lld", (long long)expert, (long long)last);
+        if (expert <= last)
+            return fail(r, "experts: must ascend, and %lld comes after %lld", (long long)expert, (long long)last);
         if (!w) return fail(r, "weights: there are fewer than experts");
         /* products of softmaxes: 1 at most, but for rounding */
-        if (!cJSON_IsNumber(w) || !(w->valuedouble >= 0 && w->valuedouble <= 1.001)) return fail(r, "weights: must be from 0 to 1");
+        if (!cJSON_IsNumber(w) || !(w->valuedouble >= 0 && w->valuedouble <= 1.001))
+            return fail(r, "weights: must be from 0 to 1");
         size_t at = r->n_weights + *n;
         if (!room(&r->experts, &r->experts_capacity, at + 1, sizeof *r->experts) ||
             !room(&r->weights, &r->weights_capacity, at + 1, sizeof *r->weights))
@@ -613,7 +618,8 @@ static int read_token(routing *r, const cJSON *from) {
     if (!n && !cJSON_IsTrue(f[7])) return fail(r, "experts: there are none, though empty is false");
     uint32_t number = intern(r, id, text, strlen(text));
     if (number == NO_TOKEN || !room(&r->rows, &r->rows_capacity, r->n_rows + 1, sizeof *r->rows)) return no_memory(r);
-    r->rows[r->n_rows++] = (row){ .token = number, .first = r->n_weights, .n = n, .position = position, .empty = cJSON_IsTrue(f[7]) };
+    r->rows[r->n_rows++] = (row){ .token = number, .first = r->n_weights, .n = n, .position = position,
+                                  .empty = cJSON_IsTrue(f[7]) };
     r->n_weights += n;
     return 0;
 }
@@ -644,8 +650,13 @@ static int read_line(routing *r, const char *data, size_t length) { /* data[leng
     return status;
 }
 
+static const char *input_name(const routing *r) {
+    return strcmp(r->options->input, "-") == 0 ? "standard input" : r->options->input;
+}
+
 static int input_error(const routing *r) {
-    fprintf(stderr, "moe-routing: %s: %s, after line %llu\n", r->options->input, strerror(errno), (unsigned long long)r->number);
+    fprintf(stderr, "moe-routing: %s: %s, after line %llu\n", input_name(r), strerror(errno),
+            (unsigned long long)r->number);
     return EXIT_INPUT_OUTPUT;
 }
 
@@ -675,8 +686,8 @@ static int read_all(routing *r, FILE *in) {
     if (!status) status = count_rows(r);
     text_bytes_free(&line);
     if (status)
-        fprintf(stderr, "moe-routing: %s: line %llu: %s\n", strcmp(r->options->input, "-") == 0 ? "standard input" : r->options->input,
-                (unsigned long long)r->number, r->trouble.failed || !r->trouble.data ? "out of memory" : r->trouble.data);
+        fprintf(stderr, "moe-routing: %s: line %llu: %s\n", input_name(r), (unsigned long long)r->number,
+                r->trouble.failed || !r->trouble.data ? "out of memory" : r->trouble.data);
     return status;
 }
 
@@ -687,7 +698,8 @@ static void put_string(text_bytes *out, const char *data, size_t length) {
     text_append_string(out, "\"");
     for (size_t i = 0, begin = 0; i <= length; i++) {
         unsigned char c = i < length ? (unsigned char)data[i] : 0;
-        int separator = c == 0xE2 && length - i >= 3 && (unsigned char)data[i + 1] == 0x80 && ((unsigned char)data[i + 2] & 0xFE) == 0xA8;
+        int separator = c == 0xE2 && length - i >= 3 && (unsigned char)data[i + 1] == 0x80 &&
+                        ((unsigned char)data[i + 2] & 0xFE) == 0xA8;
         if (i < length && c >= 0x20 && c != 0x7F && !separator && !strchr("\"\\<>&'", c)) continue;
         text_append(out, data + begin, i - begin);
         if (i == length) break;
@@ -773,8 +785,9 @@ static void put_layer(const layer *l, text_bytes *out) {
     for (size_t i = 0; i < n; i++) dead += l->load[i] == 0;
     text_append_string(out, "\"layer\":");
     put_string(out, l->name, strlen(l->name));
-    text_printf(out, ",\"gate\":\"%s\",\"experts\":%lld,\"groups\":%lld,\"k\":%lld,\"tokens\":%llu,\"pairs\":%.0f,\"experts_per_token\":",
-                l->gate, (long long)l->experts, (long long)l->groups, (long long)l->k, (unsigned long long)l->tokens, load.sum);
+    text_printf(out, ",\"gate\":\"%s\",\"experts\":%lld,\"groups\":%lld,\"k\":%lld,\"tokens\":%llu,", l->gate,
+                (long long)l->experts, (long long)l->groups, (long long)l->k, (unsigned long long)l->tokens);
+    text_printf(out, "\"pairs\":%.0f,\"experts_per_token\":", load.sum);
     put_number(out, load.sum / (double)l->tokens);
     text_append_string(out, ",\"histogram\":[");
     for (size_t i = 0, any = 0; i <= n; i++)
@@ -905,7 +918,8 @@ static void put_expert(routing *r, const layer *l, const pair *p, size_t n, cand
         const pair *q = c[i].pair;
         text_append_string(out, i ? ",{\"t\":" : "{\"t\":");
         put_token(r, q->token, order, n_order, out);
-        text_printf(out, ",\"n\":%llu,\"all\":%llu,\"lift\":", (unsigned long long)q->count, (unsigned long long)l->seen[q->token]);
+        text_printf(out, ",\"n\":%llu,\"all\":%llu,\"lift\":", (unsigned long long)q->count,
+                    (unsigned long long)l->seen[q->token]);
         put_number(out, c[i].key);
         text_append_string(out, "}");
     }
@@ -1098,7 +1112,8 @@ static int run(const options *o, FILE *in) {
 int main(int argc, char **argv) {
     /* a standard stream that is closed would lend its number to the next file opened */
     for (int fd = 0; fd < 3; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) return EXIT_INPUT_OUTPUT;
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd)
+            return EXIT_INPUT_OUTPUT;
     options o;
     int status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
