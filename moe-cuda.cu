@@ -1566,7 +1566,7 @@ static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t r
 /* Rows of 32-bit words from the device, now, into host memory. */
 static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t stride, size_t cols, size_t rows) {
     MOE_CUDA_TRY(d, cudaMemcpy2DAsync(to, stride * 4, from, stride * 4, cols * 4, rows, cudaMemcpyDeviceToHost, d->stream));
-    MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
+    if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) cudaStreamSynchronize(d->stream); /* the caller releases `to` */
 }
 
 /* A gate is shown as on the processor: weights, 0 where an expert is not selected, then probabilities (moe_trace_gate). */
