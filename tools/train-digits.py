@@ -19,7 +19,8 @@ comparison: --network
     dense        no mixture in the first layer either: as many parameters as `mixture` has, same size of the second layer
     one-layer    no second layer
 
-Files in --out: model.pt (layout "moe-checkpoint-1", what convert.py reads) and report.json; of `table` table.json.
+Files in --out: model.pt (layout "moe-checkpoint-1", what convert.py reads) and report.json; of `table` table.json and such a
+checkpoint NETWORK-HIDDEN-HIDDEN-GATE-GATE-SEED.pt of every network.
 """
 import argparse
 import gzip
@@ -247,6 +248,11 @@ def train(o, log):
     return network, report
 
 
+def save(network, path, report):
+    torch.save(network.checkpoint(seed=report["seed"], test_error=report["test_error"]), path + ".part")
+    os.replace(path + ".part", path)
+
+
 def write(path, text):
     with open(path + ".part", "w") as file:
         file.write(text)
@@ -260,9 +266,7 @@ def log(text):
 def train_one(o):
     network, report = train(o, log)
     os.makedirs(o.out, exist_ok=True)
-    path = os.path.join(o.out, "model.pt")
-    torch.save(network.checkpoint(seed=o.seed, test_error=report["test_error"]), path + ".part")
-    os.replace(path + ".part", path)
+    save(network, os.path.join(o.out, "model.pt"), report)
     write(os.path.join(o.out, "report.json"), json.dumps(report, indent=1) + "\n")
     print(f"{report['parameters']:,} parameters; error: train {report['train_error']:.2f} %, test {report['test_error']:.2f} %")
     for gate in report["gates"]:
@@ -282,7 +286,9 @@ def table(o):
                 if any((x["size"], x["network"], x["seed"]) == (size, network, seed) for x in done):
                     continue
                 settings = {**vars(o), "hidden": hidden, "gate_hidden": gate_hidden, "network": network, "seed": seed}
-                done.append({"size": size, **train(argparse.Namespace(**settings), log)[1]})
+                trained, report = train(argparse.Namespace(**settings), log)
+                save(trained, os.path.join(o.out, "-".join(map(str, [network, *hidden, *gate_hidden, seed])) + ".pt"), report)
+                done.append({"size": size, **report})
                 write(path, json.dumps(done, indent=1) + "\n")
     print(f"| size | {' | '.join(NETWORKS)} |\n|---|{'---|' * len(NETWORKS)}")
     for size in dict.fromkeys(x["size"] for x in done):
