@@ -435,13 +435,12 @@ class Entries:
 GATES, EMPTY = ("softmax", "topk", "threshold"), ("top1", "zero")
 
 
-def describe_level(e, prefix, n, above=None):
-    """One level of gates over n things as a namespace: what a gate is (gate), the experts or groups that it wants for a token
-    (k), what an empty mask gives (empty). Where the keys are absent they are those of the level `above` in this function's
-    order: a parent's are the child's."""
-    gate = e.get(prefix + "gate", above and above.gate, GATES)
-    k = e.within(prefix + "k", 0 if gate == "softmax" else 1, n, above.k if above else 0 if gate == "softmax" else None)
-    return types.SimpleNamespace(gate=gate, k=k, empty=e.get(prefix + "empty", above.empty if above else "top1", EMPTY))
+def describe_level(e, prefix, n, default=None):
+    """One level of gates over n experts or groups as a namespace: gate, what it is; k, how many it wants for a token; empty,
+    what an empty mask gives. default: the level whose values stand in for absent keys."""
+    gate = e.get(prefix + "gate", default and default.gate, GATES)
+    k = e.within(prefix + "k", 0 if gate == "softmax" else 1, n, default.k if default else 0 if gate == "softmax" else None)
+    return types.SimpleNamespace(gate=gate, k=k, empty=e.get(prefix + "empty", default.empty if default else "top1", EMPTY))
 
 
 def describe_moe(e):

@@ -11,14 +11,16 @@ for testing, at one random offset each (--seed does not change it).
 The network: mixtures of linear experts with rectification, one after the other, then a linear layer and softmax. A gate is two
 linear maps with rectification and few hidden units, then a softmax over the experts. Stochastic gradient descent; at first with
 the constraint that the running totals of the experts stay near each other (gating.RunningTotals), then --fine-tune epochs
-without it. What the second layer is decides the comparison: --network
+without it. With --losses the losses of Bengio et al. 2015 balance the gates instead. What the second layer is decides the
+comparison: --network
     mixture      four experts, the paper's model
     single       one expert of the same size
     concat       one expert of the size of the four together: what the mixture can reach at best
     dense        no mixture in the first layer either: as many parameters as `mixture` has, same size of the second layer
     one-layer    no second layer
 
-Files in --out: model.pt (layout "moe-checkpoint-1", what convert.py reads) and report.json; of `table` table.json.
+Files in --out: model.pt (layout "moe-checkpoint-1", what convert.py reads) and report.json; of `table` table.json and such a
+checkpoint NETWORK-HIDDEN-HIDDEN-GATE-GATE-SEED.pt of every network.
 """
 import argparse
 import gzip
@@ -161,6 +163,17 @@ class Network:
                 "weights": {name: weight.detach().clone() for name, weight in self.weights.items()}}
 
 
+def balance_loss(gates, weights):
+    """The losses of Bengio et al. 2015 (L_b, L_e, L_v), weighted, of all mixtures' gates; they aim at equal shares."""
+    total = 0.0
+    for g in gates:
+        if g.shape[1] > 1:
+            losses = (gating.mean_activation_loss(g, 1 / g.shape[1]), gating.example_activation_loss(g, 1 / g.shape[1]),
+                      gating.variance_loss(g))
+            total = total + sum(w * loss for w, loss in zip(weights, losses))
+    return total
+
+
 # ---- What gates follow -------------------------------------------------------------------------------------------------
 
 def mutual_information(gates, labels):
@@ -203,7 +216,8 @@ def train(o, log):
     random = np.random.default_rng([o.seed, 1])
     test = jitter(digits[TRAIN:], np.random.default_rng(2))[0], classes[TRAIN:]
     fixed = jitter(digits[:TRAIN], np.random.default_rng(2))[0], classes[:TRAIN]
-    network.constrain(o.margin)
+    if not o.losses:
+        network.constrain(o.margin)
     begin, epochs = time.time(), o.epochs + o.fine_tune
     for epoch in range(epochs):
         if epoch == o.epochs:
@@ -214,9 +228,10 @@ def train(o, log):
         images = jitter(digits[:TRAIN], random)[0]
         order, total = torch.from_numpy(random.permutation(TRAIN)), 0.0
         for rows in order.split(o.batch):
-            loss = F.cross_entropy(network.forward(images[rows])[0], classes[rows])
+            logits, gates = network.forward(images[rows])
+            loss = F.cross_entropy(logits, classes[rows])
             optimizer.zero_grad()
-            loss.backward()
+            (loss + balance_loss(gates, o.losses or ())).backward()
             optimizer.step()
             total += float(loss.detach()) * len(rows)
         if epoch % 10 == 9 or epoch == epochs - 1:
@@ -233,6 +248,11 @@ def train(o, log):
     return network, report
 
 
+def save(network, path, report):
+    torch.save(network.checkpoint(seed=report["seed"], test_error=report["test_error"]), path + ".part")
+    os.replace(path + ".part", path)
+
+
 def write(path, text):
     with open(path + ".part", "w") as file:
         file.write(text)
@@ -246,9 +266,7 @@ def log(text):
 def train_one(o):
     network, report = train(o, log)
     os.makedirs(o.out, exist_ok=True)
-    path = os.path.join(o.out, "model.pt")
-    torch.save(network.checkpoint(seed=o.seed, test_error=report["test_error"]), path + ".part")
-    os.replace(path + ".part", path)
+    save(network, os.path.join(o.out, "model.pt"), report)
     write(os.path.join(o.out, "report.json"), json.dumps(report, indent=1) + "\n")
     print(f"{report['parameters']:,} parameters; error: train {report['train_error']:.2f} %, test {report['test_error']:.2f} %")
     for gate in report["gates"]:
@@ -261,14 +279,16 @@ def table(o):
     os.makedirs(o.out, exist_ok=True)
     path = os.path.join(o.out, "table.json")
     done = json.load(open(path)) if os.path.exists(path) else []
-    for hidden, gate_hidden in (([100, 100], [50, 50]), ([100, 20], [50, 50]), ([100, 20], [50, 20]), ([50, 20], [20, 20])):
+    for hidden, gate_hidden in (([50, 20], [20, 20]), ([100, 20], [50, 20]), ([100, 20], [50, 50]), ([100, 100], [50, 50])):
         for network in NETWORKS:
             size = f"4x{hidden[0]} - 4x{hidden[1]}, gates {gate_hidden[0]} - {gate_hidden[1]}"
             for seed in o.seeds:
                 if any((x["size"], x["network"], x["seed"]) == (size, network, seed) for x in done):
                     continue
                 settings = {**vars(o), "hidden": hidden, "gate_hidden": gate_hidden, "network": network, "seed": seed}
-                done.append({"size": size, **train(argparse.Namespace(**settings), log)[1]})
+                trained, report = train(argparse.Namespace(**settings), log)
+                save(trained, os.path.join(o.out, "-".join(map(str, [network, *hidden, *gate_hidden, seed])) + ".pt"), report)
+                done.append({"size": size, **report})
                 write(path, json.dumps(done, indent=1) + "\n")
     print(f"| size | {' | '.join(NETWORKS)} |\n|---|{'---|' * len(NETWORKS)}")
     for size in dict.fromkeys(x["size"] for x in done):
@@ -297,6 +317,8 @@ def arguments():
             p.add_argument("--seeds", type=int, nargs="+", default=[1], help="every network is trained with each of these")
         p.add_argument("--epochs", type=int, default=60, help="epochs with the balancing constraint")
         p.add_argument("--fine-tune", type=int, default=30, help="epochs without it afterwards")
+        p.add_argument("--losses", type=float, nargs=3, metavar=("B", "E", "V"), help="instead of the constraint the losses "
+                       "of Bengio et al. 2015 with these weights: mean activation, activation per example, variance")
         p.add_argument("--margin", type=float, default=100, help="of the constraint, in examples over the mean")
         p.add_argument("--batch", type=int, default=50, help="examples per step")
         p.add_argument("--rate", type=float, default=0.02, help="learning rate")

@@ -24,6 +24,7 @@ import csv
 import lzma
 import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -194,6 +195,8 @@ class Trainer:
         self.o, self.stopped = o, False
         self.pieces, *lines = prepare(o.corpus, o.data or o.out, o.vocabulary, o.limit)
         os.makedirs(o.out, exist_ok=True)
+        if o.data and not os.path.samefile(o.data, o.out):
+            shutil.copyfile(os.path.join(o.data, "model-spm.model"), os.path.join(o.out, "model-spm.model"))
         self.lines = Lines(*lines, o.batch_tokens, o.longest, o.seed)
         self.resume_path = os.path.join(o.out, "resume.pt")
         resume = torch.load(self.resume_path, weights_only=True) if os.path.exists(self.resume_path) else None
@@ -312,7 +315,7 @@ def arguments():
     p.add_argument("--save-every", type=float, default=5, help="minutes")
     p.add_argument("--seed", type=int, default=1, help="of weights, data order, dropout and noise")
 
-    command("evaluate", "perplexity and balance of model.pt in --out").add_argument("--data", help="as in train")
+    command("evaluate", "perplexity and balance of model.pt in --out")
     return parser.parse_args()
 
 
@@ -327,7 +330,7 @@ def main():
     file = train.read_inference(os.path.join(o.out, "model.pt"))
     model = LanguageModel(file["config"], o.device)
     model.load(file["weights"])
-    pieces = sentencepiece.SentencePieceProcessor(model_file=os.path.join(o.data or o.out, "model-spm.model"))
+    pieces = sentencepiece.SentencePieceProcessor(model_file=os.path.join(o.out, "model-spm.model"))
     for key, value in Evaluation(o.corpus, pieces).run(model).items():
         print(f"{key}\t{value}")
 
