@@ -51,7 +51,7 @@ MOE_OBJECTS = $(BUILD)/moe-with-cuda.o $(BUILD)/moe-cuda.o
 endif
 
 PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-score $(BIN)/moe-classify $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-calibrate \
-	$(BIN)/moe-make-random $(BIN)/moe-bench
+	$(BIN)/moe-make-random $(BIN)/moe-bench $(BIN)/moe-routing
 LIBRARY  = $(BIN)/libmoe.a
 
 # ---- Build ---------------------------------------------------------------------------------------------------
@@ -133,6 +133,16 @@ $(BUILD)/moe-quantize.o: tools/moe-quantize.c tools/text.h tools/spm.h moe.h | $
 $(BUILD)/moe-make-random.o: tools/moe-make-random.c moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-make-random.c -o $@
 
+# The page as lines of C strings, so that the program stays one file. \? because ?? begins a trigraph.
+$(BUILD)/routing-html.inc: tools/routing.html
+	@mkdir -p $(BUILD)
+	{ echo '/* made from tools/routing.html by the Makefile */'; echo 'static const char *const routing_html[] = {'; \
+	  sed -e 's/[\\"?]/\\&/g' -e 's/^/    "/' -e 's/$$/\\n",/' tools/routing.html; echo '};'; } > $@.new
+	@mv $@.new $@
+
+$(BUILD)/moe-routing.o: tools/moe-routing.c $(BUILD)/routing-html.inc tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -I$(BUILD) -c tools/moe-routing.c -o $@
+
 # Has the engine inside it: it runs single kernels and layers.
 $(BUILD)/moe-bench.o: tools/moe-bench.c moe.c moe.h | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -O3 -c tools/moe-bench.c -o $@
@@ -162,6 +172,9 @@ $(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(BUILD)/text.o $(BUILD)/spm.o $(MO
 $(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) -lm $(CUDA_LIBS) -o $@
 
+$(BIN)/moe-routing: $(BUILD)/moe-routing.o $(BUILD)/text.o $(BUILD)/spm.o $(MOE_OBJECTS) $(BUILD)/.objects
+	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
+
 $(BIN)/moe-bench: $(BUILD)/moe-bench.o
 	$(LINK) $^ -lm -o $@
 
@@ -169,7 +182,7 @@ $(BIN)/moe-bench: $(BUILD)/moe-bench.o
 
 help:
 	@echo 'make                  build libmoe.a and ./moe-translate ./moe-score ./moe-classify ./moe-info ./moe-quantize'
-	@echo '                      ./moe-calibrate ./moe-make-random ./moe-bench'
+	@echo '                      ./moe-calibrate ./moe-make-random ./moe-bench ./moe-routing'
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'

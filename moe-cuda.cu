@@ -108,16 +108,15 @@ struct moe_device {
     float *top_logprobs, *want_logprob; /* in `down`; behind them: */
     int32_t *top_ids;
     float *attention; /* [rows, max_source] */
+    float *inputs_host, *inputs; /* [rows, input_cols] of a graph that begins with numbers */
+    size_t input_cols;
     /* scratch, all for the largest need of any node */
     int32_t *sums;
     size_t n_sums;
     struct { float *z, *c, *h, *r, *r_scales, *h_scales; int8_t *r_codes, *h_codes; } lstm;
-    float *gate_p, *gate_kept; /* [rows, E] */
     struct {
-        size_t pairs;                               /* capacity                                              */
-        int *selected;                              /* [rows] experts of a row                               */
-        int *list, *slot, *place;                   /* [rows, L]: expert, number in it, pair                 */
-        float *weight;                              /* [rows, L]                                             */
+        int *row_first;                             /* [rows] how many pairs the rows before it have         */
+        int *place;                                 /* [pairs] row by row: the pair's place among those      */
         int *count, *first;                         /* [E], [E + 1] pairs of an expert, sorted by expert     */
         int *totals;                                /* pairs, tiles                                          */
         int4 *tiles;                                /* expert, first pair, pairs                             */
@@ -125,7 +124,7 @@ struct moe_device {
         int8_t *inputs, *codes;                     /* [pairs] code rows of the inputs, of the hidden units  */
         float *input_scales, *code_scales;
         float *units, *out;                         /* [pairs, hidden], [pairs, D]                           */
-        int *host;                                  /* pinned: first, or selected                            */
+        int *host;                                  /* pinned: first, or how many experts a row selects      */
     } moe;
     struct { float *max, *sum, *logits; int *ids; } output; /* [rows, chunks], [rows, chunks, top] */
 };
@@ -227,6 +226,12 @@ static void *moe_take(moe_device *d, size_t count, size_t size, const char *what
     d->blocks[d->n_blocks++] = memory;
     d->used += bytes;
     return memory;
+}
+
+/* The memory that was taken last goes back; nothing uses it any more. */
+static void moe_give_last(moe_device *d, size_t bytes) {
+    cudaFree(d->blocks[--d->n_blocks]);
+    d->used -= bytes;
 }
 
 /* ---- Weights on their way up ---- */
@@ -737,121 +742,218 @@ __global__ void moe_k_attention(moe_attention a) {
 
 /* ---- Gates and experts ---- */
 
+/* The rows of a gate (moe.h, MOE_OP_GATE), and one of them. */
+typedef struct moe_selections {
+    uint32_t *words;
+    size_t stride, capacity;
+} moe_selections;
+
+typedef struct moe_selection {
+    uint32_t *count, *empty, *experts;
+    float *weights;
+} moe_selection;
+
+MOE_DEVICE moe_selection moe_selection_of(const moe_selections *all, size_t row) {
+    uint32_t *words = all->words + row * all->stride;
+    moe_selection s;
+    s.count = words;
+    s.empty = words + 1;
+    s.experts = words + 2;
+    s.weights = (float *)(void *)(words + 2 + all->capacity);
+    return s;
+}
+
 typedef struct moe_gating {
-    const float *logits;
-    size_t stride;
-    int n, k;
+    const float *logits; /* row i: of everything for row i, or of the groups that row row0 + i selected, one behind the other */
+    size_t stride, row0;
+    int level, k;
     moe_gate gate;
     int empty_zero;
-    const float *threshold;
-    float *p, *kept; /* [rows, n] */
-    float *y;
-    size_t y_stride;
+    const float *threshold;  /* [experts] */
+    moe_selections chosen, parents; /* parents.words NULL: one level */
+    float *p;                /* [rows, experts] zeros that take the probabilities, or NULL: nobody looks at them */
+    size_t experts;
 } moe_gating;
 
-/* moe_compute_gate_row. Marks in y first; then the softmax over what is marked, in index order. The processor looks for a
- * maximum from the first candidate on: a NaN there stays, anywhere else it never wins. */
-__global__ void moe_k_gate(moe_gating a) {
-    const size_t row = blockIdx.x;
-    const int t = (int)threadIdx.x, n = a.n, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
-    const int begin = t * each < n ? t * each : n, end = begin + each < n ? begin + each : n;
-    const float *logits = a.logits + row * a.stride;
-    float *p = a.p + row * (size_t)n, *kept = a.kept + row * (size_t)n, *g = a.y + row * a.y_stride, max, sum;
-    int mine = 0, selected, at;
-    if (a.gate == MOE_GATE_TOPK) {
-        for (int i = t; i < n; i += MOE_BLOCK) g[i] = 0.0f;
-        for (int round = 0; round < a.k; round++) {
-            float best = -moe_infinity(), none = 0.0f;
-            int index = INT_MAX, first = INT_MAX;
-            for (int i = t; i < n; i += MOE_BLOCK)
-                if (g[i] == 0.0f) {
-                    if (first == INT_MAX) first = i;
-                    if (logits[i] > best || (logits[i] == best && index == INT_MAX)) best = logits[i], index = i;
-                }
-            moe_block_best(&best, &index);
-            moe_block_best(&none, &first);
-            if (!(logits[first] == logits[first])) index = first;
-            if (index % MOE_BLOCK == t) g[index] = 1.0f;
+/* Logits of the groups that rows selected. */
+typedef struct moe_group_products {
+    moe_weights w; /* F32 */
+    const float *bias;
+    int relu;
+    const float *x;
+    size_t x_stride, row0;
+    moe_selections parents;
+    int level, tiles;
+    float *y; /* [rows at hand, parents.capacity, level] */
+} moe_group_products;
+
+enum { MOE_GROUP_TILE = 64 }; /* logits of a block */
+
+/* moe_gate_product: 16 threads, the lanes, to a logit. */
+__global__ void moe_k_group_products(moe_group_products a) {
+    enum { AT_ONCE = MOE_BLOCK / MOE_LANES };
+    __shared__ float lanes[AT_ONCE][MOE_LANES];
+    const size_t tile = blockIdx.x % (unsigned)a.tiles, pair = blockIdx.x / (unsigned)a.tiles;
+    const size_t slot = pair % a.parents.capacity, row = pair / a.parents.capacity + a.row0;
+    const moe_selection groups = moe_selection_of(&a.parents, row);
+    const int t = (int)threadIdx.x, group = t / MOE_LANES, lane = t % MOE_LANES;
+    const int begin = (int)tile * MOE_GROUP_TILE, end = begin + MOE_GROUP_TILE < a.level ? begin + MOE_GROUP_TILE : a.level;
+    const float *x = a.x + row * a.x_stride;
+    if (slot >= *groups.count) return; /* the whole block */
+    for (int first = begin; first < end; first += AT_ONCE) {
+        const int j = first + group;
+        const size_t expert = (size_t)groups.experts[slot] * (size_t)a.level + (size_t)j;
+        float sum = 0.0f;
+        for (int k = lane; j < end && k < a.w.cols; k += MOE_LANES)
+            sum = moe_add(sum, moe_mul(x[k], ((const float *)a.w.data)[expert * a.w.stride + (size_t)k]));
+        lanes[group][lane] = sum;
+        __syncthreads();
+        if (lane == 0 && j < end) {
+            sum = moe_add(moe_join(lanes[group]), a.bias ? a.bias[expert] : 0.0f);
+            a.y[pair * (size_t)a.level + (size_t)j] = a.relu ? moe_relu(sum) : sum;
         }
-    } else if (a.gate == MOE_GATE_SOFTMAX) {
-        for (int i = t; i < n; i += MOE_BLOCK) g[i] = 1.0f;
-    } else {
+        __syncthreads();
+    }
+}
+
+/* Who is chosen of x[n]: all above their thresholds, or all up to index `sure` and all above `bound`, of those that are equal
+ * to it the ones up to index `last`. */
+typedef struct moe_choice {
+    const float *x, *threshold;
+    float bound;
+    int last, sure;
+} moe_choice;
+
+MOE_DEVICE int moe_is_chosen(const moe_choice *c, int i) {
+    if (c->threshold) return c->x[i] > c->threshold[i];
+    return i <= c->sure || c->x[i] > c->bound || (c->x[i] == c->bound && i <= c->last);
+}
+
+/* The k best of x[n], ties by lower index. As in moe_select_topk a NaN among the first k keeps its place, and so does what
+ * comes before it; any other is never chosen. */
+MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
+    float none = 0.0f;
+    int behind = INT_MAX; /* the last NaN, from k backwards */
+    moe_choice c = { x, NULL, moe_infinity(), -1, -1 };
+    for (int i = (int)threadIdx.x; i < k; i += MOE_BLOCK)
+        if (!(x[i] == x[i])) behind = k - i;
+    moe_block_best(&none, &behind);
+    if (behind != INT_MAX) c.sure = k - behind;
+    for (int found = c.sure + 1; found < k; found++) { /* the next one behind the last one */
         float best = -moe_infinity();
         int index = INT_MAX;
+        for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK)
+            if (i > c.sure && (x[i] < c.bound || (x[i] == c.bound && i > c.last)) &&
+                (x[i] > best || (x[i] == best && index == INT_MAX)))
+                best = x[i], index = i;
+        moe_block_best(&best, &index);
+        c.bound = best;
+        c.last = index;
+    }
+    return c;
+}
+
+/* moe_gate_append: who is selected of a group, whose first expert is `first`, goes to `experts` and `weights`, where there is
+ * room for all of it. `p` may be `weights`, or NULL if it is not wanted. Returns how many. */
+MOE_DEVICE int moe_select_group(const moe_gating *a, const float *logits, size_t first, const float *factor, float *p,
+                                uint32_t *experts, float *weights, int *empty) {
+    const int t = (int)threadIdx.x, n = a->level, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
+    const int begin = t * each < n ? t * each : n, end = begin + each < n ? begin + each : n;
+    int mine = 0, selected, at;
+    float max, sum;
+    moe_choice c = { p, NULL, 0.0f, -1, n - 1 }; /* everybody */
+    if (p) {
         max = moe_block_max(logits, n);
         for (int i = t; i < n; i += MOE_BLOCK) p[i] = moe_exp(moe_sub(logits[i], max));
         __syncthreads();
         sum = moe_block_sum(p, n);
-        for (int i = t; i < n; i += MOE_BLOCK) {
-            p[i] = moe_div(p[i], sum);
-            g[i] = p[i] > a.threshold[i] ? 1.0f : 0.0f;
-            mine += g[i] != 0.0f;
-            if (p[i] > best) best = p[i], index = i;
-        }
-        moe_block_best(&best, &index);
-        moe_block_before(mine, &selected);
-        if (!(p[0] == p[0])) index = 0;
-        if (!selected && !a.empty_zero && index % MOE_BLOCK == t) g[index] = 1.0f;
+        for (int i = t; i < n; i += MOE_BLOCK) p[i] = moe_div(p[i], sum);
+        __syncthreads();
+    }
+    if (a->gate == MOE_GATE_TOPK) c = moe_choose_best(logits, n, a->k);
+    if (a->gate == MOE_GATE_THRESHOLD) c.threshold = a->threshold + first;
+    for (int i = begin; i < end; i++) mine += moe_is_chosen(&c, i);
+    at = moe_block_before(mine, &selected);
+    for (int i = begin; i < end; i++)
+        if (moe_is_chosen(&c, i)) experts[at++] = (uint32_t)(first + (size_t)i);
+    if (!selected) {
+        *empty = 1;
+        if (a->empty_zero) return 0;
+        c = moe_choose_best(p, n, 1);
+        if (t == 0) experts[0] = (uint32_t)first + (uint32_t)(c.last > c.sure ? c.last : c.sure);
+        selected = 1;
     }
     __syncthreads();
-    mine = 0;
-    for (int i = begin; i < end; i++) mine += g[i] != 0.0f;
-    at = moe_block_before(mine, &selected);
-    for (int i = begin, j = at; i < end; i++)
-        if (g[i] != 0.0f) kept[j++] = logits[i];
+    for (int i = t; i < selected; i += MOE_BLOCK) weights[i] = logits[experts[i] - first];
+    max = moe_block_max(weights, selected);
+    for (int i = t; i < selected; i += MOE_BLOCK) weights[i] = moe_exp(moe_sub(weights[i], max));
     __syncthreads();
-    max = moe_block_max(kept, selected);
-    for (int i = t; i < selected; i += MOE_BLOCK) kept[i] = moe_exp(moe_sub(kept[i], max));
-    __syncthreads();
-    sum = moe_block_sum(kept, selected);
-    for (int i = begin, j = at; i < end; i++)
-        if (g[i] != 0.0f) g[i] = moe_div(kept[j++], sum);
+    sum = moe_block_sum(weights, selected);
+    for (int i = t; i < selected; i += MOE_BLOCK) {
+        const float w = moe_div(weights[i], sum);
+        weights[i] = factor ? moe_mul(*factor, w) : w;
+    }
+    return selected;
 }
 
+/* moe_compute_gate_row */
+__global__ void moe_k_gate(moe_gating a) {
+    const size_t row = blockIdx.x + a.row0, level = (size_t)a.level;
+    const moe_selection y = moe_selection_of(&a.chosen, row);
+    const float *logits = a.logits + blockIdx.x * a.stride;
+    float *p = a.p ? a.p + row * a.experts : NULL;
+    const int by_threshold = a.gate == MOE_GATE_THRESHOLD;
+    int count = 0, empty = 0;
+    if (a.parents.words) {
+        const moe_selection groups = moe_selection_of(&a.parents, row);
+        empty = (int)*groups.empty;
+        for (size_t j = 0; j < *groups.count; j++) {
+            const size_t first = groups.experts[j] * level;
+            count += moe_select_group(&a, logits + j * level, first, &groups.weights[j],
+                                      p ? p + first : by_threshold ? y.weights + count : NULL, y.experts + count,
+                                      y.weights + count, &empty);
+        }
+    } else {
+        count = moe_select_group(&a, logits, 0, NULL, p ? p : by_threshold ? y.weights : NULL, y.experts, y.weights, &empty);
+    }
+    if (threadIdx.x == 0) {
+        *y.count = (uint32_t)count;
+        *y.empty = (uint32_t)empty;
+    }
+}
+
+/* From the selections of rows to the pairs of experts. */
 typedef struct moe_routes {
-    const float *gate; /* [rows, gate_stride] */
-    size_t gate_stride;
-    int n, row0;       /* experts; first row at hand */
-    size_t list_stride;
-    int *selected, *list, *slot, *place, *count, *first, *totals, *pair_row, *pair_expert;
-    float *weight;
+    moe_selections chosen;
+    int n, row0, rows; /* experts; rows at hand */
+    int *row_first, *place, *count, *first, *totals, *pair_row, *pair_expert;
     int4 *tiles;
 } moe_routes;
 
-/* What the rows from row0 on select, in expert order; `count` (zeroed) counts the rows of an expert and gives each its number.
- * The order of an expert's rows is not the same in every run, and changes nothing: each is multiplied for itself. */
-__global__ void moe_k_route(moe_routes a) {
-    const size_t at = blockIdx.x;
-    const int t = (int)threadIdx.x, each = (a.n + MOE_BLOCK - 1) / MOE_BLOCK;
-    const int begin = t * each < a.n ? t * each : a.n, end = begin + each < a.n ? begin + each : a.n;
-    const float *gate = a.gate + (at + (size_t)a.row0) * a.gate_stride;
-    int mine = 0, total;
-    size_t j;
-    for (int e = begin; e < end; e++) mine += gate[e] != 0.0f;
-    j = at * a.list_stride + (size_t)moe_block_before(mine, &total);
-    for (int e = begin; e < end; e++)
-        if (gate[e] != 0.0f) {
-            a.list[j] = e;
-            a.weight[j] = gate[e];
-            a.slot[j++] = atomicAdd(&a.count[e], 1);
-        }
-    if (t == 0) a.selected[at] = total;
-}
-
-/* How many experts each row selects. */
+/* How many rows select an expert; `count` was zero. */
 __global__ void moe_k_count(moe_routes a) {
-    const size_t row = blockIdx.x;
-    int mine = 0, total;
-    for (int e = (int)threadIdx.x; e < a.n; e += MOE_BLOCK) mine += a.gate[row * a.gate_stride + (size_t)e] != 0.0f;
-    moe_block_before(mine, &total);
-    if (threadIdx.x == 0) a.selected[row] = total;
+    const moe_selection s = moe_selection_of(&a.chosen, blockIdx.x + (size_t)a.row0);
+    for (uint32_t i = threadIdx.x; i < *s.count; i += MOE_BLOCK) atomicAdd(&a.count[s.experts[i]], 1);
 }
 
-/* One block: where an expert's pairs begin, and tiles of them. */
+/* How many experts a row selects. */
+__global__ void moe_k_selected(moe_selections chosen, size_t rows, int *selected) {
+    const size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < rows) selected[row] = (int)*moe_selection_of(&chosen, row).count;
+}
+
+/* One block: where an expert's pairs begin, which is where its next one goes at first, and tiles of them; where a row's do. */
 __global__ void moe_k_offsets(moe_routes a) {
-    const int t = (int)threadIdx.x, each = (a.n + MOE_BLOCK - 1) / MOE_BLOCK;
+    const int t = (int)threadIdx.x, each = (a.n + MOE_BLOCK - 1) / MOE_BLOCK, each_row = (a.rows + MOE_BLOCK - 1) / MOE_BLOCK;
     const int begin = t * each < a.n ? t * each : a.n, end = begin + each < a.n ? begin + each : a.n;
-    int pairs = 0, tiles = 0, all_pairs, all_tiles;
+    const int row0 = t * each_row < a.rows ? t * each_row : a.rows, row1 = row0 + each_row < a.rows ? row0 + each_row : a.rows;
+    int pairs = 0, tiles = 0, before = 0, all_pairs, all_tiles;
+    for (int r = row0; r < row1; r++) before += (int)*moe_selection_of(&a.chosen, (size_t)(a.row0 + r)).count;
+    before = moe_block_before(before, &all_pairs);
+    for (int r = row0; r < row1; r++) {
+        a.row_first[r] = before;
+        before += (int)*moe_selection_of(&a.chosen, (size_t)(a.row0 + r)).count;
+    }
     for (int e = begin; e < end; e++) {
         pairs += a.count[e];
         tiles += (a.count[e] + MOE_TILE - 1) / MOE_TILE;
@@ -859,16 +961,17 @@ __global__ void moe_k_offsets(moe_routes a) {
     pairs = moe_block_before(pairs, &all_pairs);
     tiles = moe_block_before(tiles, &all_tiles);
     for (int e = begin; e < end; e++) {
-        a.first[e] = pairs;
-        for (int i = 0; i < a.count[e]; i += MOE_TILE, tiles++) {
+        const int count = a.count[e];
+        a.first[e] = a.count[e] = pairs;
+        for (int i = 0; i < count; i += MOE_TILE, tiles++) {
             int4 tile;
             tile.x = e;
             tile.y = pairs + i;
-            tile.z = a.count[e] - i < MOE_TILE ? a.count[e] - i : MOE_TILE;
+            tile.z = count - i < MOE_TILE ? count - i : MOE_TILE;
             tile.w = 0;
             a.tiles[tiles] = tile;
         }
-        pairs += a.count[e];
+        pairs += count;
     }
     if (t == 0) {
         a.first[a.n] = a.totals[0] = all_pairs;
@@ -876,15 +979,16 @@ __global__ void moe_k_offsets(moe_routes a) {
     }
 }
 
-/* A row's pairs find their places. */
+/* A row's pairs find their places. The order of an expert's rows is not the same in every run, and changes nothing: each is
+ * multiplied for itself. */
 __global__ void moe_k_place(moe_routes a) {
-    const size_t at = blockIdx.x;
-    for (int i = (int)threadIdx.x; i < a.selected[at]; i += MOE_BLOCK) {
-        const size_t j = at * a.list_stride + (size_t)i;
-        const int pair = a.first[a.list[j]] + a.slot[j];
-        a.place[j] = pair;
-        a.pair_row[pair] = (int)at + a.row0;
-        a.pair_expert[pair] = a.list[j];
+    const size_t row = blockIdx.x + (size_t)a.row0;
+    const moe_selection s = moe_selection_of(&a.chosen, row);
+    for (uint32_t i = threadIdx.x; i < *s.count; i += MOE_BLOCK) {
+        const int pair = atomicAdd(&a.count[s.experts[i]], 1);
+        a.place[(uint32_t)a.row_first[blockIdx.x] + i] = pair;
+        a.pair_row[pair] = (int)row;
+        a.pair_expert[pair] = (int)s.experts[i];
     }
 }
 
@@ -897,14 +1001,18 @@ __global__ void moe_k_collect(const int8_t *x, const float *scales, size_t strid
     if (threadIdx.x == 0) y_scales[pair] = scales[row];
 }
 
-/* moe_combine_task: y = scale * sum over the row's experts in index order. */
-__global__ void moe_k_combine(moe_routes a, const float *out, size_t out_stride, int cols, float scale, float *y,
-                              size_t y_stride) {
-    const size_t at = blockIdx.x, row = at + (size_t)a.row0, list = at * a.list_stride;
+/* moe_combine_task, moe_compute_mix_row: y = scale * sum over the row's experts in index order. `x` has a row for every pair,
+ * or, where nothing was sorted, the outputs of all experts in every row. */
+__global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int cols, float scale, float *y, size_t y_stride) {
+    const size_t row = blockIdx.x + (size_t)a.row0;
+    const moe_selection s = moe_selection_of(&a.chosen, row);
+    const int *place = a.place ? a.place + a.row_first[blockIdx.x] : NULL;
     for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) {
         float sum = 0.0f;
-        for (int i = 0; i < a.selected[at]; i++)
-            sum = moe_add(sum, moe_mul(a.weight[list + (size_t)i], out[(size_t)a.place[list + (size_t)i] * out_stride + c]));
+        for (uint32_t i = 0; i < *s.count; i++) {
+            const size_t at = place ? (size_t)place[i] * x_stride : row * x_stride + s.experts[i] * (size_t)cols;
+            sum = moe_add(sum, moe_mul(s.weights[i], x[at + c]));
+        }
         y[row * y_stride + c] = scale != 1.0f ? moe_mul(sum, scale) : sum;
     }
 }
@@ -1080,6 +1188,7 @@ static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t 
 static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
     moe_products p = moe_products_of(&b->w, n->src[0], (int)rows);
     p.bias = b->bias;
+    p.relu = n->relu;
     if (n->add) {
         p.add = (const float *)n->src[1]->data;
         p.add_stride = n->src[1]->stride;
@@ -1170,29 +1279,67 @@ static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound 
     MOE_LAUNCH(d, moe_k_attention, rows, MOE_BLOCK, a);
 }
 
-static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
+static moe_selections moe_selections_of(const moe_node *gate) {
+    moe_selections s;
+    s.words = (uint32_t *)gate->data;
+    s.stride = gate->stride;
+    s.capacity = gate->capacity;
+    return s;
+}
+
+/* `p` [rows, experts] takes the probabilities, NULL: nobody looks at them. */
+static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, float *p) {
+    const moe_node *x = n->src[0];
     moe_gating a;
+    moe_group_products g;
+    size_t slice = rows;
     memset(&a, 0, sizeof a);
-    a.logits = (const float *)n->src[0]->data;
-    a.stride = n->src[0]->stride;
-    a.n = (int)n->experts;
+    a.logits = (const float *)x->data;
+    a.stride = x->stride;
+    a.level = (int)n->level;
     a.k = (int)n->k;
     a.gate = n->gate;
     a.empty_zero = n->empty_zero;
     a.threshold = b->threshold;
-    a.p = d->gate_p;
-    a.kept = d->gate_kept;
-    a.y = (float *)n->data;
-    a.y_stride = n->stride;
-    MOE_LAUNCH(d, moe_k_gate, rows, MOE_BLOCK, a);
+    a.chosen = moe_selections_of(n);
+    a.p = p;
+    a.experts = n->experts;
+    memset(&g, 0, sizeof g);
+    if (n->grouped) {
+        a.parents = g.parents = moe_selections_of(n->src[1]);
+        a.stride = g.parents.capacity * n->level;
+        a.logits = g.y = (float *)(void *)d->sums; /* as large as integers; there is room for a row of all experts */
+        slice = d->n_sums / a.stride;
+        g.w = b->w;
+        g.bias = b->bias;
+        g.relu = n->relu;
+        g.x = (const float *)x->data;
+        g.x_stride = x->stride;
+        g.level = a.level;
+        g.tiles = (int)moe_blocks(n->level, MOE_GROUP_TILE);
+    }
+    for (size_t row = 0; row < rows; row += slice) {
+        const size_t some = moe_least(rows - row, slice);
+        a.row0 = g.row0 = row;
+        if (n->grouped) MOE_LAUNCH(d, moe_k_group_products, some * g.parents.capacity * (size_t)g.tiles, MOE_BLOCK, g);
+        MOE_LAUNCH(d, moe_k_gate, some, MOE_BLOCK, a);
+    }
 }
 
-/* How many experts a row selects at most. */
-static size_t moe_most(const moe_node *n) { return n->gate == MOE_GATE_TOPK ? n->k : n->experts; }
+/* How many experts the rows of a gate select on average, about. */
+static size_t moe_wanted(const moe_node *gate) {
+    const size_t own = gate->gate == MOE_GATE_SOFTMAX || !gate->k ? gate->level : gate->k;
+    return gate->grouped ? own * moe_wanted(gate->src[1]) : own;
+}
+
+/* Whether rows differ in how many they select, up to the gate's capacity. */
+static int moe_open(const moe_node *gate) {
+    return gate->gate == MOE_GATE_THRESHOLD || (gate->grouped && moe_open(gate->src[1]));
+}
 
 /* Pairs handled at once: what the rows may select, within MOE_PAIRS, and never fewer than one row may. */
 static size_t moe_pairs(const moe_node *n, size_t rows) {
-    const size_t most = moe_most(n), limit = moe_largest(MOE_PAIRS, most);
+    const size_t most = n->src[1]->capacity, limit = moe_largest(MOE_PAIRS, most);
     return rows < limit / most ? rows * most : limit;
 }
 
@@ -1221,25 +1368,28 @@ static void moe_fetch_ints(moe_device *d, const int *from, size_t n) {
 
 /* Whether cuBLAS takes an expert layer: many rows for each expert. */
 static int moe_experts_by_gemm(const moe_node *n, size_t rows) {
-    return moe_quantised(n->up.type) && rows * (n->k ? n->k : n->experts) > MOE_FEW_ROWS * n->experts;
+    return moe_quantised(n->up.type) && rows * moe_wanted(n->src[1]) > MOE_FEW_ROWS * n->experts;
+}
+
+/* Whether the rows' selections may be more than fit, so that they must be counted. */
+static int moe_must_count(const moe_node *n, size_t rows) {
+    return moe_open(n->src[1]) && rows * n->src[1]->capacity > moe_pairs(n, rows);
 }
 
 /* Whether a node needs to look at numbers on the device before it knows what to launch. */
 static int moe_waits(const moe_node *n, size_t rows) {
-    return n->op == MOE_OP_EXPERTS &&
-           (moe_experts_by_gemm(n, rows) || (n->gate == MOE_GATE_THRESHOLD && rows * n->experts > moe_pairs(n, rows)));
+    return n->op == MOE_OP_EXPERTS && (moe_experts_by_gemm(n, rows) || moe_must_count(n, rows));
 }
 
-/* The rows [a.row0, a.row0 + rows), which select no more pairs than fit. */
-static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_bound *b, moe_routes a, size_t rows, size_t pairs,
-                                int by_gemm) {
+/* The rows at hand, which select no more pairs than fit. */
+static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_bound *b, moe_routes a, size_t pairs, int by_gemm) {
     const moe_node *x = n->src[0];
     const int codes = moe_quantised(b->up.type);
     const size_t hidden = n->hidden, unit_stride = moe_code_stride(hidden);
-    const size_t tiles = pairs / MOE_TILE + moe_least(pairs, n->experts);
+    const size_t tiles = pairs / MOE_TILE + moe_least(pairs, n->experts), rows = (size_t)a.rows;
     moe_products up = moe_products_of(&b->up, x, 0), down = moe_products_of(&b->down, x, 0);
     MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts * sizeof *a.count, d->stream));
-    MOE_LAUNCH(d, moe_k_route, rows, MOE_BLOCK, a);
+    MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
     MOE_LAUNCH(d, moe_k_offsets, 1, MOE_BLOCK, a);
     MOE_LAUNCH(d, moe_k_place, rows, MOE_BLOCK, a);
     up.relu = 1;
@@ -1269,24 +1419,20 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_boun
     if (codes) moe_quantise(d, d->moe.units, hidden, hidden, d->moe.codes, unit_stride, d->moe.code_scales, pairs, a.totals);
     if (by_gemm) moe_expert_gemms(d, down, d->moe.codes, d->moe.host, n->experts, (int)pairs);
     else if (pairs) moe_tiles(d, &down);
-    MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, d->moe.out, n->cols, (int)n->cols, n->factor, (float *)n->data, n->stride);
+    MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)d->moe.out, n->cols, (int)n->cols, n->factor,
+               (float *)n->data, n->stride);
 }
 
 /* A row may select any number of experts under a threshold, so rows go in chunks whose pairs fit; chunks change no bit. */
 static void moe_run_experts(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
-    const size_t most = moe_most(n), capacity = moe_pairs(n, d->rows);
-    const int by_gemm = moe_experts_by_gemm(n, rows), look = n->gate == MOE_GATE_THRESHOLD && rows * most > capacity;
+    const size_t most = n->src[1]->capacity, capacity = moe_pairs(n, d->rows);
+    const int by_gemm = moe_experts_by_gemm(n, rows), look = moe_must_count(n, rows);
     moe_routes a;
     memset(&a, 0, sizeof a);
-    a.gate = (const float *)n->src[1]->data;
-    a.gate_stride = n->src[1]->stride;
+    a.chosen = moe_selections_of(n->src[1]);
     a.n = (int)n->experts;
-    a.list_stride = most;
-    a.selected = d->moe.selected;
-    a.list = d->moe.list;
-    a.slot = d->moe.slot;
+    a.row_first = d->moe.row_first;
     a.place = d->moe.place;
-    a.weight = d->moe.weight;
     a.count = d->moe.count;
     a.first = d->moe.first;
     a.totals = d->moe.totals;
@@ -1295,9 +1441,9 @@ static void moe_run_experts(moe_device *d, const moe_node *n, const moe_bound *b
     a.pair_expert = d->moe.pair_expert;
     for (size_t row = 0, next; row < rows && d->status == MOE_OK; row = next) {
         size_t pairs = 0;
-        if (look) { /* again for every chunk: what comes between overwrites the counts */
-            MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
-            moe_fetch_ints(d, a.selected, rows);
+        if (look) { /* again for every chunk: what comes between overwrites the counts, here and on the host */
+            MOE_LAUNCH(d, moe_k_selected, moe_blocks(rows, MOE_BLOCK), MOE_BLOCK, a.chosen, rows, a.row_first);
+            moe_fetch_ints(d, a.row_first, rows);
             if (d->status != MOE_OK) return;
             for (next = row; next < rows && pairs + (size_t)d->moe.host[next] <= capacity; next++)
                 pairs += (size_t)d->moe.host[next];
@@ -1306,8 +1452,17 @@ static void moe_run_experts(moe_device *d, const moe_node *n, const moe_bound *b
             pairs = (next - row) * most;
         }
         a.row0 = (int)row;
-        moe_run_expert_rows(d, n, b, a, next - row, pairs, by_gemm);
+        a.rows = (int)(next - row);
+        moe_run_expert_rows(d, n, b, a, pairs, by_gemm);
     }
+}
+
+static void moe_run_mix(moe_device *d, const moe_node *n, size_t rows) {
+    moe_routes a;
+    memset(&a, 0, sizeof a);
+    a.chosen = moe_selections_of(n->src[1]);
+    MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)n->src[0]->data, n->src[0]->stride, (int)n->cols, n->factor,
+               (float *)n->data, n->stride);
 }
 
 /* ---- Output ---- */
@@ -1361,6 +1516,10 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
     const moe_node *s0 = n->src[0], *s1 = n->src[1];
     float *y = (float *)n->data;
     switch (n->op) {
+    case MOE_OP_INPUT:
+        MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, (const float *)d->inputs, d->input_cols, (const int32_t *)NULL,
+                   (int)n->cols, y, n->stride);
+        break;
     case MOE_OP_EMBED: MOE_LAUNCH(d, moe_k_embed, rows, MOE_BLOCK, b->w, d->ids, n->factor, y, n->stride); break;
     case MOE_OP_QUANTISE:
         moe_quantise(d, (const float *)s0->data, s0->stride, n->cols, (int8_t *)n->data, n->stride, n->scales, rows, NULL);
@@ -1390,8 +1549,9 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
         break;
     case MOE_OP_LSTM_LAYER: moe_run_lstm_layer(d, n, b, f, g->sentences); break;
     case MOE_OP_ATTENTION: moe_run_attention(d, n, b, g, rows); break;
-    case MOE_OP_GATE: moe_run_gate(d, n, b, rows); break;
+    case MOE_OP_GATE: moe_run_gate(d, n, b, rows, NULL); break;
     case MOE_OP_EXPERTS: moe_run_experts(d, n, b, rows); break;
+    case MOE_OP_MIX: moe_run_mix(d, n, rows); break;
     case MOE_OP_OUTPUT: moe_run_output(d, n, b, rows, g->top, traced); break;
     case MOE_OP_VIEW:
     case MOE_OP_COUNT: break;
@@ -1403,21 +1563,51 @@ static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t r
     for (size_t i = 0; i < g->count; i++) moe_run_node(d, g, &g->nodes[i], &d->bound[which][i], f, rows, 0);
 }
 
+/* Rows of 32-bit words from the device, now, into host memory. */
+static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t stride, size_t cols, size_t rows) {
+    MOE_CUDA_TRY(d, cudaMemcpy2DAsync(to, stride * 4, from, stride * 4, cols * 4, rows, cudaMemcpyDeviceToHost, d->stream));
+    if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) cudaStreamSynchronize(d->stream); /* the caller releases `to` */
+}
+
+/* A gate is shown as on the processor: weights, 0 where an expert is not selected, then probabilities (moe_trace_gate). */
+static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, moe_trace_fn trace,
+                                void *user) {
+    const size_t bytes = rows * n->experts * sizeof(float), words = rows * n->stride * sizeof(uint32_t);
+    float *p = (float *)moe_take(d, bytes, 1, "a trace"), *dense = (float *)moe_host(d, bytes, "a trace");
+    uint32_t *chosen = (uint32_t *)moe_host(d, words, "a trace");
+    char name[64];
+    MOE_CUDA_TRY(d, cudaMemsetAsync(p, 0, bytes, d->stream));
+    moe_run_gate(d, n, b, rows, p);
+    moe_fetch_rows(d, chosen, n->data, n->stride, n->stride, rows);
+    for (size_t r = 0; r < rows && d->status == MOE_OK; r++) {
+        const uint32_t *row = chosen + r * n->stride;
+        for (size_t i = 0; i < row[0]; i++)
+            memcpy(&dense[r * n->experts + row[2 + i]], &row[2 + n->capacity + i], sizeof *dense);
+    }
+    if (d->status == MOE_OK) trace(user, n->name, dense, rows, n->experts, n->experts);
+    moe_fetch_rows(d, dense, p, n->experts, n->experts, rows);
+    snprintf(name, sizeof name, "%s.probabilities", n->name);
+    if (d->status == MOE_OK) trace(user, name, dense, rows, n->experts, n->experts);
+    if (chosen) d->allocator.release(d->allocator.user, chosen, words);
+    if (dense) d->allocator.release(d->allocator.user, dense, bytes);
+    if (d->status == MOE_OK) moe_give_last(d, bytes); /* else closing does */
+}
+
 /* Node by node, with a look at every tensor. */
 static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t rows, moe_trace_fn trace, void *user) {
     const moe_device_graph *g = &d->graphs[which];
     for (size_t i = 0; i < g->count && d->status == MOE_OK; i++) {
         const moe_node *n = &g->nodes[i];
         const size_t bytes = rows * n->stride * sizeof(float);
+        if (n->op == MOE_OP_GATE) {
+            moe_run_traced_gate(d, n, &d->bound[which][i], rows, trace, user);
+            continue;
+        }
         moe_run_node(d, g, n, &d->bound[which][i], f, rows, 1);
         if (n->op == MOE_OP_QUANTISE || n->op == MOE_OP_STORE) continue;
         float *copy = (float *)moe_host(d, bytes, "a trace");
         if (!copy) return;
-        if (n->stride) { /* a view may begin in the middle of the last row: its end is not there */
-            MOE_CUDA_TRY(d, cudaMemcpy2DAsync(copy, n->stride * sizeof(float), n->data, n->stride * sizeof(float),
-                                              n->cols * sizeof(float), rows, cudaMemcpyDeviceToHost, d->stream));
-            MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
-        }
+        if (n->stride) moe_fetch_rows(d, copy, n->data, n->stride, n->cols, rows); /* a view's last row ends early */
         if (d->status == MOE_OK) trace(user, n->name, copy, n->stride ? rows : 0, n->cols, n->stride);
         d->allocator.release(d->allocator.user, copy, bytes ? bytes : 1);
     }
@@ -1493,6 +1683,11 @@ static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
         sentence[i] = (int32_t)f->sentence[i];
     }
     MOE_CUDA_TRY(d, cudaMemcpyAsync(d->up, d->up_host, 9 * n * sizeof *d->up, cudaMemcpyHostToDevice, d->stream));
+    if (!f->inputs) return;
+    memcpy(d->inputs_host, f->inputs, f->rows * d->input_cols * sizeof *d->inputs_host);
+    memset(d->inputs_host + f->rows * d->input_cols, 0, (rows - f->rows) * d->input_cols * sizeof *d->inputs_host);
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->inputs, d->inputs_host, rows * d->input_cols * sizeof *d->inputs, cudaMemcpyHostToDevice,
+                                    d->stream));
 }
 
 /* Bring down what the search needs. */
@@ -1716,8 +1911,7 @@ static void moe_most_of(size_t *most, size_t n) {
 
 /* The largest of everything that nodes want of the scratch. */
 typedef struct moe_needs {
-    size_t hidden, sentences, state, state_codes, hidden_codes, gate, experts, list, pairs, tiles, units, unit_codes, inputs,
-        out, outputs, subs, chunks;
+    size_t hidden, sentences, state, experts, pairs, tiles, units, unit_codes, inputs, out, outputs, subs, chunks, input_cols;
 } moe_needs;
 
 static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
@@ -1734,14 +1928,13 @@ static void moe_need_node(moe_needs *need, const moe_node *n, const moe_device_g
         moe_most_of(&need->state, n->cols);
         moe_need_matrix(need, n->w_r);
         if (n->w_proj) moe_need_matrix(need, n->w_proj);
-    } else if (n->op == MOE_OP_GATE) {
-        moe_most_of(&need->gate, rows * n->experts);
+    } else if (n->op == MOE_OP_INPUT) {
+        moe_most_of(&need->input_cols, n->cols);
     } else if (n->op == MOE_OP_EXPERTS) {
         const size_t pairs = moe_pairs(n, rows);
         moe_need_matrix(need, &n->up);
         moe_need_matrix(need, &n->down);
         moe_most_of(&need->experts, n->experts);
-        moe_most_of(&need->list, rows * moe_most(n));
         moe_most_of(&need->pairs, pairs);
         moe_most_of(&need->tiles, pairs / MOE_TILE + moe_least(pairs, n->experts));
         moe_most_of(&need->units, pairs * n->hidden);
@@ -1756,7 +1949,7 @@ static void moe_need_node(moe_needs *need, const moe_node *n, const moe_device_g
 static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     const char *what = "scratch", *frame = "what goes up and down in a step";
     const size_t rows = d->rows, top = d->graphs[1].top, up = 9 * rows, attention = d->graphs[1].rows * d->graphs[1].max_source;
-    const size_t host_ints = moe_largest(need->experts + 1, rows);
+    const size_t host_ints = moe_largest(need->experts + 1, rows), inputs = rows * need->input_cols;
     d->n_sums = moe_least(moe_largest(MOE_SUMS, need->outputs * 32), need->outputs * moe_largest(rows, need->pairs));
     d->sums = (int32_t *)moe_take(d, d->n_sums, sizeof *d->sums, what);
     d->lstm.z = (float *)moe_take(d, need->sentences * 4 * need->hidden, sizeof(float), what);
@@ -1767,14 +1960,8 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->lstm.h_codes = (int8_t *)moe_take(d, need->sentences, moe_code_stride(need->hidden) + 64, what);
     d->lstm.r_scales = (float *)moe_take(d, need->sentences, sizeof(float), what);
     d->lstm.h_scales = (float *)moe_take(d, need->sentences, sizeof(float), what);
-    d->gate_p = (float *)moe_take(d, need->gate, sizeof(float), what);
-    d->gate_kept = (float *)moe_take(d, need->gate, sizeof(float), what);
-    d->moe.pairs = need->pairs;
-    d->moe.selected = (int *)moe_take(d, rows, sizeof(int), what);
-    d->moe.list = (int *)moe_take(d, need->list, sizeof(int), what);
-    d->moe.slot = (int *)moe_take(d, need->list, sizeof(int), what);
-    d->moe.place = (int *)moe_take(d, need->list, sizeof(int), what);
-    d->moe.weight = (float *)moe_take(d, need->list, sizeof(float), what);
+    d->moe.row_first = (int *)moe_take(d, rows, sizeof(int), what);
+    d->moe.place = (int *)moe_take(d, need->pairs, sizeof(int), what);
     d->moe.count = (int *)moe_take(d, need->experts, sizeof(int), what);
     d->moe.first = (int *)moe_take(d, need->experts + 1, sizeof(int), what);
     d->moe.totals = (int *)moe_take(d, 2, sizeof(int), what);
@@ -1795,10 +1982,13 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->down_bytes = (d->graphs[1].rows * (2 * top + 1) + attention) * sizeof(float);
     d->up = (int32_t *)moe_take(d, up, sizeof *d->up, frame);
     d->down = (char *)moe_take(d, d->down_bytes, 1, frame);
-    if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->pinned, (up + host_ints) * sizeof(int32_t) + d->down_bytes))) return;
+    d->inputs = (float *)moe_take(d, inputs, sizeof *d->inputs, frame);
+    d->input_cols = need->input_cols;
+    if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->pinned, (up + host_ints + inputs) * sizeof(int32_t) + d->down_bytes))) return;
     d->up_host = (int32_t *)d->pinned;
     d->moe.host = (int *)d->up_host + up;
-    d->down_host = (char *)(d->moe.host + host_ints);
+    d->inputs_host = (float *)(void *)(d->moe.host + host_ints);
+    d->down_host = (char *)(d->inputs_host + inputs);
     memset(d->up_host, 0, up * sizeof *d->up_host);
     d->ids = d->up;
     d->parents = d->ids + rows;
@@ -1841,6 +2031,7 @@ static moe_status moe_device_bind(moe_device *d, const moe_device_graph graphs[2
     for (int which = 0; which < 2; which++) {
         const moe_device_graph *g = &graphs[which];
         d->graphs[which] = *g;
+        if (!g->count) continue; /* no encoder */
         moe_most_of(&d->rows, g->rows);
         nodes += g->count;
         d->bound[which] = (moe_bound *)moe_host(d, g->count * sizeof *d->bound[which], "the weights of a graph");

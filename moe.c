@@ -488,6 +488,15 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
 }
 
 /* Write row `row` of a matrix blob of `type`; scratch [2 * cols padded to 64] for quantised types. */
+/* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its scale is that of its
+ * largest number. */
+static int moe_row_fits(moe_type type, size_t cols, const float *x) {
+    const float largest = type == MOE_TYPE_F16 ? 65519.996f : type == MOE_TYPE_BF16 ? 0x1.fefffep127f : FLT_MAX; /* round to infinity above */
+    for (size_t c = 0; c < cols; c++)
+        if (!(x[c] >= -largest && x[c] <= largest)) return 0;
+    return 1;
+}
+
 static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
                          int8_t *scratch) {
     switch (type) {
@@ -3006,7 +3015,7 @@ typedef struct moe_gating {
 
 typedef struct moe_layer {
     moe_layer_kind kind;
-    char name[16]; /* "encoder.0" */
+    char name[32]; /* "encoder.0" */
     int residual;
     size_t hidden; /* LSTM: H per direction; MoE: hidden units of an expert */
     size_t out;    /* columns of the layer's output */
@@ -3186,7 +3195,7 @@ static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const
 static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t in) {
     for (int d = 0; d <= layer->bidirectional; d++) {
         moe_lstm_weights *w = &layer->direction[d];
-        char prefix[32];
+        char prefix[64];
         snprintf(prefix, sizeof prefix, "%s%s", layer->name, !layer->bidirectional ? "" : d ? ".bwd" : ".fwd");
         moe_bind_matrix(r, &w->w_x, 4 * layer->hidden, in, 0, "%s.w_x", prefix);
         moe_bind_matrix(r, &w->w_r, 4 * layer->hidden, layer->state, 0, "%s.w_r", prefix);
@@ -3214,7 +3223,7 @@ static void moe_bind_gating(moe_reader *r, moe_gating *g, size_t n, size_t in, c
 }
 
 static void moe_bind_gates(moe_reader *r, moe_layer *layer, size_t in) {
-    char name[32];
+    char name[64];
     if (layer->features.rows) { /* only their number yet */
         const size_t units = layer->features.rows;
         moe_bind_exact(r, &layer->features, units, in, 0, "%s.gate.hidden.weight", layer->name);
@@ -3269,7 +3278,7 @@ static void moe_read_mixture(moe_reader *r, moe_layer *layer) {
     static const char *const experts[] = { "mlp", "linear", NULL };
     const int64_t widest = 1 << 20;
     const char *n = layer->name;
-    char prefix[32];
+    char prefix[64];
     layer->experts = (size_t)moe_read_int(r, moe_read(r, "%s.experts", n), 1, widest, 0);
     layer->groups = (size_t)moe_read_int(r, moe_read(r, "%s.groups", n), 0, (int64_t)layer->experts, 0);
     if (layer->groups && layer->experts % layer->groups) moe_reader_fail(r, "is %zu, which does not divide %zu experts", layer->groups, layer->experts);
@@ -3303,6 +3312,7 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
     const char *n = layer->name;
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
     layer->kind = (moe_layer_kind)moe_read_choice(r, moe_read(r, "%s.kind", n), kinds, -1);
+    if (r->model->kind == MOE_MODEL_CLASSIFIER && layer->kind != MOE_LAYER_MOE) moe_reader_fail(r, "must be \"moe\" in a classifier");
     layer->hidden = (size_t)moe_read_int(r, moe_read(r, "%s.hidden", n), 1, widest, 0);
     layer->residual = (int)moe_read_int(r, moe_read(r, "%s.residual", n), 0, 1, layer->kind == MOE_LAYER_MOE);
     layer->out = in;
@@ -3438,10 +3448,6 @@ static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side) {
     for (size_t i = 0; i < m->n_decoder && r->status == MOE_OK; i++) {
         moe_read_layer(r, &m->decoder[i], side, i, width, 0);
         width = m->decoder[i].out;
-        if (m->kind == MOE_MODEL_CLASSIFIER && m->decoder[i].kind != MOE_LAYER_MOE) {
-            snprintf(r->key, sizeof r->key, "%s.kind", m->decoder[i].name);
-            moe_reader_fail(r, "must be \"moe\" in a classifier");
-        }
     }
     moe_bind_output(r, m, width);
 }
@@ -3685,6 +3691,7 @@ typedef struct moe_save {
     size_t header_bytes;
     char *header, *piece, *path; /* path: of the temporary file */
     float *row;                  /* a row of floats; behind it its codes and subs */
+    const moe_tensor_info *misfit; /* a tensor whose numbers its type cannot hold */
 } moe_save;
 
 /* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
@@ -3778,8 +3785,8 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     return at;
 }
 
-/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. */
-static void moe_save_matrix(const moe_save *s, size_t index, size_t piece, int down, char *out) {
+/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. 0: it does not fit. */
+static int moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, char *out) {
     const moe_tensor_info *t = &s->tensors[index];
     const size_t high = (size_t)t->dims[t->experts ? 1 : 0], wide = (size_t)t->dims[t->n_dims - 1];
     const size_t rows = t->n_dims == 1 ? 1 : down ? wide : high, cols = down ? high : wide;
@@ -3794,8 +3801,13 @@ static void moe_save_matrix(const moe_save *s, size_t index, size_t piece, int d
     for (size_t r = 0; r < rows; r++) {
         if (s->old) moe_matrix_row(&from, r, s->row);
         else s->fill(s->fill_user, index, piece, down ? high + r : r, s->row, cols);
+        if (!moe_row_fits(t->type, cols, s->row)) {
+            s->misfit = t;
+            return 0;
+        }
         moe_pack_row(t->type, rows, cols, r, s->row, out, (int8_t *)(void *)(s->row + cols));
     }
+    return 1;
 }
 
 static int moe_write_zeros(FILE *out, uint64_t bytes) {
@@ -3816,7 +3828,7 @@ static const moe_vector_entry *moe_save_vector(const moe_save *s, moe_span name)
     return NULL;
 }
 
-static int moe_save_tensor(const moe_save *s, size_t index, FILE *out) {
+static int moe_save_tensor(moe_save *s, size_t index, FILE *out) {
     moe_tensor_info *t = &s->tensors[index];
     const moe_vector_entry *given = moe_save_vector(s, t->name);
     const moe_tensor_info *old = s->old && !given ? &s->old->tensors[index] : NULL;
@@ -3831,8 +3843,7 @@ static int moe_save_tensor(const moe_save *s, size_t index, FILE *out) {
     t->checksum = 0;
     for (size_t p = 0; p < moe_pieces(t); p++) {
         memset(s->piece, 0, bytes);
-        moe_save_matrix(s, index, p, 0, s->piece);
-        if (t->experts) moe_save_matrix(s, index, p, 1, s->piece + down);
+        if (!moe_save_matrix(s, index, p, 0, s->piece) || (t->experts && !moe_save_matrix(s, index, p, 1, s->piece + down))) return 0;
         t->checksum = moe_crc32(t->checksum, s->piece, bytes);
         if (fwrite(s->piece, 1, bytes, out) != bytes) return 0;
     }
@@ -3892,7 +3903,11 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
         errno = 0;
         saved = moe_save_to(s, out);
         saved = (fclose(out) == 0) & saved;
-        if (!saved || rename(s->path, path) != 0) {
+        if (s->misfit) {
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s", (int)s->misfit->name.length,
+                              s->misfit->name.data, moe_type_name(s->misfit->type));
+            remove(s->path);
+        } else if (!saved || rename(s->path, path) != 0) {
             status = moe_fail(error, MOE_ERROR_IO, "save", "cannot write %s: %s", path,
                               errno ? strerror(errno) : "the disk may be full");
             remove(s->path);
@@ -6076,11 +6091,10 @@ static moe_status moe_session_create(moe_session *prepared, moe_session **out, m
 
 /* What only the processor does. */
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
-    const char *what = s->decoder.routed                              ? "routing"
-                       : s->decoder.noise                             ? "noise"
-                       : s->decoder.gating == 1 + MOE_GATE_BATCHWISE  ? "batchwise gating"
-                       : s->model->kind != MOE_MODEL_TRANSLATION      ? "a model without encoder"
-                                                                      : NULL;
+    const char *what = s->decoder.routed                             ? "routing"
+                       : s->decoder.noise                            ? "noise"
+                       : s->decoder.gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
+                                                                     : NULL;
     return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s works on the device cpu only", what) : MOE_OK;
 }
 

@@ -229,7 +229,7 @@ typedef struct moe_save_params {
 /* Write the model to `path`, perhaps in other number formats. The file appears whole under its name or not at all. Metadata are
  * kept, but for golden.* and quality.* when a type or a vector changes: they belong to one set of numbers. Going from a coarse type to a
  * finer one is allowed but gains nothing back.
- * Errors: MOE_ERROR_ARGUMENT, MOE_ERROR_MEMORY, MOE_ERROR_IO. */
+ * Errors: MOE_ERROR_ARGUMENT (also a number that the type cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO. */
 moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error);
 
 /* A model file from nothing, in the memory of its largest matrix or expert: for converters and benchmarks. Nothing but names,

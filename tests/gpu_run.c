@@ -1,14 +1,16 @@
 /* gpu_run.c - random sentences through a model on a device, for tests/gpu-check: results as text for cmp, speed on stderr.
  *
  * Usage: gpu_run MODEL DEVICE SENTENCES LENGTH BATCH BEAM [trace]
- * Sentences have 1 to 2 * LENGTH - 1 tokens,
-     the same ones in every run. With `trace` a line for every tensor of every step: its
- * name, size and a sum of its bits; two devices are to be traced with the same BATCH. */
+ *        gpu_run write DIRECTORY     small models of the gating family, which moe-make-random does not make
+ * Sentences have 1 to 2 * LENGTH - 1 tokens, the same ones in every run. A language model scores up to LENGTH tokens, a classifier
+ * gets rows of numbers and gives its BEAM best classes. With `trace` a line for every tensor of every step: its name, size and a
+ * sum of its bits; two devices are to be traced with the same BATCH. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
 #endif
 #include "moe.h"
+#include "model_writer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,25 +19,20 @@
 
 typedef struct feed {
     size_t n, next, length, vocabulary;
+    moe_model_kind kind;
     uint64_t random;
     int32_t *ids;   /* [2 * length] */
     char **answers; /* [n] a line each */
 } feed;
 
-static uint64_t next_random(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 static int pull(void *user, int wait, moe_request *r) {
     feed *f = user;
     (void)wait;
     if (f->next == f->n) return MOE_PULL_END;
-    r->n_source = 1 + next_random(&f->random) % (2 * f->length - 1);
-    for (size_t i = 0; i < r->n_source; i++) f->ids[i] = (int32_t)(4 + next_random(&f->random) % (f->vocabulary - 4));
-    r->source = f->ids;
+    const size_t n = 1 + mw_below(&f->random, f->kind == MOE_MODEL_LANGUAGE ? f->length : 2 * f->length - 1);
+    for (size_t i = 0; i < n; i++) f->ids[i] = (int32_t)(4 + mw_below(&f->random, f->vocabulary - 4));
+    if (f->kind == MOE_MODEL_LANGUAGE) r->target = f->ids, r->n_target = n;
+    else r->source = f->ids, r->n_source = n;
     r->user = &f->answers[f->next++];
     return MOE_PULL_REQUEST;
 }
@@ -58,6 +55,52 @@ static void done(void *user, const moe_result *r) {
         }
     }
     *(char **)r->user = line;
+}
+
+/* All rows at once: the session takes them in portions of its batch. */
+static moe_status classify(moe_session *s, feed *f, size_t width, size_t best, moe_error *e) {
+    float *inputs = calloc(f->n * width, sizeof *inputs), *logprobs = calloc(f->n * best, sizeof *logprobs);
+    int32_t *classes = calloc(f->n * best, sizeof *classes);
+    moe_status status;
+    if (!inputs || !logprobs || !classes) exit(3);
+    for (size_t i = 0; i < f->n * width; i++) inputs[i] = mw_uniform(&f->random, -2, 2);
+    status = moe_classify(s, inputs, f->n, classes, logprobs, e);
+    for (size_t r = 0; r < f->n && status == MOE_OK; r++) {
+        const size_t room = 32 * best + 1;
+        char *line = calloc(room, 1);
+        if (!line) exit(3);
+        for (size_t i = r * best; i < (r + 1) * best; i++) {
+            const size_t at = strlen(line);
+            uint32_t bits;
+            memcpy(&bits, &logprobs[i], 4);
+            snprintf(line + at, room - at, " %d:%08x", (int)classes[i], (unsigned)bits);
+        }
+        f->answers[r] = line;
+    }
+    free(inputs);
+    free(logprobs);
+    free(classes);
+    return status;
+}
+
+static int write_models(const char *directory) {
+    static const struct { const char *name; mw_model *(*make)(uint32_t type, uint64_t seed); } models[] = {
+        { "two-levels", mw_hierarchical }, { "language", mw_language_model }, { "classifier", mw_classifier } };
+    for (size_t i = 0; i < 6; i++) {
+        mw_model *m = models[i / 2].make(i % 2 ? MW_Q8 : MW_F32, 1);
+        const mw_image image = mw_build(m);
+        char path[512];
+        FILE *file;
+        int good;
+        snprintf(path, sizeof path, "%s/%s-%s.bin", directory, models[i / 2].name, i % 2 ? "q8" : "f32");
+        file = fopen(path, "wb");
+        good = file && fwrite(image.data, image.bytes, 1, file) == 1;
+        if (file && fclose(file) != 0) good = 0;
+        free(image.data);
+        mw_free(m);
+        if (!good) return fprintf(stderr, "cannot write %s\n", path), 3;
+    }
+    return 0;
 }
 
 static void trace(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
@@ -87,6 +130,7 @@ int main(int argc, char **argv) {
     moe_stats stats;
     feed f = { .random = 1 };
     double begin, opened, translated;
+    if (argc == 3 && strcmp(argv[1], "write") == 0) return write_models(argv[2]);
     if (argc < 7) return fputs("usage: gpu_run MODEL DEVICE SENTENCES LENGTH BATCH BEAM [trace]\n", stderr), 2;
     f.length = strtoul(argv[4], NULL, 10);
     begin = seconds();
@@ -104,12 +148,14 @@ int main(int argc, char **argv) {
     if (argc > 7) p.trace = trace;
     if (moe_session_new(m, &p, &s, &e)) return fprintf(stderr, "%s\n", e.message), 3;
     opened = seconds();
+    f.kind = moe_model_get_kind(m);
     f.vocabulary = (size_t)moe_model_vocabulary(m);
     f.n = (size_t)atol(argv[3]);
     f.ids = calloc(2 * f.length, sizeof *f.ids);
     f.answers = calloc(f.n, sizeof *f.answers);
     if (!f.ids || !f.answers) return 3;
-    if (moe_translate(s, pull, done, &f, &e)) return fprintf(stderr, "%s\n", e.message), 3;
+    if (f.kind == MOE_MODEL_CLASSIFIER ? classify(s, &f, moe_model_width(m), (size_t)p.nbest, &e) : moe_translate(s, pull, done, &f, &e))
+        return fprintf(stderr, "%s\n", e.message), 3;
     translated = seconds();
     stats = moe_session_stats(s);
     for (size_t i = 0; i < f.n; i++) {

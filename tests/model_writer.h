@@ -604,4 +604,108 @@ static inline mw_model *mw_small(int variant, uint32_t type, uint64_t seed) {
     return m;
 }
 
+
+/* ---- The gating family, and models without encoder ---- */
+
+static inline void mw_random_gate(mw_model *m, const char *prefix, const char *part, const char *gate, size_t n, size_t level, size_t in) {
+    char names[40];
+    snprintf(names, sizeof names, "%.16s%.16s", prefix, part);
+    mw_random_matrix(m, mw_name(names, ".weight"), MW_F32, n, in, 0.8f);
+    mw_random_vector(m, mw_name(names, ".bias"), n, -0.5f, 0.5f);
+    if (strcmp(gate, "threshold") == 0)
+        mw_random_vector(m, mw_name(names, ".threshold"), n, 0.7f / (float)level, 1.5f / (float)level);
+}
+
+/* A mixture over `in` columns: of two levels where there are groups, with an MLP gate of `units`, 0: none; experts are one matrix
+ * each, or have a hidden layer. Gates have biases. */
+static inline void mw_mixture(mw_model *m, const char *prefix, size_t in, size_t n, size_t k, const char *gate, size_t groups, size_t parent_k,
+                       const char *parent, size_t units, int linear, size_t hidden) {
+    const size_t features = units ? units : in;
+    mw_text(m, mw_name(prefix, "kind"), "moe");
+    mw_int(m, mw_name(prefix, "experts"), (int64_t)n);
+    mw_int(m, mw_name(prefix, "k"), (int64_t)k);
+    mw_int(m, mw_name(prefix, "hidden"), (int64_t)hidden);
+    mw_text(m, mw_name(prefix, "gate"), gate);
+    mw_random_gate(m, prefix, "gate", gate, n, groups ? n / groups : n, features);
+    if (groups) {
+        mw_int(m, mw_name(prefix, "groups"), (int64_t)groups);
+        mw_text(m, mw_name(prefix, "parent.gate"), parent);
+        mw_int(m, mw_name(prefix, "parent.k"), (int64_t)parent_k);
+        mw_random_gate(m, prefix, "parent", parent, groups, groups, features);
+    }
+    if (units) {
+        mw_int(m, mw_name(prefix, "gate.hidden"), (int64_t)units);
+        mw_random_matrix(m, mw_name(prefix, "gate.hidden.weight"), MW_F32, units, in, 0.8f);
+        mw_random_vector(m, mw_name(prefix, "gate.hidden.bias"), units, -0.3f, 0.3f);
+    }
+    if (linear) {
+        mw_text(m, mw_name(prefix, "expert"), "linear");
+        mw_random_matrix(m, mw_name(prefix, "experts.weight"), m->type, n * hidden, in, 0.6f);
+        mw_random_vector(m, mw_name(prefix, "experts.bias"), n * hidden, -0.3f, 0.3f);
+    } else {
+        mw_random_experts(m, mw_name(prefix, "experts"), m->type, n, hidden, in, 0.6f);
+    }
+}
+
+/* An encoder-decoder with mixtures of two levels on both sides. */
+static inline mw_model *mw_hierarchical(uint32_t type, uint64_t seed) {
+    mw_model *m = mw_small(MW_PRODUCT, type, seed);
+    mw_drop_tensor(m, "encoder.1.gate.weight");
+    mw_drop_tensor(m, "encoder.1.experts");
+    mw_mixture(m, "encoder.1.", MW_WIDTH, 12, 2, "threshold", 3, 1, "topk", 0, 0, 20);
+    mw_int(m, "decoder.layers", 4);
+    mw_mixture(m, "decoder.2.", MW_WIDTH, 8, 2, "topk", 4, 2, "threshold", 0, 0, 12);
+    mw_text(m, "decoder.2.parent.empty", "zero");
+    mw_mixture(m, "decoder.3.", MW_WIDTH, 6, 1, "softmax", 2, 1, "topk", 9, 1, MW_WIDTH);
+    mw_int(m, "decoder.3.gate.relu", 1);
+    return m;
+}
+
+static inline mw_model *mw_language_model(uint32_t type, uint64_t seed) {
+    static const int64_t never[] = { 0, 1, 2 };
+    mw_model *m = mw_zeros(sizeof *m);
+    m->random = seed * 77 + 101;
+    m->type = type;
+    mw_text(m, "general.architecture", "moe-lm");
+    mw_int(m, "vocab.size", MW_VOCABULARY);
+    mw_int(m, "model.width", MW_WIDTH);
+    mw_int(m, "token.bos", MW_BOS);
+    mw_int(m, "token.eos", MW_EOS);
+    mw_ints(m, "token.never", never, 3);
+    mw_int(m, "limit.target", 30);
+    mw_random_matrix(m, "embedding.weight", type, MW_VOCABULARY, MW_WIDTH, 1);
+    mw_int(m, "decoder.layers", 4);
+    mw_lstm(m, "decoder.0.", MW_WIDTH, 20, 16, 1);
+    mw_mixture(m, "decoder.1.", MW_WIDTH, 12, 2, "topk", 3, 2, "topk", 0, 0, 10);
+    mw_lstm(m, "decoder.2.", MW_WIDTH, 16, 0, 1);
+    mw_mixture(m, "decoder.3.", MW_WIDTH, 5, 2, "threshold", 0, 0, "", 6, 1, MW_WIDTH);
+    mw_random_matrix(m, "output.weight", type, MW_VOCABULARY, MW_WIDTH, 1.5f);
+    return m;
+}
+
+enum { MW_INPUTS = 9, MW_CLASSES = 5 };
+
+static inline mw_model *mw_classifier(uint32_t type, uint64_t seed) {
+    mw_model *m = mw_zeros(sizeof *m);
+    m->random = seed * 77 + 102;
+    m->type = type;
+    mw_text(m, "general.architecture", "deep-moe");
+    mw_int(m, "vocab.size", MW_CLASSES);
+    mw_int(m, "model.width", MW_INPUTS);
+    mw_int(m, "network.layers", 3);
+    mw_mixture(m, "network.0.", MW_INPUTS, 4, 2, "softmax", 0, 0, "", 7, 1, 12);
+    mw_int(m, "network.0.gate.relu", 1);
+    mw_text(m, "network.0.output", "none");
+    mw_int(m, "network.0.residual", 0);
+    mw_mixture(m, "network.1.", 12, 9, 1, "threshold", 3, 1, "threshold", 0, 0, 6);
+    mw_text(m, "network.1.empty", "zero");
+    mw_mixture(m, "network.2.", 12, 6, 1, "topk", 2, 1, "softmax", 0, 1, 8);
+    mw_text(m, "network.2.activation", "none");
+    mw_real(m, "network.2.scale", 0.5);
+    mw_int(m, "network.2.residual", 0);
+    mw_random_matrix(m, "output.weight", type, MW_CLASSES, 8, 1.5f);
+    mw_random_vector(m, "output.bias", MW_CLASSES, -0.5f, 0.5f);
+    return m;
+}
+
 #endif /* MODEL_WRITER_H */

@@ -86,13 +86,15 @@ typedef struct bench {
     moe_frame frames[2];
         /* with two_frames: of the processor and of the device, which give different places for what comes back */
     int two_frames;
+    size_t most_bytes; /* of the device's memory; 0: any number */
 } bench;
 
-static moe_graph bench_graph(const bench *b, moe_tensor *nodes, size_t capacity, void *states) {
+static moe_graph bench_graph(const bench *b, moe_tensor *nodes, size_t capacity, void *states, int on_device) {
     moe_graph g = { .nodes = nodes, .capacity = capacity, .rows = b->capacity, .threads = 1, .sentences = b->sentences,
                     .max_source = b->max_source, .top = b->top, .traced = 1 };
     moe_error e;
     b->build(&g, b->user, states);
+    for (size_t i = 0; on_device && i < g.count; i++) g.nodes[i].work_bytes = 0; /* as a session does */
     CHECK(moe_graph_plan(&g, &e) == MOE_OK, "%s", e.message);
     return g;
 }
@@ -113,9 +115,10 @@ static void run_both(const bench *b, int which) {
     moe_graph g;
     moe_run run;
     void *memory;
+    uint64_t bytes;
     pool.count = 1;
     if (b->state_bytes) memcpy(states, b->states, b->state_bytes);
-    g = bench_graph(b, nodes, 32, states);
+    g = bench_graph(b, nodes, 32, states, 0);
     arena = mw_zeros(g.bytes);
     moe_graph_place(&g, arena);
     run = (moe_run){ &moe_kernels_portable, &pool, &g, b->two_frames ? &b->frames[0] : &b->frame };
@@ -125,7 +128,7 @@ static void run_both(const bench *b, int which) {
     CHECK(api->open(&params, &device, &e) == MOE_OK, "%s", e.message);
     CHECK(api->allocate(device, b->state_bytes, "states", &memory, &e) == MOE_OK, "%s", e.message);
     if (b->state_bytes) memcpy(memory, b->states, b->state_bytes);
-    g = bench_graph(b, nodes, 32, memory);
+    g = bench_graph(b, nodes, 32, memory, 1);
     CHECK(api->allocate(device, g.bytes, "arena", (void **)&arena, &e) == MOE_OK, "%s", e.message);
     moe_graph_place(&g, arena);
     memset(graphs, 0, sizeof graphs);
@@ -135,6 +138,8 @@ static void run_both(const bench *b, int which) {
     CHECK(api->run(device, which, b->two_frames ? &b->frames[1] : &b->frame, compare, &j, &e) == MOE_OK, "%s: %s", e.where,
           e.message);
     CHECK(j.at == j.count, "%zu nodes of %zu", j.at, j.count);
+    api->describe(device, &bytes);
+    CHECK(!b->most_bytes || bytes < b->most_bytes, "%llu bytes of the device were taken", (unsigned long long)bytes);
     for (size_t i = 0; i < b->state_bytes / sizeof(float); i++)
         CHECK(same(((float *)memory)[i], ((float *)(void *)states)[i]), "number %zu of the states", i);
     api->close(device);
@@ -154,7 +159,7 @@ static moe_matrix pack(moe_type type, size_t rows, size_t cols, const float *x, 
     return moe_matrix_view(type, rows, cols, *blob);
 }
 
-/* embed -> linear with bias -> linear with another tensor added -> sigmoid, tanh, add, concat, view */
+/* embed -> linear with bias, without and with relu -> linear with another tensor added -> sigmoid, tanh, add, concat, view */
 typedef struct linears {
     moe_matrix table, first, second;
     const float *bias;
@@ -165,6 +170,7 @@ static void build_linears(moe_graph *g, void *user, void *states) {
     moe_tensor *x = moe_op_embed(g, &l->table, 1.0f, "x"), *y, *z;
     (void)states;
     y = moe_op_linear(g, &l->first, x, l->bias, NULL, "y");
+    moe_op_linear(g, &l->first, x, l->bias, NULL, "relu")->relu = 1;
     z = moe_op_linear(g, &l->second, x, NULL, y, "z");
     z = moe_op_concat(g, moe_op_unary(g, MOE_UNARY_SIGMOID, z, "sigmoid"), moe_op_unary(g, MOE_UNARY_TANH, y, "tanh"),
                       "concat");
@@ -291,6 +297,8 @@ static void mixtures_equal_the_cpu(void **state) {
         for (size_t r = 0; r < vocabulary; r++) /* ties, and rows where no expert passes */
             for (size_t e = 0; e < n; e++) logits[r * n + e] = r % 3 == 1 ? (float)(e % 4) : r % 3 == 2 ? 1.0f
                 : logits[r * n + e] * 0.05f;
+        if (i % 5 == 4) /* no numbers, first among them and later */
+            for (size_t r = 0; r < vocabulary; r++) logits[r * n + mw_below(&random, 2 * n) % n] = moe_from_bits(0x7fc00000u);
         memcpy(blobs[0], logits, vocabulary * n * sizeof *logits);
         for (size_t e = 0; e < n; e++) threshold[e] = mw_uniform(&random, 0.8f, 1.8f) / (float)n;
         m.layer = (moe_layer){ .kind = MOE_LAYER_MOE, .name = "layer", .hidden = hidden, .out = width, .experts = n,
@@ -304,6 +312,133 @@ static void mixtures_equal_the_cpu(void **state) {
         run_both(&b, 0);
         free(x), free(logits), free(w), free(threshold), free(slabs), free(blobs[0]), free(blobs[1]);
     }
+}
+
+/* Two levels over inputs: a gate over groups, whose logits are rows of a table, one inside them over features, then experts of
+ * both kinds. */
+typedef struct hierarchy {
+    moe_layer layer;
+    moe_matrix logits;
+} hierarchy;
+
+static void build_hierarchy(moe_graph *g, void *user, void *states) {
+    hierarchy *h = user;
+    moe_layer *l = &h->layer;
+    moe_tensor *logits = moe_op_embed(g, &h->logits, 1.0f, "logits"), *x = moe_op_input(g, l->out, "x"), *features = x, *gate;
+    (void)states;
+    if (l->features.rows) {
+        features = moe_op_linear(g, &l->features, x, l->features_bias, NULL, "features");
+        features->relu = 1;
+    }
+    gate = moe_op_gate(g, l, &l->parent, logits, NULL, 0, "layer.parent");
+    gate = moe_op_gate(g, l, &l->gate, features, gate, 1, "layer.gate");
+    moe_op_experts(g, l, x, gate);
+    moe_op_mix(g, l, moe_op_linear(g, &l->stack, x, l->stack_bias, NULL, "stack"), gate);
+}
+
+static moe_gating level(int kind, size_t n, size_t k, const float *threshold) { /* softmax, top k, threshold with either policy */
+    const moe_gate kinds[] = { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD, MOE_GATE_THRESHOLD };
+    return (moe_gating){ .kind = kinds[kind], .level = n, .k = k, .empty = kind == 3 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1,
+                         .threshold = threshold };
+}
+
+static void two_levels_equal_the_cpu(void **state) {
+    static const size_t shapes[][8] = { /* rows, groups, of them wanted, experts of a group, of them wanted, units, hidden, width */
+        { 1, 1, 1, 1, 1, 0, 3, 5 }, { 9, 3, 2, 5, 2, 7, 6, 8 }, { 6, 4, 1, 70, 3, 0, 2, 33 }, { 11, 130, 4, 3, 1, 40, 1, 6 },
+    };
+    uint64_t random = 17;
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(shapes) * 16; i++) {
+        const size_t *shape = shapes[i / 16], rows = shape[0], groups = shape[1], each = shape[3], n = groups * each;
+        const size_t units = shape[5], hidden = shape[6], width = shape[7], in = units ? units : width, vocabulary = 6;
+        const moe_type type = i % 3 ? MOE_TYPE_F32 : MOE_TYPE_Q8;
+        float *logits = numbers(&random, vocabulary * groups, 0), *weight = numbers(&random, n * in, 0),
+            *bias = numbers(&random, n, i % 7 == 6), *features = numbers(&random, units * width, 0),
+            *feature_bias = numbers(&random, units, 0), *stack = numbers(&random, n * hidden * width, 0), *stack_bias = numbers(&random, n * hidden, 0),
+            *inputs = numbers(&random, rows * width, i % 7 == 5), *up = numbers(&random, n * 2 * hidden * width, 0);
+        float *thresholds = mw_zeros((groups + n) * sizeof *thresholds);
+        uint64_t down = 0;
+        const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
+        void *slabs, *blobs[4] = { NULL };
+        int32_t ids[16];
+        int8_t *scratch = mw_zeros(2 * moe_round_up(moe_max(hidden, width), 64));
+        hierarchy h;
+        bench b = { .rows = rows, .capacity = rows + i % 2, .sentences = 1, .max_source = 1, .top = 1, .build = build_hierarchy,
+            .user = &h };
+        defaults();
+        emu_few_rows = i % 5 ? 2 : 1000;
+        emu_pairs = i % 2 ? 1 << 14 : n + 3;
+        emu_sums = i % 3 ? 1 << 24 : 1;
+        for (size_t e = 0; e < groups; e++) thresholds[e] = mw_uniform(&random, 0.8f, 1.8f) / (float)groups;
+        for (size_t e = 0; e < n; e++) thresholds[groups + e] = mw_uniform(&random, 0.8f, 1.8f) / (float)each;
+        for (size_t r = 0; r < vocabulary; r++) /* ties, and rows where no group passes */
+            for (size_t e = 0; e < groups; e++)
+                logits[r * groups + e] = r % 3 == 1 ? (float)(e % 4) : r % 3 == 2 ? 1.0f : logits[r * groups + e] * 0.05f;
+        for (size_t e = 1; e < n; e++) { /* ties again, and gates near a threshold */
+            for (size_t c = 0; c < in; c++) weight[e * in + c] = e % 3 == 1 ? weight[(e - 1) * in + c] : weight[e * in + c] * 0.02f;
+            bias[e] = e % 3 == 1 ? bias[e - 1] : bias[e] * 0.1f;
+        }
+        if (posix_memalign(&slabs, 4096, n * slab)) abort();
+        memset(slabs, 0, n * slab);
+        for (size_t e = 0; e < n; e++) {
+            char *to = (char *)slabs + e * slab;
+            const float *from = up + e * 2 * hidden * width;
+            for (size_t r = 0; r < hidden; r++) moe_pack_row(type, hidden, width, r, from + r * width, to, scratch);
+            for (size_t r = 0; r < width; r++)
+                moe_pack_row(type, width, hidden, r, from + hidden * width + r * hidden, to + down, scratch);
+        }
+        h.logits = pack(MOE_TYPE_F32, vocabulary, groups, logits, &blobs[0]);
+        h.layer = (moe_layer){ .kind = MOE_LAYER_MOE, .name = "layer", .hidden = hidden, .out = width, .experts = n,
+                               .groups = groups, .relu_logits = i / 8 % 2, .scale = i % 7 ? 0.75f : 1.0f, .expert_type = type,
+                               .slabs = slabs, .slab_stride = slab, .slab_down = (size_t)down,
+                               .stack_bias = i % 4 < 2 ? stack_bias : NULL };
+        h.layer.parent = level((int)(i / 4 % 4), groups, shape[2], thresholds);
+        h.layer.gate = level((int)(i % 4), each, shape[4], thresholds + groups);
+        h.layer.gate.weight = pack(MOE_TYPE_F32, n, in, weight, &blobs[1]);
+        h.layer.gate.bias = (i + i / 4) % 4 ? bias : NULL;
+        h.layer.stack = pack(type, n * hidden, width, stack, &blobs[2]);
+        if (units) h.layer.features = pack(MOE_TYPE_F32, units, width, features, &blobs[3]);
+        h.layer.features_bias = i % 2 ? feature_bias : NULL;
+        rows_of_ids(ids, rows, vocabulary, &random);
+        b.frame = (moe_frame){ .rows = rows, .ids = ids, .inputs = inputs };
+        run_both(&b, 0);
+        for (int k = 0; k < 4; k++) free(blobs[k]);
+        free(logits), free(weight), free(bias), free(features), free(feature_bias), free(stack), free(stack_bias);
+        free(inputs), free(up), free(thresholds), free(slabs), free(scratch);
+    }
+}
+
+/* The paper's largest mixture but for the sizes of experts: what the device takes does not grow with rows times experts. */
+static void build_many(moe_graph *g, void *user, void *states) {
+    hierarchy *h = user;
+    moe_layer *l = &h->layer;
+    moe_tensor *x = moe_op_input(g, l->out, "x"), *gate;
+    (void)states;
+    gate = moe_op_gate(g, l, &l->parent, moe_op_embed(g, &h->logits, 1.0f, "logits"), NULL, 0, "layer.parent");
+    moe_op_experts(g, l, x, moe_op_gate(g, l, &l->gate, x, gate, 1, "layer.gate"));
+}
+
+static void many_experts_take_little_memory(void **state) {
+    enum { GROUPS = 512, EACH = 256, EXPERTS = GROUPS * EACH, WIDTH = 3, ROWS = 3, CAPACITY = 2048, IDS = 4 };
+    uint64_t random = 18;
+    float *logits = numbers(&random, IDS * GROUPS, 0), *weight = numbers(&random, EXPERTS * WIDTH, 0),
+        *inputs = numbers(&random, ROWS * WIDTH, 0), slab[2 * WIDTH] = { 1, -2, 3, -4, 5, 6 };
+    const int32_t ids[ROWS] = { 2, 0, 3 };
+    void *blobs[2];
+    hierarchy h;
+    bench b = { .rows = ROWS, .capacity = CAPACITY, .sentences = 1, .max_source = 1, .top = 1, .build = build_many, .user = &h,
+                .frame = { .rows = ROWS, .ids = ids, .inputs = inputs },
+                .most_bytes = (size_t)CAPACITY * EXPERTS * sizeof(float) / 16 };
+    (void)state;
+    defaults();
+    emu_sums = 1 << 20;
+    h.logits = pack(MOE_TYPE_F32, IDS, GROUPS, logits, &blobs[0]);
+    h.layer = (moe_layer){ .kind = MOE_LAYER_MOE, .name = "layer", .hidden = 1, .out = WIDTH, .experts = EXPERTS, .groups = GROUPS,
+                           .scale = 1, .expert_type = MOE_TYPE_F32, .slabs = (const char *)slab, .slab_down = sizeof slab / 2,
+                           .parent = level(1, GROUPS, 2, NULL), .gate = level(1, EACH, 2, NULL) }; /* all of one slab */
+    h.layer.gate.weight = pack(MOE_TYPE_F32, EXPERTS, WIDTH, weight, &blobs[1]);
+    run_both(&b, 0);
+    free(logits), free(weight), free(inputs), free(blobs[0]), free(blobs[1]);
 }
 
 /* Attention over sentences of all lengths, with and without a first step that sees nothing. */
@@ -469,6 +604,7 @@ typedef struct answer {
 
 typedef struct feed {
     size_t next;
+    int language; /* a language model: no source, always a target */
     int32_t ids[LONGEST], target[LONGEST];
     uint64_t random;
     answer answers[SENTENCES];
@@ -478,10 +614,10 @@ static int pull(void *user, int wait, moe_request *r) {
     feed *f = user;
     (void)wait;
     if (f->next == SENTENCES) return MOE_PULL_END;
-    r->n_source = 1 + mw_below(&f->random, 14);
+    r->n_source = f->language ? 0 : 1 + mw_below(&f->random, 14);
     for (size_t i = 0; i < r->n_source; i++) f->ids[i] = 6 + (int32_t)mw_below(&f->random, MW_VOCABULARY - 6);
     r->source = f->ids;
-    if (f->next % 5 == 3) {
+    if (f->next % 5 == 3 || f->language) {
         r->n_target = mw_below(&f->random, 6);
         for (size_t i = 0; i < r->n_target; i++) f->target[i] = 6 + (int32_t)mw_below(&f->random, MW_VOCABULARY - 6);
         r->target = f->target;
@@ -522,6 +658,7 @@ static feed *translate(const moe_model *model, const moe_session_params *p) {
     moe_session *s;
     moe_error e = { MOE_OK, "", "" };
     f->random = 3;
+    f->language = moe_model_get_kind(model) == MOE_MODEL_LANGUAGE;
     CHECK(moe_session_new(model, p, &s, &e) == MOE_OK, "%s: %s", e.where, e.message);
     assert_string_equal(moe_session_stats(s).device, p->device[1] == 'u' ? "cuda:0 emulated" : "cpu");
     CHECK(moe_translate(s, pull, done, f, &e) == MOE_OK, "%s: %s", e.where, e.message);
@@ -529,11 +666,13 @@ static feed *translate(const moe_model *model, const moe_session_params *p) {
     return f;
 }
 
-static void assert_models_agree(const moe_model *model, int batch, int beam, float coverage, int min_target, const char *what) {
+static void assert_models_agree(const moe_model *model, int batch, int beam, float coverage, int min_target, const char *gating,
+                                const char *what) {
     moe_session_params p = params_for(model, "cpu", batch, beam);
     feed *cpu, *gpu;
     p.coverage_penalty = coverage;
     p.min_target = min_target;
+    p.gating = gating;
     cpu = translate(model, &p);
     p.device = "cuda";
     gpu = translate(model, &p);
@@ -563,12 +702,134 @@ static void models_give_the_bytes_of_the_cpu(void **state) {
                 emu_few_rows = i % 2 ? 2 : 32; /* cuBLAS, the kernel */
                 emu_pairs = i % 3 ? 1 << 14 : 6;
                 assert_models_agree(t ? others[t - 1].model : f32.model, batches[i / 2], beams[i % 2], i % 3 == 1 ? 0.2f
-                                    : 0.0f, i == 4 ? 3 : 0, what);
+                                    : 0.0f, i == 4 ? 3 : 0, NULL, what);
                 if (i % 2 == 0) CHECK(emu_graph_launches() > 0, "no step was a CUDA graph");
                 if (i % 2 && (t == 1 || t == 2)) CHECK(emu_gemms() > 0, "cuBLAS was not used");
             }
         for (int t = 0; t < 3; t++) drop(&others[t]);
         drop(&f32);
+    }
+}
+
+enum { EXAMPLES = 21, BEST = 3 };
+
+typedef struct verdicts {
+    moe_status status;
+    int32_t classes[EXAMPLES * BEST];
+    uint32_t logprobs[EXAMPLES * BEST];
+} verdicts;
+
+static moe_status classify(moe_session *s, verdicts *v, moe_error *e) {
+    float inputs[EXAMPLES * MW_INPUTS], logprobs[EXAMPLES * BEST] = { 0 };
+    uint64_t random = 4;
+    for (size_t i = 0; i < MOE_COUNT(inputs); i++) inputs[i] = mw_uniform(&random, -2, 2);
+    v->status = moe_classify(s, inputs, EXAMPLES, v->classes, logprobs, e);
+    memcpy(v->logprobs, logprobs, sizeof logprobs);
+    return v->status;
+}
+
+static void assert_classifiers_agree(const moe_model *model, int batch, const char *gating, const char *what) {
+    moe_session_params p = params_for(model, "cpu", batch, BEST);
+    verdicts sides[2];
+    memset(sides, 0, sizeof sides);
+    p.target_tag = -1;
+    p.gating = gating;
+    for (int side = 0; side < 2; side++) {
+        moe_session *s;
+        moe_error e = { MOE_OK, "", "" };
+        p.device = side ? "cuda" : "cpu";
+        CHECK(moe_session_new(model, &p, &s, &e) == MOE_OK, "%s: %s", e.where, e.message);
+        CHECK(classify(s, &sides[side], &e) == MOE_OK, "%s: %s", what, e.message);
+        CHECK(strncmp(moe_session_stats(s).device, p.device, 3) == 0, "%s", moe_session_stats(s).device);
+        moe_session_free(s);
+    }
+    CHECK(memcmp(&sides[0], &sides[1], sizeof sides[0]) == 0, "%s, batch %d: classes or their probabilities differ", what, batch);
+    CHECK(emu_live() == 0, "%s: %zu things are left", what, emu_live());
+}
+
+static mw_model *family(int which) {
+    return which == 0 ? mw_hierarchical(MW_F32, 11) : which == 1 ? mw_language_model(MW_F32, 11) : mw_classifier(MW_F32, 11);
+}
+
+/* Two-level gates, MLP gates and linear experts; models without encoder; gates of another kind than the file's. */
+static void gating_gives_the_bytes_of_the_cpu(void **state) {
+    static const char *const models[] = { "two levels", "language model", "classifier" }, *const gatings[] = { NULL, "softmax",
+        "topk" };
+    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4, MOE_TYPE_BF16 };
+    static const int batches[] = { 1, 3, 8 };
+    (void)state;
+    for (int which = 0; which < 3; which++) {
+        fixture f32 = open_model(family(which));
+        for (size_t t = 0; t < MOE_COUNT(types); t++) {
+            fixture other = converted(&f32, types[t]);
+            for (int i = 0; i < (t < 2 ? 6 : 2); i++) {
+                const char *gating = gatings[i % 3];
+                char what[96];
+                snprintf(what, sizeof what, "%s, %s, gates %s", models[which], moe_type_name(types[t]), gating ? gating : "of the file");
+                defaults();
+                emu_few_rows = i % 2 ? 2 : 32; /* cuBLAS, the kernel */
+                emu_pairs = i % 3 ? 1 << 14 : 6;
+                emu_sums = i % 2 ? 1 : 1 << 24;
+                if (which == 2) assert_classifiers_agree(other.model, batches[i % 3], gating, what);
+                else assert_models_agree(other.model, batches[(i + 1) % 3], 1 + 2 * (i / 3), 0.0f, 0, gating, what);
+                if (i == 2) CHECK(emu_graph_launches() > 0, "%s: no step was a CUDA graph", what);
+            }
+            drop(&other);
+        }
+        drop(&f32);
+    }
+}
+
+/* Every tensor of every step, as a line. */
+typedef struct lines {
+    struct { char name[64]; size_t rows, cols; uint64_t sum; } line[4096];
+    size_t n;
+} lines;
+
+static void write_line(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    lines *l = user;
+    uint64_t sum = 0;
+    CHECK(l->n < MOE_COUNT(l->line), "more lines than expected");
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < cols; c++) sum = moe_hash(sum ^ moe_to_bits(data[r * stride + c]));
+    snprintf(l->line[l->n].name, sizeof l->line[0].name, "%s", name);
+    l->line[l->n].rows = rows;
+    l->line[l->n].cols = cols;
+    l->line[l->n++].sum = sum;
+}
+
+static void traces_show_what_the_cpu_shows(void **state) {
+    (void)state;
+    for (int which = 0; which < 3; which++) {
+        fixture f = open_model(family(which));
+        moe_session_params p = params_for(f.model, "cpu", 2, 2);
+        lines *sides[2] = { mw_zeros(sizeof(lines)), mw_zeros(sizeof(lines)) };
+        size_t probabilities = 0;
+        defaults();
+        p.trace = write_line;
+        for (int side = 0; side < 2; side++) {
+            moe_session *s;
+            moe_error e = { MOE_OK, "", "" };
+            p.device = side ? "cuda" : "cpu";
+            p.trace_user = sides[side];
+            if (which < 2) {
+                free(translate(f.model, &p));
+            } else {
+                verdicts v;
+                CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_OK && classify(s, &v, &e) == MOE_OK, "%s", e.message);
+                moe_session_free(s);
+            }
+        }
+        CHECK(sides[0]->n == sides[1]->n, "%zu tensors, the CPU shows %zu", sides[1]->n, sides[0]->n);
+        for (size_t i = 0; i < sides[0]->n; i++) {
+            CHECK(memcmp(&sides[0]->line[i], &sides[1]->line[i], sizeof sides[0]->line[0]) == 0, "tensor %zu is %s, for the CPU %s", i,
+                  sides[1]->line[i].name, sides[0]->line[i].name);
+            probabilities += strstr(sides[0]->line[i].name, "parent.probabilities") != NULL;
+        }
+        CHECK(probabilities > 0, "no gate was seen");
+        assert_int_equal(emu_live(), 0);
+        free(sides[0]), free(sides[1]);
+        drop(&f);
     }
 }
 
@@ -622,6 +883,51 @@ static void failures_leave_nothing_behind(void **state) {
     drop(&f);
 }
 
+static void look(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    (void)user, (void)name, (void)data, (void)rows, (void)cols, (void)stride;
+}
+
+/* The same of a classifier, with a trace and without; on the host too, as its allocator sees it. */
+static void classifiers_leave_nothing_behind(void **state) {
+    mw_model *m = mw_classifier(MW_Q8, 11);
+    mw_image image = mw_build(m);
+    (void)state;
+    for (int traced = 0; traced < 2; traced++)
+        for (int host = 0; host < 2; host++) {
+            size_t reached = 1, worked = 0;
+            for (size_t nth = 1; nth <= reached + 1; nth++) {
+                mw_heap heap = { .fail_at = host ? nth : 0 };
+                const moe_model_params counted = { .allocator = { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, &heap } };
+                moe_error e = { MOE_OK, "", "" };
+                moe_session *s = NULL;
+                moe_model *model = NULL;
+                moe_status status = moe_model_open_memory(image.data, image.bytes, &counted, &model, &e);
+                if (status == MOE_OK) {
+                    moe_session_params p = params_for(model, "cuda", 8, BEST);
+                    verdicts v;
+                    p.target_tag = -1;
+                    if (traced) p.trace = look;
+                    defaults();
+                    emu_fail(host ? 0 : nth, EMU_OUT_OF_MEMORY, 0);
+                    status = moe_session_new(model, &p, &s, &e);
+                    if (status == MOE_OK) status = classify(s, &v, &e);
+                    moe_session_free(s);
+                }
+                moe_model_close(model);
+                worked += status == MOE_OK;
+                reached = host ? heap.calls : emu_calls();
+                if (status != MOE_OK) CHECK(strstr(e.message, "memory") || strstr(e.message, "CUBLAS"), "call %zu: %s", nth, e.message);
+                CHECK(emu_live() == 0, "call %zu fails: %zu things are left on the device", nth, emu_live());
+                CHECK(heap.blocks == 0 && heap.wrong_sizes == 0, "call %zu fails: %zu blocks are left, %zu had another size", nth,
+                      heap.blocks, heap.wrong_sizes);
+                if (nth > reached) CHECK(status == MOE_OK, "%s", e.message);
+            }
+            CHECK(worked > 0 && reached > 3, "%zu calls", reached);
+        }
+    free(image.data);
+    mw_free(m);
+}
+
 static moe_status try_device(const fixture *f, const char *device, size_t memory, moe_error *e, char name[64]) {
     moe_session_params p = params_for(f->model, device, 2, 2);
     moe_session *s;
@@ -654,6 +960,14 @@ static void devices_are_chosen_as_asked(void **state) {
     CHECK(try_device(&f, "tpu", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
     CHECK(try_device(&f, "cuda", 1 << 14, &e, name) == MOE_ERROR_MEMORY && strstr(e.message, "allowed"), "%s", e.message);
     CHECK(try_device(&f, NULL, 1 << 14, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "the processor takes over");
+    for (int i = 0; i < 2; i++) { /* what only the processor does */
+        moe_session_params p = params_for(f.model, i ? NULL : "cuda", 2, 2);
+        moe_session *s = NULL;
+        p.gating = "batchwise";
+        CHECK(moe_session_new(f.model, &p, &s, &e) == (i ? MOE_OK : MOE_ERROR_UNSUPPORTED), "batchwise: %s", e.message);
+        CHECK(i ? strcmp(moe_session_stats(s).device, "cpu") == 0 : strstr(e.message, "batchwise") != NULL, "%s", e.message);
+        moe_session_free(s);
+    }
     setenv("MOE_DEVICE", "cpu", 1);
     CHECK(try_device(&f, NULL, 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "MOE_DEVICE");
     unsetenv("MOE_DEVICE");
@@ -675,10 +989,15 @@ int main(int argc, char **argv) {
         cmocka_unit_test(products_and_rows_equal_the_cpu),
         cmocka_unit_test(states_and_cells_equal_the_cpu),
         cmocka_unit_test(mixtures_equal_the_cpu),
+        cmocka_unit_test(two_levels_equal_the_cpu),
+        cmocka_unit_test(many_experts_take_little_memory),
         cmocka_unit_test(attention_equals_the_cpu),
         cmocka_unit_test(outputs_equal_the_cpu),
         cmocka_unit_test(models_give_the_bytes_of_the_cpu),
+        cmocka_unit_test(gating_gives_the_bytes_of_the_cpu),
+        cmocka_unit_test(traces_show_what_the_cpu_shows),
         cmocka_unit_test(failures_leave_nothing_behind),
+        cmocka_unit_test(classifiers_leave_nothing_behind),
         cmocka_unit_test(devices_are_chosen_as_asked),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);

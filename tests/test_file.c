@@ -1477,6 +1477,39 @@ static void writing_impossible_tensors_is_refused_and_leaves_nothing(void **stat
     assert_false(exists(path));
 }
 
+/* In f32 it is a number, in the coarser type it would be infinite. */
+static void a_number_that_the_type_cannot_hold_is_refused(void **state) {
+    const struct {
+        moe_type type;
+        float number;
+        int fits;
+    } cases[] = { { MOE_TYPE_F16, 65519.996f, 1 }, { MOE_TYPE_F16, 65520.0f, 0 }, { MOE_TYPE_F16, -1e6f, 0 }, { MOE_TYPE_BF16, 1e38f, 1 },
+                  { MOE_TYPE_BF16, FLT_MAX, 0 }, { MOE_TYPE_Q8, 1e38f, 1 }, { MOE_TYPE_Q4, 1e6f, 1 } };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(cases); i++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        const mw_tensor *t;
+        mw_image image = mw_build(m);
+        moe_model *model = NULL;
+        moe_error e = { MOE_OK, "", "" };
+        const moe_save_params p = { .type = cases[i].type, .experts = cases[i].type };
+        t = mw_find_tensor(m, "encoder.0.fwd.w_x");
+        memcpy(image.data + t->offset + 8, &cases[i].number, 4);
+        assert_int_equal(moe_model_open_memory(image.data, image.bytes, NULL, &model, &e), MOE_OK);
+        if (cases[i].fits) {
+            CHECK(moe_model_save(model, in_directory("held.bin"), &p, &e) == MOE_OK, "%s: %s", moe_type_name(p.type), e.message);
+            remove(in_directory("held.bin"));
+        } else {
+            assert_int_equal(moe_model_save(model, in_directory("held.bin"), &p, &e), MOE_ERROR_ARGUMENT);
+            CHECK(strstr(e.message, "encoder.0.fwd.w_x") && strstr(e.message, moe_type_name(p.type)), "'%s'", e.message);
+            assert_false(exists(in_directory("held.bin")) || exists(in_directory("held.bin.partial")));
+        }
+        moe_model_close(model);
+        free(image.data);
+        mw_free(m);
+    }
+}
+
 static void saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing(void **state) {
     fixture f = small();
     mw_heap heap;
@@ -1763,6 +1796,7 @@ int main(void) {
         cmocka_unit_test(wide_formats_lose_nothing_of_narrow_ones),
         cmocka_unit_test(a_model_can_be_saved_over_its_own_file),
         cmocka_unit_test(writing_impossible_tensors_is_refused_and_leaves_nothing),
+        cmocka_unit_test(a_number_that_the_type_cannot_hold_is_refused),
         cmocka_unit_test(saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing),
         cmocka_unit_test(a_full_disk_leaves_the_old_file_and_no_partial_one),
         cmocka_unit_test(saving_survives_the_failure_of_every_allocation),

@@ -45,7 +45,7 @@ static void close_golden(golden *g) {
     free(g->memory);
 }
 
-/* A part of one case: a tensor with its shape, or NULL. */
+/* A part of one case (its tensor CASE.NAME, or CASE without a name) with its shape, or NULL. */
 typedef struct part {
     float *data;
     size_t rows, cols;
@@ -55,7 +55,7 @@ typedef struct part {
 static part find_part(const golden *g, const char *prefix, const char *name) {
     char key[128];
     const moe_tensor_info *t;
-    snprintf(key, sizeof key, "%s.%s", prefix, name);
+    snprintf(key, sizeof key, "%s%s%s", prefix, name ? "." : "", name ? name : "");
     t = moe_find_tensor(&g->file, key);
     if (!t) return (part){ NULL, 0, 0, NULL };
     return (part){ (float *)(void *)((char *)g->data + t->offset), t->n_dims > 1 ? (size_t)t->dims[0] : 1, (size_t)t->dims[t->n_dims - 1], t };
@@ -63,7 +63,7 @@ static part find_part(const golden *g, const char *prefix, const char *name) {
 
 static part need_part(const golden *g, const char *prefix, const char *name) {
     part p = find_part(g, prefix, name);
-    if (!p.data) fail_msg("%s.%s is missing", prefix, name);
+    if (!p.data) fail_msg("%s.%s is missing", prefix, name ? name : "");
     return p;
 }
 
@@ -125,18 +125,50 @@ static bench *new_bench(size_t rows, size_t sentences) {
 /* A tensor whose rows are those of `data`. */
 static moe_tensor *input(bench *b, const float *data, size_t cols) { return moe_op_gather(&b->graph, (float *)(uintptr_t)data, cols, "input"); }
 
-/* The trace: selections are shown dense. */
-static void keep_gate(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
-    bench *b = user;
-    for (size_t r = 0; r < rows && strcmp(name, "layer.gate") == 0; r++) memcpy(b->out + r * cols, data + r * stride, cols * sizeof *data);
+/* Tensors that a trace showed, by name: rows behind rows. */
+enum { MAX_SEEN = 16 };
+
+typedef struct seen_list {
+    struct {
+        char name[80];
+        size_t rows, cols;
+        float data[1 << 14];
+    } entries[MAX_SEEN];
+    size_t count;
+} seen_list;
+
+/* Keeps what gates show: weights and probabilities of both levels. */
+static void keep_gates(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    static const char *const ends[] = { ".gate", ".parent", ".gate.probabilities", ".parent.probabilities" };
+    seen_list *s = user;
+    size_t i = 0, end = 0;
+    for (; end < MOE_COUNT(ends); end++)
+        if (strlen(name) > strlen(ends[end]) && strcmp(name + strlen(name) - strlen(ends[end]), ends[end]) == 0) break;
+    if (end == MOE_COUNT(ends)) return;
+    while (i < s->count && strcmp(s->entries[i].name, name) != 0) i++;
+    assert_true(i < MAX_SEEN);
+    if (i == s->count) {
+        snprintf(s->entries[s->count].name, sizeof s->entries[i].name, "%s", name);
+        s->entries[s->count].rows = 0;
+        s->entries[s->count++].cols = cols;
+    }
+    assert_true((s->entries[i].rows + rows) * cols <= MOE_COUNT(s->entries[i].data));
+    for (size_t r = 0; r < rows; r++) memcpy(s->entries[i].data + s->entries[i].rows++ * cols, data + r * stride, cols * sizeof *data);
 }
 
-/* Plan and run with `kernels`; what reaches `result` lies in b->out afterwards. */
-static void run_bench(bench *b, moe_tensor *result, const moe_kernels *kernels) {
+/* What keep_gates saw under `name`. */
+static float *seen(seen_list *s, const char *name, size_t rows, size_t cols) {
+    for (size_t i = 0; i < s->count; i++)
+        if (strcmp(s->entries[i].name, name) == 0 && s->entries[i].rows == rows && s->entries[i].cols == cols) return s->entries[i].data;
+    fail_msg("the trace has no %s of %zu x %zu", name, rows, cols);
+    return NULL;
+}
+
+/* Plan and run with `kernels`; what reaches `result` lies in b->out afterwards, what gates show in `gates` (may be NULL). */
+static void run_traced(bench *b, moe_tensor *result, const moe_kernels *kernels, seen_list *gates) {
     moe_run run = { kernels, NULL, &b->graph, &b->frame };
     moe_error error;
-    const int gate = result && result->op == MOE_OP_GATE;
-    if (result && !gate) moe_op_store(&b->graph, result, b->out, "output");
+    if (result) moe_op_store(&b->graph, result, b->out, "output");
     if (moe_graph_plan(&b->graph, &error) != MOE_OK) fail_msg("%s", error.message);
     b->arena = aligned_alloc(64, moe_round_up(b->graph.bytes + 64, 64));
     b->pool = calloc(1, sizeof *b->pool);
@@ -145,9 +177,12 @@ static void run_bench(bench *b, moe_tensor *result, const moe_kernels *kernels) 
     assert_int_equal(moe_pool_start(b->pool, 2, &error), MOE_OK);
     run.pool = b->pool;
     moe_graph_place(&b->graph, b->arena);
-    moe_graph_run(&moe_backend_cpu, &run, gate ? keep_gate : NULL, b);
+    if (gates) gates->count = 0;
+    moe_graph_run(&moe_backend_cpu, &run, gates ? keep_gates : NULL, gates);
     moe_pool_free(b->pool, b->pool->count);
 }
+
+static void run_bench(bench *b, moe_tensor *result, const moe_kernels *kernels) { run_traced(b, result, kernels, NULL); }
 
 static void free_bench(bench *b) {
     free(b->arena);
@@ -327,7 +362,7 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     free_bench(b);
 }
 
-/* 0 if the engine has no such gate: noisy and batchwise ones belong to training. */
+/* 0 if it is a gate of training: the gating cases have those. */
 static int gate_layer(const golden *g, const char *name, const char *prefix, moe_layer *layer) {
     char key[128];
     const moe_meta *k = find_value(g, name, "k");
@@ -354,15 +389,23 @@ static void expect_same_experts(const char *name, const float *got, const float 
         if ((got[i] != 0) != (wanted[i] != 0)) fail_msg("%s: element %zu: the engine %s this expert", name, i, got[i] != 0 ? "selects" : "does not select");
 }
 
+static void expect_gate(const char *name, seen_list *gates, const char *tensor, part wanted) {
+    const float *got = seen(gates, tensor, wanted.rows, wanted.cols);
+    expect_same_experts(name, got, wanted.data, wanted.rows * wanted.cols);
+    expect_close(name, got, wanted.data, wanted.rows * wanted.cols, op_tolerance);
+}
+
+static seen_list gates;
+
 static void check_gate(const golden *g, const char *name, const moe_kernels *kernels) {
     part x = need_part(g, name, "x"), wanted = need_part(g, name, "g");
     moe_layer layer;
     bench *b;
     if (!gate_layer(g, name, "", &layer)) return;
     b = new_bench(x.rows, 1);
-    run_bench(b, moe_build_gate(&b->graph, &layer, input(b, x.data, x.cols)), kernels);
-    expect_same_experts(name, b->out, wanted.data, wanted.rows * wanted.cols);
-    expect_close(name, b->out, wanted.data, wanted.rows * wanted.cols, op_tolerance);
+    moe_build_gate(&b->graph, &layer, input(b, x.data, x.cols));
+    run_traced(b, NULL, kernels, &gates);
+    expect_gate(name, &gates, "layer.gate", wanted);
     free_bench(b);
 }
 
@@ -425,6 +468,81 @@ static void check_moe(const golden *g, const char *name, const moe_kernels *kern
     layer.scale = (float)moe_meta_real(need_value(g, name, "scale"), 0);
     run_bench(b, moe_build_moe(&b->graph, &layer, input(b, x.data, x.cols)), kernels);
     expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
+    free_bench(b);
+}
+
+/* The gates of a gating case, read as those of a model file are. */
+static void read_gating(const golden *g, const char *name, size_t in, moe_model *model, moe_layer *layer) {
+    moe_error error;
+    moe_reader r = { model, MOE_OK, &error, "" };
+    memset(model, 0, sizeof *model);
+    memset(layer, 0, sizeof *layer);
+    model->file = g->file;
+    layer->kind = MOE_LAYER_MOE;
+    snprintf(layer->name, sizeof layer->name, "%s", name);
+    layer->hidden = (size_t)moe_meta_int(need_value(g, name, "hidden"), 0);
+    layer->residual = find_value(g, name, "residual") ? (int)moe_meta_int(find_value(g, name, "residual"), 0) : 1;
+    moe_read_mixture(&r, layer);
+    layer->out = layer->linear ? layer->hidden : in;
+    moe_bind_gates(&r, layer, in);
+    if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
+}
+
+/* Noise of eq 4 as a bias of one row: the numbers are the case's, the softplus is the engine's. */
+static void add_noise(moe_gating *gating, const float *x, const float *normal, const moe_kernels *kernels, float *bias) {
+    const moe_run run = { kernels, NULL, NULL, NULL };
+    const size_t n = gating->weight.rows;
+    moe_gate_product(&run, &gating->noise, NULL, 0, n, 0, x, bias);
+    for (size_t i = 0; i < n; i++) bias[i] = normal[i] * moe_softplus(bias[i]);
+    gating->bias = bias;
+}
+
+static void check_routing(const golden *g, const char *name, const moe_kernels *kernels) {
+    static const char *const shown[] = { "gate", "gate.probabilities", "parent", "parent.probabilities" };
+    const part x = need_part(g, name, "x"), normal = find_part(g, name, "normal.gate"), above = find_part(g, name, "normal.parent");
+    static moe_model model;
+    moe_layer layer;
+    float bias[2][64];
+    read_gating(g, name, x.cols, &model, &layer);
+    assert_true(layer.experts <= 64 && !(normal.data && (layer.gate.bias || layer.parent.bias)));
+    for (size_t row = 0; row < (normal.data ? x.rows : 1); row++) { /* all rows at once, but one by one with noise */
+        const size_t rows = normal.data ? 1 : x.rows;
+        bench *b = new_bench(rows, 1);
+        if (moe_meta_int(need_value(g, name, "batchwise"), 0)) b->graph.gating = 1 + MOE_GATE_BATCHWISE;
+        if (normal.data) add_noise(&layer.gate, x.data + row * x.cols, normal.data + row * normal.cols, kernels, bias[0]);
+        if (above.data) add_noise(&layer.parent, x.data + row * x.cols, above.data + row * above.cols, kernels, bias[1]);
+        moe_build_gate(&b->graph, &layer, input(b, x.data + row * x.cols, x.cols));
+        run_traced(b, NULL, kernels, &gates);
+        for (size_t i = 0; i < (layer.groups ? 4 : 2); i++) {
+            char key[64], tensor[128];
+            part wanted;
+            snprintf(key, sizeof key, "wanted.%s", shown[i]);
+            snprintf(tensor, sizeof tensor, "%s.%s", name, shown[i]);
+            wanted = need_part(g, name, key);
+            assert_int_equal(wanted.rows, x.rows);
+            wanted.data += row * wanted.cols;
+            wanted.rows = rows;
+            expect_gate(name, &gates, tensor, wanted);
+        }
+        free_bench(b);
+    }
+}
+
+static void check_layer(const golden *g, const char *name, const moe_kernels *kernels) {
+    const part x = need_part(g, name, "x"), y = need_part(g, name, "y");
+    static moe_model model;
+    moe_error error;
+    moe_reader r = { &model, MOE_OK, &error, "" };
+    moe_layer layer;
+    char tensor[128];
+    bench *b = new_bench(x.rows, 1);
+    read_gating(g, name, x.cols, &model, &layer);
+    moe_bind_experts(&r, &layer, x.cols);
+    if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
+    run_traced(b, moe_build_moe(&b->graph, &layer, input(b, x.data, x.cols)), kernels, &gates);
+    expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
+    snprintf(tensor, sizeof tensor, "%s.gate", name);
+    expect_gate(name, &gates, tensor, need_part(g, name, "wanted.gate"));
     free_bench(b);
 }
 
@@ -492,18 +610,17 @@ static void check_score(const golden *g, const char *name, const moe_kernels *ke
     expect_close(name, &finished[0].score, &expected, 1, op_tolerance);
 }
 
-static void test_ops(void **state) {
+static void check_cases(const char *list, size_t least) {
     static const struct { const char *op; case_fn check; } checks[] = {
         { "linear", check_linear }, { "embedding", check_embedding }, { "lstm-step", check_lstm_step },
         { "lstm-layer", check_lstm_layer }, { "bidirectional", check_bidirectional }, { "attention", check_attention },
         { "gate", check_gate }, { "experts", check_experts }, { "moe", check_moe }, { "log-softmax", check_log_softmax },
-        { "top", check_top }, { "score", check_score },
+        { "top", check_top }, { "score", check_score }, { "routing", check_routing }, { "layer", check_layer },
     };
     golden g = open_golden(GOLDEN "ops.bin");
-    const moe_meta *cases = moe_find_meta(&g.file, "cases");
+    const moe_meta *cases = moe_find_meta(&g.file, list);
     assert_non_null(cases);
-    assert_true(cases->count >= 30);
-    (void)state;
+    assert_true(cases->count >= least);
     for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++) {
         if (!moe_isa_available(moe_kernel_rooms[room]->name)) continue;
         for (size_t i = 0; i < cases->count; i++) {
@@ -518,6 +635,9 @@ static void test_ops(void **state) {
     }
     close_golden(&g);
 }
+
+static void test_ops(void **state) { (void)state, check_cases("cases", 30); }
+static void test_gating(void **state) { (void)state, check_cases("gating.cases", 30); }
 
 /* ---- Whole models ---- */
 
@@ -541,10 +661,12 @@ typedef struct script {
     sentence sentences[MAX_SENTENCES];
     size_t count, next;
     int scoring, alone;
+    int traced; /* the reference wrote down what its gates do */
     /* of the sentence at hand, when one at a time */
     float encoder[MAX_FLOATS], logits[MAX_FLOATS];
     size_t encoder_rows, logit_rows;
     char last_encoder[48];
+    seen_list gates;
 } script;
 
 static size_t parse_ids(moe_span text, int32_t *ids) {
@@ -579,16 +701,24 @@ static int script_pull(void *user, int wait, moe_request *request) {
 }
 
 static void script_compare(script *s, size_t index) {
-    char key[32];
+    char key[32], trace[32];
     part encoder, forced;
     snprintf(key, sizeof key, "%zu", index);
-    encoder = need_part(s->expect, "encoder", key);
+    snprintf(trace, sizeof trace, "trace.%zu", index);
+    encoder = find_part(s->expect, "encoder", key);
     forced = need_part(s->expect, "forced", key);
-    assert_int_equal(s->encoder_rows, encoder.rows);
+    assert_int_equal(s->encoder_rows, encoder.data ? encoder.rows : 0);
     assert_int_equal(s->logit_rows, forced.rows);
-    expect_close("encoder output", s->encoder, encoder.data, encoder.rows * encoder.cols, model_tolerance);
+    if (encoder.data) expect_close("encoder output", s->encoder, encoder.data, encoder.rows * encoder.cols, model_tolerance);
     expect_close("logits", s->logits, forced.data, forced.rows * forced.cols, model_tolerance);
-    s->encoder_rows = s->logit_rows = 0;
+    for (size_t i = 0; i < s->gates.count && s->traced; i++) {
+        const part wanted = need_part(s->expect, trace, s->gates.entries[i].name);
+        const float *got = seen(&s->gates, s->gates.entries[i].name, wanted.rows, wanted.cols);
+        expect_same_experts(s->gates.entries[i].name, got, wanted.data, wanted.rows * wanted.cols);
+        expect_close(s->gates.entries[i].name, got, wanted.data, wanted.rows * wanted.cols, model_tolerance);
+    }
+    assert_true(s->gates.count > 0 || !s->traced);
+    s->encoder_rows = s->logit_rows = s->gates.count = 0;
 }
 
 static void script_done(void *user, const moe_result *result) {
@@ -615,6 +745,7 @@ static void script_trace(void *user, const char *name, const float *data, size_t
     const int encoder = strcmp(name, s->last_encoder) == 0, logits = strcmp(name, "decoder.logits") == 0;
     float *to = encoder ? s->encoder : s->logits;
     size_t *count = encoder ? &s->encoder_rows : &s->logit_rows;
+    keep_gates(&s->gates, name, data, rows, cols, stride);
     if (!encoder && !logits) return;
     for (size_t r = 0; r < rows; r++) memcpy(to + (*count)++ * cols, data + r * stride, cols * sizeof *to);
 }
@@ -665,11 +796,10 @@ static void check_run(const moe_model *model, script *s, const char *run, const 
     assert_int_equal(token, tokens->count);
 }
 
-static void check_forced(const moe_model *model, script *s, const char *isa) {
+static void run_forced(const moe_model *model, script *s, const char *isa) {
     moe_session_params p = moe_session_params_default(model);
     moe_session *session;
     moe_error error;
-    const moe_meta *wanted = need_value(s->expect, "forced", "logprob");
     p.isa = isa;
     p.batch = 1;
     p.trace = script_trace;
@@ -681,10 +811,15 @@ static void check_forced(const moe_model *model, script *s, const char *isa) {
             snprintf(s->last_encoder, sizeof s->last_encoder, "%s", session->encoder.nodes[i].src[0]->name);
             break;
         }
-    s->next = s->encoder_rows = s->logit_rows = 0;
+    s->next = s->encoder_rows = s->logit_rows = s->gates.count = 0;
     s->scoring = s->alone = 1;
     assert_int_equal(moe_translate(session, script_pull, script_done, s, &error), MOE_OK);
     moe_session_free(session);
+}
+
+static void check_forced(const moe_model *model, script *s, const char *isa) {
+    const moe_meta *wanted = need_value(s->expect, "forced", "logprob");
+    run_forced(model, s, isa);
     for (size_t i = 0; i < s->count; i++) {
         float logprob = (float)moe_meta_real(wanted, i);
         assert_int_equal(s->sentences[i].n_hypotheses, 1);
@@ -693,18 +828,24 @@ static void check_forced(const moe_model *model, script *s, const char *isa) {
     }
 }
 
-static void check_model(const char *name) {
-    static script s;
+static moe_model *open_model(const char *name, golden *expect) {
     char path[128];
     moe_model *model;
     moe_error error;
-    const moe_meta *sources, *targets, *tags, *runs;
-    golden expect;
     snprintf(path, sizeof path, GOLDEN "model-%s.expect.bin", name);
-    expect = open_golden(path);
+    *expect = open_golden(path);
     snprintf(path, sizeof path, GOLDEN "model-%s.bin", name);
     if (moe_model_open(path, &(moe_model_params){ .verify = 1 }, &model, &error) != MOE_OK) fail_msg("%s: %s", path, error.message);
+    return model;
+}
+
+static void check_model(const char *name, int traced) {
+    static script s;
+    const moe_meta *sources, *targets, *tags, *runs;
+    golden expect;
+    moe_model *model = open_model(name, &expect);
     memset(&s, 0, sizeof s);
+    s.traced = traced;
     s.expect = &expect;
     sources = moe_find_meta(&expect.file, "sources");
     targets = moe_find_meta(&expect.file, "targets");
@@ -733,18 +874,89 @@ static void check_model(const char *name) {
     close_golden(&expect);
 }
 
-static void test_model_base(void **state) { (void)state, check_model("base"); }
-static void test_model_untied(void **state) { (void)state, check_model("untied"); }
-static void test_model_product(void **state) { (void)state, check_model("product"); }
-static void test_model_zero(void **state) { (void)state, check_model("zero"); }
-static void test_model_gnmt(void **state) { (void)state, check_model("gnmt"); }
-static void test_model_second(void **state) { (void)state, check_model("second"); }
+/* Tokens' log-probabilities, logits and gates of a language model. */
+static void check_language(const char *name) {
+    static script s;
+    golden expect;
+    moe_model *model = open_model(name, &expect);
+    const moe_meta *texts = moe_find_meta(&expect.file, "texts"), *logprobs = moe_find_meta(&expect.file, "logprobs");
+    assert_true(texts && logprobs && texts->count >= 4);
+    assert_int_equal(moe_model_get_kind(model), MOE_MODEL_LANGUAGE);
+    memset(&s, 0, sizeof s);
+    s.expect = &expect;
+    s.traced = 1;
+    s.count = texts->count;
+    for (size_t i = 0; i < s.count; i++) s.sentences[i].n_target = parse_ids(moe_meta_text(texts, i), s.sentences[i].target);
+    for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++) {
+        size_t token = 0;
+        if (!moe_isa_available(moe_kernel_rooms[room]->name)) continue;
+        run_forced(model, &s, moe_kernel_rooms[room]->name);
+        for (size_t i = 0; i < s.count; i++)
+            for (size_t k = 0; k <= s.sentences[i].n_target; k++, token++) {
+                const float wanted = (float)moe_meta_real(logprobs, token);
+                expect_close(name, &s.sentences[i].hypotheses[0].logprobs[k], &wanted, 1, model_tolerance);
+            }
+        assert_int_equal(token, logprobs->count);
+    }
+    moe_model_close(model);
+    close_golden(&expect);
+}
+
+static void check_classifier(const char *name) {
+    golden expect;
+    moe_model *model = open_model(name, &expect);
+    const part x = need_part(&expect, "x", NULL), logprobs = need_part(&expect, "logprobs", NULL);
+    moe_error error;
+    assert_int_equal(moe_model_get_kind(model), MOE_MODEL_CLASSIFIER);
+    assert_int_equal(moe_model_width(model), x.cols);
+    for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++)
+        for (int batch = 1; batch < 20; batch += 6) { /* portions of 1, 7, 13 */
+            moe_session_params p = moe_session_params_default(model);
+            moe_session *session;
+            int32_t classes[MAX_ROWS * 8];
+            float got[MAX_ROWS * 8];
+            p.isa = moe_kernel_rooms[room]->name;
+            if (!moe_isa_available(p.isa)) continue;
+            p.batch = batch;
+            p.beam = p.nbest = (int)logprobs.cols;
+            p.trace = keep_gates;
+            p.trace_user = &gates;
+            gates.count = 0;
+            assert_int_equal(moe_session_new(model, &p, &session, &error), MOE_OK);
+            assert_int_equal(moe_classify(session, x.data, x.rows, classes, got, &error), MOE_OK);
+            for (size_t i = 0; i < x.rows * logprobs.cols; i++) {
+                expect_close(name, &got[i], &logprobs.data[i / logprobs.cols * logprobs.cols + (size_t)classes[i]], 1, model_tolerance);
+                if (i % logprobs.cols) assert_true(got[i] <= got[i - 1]);
+            }
+            assert_true(gates.count > 0);
+            for (size_t i = 0; i < gates.count; i++) expect_gate(name, &gates, gates.entries[i].name, need_part(&expect, "trace", gates.entries[i].name));
+            assert_int_not_equal(moe_translate(session, script_pull, script_done, NULL, &error), MOE_OK);
+            moe_session_free(session);
+        }
+    moe_model_close(model);
+    close_golden(&expect);
+}
+
+static void test_model_base(void **state) { (void)state, check_model("base", 0); }
+static void test_model_untied(void **state) { (void)state, check_model("untied", 0); }
+static void test_model_product(void **state) { (void)state, check_model("product", 0); }
+static void test_model_zero(void **state) { (void)state, check_model("zero", 0); }
+static void test_model_gnmt(void **state) { (void)state, check_model("gnmt", 0); }
+static void test_model_second(void **state) { (void)state, check_model("second", 0); }
+static void test_hierarchy_topk(void **state) { (void)state, check_model("hierarchy-topk", 1); }
+static void test_hierarchy_threshold(void **state) { (void)state, check_model("hierarchy-threshold", 1); }
+static void test_language(void **state) { (void)state, check_language("language"); }
+static void test_language_hierarchy(void **state) { (void)state, check_language("language-hierarchy"); }
+static void test_deep(void **state) { (void)state, check_classifier("deep"); }
+static void test_deep_sparse(void **state) { (void)state, check_classifier("deep-sparse"); }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ops), cmocka_unit_test(test_model_base), cmocka_unit_test(test_model_untied),
         cmocka_unit_test(test_model_product), cmocka_unit_test(test_model_zero), cmocka_unit_test(test_model_gnmt),
-        cmocka_unit_test(test_model_second),
+        cmocka_unit_test(test_model_second), cmocka_unit_test(test_gating), cmocka_unit_test(test_hierarchy_topk),
+        cmocka_unit_test(test_hierarchy_threshold), cmocka_unit_test(test_language), cmocka_unit_test(test_language_hierarchy),
+        cmocka_unit_test(test_deep), cmocka_unit_test(test_deep_sparse),
     };
     return cmocka_run_group_tests_name("golden values of tools/reference.py", tests, NULL, NULL);
 }

@@ -11,14 +11,21 @@ plain values:
         forget_bias (0), merge ("concat" | "sum"), input ("embedding, context": the first decoder layer's way to say
         context "previous"), context ("none" | "previous" | "current")
       type "moe": experts, k, hidden, gate ("softmax" | "topk" | "noisy top-k" | "threshold" | "batchwise/threshold"),
-        empty ("top1" | "zero"), activation "relu", output ("sigmoid" | "none"), scale (1), residual
+        empty ("top1" | "zero"), activation "relu", output ("sigmoid" | "none"), scale (1), residual; two levels: groups, and
+        parent_gate, parent_k, parent_empty where they differ; gate_hidden (units of an MLP gate), gate_relu (rectified
+        logits), gate_bias (every gate's maps have biases); expert ("mlp" | "linear": then activation "none" too),
+        expert_bias (of linear experts)
     attention: type ("additive" | "product"), size, query ("state" | "output", see below), layer (0), start ("query" | "zero"),
       bias (False)
 
+    arch "moe-lm": the same without languages, shared_embedding, encoder and attention
+    arch "deep-moe": inputs | classes | class_names | output_bias | network: a list of layers of type "moe"
+
 Any other top-level value is information about training and is kept as `training.NAME`; an unknown key in a layer is refused.
 The whole config is kept as `training.config` (JSON), so that --back makes a checkpoint of a model file and training can go on.
-Weights are named as in the model file but for: gate.weight [d, n], experts.w_up [n, d, h], experts.w_down [n, h, d] (all
-[in, out]). A "noisy top-k" gate has gate.noise [d, n] too: noise is for training (eq 4), so it is checked and left out.
+Weights are named as in the model file but for: gate.weight, gate.noise, parent.weight, parent.noise [d, n], gate.hidden.weight
+[d, units], experts.w_up [n, d, h], experts.w_down [n, h, d] (all [in, out]). A "noisy top-k" gate has gate.noise, which goes
+into the file: noise (eq 4) is for training, but can be asked for at inference.
 
 The query that checkpoints of the first kind call "output of decoder.0 at the previous step" is the recurrent state, before
 the residual: teacher-forced loss on 720 Tatoeba dev pairs 1.794 nats; with the residual added it would be 1.920.
@@ -40,10 +47,14 @@ QUERY = {"state": "state", "output": "output", "output of decoder.0 at the previ
 GATE = {"softmax": "softmax", "topk": "topk", "noisy top-k": "topk", "threshold": "threshold",
         "batchwise/threshold": "threshold"}
 LSTM = {"type", "hidden", "proj", "residual", "forget_bias", "merge", "input", "context"}
-MOE = {"type", "experts", "k", "hidden", "gate", "empty", "activation", "output", "scale", "residual"}
+MOE = {"type", "experts", "k", "hidden", "gate", "empty", "activation", "output", "scale", "residual", "groups", "parent_gate",
+       "parent_k", "parent_empty", "gate_hidden", "gate_relu", "gate_bias", "expert", "expert_bias"}
 ATTENTION = {"type", "size", "query", "layer", "start", "bias"}
 KNOWN = {"arch", "vocab_size", "d_model", "embed_scale", "shared_embedding", "pad", "unk", "bos", "eos", "languages",
-         "never_generated", "gate_order", "output_weight", "output_bias", "encoder", "decoder", "attention"}
+         "never_generated", "gate_order", "output_weight", "output_bias", "encoder", "decoder", "attention",
+         "inputs", "classes", "class_names", "network"}
+SIDES = {"gnmt-moe": ("encoder", "decoder"), "moe-lm": ("decoder",), "deep-moe": ("network",)}
+TRANSPOSED = tuple(f".{x}.{y}" for x in ("gate", "parent") for y in ("weight", "noise")) + (".gate.hidden.weight",)
 
 
 # ---- Configuration -> metadata -----------------------------------------------------------------------------------------
@@ -66,10 +77,19 @@ def layer_meta(name, layer):
     if kind == "moe":
         known(name, layer, MOE)
         gate = choose(name + " gate", layer["gate"], GATE)
-        return {"kind": "moe", "experts": layer["experts"], "k": 0 if gate == "softmax" else layer["k"],
+        meta = {"kind": "moe", "experts": layer["experts"], "k": 0 if gate == "softmax" else layer["k"],
                 "hidden": layer["hidden"], "gate": gate, "empty": layer.get("empty", "top1"),
                 "output": layer.get("output", "sigmoid"), "scale": float(layer.get("scale", 1)),
                 "activation": layer.get("activation", "relu"), "residual": int(layer.get("residual", True))}
+        if layer.get("groups"):
+            above = choose(name + " parent_gate", layer.get("parent_gate", layer["gate"]), GATE)
+            meta.update({"groups": layer["groups"], "parent.gate": above,
+                         "parent.k": 0 if above == "softmax" else layer.get("parent_k", meta["k"]),
+                         "parent.empty": layer.get("parent_empty", meta["empty"])})
+        for key, value in (("gate.hidden", layer.get("gate_hidden", 0)), ("gate.relu", int(layer.get("gate_relu", False)))):
+            if value:
+                meta[key] = value
+        return {**meta, "expert": layer["expert"]} if "expert" in layer else meta
     known(name, layer, LSTM)
     two = choose(name + " type", kind, {"lstm": 0, "lstmp": 0, "bi-lstm": 1, "bi-lstmp": 1})
     proj = layer.get("proj", 0)
@@ -88,30 +108,16 @@ def layer_meta(name, layer):
 
 
 def config_meta(config):
-    """A checkpoint's configuration as metadata of a model file, without the general and tokenizer keys."""
-    choose("arch", config.get("arch"), {"gnmt-moe": 1})
-    choose("gate_order", config.get("gate_order", "i f g o"), {"i f g o": 1})
-    meta = {"vocab.size": config["vocab_size"], "model.width": config["d_model"],
-            "embedding.scale": float(config.get("embed_scale", 1))}
-    for key in ("pad", "unk", "bos", "eos"):
-        meta["token." + key] = config.get(key, -1)
-    meta["token.never"] = np.array(config.get("never_generated", []), np.int64)
-    languages = config.get("languages", {})
-    meta.update({"source.tag": int(bool(languages)), "source.bos": 0, "source.eos": 1})
-    meta["languages.codes"] = list(languages)
-    meta["languages.tags"] = np.array(list(languages.values()), np.int64)
-    for side in ("encoder", "decoder"):
+    """A checkpoint's configuration as metadata of a model file, without the other general and tokenizer keys."""
+    arch = config.get("arch")
+    choose("arch", arch, SIDES)
+    meta = {"general.architecture": arch, **(classifier_meta if arch == "deep-moe" else token_meta)(config)}
+    for side in SIDES[arch]:
         meta[side + ".layers"] = len(config[side])
         for i, layer in enumerate(config[side]):
             meta.update({f"{side}.{i}.{key}": v for key, v in layer_meta(f"{side}.{i}", layer).items()})
-    a = config["attention"]
-    known("attention", a, ATTENTION)
-    meta.update({"attention.kind": a["type"], "attention.size": a["size"], "attention.layer": a.get("layer", 0),
-                 "attention.query": choose("attention query", a["query"], QUERY),
-                 "attention.start": a.get("start", "query"), "decoder.init": "zero",
-                 "decode.beam": 4, "decode.length_penalty": 0.6, "decode.length_constant": 5.0,
-                 "decode.coverage_penalty": 0.0, "decode.prune": 0.0, "decode.max_len_factor": 2.0,
-                 "decode.max_len_offset": 10, "limit.source": 512, "limit.target": 512})
+    if arch == "gnmt-moe":
+        meta.update(attention_meta(config))
     for key, value in config.items():
         if key not in KNOWN and isinstance(value, (int, float, str)):
             meta["training." + key.lower()] = int(value) if isinstance(value, bool) else value
@@ -119,29 +125,73 @@ def config_meta(config):
     return meta
 
 
+def classifier_meta(config):
+    names = config.get("class_names", [])
+    return {"vocab.size": config["classes"], "model.width": config["inputs"], **({"classes.names": names} if names else {})}
+
+
+def token_meta(config):
+    choose("gate_order", config.get("gate_order", "i f g o"), {"i f g o": 1})
+    meta = {"vocab.size": config["vocab_size"], "model.width": config["d_model"],
+            "embedding.scale": float(config.get("embed_scale", 1))}
+    for key in ("pad", "unk", "bos", "eos"):
+        meta["token." + key] = config.get(key, -1)
+    meta["token.never"] = np.array(config.get("never_generated", []), np.int64)
+    if config["arch"] == "gnmt-moe":
+        languages = config.get("languages", {})
+        meta.update({"source.tag": int(bool(languages)), "source.bos": 0, "source.eos": 1})
+        meta["languages.codes"] = list(languages)
+        meta["languages.tags"] = np.array(list(languages.values()), np.int64)
+    return meta
+
+
+def attention_meta(config):
+    """Attention and what the decoder does by default."""
+    a = config["attention"]
+    known("attention", a, ATTENTION)
+    return {"attention.kind": a["type"], "attention.size": a["size"], "attention.layer": a.get("layer", 0),
+            "attention.query": choose("attention query", a["query"], QUERY),
+            "attention.start": a.get("start", "query"), "decoder.init": "zero",
+            "decode.beam": 4, "decode.length_penalty": 0.6, "decode.length_constant": 5.0,
+            "decode.coverage_penalty": 0.0, "decode.prune": 0.0, "decode.max_len_factor": 2.0,
+            "decode.max_len_offset": 10, "limit.source": 512, "limit.target": 512}
+
+
 # ---- Weights -----------------------------------------------------------------------------------------------------------
+
+def optional_tensors(config):
+    """Names of the tensors that a config asks for and another could do without."""
+    names = {name for name, key in (("output.weight", "output_weight"), ("output.bias", "output_bias")) if config.get(key)}
+    for side in SIDES[config["arch"]]:
+        for i, layer in enumerate(config[side]):
+            gates = [".gate"] + [".parent"] * bool(layer.get("groups"))
+            if layer.get("gate_bias"):
+                names |= {f"{side}.{i}{x}.bias" for x in gates + [".gate.hidden"]}
+            if layer.get("expert_bias"):
+                names.add(f"{side}.{i}.experts.bias")
+            for x in gates:
+                kind = layer.get("gate") if x == ".gate" else layer.get("parent_gate", layer.get("gate"))
+                if kind == "noisy top-k":
+                    names.add(f"{side}.{i}{x}.noise")
+    return names
+
 
 def checkpoint_weights(config, m, weights):
     """The checkpoint's tensors under the model file's names and shapes, as float32 arrays; experts as pairs."""
-    present = set(weights)
-    if not config.get("shared_embedding", True):
+    present, translation = optional_tensors(config), m.architecture == "gnmt-moe"
+    if translation and not config.get("shared_embedding", True):
         present.add("source.embedding.weight")
-    elif "source.embedding.weight" in present:
+    elif "source.embedding.weight" in weights:
         raise FormatError("tensor source.embedding.weight is there, the config says shared_embedding")
-    for name, key in (("output.weight", "output_weight"), ("output.bias", "output_bias")):
-        present = present | {name} if config.get(key) else present - {name}
-    present = present | {"attention.bias"} if config["attention"].get("bias") else present - {"attention.bias"}
+    if translation and config["attention"].get("bias"):
+        present.add("attention.bias")
     expected, sources = moefile.shapes(m, present), {}
     for name, (layout, dims, _) in expected.items():
         if layout == moefile.EXPERTS:
             n, h, d = dims
             sources[name + ".w_up"], sources[name + ".w_down"] = (n, d, h), (n, h, d)
         else:
-            sources[name] = dims[::-1] if name.endswith(".gate.weight") else dims
-    for side in ("encoder", "decoder"):
-        for i, layer in enumerate(config[side]):
-            if layer.get("gate") == "noisy top-k":
-                sources[f"{side}.{i}.gate.noise"] = sources[f"{side}.{i}.gate.weight"]
+            sources[name] = dims[::-1] if name.endswith(TRANSPOSED) else dims
     for name, dims in sources.items():
         if name not in weights:
             raise FormatError(f"tensor {name} is missing: the config calls for {list(dims)}")
@@ -158,7 +208,7 @@ def checkpoint_weights(config, m, weights):
         if layout == moefile.EXPERTS:
             out[name] = weights[name + ".w_up"].transpose(0, 2, 1), weights[name + ".w_down"].transpose(0, 2, 1)
         else:
-            out[name] = weights[name].T if name.endswith(".gate.weight") else weights[name]
+            out[name] = weights[name].T if name.endswith(TRANSPOSED) else weights[name]
     return out
 
 
@@ -191,11 +241,10 @@ def back(args):
         if isinstance(array, tuple):
             out[name + ".w_up"], out[name + ".w_down"] = (x.transpose(0, 2, 1) for x in array)
         else:
-            out[name] = array.T if name.endswith(".gate.weight") else array
-    for side in ("encoder", "decoder"):
-        for i, layer in enumerate(config[side]):
-            if layer.get("gate") == "noisy top-k":  # the noise is not in the file: start it at zero, as training does
-                out[f"{side}.{i}.gate.noise"] = np.zeros_like(out[f"{side}.{i}.gate.weight"])
+            out[name] = array.T if name.endswith(TRANSPOSED) else array
+    for name in optional_tensors(config) - set(out):
+        if name.endswith(".noise"):  # a file of an older convert.py: start the noise at zero, as training does
+            out[name] = np.zeros_like(out[name[:-len("noise")] + "weight"])
     out = {name: np.array(array, np.float32) for name, array in out.items()}
     checkpoint_weights(config, m, out)
     out = {name: torch.from_numpy(array) for name, array in out.items()}
@@ -251,7 +300,8 @@ def convert(args):
         if size != m.vocabulary:
             raise FormatError(f"{args.spm} has {size} pieces, the model {m.vocabulary}")
         meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": pieces})
-    meta.setdefault("tokenizer.kind", "none")
+    if m.architecture != "deep-moe":
+        meta.setdefault("tokenizer.kind", "none")
     for setting in args.meta:
         key, value = parse_meta(meta, setting)
         meta[key] = value

@@ -1,7 +1,7 @@
 /* moe-make-random - write a model of a published size with random weights, for benchmarks: see usage() below, or --help.
  *
  * Contents
- *   1. Shapes   the layer lists of Shazeer et al. 2017, App. E
+ *   1. Shapes   the layer lists of Shazeer et al. 2017, App. C and E
  *   2. Model    metadata and tensors of a shape
  *   3. Main
  */
@@ -21,24 +21,30 @@ enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 /* ==== 1. Shapes ========================================================================================= */
 
-/* Encoder lstm, lstm, [moe,] lstm; decoder lstm with attention, [moe,] lstm; residuals around all of them. */
+/* Translation: encoder lstm, lstm, [moe,] lstm; decoder lstm with attention, [moe,] lstm; residuals around all of them. A language
+ * model (no attention): lstm, moe, lstm. With groups two levels of gates, `k` of each; the paper does not say how it split its
+ * 512 and 2048 experts. */
 typedef struct shape {
     const char *name, *words;
-    int vocabulary, width, hidden, attention, experts, k, expert_hidden;
+    int vocabulary, width, hidden, attention, experts, groups, k, expert_hidden;
 } shape;
 
 static const shape shapes[] = {
-    { "paper-dense", "the paper's network without its mixtures", 32000, 512, 2048, 512, 0, 0, 0 },
-    { "paper-32", "32 experts of 2048, 4 for a token", 32000, 512, 2048, 512, 32, 4, 2048 },
-    { "paper-512", "512 experts, 4 for a token (one level where the paper has two)", 32000, 512, 2048, 512, 512, 4, 2048 },
-    { "paper-2048", "2048 experts, 4 for a token (likewise), 8.7 billion weights", 32000, 512, 2048, 512, 2048, 4, 2048 },
-    { "multilingual-512", "512 experts of 8192, 2 for a token, 8.7 billion weights", 32000, 512, 2048, 512, 512, 2, 8192 },
-    { "small", "the size of the shipped model", 8000, 256, 512, 256, 32, 2, 512 },
+    { "paper-dense", "the paper's network without its mixtures", 32000, 512, 2048, 512, 0, 0, 0, 0 },
+    { "paper-32", "32 experts of 2048, 4 for a token", 32000, 512, 2048, 512, 32, 0, 4, 2048 },
+    { "paper-512", "16 groups of 32 experts, 2 x 2 for a token, 2.2 billion weights", 32000, 512, 2048, 512, 512, 16, 2, 2048 },
+    { "paper-2048", "32 groups of 64 experts, 2 x 2 for a token, 8.7 billion weights", 32000, 512, 2048, 512, 2048, 32, 2, 2048 },
+    { "multilingual-512", "512 experts of 8192, 2 for a token, 8.7 billion weights", 32000, 512, 2048, 512, 512, 0, 2, 8192 },
+    { "lm-32", "language model: 32 experts of 1024, 4 for a token", 32000, 512, 512, 0, 32, 0, 4, 1024 },
+    { "lm-4096", "language model: 16 groups of 256 experts, 2 x 2 for a token, 4.3 billion weights", 32000, 512, 512, 0, 4096, 16, 2, 1024 },
+    { "lm-131072", "language model: 256 groups of 512 experts, smaller than the paper's (128-32-128), 2 x 2 for a token", 32000, 128, 128, 0, 131072,
+      256, 2, 32 },
+    { "small", "the size of the shipped model", 8000, 256, 512, 256, 32, 0, 2, 512 },
 };
 
 static void usage(FILE *to) {
     fputs("Usage: moe-make-random --preset NAME -o FILE [OPTION]...\n"
-          "Writes a model of a published size with random weights. It translates nothing, at the speed of a real one.\n"
+          "Writes a model of a published size with random weights. What it says means nothing, at the speed of a real one.\n"
           "\n"
           "      --preset NAME    one of\n", to);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) fprintf(to, "                         %-16s  %s\n", shapes[i].name, shapes[i].words);
@@ -95,45 +101,41 @@ static void put_vector(maker *m, const char *prefix, const char *name, int n, fl
     m->tensors[m->n_tensors++] = (moe_tensor_spec){ name_of(m, prefix, name), MOE_TYPE_F32, 1, { (uint64_t)n, 0, 0 } };
 }
 
+static int projected(const shape *s) { return s->hidden != s->width; }
+
 static void put_lstm(maker *m, const shape *s, const char *prefix, int in, const char *context) {
     put_text(m, prefix, "kind", "lstm");
     put_int(m, prefix, "hidden", s->hidden);
-    put_int(m, prefix, "proj", s->width);
+    put_int(m, prefix, "proj", projected(s) ? s->width : 0);
     put_int(m, prefix, "residual", 1);
     if (context) put_text(m, prefix, "context", context);
     put_matrix(m, prefix, "w_x", 4 * s->hidden, in, m->type, 2);
     put_matrix(m, prefix, "w_r", 4 * s->hidden, s->width, m->type, 2);
     put_vector(m, prefix, "bias", 4 * s->hidden, 1);
-    put_matrix(m, prefix, "w_proj", s->width, s->hidden, m->type, 3);
+    if (projected(s)) put_matrix(m, prefix, "w_proj", s->width, s->hidden, m->type, 3);
 }
 
 static void put_moe(maker *m, const shape *s, const char *prefix) {
     put_text(m, prefix, "kind", "moe");
     put_int(m, prefix, "experts", s->experts);
+    put_int(m, prefix, "groups", s->groups);
     put_int(m, prefix, "k", s->k);
     put_int(m, prefix, "hidden", s->expert_hidden);
     put_text(m, prefix, "gate", "topk");
     put_matrix(m, prefix, "gate.weight", s->experts, s->width, MOE_TYPE_F32, 4);
+    if (s->groups) put_matrix(m, prefix, "parent.weight", s->groups, s->width, MOE_TYPE_F32, 4);
     m->spread[m->n_tensors] = 2;
     m->tensors[m->n_tensors++] = (moe_tensor_spec){ name_of(m, prefix, "experts"), m->experts, 3,
                                                     { (uint64_t)s->experts, (uint64_t)s->expert_hidden, (uint64_t)s->width } };
 }
 
-static void describe(maker *m, const shape *s) {
+static void describe_translation(maker *m, const shape *s) {
     const int mixture = s->experts > 0;
-    put_text(m, "", "general.architecture", "gnmt-moe");
-    put_text(m, "", "general.name", s->name);
-    put_text(m, "", "general.description", "random weights, for benchmarks: it translates nothing");
-    put_int(m, "", "vocab.size", s->vocabulary);
-    put_int(m, "", "model.width", s->width);
-    put_int(m, "", "token.bos", 2);
-    put_int(m, "", "token.eos", 3);
     put_text(m, "", "attention.kind", "additive");
     put_int(m, "", "attention.size", s->attention);
     put_text(m, "", "attention.query", "state");
     put_int(m, "", "encoder.layers", 3 + mixture);
     put_int(m, "", "decoder.layers", 2 + mixture);
-    put_matrix(m, "", "embedding.weight", s->vocabulary, s->width, m->type, 3);
     put_lstm(m, s, "encoder.0.", s->width, NULL);
     put_lstm(m, s, "encoder.1.", s->width, NULL);
     if (mixture) put_moe(m, s, "encoder.2.");
@@ -144,6 +146,25 @@ static void describe(maker *m, const shape *s) {
     put_matrix(m, "", "attention.w_key", s->attention, s->width, m->type, 2);
     put_matrix(m, "", "attention.w_query", s->attention, s->width, m->type, 2);
     put_vector(m, "", "attention.v", s->attention, 2);
+}
+
+static void describe(maker *m, const shape *s) {
+    put_text(m, "", "general.architecture", s->attention ? "gnmt-moe" : "moe-lm");
+    put_text(m, "", "general.name", s->name);
+    put_text(m, "", "general.description", "random weights, for benchmarks: it means nothing");
+    put_int(m, "", "vocab.size", s->vocabulary);
+    put_int(m, "", "model.width", s->width);
+    put_int(m, "", "token.bos", 2);
+    put_int(m, "", "token.eos", 3);
+    put_matrix(m, "", "embedding.weight", s->vocabulary, s->width, m->type, 3);
+    if (s->attention) {
+        describe_translation(m, s);
+        return;
+    }
+    put_int(m, "", "decoder.layers", 3);
+    put_lstm(m, s, "decoder.0.", s->width, NULL);
+    put_moe(m, s, "decoder.1.");
+    put_lstm(m, s, "decoder.2.", s->width, NULL);
 }
 
 /* splitmix64 */

@@ -424,67 +424,103 @@ class Entries:
             raise FormatError(f"{name}: not finite")
         return value
 
+    def within(self, key, least, most, default=None):
+        """An integer from `least` to `most`."""
+        value = self.get(key, default, least=-2**63)
+        if not least <= value <= most:
+            raise FormatError(f"{self.prefix}{key}: {value} is not from {least} to {most}")
+        return value
+
+
+GATES, EMPTY = ("softmax", "topk", "threshold"), ("top1", "zero")
+
+
+def describe_level(e, prefix, n, default=None):
+    """One level of gates over n experts or groups as a namespace: gate, what it is; k, how many it wants for a token; empty,
+    what an empty mask gives. default: the level whose values stand in for absent keys."""
+    gate = e.get(prefix + "gate", default and default.gate, GATES)
+    k = e.within(prefix + "k", 0 if gate == "softmax" else 1, n, default.k if default else 0 if gate == "softmax" else None)
+    return types.SimpleNamespace(gate=gate, k=k, empty=e.get(prefix + "empty", default.empty if default else "top1", EMPTY))
+
+
+def describe_moe(e):
+    """A MoE layer as a namespace. `parent` is the level over the groups, or None where there is one level only."""
+    experts, groups = e.get("experts", least=1), e.get("groups", 0, least=0)
+    if groups and experts % groups:
+        raise FormatError(f"{e.prefix}groups: {groups} groups do not divide {experts} experts")
+    child = describe_level(e, "", experts // (groups or 1))
+    kind = e.get("expert", "mlp", ("mlp", "linear"))
+    return types.SimpleNamespace(
+        kind="moe", experts=experts, groups=groups, **vars(child), hidden=e.get("hidden", least=1),
+        parent=describe_level(e, "parent.", groups, child) if groups else None,
+        gate_hidden=e.get("gate.hidden", 0, least=0), gate_relu=e.get("gate.relu", 0, (0, 1)), expert=kind,
+        activation=e.get("activation", "relu", ("relu", "none") if kind == "linear" else ("relu",)),
+        output=e.get("output", "sigmoid", ("none", "sigmoid")), scale=e.get("scale", 1.0),
+        residual=e.get("residual", 1, (0, 1)))
+
 
 def describe_layer(meta, side, index):
     """One layer of a side as a namespace."""
     e = Entries(meta, f"{side}.{index}.")
-    kind = e.get("kind", values=("lstm", "moe"))
+    kind = e.get("kind", values=("moe",) if side == "network" else ("lstm", "moe"))
     if kind == "moe":
-        layer = types.SimpleNamespace(
-            kind=kind, experts=e.get("experts", least=1), k=e.get("k", least=0), hidden=e.get("hidden", least=1),
-            gate=e.get("gate", values=("softmax", "topk", "threshold")), empty=e.get("empty", "top1", ("top1", "zero")),
-            output=e.get("output", "sigmoid", ("none", "sigmoid")), scale=e.get("scale", 1.0),
-            activation=e.get("activation", "relu", ("relu",)), residual=e.get("residual", 1, (0, 1)),
-            groups=e.get("groups", 0, (0,)))
-        if layer.gate == "topk" and not 1 <= layer.k <= layer.experts:
-            raise FormatError(f"{side}.{index}.k: unknown value {layer.k}")
-        return layer
+        return describe_moe(e)
     return types.SimpleNamespace(
         kind=kind, hidden=e.get("hidden", least=1), proj=e.get("proj", 0, least=0),
         bidirectional=e.get("bidirectional", 0, (0, 1) if side == "encoder" else (0,)),
         merge=e.get("merge", "concat", ("concat", "sum")), residual=e.get("residual", 0, (0, 1)),
         forget_bias=e.get("forget_bias", 0.0),
-        context=e.get("context", "none", ("none",) if side == "encoder" else ("none", "previous", "current")))
+        context=e.get("context", "none", ("none", "previous", "current")
+                      if side == "decoder" and meta["general.architecture"] == "gnmt-moe" else ("none",)))
 
 
-def describe(meta):
-    """The model that metadata describes, defaults filled in, values checked: a namespace."""
-    e = Entries(meta)
-    e.get("general.architecture", values=("gnmt-moe",))
-    for key in ("name", "description", "licence", "attribution"):
-        e.get("general." + key)
-    codes, tags = e.get("languages.codes", []), [int(x) for x in meta.get("languages.tags", [])]
-    never = [int(x) for x in meta.get("token.never", [])]
+def describe_side(meta, side):
+    count = Entries(meta).within(side + ".layers", 1, MAX_LAYERS)
+    return [describe_layer(meta, side, i) for i in range(count)]
+
+
+def describe_tokens(e):
+    """What models over tokens have in common: vocabulary, embedding, special tokens."""
+    if e.get("tokenizer.kind", "none", ("sentencepiece", "bpe", "none")) == "sentencepiece":
+        e.get("tokenizer.model", b"")
     m = types.SimpleNamespace(
         vocabulary=e.get("vocab.size", least=1), width=e.get("model.width", least=1), scale=e.get("embedding.scale", 1.0),
         bos=e.get("token.bos", least=0), eos=e.get("token.eos", least=0), unk=e.get("token.unk", -1),
-        pad=e.get("token.pad", -1), never=never, languages=dict(zip(codes, tags)),
-        source_tag=e.get("source.tag", int(bool(codes)), (0, 1)), source_bos=e.get("source.bos", 0, (0, 1)),
-        source_eos=e.get("source.eos", 1, (0, 1)),
-        encoder=[describe_layer(meta, "encoder", i) for i in range(e.get("encoder.layers", least=1))],
-        decoder=[describe_layer(meta, "decoder", i) for i in range(e.get("decoder.layers", least=1))],
-        attention=types.SimpleNamespace(
-            kind=e.get("attention.kind", values=("additive", "product")), size=e.get("attention.size", least=1),
-            layer=e.get("attention.layer", 0, least=0), query=e.get("attention.query", values=("state", "output")),
-            start=e.get("attention.start", "query", ("query", "zero"))),
-        beam=e.get("decode.beam", 4, least=1), length_penalty=e.get("decode.length_penalty", 0.6),
-        length_constant=e.get("decode.length_constant", 5.0), coverage_penalty=e.get("decode.coverage_penalty", 0.0),
-        prune=e.get("decode.prune", 0.0), max_len_factor=e.get("decode.max_len_factor", 2.0),
-        max_len_offset=e.get("decode.max_len_offset", 10),
-        rules=e.get("decode.rules", "paper", ("paper", "nvidia", "tf", "mlperf")),
-        init=e.get("decoder.init", "zero", ("zero", "encoder")), limit_source=e.get("limit.source", 512, least=1),
-        limit_target=e.get("limit.target", 512, least=1))
-    if e.get("tokenizer.kind", "none", ("sentencepiece", "bpe", "none")) == "sentencepiece":
-        e.get("tokenizer.model", b"")
+        pad=e.get("token.pad", -1), never=[int(x) for x in e.meta.get("token.never", [])])
     if len(e.get("vocabulary.pieces", [])) not in (0, m.vocabulary):
         raise FormatError("vocabulary.pieces has not one text for each token")
+    if max([m.bos, m.eos, m.unk, m.pad, *m.never]) >= m.vocabulary or min([0, *m.never]) < 0:
+        raise FormatError("a token id is outside the vocabulary")
+    return m
+
+
+def describe_translation(meta):
+    """"gnmt-moe": an encoder, and a decoder with attention to it."""
+    e = Entries(meta)
+    m = describe_tokens(e)
+    codes, tags = e.get("languages.codes", []), [int(x) for x in meta.get("languages.tags", [])]
+    m.languages = dict(zip(codes, tags))
+    m.source_tag, m.source_bos = e.get("source.tag", int(bool(codes)), (0, 1)), e.get("source.bos", 0, (0, 1))
+    m.source_eos = e.get("source.eos", 1, (0, 1))
+    m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
+    m.attention = types.SimpleNamespace(
+        kind=e.get("attention.kind", values=("additive", "product")), size=e.get("attention.size", least=1),
+        layer=e.get("attention.layer", 0, least=0), query=e.get("attention.query", values=("state", "output")),
+        start=e.get("attention.start", "query", ("query", "zero")))
+    m.beam, m.length_penalty = e.get("decode.beam", 4, least=1), e.get("decode.length_penalty", 0.6)
+    m.length_constant, m.coverage_penalty = e.get("decode.length_constant", 5.0), e.get("decode.coverage_penalty", 0.0)
+    m.prune, m.max_len_factor = e.get("decode.prune", 0.0), e.get("decode.max_len_factor", 2.0)
+    m.max_len_offset = e.get("decode.max_len_offset", 10)
+    m.rules = e.get("decode.rules", "paper", ("paper", "nvidia", "tf", "mlperf"))
+    m.init = e.get("decoder.init", "zero", ("zero", "encoder"))
+    m.limit_source, m.limit_target = e.get("limit.source", 512, least=1), e.get("limit.target", 512, least=1)
     if m.init == "encoder":
         sides = [[x for x in side if x.kind == "lstm"] for side in (m.encoder, m.decoder)]
         if [(x.hidden, x.proj) for x in sides[0]] != [(x.hidden, x.proj) for x in sides[1]]:
             raise FormatError('decoder.init is "encoder", but the sides have not the same lstm layers')
     if len(codes) != len(tags) or len(set(codes)) != len(codes):
         raise FormatError("languages.codes and languages.tags do not go together")
-    if max([m.bos, m.eos, m.unk, m.pad, *never, *tags]) >= m.vocabulary or min([0, *never, *tags]) < 0:
+    if not 0 <= min([0, *tags]) or max([0, *tags]) >= m.vocabulary:
         raise FormatError("a token id is outside the vocabulary")
     layer = m.attention.layer
     if layer >= len(m.decoder) or m.decoder[layer].kind != "lstm":
@@ -492,6 +528,37 @@ def describe(meta):
     for i, x in enumerate(m.decoder):
         if x.kind == "lstm" and x.context == "current" and i <= layer:
             raise FormatError(f"decoder.{i}.context: the current context is known after layer {layer} only")
+    return m
+
+
+def describe_language_model(meta):
+    """"moe-lm": a decoder without anything to attend to."""
+    m = describe_tokens(Entries(meta))
+    m.languages, m.decoder = {}, describe_side(meta, "decoder")
+    return m
+
+
+def describe_classifier(meta):
+    """"deep-moe": MoE layers one after the other (Eigen et al. 2013), then a linear layer and a softmax over classes."""
+    e = Entries(meta)
+    m = types.SimpleNamespace(vocabulary=e.get("vocab.size", least=2), width=e.get("model.width", least=1), languages={},
+                              network=describe_side(meta, "network"), names=e.get("classes.names", []))
+    if len(m.names) not in (0, m.vocabulary):
+        raise FormatError("classes.names has not one text for each class")
+    return m
+
+
+ARCHITECTURES = {"gnmt-moe": describe_translation, "moe-lm": describe_language_model, "deep-moe": describe_classifier}
+
+
+def describe(meta):
+    """The model that metadata describes, defaults filled in, values checked: a namespace."""
+    e = Entries(meta)
+    architecture = e.get("general.architecture", values=tuple(ARCHITECTURES))
+    for key in ("name", "description", "licence", "attribution"):
+        e.get("general." + key)
+    m = ARCHITECTURES[architecture](meta)
+    m.architecture = architecture
     return m
 
 
@@ -505,6 +572,10 @@ def shapes(m, present=()):
     def add(name, *dims, layout=MATRIX, f32=False):
         out[name] = (layout, dims, f32 or len(dims) == 1)
 
+    def add_if_present(name, *dims, f32=False):
+        if name in present:
+            add(name, *dims, f32=f32)
+
     def add_lstm(name, x, width):
         state = x.proj or x.hidden
         for part in ([".fwd", ".bwd"] if x.bidirectional else [""]):
@@ -515,42 +586,62 @@ def shapes(m, present=()):
                 add(name + part + ".w_proj", x.proj, x.hidden)
         return state * (2 if x.bidirectional and x.merge == "concat" else 1)
 
+    def add_moe(name, x, width):
+        features = x.gate_hidden or width
+        if x.gate_hidden:
+            add(name + ".gate.hidden.weight", x.gate_hidden, width, f32=True)
+            add_if_present(name + ".gate.hidden.bias", x.gate_hidden)
+        for level, part, n in ((x.parent, ".parent", x.groups), (x, ".gate", x.experts)):
+            if level:
+                add(name + part + ".weight", n, features, f32=True)
+                add_if_present(name + part + ".bias", n)
+                add_if_present(name + part + ".noise", n, features, f32=True)
+                if level.gate == "threshold":
+                    add(name + part + ".threshold", n)
+        if x.expert == "mlp":
+            add(name + ".experts", x.experts, x.hidden, width, layout=EXPERTS)
+            return width
+        add(name + ".experts.weight", x.experts * x.hidden, width)
+        add_if_present(name + ".experts.bias", x.experts * x.hidden)
+        return x.hidden
+
     def add_side(side, layers):
+        """Returns the width that leaves it."""
         width = m.width
         for i, x in enumerate(layers):
             name = f"{side}.{i}"
             if x.kind == "lstm":
-                extra = m.width if x.context != "none" else 0
-                after = add_lstm(name, x, width + extra)
-                if x.residual and after != width:
-                    raise FormatError(f"{name}: residual between widths {width} and {after}")
-                width = after
+                after = add_lstm(name, x, width + (m.width if x.context != "none" else 0))
             else:
-                if width != m.width:
+                if side != "network" and width != m.width:
                     raise FormatError(f"{name}: experts read width {width}, the model has {m.width}")
-                add(name + ".gate.weight", x.experts, width, f32=True)
-                if x.gate == "threshold":
-                    add(name + ".gate.threshold", x.experts)
-                add(name + ".experts", x.experts, x.hidden, width, layout=EXPERTS)
-            if side == "decoder" and i == m.attention.layer:
+                after = add_moe(name, x, width)
+            if x.residual and after != width:
+                raise FormatError(f"{name}: residual between widths {width} and {after}")
+            width = after
+            if side == "decoder" and m.architecture == "gnmt-moe" and i == m.attention.layer:
                 query = (x.proj or x.hidden) if m.attention.query == "state" else width
                 add("attention.w_key", m.attention.size, m.width)
                 add("attention.w_query", m.attention.size, query)
                 add("attention.v", m.attention.size)
-                if "attention.bias" in present and m.attention.kind == "additive":
-                    add("attention.bias", m.attention.size)
-        if width != m.width:
+                if m.attention.kind == "additive":
+                    add_if_present("attention.bias", m.attention.size)
+        if side != "network" and width != m.width:
             raise FormatError(f"{side}: its output has width {width}, the model has {m.width}")
+        return width
 
-    separate = "source.embedding.weight" in present or "target.embedding.weight" in present
-    for name in ("source.embedding.weight", "target.embedding.weight") if separate else ("embedding.weight",):
-        add(name, m.vocabulary, m.width)
-    add_side("encoder", m.encoder)
-    add_side("decoder", m.decoder)
-    if "output.weight" in present:
-        add("output.weight", m.vocabulary, m.width)
-    if "output.bias" in present:
-        add("output.bias", m.vocabulary)
+    if m.architecture == "deep-moe":
+        add("output.weight", m.vocabulary, add_side("network", m.network))
+    else:
+        separate = m.architecture == "gnmt-moe" and ("source.embedding.weight" in present
+                                                     or "target.embedding.weight" in present)
+        for name in ("source.embedding.weight", "target.embedding.weight") if separate else ("embedding.weight",):
+            add(name, m.vocabulary, m.width)
+        if m.architecture == "gnmt-moe":
+            add_side("encoder", m.encoder)
+        add_side("decoder", m.decoder)
+        add_if_present("output.weight", m.vocabulary, m.width)
+    add_if_present("output.bias", m.vocabulary)
     return out
 
 
@@ -564,6 +655,8 @@ def check_model(meta, tensors):
             raise FormatError(f"tensor {name} is missing")
         if t.layout != layout or t.dims != dims or f32 and t.type != F32:
             raise FormatError(f"tensor {name} has shape {t.dims}, expected {dims}")
+        if name.endswith(".threshold") and not np.isfinite(t.array()).all():
+            raise FormatError(f"tensor {name} holds values that are not finite")
     for name in tensors:
         if name not in expected:
             raise FormatError(f"tensor {name} is not part of this model")

@@ -4,7 +4,8 @@ Shapes are written [rows, columns]; weights are [out, in], a linear layer is y =
 tokens, B hypotheses of its beam, d the model's width, n experts. float32 by default, float64 with --float64. Quantised
 files are dequantised when read: activations are never quantised here.
 
-Equations "eq N" and "App. X" are those of Shazeer et al. 2017 (arXiv 1701.06538), "GNMT" is Wu et al. 2016 (arXiv 1609.08144).
+Equations "eq N" and "App. X" are those of Shazeer et al. 2017 (arXiv 1701.06538), "GNMT" is Wu et al. 2016 (arXiv 1609.08144),
+"Deep MoE" is Eigen et al. 2013 (arXiv 1312.4314).
 What the papers leave open is a field of the model file (see moefile.describe).
 
     import reference
@@ -100,8 +101,13 @@ def topk_mask(logits, k):
 
 
 def batchwise_mask(p, m):
-    """eq 18 (App. F): for each expert the m rows with the largest p; of equal ones the lower row. Training only."""
+    """eq 18 (App. F): for each expert the m rows with the largest p; of equal ones the lower row. It depends on the batch."""
     return topk_mask(p.T.contiguous(), m).T
+
+
+def batchwise_count(k, rows, n):
+    """The m = k |X| / n of App. F, in whole rows and at least one."""
+    return max(1, k * rows // n)
 
 
 def threshold_mask(p, threshold):
@@ -127,10 +133,14 @@ def topk_gate(logits, k):
     return masked_gate(logits, topk_mask(logits, k))
 
 
+def noisy_logits(logits, f, w_noise, normal):
+    """eq 4: H(x) = logits + normal * softplus(f W_noise^T). f [rows, F], w_noise [n, F], normal [rows, n]: standard normal."""
+    return logits + normal * torch.nn.functional.softplus(f @ w_noise.T)
+
+
 def noisy_topk_gate(x, w_gate, w_noise, k, normal):
     """eq 3 to 5: noise of learned size is added before the choice. normal [rows, n]: standard normal numbers."""
-    h = x @ w_gate.T + normal * torch.nn.functional.softplus(x @ w_noise.T)
-    return topk_gate(h, k)
+    return topk_gate(noisy_logits(x @ w_gate.T, x, w_noise, normal), k)
 
 
 def batchwise_gate(logits, m, empty="top1"):
@@ -143,36 +153,106 @@ def threshold_gate(logits, threshold, empty="top1"):
     return masked_gate(logits, threshold_mask(softmax_gate(logits), threshold), empty)
 
 
+def level_gate(logits, level, threshold=None, batchwise=False):
+    """The gate of one level over its n logits as the model file states it; batchwise: eq 18 instead, over these rows."""
+    if batchwise:
+        return batchwise_gate(logits, batchwise_count(level.k, *logits.shape), level.empty)
+    if level.gate == "softmax":
+        return softmax_gate(logits)
+    if level.gate == "topk":
+        return topk_gate(logits, level.k)
+    return threshold_gate(logits, threshold, level.empty)
+
+
+def two_level_gate(parent, logits, level, threshold=None, batchwise=False):
+    """eq 12: the weight of expert j in group i is Gp_i * G_ij. parent [rows, a] of weights Gp, logits [rows, a b], the b of
+    group i together -> (weights, probabilities) [rows, a b], both zero in groups that a row's parent did not select.
+
+    A gate inside a group sees only the rows X(i) that the parent sends there; so its batchwise mask is over those.
+    """
+    g, p = torch.zeros_like(logits), torch.zeros_like(logits)
+    b = logits.shape[1] // parent.shape[1]
+    for i in parent.any(dim=0).nonzero().flatten().tolist():
+        rows, own = parent[:, i].nonzero().flatten(), slice(i * b, (i + 1) * b)
+        inside = logits[rows, own]
+        t = None if threshold is None else threshold[own]
+        p[rows, own] = softmax_gate(inside)
+        g[rows, own] = parent[rows, i:i + 1] * level_gate(inside, level, t, batchwise)
+    return g, p
+
+
+def gate_features(x, layer, w):
+    """What the gates read: x, or with an MLP gate (Deep MoE, section 3) relu(W_h x + b_h). [rows, D] -> [rows, F]."""
+    if not layer.gate_hidden:
+        return x
+    return torch.relu(linear(x, w["gate.hidden.weight"], w.get("gate.hidden.bias")))
+
+
+def gate_logits(f, layer, w, name, normal=None):
+    """The logits of the gate ("gate") or parent gate ("parent"): linear, rectified where the layer says so, then eq 4."""
+    logits = linear(f, w[name + ".weight"], w.get(name + ".bias"))
+    if layer.gate_relu:
+        logits = torch.relu(logits)
+    return logits if normal is None else noisy_logits(logits, f, w[name + ".noise"], normal[name])
+
+
+def moe_gate(x, layer, w, normal=None, batchwise=False):
+    """The gate of a MoE layer, of one or two levels: a dict of "gate" [rows, E], the weights; "gate.probabilities" [rows, E],
+    the softmax before the mask; with two levels also "parent" and "parent.probabilities" [rows, a].
+
+    normal: dict of standard normal numbers "gate" [rows, E] and "parent" [rows, a] for the noise of eq 4; None: no noise.
+    """
+    f = gate_features(x, layer, w)
+    logits = gate_logits(f, layer, w, "gate", normal)
+    if not layer.groups:
+        return {"gate": level_gate(logits, layer, w.get("gate.threshold"), batchwise),
+                "gate.probabilities": softmax_gate(logits)}
+    above = gate_logits(f, layer, w, "parent", normal)
+    parent = level_gate(above, layer.parent, w.get("parent.threshold"), batchwise)
+    g, p = two_level_gate(parent, logits, layer, w.get("gate.threshold"), batchwise)
+    return {"gate": g, "gate.probabilities": p, "parent": parent, "parent.probabilities": softmax_gate(above)}
+
+
 # ---- Ops: experts, the MoE layer ---------------------------------------------------------------------------------------
 
 
-def expert(x, up, down):
+def mlp_expert(x, up, down):
     """App. E: one hidden layer with ReLU, no biases. x [rows, d], up [h, d], down [d, h] -> [rows, d]."""
     return torch.relu(x @ up.T) @ down.T
 
 
-def experts(x, g, up, down, scale=1.0):
-    """eq 1: y = sum_i g_i scale E_i(x), in expert order, computed where g_i is not zero. g [rows, n] -> [rows, d]."""
-    y = torch.zeros_like(x)
+def linear_expert(x, w, bias=None, activation="relu"):
+    """Deep MoE, section 3: a single linear map with rectification (or without). x [rows, d], w [h, d] -> [rows, h]."""
+    y = linear(x, w, bias)
+    return torch.relu(y) if activation == "relu" else y
+
+
+def expert_functions(layer, w):
+    """(experts as functions of rows, columns that they give)."""
+    if layer.expert == "mlp":
+        up, down = w["experts"]
+        return [lambda x, i=i: mlp_expert(x, up[i], down[i]) for i in range(layer.experts)], up.shape[2]
+    n, h = layer.experts, layer.hidden
+    weights, biases = w["experts.weight"].split(h), w["experts.bias"].split(h) if "experts.bias" in w else [None] * n
+    return [lambda x, i=i: linear_expert(x, weights[i], biases[i], layer.activation) for i in range(n)], h
+
+
+def mixture(x, g, experts, columns, scale=1.0):
+    """eq 1: y = sum_i g_i scale E_i(x), in expert order, computed where g_i is not zero. g [rows, n] -> [rows, columns]."""
+    y = x.new_zeros(len(x), columns)
     for i in g.any(dim=0).nonzero().flatten().tolist():
         rows = g[:, i].nonzero().flatten()
-        y[rows] += g[rows, i:i + 1] * (expert(x[rows], up[i], down[i]) * scale)
+        y[rows] += g[rows, i:i + 1] * (experts[i](x[rows]) * scale)
     return y
 
 
-def moe_layer(x, layer, w):
-    """(y, gate weights): the gate, the experts, a sigmoid over their sum (App. C, E), the residual."""
-    logits = x @ w["gate.weight"].T
-    if layer.gate == "softmax":
-        g = softmax_gate(logits)
-    elif layer.gate == "topk":
-        g = topk_gate(logits, layer.k)
-    else:
-        g = threshold_gate(logits, w["gate.threshold"], layer.empty)
-    y = experts(x, g, *w["experts"], layer.scale)
+def moe_layer(x, layer, w, normal=None, batchwise=False):
+    """(y, what moe_gate gives): the gate, the experts, a sigmoid over their sum (App. C, E), the residual."""
+    gates = moe_gate(x, layer, w, normal, batchwise)
+    y = mixture(x, gates["gate"], *expert_functions(layer, w), layer.scale)
     if layer.output == "sigmoid":
         y = torch.sigmoid(y)
-    return (x + y if layer.residual else y), g
+    return (x + y if layer.residual else y), gates
 
 
 # ---- Ops: attention, output --------------------------------------------------------------------------------------------
@@ -194,10 +274,10 @@ def attention(memory, keys, query, w, kind):
     return p @ memory, p
 
 
-def log_softmax(logits, never):
-    """Log-probabilities over the vocabulary; the ids in `never` are masked out first. [B, V] -> [B, V]."""
+def log_softmax(logits, never=()):
+    """Log-probabilities over vocabulary or classes; the ids in `never` are masked out first. [B, V] -> [B, V]."""
     logits = logits.clone()
-    logits[:, never] = -math.inf
+    logits[:, list(never)] = -math.inf
     return torch.log_softmax(logits, dim=1)
 
 
@@ -216,7 +296,9 @@ class Model:
         self.m, self.meta, self.dtype = description, meta, dtype
         self.w = {name: tensor(value) for name, value in weights.items()}
         self.languages = description.languages
-        self.current = any(x.kind == "lstm" and x.context == "current" for x in self.m.decoder)
+        self.current = self.m.architecture == "gnmt-moe" and any(
+            x.kind == "lstm" and x.context == "current" for x in self.m.decoder)
+        self.batchwise = False  # True: eq 18 over the rows that are computed together, instead of the layers' own gates
         self.ends = []  # the states in which the encoder's LSTM layers ended last time
         self.trace = None  # a dict: name -> list of tensors, filled while computing
 
@@ -227,6 +309,13 @@ class Model:
     def note(self, name, value):
         if self.trace is not None:
             self.trace.setdefault(name, []).append(value)
+
+    def moe(self, name, x, layer, part):
+        """A MoE layer of the model; its gates go to the trace as NAME.gate, NAME.parent, ..."""
+        x, gates = moe_layer(x, layer, part, batchwise=self.batchwise)
+        for key, value in gates.items():
+            self.note(f"{name}.{key}", value)
+        return x
 
     # -- Encoder
 
@@ -245,8 +334,7 @@ class Model:
         for i, layer in enumerate(self.m.encoder):
             name = f"encoder.{i}"
             if layer.kind == "moe":
-                x, g = moe_layer(x, layer, self.part(name))
-                self.note(name + ".gate", g)
+                x = self.moe(name, x, layer, self.part(name))
                 continue
             if layer.bidirectional:
                 y = bidirectional(x, self.part(name + ".fwd"), self.part(name + ".bwd"), layer.merge, layer.forget_bias,
@@ -295,8 +383,7 @@ class Model:
         x = embed(tokens, w, m.scale)
         for i, (layer, part) in enumerate(zip(m.decoder, s.parts)):
             if layer.kind == "moe":
-                x, g = moe_layer(x, layer, part)
-                self.note(f"decoder.{i}.gate", g)
+                x = self.moe(f"decoder.{i}", x, layer, part)
                 continue
             wide = x
             if layer.context != "none":
@@ -335,12 +422,44 @@ class Model:
         logp = log_softmax(self.forced_logits(self.source_ids(pieces, tag), target), self.m.never)
         return logp[torch.arange(len(target) + 1), torch.tensor([*target, self.m.eos])]
 
+    # -- Language model, classifier
+
+    def language_logits(self, pieces):
+        """Logits [len(pieces) + 1, V] of a "moe-lm": row t, which has read BOS and t pieces, predicts the next or the end."""
+        x = embed([self.m.bos, *pieces], self.w["embedding.weight"], self.m.scale)
+        for i, layer in enumerate(self.m.decoder):
+            name = f"decoder.{i}"
+            if layer.kind == "moe":
+                x = self.moe(name, x, layer, self.part(name))
+                continue
+            y = lstm_layer(x, self.part(name), layer.forget_bias)
+            x = x + y if layer.residual else y
+        logits = linear(x, self.w.get("output.weight", self.w["embedding.weight"]), self.w.get("output.bias"))
+        self.note("decoder.logits", logits)
+        return logits
+
+    def language_score(self, pieces):
+        """Log-probabilities [len(pieces) + 1] of a text's pieces and of the end, each given those before it."""
+        logp = log_softmax(self.language_logits(pieces), self.m.never)
+        return logp[torch.arange(len(pieces) + 1), torch.tensor([*pieces, self.m.eos])]
+
+    def classify(self, x):
+        """Log-probabilities [rows, classes] of a "deep-moe": x [rows, inputs] through its mixtures, a linear layer, softmax."""
+        for i, layer in enumerate(self.m.network):
+            name = f"network.{i}"
+            x = self.moe(name, x, layer, self.part(name))
+        logits = linear(x, self.w["output.weight"], self.w.get("output.bias"))
+        self.note("network.logits", logits)
+        return log_softmax(logits)
+
     # -- Beam search
 
     def translate(self, pieces, tag=None, beam=None, nbest=1, length_penalty=None, length_constant=None,
                   coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None):
         """The `nbest` best hypotheses of a sentence, best first (fewer if fewer were found). None: the model's default."""
         m = self.m
+        if m.architecture != "gnmt-moe":
+            raise ValueError(f"a model of architecture {m.architecture} does not translate: use --score")
         if m.rules != "paper":
             raise ValueError(f"only the paper's rules are known here, the model wants {m.rules}: see tests/gnmt_numpy.py")
         beam, alpha, constant, beta, prune, factor, offset = (
@@ -449,10 +568,12 @@ def load(path, dtype=torch.float32):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
-        description="Translates or scores the lines of standard input with the reference model: slow, plain, exact.",
+        description="Translates or scores the lines of standard input with the reference model: slow, plain, exact. A "
+                    "language model scores lines of text, a classifier lines of numbers.",
         epilog="Output: one translation per line (a blank line for a blank line); with --nbest N up to N translations, "
                "separated by TABs; with --json one object per line: translation, score, ids, token_logprobs, nbest; with "
-               "--score log-probability TAB number of tokens, the end counted.")
+               "--score, and of a language model, log-probability TAB number of tokens, the end counted; of a classifier "
+               "the log-probabilities of the classes.")
     parser.add_argument("-m", dest="model", metavar="FILE", required=True, help="model file or training checkpoint")
     parser.add_argument("-t", dest="language", metavar="LANG", help="target language, if the model has languages")
     parser.add_argument("--ids", action="store_true", help="lines are token ids (pieces only) separated by spaces, in and out")
@@ -486,6 +607,27 @@ def dump_forced(model, out, prefix, source, target):
     model.trace = None
 
 
+def score_lines(model, encode):
+    """Of every line of standard input: log-probability TAB number of tokens, the end counted."""
+    for number, line in enumerate(sys.stdin, 1):
+        pieces = encode(line.rstrip("\r\n"))
+        try:
+            logprobs = model.language_score(pieces) if pieces else None
+        except IndexError as error:
+            sys.exit(f"reference.py: line {number}: {error}")
+        print("" if logprobs is None else f"{logprobs.sum().item():.7g}\t{len(logprobs)}", flush=True)
+
+
+def classify_lines(model):
+    """Of every line of standard input, the inputs separated by spaces: the log-probabilities of the classes."""
+    for number, line in enumerate(sys.stdin, 1):
+        x = [float(value) for value in line.split()]
+        if len(x) != model.m.width:
+            sys.exit(f"reference.py: line {number}: {len(x)} numbers, the model reads {model.m.width}")
+        logprobs = model.classify(torch.tensor([x], dtype=model.dtype))[0]
+        print(" ".join(f"{value:.7g}" for value in logprobs.tolist()), flush=True)
+
+
 def main():
     args = parse_arguments()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as other filters: end quietly when nobody reads
@@ -497,8 +639,10 @@ def main():
         sys.exit(f"reference.py: {error}")
     if args.language and args.language not in model.languages:
         sys.exit(f"reference.py: the model knows the languages {' '.join(model.languages) or '(none)'}")
+    if model.m.architecture == "deep-moe":
+        return classify_lines(model)
     tag = model.languages.get(args.language)
-    if model.m.source_tag and tag is None:
+    if model.m.architecture == "gnmt-moe" and model.m.source_tag and tag is None:
         sys.exit(f"reference.py: -t is one of {' '.join(model.languages)}")
     if args.ids:
         encode = lambda text: [int(x) for x in text.split()]
@@ -512,6 +656,8 @@ def main():
         else:
             sys.exit("reference.py: the model has no tokenizer: use --ids or --spm")
         encode, decode = pieces.encode, pieces.decode
+    if model.m.architecture == "moe-lm":
+        return score_lines(model, encode)
     beam = args.beam or model.m.beam
     if args.nbest is not None and not 1 <= args.nbest <= beam:
         sys.exit(f"reference.py: --nbest is from 1 to the beam, {beam}")

@@ -9,7 +9,7 @@
 The model is the one of "Outrageously Large Neural Networks" (Shazeer et al. 2017, appendix E), sized by a recipe: LSTM layers
 with projection, a bidirectional bottom layer, one MoE layer in the encoder and one in the decoder, additive attention, tied
 embeddings. Gates: strictly balanced (appendix F: batchwise mask in training, learned thresholds at inference) or noisy top-k
-(section 2.1) with importance and load losses.
+(section 2.1) with importance and load losses; of one level, or with --groups of two (appendix B). They are in gating.py.
 
 Files in --out
     resume.pt    everything that training needs to go on: weights, optimizer, average, position in the data, elapsed time
@@ -52,6 +52,7 @@ import torch.nn.functional as F  # noqa: E402
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import data  # noqa: E402
+import gating  # noqa: E402
 from data import BOS, EOS, LANGUAGES, PAD, TAG, UNK  # noqa: E402
 
 
@@ -595,13 +596,15 @@ class DropoutAdd(torch.autograd.Function):
 
 # ---- Model -------------------------------------------------------------------------------------------------------------
 
-def make_config(recipe, vocabulary, gate, k=None):
+def make_config(recipe, vocabulary, gate, k=None, groups=0):
     """The config of a recipe: what the checkpoint carries and the model is built from."""
-    d, H, experts, default_k = {"cpu": (256, 512, 32, 2), "gpu": (512, 1024, 32, 4)}[recipe]
+    d, H, experts, default_k = {"cpu": (256, 512, 32, 2), "gpu": (512, 1024, 32, 2 if groups else 4)}[recipe]
     lstm = {"type": "lstmp", "hidden": H, "proj": d, "residual": True}
     moe = {"type": "moe", "experts": experts, "k": k or default_k, "hidden": H,
            "gate": {"balanced": "batchwise/threshold", "noisy": "noisy top-k"}[gate], "empty": "top1",
-           "activation": "relu", "output": "sigmoid", "residual": True}
+           "activation": "relu", "output": "sigmoid", "residual": True, **({"groups": groups} if groups else {})}
+    if groups and not (groups > 0 and experts % groups == 0 and 1 <= moe["k"] <= min(groups, experts // groups)):
+        raise SystemExit(f"{experts} experts in {groups} groups, {moe['k']} wanted of each level: that cannot be")
     return {"arch": "gnmt-moe", "vocab_size": vocabulary, "d_model": d, "embed_scale": float(math.isqrt(d)),
             "shared_embedding": True, "pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS, "languages": dict(TAG),
             "never_generated": [PAD, UNK, BOS, *TAG.values()],
@@ -624,19 +627,22 @@ def weight_shapes(config):
 
     def moe(name, layer):
         n, h = layer["experts"], layer["hidden"]
-        if layer["gate"] == "noisy top-k":
-            shapes[name + ".gate.weight"] = (d, n), 0.0
-            shapes[name + ".gate.noise"] = (d, n), 0.0
-        else:  # equal columns would send every expert the same tokens
-            shapes[name + ".gate.weight"] = (d, n), 0.5 * d ** -0.5
-            shapes[name + ".gate.threshold"] = (n,), 0.0
+        for gate, width in (("parent", layer.get("groups", 0)), ("gate", n)):
+            if not width:
+                continue
+            if layer["gate"] == "noisy top-k":
+                shapes[f"{name}.{gate}.weight"] = (d, width), 0.0
+                shapes[f"{name}.{gate}.noise"] = (d, width), 0.0
+            else:  # equal columns would send every expert the same tokens
+                shapes[f"{name}.{gate}.weight"] = (d, width), 0.5 * d ** -0.5
+                shapes[f"{name}.{gate}.threshold"] = (width,), 0.0
         shapes[name + ".experts.w_up"] = (n, d, h), (2 / d) ** 0.5
         shapes[name + ".experts.w_down"] = (n, h, d), h ** -0.5
 
     shapes["embedding.weight"] = (config["vocab_size"], d), 0.5 / config["embed_scale"]
     for side in "encoder", "decoder":
-        for i, layer in enumerate(config[side]):
-            name, inputs = f"{side}.{i}", 2 * d if side == "decoder" and i == 0 else d
+        for i, layer in enumerate(config.get(side, [])):  # a language model has no encoder and no attention
+            name, inputs = f"{side}.{i}", 2 * d if side == "decoder" and i == 0 and "attention" in config else d
             if layer["type"] == "moe":
                 moe(name, layer)
             elif layer["type"] == "lstmp":
@@ -646,16 +652,21 @@ def weight_shapes(config):
                 lstm(name + ".bwd", inputs, layer["hidden"], layer["proj"])
             else:
                 raise ValueError(f"unknown layer type {layer['type']}")
-    a = config["attention"]["size"]
-    shapes["attention.w_key"] = (a, d), d ** -0.5
-    shapes["attention.w_query"] = (a, config["decoder"][0]["proj"]), d ** -0.5
-    shapes["attention.v"] = (a,), a ** -0.5
+    if "attention" in config:
+        a = config["attention"]["size"]
+        shapes["attention.w_key"] = (a, d), d ** -0.5
+        shapes["attention.w_query"] = (a, config["decoder"][0]["proj"]), d ** -0.5
+        shapes["attention.v"] = (a,), a ** -0.5
     return shapes
 
 
 def orthogonalised(name, shape):
     """Whether Muon takes this weight: the matrices of LSTM and attention. Everything else goes to Adam."""
-    return len(shape) == 2 and not name.startswith("embedding") and ".gate." not in name
+    return len(shape) == 2 and not name.startswith("embedding") and not of_gate(name)
+
+
+def of_gate(name):
+    return ".gate." in name or ".parent." in name
 
 
 class Model:
@@ -680,7 +691,9 @@ class Model:
                 if name.endswith(".bias"):
                     view[shape[0] // 4:shape[0] // 2] = 1.0  # forget gates
                 if name.endswith(".threshold"):
-                    view.fill_(1.0 / shape[0])
+                    parent = name.replace(".gate.", ".parent.")
+                    inside = shape[0] // shapes[parent][0][0] if parent != name and parent in shapes else shape[0]
+                    view.fill_(1.0 / inside)
             weight = view.data
             weight.grad = self.grad[at:at + size[name]].view(shape)
             weight.requires_grad_(not name.endswith(".threshold"))
@@ -707,52 +720,61 @@ class Model:
         w = self.weights
         return Lstm.apply(x, w[name + ".w_x"], w[name + ".w_r"], w[name + ".bias"], w[name + ".w_proj"], packed, reverse)
 
-    def _balanced(self, name, x, k):
-        """Appendix F. Returns the weight of every expert for every row, zero where not selected, and the mask."""
-        weight, threshold = self.weights[name + ".weight"], self.weights[name + ".threshold"]
-        p = (x @ weight).softmax(1)
+    def _balanced(self, name, x, k, *pairs):
+        """Appendix F: (Gate, None) of one level. pairs: row, group and the number of groups, for the level inside groups."""
+        p, threshold = x @ self.weights[name + ".weight"], self.weights[name + ".threshold"]
+        p = (gating.of_pairs(p, *pairs) if pairs else p).softmax(1)
         with torch.no_grad():
-            if self.training:  # eq 18: the m largest of each column
-                m = max(1, k * len(x) // p.shape[1])
-                mask = torch.zeros_like(p.t(), dtype=torch.bool)
-                mask.scatter_(1, p.detach().t().topk(m, sorted=False).indices, True)
-                mask = mask.t().contiguous()
-                threshold.grad += (m - (p > threshold).sum(0)) / len(x)  # of eq 20, by its own hand: it is no part of the loss
+            if not self.training:
+                mask = gating.threshold_mask(p, threshold.view(pairs[2], -1)[pairs[1]] if pairs else threshold)
+            elif pairs:
+                mask, gradient = gating.batchwise_groups(p, threshold, *pairs[1:], k)
+                threshold.grad += gradient
             else:
-                mask = p > threshold
-            empty = ~mask.any(1)
-            mask[empty, p.detach()[empty].argmax(1)] = True
-        if self.gate_statistics is not None:
-            self.gate_statistics.setdefault(name, []).append((mask.sum(0), empty.sum(), len(x)))
-        g = p * mask
-        return g / g.sum(1, keepdim=True), mask
+                mask, m = gating.batchwise_mask(p, k)  # eq 20 is no part of the loss: its gradient is known
+                threshold.grad += gating.threshold_gradient(p, threshold, m) / len(x)
+        return gating.masked(p, mask), None
 
-    def _noisy(self, name, x, k):
-        """Section 2.1: eq 3-5 with the importance and load losses of eq 6-11."""
+    def _noisy(self, name, x, k, *pairs):
+        """Section 2.1, eq 3-5: (Gate, chance of every expert to be selected) of one level."""
         clean = x @ self.weights[name + ".weight"]
+        if pairs:
+            clean = gating.of_pairs(clean, *pairs)
         if not self.training:
-            top = clean.topk(k).indices
-            mask = torch.zeros_like(clean, dtype=torch.bool).scatter_(1, top, True)
-            if self.gate_statistics is not None:
-                self.gate_statistics.setdefault(name, []).append((mask.sum(0), torch.tensor(0), len(x)))
-            return clean.masked_fill(~mask, -math.inf).softmax(1), mask
+            return gating.topk(clean, k), None
         deviation = F.softplus(x @ self.weights[name + ".noise"]) + 0.01
-        noisy = clean + torch.randn_like(clean) * deviation
-        top = noisy.topk(k + 1)
-        mask = torch.zeros_like(clean, dtype=torch.bool).scatter_(1, top.indices[:, :k], True)
-        g = noisy.masked_fill(~mask, -math.inf).softmax(1)
-        others = torch.where(mask, top.values[:, k:], top.values[:, k - 1:k])  # k-th largest of the other experts
-        load = torch.special.ndtr((clean - others) / deviation).sum(0)
+        if pairs:
+            deviation = gating.of_pairs(deviation, *pairs)
+        return gating.noisy_topk(clean, deviation, k, torch.randn_like(clean))
 
-        def cv2(t):
-            return t.var(correction=0) / (t.mean() ** 2 + 1e-10)
+    def _gate(self, name, layer, x):
+        """The Gate of a MoE layer, of one level or two (appendix B); adds the losses of eq 6-11, 13 and 14."""
+        level = self._noisy if layer["gate"] == "noisy top-k" else self._balanced
+        groups, k, loads = layer.get("groups"), layer["k"], None
+        if groups:
+            parent, parent_chance = level(name + ".parent", x, k)
+            row, group = gating.pairs(parent)
+            child, chance = level(name + ".gate", x, k, row, group, groups)
+            gate = gating.two_level(parent, child, row, group)
+            if chance is not None:
+                loads = gating.load_two_level(parent_chance, chance, group)
+        else:
+            gate, chance = level(name + ".gate", x, k)
+            if chance is not None:
+                loads = gating.load(chance)
+        if loads is not None:
+            self.balance_loss = self.balance_loss + self.balance(gate.weights, loads)
+        if self.gate_statistics is not None:
+            self.gate_statistics.setdefault(name + ".gate", []).append(
+                (gate.mask.sum(0), gate.empty.sum(), len(x), gating.importance(gate.weights)))
+        return gate
 
-        self.balance_loss = self.balance_loss + 0.01 * (cv2(g.sum(0)) + cv2(load))
-        return g, mask
+    def balance(self, weights, loads):
+        """Importance and load loss of a gate, weighted as for translation (appendix E)."""
+        return 0.01 * (gating.importance_loss(weights) + gating.load_loss(loads))
 
     def _moe(self, name, layer, x):
-        gate = self._noisy if layer["gate"] == "noisy top-k" else self._balanced
-        g, mask = gate(name + ".gate", x, layer["k"])
+        g, mask, _ = self._gate(name, layer, x)
         expert, row = mask.t().nonzero(as_tuple=True)
         y = Experts.apply(x, g[row, expert], row, mask.sum(0).tolist(), self.weights[name + ".experts.w_up"],
                           self.weights[name + ".experts.w_down"])
@@ -856,7 +878,7 @@ def write_atomically(value, path):
 def inference_checkpoint(config, weights, **more):
     """Layout "moe-checkpoint-1": bfloat16, gates, thresholds and attention.v in float32."""
     def stored(name, weight):
-        exact = ".gate." in name or name == "attention.v"
+        exact = of_gate(name) or name == "attention.v"
         return weight.detach().to("cpu", torch.float32 if exact else torch.bfloat16).clone()
     return {"format": "moe-checkpoint-1", "config": {**config, **more},
             "weights": {name: stored(name, weight) for name, weight in weights.items()}}
@@ -910,8 +932,8 @@ class Evaluation:
             rows = sum(x[2] for x in entries)
             row.update({f"{name}.empty": round(float(sum(x[1] for x in entries)) / rows, 4),
                         f"{name}.experts": round(float(load.sum()) / rows, 3),
-                        f"{name}.cv": round(float(load.std(correction=0) / load.mean()), 3),
-                        f"{name}.max": round(float(load.max() / load.mean()), 2)})
+                        f"{name}.cv_importance": round(gating.cv(sum(x[3] for x in entries)), 3),
+                        f"{name}.cv": round(gating.cv(load), 3), f"{name}.max": round(float(load.max() / load.mean()), 2)})
         return row
 
     def _one(self, model, name, target, sources, references):
@@ -1033,7 +1055,7 @@ class Trainer:
             start = read_inference(options.init)
             config = {key: x for key, x in start["config"].items() if key not in ("training_minutes", "target_tokens_seen")}
         else:
-            config = make_config(options.recipe, size, options.gate, options.k)
+            config = make_config(options.recipe, size, options.gate, options.k, options.groups)
         if config["vocab_size"] != size:
             raise SystemExit(f"the vocabulary has {size} pieces, the model {config['vocab_size']}")
         self.model = Model(config, options.device, options.seed)
@@ -1093,7 +1115,7 @@ class Trainer:
             with open(path, newline="") as file:
                 columns = next(csv.reader(file))
         with open(path, "a", newline="") as file:
-            writer = csv.DictWriter(file, columns)
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")  # a file of an older trainer has fewer columns
             if not file.tell():
                 writer.writeheader()
             writer.writerow(row)
@@ -1365,7 +1387,8 @@ def arguments():
                         "gpu: d 512, LSTM 1024, 32 experts of 1024, k 4, 16,000 pieces")
     p.add_argument("--gate", choices=("balanced", "noisy"), default="balanced",
                    help="strictly balanced with thresholds, or noisy top-k")
-    p.add_argument("--k", type=int, help="experts per token (default: of the recipe)")
+    p.add_argument("--k", type=int, help="experts per token (default: of the recipe); with --groups: of each level (2)")
+    p.add_argument("--groups", type=int, default=0, help="two levels of gates (appendix B): groups of experts; 0: one level")
     p.add_argument("--minutes", type=float, default=145, help="training time in all, over all resumes: end of the schedule")
     p.add_argument("--batch-tokens", type=float, default=2000, help="tokens per batch, mean of source and target, at first")
     p.add_argument("--batch-growth", type=float, default=1.4, help="factor that the batch reaches at half time")
