@@ -225,6 +225,27 @@ def calibrated_experts_get_equal_shares():
 
 
 @test
+def calibrated_experts_of_groups_get_equal_shares():
+    """All groups are wanted, so all rows count in every group; none is added where a mask is empty. One line: every line begins
+    with the same probabilities, and of equal ones on both sides of the threshold none is selected."""
+    r = random.Random(3)
+    lines = [" ".join(str(r.randrange(4, 40)) for _ in range(600))]
+    with tempfile.TemporaryDirectory() as folder:
+        model, out, path = folder + "/model.bin", folder + "/out.bin", folder + "/r"
+        meta, tensors = small_models.language(groups=4, k=1, parent="softmax", parent_k=4, empty="zero")
+        small_models.write(model, dict(meta, **{"limit.target": 1000}), tensors)
+        calibrate(model, out, lines, "--ids")
+        assert run([SCORE, "-m", out, "--ids", "-q", "--routing", path], "\n".join(lines) + "\n").returncode == 0
+        load = [0] * 12
+        with open(path) as file:
+            rows = [json.loads(x) for x in file][1:]
+        for e in rows:
+            for expert in e["experts"]:
+                load[expert] += 1
+        assert set(load) == {len(rows) // 3}, (len(rows), load)
+
+
+@test
 def calibrating_changes_thresholds_and_nothing_else():
     with tempfile.TemporaryDirectory() as folder:
         out = folder + "/out.bin"

@@ -11,7 +11,8 @@
  *
  * The closed form. Of X rows, an expert that competes with n-1 others for k places shall get m = k X / n (rounded down, at least
  * 1). Those with its m largest probabilities are the ones above the (m+1)-th largest, so that one is its threshold: eq 18
- * becomes eq 19. With two levels X is counted for each group: the rows that selected it.
+ * becomes eq 19; of equal probabilities on both sides of the border none is selected. With two levels X is counted for each
+ * group: the rows that selected it.
  *
  * Memory. m + 1 probabilities are kept of every expert, k X + n numbers for a gate, however many experts there are. To know m the
  * rows are counted first: where one level is all there is, from the lengths of the lines; with groups by a pass of its own.
