@@ -10,7 +10,7 @@
  * cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
  *
  * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8. Only
- * ids, parents and lengths go up for a step, only the best tokens come down.
+ * ids, parents and lengths (a classifier's inputs) go up for a step, only the best tokens come down.
  *
  * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda_emu.h, which runs every kernel on the processor:
  * so kernels are launched by MOE_LAUNCH alone, use no warp primitives, and every thread of a block meets every barrier.

@@ -2,9 +2,9 @@
  *
  * Usage: gpu_run MODEL DEVICE SENTENCES LENGTH BATCH BEAM [trace]
  *        gpu_run write DIRECTORY     small models of the gating family, which moe-make-random does not make
- * Sentences have 1 to 2 * LENGTH - 1 tokens, the same ones in every run. A language model scores up to LENGTH tokens, a classifier
- * gets rows of numbers and gives its BEAM best classes. With `trace` a line for every tensor of every step: its name, size and a
- * sum of its bits; two devices are to be traced with the same BATCH. */
+ * Sentences have 1 to 2 * LENGTH - 1 tokens, the same ones in every run. A language model scores up to LENGTH tokens, a
+ * classifier gets rows of numbers and gives its BEAM best classes. With `trace` a line for every tensor of every step: its name,
+ * size and a sum of its bits; two devices are to be traced with the same BATCH. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
@@ -154,7 +154,8 @@ int main(int argc, char **argv) {
     f.ids = calloc(2 * f.length, sizeof *f.ids);
     f.answers = calloc(f.n, sizeof *f.answers);
     if (!f.ids || !f.answers) return 3;
-    if (f.kind == MOE_MODEL_CLASSIFIER ? classify(s, &f, moe_model_width(m), (size_t)p.nbest, &e) : moe_translate(s, pull, done, &f, &e))
+    if (f.kind == MOE_MODEL_CLASSIFIER ? classify(s, &f, moe_model_width(m), (size_t)p.nbest, &e)
+                                       : moe_translate(s, pull, done, &f, &e))
         return fprintf(stderr, "%s\n", e.message), 3;
     translated = seconds();
     stats = moe_session_stats(s);

@@ -450,9 +450,9 @@ static inline size_t mw_at_value(const mw_meta *e) { return e->at + mw_up(8 + st
 static inline const char *mw_name(const char *prefix, const char *rest) {
     static char names[8][64];
     static unsigned next;
-    char *name = names[next++ % 8];
-    snprintf(name, 64, "%s%s", prefix, rest);
-    return name;
+    char name[64]; /* prefix may be one of names */
+    snprintf(name, sizeof name, "%s%s", prefix, rest);
+    return memcpy(names[next++ % 8], name, sizeof name);
 }
 
 /* prefix "encoder.0." for keys; `tensors` "encoder.0." or "encoder.0.fwd." */
@@ -608,8 +608,7 @@ static inline mw_model *mw_small(int variant, uint32_t type, uint64_t seed) {
 /* ---- The gating family, and models without encoder ---- */
 
 static inline void mw_random_gate(mw_model *m, const char *prefix, const char *part, const char *gate, size_t n, size_t level, size_t in) {
-    char names[40];
-    snprintf(names, sizeof names, "%.16s%.16s", prefix, part);
+    const char *names = mw_name(prefix, part);
     mw_random_matrix(m, mw_name(names, ".weight"), MW_F32, n, in, 0.8f);
     mw_random_vector(m, mw_name(names, ".bias"), n, -0.5f, 0.5f);
     if (strcmp(gate, "threshold") == 0)
