@@ -252,7 +252,7 @@ $(BUILD)/moe-translate-emulated: $(BUILD)/moe-translate.o $(FRONT) $(BUILD)/moe-
 	$(LINK) $^ $(TOOL_LIBS) -o $@
 
 # For tests/gpu-check, on a machine with a GPU.
-$(BUILD)/gpu_run: tests/gpu_run.c $(MOE_OBJECTS) $(BUILD)/.objects
+$(BUILD)/gpu_run: tests/gpu_run.c $(TEST_HEADERS) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(CC) $(C_FLAGS) -c tests/gpu_run.c -o $@.o
 	$(LINK) $@.o $(MOE_OBJECTS) -lm $(CUDA_LIBS) -o $@
 
