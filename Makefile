@@ -251,6 +251,10 @@ $(BUILD)/test_cuda: $(BUILD)/test_cuda.o $(BUILD)/cuda_emu.o
 $(BUILD)/moe-translate-emulated: $(BUILD)/moe-translate.o $(FRONT) $(BUILD)/moe-with-cuda.o $(BUILD)/cuda_emu.o
 	$(LINK) $^ $(TOOL_LIBS) -o $@
 
+# For tests/parity.py.
+$(BUILD)/parity: tests/parity.c moe.h $(LIBRARY)
+	$(CC) $(C_FLAGS) tests/parity.c $(LIBRARY) -lm $(CUDA_LIBS) -o $@
+
 # For tests/gpu-check, on a machine with a GPU.
 $(BUILD)/gpu_run: tests/gpu_run.c $(TEST_HEADERS) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(CC) $(C_FLAGS) -c tests/gpu_run.c -o $@.o
