@@ -4877,10 +4877,7 @@ static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
     float *best = work.thread + thread * work.thread_floats;
     int32_t *rows = (int32_t *)(void *)(best + moe_round_up(job->run->graph->rows, 16));
     size_t competing = 0, m;
-    for (size_t r = 0; r < job->rows; r++) {
-        competing += (size_t)moe_gate_competes(t, r, expert);
-        work.mask[r * t->cols + expert] = 0;
-    }
+    for (size_t r = 0; r < job->rows; r++) competing += (size_t)moe_gate_competes(t, r, expert);
     m = moe_min(competing, moe_max(1, t->gating->k * competing / t->gating->level));
     for (size_t i = 0; i < m; i++) best[i] = moe_from_bits(0xff800000u);
     for (size_t r = 0; r < job->rows && m; r++)
@@ -4892,8 +4889,11 @@ static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
 static void moe_compute_gate(const moe_run *run, const moe_tensor *t) {
     const size_t cost = t->grouped ? t->src[1]->gating->level * t->gating->level : 16 * t->gating->level;
     moe_row_job job = { run, t, run->frame->rows, 1, moe_compute_gate_row };
+    moe_layout at = { t->work, 0, 0 };
+    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
+    if (work.mask) memset(work.mask, 0, job.rows * t->cols);
     moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
-    if (t->gate != MOE_GATE_BATCHWISE) return;
+    if (!work.mask) return;
     moe_pool_run(run->pool, t->cols, moe_batchwise_task, &job);
     moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
 }
