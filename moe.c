@@ -3165,6 +3165,13 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
     }
 }
 
+/* Refuse a tensor, the one that r->key names, if one of its n numbers is not finite. */
+static void moe_check_finite(moe_reader *r, const float *v, size_t n, const char *where) {
+    for (size_t i = 0; r->status == MOE_OK && i < n; i++)
+        if (!(v[i] >= -FLT_MAX && v[i] <= FLT_MAX))
+            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "element %zu of tensor %s is not a finite number", i, r->key);
+}
+
 static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const char *format, const char *name) {
     const moe_tensor_info *t;
     const float *v;
@@ -3184,12 +3191,8 @@ static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const
         return NULL;
     }
     v = (const float *)(const void *)(r->model->file.data + t->offset);
-    for (size_t i = 0; i < n; i++)
-        if (!(v[i] >= -FLT_MAX && v[i] <= FLT_MAX)) {
-            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "element %zu of tensor %s is not a finite number", i, r->key);
-            return NULL;
-        }
-    return v;
+    moe_check_finite(r, v, n, where);
+    return r->status == MOE_OK ? v : NULL;
 }
 
 static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t in) {
@@ -3209,9 +3212,7 @@ static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t c
     moe_bind_matrix(r, out, rows, cols, optional, format, name);
     if (r->status == MOE_OK && out->rows && out->type != MOE_TYPE_F32)
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s must be f32: routing is never quantised", r->key);
-    for (size_t i = 0; r->status == MOE_OK && i < out->rows * out->cols; i++)
-        if (!(((const float *)out->data)[i] >= -FLT_MAX && ((const float *)out->data)[i] <= FLT_MAX))
-            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "element %zu of tensor %s is not a finite number", i, r->key);
+    moe_check_finite(r, out->data, out->rows * out->cols, r->key);
 }
 
 /* One level of gates over `n` experts or groups in all, `level` of which compete. `name`: "encoder.2.gate", "encoder.2.parent". */
