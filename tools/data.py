@@ -4,13 +4,16 @@ The corpus is a folder of `train/*.tsv.xz` and `dev/*.tsv.xz` files: a header ro
 and one column per language; any two non-empty cells of a row are a pair, usable in both directions.
 
 `prepare` turns it into a cache: a SentencePiece model trained on a balanced sample and, for every file and language, the
-pieces of all cells as one flat uint16 array with offsets. `Mixture` draws pairs from that cache by shares of target
-tokens, each source shuffled without replacement, and cuts them into batches of sentences of like length.
+pieces of all cells as one flat uint16 array with offsets; beside the files two tables of noise that are made from Tatoeba, so
+that ordinary input works. `Mixture` draws pairs from that cache by shares of target tokens, each source shuffled without
+replacement, and cuts them into batches of sentences of like length.
 """
 import glob
 import json
 import lzma
 import os
+import random
+import re
 
 import numpy as np
 import sentencepiece
@@ -30,6 +33,7 @@ SHARES = {
     "phpdoc": (0.005, 0.002), "pydoc": (0.004, 0), "gnomehelp": (0.002, 0.001), "debhandbook": (0.003, 0.002),
     "mozilla_www": (0.002, 0.001), "bible": (0.004, 0.002), "suttacentral": (0.003, 0.001), "interface": (0.003, 0.001),
     "picard": (0.0005, 0), "cryptpad": (0.0005, 0),
+    "noise": (0.030, 0.015), "same": (0.004, 0.004),  # made here: see noise_tables
 }
 
 
@@ -51,11 +55,117 @@ def read_dev(corpus, name, source, target, limit):
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
+# ---- Noise -------------------------------------------------------------------------------------------------------------
+
+EMOJI = [chr(c) for low, high in ((0x1F600, 0x1F64F), (0x1F300, 0x1F5FF), (0x1F680, 0x1F6C5), (0x1F90C, 0x1F9FF))
+         for c in range(low, high)] + "\u2764\ufe0f \u2600\ufe0f \u2615 \u2705 \u2b50 \u263a\ufe0f".split()
+SCRIPTS = ((0x0410, 0x044F), (0x0391, 0x03C9), (0x4E00, 0x9FA5), (0x3041, 0x3096), (0x30A1, 0x30FA), (0x05D0, 0x05EA),
+           (0x0620, 0x064A), (0xAC00, 0xD7A3), (0x0904, 0x0939), (0x0E01, 0x0E2E))
+LETTERS = "eeeeaaaiiooutttnnssrrldcmpbgfhvkwyjxqz"
+
+
+def a_word(r, low=2, high=9):
+    return "".join(r.choice(LETTERS) for _ in range(r.randint(low, high)))
+
+
+def an_address(r):
+    host = a_word(r, 3, 10) + "." + r.choice("com org net de fr es eu io co.uk gov edu info".split())
+    return r.choice((f"https://www.{host}/{a_word(r)}", f"http://{host}", f"https://{host}/{a_word(r)}/{r.randint(1, 999)}",
+                     f"www.{host}", host, f"{a_word(r)}@{host}", f"{a_word(r)}.{a_word(r)}@{host}", f"@{a_word(r)}",
+                     f"#{a_word(r)}", f"/{a_word(r)}/{a_word(r)}.{r.choice('txt pdf py c html'.split())}"))
+
+
+def a_number(r):
+    n = r.randint(0, 10 ** r.randint(1, 6))
+    return r.choice((f"{n}", f"{n}", f"{r.randint(0, 99)}.{r.randint(0, 99)}", f"{r.randint(0, 99)},{r.randint(0, 99)}",
+                     f"{r.randint(0, 23)}:{r.randint(0, 59):02}", f"{n} %", f"{n} km", f"{n} €", f"${n}", f"-{n}",
+                     f"{r.randint(1, 12)}/{r.randint(1, 28)}/{r.randint(1950, 2030)}", f"{r.randint(100, 999)}-{n}",
+                     f"v{r.randint(0, 9)}.{r.randint(0, 30)}.{r.randint(0, 9)}", f"{r.choice('ABCDEFGHIJKLM')}{n}",
+                     f"+{r.randint(1, 99)} {r.randint(100, 999)} {n}"))
+
+
+def an_emoji(r):
+    return r.choice(EMOJI) * r.choice((1, 1, 1, 2, 3))
+
+
+def foreign_words(r, count):
+    low, high = r.choice(SCRIPTS)
+    return " ".join("".join(chr(r.randint(low, high)) for _ in range(r.randint(1, 6))) for _ in range(count))
+
+
+def some_signs(r):
+    return r.choice((r.choice("!?.,;:-()[]{}<>/|*+=#%&@^~_\"'-") * r.randint(1, 25),
+                     "".join(r.choice("!?.,;:-()[]{}<>/|*+=#%&@^~_\"'") for _ in range(r.randint(1, 16)))))
+
+
+def some_markup(r, cells):
+    tag, name = r.choice("p b i li a div span h1 td".split()), a_word(r, 1, 6)
+    before = r.choice((f"<{tag}>", f"<{tag} class=\"{name}\">", f"<{tag} id=\"{name}\">", f"<a href=\"{an_address(r)}\">"))
+    return [f"{before}{cell}</{before[1:].split()[0].rstrip('>')}>" for cell in cells]
+
+
+def copied(r):
+    """Something that is the same in all languages."""
+    return r.choice((an_address, a_number, a_number, an_emoji, lambda r: foreign_words(r, 1)))(r)
+
+
+def noisy_row(r, cells, more):
+    """Cells of one row, which mean the same, with the same noise in each. `more()`: cells of another row."""
+    roll = r.random()
+    if roll < 0.20:
+        return [cell.upper() for cell in cells]
+    if roll < 0.30:
+        return [re.sub(r"[.,;:!?¡¿\"]", "", cell).lower().strip() for cell in cells]
+    if roll < 0.55:
+        what = copied(r)
+        where = r.random()
+        if where < 0.4:
+            return [f"{cell} {what}" for cell in cells]
+        if where < 0.8:
+            return [f"{what} {cell}" for cell in cells]
+        return [f"{cell[:-1]} {what}{cell[-1]}" if cell[-1:] in ".!?" else f"{cell} ({what})" for cell in cells]
+    if roll < 0.80:
+        for _ in range(r.randint(1, 4)):
+            cells = [f"{cell} {next_cell}" for cell, next_cell in zip(cells, more())]
+        return cells
+    if roll < 0.85:
+        return some_markup(r, cells)
+    what = r.choice((an_address, a_number, an_emoji, some_signs, some_signs, lambda r: foreign_words(r, r.randint(1, 6)),
+                     lambda r: foreign_words(r, r.randint(1, 6)), lambda r: " ".join(copied(r) for _ in range(r.randint(1, 5))),
+                     lambda r: r.choice(LETTERS) * r.randint(3, 60), lambda r: " ".join([a_word(r)] * r.randint(2, 20)),
+                     lambda r: f"{a_word(r)}({a_word(r)}, {r.randint(0, 99)});"))(r)
+    return [what] * len(cells)
+
+
+def noise_tables(tables, rows, seed):
+    """Two tables made of short plain sentences. "noise": capitals, no capitals, things that are copied (numbers, addresses, emoji,
+    unknown scripts, markup), several sentences in a row, nothing but such things. "same": sentences that are in the target language
+    already, which stay as they are."""
+    r = random.Random(seed)
+    noise, same = {language: [] for language in LANGUAGES}, {language: [] for language in LANGUAGES}
+    sources = [table for name, table in sorted(tables.items()) if name.startswith("tatoeba")]
+    for table in sources:
+        languages, n = list(table), len(next(iter(table.values())))
+        for _ in range(rows // len(sources)):
+            def take():
+                while True:
+                    at = r.randrange(n)
+                    if all(table[language][at] for language in languages):
+                        return [table[language][at] for language in languages]
+            cells = dict(zip(languages, noisy_row(r, take(), take)))
+            for language in LANGUAGES:
+                noise[language].append(cells.get(language, ""))
+            cells = dict(zip(languages, take()))
+            for language in LANGUAGES:
+                same[language].append(cells.get(language, ""))
+    return {"noise": noise, "same": same}
+
+
 # ---- Vocabulary and cache ----------------------------------------------------------------------------------------------
 
 def train_vocabulary(tables, path, size, sentences_per_language, seed):
     """Trains the shared unigram vocabulary on the same number of sentences of each language, drawn by the shares."""
-    random = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     sample = []
     for language in LANGUAGES:
         having = {name: table[language] for name, table in tables.items() if language in table}
@@ -63,8 +173,8 @@ def train_vocabulary(tables, path, size, sentences_per_language, seed):
         for name, cells in having.items():
             cells = [cell for cell in cells if cell]
             count = min(len(cells), round(sentences_per_language * sum(SHARES[name]) / weight))
-            sample += [cells[i] for i in random.choice(len(cells), count, replace=False)]
-    random.shuffle(sample)
+            sample += [cells[i] for i in generator.choice(len(cells), count, replace=False)]
+    generator.shuffle(sample)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sample), model_prefix=path[:-len(".model")], model_type="unigram", vocab_size=size,
         normalization_rule_name="nmt_nfkc", character_coverage=0.9998, byte_fallback=True,
@@ -94,6 +204,7 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
         log("training the vocabulary")
         train_vocabulary(tables, model, vocabulary_size, 80_000, seed=1)
     pieces = sentencepiece.SentencePieceProcessor(model_file=model)
+    tables.update(noise_tables(tables, 120_000, seed=1))
     for name, table in tables.items():
         log(f"encoding {name}")
         arrays = {}
@@ -110,7 +221,8 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
 # ---- The mix -----------------------------------------------------------------------------------------------------------
 
 class Source:
-    """All usable pairs of one file, with or without English, in shuffled epochs without replacement."""
+    """All usable pairs of one file, with or without English, in shuffled epochs without replacement. The pairs of "same" are
+    those of a sentence with itself."""
 
     def __init__(self, name, arrays, english, max_pieces, max_ratio, seed):
         self.name, self.arrays, self.seed = name, arrays, seed
@@ -120,7 +232,7 @@ class Source:
         size = {x: np.diff(arrays[x + "_offsets"]) for x in present}
         for a in present:
             for b in present:
-                if a == b or ("en" in (a, b)) != english:
+                if (a == b) != (name == "same") or ("en" in (a, b)) != english:
                     continue
                 long, short = np.maximum(size[a], size[b]), np.minimum(size[a], size[b])
                 row = np.nonzero((short > 0) & (long <= max_pieces) & (long <= max_ratio * short + 3))[0]
@@ -135,8 +247,7 @@ class Source:
         self.shuffle()
 
     def shuffle(self):
-        random = np.random.default_rng([self.seed, self.epoch])
-        self.order = random.permutation(len(self.pairs)).astype(np.int32)
+        self.order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.pairs)).astype(np.int32)
 
     def take(self, tokens):
         """Indices of the next pairs, about `tokens` target tokens of them."""
@@ -191,13 +302,13 @@ class Mixture:
             self.credit[number] -= source.lengths[taken, 1].sum()
             taken = taken[source.lengths[taken].max(1, initial=0) <= longest]
             drawn.append(np.stack([np.full(len(taken), number), taken, *source.lengths[taken].T], 1))
-        random = np.random.default_rng([self.seed, 7, self.pools])
-        pool = random.permutation(np.concatenate(drawn))
+        generator = np.random.default_rng([self.seed, 7, self.pools])
+        pool = generator.permutation(np.concatenate(drawn))
         pool = pool[np.argsort(pool[:, 2] + pool[:, 3], kind="stable")]
         cost = np.cumsum((pool[:, 2] + pool[:, 3]) / 2)
         cuts = np.searchsorted(cost, np.arange(1, int(cost[-1] / batch_tokens)) * batch_tokens)
         self.batches = [x for x in np.split(pool, cuts) if len(x)]
-        random.shuffle(self.batches)
+        generator.shuffle(self.batches)
         self.pools, self.used = self.pools + 1, 0
 
     def next(self, batch_tokens, longest):

@@ -20,7 +20,8 @@ Files in --out
     pid          of the running trainer; SIGTERM or SIGINT makes it save and stop, SIGSTOP and SIGCONT pause it
 
 The learning rate follows elapsed training time, not steps: warm-up, constant, then linear to zero at the end of --minutes.
-A step counts 10 s at most, so that a paused trainer does not use up its schedule.
+A step counts 10 s at most, so that a paused trainer does not use up its schedule. With --tokens it follows the tokens instead,
+so that models can be compared that saw the same batches.
 
 How it is made fast on a CPU: sequences are packed (nothing is padding), each LSTM layer does its input product for all steps
 at once and only the recurrent product per step, experts run one dense product each over the tokens sorted by expert, and
@@ -601,10 +602,14 @@ def make_config(recipe, vocabulary, gate, k=None, groups=0):
     d, H, experts, default_k = {"cpu": (256, 512, 32, 2), "gpu": (512, 1024, 32, 2 if groups else 4)}[recipe]
     lstm = {"type": "lstmp", "hidden": H, "proj": d, "residual": True}
     moe = {"type": "moe", "experts": experts, "k": k or default_k, "hidden": H,
-           "gate": {"balanced": "batchwise/threshold", "noisy": "noisy top-k"}[gate], "empty": "top1",
+           "gate": {"balanced": "batchwise/threshold", "noisy": "noisy top-k", "dense": "softmax"}[gate], "empty": "top1",
            "activation": "relu", "output": "sigmoid", "residual": True, **({"groups": groups} if groups else {})}
     if groups and not (groups > 0 and experts % groups == 0 and 1 <= moe["k"] <= min(groups, experts // groups)):
         raise SystemExit(f"{experts} experts in {groups} groups, {moe['k']} wanted of each level: that cannot be")
+    if gate == "dense":  # one expert as wide as k of them (the paper's MoE-1-Wide)
+        if groups:
+            raise SystemExit("--gate dense has one expert: no --groups")
+        moe.update(experts=1, k=1, hidden=moe["k"] * H)
     return {"arch": "gnmt-moe", "vocab_size": vocabulary, "d_model": d, "embed_scale": float(math.isqrt(d)),
             "shared_embedding": True, "pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS, "languages": dict(TAG),
             "never_generated": [PAD, UNK, BOS, *TAG.values()],
@@ -633,8 +638,9 @@ def weight_shapes(config):
             if layer["gate"] == "noisy top-k":
                 shapes[f"{name}.{gate}.weight"] = (d, width), 0.0
                 shapes[f"{name}.{gate}.noise"] = (d, width), 0.0
-            else:  # equal columns would send every expert the same tokens
-                shapes[f"{name}.{gate}.weight"] = (d, width), 0.5 * d ** -0.5
+                continue
+            shapes[f"{name}.{gate}.weight"] = (d, width), 0.5 * d ** -0.5  # equal columns would send every expert the same tokens
+            if layer["gate"] != "softmax":
                 shapes[f"{name}.{gate}.threshold"] = (width,), 0.0
         shapes[name + ".experts.w_up"] = (n, d, h), (2 / d) ** 0.5
         shapes[name + ".experts.w_down"] = (n, h, d), h ** -0.5
@@ -749,6 +755,8 @@ class Model:
 
     def _gate(self, name, layer, x):
         """The Gate of a MoE layer, of one level or two (appendix B); adds the losses of eq 6-11, 13 and 14."""
+        if layer["gate"] == "softmax":
+            return gating.dense(x @ self.weights[name + ".gate.weight"])
         level = self._noisy if layer["gate"] == "noisy top-k" else self._balanced
         groups, k, loads = layer.get("groups"), layer["k"], None
         if groups:
@@ -1167,8 +1175,10 @@ class Trainer:
             log(line)
         end, saved, shown = self.minutes() * 60, self.elapsed, time.time()
         window, before = [], time.time()
-        while not self.stopped and self.elapsed < end:
-            fraction = self.elapsed / end
+        while not self.stopped:
+            fraction = self.tokens / (o.tokens * 1e6) if o.tokens else self.elapsed / end
+            if fraction >= 1:
+                break
             factor = schedule(self.step, fraction, o.warmup, o.decay_from)
             growth = min(1.0, fraction / 0.5)
             batch_tokens = round(o.batch_tokens * (1 + (o.batch_growth - 1) * growth), -2)
@@ -1191,9 +1201,9 @@ class Trainer:
             if now - shown > (1 if sys.stderr.isatty() else 30):
                 shown = now
                 speed = sum(x[1] for x in window) / sum(x[0] for x in window)
-                progress(f"{self.elapsed / 60:6.1f}/{end / 60:.0f} min  step {self.step}  {self.tokens / 1e6:.2f} M tokens  "
+                progress(f"{self.elapsed / 60:6.1f} min, {100 * fraction:.0f} %  step {self.step}  {self.tokens / 1e6:.2f} M tokens  "
                          f"{speed:.0f} tokens/s  loss {sum(self.losses) / len(self.losses):.3f}  gradient {norm:.2f}  "
-                         f"rate {o.rate * factor:.2e}  batch {batch_tokens:.0f}  ETA {(end - self.elapsed) / 60:.0f} min")
+                         f"rate {o.rate * factor:.2e}  batch {batch_tokens:.0f}  ETA {self.elapsed / 60 * (1 / fraction - 1):.0f} min")
             end = self.minutes() * 60 if self.step % 20 == 0 else end
             if self.since_evaluation > o.evaluate_every * 60:
                 self.since_evaluation = 0.0
@@ -1385,11 +1395,12 @@ def arguments():
     p.add_argument("--recipe", choices=("cpu", "gpu"), default="cpu",
                    help="cpu: d 256, LSTM 512, 32 experts of 512, k 2, 8,000 pieces; "
                         "gpu: d 512, LSTM 1024, 32 experts of 1024, k 4, 16,000 pieces")
-    p.add_argument("--gate", choices=("balanced", "noisy"), default="balanced",
-                   help="strictly balanced with thresholds, or noisy top-k")
+    p.add_argument("--gate", choices=("balanced", "noisy", "dense"), default="balanced",
+                   help="strictly balanced with thresholds, noisy top-k, or one expert with the multiply-adds of k for comparison")
     p.add_argument("--k", type=int, help="experts per token (default: of the recipe); with --groups: of each level (2)")
     p.add_argument("--groups", type=int, default=0, help="two levels of gates (appendix B): groups of experts; 0: one level")
     p.add_argument("--minutes", type=float, default=145, help="training time in all, over all resumes: end of the schedule")
+    p.add_argument("--tokens", type=float, help="train for so many million target tokens instead of --minutes")
     p.add_argument("--batch-tokens", type=float, default=2000, help="tokens per batch, mean of source and target, at first")
     p.add_argument("--batch-growth", type=float, default=1.4, help="factor that the batch reaches at half time")
     p.add_argument("--optimizer", choices=("adam", "muon"), default="muon",

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""The shipped translation model on input as people type it: 2,000 lines of noise in four target languages.
+
+    tests/test_robustness.py            prints `ok NAME` and `FAIL NAME`
+    tests/test_robustness.py --show     the rates and some translations instead
+    tests/test_robustness.py -m FILE    of another model
+
+What must hold for every line: it is answered, an empty one by an empty one, and no answer is longer than three times the line
+and ten words (made-up text and endless repetition are the classical failures). The rest are rates, which must not fall behind
+LIMITS: how many answers repeat themselves where the line did not, and how many numbers, addresses and emoji come through.
+"""
+import argparse
+import os
+import random
+import re
+import subprocess
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
+LANGUAGES = ("en", "de", "fr", "es")
+LINES = 500  # of each target language
+
+SENTENCES = {
+    "en": """The weather is very nice today. | I would like a cup of tea, please. | My brother works in a small shop.
+        Can you tell me where the station is? | She did not want to talk about it. | We have been waiting for two hours.
+        The meeting was moved to next week. | He bought a new car last month. | Do you have time tomorrow morning?
+        The children are playing in the garden. | I have lost my keys again. | That is not what I wanted to say.
+        The government has announced a new plan for the schools. | Please open the window, it is too hot in here.""",
+    "de": """Das Wetter ist heute sehr schön. | Ich hätte gern eine Tasse Tee. | Mein Bruder arbeitet in einem kleinen Laden.
+        Können Sie mir sagen, wo der Bahnhof ist? | Sie wollte nicht darüber sprechen. | Wir warten seit zwei Stunden.
+        Die Sitzung wurde auf nächste Woche verschoben. | Er hat letzten Monat ein neues Auto gekauft.
+        Hast du morgen früh Zeit? | Die Kinder spielen im Garten. | Ich habe wieder meine Schlüssel verloren.
+        Das wollte ich nicht sagen. | Die Regierung hat einen neuen Plan für die Schulen angekündigt.""",
+    "fr": """Il fait très beau aujourd'hui. | Je voudrais une tasse de thé, s'il vous plaît. | Mon frère travaille dans un petit magasin.
+        Pouvez-vous me dire où est la gare ? | Elle ne voulait pas en parler. | Nous attendons depuis deux heures.
+        La réunion a été reportée à la semaine prochaine. | Il a acheté une nouvelle voiture le mois dernier.
+        As-tu le temps demain matin ? | Les enfants jouent dans le jardin. | J'ai encore perdu mes clés.
+        Ce n'est pas ce que je voulais dire. | Le gouvernement a annoncé un nouveau plan pour les écoles.""",
+    "es": """Hoy hace muy buen tiempo. | Quisiera una taza de té, por favor. | Mi hermano trabaja en una tienda pequeña.
+        ¿Puede decirme dónde está la estación? | Ella no quería hablar de eso. | Llevamos dos horas esperando.
+        La reunión se aplazó a la semana que viene. | El mes pasado compró un coche nuevo. | ¿Tienes tiempo mañana por la mañana?
+        Los niños juegan en el jardín. | He vuelto a perder mis llaves. | Eso no es lo que quería decir.
+        El gobierno ha anunciado un nuevo plan para las escuelas.""",
+}
+SENTENCES = {language: [s.strip() for s in re.split(r"\||\n", text)] for language, text in SENTENCES.items()}
+
+EMOJI = "😀 😂 👍 ❤️ 🎉 🚀 😢 🙏 🔥 ☕".split()
+SCRIPTS = ((0x0430, 0x044F), (0x03B1, 0x03C9), (0x4E00, 0x4FFF), (0x3042, 0x3093), (0x05D0, 0x05EA), (0x0627, 0x064A), (0xAC00, 0xAD00))
+
+
+def address(r):
+    word = lambda: "".join(r.choice("abcdeghilmnoprstuw") for _ in range(r.randint(4, 8)))  # noqa: E731
+    return r.choice((f"https://www.{word()}.org/{word()}", f"http://{word()}.com", f"{word()}@{word()}.net", f"www.{word()}.de"))
+
+
+def number(r):
+    return r.choice((str(r.randint(10, 99)), str(r.randint(1000, 9999)), f"{r.randint(1, 23)}:{r.randint(10, 59)}",
+                     f"{r.randint(1, 99)}.{r.randint(1, 9)}", f"{r.randint(100, 999)}-{r.randint(100, 999)}"))
+
+
+def foreign(r, words):
+    low, high = r.choice(SCRIPTS)
+    return " ".join("".join(chr(r.randint(low, high)) for _ in range(r.randint(2, 7))) for _ in range(words))
+
+
+def typos(r, text):
+    letters = list(text)
+    for _ in range(max(1, len(letters) // 12)):
+        i = r.randrange(len(letters) - 1)
+        letters[i], letters[i + 1] = letters[i + 1], letters[i]
+    return "".join(letters)
+
+
+def kept(part):
+    """Makes a kind of line with something in it that must come through."""
+    def make(r, s):
+        what = part(r)
+        return r.choice((f"{s} {what}", f"{what} {s}")), what
+    return make
+
+
+def long(r, some):
+    return " ".join(r.choice(some) for _ in range(r.randint(6, 40)))
+
+
+# kind -> line, or (line, what must come through), from random numbers, a sentence, and all sentences of its language
+KINDS = {
+    "empty": lambda r, s, some: r.choice(("", " ", "\t")),
+    "one word": lambda r, s, some: r.choice(re.findall(r"\w+", s)),
+    "capitals": lambda r, s, some: s.upper(),
+    "no capitals, no points": lambda r, s, some: re.sub(r"[^\w ']", "", s.lower()),
+    "typing errors": lambda r, s, some: typos(r, s),
+    "numbers": lambda r, s, some: kept(number)(r, s),
+    "addresses": lambda r, s, some: kept(address)(r, s),
+    "emoji": lambda r, s, some: kept(lambda r: r.choice(EMOJI))(r, s),
+    "unknown script": lambda r, s, some: foreign(r, r.randint(1, 6)),
+    "unknown script inside": lambda r, s, some: f"{s[:-1]} {foreign(r, 1)}{s[-1]}",
+    "signs only": lambda r, s, some: "".join(r.choice("!?.,;:-()[]{}<>/\\|*+=#%&@^~_\"'") for _ in range(r.randint(1, 30))),
+    "one letter": lambda r, s, some: r.choice("aeoxz!?") * r.randint(5, 80),
+    "one word again and again": lambda r, s, some: " ".join([r.choice(re.findall(r"\w+", s))] * r.randint(3, 30)),
+    "words in any order": lambda r, s, some: " ".join(r.sample(s.split(), len(s.split()))),
+    "already translated": lambda r, s, some: s,
+    "two sentences": lambda r, s, some: f"{s} {r.choice(some)}",
+    "very long": lambda r, s, some: long(r, some),
+    "markup": lambda r, s, some: f"<p class=\"{r.choice('abc')}\">{s}</p>",
+    "code": lambda r, s, some: f"for (int i = 0; i < {r.randint(2, 99)}; i++) x[i] = {r.randint(1, 9)};",
+}
+
+
+def lines(target, seed):
+    """LINES of (kind, language, line, what must come through or None)."""
+    r = random.Random(f"{target} {seed}")
+    for i in range(LINES):
+        kind = list(KINDS)[i % len(KINDS)]
+        language = target if kind == "already translated" else r.choice([x for x in LANGUAGES if x != target])
+        line = KINDS[kind](r, r.choice(SENTENCES[language]), SENTENCES[language])
+        yield kind, language, *(line if isinstance(line, tuple) else (line, None))
+
+
+def repeats(text):
+    """Up to four words that stand in a row four times, or eight letters that do."""
+    return bool(re.search(r"(?<!\S)(\S+(?: \S+){0,3})(?: \1){3}(?!\S)", text) or re.search(r"(\S{1,8}?)\1{11}", text))
+
+
+def translate(model, target, some):
+    command = [os.path.join(BIN, "moe-translate"), "-m", model, "-t", target, "-q", "--device", "cpu", "--truncate"]
+    result = subprocess.run(command, input="".join(x + "\n" for x in some), stdout=subprocess.PIPE, text=True, encoding="utf-8",
+                            cwd=ROOT)
+    return result.returncode, result.stdout.split("\n")[:-1]
+
+
+# What may be, of 100 lines of a kind, at most repeat themselves, and must come through at least.
+LIMITS = {"repeats": 100, "numbers": 0, "addresses": 0, "emoji": 0}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", default="models/en-de-fr-es.bin")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--show", action="store_true")
+    o = parser.parse_args()
+    count, looped, through, examples, failures = {}, {}, {}, {}, []
+    for target in LANGUAGES:
+        asked = list(lines(target, o.seed))
+        status, answers = translate(o.model, target, [line for _, _, line, _ in asked])
+        if status != 0 or len(answers) != len(asked):
+            failures.append(f"to {target}: status {status}, {len(answers)} answers to {len(asked)} lines")
+            continue
+        for (kind, language, line, what), answer in zip(asked, answers):
+            count[kind] = count.get(kind, 0) + 1
+            if not line.strip() and answer:
+                failures.append(f"to {target}: nothing became '{answer}'")
+            if len(answer.split()) > 3 * len(line.split()) + 10:
+                failures.append(f"to {target}, {kind}: {len(line.split())} words became {len(answer.split())}: {line!r}: {answer!r}")
+            bad = repeats(answer) and not repeats(line)
+            looped[kind] = looped.get(kind, 0) + bad
+            if what:
+                through[kind] = through.get(kind, 0) + (what in answer)
+            examples.setdefault(kind, []).append((bad, f"{language}-{target} {line!r}: {answer!r}"))
+    if o.show:
+        for kind in count:
+            print(f"{kind}: {count[kind]} lines, {looped[kind]} repeat themselves" +
+                  (f", {through[kind]} came through" if kind in through else ""))
+            for bad, text in sorted(examples[kind], key=lambda x: not x[0])[:6]:
+                print("   ", "LOOP" if bad else "    ", text[:300])
+        print(*failures, sep="\n")
+        return
+    total = sum(looped.values())
+    rates = {"repeats": 100 * total / max(1, sum(count.values())), **{k: 100 * n / count[k] for k, n in through.items()}}
+    checks = [(f"{sum(count.values())} noisy lines are answered in measure", not failures, "; ".join(failures[:5])),
+              (f"{rates['repeats']:.1f} % of the answers repeat themselves", rates["repeats"] <= LIMITS["repeats"], ""),
+              *((f"{rates[k]:.0f} % of the {k} come through", rates.get(k, 0) >= LIMITS[k], "") for k in ("numbers", "addresses", "emoji"))]
+    for name, good, why in checks:
+        print(f"ok {name}" if good else f"FAIL {name}: {why or LIMITS}")
+
+
+if __name__ == "__main__":
+    main()
