@@ -279,7 +279,7 @@ BAD = {
     "half a character": b"Good \xe2\x82",
     "NUL": b"Good \0 morning",
     "1 MB": b"a" * (1 << 20) + b"b",
-    "too many tokens": b"Good morning. " * 1000,
+    "too many tokens": b"good morning " * 1000,
 }
 
 
@@ -301,6 +301,21 @@ def truncate_cuts_and_reports():
         result = translate(line + b"\n" + LINES[1].encode() + b"\n", "--truncate")
         assert len(result.lines) == 2 and all(result.lines), (name, result.lines)
         assert "line 1: " in result.complaint and "cut" in result.complaint, (name, result.complaint)
+
+
+@test
+def long_lines_go_sentence_by_sentence():
+    sentences = [LINES[i % 5] for i in (0, 1, 2, 3, 4, 4, 3, 2, 1, 0)]
+    alone = translate("".join(x + "\n" for x in sentences)).lines
+    for options in [], ["--batch", "1"], ["--batch", "2", "--threads", "1"]:
+        both = translate("  ".join(sentences) + " \n\n" + LINES[0] + "\n" + " ".join(sentences), *options).lines
+        assert both == [" ".join(alone), "", alone[0], " ".join(alone)], both
+    assert translate(" ".join(sentences) + "\n", "--split", "0").lines != [" ".join(alone)]
+    assert translate(" ".join(sentences[:2]) + "\n", "--split", "10").lines == [" ".join(alone[:2])]
+    one_bad = translate(LINES[0] + " So" + " good" * 2000 + "! " + LINES[1] + "\n" + LINES[2] + "\n", status=1)
+    assert one_bad.lines == [f"{alone[0]} {alone[1]}", alone[2]] and "1 of 2 lines" in one_bad.complaint, one_bad.complaint
+    for options in ["--json"], ["--nbest", "2"], ["--ids"]:
+        assert run(DE + ["--split", "10"] + options, "Hello\n").returncode == 2
 
 
 @test

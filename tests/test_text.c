@@ -167,7 +167,38 @@ static void an_endless_line_needs_little_memory(void **state) {
     text_bytes_free(&out);
 }
 
-/* ==== 3. The queue ====================================================================================== */
+/* ==== 3. Sentences ====================================================================================== */
+
+static void sentences_end_where_readers_see_it(void **state) {
+    static const char *const texts[] = { /* | where one ends */
+        "Hello.| How are you?| Fine!", "no end at all", "One. two. three", "", "  ", "Wait... what?| Yes!!| No?!| So.",
+        "Dr. No met Mr. Smith and J. R. Ewing.| Then he left.", "Am 3. Oktober kam er, z. B. nach Art. 5 und weiter.| Gut.",
+        "He said: \"Stop.\"| She did.| (Really.)| 12 men came.", "Il dit : \xC2\xAB Non !| \xC2\xBB| Bien.",
+        "\xC2\xBFQu\xC3\xA9?| \xC2\xA1Nada!| \xC3\x89l lo sabe. \xC3\xA9l no", "Ende\xE2\x80\xA6| Anfang", "3.14 is pi.| 2.5 is not.",
+        "Ver 2.0.| New", "\xE5\xA5\xBD\xE3\x80\x82|\xE5\xA5\xBD\xEF\xBC\x81", ". . .| A", "U.S. Army.| Go", "end of 1999.| Begin",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        text_bytes plain = { 0 }, got = { 0 };
+        for (const char *c = texts[i]; *c; c++)
+            if (*c != '|') text_append(&plain, c, 1);
+        text_append(&got, "", 0);
+        for (size_t at = 0, n; at < plain.length; at += n) {
+            n = text_sentence(plain.data + at, plain.length - at);
+            assert_true(n > 0 && n <= plain.length - at);
+            size_t end = n;
+            while (at + n < plain.length && end && plain.data[at + end - 1] == ' ') end--;
+            text_append(&got, plain.data + at, end);
+            if (at + n < plain.length) text_append(&got, "|", 1);
+            text_append(&got, plain.data + at + end, n - end);
+        }
+        assert_string_equal(got.data, texts[i]);
+        text_bytes_free(&plain);
+        text_bytes_free(&got);
+    }
+}
+
+/* ==== 4. The queue ====================================================================================== */
 
 static void jobs_leave_in_order_whatever_finishes_first(void **state) {
     (void)state;
@@ -196,7 +227,7 @@ static void jobs_leave_in_order_whatever_finishes_first(void **state) {
     text_queue_free(&queue);
 }
 
-/* ==== 4. Hostile tokenisers ============================================================================= */
+/* ==== 5. Hostile tokenisers ============================================================================= */
 
 static void refused(const void *bytes, size_t size, const char *why) {
     char error[200] = "";
@@ -260,6 +291,7 @@ int main(void) {
         cmocka_unit_test(lines_survive_any_cutting),
         cmocka_unit_test(long_lines_are_kept_to_the_limit),
         cmocka_unit_test(an_endless_line_needs_little_memory),
+        cmocka_unit_test(sentences_end_where_readers_see_it),
         cmocka_unit_test(jobs_leave_in_order_whatever_finishes_first),
         cmocka_unit_test(damaged_tokenisers_are_refused),
         cmocka_unit_test(a_trie_with_a_circle_is_refused),

@@ -31,7 +31,7 @@
 typedef struct options {
     program_common common;
     const char *target, *source, *device;
-    int beam, nbest, batch_tokens, gpu_memory; /* -1: not given */
+    int beam, nbest, batch_tokens, gpu_memory, split; /* -1: not given */
     float length_penalty, coverage_penalty, prune; /* NaN: not given */
     const char *preset;
     int score, self_test;
@@ -58,6 +58,8 @@ static void usage(FILE *to) {
           "      --coverage-penalty B  beta of the GNMT coverage penalty; 0 is none\n"
           "      --prune MARGIN        drop hypotheses this much worse than the best (natural log); 0 is never\n"
           "      --max-len N           longest line and longest translation, in tokens\n"
+          "      --split N             translate lines of more than N characters sentence by sentence; 0: never (default: 120; 0 with\n"
+          "                            --json, --nbest, --score, --routing, --ids and --pretokenized, which show whole lines)\n"
           "      --truncate            cut a line at the first thing that cannot be used, rather than leave it out\n"
           "\n"
           "Input and output\n"
@@ -101,7 +103,8 @@ static void usage(FILE *to) {
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     enum {
-        BEAM = 256, NBEST, BATCH_TOKENS, LENGTH_PENALTY, COVERAGE_PENALTY, PRUNE, PRESET, SCORE, SELF_TEST, DEVICE, GPU_MEMORY
+        BEAM = 256, NBEST, BATCH_TOKENS, LENGTH_PENALTY, COVERAGE_PENALTY, PRUNE, PRESET, SCORE, SELF_TEST, DEVICE, GPU_MEMORY,
+        SPLIT
     };
     static const struct option known[] = {
         PROGRAM_OPTIONS, PROGRAM_GATE_OPTIONS, PROGRAM_STREAM_OPTIONS, PROGRAM_LINE_OPTIONS,
@@ -113,11 +116,12 @@ static int parse_options(int argc, char **argv, options *o) {
         { "prune", required_argument, NULL, PRUNE },      { "preset", required_argument, NULL, PRESET },
         { "score", no_argument, NULL, SCORE },            { "self-test", no_argument, NULL, SELF_TEST },
         { "device", required_argument, NULL, DEVICE },    { "gpu-memory", required_argument, NULL, GPU_MEMORY },
+        { "split", required_argument, NULL, SPLIT },
         { NULL, 0, NULL, 0 }
     };
     program_common *common = &o->common;
     *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .beam = -1, .nbest = -1,
-                    .batch_tokens = -1, .gpu_memory = -1, .length_penalty = NAN, .coverage_penalty = NAN, .prune = NAN };
+                    .batch_tokens = -1, .gpu_memory = -1, .split = -1, .length_penalty = NAN, .coverage_penalty = NAN, .prune = NAN };
     int c, status = -1;
     while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT "i:t:s:", known, NULL)) != -1) {
         switch (c) {
@@ -133,6 +137,7 @@ static int parse_options(int argc, char **argv, options *o) {
         case SCORE: o->score = 1; break;
         case DEVICE: o->device = optarg; break;
         case GPU_MEMORY: status = program_int("gpu-memory", optarg, 1, 1 << 30, &o->gpu_memory); break;
+        case SPLIT: status = program_int("split", optarg, 0, TEXT_MAX_LINE, &o->split); break;
         case SELF_TEST: o->self_test = 1; break;
         default: status = program_option(common, c); break;
         }
@@ -146,6 +151,10 @@ static int parse_options(int argc, char **argv, options *o) {
         return program_usage_error("--preset is paper, nvidia, tf or mlperf, not '%s'", o->preset);
     if (common->ids && common->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
     if (o->score && o->nbest > 0) return program_usage_error("--score and --nbest do not go together");
+    const int whole = common->json || o->nbest > 0 || o->score || common->routing || common->ids || common->pretokenized;
+    if (whole && o->split > 0)
+        return program_usage_error("--split does not go together with --json, --nbest, --score, --routing, --ids or --pretokenized");
+    if (o->split < 0) o->split = whole ? 0 : 120;
     if (o->self_test && (o->score || common->ids || common->pretokenized || common->json || common->input || common->output || common->routing))
         return program_usage_error("--self-test reads and writes nothing else");
     if (o->self_test && (common->gating || common->noise)) return program_usage_error("--self-test is for the model's own gates");
@@ -538,8 +547,8 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
 /* Everything once model and session stand. */
 static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params) {
     const program_common *c = &o->common;
-    app a = { .options = o, .flow = { .options = c, .front = front, .done_word = "translated", .ask = app_ask, .see = app_see,
-                                      .line = app_line, .stats = c->stats ? app_stats : NULL } };
+    app a = { .options = o, .flow = { .options = c, .front = front, .done_word = "translated", .split = o->split, .ask = app_ask,
+                                      .see = app_see, .line = app_line, .stats = c->stats ? app_stats : NULL } };
     a.flow.line_options = (text_options){ .ids = c->ids, .pretokenized = c->pretokenized, .score = o->score, .truncate = c->truncate,
                                           .max_source = (size_t)params->max_source, .max_target = (size_t)params->max_target };
     int status = -1;

@@ -363,20 +363,30 @@ static int must_stop(const program_flow *f) { return program_signal || f->out.er
 
 /* Everything that is final leaves now, in one write. */
 static void drain(program_flow *f) {
-    f->block.length = 0;
+    text_bytes *block = &f->block;
+    size_t whole = 0; /* bytes of whole lines */
     for (text_job *job; !f->trouble.code && (job = text_queue_first(&f->queue)); text_queue_remove(&f->queue)) {
         if (job->failed || (job->cut && !f->options->quiet)) program_complain("line %llu: %s", (unsigned long long)job->line, job->note);
-        f->progress.failed += (uint64_t)(job->failed != 0);
-        f->progress.lines++;
-        text_append(&f->block, job->output.data, job->output.length);
-        text_append(&f->block, "\n", 1);
+        if (block->length > whole && job->output.length) text_append(block, " ", 1);
+        text_append(block, job->output.data, job->output.length);
+        f->line_failed |= job->failed;
+        if (!job->more) {
+            text_append(block, "\n", 1);
+            whole = block->length;
+            f->progress.failed += (uint64_t)(f->line_failed != 0);
+            f->progress.lines++;
+            f->line_failed = 0;
+        }
         if (f->leave && f->leave(f, job, &f->trouble)) break;
     }
-    if (f->block.failed) {
+    if (block->failed) {
         f->trouble = no_memory;
         return;
     }
-    if (f->block.length) program_write(&f->out, f->block.data, f->block.length);
+    if (whole) {
+        program_write(&f->out, block->data, whole);
+        memmove(block->data, block->data + whole, block->length -= whole);
+    }
     program_progress_show(&f->progress);
 }
 
@@ -391,12 +401,35 @@ static void finish(program_flow *f, text_job *job, const moe_result *result) {
     drain(f);
 }
 
+static int is_long(const program_flow *f, const text_line *line) {
+    const size_t length = line->length, most = (size_t)f->split;
+    return most && length > most && !line->too_long && !memchr(line->data, '\0', length) && text_utf8_valid(line->data, length) == length &&
+           text_utf8_count(line->data, length) > most;
+}
+
+/* The next line, or the next sentence of a long one; *more: others follow. */
+static text_read next_text(program_flow *f, int wait, text_line *line, int *more) {
+    *more = 0;
+    if (!f->rest.length) {
+        text_read state = text_reader_next(&f->reader, wait, line);
+        if (state != TEXT_READ_LINE || !is_long(f, line)) return state;
+        f->rest = *line;
+    }
+    *line = f->rest;
+    line->length = text_sentence(line->data, line->length);
+    f->rest.data += line->length;
+    f->rest.length -= line->length;
+    *more = f->rest.length > 0;
+    return TEXT_READ_LINE;
+}
+
 static int flow_pull(void *user, int wait, moe_request *request) {
     program_flow *f = user;
     for (;;) {
-        if (must_stop(f)) return MOE_PULL_CANCEL;
+        int more;
         text_line line;
-        switch (text_reader_next(&f->reader, wait, &line)) {
+        if (must_stop(f)) return MOE_PULL_CANCEL;
+        switch (next_text(f, wait, &line, &more)) {
         case TEXT_READ_LINE: break;
         case TEXT_READ_LATER: return MOE_PULL_LATER;
         case TEXT_READ_END: return MOE_PULL_END;
@@ -408,6 +441,7 @@ static int flow_pull(void *user, int wait, moe_request *request) {
             f->trouble = no_memory;
             return MOE_PULL_CANCEL;
         }
+        job->more = more;
         if (text_job_prepare(f->front, &f->line_options, &line, job, &f->trouble)) return MOE_PULL_CANCEL;
         if (job->failed || (job->blank && !f->blank_too)) {
             finish(f, job, NULL);

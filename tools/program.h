@@ -160,7 +160,8 @@ void program_json_output(cJSON *object, text_bytes *out); /* append it without l
 
 /* moe_translate pulls a request whenever it has room for another. Each pull reads a line and queues a job; a finished job waits
  * in the queue until those before it are finished, then leaves at once. A line that cannot be used is a job that is finished
- * from the start, so it keeps its place. The program sets the first part, zero the rest. */
+ * from the start, so it keeps its place. A line that is split is several jobs in a row. The program sets the first part, zero
+ * the rest. */
 typedef struct program_flow program_flow;
 struct program_flow {
     const program_common *options;
@@ -168,6 +169,7 @@ struct program_flow {
     text_options line_options;
     const char *done_word;  /* "translated" */
     int blank_too;          /* a line of nothing is a request as well */
+    int split;              /* lines of more characters than this go sentence by sentence; 0: every line stays whole */
     void (*ask)(program_flow *flow, text_job *job, moe_request *request);          /* the ids, and what else it takes */
     void (*see)(program_flow *flow, text_job *job, const moe_result *result);      /* a result with a hypothesis */
     moe_status (*line)(program_flow *flow, text_job *job, const moe_result *result, moe_error *error); /* job->output; NULL: no result */
@@ -176,7 +178,9 @@ struct program_flow {
 
     text_reader reader;
     text_queue queue;
-    text_bytes block; /* lines on their way to one write */
+    text_bytes block; /* lines on their way to one write; parts of a line wait in it for the others */
+    text_line rest;   /* of a line that is split; it lies in the reader */
+    int line_failed;  /* a part of the line that is leaving */
     program_output out;
     program_progress progress;
     uint64_t pieces, unknown_pieces; /* of the ids that were asked for */

@@ -171,6 +171,54 @@ size_t text_utf8_cut(const char *data, size_t length, size_t limit) {
     return limit;
 }
 
+size_t text_utf8_count(const char *data, size_t length) {
+    size_t count = 0;
+    for (size_t i = 0; i < length; i++) count += ((unsigned char)data[i] & 0xC0) != 0x80;
+    return count;
+}
+
+/* The bytes of a member of `list` (members separated by spaces) that the text begins with, or with `all` is; 0: of none. */
+static size_t begins_with(const char *list, const char *data, size_t length, int all) {
+    for (size_t n; *list; list += n + (list[n] == ' ')) {
+        n = strcspn(list, " ");
+        if ((all ? n == length : n <= length) && memcmp(list, data, n) == 0) return n;
+    }
+    return 0;
+}
+
+static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (unsigned char)c >= 0x80; }
+
+/* Whether the word before data[end] makes a point there part of it: J. Smith, 3. Oktober, Dr. No. */
+static int is_abbreviated(const char *data, size_t end) {
+    static const char known[] = "Mr Mrs Ms Dr Prof St Sr Sra Sres Hr Nr No Abs Art bzw ca vgl bspw cf fig vol Mme Mlle";
+    size_t begin = end, letters;
+    while (begin && is_letter(data[begin - 1])) begin--;
+    letters = text_utf8_count(data + begin, end - begin);
+    if (letters) return letters == 1 || begins_with(known, data + begin, end - begin, 1);
+    while (begin && data[begin - 1] >= '0' && data[begin - 1] <= '9') begin--;
+    return end - begin == 1 || end - begin == 2;
+}
+
+size_t text_sentence(const char *data, size_t length) {
+    static const char ends[] = ". ! ? \xE2\x80\xA6", wide[] = "\xE3\x80\x82 \xEF\xBC\x81 \xEF\xBC\x9F"; /* ..., of Chinese and Japanese */
+    static const char closing[] = ") ] } \" ' \xC2\xBB \xE2\x80\x9D \xE2\x80\x99 \xE2\x80\x9C \xE3\x80\x8D";
+    for (size_t at = 0, n; at < length; at++) {
+        size_t end = at, next;
+        int spaced = 1; /* whether the sentence needs white space behind it */
+        if ((n = begins_with(wide, data + at, length - at, 0))) spaced = 0;
+        else if (!(n = begins_with(ends, data + at, length - at, 0)) || (data[at] == '.' && is_abbreviated(data, at))) continue;
+        for (; n; n = begins_with(spaced ? ends : wide, data + end, length - end, 0)) end += n;
+        while ((n = begins_with(closing, data + end, length - end, 0))) end += n;
+        for (next = end; next < length && (data[next] == ' ' || data[next] == '\t'); next++) {}
+        if (next == length) return length;
+        if (spaced && (next == end || (data[next] >= 'a' && data[next] <= 'z') ||
+                       (data[next] == '\xC3' && (unsigned char)data[next + 1] >= 0x9F))) /* ß to ÿ */
+            at = end - 1;
+        else return next;
+    }
+    return length;
+}
+
 /* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
 
 static int64_t meta_int(const moe_model *model, const char *key, int64_t otherwise) {
@@ -611,7 +659,7 @@ text_job *text_queue_add(text_queue *queue) {
     text_clear(&job->target);
     text_clear(&job->output);
     job->source_ids.length = job->target_ids.length = 0;
-    job->blank = job->cut = job->failed = job->finished = 0;
+    job->blank = job->cut = job->failed = job->finished = job->more = 0;
     job->note[0] = '\0';
     job->line = 0;
     job->extra = NULL;

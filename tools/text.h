@@ -59,6 +59,13 @@ size_t text_utf8_valid(const char *data, size_t length);
 /* The largest offset <= limit that does not split a character of valid UTF-8. */
 size_t text_utf8_cut(const char *data, size_t length, size_t limit);
 
+/* Characters of valid UTF-8. */
+size_t text_utf8_count(const char *data, size_t length);
+/* Where the first sentence of valid UTF-8 ends, white space behind it included; `length` if there is no other one. A sentence ends
+ * at . ! ? or the like, with what closes quotes and brackets, before white space and something else than a small letter; not
+ * behind initials, ordinals and common abbreviations. */
+size_t text_sentence(const char *data, size_t length);
+
 /* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
 
 /* A vocabulary that the model file lists piece by piece, without SentencePiece. All zero: none. */
@@ -169,6 +176,7 @@ typedef struct text_job {
     char note[256];
     text_bytes output;         /* the caller's, without line break */
     int finished;              /* the caller sets it when `output` is final */
+    int more;                  /* the caller's: its line goes on with the next job */
     void *extra;               /* the caller's; NULL in a new job           */
 } text_job;
 
