@@ -173,7 +173,7 @@ static void sentences_end_where_readers_see_it(void **state) {
     static const char *const texts[] = { /* | where one ends */
         "Hello.| How are you?| Fine!", "no end at all", "One. two. three", "", "  ", "Wait... what?| Yes!!| No?!| So.",
         "Dr. No met Mr. Smith and J. R. Ewing.| Then he left.", "Am 3. Oktober kam er, z. B. nach Art. 5 und weiter.| Gut.",
-        "He said: \"Stop.\"| She did.| (Really.)| 12 men came.", "Il dit : \xC2\xAB Non !| \xC2\xBB| Bien.",
+        "He said: \"Stop.\"| She did.| (Really.)| 12 men came.", "Il dit : \xC2\xAB Non ! \xC2\xBB| Bien.",
         "\xC2\xBFQu\xC3\xA9?| \xC2\xA1Nada!| \xC3\x89l lo sabe. \xC3\xA9l no", "Ende\xE2\x80\xA6| Anfang", "3.14 is pi.| 2.5 is not.",
         "Ver 2.0.| New", "\xE5\xA5\xBD\xE3\x80\x82|\xE5\xA5\xBD\xEF\xBC\x81", ". . .| A", "U.S. Army.| Go", "end of 1999.| Begin",
     };

@@ -208,6 +208,7 @@ size_t text_sentence(const char *data, size_t length) {
         if ((n = begins_with(wide, data + at, length - at, 0))) spaced = 0;
         else if (!(n = begins_with(ends, data + at, length - at, 0)) || (data[at] == '.' && is_abbreviated(data, at))) continue;
         for (; n; n = begins_with(spaced ? ends : wide, data + end, length - end, 0)) end += n;
+        if (length - end > 2 && memcmp(data + end, " \xC2\xBB", 3) == 0) end += 3; /* French quotes */
         while ((n = begins_with(closing, data + end, length - end, 0))) end += n;
         for (next = end; next < length && (data[next] == ' ' || data[next] == '\t'); next++) {}
         if (next == length) return length;
