@@ -196,7 +196,7 @@ static int is_abbreviated(const char *data, size_t end) {
     letters = text_utf8_count(data + begin, end - begin);
     if (letters) return letters == 1 || begins_with(known, data + begin, end - begin, 1);
     while (begin && data[begin - 1] >= '0' && data[begin - 1] <= '9') begin--;
-    return end - begin == 1 || end - begin == 2;
+    return (end - begin == 1 || end - begin == 2) && (!begin || data[begin - 1] == ' ');
 }
 
 size_t text_sentence(const char *data, size_t length) {
