@@ -212,7 +212,7 @@ size_t text_sentence(const char *data, size_t length) {
         while ((n = begins_with(closing, data + end, length - end, 0))) end += n;
         for (next = end; next < length && (data[next] == ' ' || data[next] == '\t'); next++) {}
         if (next == length) return length;
-        if (spaced && (next == end || (data[next] >= 'a' && data[next] <= 'z') ||
+        if (spaced && (next == end || begins_with(ends, data + next, length - next, 0) || (data[next] >= 'a' && data[next] <= 'z') ||
                        (data[next] == '\xC3' && (unsigned char)data[next + 1] >= 0x9F))) /* ß to ÿ */
             at = end - 1;
         else return next;
