@@ -140,7 +140,7 @@ $(BUILD)/routing-html.inc: tools/routing.html
 	  sed -e 's/[\\"?]/\\&/g' -e 's/^/    "/' -e 's/$$/\\n",/' tools/routing.html; echo '};'; } > $@.new
 	@mv $@.new $@
 
-$(BUILD)/moe-routing.o: tools/moe-routing.c $(BUILD)/routing-html.inc tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
+$(BUILD)/moe-routing.o: tools/moe-routing.c $(BUILD)/routing-html.inc $(FRONT_HEADERS) | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -I$(BUILD) -c tools/moe-routing.c -o $@
 
 # Has the engine inside it: it runs single kernels and layers.
@@ -172,7 +172,7 @@ $(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(BUILD)/text.o $(BUILD)/spm.o $(MO
 $(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) -lm $(CUDA_LIBS) -o $@
 
-$(BIN)/moe-routing: $(BUILD)/moe-routing.o $(BUILD)/text.o $(BUILD)/spm.o $(MOE_OBJECTS) $(BUILD)/.objects
+$(BIN)/moe-routing: $(BUILD)/moe-routing.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
 $(BIN)/moe-bench: $(BUILD)/moe-bench.o

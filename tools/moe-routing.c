@@ -44,14 +44,11 @@
 #define _DARWIN_C_SOURCE    /* and on macOS         */
 
 #include "moe.h"
-#include "tools/text.h"
+#include "tools/program.h"
 
 #include "routing-html.inc" /* routing_html[]: the lines of tools/routing.html, made by the Makefile */
 
-#include <cjson/cJSON.h>
-
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdarg.h>
@@ -60,8 +57,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_INPUT = 3, EXIT_INPUT_OUTPUT = 4 };
 
 /* ==== 1. Options ======================================================================================== */
 
@@ -99,32 +94,6 @@ static void usage(FILE *to) {
           to);
 }
 
-static int usage_error(const char *format, ...)
-#ifdef __GNUC__
-    __attribute__((format(printf, 1, 2)))
-#endif
-    ;
-
-static int usage_error(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fputs("moe-routing: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputs("; see moe-routing --help\n", stderr);
-    va_end(arguments);
-    return EXIT_USAGE;
-}
-
-static int parse_int(const char *name, const char *text, int low, int high, int *out) {
-    char *end;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    if (end == text || *end || errno || value < low || value > high)
-        return usage_error("--%s wants a whole number from %d to %d, not '%s'", name, low, high, text);
-    *out = (int)value;
-    return 0;
-}
-
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     enum { TITLE = 256, TOP, MIN_COUNT, EXPERTS, SENTENCES, JSON };
@@ -136,25 +105,25 @@ static int parse_options(int argc, char **argv, options *o) {
         { "version", no_argument, NULL, 'V' },              { NULL, 0, NULL, 0 }
     };
     *o = (options){ .top = 12, .min_count = 5, .experts = 1024, .sentences = 500 };
-    int bad = 0;
-    for (int c; !bad && (c = getopt_long(argc, argv, "o:hV", known, NULL)) != -1;) {
+    int bad = -1;
+    for (int c; bad < 0 && (c = getopt_long(argc, argv, "o:hV", known, NULL)) != -1;) {
         switch (c) {
         case 'o': o->output = optarg; break;
         case TITLE: o->title = optarg; break;
-        case TOP: bad = parse_int("top", optarg, 0, 10000, &o->top); break;
-        case MIN_COUNT: bad = parse_int("min-count", optarg, 1, 1 << 30, &o->min_count); break;
-        case EXPERTS: bad = parse_int("experts", optarg, 0, 1 << 24, &o->experts); break;
-        case SENTENCES: bad = parse_int("sentences", optarg, 0, 1 << 24, &o->sentences); break;
+        case TOP: bad = program_int("top", optarg, 0, 10000, &o->top); break;
+        case MIN_COUNT: bad = program_int("min-count", optarg, 1, 1 << 30, &o->min_count); break;
+        case EXPERTS: bad = program_int("experts", optarg, 0, 1 << 24, &o->experts); break;
+        case SENTENCES: bad = program_int("sentences", optarg, 0, 1 << 24, &o->sentences); break;
         case JSON: o->json = 1; break;
         case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
         case 'V': printf("moe-routing %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
         default: fputs("Try moe-routing --help\n", stderr); return EXIT_USAGE; /* getopt said why */
         }
     }
-    if (bad) return bad;
-    if (optind + 1 != argc) return usage_error("name one routing file, or - for standard input");
+    if (bad >= 0) return bad;
+    if (optind + 1 != argc) return program_usage_error("name one routing file, or - for standard input");
     o->input = argv[optind];
-    if (!o->output && !o->json) return usage_error("say with -o where the page goes");
+    if (!o->output && !o->json) return program_usage_error("say with -o where the page goes");
     if (!o->output) o->output = "-";
     if (o->json) o->top = o->sentences = 0; /* neither is in the summary */
     return -1;
@@ -262,7 +231,7 @@ static int fail(routing *r, const char *format, ...)
 #endif
     ;
 
-/* Always EXIT_INPUT. What the message quotes of the input must be quoted by `quoted`. */
+/* Always EXIT_MODEL, the status for a bad input. What the message quotes of the input must be quoted by `quoted`. */
 static int fail(routing *r, const char *format, ...) {
     char line[700];
     va_list arguments;
@@ -271,7 +240,7 @@ static int fail(routing *r, const char *format, ...) {
     va_end(arguments);
     text_bytes_free(&r->trouble);
     text_append_string(&r->trouble, line);
-    return EXIT_INPUT;
+    return EXIT_MODEL;
 }
 
 static int no_memory(routing *r) { return fail(r, "out of memory"); }
@@ -952,7 +921,7 @@ static int put_preferred(routing *r, layer *l, uint32_t *order, size_t *n_order,
             put_expert(r, l, l->pairs + i, end - i, c, order, n_order, out);
         }
     }
-    int status = rank && wanted && c ? 0 : EXIT_INPUT;
+    int status = rank && wanted && c ? 0 : EXIT_MODEL;
     free(rank), free(wanted), free(c);
     return status;
 }
@@ -981,7 +950,7 @@ static void put_sentences(routing *r, uint32_t *order, size_t *n_order, text_byt
 static int put_data(routing *r, const char *title, text_bytes *out) {
     uint32_t *order = malloc((r->n_tokens + 1) * sizeof *order);
     size_t n_order = 0;
-    int status = order ? 0 : EXIT_INPUT;
+    int status = order ? 0 : EXIT_MODEL;
     put_head(r, title, out);
     for (size_t i = 0; i < r->n_layers && !status; i++) {
         text_append_string(out, i ? ",\n{" : "{");
@@ -1095,7 +1064,7 @@ static int run(const options *o, FILE *in) {
         else status = put_page(&r, title.data, &page);
         if (status || page.failed) {
             fputs("moe-routing: out of memory\n", stderr);
-            status = EXIT_INPUT;
+            status = EXIT_MODEL;
         }
     }
     if (!status && strcmp(o->output, "-") == 0) {
@@ -1110,16 +1079,13 @@ static int run(const options *o, FILE *in) {
 }
 
 int main(int argc, char **argv) {
-    /* a standard stream that is closed would lend its number to the next file opened */
-    for (int fd = 0; fd < 3; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd)
-            return EXIT_INPUT_OUTPUT;
     options o;
-    int status = parse_options(argc, argv, &o);
+    int status = program_begin("moe-routing");
+    if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
     FILE *in = strcmp(o.input, "-") == 0 ? stdin : fopen(o.input, "rb");
     if (!in) return output_error(o.input, errno);
-    if (same_file(in, o.output)) status = usage_error("%s is the input, and would be overwritten", o.output);
+    if (same_file(in, o.output)) status = program_usage_error("%s is the input, and would be overwritten", o.output);
     else status = run(&o, in);
     if (in != stdin) fclose(in);
     return status;
