@@ -28,7 +28,7 @@ int program_begin(const char *name) {
     program_name = name;
     for (int fd = 0; fd < 3; fd++) {
         closed[fd] = fcntl(fd, F_GETFD) < 0 && errno == EBADF;
-        if (closed[fd] && open("/dev/null", O_RDWR) != fd) return EXIT_INPUT_OUTPUT;
+        if (closed[fd] && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) return EXIT_INPUT_OUTPUT;
     }
     return -1;
 }
