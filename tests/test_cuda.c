@@ -134,7 +134,7 @@ static void run_both(const bench *b, int which) {
     memset(graphs, 0, sizeof graphs);
     graphs[which] = moe_describe_graph(&g, plain, NULL);
     graphs[!which].top = graphs[!which].max_source = graphs[!which].rows = 1;
-    CHECK(api->bind(device, graphs, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    CHECK(api->bind(device, graphs, NULL, &e) == MOE_OK, "%s: %s", e.where, e.message);
     CHECK(api->run(device, which, b->two_frames ? &b->frames[1] : &b->frame, compare, &j, &e) == MOE_OK, "%s: %s", e.where,
           e.message);
     CHECK(j.at == j.count, "%zu nodes of %zu", j.at, j.count);
