@@ -1815,18 +1815,16 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
 
 /* Slots are emptied and sentences that have begun take theirs. Not kept as a CUDA graph: their number changes. */
 static void moe_lift_sentences(moe_device *d) {
-    const size_t n = d->sentences.n;
+    const size_t n = d->sentences.n, begun_bytes = n * sizeof(moe_begun), bytes = d->sentences.n_targets * sizeof(int32_t);
+    moe_begun *begun = d->sentences.begun;
+    int32_t *targets = d->sentences.targets;
     if (d->sentences.fresh)
         MOE_LAUNCH(d, moe_k_slots, moe_blocks((size_t)d->searching.slots, MOE_BLOCK), MOE_BLOCK, d->searching);
     d->sentences.fresh = 0;
     if (!n) return;
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->sentences.begun, d->sentences.begun_host, n * sizeof *d->sentences.begun,
-                                    cudaMemcpyHostToDevice, d->stream));
-    if (d->sentences.n_targets)
-        MOE_CUDA_TRY(d, cudaMemcpyAsync(d->sentences.targets, d->sentences.targets_host,
-                                        d->sentences.n_targets * sizeof *d->sentences.targets, cudaMemcpyHostToDevice,
-                                        d->stream));
-    MOE_LAUNCH(d, moe_k_begin, n, MOE_BLOCK, d->searching, d->sentences.begun, d->sentences.targets);
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(begun, d->sentences.begun_host, begun_bytes, cudaMemcpyHostToDevice, d->stream));
+    if (bytes) MOE_CUDA_TRY(d, cudaMemcpyAsync(targets, d->sentences.targets_host, bytes, cudaMemcpyHostToDevice, d->stream));
+    MOE_LAUNCH(d, moe_k_begin, n, MOE_BLOCK, d->searching, begun, targets);
     d->sentences.rows += n;
     d->sentences.n = d->sentences.n_targets = 0;
 }
@@ -1859,8 +1857,8 @@ static void moe_fetch_results(moe_device *d, moe_device_results *out) {
     MOE_CUDA_TRY(d, cudaMemcpyAsync(to, from, head * sizeof *to, cudaMemcpyDeviceToHost, d->stream));
     if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
     if ((size_t)to[2] > head) {
-        MOE_CUDA_TRY(d, cudaMemcpyAsync(to + head, from + head, ((size_t)to[2] - head) * sizeof *to, cudaMemcpyDeviceToHost,
-                                        d->stream));
+        const size_t bytes = ((size_t)to[2] - head) * sizeof *to;
+        MOE_CUDA_TRY(d, cudaMemcpyAsync(to + head, from + head, bytes, cudaMemcpyDeviceToHost, d->stream));
         if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
     }
     d->sentences.rows = (size_t)to[0];
