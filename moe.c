@@ -5476,7 +5476,9 @@ struct moe_session {
     moe_memory memory;
     moe_decoder_state state, begin;
     size_t rows, encode_tokens;
-    moe_slot *slots; /* [batch]; on a device without hypotheses */
+    moe_slot *slots;    /* [batch]; on a device without hypotheses */
+    size_t *by_segment; /* [n_active] active slots as their segments follow each other */
+    size_t n_active;
     /* the group of sentences that is being encoded */
     int32_t *staged;       /* [encode_tokens] their ids, one behind the other */
     size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [batch] */
@@ -5657,6 +5659,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
         }
         if (at->base) s->slots[i] = slot;
     }
+    s->by_segment = moe_carve(at, batch, sizeof *s->by_segment);
     s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
     s->staged_slot = moe_carve(at, batch, sizeof *s->staged_slot);
     s->staged_first = moe_carve(at, batch, sizeof *s->staged_first);
@@ -5918,19 +5921,29 @@ static moe_status moe_session_run(moe_session *s, const moe_graph *g, const moe_
 
 /* First fit for `need` rows of attention memory; SIZE_MAX if there is no such gap. */
 static size_t moe_find_segment(const moe_session *s, size_t need) {
-    const size_t batch = (size_t)s->params.batch;
-    size_t best = SIZE_MAX;
-    for (size_t candidate = 0; candidate <= batch; candidate++) {
-        const moe_slot *c = candidate ? &s->slots[candidate - 1] : NULL;
-        size_t at = c ? c->segment + c->length : 0;
-        int fits = (!c || c->active) && need <= s->memory.tokens && at <= s->memory.tokens - need;
-        for (size_t i = 0; i < batch && fits; i++) {
-            const moe_slot *o = &s->slots[i];
-            if (o->active && at < o->segment + o->length && o->segment < at + need) fits = 0;
-        }
-        if (fits && at < best) best = at;
+    size_t at = 0;
+    for (size_t i = 0; i < s->n_active; i++) {
+        const moe_slot *next = &s->slots[s->by_segment[i]];
+        if (need <= next->segment - at) return at;
+        at = next->segment + next->length;
     }
-    return best;
+    return need <= s->memory.tokens && at <= s->memory.tokens - need ? at : SIZE_MAX;
+}
+
+/* Slot `at`, whose segment is set, joins the active ones. */
+static void moe_activate(moe_session *s, size_t at) {
+    size_t i = s->n_active++;
+    for (; i > 0 && s->slots[s->by_segment[i - 1]].segment > s->slots[at].segment; i--) s->by_segment[i] = s->by_segment[i - 1];
+    s->by_segment[i] = at;
+    s->slots[at].active = 1;
+}
+
+static void moe_deactivate(moe_session *s, size_t at) {
+    size_t i = 0;
+    while (s->by_segment[i] != at) i++;
+    s->n_active--;
+    for (; i < s->n_active; i++) s->by_segment[i] = s->by_segment[i + 1];
+    s->slots[at].active = 0;
 }
 
 static void moe_refuse(const moe_request *request, moe_done_fn done, void *user, moe_status status, const char *message) {
@@ -5998,6 +6011,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     slot->segment = moe_find_segment(s, n);
     slot->length = n;
     slot->user = q->user;
+    moe_activate(s, at);
     slot->key = 0;
     for (size_t i = 0; s->keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
     if (limit > (double)s->params.max_target) limit = (double)s->params.max_target;
@@ -6005,7 +6019,6 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     slot->scoring = q->target != NULL;
     slot->n_target = q->target ? q->n_target : 0;
     if (s->api) {
-        slot->active = 1;
         s->api->begin(s->device, at, slot, q->target);
     } else {
         if (slot->n_target) memcpy(slot->target, q->target, slot->n_target * sizeof *slot->target);
@@ -6051,8 +6064,7 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
 }
 
 /* Pull requests while slots, staging room and attention memory allow. *last: the last answer of the pull function. */
-static moe_status moe_refill(moe_session *s, size_t active, moe_pull_fn pull, moe_done_fn done, void *user, int *last,
-                             moe_error *error) {
+static moe_status moe_refill(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
     size_t group = 0, staged = 0;
     int answer = MOE_PULL_REQUEST;
@@ -6060,7 +6072,7 @@ static moe_status moe_refill(moe_session *s, size_t active, moe_pull_fn pull, mo
         if (s->slots[at].active) continue;
         while (staged + max_source <= s->encode_tokens && moe_find_segment(s, max_source) != SIZE_MAX) {
             moe_request request = { .target_tag = s->params.target_tag };
-            answer = pull(user, active + group == 0, &request);
+            answer = pull(user, s->n_active == 0, &request);
             if (answer != MOE_PULL_REQUEST) break;
             if (!moe_check_request(s, &request, done, user)) continue;
             s->staged_slot[group] = at;
@@ -6077,15 +6089,14 @@ static moe_status moe_refill(moe_session *s, size_t active, moe_pull_fn pull, mo
 
 /* Hand over the first `n` of s->hypotheses, which are those of slot `at`. Its place is free. */
 static void moe_deliver(moe_session *s, size_t at, size_t n, moe_done_fn done, void *user) {
-    moe_slot *slot = &s->slots[at];
-    moe_result result = { slot->user, MOE_OK, "", n, s->hypotheses };
+    moe_result result = { s->slots[at].user, MOE_OK, "", n, s->hypotheses };
     if (!n) {
         result.status = MOE_ERROR_NUMERIC;
         result.message = "the network's output is not a number: the model's weights are broken";
     } else {
         s->stats.target_tokens += s->hypotheses[0].n_ids + (size_t)s->hypotheses[0].finished;
     }
-    slot->active = 0;
+    moe_deactivate(s, at);
     done(user, &result);
 }
 
@@ -6210,12 +6221,6 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     return MOE_OK;
 }
 
-static size_t moe_count_active(const moe_session *s) {
-    size_t active = 0;
-    for (size_t i = 0; i < (size_t)s->params.batch; i++) active += (size_t)s->slots[i].active;
-    return active;
-}
-
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, refill = moe_max(1, batch / 4);
     moe_status status = MOE_OK;
@@ -6223,17 +6228,16 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier: it does not translate");
     while (status == MOE_OK) {
-        size_t active = moe_count_active(s);
-        if (answer != MOE_PULL_END && (active == 0 || batch - active >= refill)) {
-            status = moe_refill(s, active, pull, done, user, &answer, error);
+        if (answer != MOE_PULL_END && (s->n_active == 0 || batch - s->n_active >= refill)) {
+            status = moe_refill(s, pull, done, user, &answer, error);
             if (answer == MOE_PULL_CANCEL) status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
-            active = moe_count_active(s);
         }
         if (status != MOE_OK) break;
-        if (active) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
+        if (s->n_active) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
     for (size_t i = 0; i < batch; i++) s->slots[i].active = 0;
+    s->n_active = 0;
     if (s->api) s->api->forget(s->device);
     return status;
 }
