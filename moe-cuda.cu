@@ -1,4 +1,4 @@
-/* moe-cuda.cu - the CUDA backend of moe.c: both graphs of a session on one GPU. The seam is the last section of moe.h.
+/* moe-cuda.cu - the CUDA backend of moe.c: both graphs of a session and its search on one GPU. The seam is in moe.h, Backends.
  *
  *   1. Checks and memory  the first failure, device memory within a budget, weights on their way up
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
@@ -9,12 +9,18 @@
  * zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers, exact in any order:
  * cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
  *
- * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8. Only
- * ids, parents and lengths (a classifier's inputs) go up for a step, only the best tokens come down.
+ * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8. So do
+ * states and hypotheses: ids go up for a sentence (a classifier's inputs for a step), what it gave comes down when it is done
+ * (a classifier's best classes), and a step in between brings down how many rows the next one has. Beam search is the code of
+ * the processor, in moe.h, a thread to a sentence.
  *
  * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda_emu.h, which runs every kernel on the processor:
  * so kernels are launched by MOE_LAUNCH alone, use no warp primitives, and every thread of a block meets every barrier.
  */
+#define MOE_DEVICE __device__ static inline
+#define MOE_SEARCH MOE_DEVICE
+MOE_DEVICE float moe_expf(float x); /* for the search; room 2 has them */
+MOE_DEVICE float moe_logf(float x);
 #include "moe.h"
 
 #include <float.h>
@@ -47,6 +53,7 @@ static const size_t MOE_WORKSPACE = 32 << 20;  /* cuBLAS's own scratch, given to
 static const size_t MOE_FEW_ROWS = 32;         /* up to so many rows (of an expert, on average) dp4a is used, above cuBLAS   */
 static const size_t MOE_PAIRS = 1 << 14;       /* (row, expert) pairs handled at once, unless one row selects more           */
 static const size_t MOE_SUMS = 1 << 24;        /* integers between a product and what finishes it, unless 32 rows have more  */
+static const size_t MOE_HEAD = 4096;           /* words that a step brings down at once; more results are fetched after them */
 #endif
 
 /* A matrix on the device; of experts all of them, one behind the other. */
@@ -71,6 +78,34 @@ typedef struct moe_known {
     const void *host;
     moe_weights weights;
 } moe_known;
+
+/* A sentence on its way up. */
+typedef struct moe_begun {
+    size_t slot, segment, length, limit;
+    size_t first, n_target; /* where its target is among those that go up */
+    int scoring;
+} moe_begun;
+
+/* The search on the device. A step's rows are in the arrays that a frame has. */
+typedef struct moe_searching {
+    moe_search search;
+    int slots; /* 0: the device does not search */
+    int rows;  /* capacity: parents from here on are no rows */
+    moe_slot *slot;                       /* [slots], and what they point to: */
+    moe_token *tokens;
+    moe_live *live, *next;                /* next: [slots, beam] scratch */
+    moe_finished *finished;
+    int32_t *target;
+    int32_t *ids, *parents, *segment, *length, *want, *hold;
+    moe_answer answer;                    /* but for the coverage: */
+    float *coverage[2];                   /* [rows, max_source] after the step before is in number *turn; by place it stays */
+    const float *attention;
+    int32_t *turn;
+    int32_t *done;                        /* [slots] 0, or where in the results what a slot gave begins */
+    int32_t *results;                     /* MOE_RESULTS words: rows of the next step, slots that are done, words in all */
+} moe_searching;
+
+enum { MOE_RESULTS = 3 };
 
 struct moe_device {
     moe_allocator allocator;
@@ -107,9 +142,20 @@ struct moe_device {
     size_t down_bytes;
     float *top_logprobs, *want_logprob; /* in `down`; behind them: */
     int32_t *top_ids;
-    float *attention; /* [rows, max_source] */
+    float *attention; /* [rows, max_source], stays on the device */
     float *inputs_host, *inputs; /* [rows, input_cols] of a graph that begins with numbers */
     size_t input_cols;
+    /* the search, and sentences that begin with the next step: pinned on the host */
+    moe_searching searching;
+    struct {
+        void *pinned;
+        moe_begun *begun_host, *begun;      /* [slots] */
+        int32_t *targets_host, *targets;    /* [slots, max_target] */
+        int32_t *results_host;
+        size_t n, n_targets, rows;          /* begun, tokens of their targets, rows of those that go on */
+        size_t words;                       /* room for results */
+        int fresh;                          /* slots are to be emptied first */
+    } sentences;
     /* scratch, all for the largest need of any node */
     int32_t *sums;
     size_t n_sums;
@@ -179,6 +225,14 @@ static int moe_check_blas(moe_device *d, cublasStatus_t code, const char *what) 
                              "cuda:%d: cuBLAS: %s: %s; %s", d->index, what, cublasGetStatusString(code),
                              moe_advice(code == CUBLAS_STATUS_ALLOC_FAILED ? cudaErrorMemoryAllocation : cudaErrorUnknown));
     return d->status == MOE_OK;
+}
+
+/* a * b; 0 after a failure. Some of these can be added up. */
+static size_t moe_times(moe_device *d, size_t a, size_t b) {
+    if (d->status == MOE_OK && b && a > SIZE_MAX / 32 / b)
+        d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, "device",
+                             "these parameters ask for more memory than can be addressed");
+    return d->status == MOE_OK ? a * b : 0;
 }
 
 #define MOE_CUDA_TRY(d, call) ((d)->status == MOE_OK && moe_check(d, call, #call))
@@ -280,8 +334,6 @@ enum {
     MOE_TILE = 8     /* rows that a tile of a product takes at most */
 };
 
-#define MOE_DEVICE __device__ static inline
-
 MOE_DEVICE float moe_mul(float a, float b) { return __fmul_rn(a, b); }
 MOE_DEVICE float moe_add(float a, float b) { return __fadd_rn(a, b); }
 MOE_DEVICE float moe_sub(float a, float b) { return __fsub_rn(a, b); }
@@ -292,8 +344,7 @@ MOE_DEVICE float moe_infinity(void) { return __uint_as_float(0x7f800000u); }
 #define MOE_LN2_HIGH 0.693359375f
 #define MOE_LN2_LOW (-2.12194442e-4f)
 
-/* moe_expf */
-MOE_DEVICE float moe_exp(float x) {
+MOE_DEVICE float moe_expf(float x) {
     float clamped = -87.0f > x ? -87.0f : x, t, n, r, y;
     clamped = 87.0f < clamped ? 87.0f : clamped;
     t = moe_add(moe_mul(clamped, 1.44269502f), MOE_ROUND_MAGIC);
@@ -310,16 +361,15 @@ MOE_DEVICE float moe_exp(float x) {
     return x < -87.0f ? 0.0f : y;
 }
 
-MOE_DEVICE float moe_sigmoid(float x) { return moe_div(1.0f, moe_add(1.0f, moe_exp(-x))); }
+MOE_DEVICE float moe_sigmoid(float x) { return moe_div(1.0f, moe_add(1.0f, moe_expf(-x))); }
 
 MOE_DEVICE float moe_tanh(float x) {
     const uint32_t sign = __float_as_uint(x) & 0x80000000u;
-    const float t = moe_exp(moe_mul(__uint_as_float(__float_as_uint(x) & 0x7fffffffu), -2.0f));
+    const float t = moe_expf(moe_mul(__uint_as_float(__float_as_uint(x) & 0x7fffffffu), -2.0f));
     return __uint_as_float(__float_as_uint(moe_div(moe_sub(1.0f, t), moe_add(1.0f, t))) | sign);
 }
 
-/* moe_logf */
-MOE_DEVICE float moe_log(float x) {
+MOE_DEVICE float moe_logf(float x) {
     const uint32_t bits = __float_as_uint(x);
     int32_t exponent;
     float s, z, m, e;
@@ -728,7 +778,7 @@ __global__ void moe_k_attention(moe_attention a) {
         __syncthreads();
     }
     max = moe_block_max(scores, n);
-    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_exp(moe_sub(scores[i], max));
+    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_expf(moe_sub(scores[i], max));
     __syncthreads();
     sum = moe_block_sum(scores, n);
     for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_div(scores[i], sum);
@@ -864,7 +914,7 @@ MOE_DEVICE int moe_select_group(const moe_gating *a, const float *logits, size_t
     moe_choice c = { p, NULL, 0.0f, -1, n - 1 }; /* everybody */
     if (p) {
         max = moe_block_max(logits, n);
-        for (int i = t; i < n; i += MOE_BLOCK) p[i] = moe_exp(moe_sub(logits[i], max));
+        for (int i = t; i < n; i += MOE_BLOCK) p[i] = moe_expf(moe_sub(logits[i], max));
         __syncthreads();
         sum = moe_block_sum(p, n);
         for (int i = t; i < n; i += MOE_BLOCK) p[i] = moe_div(p[i], sum);
@@ -886,7 +936,7 @@ MOE_DEVICE int moe_select_group(const moe_gating *a, const float *logits, size_t
     __syncthreads();
     for (int i = t; i < selected; i += MOE_BLOCK) weights[i] = logits[experts[i] - first];
     max = moe_block_max(weights, selected);
-    for (int i = t; i < selected; i += MOE_BLOCK) weights[i] = moe_exp(moe_sub(weights[i], max));
+    for (int i = t; i < selected; i += MOE_BLOCK) weights[i] = moe_expf(moe_sub(weights[i], max));
     __syncthreads();
     sum = moe_block_sum(weights, selected);
     for (int i = t; i < selected; i += MOE_BLOCK) {
@@ -1076,7 +1126,7 @@ __global__ void moe_k_output(moe_outputs a) {
         last_index = index;
     }
     __syncthreads();
-    for (int i = t; i < n; i += MOE_BLOCK) y[i] = moe_exp(moe_sub(y[i], max >= -FLT_MAX ? max : 0.0f));
+    for (int i = t; i < n; i += MOE_BLOCK) y[i] = moe_expf(moe_sub(y[i], max >= -FLT_MAX ? max : 0.0f));
     __syncthreads();
     sum = moe_block_sum(y, n);
     if (t == 0) {
@@ -1095,12 +1145,12 @@ __global__ void moe_k_join(moe_outputs a) {
     for (int c0 = 0; c0 < a.chunks; c0 += MOE_BLOCK) {
         const int c = c0 + t;
         __syncthreads();
-        if (c < a.chunks) part[t] = moe_mul(a.sum[first + (size_t)c], moe_exp(moe_sub(a.max[first + (size_t)c], max)));
+        if (c < a.chunks) part[t] = moe_mul(a.sum[first + (size_t)c], moe_expf(moe_sub(a.max[first + (size_t)c], max)));
         __syncthreads();
         for (int i = 0; t == 0 && i < MOE_BLOCK && c0 + i < a.chunks; i++) sum = moe_add(sum, part[i]);
     }
     if (t != 0) return; /* no barrier follows */
-    log_sum = sum >= 1.0f && sum <= FLT_MAX ? moe_log(sum) : __uint_as_float(0x7fc00000u);
+    log_sum = sum >= 1.0f && sum <= FLT_MAX ? moe_logf(sum) : __uint_as_float(0x7fc00000u);
     if (a.want[row] >= 0) {
         a.want_logprob[row] = moe_sub(moe_sub(a.want_logprob[row], max), log_sum);
         return;
@@ -1119,6 +1169,154 @@ __global__ void moe_k_join(moe_outputs a) {
             ids[at] = a.ids[i];
         }
     for (size_t i = 0; i < top; i++) logprobs[i] = moe_sub(moe_sub(logprobs[i], max), log_sum);
+}
+
+/* ---- The search: a thread to a slot, but where slots are counted ---- */
+
+/* All slots are free. */
+__global__ void moe_k_slots(moe_searching a) {
+    const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x, beam = (size_t)a.search.beam;
+    if (at == 0) *a.turn = 0;
+    if (at < (size_t)a.slots) {
+        moe_slot *slot = &a.slot[at];
+        slot->active = 0;
+        slot->tokens = a.tokens + at * a.search.max_target * beam;
+        slot->live = a.live + at * beam;
+        slot->finished = a.finished + at * 2 * beam;
+        slot->target = a.target + at * a.search.max_target;
+    }
+}
+
+/* moe_admit: a block to a sentence. */
+__global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32_t *targets) {
+    const moe_begun b = begun[blockIdx.x];
+    moe_slot *slot = &a.slot[b.slot];
+    for (size_t i = threadIdx.x; i < b.n_target; i += MOE_BLOCK) slot->target[i] = targets[b.first + i];
+    if (threadIdx.x != 0) return;
+    slot->segment = b.segment;
+    slot->length = b.length;
+    slot->limit = b.limit;
+    slot->n_target = b.n_target;
+    slot->scoring = b.scoring;
+    moe_slot_begin(slot);
+}
+
+/* moe_fill_frame, in one block. Rows beyond the live ones begin a sentence without source tokens. */
+__global__ void moe_k_fill(moe_searching a, int rows) {
+    const int t = (int)threadIdx.x, each = (a.slots + MOE_BLOCK - 1) / MOE_BLOCK;
+    const int begin = t * each < a.slots ? t * each : a.slots, end = begin + each < a.slots ? begin + each : a.slots;
+    int row = 0, live;
+    for (int i = begin; i < end; i++) row += (int)moe_slot_rows(&a.slot[i]);
+    row = moe_block_before(row, &live);
+    for (int i = begin; i < end; i++) {
+        moe_slot *slot = &a.slot[i];
+        for (size_t h = 0; slot->active && h < slot->n_live; h++) {
+            moe_row r;
+            if (slot->live[h].ended) continue;
+            r = moe_live_row(&a.search, slot, &slot->live[h], a.search.from_encoder ? a.rows + i : -1);
+            a.ids[row] = r.id;
+            a.parents[row] = r.parent;
+            a.segment[row] = (int32_t)slot->segment;
+            a.length[row] = (int32_t)slot->length;
+            a.want[row] = r.want;
+            a.hold[row] = r.hold;
+            slot->live[h].row = (size_t)row++;
+        }
+    }
+    for (row = live + t; row < rows; row += MOE_BLOCK) {
+        a.ids[row] = a.segment[row] = a.length[row] = a.hold[row] = 0;
+        a.parents[row] = a.want[row] = -1;
+    }
+}
+
+/* moe_add_coverage */
+__global__ void moe_k_coverage(moe_searching a) {
+    const size_t row = blockIdx.x, stride = a.answer.stride;
+    const int parent = a.parents[row], n = a.length[row];
+    const float *old = parent < 0 || parent >= a.rows ? NULL : a.coverage[*a.turn] + (size_t)parent * stride;
+    float *sum = a.coverage[!*a.turn] + row * stride;
+    for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK)
+        sum[i] = moe_add(old ? old[i] : 0.0f, a.attention[row * stride + (size_t)i]);
+}
+
+/* moe_add_place_coverage */
+__global__ void moe_k_place_coverage(moe_searching a) {
+    const size_t beam = (size_t)a.search.beam, h = blockIdx.x % beam, stride = a.answer.stride;
+    const moe_slot *slot = &a.slot[blockIdx.x / beam];
+    const moe_live *live = &slot->live[slot->steps ? h : 0];
+    float *sum = a.coverage[0] + blockIdx.x * stride;
+    if (!slot->active || (slot->steps && h >= slot->n_live) || live->ended) return;
+    for (size_t i = threadIdx.x; i < slot->length; i += MOE_BLOCK)
+        sum[i] = moe_add(slot->steps ? sum[i] : 0.0f, a.attention[live->row * stride + i]);
+}
+
+__global__ void moe_k_search(moe_searching a) {
+    const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    moe_answer answer = a.answer;
+    if (at >= (size_t)a.slots) return;
+    answer.coverage = a.coverage[!*a.turn];
+    a.done[at] = a.slot[at].active &&
+                 moe_slot_step(&a.search, &a.slot[at], at, &answer, a.next + at * (size_t)a.search.beam);
+}
+
+/* Words of the results of hypothesis h, and of all those before it. */
+MOE_DEVICE int moe_result_words(const moe_slot *slot, size_t h) {
+    return 4 + 2 * (int)slot->finished[h].tokens + slot->finished[h].finished;
+}
+
+MOE_DEVICE int moe_words_before(const moe_slot *slot, size_t h) {
+    int words = 2;
+    for (size_t i = 0; i < h; i++) words += moe_result_words(slot, i);
+    return words;
+}
+
+/* One block: what the next step has, and places for what this one gave. */
+__global__ void moe_k_report(moe_searching a) {
+    const int t = (int)threadIdx.x, each = (a.slots + MOE_BLOCK - 1) / MOE_BLOCK;
+    const int begin = t * each < a.slots ? t * each : a.slots, end = begin + each < a.slots ? begin + each : a.slots;
+    int rows = 0, done = 0, words = 0, all_words;
+    for (int i = begin; i < end; i++) {
+        const moe_slot *slot = &a.slot[i];
+        rows += (int)moe_slot_rows(slot);
+        done += a.done[i];
+        if (a.done[i]) words += moe_words_before(slot, moe_slot_results(&a.search, slot));
+    }
+    moe_block_before(rows, &rows);
+    moe_block_before(done, &done);
+    words = MOE_RESULTS + moe_block_before(words, &all_words);
+    for (int i = begin; i < end; i++) {
+        const moe_slot *slot = &a.slot[i];
+        if (!a.done[i]) continue;
+        a.done[i] = words;
+        words += moe_words_before(slot, moe_slot_results(&a.search, slot));
+    }
+    if (t != 0) return;
+    a.results[0] = rows;
+    a.results[1] = done;
+    a.results[2] = MOE_RESULTS + all_words;
+    *a.turn = !*a.turn;
+}
+
+/* A block to a slot, a thread to a hypothesis: what moe_device_results says. */
+__global__ void moe_k_results(moe_searching a) {
+    const moe_slot *slot = &a.slot[blockIdx.x];
+    int32_t *words = a.results + a.done[blockIdx.x];
+    size_t n;
+    if (!a.done[blockIdx.x]) return;
+    n = moe_slot_results(&a.search, slot);
+    if (threadIdx.x == 0) {
+        words[0] = (int32_t)blockIdx.x;
+        words[1] = (int32_t)n;
+    }
+    for (size_t h = threadIdx.x; h < n; h += blockDim.x) {
+        const moe_finished *f = &slot->finished[h];
+        int32_t *to = words + moe_words_before(slot, h);
+        to[0] = (int32_t)f->tokens;
+        to[1] = f->finished;
+        to[2] = (int32_t)__float_as_uint(f->logprob);
+        to[3] = (int32_t)__float_as_uint(f->score);
+        moe_write_finished(slot, f, to + 4, (float *)(void *)(to + 4 + f->tokens));
+    }
 }
 
 /* ==== 3. Launchers ============================================================================================
@@ -1613,6 +1811,61 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
     }
 }
 
+/* ---- The search ---- */
+
+/* Slots are emptied and sentences that have begun take theirs. Not kept as a CUDA graph: their number changes. */
+static void moe_lift_sentences(moe_device *d) {
+    const size_t n = d->sentences.n, begun_bytes = n * sizeof(moe_begun), bytes = d->sentences.n_targets * sizeof(int32_t);
+    moe_begun *begun = d->sentences.begun;
+    int32_t *targets = d->sentences.targets;
+    if (d->sentences.fresh)
+        MOE_LAUNCH(d, moe_k_slots, moe_blocks((size_t)d->searching.slots, MOE_BLOCK), MOE_BLOCK, d->searching);
+    d->sentences.fresh = 0;
+    if (!n) return;
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(begun, d->sentences.begun_host, begun_bytes, cudaMemcpyHostToDevice, d->stream));
+    if (bytes) MOE_CUDA_TRY(d, cudaMemcpyAsync(targets, d->sentences.targets_host, bytes, cudaMemcpyHostToDevice, d->stream));
+    MOE_LAUNCH(d, moe_k_begin, n, MOE_BLOCK, d->searching, begun, targets);
+    d->sentences.rows += n;
+    d->sentences.n = d->sentences.n_targets = 0;
+}
+
+/* What the decoder's answer does to the hypotheses. */
+static void moe_run_search(moe_device *d, size_t rows) {
+    const moe_searching *a = &d->searching;
+    const size_t slots = (size_t)a->slots;
+    if (a->coverage[0] && a->search.rules == MOE_RULES_NVIDIA)
+        MOE_LAUNCH(d, moe_k_place_coverage, slots * (size_t)a->search.beam, MOE_BLOCK, *a);
+    else if (a->coverage[0])
+        MOE_LAUNCH(d, moe_k_coverage, rows, MOE_BLOCK, *a);
+    MOE_LAUNCH(d, moe_k_search, moe_blocks(slots, 32), 32, *a); /* small blocks: many multiprocessors */
+    MOE_LAUNCH(d, moe_k_report, 1, MOE_BLOCK, *a);
+    MOE_LAUNCH(d, moe_k_results, slots, 32, *a);
+}
+
+/* The decoder, and the search around it where it is done here. */
+static void moe_run_decoder(moe_device *d, const moe_frame *f, size_t rows) {
+    if (d->searching.slots) MOE_LAUNCH(d, moe_k_fill, 1, MOE_BLOCK, d->searching, (int)rows);
+    moe_run_nodes(d, 1, f, rows);
+    if (d->searching.slots) moe_run_search(d, rows);
+}
+
+/* Bring down the head of the results, and the rest if there is more. */
+static void moe_fetch_results(moe_device *d, moe_device_results *out) {
+    const size_t head = moe_least(MOE_HEAD, d->sentences.words);
+    int32_t *to = d->sentences.results_host;
+    const int32_t *from = d->searching.results;
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(to, from, head * sizeof *to, cudaMemcpyDeviceToHost, d->stream));
+    if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
+    if ((size_t)to[2] > head) {
+        const size_t bytes = ((size_t)to[2] - head) * sizeof *to;
+        MOE_CUDA_TRY(d, cudaMemcpyAsync(to + head, from + head, bytes, cudaMemcpyDeviceToHost, d->stream));
+        if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
+    }
+    d->sentences.rows = (size_t)to[0];
+    out->done = (size_t)to[1];
+    out->results = to + MOE_RESULTS;
+}
+
 /* Step graphs are kept for few row counts; `rows` is rounded up to one of them. Rows beyond the live ones begin a sentence
  * without source tokens: they cost time and change nothing. */
 static size_t moe_bucket(size_t rows, size_t capacity, size_t *index) {
@@ -1633,7 +1886,7 @@ static int moe_capture(moe_device *d, const moe_frame *f, size_t rows, cudaGraph
     moe_error why = d->error;
     cudaError_t code = cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal);
     if (code == cudaSuccess) {
-        moe_run_nodes(d, 1, f, rows);
+        moe_run_decoder(d, f, rows);
         why = d->error;
         code = cudaStreamEndCapture(d->stream, &graph);
         if (code == cudaSuccess && d->status == MOE_OK) code = cudaGraphInstantiate(exec, graph, 0);
@@ -1659,7 +1912,7 @@ static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
         MOE_CUDA_TRY(d, cudaGraphLaunch(d->steps[index], d->stream));
         return;
     }
-    if (d->status == MOE_OK) moe_run_nodes(d, 1, f, rows);
+    if (d->status == MOE_OK) moe_run_decoder(d, f, rows);
 }
 
 /* Fill what goes up. Rows from f->rows on are fillers. */
@@ -1690,14 +1943,12 @@ static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
                                     d->stream));
 }
 
-/* Bring down what the search needs. */
+/* Bring down what a frame asks for. */
 static void moe_fetch_frame(moe_device *d, const moe_frame *f, size_t top) {
     const size_t n = f->rows;
     const char *logprobs = d->down_host, *want = logprobs + ((char *)d->want_logprob - d->down);
     const char *ids = logprobs + ((char *)d->top_ids - d->down);
-    const char *attention = logprobs + ((char *)d->attention - d->down);
-    const size_t bytes = f->attention ? d->down_bytes : (size_t)((char *)d->attention - d->down);
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->down_host, d->down, bytes, cudaMemcpyDeviceToHost, d->stream));
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->down_host, d->down, d->down_bytes, cudaMemcpyDeviceToHost, d->stream));
     if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
     for (size_t r = 0; r < n; r++) {
         if (f->want[r] >= 0) {
@@ -1707,9 +1958,6 @@ static void moe_fetch_frame(moe_device *d, const moe_frame *f, size_t top) {
         memcpy(f->top_logprobs + r * top, logprobs + r * top * sizeof(float), top * sizeof(float));
         memcpy(f->top_ids + r * top, ids + r * top * sizeof(int32_t), top * sizeof(int32_t));
     }
-    for (size_t r = 0; f->attention && r < n; r++)
-        memcpy(f->attention + r * f->attention_stride, attention + r * d->graphs[1].max_source * sizeof(float),
-               f->length[r] * sizeof(float));
 }
 
 static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, moe_trace_fn trace, void *trace_user,
@@ -1723,6 +1971,40 @@ static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, m
     else if (d->status == MOE_OK) moe_run_nodes(d, which, f, rows);
     if (which) moe_fetch_frame(d, f, d->graphs[1].top);
     else MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
+    if (d->status != MOE_OK && error) *error = d->error;
+    return d->status;
+}
+
+static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, const int32_t *target) {
+    const size_t first = d->sentences.n_targets;
+    const moe_begun begun = { at, slot->segment, slot->length, slot->limit, first, slot->n_target, slot->scoring };
+    d->sentences.begun_host[d->sentences.n++] = begun;
+    if (slot->n_target) memcpy(d->sentences.targets_host + first, target, slot->n_target * sizeof *target);
+    d->sentences.n_targets += slot->n_target;
+}
+
+static void moe_device_forget(moe_device *d) {
+    d->sentences.n = d->sentences.n_targets = d->sentences.rows = 0;
+    d->sentences.fresh = 1;
+}
+
+static moe_status moe_device_step(moe_device *d, moe_trace_fn trace, void *trace_user, moe_device_results *out,
+                                  moe_error *error) {
+    moe_frame none; /* its rows are made here */
+    size_t rows, index;
+    memset(&none, 0, sizeof none);
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
+    if (d->status == MOE_OK) moe_lift_sentences(d);
+    out->rows = rows = d->sentences.rows;
+    if (!trace) rows = moe_bucket(rows, d->graphs[1].rows, &index);
+    if (d->status == MOE_OK && trace) {
+        MOE_LAUNCH(d, moe_k_fill, 1, MOE_BLOCK, d->searching, (int)rows);
+        moe_run_traced(d, 1, &none, rows, trace, trace_user);
+        moe_run_search(d, rows);
+    } else if (d->status == MOE_OK) {
+        moe_run_step(d, &none, rows);
+    }
+    if (d->status == MOE_OK) moe_fetch_results(d, out);
     if (d->status != MOE_OK && error) *error = d->error;
     return d->status;
 }
@@ -1751,6 +2033,7 @@ static void moe_device_close(moe_device *d) {
     if (d->cublas) cublasDestroy(d->cublas);
     for (size_t i = d->n_blocks; i-- > 0;) cudaFree(d->blocks[i]);
     if (d->pinned) cudaFreeHost(d->pinned);
+    if (d->sentences.pinned) cudaFreeHost(d->sentences.pinned);
     for (int i = 0; i < 2; i++) {
         if (d->stage[i]) cudaFreeHost(d->stage[i]);
         if (d->landing[i]) cudaFree(d->landing[i]);
@@ -1948,8 +2231,10 @@ static void moe_need_node(moe_needs *need, const moe_node *n, const moe_device_g
 
 static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     const char *what = "scratch", *frame = "what goes up and down in a step";
-    const size_t rows = d->rows, top = d->graphs[1].top, up = 9 * rows, attention = d->graphs[1].rows * d->graphs[1].max_source;
+    const size_t rows = d->rows, top = d->graphs[1].top, up = 9 * rows;
+    const size_t attention = moe_times(d, d->graphs[1].rows, d->graphs[1].max_source);
     const size_t host_ints = moe_largest(need->experts + 1, rows), inputs = rows * need->input_cols;
+    size_t down;
     d->n_sums = moe_least(moe_largest(MOE_SUMS, need->outputs * 32), need->outputs * moe_largest(rows, need->pairs));
     d->sums = (int32_t *)moe_take(d, d->n_sums, sizeof *d->sums, what);
     d->lstm.z = (float *)moe_take(d, need->sentences * 4 * need->hidden, sizeof(float), what);
@@ -1978,13 +2263,15 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->output.sum = (float *)moe_take(d, d->graphs[1].rows * need->chunks, sizeof(float), what);
     d->output.logits = (float *)moe_take(d, d->graphs[1].rows * need->chunks * top, sizeof(float), what);
     d->output.ids = (int *)moe_take(d, d->graphs[1].rows * need->chunks * top, sizeof(int), what);
-    /* one block for what goes up, one for what comes down, and their pinned twins */
-    d->down_bytes = (d->graphs[1].rows * (2 * top + 1) + attention) * sizeof(float);
+    d->attention = (float *)moe_take(d, attention, sizeof *d->attention, what);
+    /* one block for what goes up, one for what comes down, and their pinned twins; results of the search have their own */
+    d->down_bytes = d->graphs[1].rows * (2 * top + 1) * sizeof(float);
     d->up = (int32_t *)moe_take(d, up, sizeof *d->up, frame);
     d->down = (char *)moe_take(d, d->down_bytes, 1, frame);
     d->inputs = (float *)moe_take(d, inputs, sizeof *d->inputs, frame);
     d->input_cols = need->input_cols;
-    if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->pinned, (up + host_ints + inputs) * sizeof(int32_t) + d->down_bytes))) return;
+    down = d->searching.slots ? 0 : d->down_bytes;
+    if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->pinned, (up + host_ints + inputs) * sizeof(int32_t) + down))) return;
     d->up_host = (int32_t *)d->pinned;
     d->moe.host = (int *)d->up_host + up;
     d->inputs_host = (float *)(void *)(d->moe.host + host_ints);
@@ -2002,7 +2289,56 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->top_logprobs = (float *)(void *)d->down;
     d->want_logprob = d->top_logprobs + d->graphs[1].rows * top;
     d->top_ids = (int32_t *)(void *)(d->want_logprob + d->graphs[1].rows);
-    d->attention = (float *)(void *)(d->top_ids + d->graphs[1].rows * top);
+}
+
+/* Slots, what they point to, and what goes up and comes down for sentences. The rest of the scratch is there. */
+static void moe_take_search(moe_device *d) {
+    moe_searching *a = &d->searching;
+    const char *what = "hypotheses";
+    const moe_device_graph *g = &d->graphs[1];
+    const size_t slots = (size_t)a->slots, beam = (size_t)a->search.beam, max_target = a->search.max_target;
+    const size_t hypotheses = moe_times(d, slots, beam), targets = moe_times(d, slots, max_target);
+    const size_t coverage = a->search.beta != 0.0f ? moe_times(d, g->rows, g->max_source) : 0;
+    const size_t result = moe_times(d, (size_t)a->search.nbest, moe_times(d, max_target, 2) + 5); /* words */
+    const size_t words = moe_times(d, slots, result + 2) + MOE_RESULTS;
+    const size_t begun_bytes = moe_times(d, slots, sizeof *d->sentences.begun);
+    const size_t target_bytes = moe_times(d, targets, sizeof *d->sentences.targets);
+    const size_t bytes = begun_bytes + target_bytes + moe_times(d, words, sizeof *a->results);
+    if (d->status == MOE_OK && words > INT_MAX)
+        d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what,
+                             "the results of so many sentences are too large: take a smaller batch, nbest or max_target");
+    a->rows = (int)g->rows;
+    a->slot = (moe_slot *)moe_take(d, slots, sizeof *a->slot, what);
+    a->tokens = (moe_token *)moe_take(d, moe_times(d, hypotheses, max_target), sizeof *a->tokens, what);
+    a->live = (moe_live *)moe_take(d, hypotheses, sizeof *a->live, what);
+    a->next = (moe_live *)moe_take(d, hypotheses, sizeof *a->next, what);
+    a->finished = (moe_finished *)moe_take(d, moe_times(d, hypotheses, 2), sizeof *a->finished, what);
+    a->target = (int32_t *)moe_take(d, targets, sizeof *a->target, what);
+    a->turn = (int32_t *)moe_take(d, 1, sizeof *a->turn, what);
+    a->done = (int32_t *)moe_take(d, slots, sizeof *a->done, what);
+    a->results = (int32_t *)moe_take(d, words, sizeof *a->results, what);
+    if (coverage) a->coverage[0] = a->coverage[1] = (float *)moe_take(d, coverage, sizeof(float), what);
+    if (coverage && a->search.rules != MOE_RULES_NVIDIA) a->coverage[1] = (float *)moe_take(d, coverage, sizeof(float), what);
+    a->attention = d->attention;
+    a->ids = d->ids;
+    a->parents = d->parents;
+    a->segment = d->segment;
+    a->length = d->length;
+    a->want = d->want;
+    a->hold = d->hold;
+    a->answer.top = g->top;
+    a->answer.top_ids = d->top_ids;
+    a->answer.top_logprobs = d->top_logprobs;
+    a->answer.want_logprob = d->want_logprob;
+    a->answer.stride = g->max_source;
+    d->sentences.begun = (moe_begun *)moe_take(d, slots, sizeof *d->sentences.begun, what);
+    d->sentences.targets = (int32_t *)moe_take(d, targets, sizeof *d->sentences.targets, what);
+    if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->sentences.pinned, bytes))) return;
+    d->sentences.begun_host = (moe_begun *)d->sentences.pinned;
+    d->sentences.targets_host = (int32_t *)(void *)(d->sentences.begun_host + slots);
+    d->sentences.results_host = d->sentences.targets_host + targets;
+    d->sentences.words = words;
+    d->sentences.fresh = 1;
 }
 
 static void moe_bind_graphs(moe_device *d, int8_t *subs) {
@@ -2023,10 +2359,15 @@ static void moe_bind_graphs(moe_device *d, int8_t *subs) {
     }
 }
 
-static moe_status moe_device_bind(moe_device *d, const moe_device_graph graphs[2], moe_error *error) {
+static moe_status moe_device_bind(moe_device *d, const moe_device_graph graphs[2], const moe_search *search,
+                                  moe_error *error) {
     moe_needs need;
     size_t nodes = 0;
     memset(&need, 0, sizeof need);
+    if (search) {
+        d->searching.search = *search;
+        d->searching.slots = (int)graphs[1].sentences;
+    }
     MOE_CUDA_TRY(d, cudaSetDevice(d->index));
     for (int which = 0; which < 2; which++) {
         const moe_device_graph *g = &graphs[which];
@@ -2041,6 +2382,7 @@ static moe_status moe_device_bind(moe_device *d, const moe_device_graph graphs[2
     d->known_capacity = 4 * nodes;
     d->known = (moe_known *)moe_host(d, d->known_capacity * sizeof *d->known, "the list of weights");
     moe_take_scratch(d, &need);
+    if (search && d->status == MOE_OK) moe_take_search(d);
     moe_bind_graphs(d, (int8_t *)moe_take(d, need.subs, 1, "Q4 groups"));
     if (d->status != MOE_OK && error) *error = d->error;
     return d->status;
@@ -2053,7 +2395,6 @@ static const char *moe_device_describe(const moe_device *d, uint64_t *bytes) {
 
 const moe_device_api *moe_cuda(void) {
     static const moe_device_api api = { "cuda", moe_device_count, moe_device_open, moe_device_allocate, moe_device_bind,
-        moe_device_run,
-                                        moe_device_describe, moe_device_close };
+        moe_device_run, moe_device_begin, moe_device_forget, moe_device_step, moe_device_describe, moe_device_close };
     return &api;
 }

@@ -5445,266 +5445,12 @@ static void moe_build_classifier(moe_graph *g, const moe_model *m) {
 }
 
 /* ==== 18. Beam search =========================================================================================
- * Owns the hypotheses of one sentence. Invariant: what happens here depends on the sentence's own rows only, and ties are
- * broken by rank, so that any batch gives the same result.
- *
- * A step: the candidates of all live hypotheses in falling order of accumulated log-probability (ties: better-ranked
- * hypothesis, then better token). Walking down, an end token among the first `beam` candidates finishes a hypothesis, other
- * tokens go on until `beam` are live. Candidates worse than the best one by more than the pruning margin are not looked at;
- * finished ones worse than the best finished score by more than it are dropped (GNMT section 7).
- * The sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (the live ones are then
- * kept as unfinished, behind all finished ones), or nbest have finished and no live one can still beat the best.
- *
- * That is MOE_RULES_PAPER, moe_search_step. The other rules (moe.h says which) keep finished hypotheses in the beam and share
- * moe_beam_step; what tells them apart is in moe_rank and moe_score. */
+ * Owns the hypotheses of one sentence. The code is the last section of moe.h, so that a device compiles the same; it says how
+ * the search goes. Invariant: what happens here depends on the sentence's own rows only, so that any batch gives the same
+ * result, and nothing is allocated or looked up but what the slot points to, so that it runs anywhere. */
 
-typedef struct moe_token {
-    int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
-    float logprob;
-} moe_token;
-
-typedef struct moe_live {
-    float logprob;
-    int32_t last; /* index of its last token, -1 at the beginning */
-    size_t row;   /* in the frame of the step at hand */
-    /* moe_beam_step only */
-    float rank;   /* what the beam is ordered by */
-    float latest; /* log-probability of its last token, the end counted */
-    int32_t id;   /* that token */
-    int ended;    /* it has its end token and no row any more */
-    size_t tokens; /* without the end token */
-} moe_live;
-
-typedef struct moe_finished {
-    float logprob, score, end_logprob;
-    int32_t last;
-    size_t tokens; /* without the end token */
-    size_t order;
-    int finished;
-} moe_finished;
-
-typedef struct moe_search {
-    int beam, nbest;
-    float alpha, constant, beta, prune;
-    int32_t eos;
-    moe_rules rules;
-} moe_search;
-
-/* One sentence under translation. */
-typedef struct moe_slot {
-    int active;
-    void *user;
-    uint64_t key;             /* of its source, for noise */
-    size_t segment, length;   /* its tokens in the attention memory */
-    size_t pieces;            /* without tag, begin and end */
-    size_t limit;             /* longest target, end included */
-    size_t steps;             /* decoder steps made */
-    moe_token *tokens;        /* [max_target * beam] */
-    size_t n_tokens;
-    moe_live *live;           /* [beam] best first */
-    size_t n_live;
-    moe_finished *finished;   /* [2 * beam] */
-    size_t n_finished, n_ended;
-    int32_t *target;          /* [max_target] to be scored */
-    size_t n_target;
-    int scoring;
-    int broken;               /* not-a-number turned up */
-} moe_slot;
-
-/* GNMT eq 14: ((c + L) / (c + 1))^alpha. */
-static float moe_length_penalty(const moe_search *s, size_t tokens) {
-    if (s->alpha == 0.0f) return 1.0f;
-    return moe_expf(s->alpha * moe_logf((s->constant + (float)tokens) / (s->constant + 1.0f)));
-}
-
-/* GNMT eq 14: beta * sum_i log(min(sum_j p_ij, 1)). */
-static float moe_coverage_penalty(const moe_search *s, const float *coverage, size_t length) {
-    float sum = 0.0f;
-    if (s->beta == 0.0f || !coverage) return 0.0f;
-    for (size_t i = 0; i < length; i++) {
-        float c = coverage[i] < 1.0f ? coverage[i] : 1.0f;
-        sum = sum + moe_logf(c > 1e-10f ? c : 1e-10f);
-    }
-    return s->beta * sum;
-}
-
-/* The same where a position that was never looked at is left out: log 0 counts as 0. */
-static float moe_seen_penalty(const moe_search *s, const float *coverage, size_t length) {
-    float sum = 0.0f;
-    if (s->beta == 0.0f || !coverage) return 0.0f;
-    for (size_t i = 0; i < length; i++)
-        if (coverage[i] > 0.0f) sum = sum + moe_logf(coverage[i] < 1.0f ? coverage[i] : 1.0f);
-    return s->beta * sum;
-}
-
-/* What a hypothesis of `tokens` tokens is worth; `ended`: and an end token. */
-static float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage, size_t length) {
-    switch (s->rules) {
-    case MOE_RULES_NVIDIA: return logprob / moe_length_penalty(s, tokens + 2) + moe_seen_penalty(s, coverage, length);
-    case MOE_RULES_TF:
-    case MOE_RULES_MLPERF: return logprob / moe_length_penalty(s, tokens);
-    default: return logprob / moe_length_penalty(s, tokens + (size_t)ended) + moe_coverage_penalty(s, coverage, length);
-    }
-}
-
-static void moe_finish(const moe_search *s, moe_slot *slot, float logprob, float end_logprob, int32_t last, int finished,
-                       const float *coverage) {
-    moe_finished *f = &slot->finished[slot->n_finished++];
-    *f = (moe_finished){ logprob, 0, end_logprob, last, slot->steps - (size_t)finished, slot->n_ended++, finished };
-    f->score = moe_score(s, logprob, f->tokens, finished, coverage, slot->length);
-}
-
-/* Better first: finished before cut (the paper's rules), then by score, then by order of finishing. */
-static int moe_better(const moe_search *s, const moe_finished *a, const moe_finished *b) {
-    if (s->rules == MOE_RULES_PAPER && a->finished != b->finished) return a->finished;
-    if (a->score != b->score) return a->score > b->score;
-    return a->order < b->order;
-}
-
-static void moe_sort_finished(const moe_search *s, moe_slot *slot) {
-    for (size_t i = 1; i < slot->n_finished; i++) {
-        moe_finished f = slot->finished[i];
-        size_t at = i;
-        for (; at > 0 && moe_better(s, &f, &slot->finished[at - 1]); at--) slot->finished[at] = slot->finished[at - 1];
-        slot->finished[at] = f;
-    }
-}
-
-/* The outcome of a step for the rows of one slot. `top_ids`, `top_logprobs` [rows, top] and `coverage` [rows, stride] (or NULL)
- * are indexed by frame row; `next` [beam] is scratch. Returns 1 when the sentence is done. */
-static int moe_search_step(const moe_search *s, moe_slot *slot, size_t top, const int32_t *top_ids, const float *top_logprobs,
-                           const float *coverage, size_t coverage_stride, moe_live *next) {
-    const size_t beam = (size_t)s->beam;
-    size_t taken[MOE_MAX_BEAM] = { 0 }, n_next = 0;
-    float best_candidate = 0.0f;
-    slot->steps++;
-    for (size_t position = 0; n_next < beam; position++) {
-        size_t best = slot->n_live;
-        float best_logprob = 0.0f, logprob;
-        const moe_live *from;
-        int32_t id;
-        for (size_t h = 0; h < slot->n_live; h++) { /* every row's candidates are sorted: compare their heads */
-            if (taken[h] >= top) continue;
-            logprob = slot->live[h].logprob + top_logprobs[slot->live[h].row * top + taken[h]];
-            if (logprob != logprob) slot->broken = 1;
-            if (best == slot->n_live || logprob > best_logprob) best = h, best_logprob = logprob;
-        }
-        if (best == slot->n_live || slot->broken || !(best_logprob >= -FLT_MAX)) break;
-        from = &slot->live[best];
-        if (position == 0) best_candidate = best_logprob;
-        if (s->prune > 0.0f && best_logprob < best_candidate - s->prune) break;
-        id = top_ids[from->row * top + taken[best]];
-        logprob = top_logprobs[from->row * top + taken[best]++];
-        if (id == s->eos) {
-            if (position < beam)
-                moe_finish(s, slot, best_logprob, logprob, from->last, 1,
-                           coverage ? coverage + from->row * coverage_stride : NULL);
-            continue;
-        }
-        slot->tokens[slot->n_tokens] = (moe_token){ id, from->last, logprob };
-        next[n_next++] = (moe_live){ .logprob = best_logprob, .last = (int32_t)slot->n_tokens++, .row = from->row };
-    }
-    memcpy(slot->live, next, n_next * sizeof *next);
-    slot->n_live = n_next;
-    if (slot->broken) return 1;
-    moe_sort_finished(s, slot);
-    while (s->prune > 0.0f && slot->n_finished && slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
-        slot->n_finished--;
-    if (slot->n_finished >= beam || slot->n_live == 0) return 1;
-    if (slot->steps >= slot->limit) {
-        for (size_t h = 0; h < slot->n_live; h++)
-            moe_finish(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
-                       coverage ? coverage + slot->live[h].row * coverage_stride : NULL);
-        moe_sort_finished(s, slot);
-        return 1;
-    }
-    return slot->n_finished >= (size_t)s->nbest &&
-           slot->finished[0].score >= slot->live[0].logprob / moe_length_penalty(s, slot->limit);
-}
-
-/* What the beam is ordered by: log-probability, or that over the length penalty. `before`: it had ended in a step before. */
-static float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
-    if (s->rules == MOE_RULES_NVIDIA) return logprob;
-    return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules == MOE_RULES_MLPERF));
-}
-
-/* Put a hypothesis behind those of `next` that are as good, if that is within the beam. */
-static void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const moe_live *candidate) {
-    size_t at;
-    if (*n == beam && !(candidate->rank > next[beam - 1].rank)) return;
-    if (*n < beam) ++*n;
-    for (at = *n - 1; at > 0 && candidate->rank > next[at - 1].rank; at--) next[at] = next[at - 1];
-    next[at] = *candidate;
-}
-
-/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are, and the beam is what is best of them and
- * of all continuations. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token costs at least as much as
- * any other of its log-probability, so the `top` best tokens of a row are enough. */
-static int moe_beam_step(const moe_search *s, moe_slot *slot, size_t top, const int32_t *top_ids, const float *top_logprobs,
-                         const float *coverage, size_t coverage_stride, moe_live *next) {
-    size_t n = 0, ended = 0;
-    int cut;
-    slot->steps++;
-    for (size_t h = 0; h < slot->n_live; h++) {
-        const moe_live *from = &slot->live[h];
-        moe_live candidate = *from;
-        if (from->ended) {
-            candidate.rank = moe_rank(s, from->logprob, from->tokens, 1);
-            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
-            continue;
-        }
-        for (size_t k = 0; k < top; k++) {
-            candidate.id = top_ids[from->row * top + k];
-            candidate.latest = top_logprobs[from->row * top + k];
-            candidate.logprob = from->logprob + candidate.latest;
-            if (candidate.logprob != candidate.logprob) slot->broken = 1;
-            if (!(candidate.logprob >= -FLT_MAX)) break;
-            candidate.ended = candidate.id == s->eos;
-            candidate.tokens = from->tokens + (size_t)!candidate.ended;
-            candidate.rank = moe_rank(s, candidate.logprob, candidate.tokens, 0);
-            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
-        }
-    }
-    if (slot->broken) return 1;
-    for (size_t h = 0; h < n; h++) {
-        if (!next[h].ended) {
-            slot->tokens[slot->n_tokens] = (moe_token){ next[h].id, next[h].last, next[h].latest };
-            next[h].last = (int32_t)slot->n_tokens++;
-        }
-        ended += (size_t)next[h].ended;
-    }
-    memcpy(slot->live, next, n * sizeof *next);
-    slot->n_live = n;
-    cut = slot->steps >= slot->limit;
-    if (ended < n && !cut) return 0;
-    for (size_t h = 0; h < n; h++) {
-        const moe_live *l = &slot->live[h];
-        const float score = s->rules != MOE_RULES_NVIDIA || cut ? l->rank /* NVIDIA's: of a cut beam nothing is normalised */
-                            : moe_score(s, l->logprob, l->tokens, 1, coverage ? coverage + h * coverage_stride : NULL, slot->length);
-        slot->finished[slot->n_finished++] =
-            (moe_finished){ l->logprob, score, l->ended ? l->latest : 0.0f, l->last, l->tokens, slot->n_ended++, l->ended };
-    }
-    moe_sort_finished(s, slot);
-    return 1;
-}
-
-/* The same for a slot whose target is given: one live hypothesis follows it. */
-static int moe_score_step(const moe_search *s, moe_slot *slot, float logprob, const float *coverage) {
-    moe_live *live = &slot->live[0];
-    const size_t position = slot->steps++;
-    live->logprob = live->logprob + logprob;
-    if (live->logprob != live->logprob) {
-        slot->broken = 1;
-        return 1;
-    }
-    if (position == slot->n_target) {
-        moe_finish(s, slot, live->logprob, logprob, live->last, 1, coverage);
-        return 1;
-    }
-    slot->tokens[slot->n_tokens] = (moe_token){ slot->target[position], live->last, logprob };
-    live->last = (int32_t)slot->n_tokens++;
-    return 0;
-}
+#define MOE_SEARCH static inline
+#include "moe.h"
 
 /* ==== 19. Sessions ============================================================================================
  * Owns a session's one block of memory, the queue of requests and the loop. Invariant: rows of a step are the live hypotheses
@@ -5730,14 +5476,16 @@ struct moe_session {
     moe_memory memory;
     moe_decoder_state state, begin;
     size_t rows, encode_tokens;
-    moe_slot *slots; /* [batch] */
+    moe_slot *slots;    /* [batch]; on a device without hypotheses */
+    size_t *by_segment; /* [n_active] active slots as their segments follow each other */
+    size_t n_active;
     /* the group of sentences that is being encoded */
     int32_t *staged;       /* [encode_tokens] their ids, one behind the other */
     size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [batch] */
     int32_t *packed;       /* [encode_tokens] */
     size_t *destination;   /* [encode_tokens] */
     size_t *live, *first;  /* [max_source] */
-    /* the frame of a decoder step */
+    /* the frame of a decoder step; on a device only what a classifier needs of it */
     int32_t *ids, *parents, *want, *top_ids;
     size_t *segment, *length;
     uint64_t *keys; /* [most rows of either graph], NULL without noise */
@@ -5745,7 +5493,7 @@ struct moe_session {
     float *want_logprob, *top_logprobs, *attention, *coverage, *coverage_next;
     moe_live *next;
     /* results */
-    moe_hypothesis *hypotheses; /* [2 * beam] */
+    moe_hypothesis *hypotheses; /* [nbest] */
     int32_t *result_ids;        /* [nbest, max_target] */
     float *result_logprobs;     /* [nbest, max_target + 1] */
     moe_stats stats;
@@ -5885,6 +5633,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->params.nbest;
     const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
     const size_t nodes = moe_session_nodes(m);
+    const int here = !s->api; /* this is where hypotheses are searched */
     s->pool = moe_carve(at, 1, sizeof *s->pool);
     s->encoder.nodes = moe_carve(at, nodes, sizeof *s->encoder.nodes);
     s->decoder.nodes = moe_carve(at, nodes, sizeof *s->decoder.nodes);
@@ -5892,8 +5641,9 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
     s->memory.keys = moe_carve(states, s->memory.tokens * m->attention_size, sizeof(float));
     s->memory.values = moe_carve(states, s->memory.tokens * s->memory.width, sizeof(float));
     moe_decoder_state_layout(m, s->rows, batch, &s->state, &s->begin, states);
-    if (!s->api) moe_decoder_state_begin(m, s->rows, batch, &s->state);
-    if (s->api) {
+    if (here) {
+        moe_decoder_state_begin(m, s->rows, batch, &s->state);
+    } else {
         s->nodes = moe_carve(at, 2 * nodes, sizeof *s->nodes);
         s->never = moe_carve(at, m->never ? m->never->count : 0, sizeof *s->never);
     }
@@ -5901,12 +5651,15 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
     for (size_t i = 0; i < batch; i++) {
         moe_slot slot;
         memset(&slot, 0, sizeof slot);
-        slot.tokens = moe_carve(at, max_target * beam, sizeof *slot.tokens);
-        slot.live = moe_carve(at, beam, sizeof *slot.live);
-        slot.finished = moe_carve(at, 2 * beam, sizeof *slot.finished);
-        slot.target = moe_carve(at, max_target, sizeof *slot.target);
+        if (here) {
+            slot.tokens = moe_carve(at, max_target * beam, sizeof *slot.tokens);
+            slot.live = moe_carve(at, beam, sizeof *slot.live);
+            slot.finished = moe_carve(at, 2 * beam, sizeof *slot.finished);
+            slot.target = moe_carve(at, max_target, sizeof *slot.target);
+        }
         if (at->base) s->slots[i] = slot;
     }
+    s->by_segment = moe_carve(at, batch, sizeof *s->by_segment);
     s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
     s->staged_slot = moe_carve(at, batch, sizeof *s->staged_slot);
     s->staged_first = moe_carve(at, batch, sizeof *s->staged_first);
@@ -5916,23 +5669,26 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
     s->destination = moe_carve(at, s->encode_tokens, sizeof *s->destination);
     s->live = moe_carve(at, max_source, sizeof *s->live);
     s->first = moe_carve(at, max_source, sizeof *s->first);
+    s->hypotheses = moe_carve(at, nbest, sizeof *s->hypotheses);
+    if (here || m->kind == MOE_MODEL_CLASSIFIER) {
+        s->want = moe_carve(at, s->rows, sizeof *s->want);
+        s->want_logprob = moe_carve(at, s->rows, sizeof *s->want_logprob);
+        s->top_ids = moe_carve(at, s->rows * s->decoder.top, sizeof *s->top_ids);
+        s->top_logprobs = moe_carve(at, s->rows * s->decoder.top, sizeof *s->top_logprobs);
+    }
+    if (!here) return;
     s->ids = moe_carve(at, s->rows, sizeof *s->ids);
     s->parents = moe_carve(at, s->rows, sizeof *s->parents);
-    s->want = moe_carve(at, s->rows, sizeof *s->want);
-    s->want_logprob = moe_carve(at, s->rows, sizeof *s->want_logprob);
     if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
     if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
     s->segment = moe_carve(at, s->rows, sizeof *s->segment);
     s->length = moe_carve(at, s->rows, sizeof *s->length);
-    s->top_ids = moe_carve(at, s->rows * s->decoder.top, sizeof *s->top_ids);
-    s->top_logprobs = moe_carve(at, s->rows * s->decoder.top, sizeof *s->top_logprobs);
     if (s->search.beta != 0.0f) {
         s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
         s->coverage = moe_carve(at, s->rows * max_source, sizeof(float));
         s->coverage_next = moe_carve(at, s->rows * max_source, sizeof(float));
     }
     s->next = moe_carve(at, beam, sizeof *s->next);
-    s->hypotheses = moe_carve(at, 2 * beam, sizeof *s->hypotheses);
     s->result_ids = moe_carve(at, nbest * max_target, sizeof *s->result_ids);
     s->result_logprobs = moe_carve(at, nbest * (max_target + 1), sizeof *s->result_logprobs);
 }
@@ -5969,8 +5725,11 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
     if (s->params.noise) MOE_TRY(moe_check_noise(m, error));
     MOE_TRY(moe_choose_device(s->params.device ? s->params.device : getenv("MOE_DEVICE"), &s->api, &s->device_index,
                               &s->device_automatic, error));
-    s->search = (moe_search){ s->params.beam, s->params.nbest, s->params.length_penalty, s->params.length_constant,
-                              s->params.coverage_penalty, s->params.prune, m->eos, s->params.rules };
+    s->search = (moe_search){ .beam = s->params.beam, .nbest = s->params.nbest, .alpha = s->params.length_penalty,
+                              .constant = s->params.length_constant, .beta = s->params.coverage_penalty,
+                              .prune = s->params.prune, .rules = s->params.rules, .bos = m->bos, .eos = m->eos,
+                              .min_target = (size_t)s->params.min_target, .max_target = (size_t)s->params.max_target,
+                              .from_encoder = m->decoder_from_encoder };
     s->rows = (size_t)s->params.batch * (size_t)(m->kind == MOE_MODEL_TRANSLATION ? s->params.beam : 1);
     s->encoder.traced = s->params.trace != NULL;
     s->encoder.routed = s->params.routing != NULL;
@@ -6042,7 +5801,7 @@ static moe_status moe_session_bind(moe_session *s, size_t state_bytes, moe_error
         s->never[i] = (int32_t)moe_meta_int(s->model->never, i);
     graphs[0] = moe_describe_graph(&s->encoder, s->nodes, s->never);
     graphs[1] = moe_describe_graph(&s->decoder, s->nodes + s->encoder.capacity, s->never);
-    MOE_TRY(s->api->bind(s->device, graphs, error));
+    MOE_TRY(s->api->bind(s->device, graphs, s->model->kind == MOE_MODEL_CLASSIFIER ? NULL : &s->search, error));
     return moe_pool_start(s->pool, 1, error);
 }
 
@@ -6162,19 +5921,29 @@ static moe_status moe_session_run(moe_session *s, const moe_graph *g, const moe_
 
 /* First fit for `need` rows of attention memory; SIZE_MAX if there is no such gap. */
 static size_t moe_find_segment(const moe_session *s, size_t need) {
-    const size_t batch = (size_t)s->params.batch;
-    size_t best = SIZE_MAX;
-    for (size_t candidate = 0; candidate <= batch; candidate++) {
-        const moe_slot *c = candidate ? &s->slots[candidate - 1] : NULL;
-        size_t at = c ? c->segment + c->length : 0;
-        int fits = (!c || c->active) && need <= s->memory.tokens && at <= s->memory.tokens - need;
-        for (size_t i = 0; i < batch && fits; i++) {
-            const moe_slot *o = &s->slots[i];
-            if (o->active && at < o->segment + o->length && o->segment < at + need) fits = 0;
-        }
-        if (fits && at < best) best = at;
+    size_t at = 0;
+    for (size_t i = 0; i < s->n_active; i++) {
+        const moe_slot *next = &s->slots[s->by_segment[i]];
+        if (need <= next->segment - at) return at;
+        at = next->segment + next->length;
     }
-    return best;
+    return need <= s->memory.tokens && at <= s->memory.tokens - need ? at : SIZE_MAX;
+}
+
+/* Slot `at`, whose segment is set, joins the active ones. */
+static void moe_activate(moe_session *s, size_t at) {
+    size_t i = s->n_active++;
+    for (; i > 0 && s->slots[s->by_segment[i - 1]].segment > s->slots[at].segment; i--) s->by_segment[i] = s->by_segment[i - 1];
+    s->by_segment[i] = at;
+    s->slots[at].active = 1;
+}
+
+static void moe_deactivate(moe_session *s, size_t at) {
+    size_t i = 0;
+    while (s->by_segment[i] != at) i++;
+    s->n_active--;
+    for (; i < s->n_active; i++) s->by_segment[i] = s->by_segment[i + 1];
+    s->slots[at].active = 0;
 }
 
 static void moe_refuse(const moe_request *request, moe_done_fn done, void *user, moe_status status, const char *message) {
@@ -6241,20 +6010,20 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     if (m->source_eos) ids[n++] = m->eos;
     slot->segment = moe_find_segment(s, n);
     slot->length = n;
-    slot->active = 1;
     slot->user = q->user;
+    moe_activate(s, at);
     slot->key = 0;
     for (size_t i = 0; s->keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
-    slot->pieces = q->n_source;
     if (limit > (double)s->params.max_target) limit = (double)s->params.max_target;
     slot->limit = moe_max(1, moe_min((size_t)s->params.max_target, (size_t)limit + (size_t)s->params.max_len_offset));
-    slot->steps = slot->n_tokens = slot->n_finished = slot->n_ended = 0;
-    slot->broken = 0;
     slot->scoring = q->target != NULL;
     slot->n_target = q->target ? q->n_target : 0;
-    if (slot->n_target) memcpy(slot->target, q->target, slot->n_target * sizeof *slot->target);
-    slot->live[0] = (moe_live){ .last = -1, .row = SIZE_MAX };
-    slot->n_live = 1;
+    if (s->api) {
+        s->api->begin(s->device, at, slot, q->target);
+    } else {
+        if (slot->n_target) memcpy(slot->target, q->target, slot->n_target * sizeof *slot->target);
+        moe_slot_begin(slot);
+    }
     s->stats.sentences++;
     s->stats.source_tokens += n;
     return n;
@@ -6295,8 +6064,7 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
 }
 
 /* Pull requests while slots, staging room and attention memory allow. *last: the last answer of the pull function. */
-static moe_status moe_refill(moe_session *s, size_t active, moe_pull_fn pull, moe_done_fn done, void *user, int *last,
-                             moe_error *error) {
+static moe_status moe_refill(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
     size_t group = 0, staged = 0;
     int answer = MOE_PULL_REQUEST;
@@ -6304,7 +6072,7 @@ static moe_status moe_refill(moe_session *s, size_t active, moe_pull_fn pull, mo
         if (s->slots[at].active) continue;
         while (staged + max_source <= s->encode_tokens && moe_find_segment(s, max_source) != SIZE_MAX) {
             moe_request request = { .target_tag = s->params.target_tag };
-            answer = pull(user, active + group == 0, &request);
+            answer = pull(user, s->n_active == 0, &request);
             if (answer != MOE_PULL_REQUEST) break;
             if (!moe_check_request(s, &request, done, user)) continue;
             s->staged_slot[group] = at;
@@ -6319,28 +6087,30 @@ static moe_status moe_refill(moe_session *s, size_t active, moe_pull_fn pull, mo
 
 /* ---- Decoding ---- */
 
-static void moe_deliver(moe_session *s, moe_slot *slot, moe_done_fn done, void *user) {
-    const size_t max_target = (size_t)s->params.max_target;
-    moe_result result = { slot->user, MOE_OK, "", moe_min(slot->n_finished, (size_t)s->params.nbest), s->hypotheses };
-    if (slot->broken || !slot->n_finished) {
+/* Hand over the first `n` of s->hypotheses, which are those of slot `at`. Its place is free. */
+static void moe_deliver(moe_session *s, size_t at, size_t n, moe_done_fn done, void *user) {
+    moe_result result = { s->slots[at].user, MOE_OK, "", n, s->hypotheses };
+    if (!n) {
         result.status = MOE_ERROR_NUMERIC;
         result.message = "the network's output is not a number: the model's weights are broken";
-        result.n_hypotheses = 0;
+    } else {
+        s->stats.target_tokens += s->hypotheses[0].n_ids + (size_t)s->hypotheses[0].finished;
     }
-    for (size_t h = 0; h < result.n_hypotheses; h++) {
+    moe_deactivate(s, at);
+    done(user, &result);
+}
+
+/* The hypotheses of a slot that is done. Returns how many. */
+static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
+    const size_t n = moe_slot_results(&s->search, slot), max_target = (size_t)s->params.max_target;
+    for (size_t h = 0; h < n; h++) {
         const moe_finished *f = &slot->finished[h];
-        int32_t *ids = s->result_ids + h * max_target, at = f->last;
+        int32_t *ids = s->result_ids + h * max_target;
         float *logprobs = s->result_logprobs + h * (max_target + 1);
-        if (f->finished) logprobs[f->tokens] = f->end_logprob;
-        for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
-            ids[i] = slot->tokens[at].id;
-            logprobs[i] = slot->tokens[at].logprob;
-        }
+        moe_write_finished(slot, f, ids, logprobs);
         s->hypotheses[h] = (moe_hypothesis){ ids, logprobs, f->tokens, f->logprob, f->score, f->finished };
     }
-    if (result.n_hypotheses) s->stats.target_tokens += slot->finished[0].tokens + (size_t)slot->finished[0].finished;
-    slot->active = 0;
-    done(user, &result);
+    return n;
 }
 
 /* One row for every live hypothesis. Returns the rows. */
@@ -6351,19 +6121,20 @@ static size_t moe_fill_frame(moe_session *s) {
         if (!slot->active) continue;
         for (size_t h = 0; h < slot->n_live; h++) {
             moe_live *live = &slot->live[h];
+            moe_row row;
             if (live->ended) continue;
-            s->ids[rows] = live->last < 0 ? s->model->bos : slot->tokens[live->last].id;
-            s->parents[rows] = live->row != SIZE_MAX                  ? (int32_t)live->row
-                               : s->model->decoder_from_encoder ? (int32_t)(s->rows + i) : -1;
+            row = moe_live_row(&s->search, slot, live, s->search.from_encoder ? (int32_t)(s->rows + i) : -1);
+            s->ids[rows] = row.id;
+            s->parents[rows] = row.parent;
             s->segment[rows] = slot->segment;
             s->length[rows] = slot->length;
-            s->want[rows] = !slot->scoring ? -1 : slot->steps < slot->n_target ? slot->target[slot->steps] : s->model->eos;
+            s->want[rows] = row.want;
             if (s->keys) {
                 s->keys[rows] = ~slot->key;
                 for (int32_t at = live->last; at >= 0; at = slot->tokens[at].parent)
                     s->keys[rows] = moe_hash(s->keys[rows] ^ (uint64_t)slot->tokens[at].id);
             }
-            if (s->hold) s->hold[rows] = !slot->scoring && slot->steps < (size_t)s->params.min_target;
+            if (s->hold) s->hold[rows] = (char)row.hold;
             live->row = rows++;
         }
     }
@@ -6398,8 +6169,39 @@ static void moe_add_place_coverage(moe_session *s) {
     }
 }
 
+/* The hypotheses of a slot that is done on a device, which says so at `words`. Returns how many; *slot: whose; *next: what
+ * follows them. */
+static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slot, const int32_t **next) {
+    const size_t n = (size_t)words[1];
+    *slot = (size_t)words[0];
+    words += 2;
+    for (size_t h = 0; h < n; h++) {
+        const size_t n_ids = (size_t)words[0];
+        const float *numbers = (const float *)(const void *)words;
+        s->hypotheses[h] = (moe_hypothesis){ words + 4, numbers + 4 + n_ids, n_ids, numbers[2], numbers[3], words[1] };
+        words += 4 + 2 * n_ids + (size_t)words[1];
+    }
+    *next = words;
+    return n;
+}
+
+/* The device keeps the hypotheses and searches. */
+static moe_status moe_step_on_device(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
+    moe_device_results step;
+    MOE_TRY(s->api->step(s->device, s->params.trace, s->params.trace_user, &step, error));
+    s->stats.steps++;
+    s->stats.rows += step.rows;
+    for (size_t i = 0; i < step.done; i++) {
+        size_t slot;
+        const size_t n = moe_read_results(s, step.results, &slot, &step.results);
+        moe_deliver(s, slot, n, done, user);
+    }
+    return MOE_OK;
+}
+
 static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
-    const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
+    const size_t stride = (size_t)s->params.max_source;
+    moe_answer answer = { s->decoder.top, s->top_ids, s->top_logprobs, s->want_logprob, NULL, stride };
     moe_frame frame = { .rows = moe_fill_frame(s), .ids = s->ids, .parents = s->parents, .segment = s->segment, .length = s->length,
                         .attention = s->attention, .attention_stride = stride, .want = s->want,
                         .want_logprob = s->want_logprob, .hold = s->hold, .keys = s->keys, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
@@ -6412,28 +6214,11 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     s->stats.rows += frame.rows;
     if (s->attention && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
     else if (s->attention) moe_add_coverage(s, frame.rows);
-    for (size_t i = 0; i < (size_t)s->params.batch; i++) {
-        moe_slot *slot = &s->slots[i];
-        int finished;
-        if (!slot->active) continue;
-        if (slot->scoring) {
-            const size_t row = slot->live[0].row, place = s->params.rules == MOE_RULES_NVIDIA ? i * beam : row;
-            finished = moe_score_step(&s->search, slot, s->want_logprob[row], s->coverage ? s->coverage + place * stride : NULL);
-        } else if (s->params.rules == MOE_RULES_PAPER) {
-            finished = moe_search_step(&s->search, slot, s->decoder.top, s->top_ids, s->top_logprobs, s->coverage, stride, s->next);
-        } else {
-            finished = moe_beam_step(&s->search, slot, s->decoder.top, s->top_ids, s->top_logprobs,
-                                     s->coverage ? s->coverage + i * beam * stride : NULL, stride, s->next);
-        }
-        if (finished) moe_deliver(s, slot, done, user);
-    }
+    answer.coverage = s->coverage; /* adding to it has swapped the buffers */
+    for (size_t i = 0; i < (size_t)s->params.batch; i++)
+        if (s->slots[i].active && moe_slot_step(&s->search, &s->slots[i], i, &answer, s->next))
+            moe_deliver(s, i, moe_gather_results(s, &s->slots[i]), done, user);
     return MOE_OK;
-}
-
-static size_t moe_count_active(const moe_session *s) {
-    size_t active = 0;
-    for (size_t i = 0; i < (size_t)s->params.batch; i++) active += (size_t)s->slots[i].active;
-    return active;
 }
 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
@@ -6443,17 +6228,17 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier: it does not translate");
     while (status == MOE_OK) {
-        size_t active = moe_count_active(s);
-        if (answer != MOE_PULL_END && (active == 0 || batch - active >= refill)) {
-            status = moe_refill(s, active, pull, done, user, &answer, error);
+        if (answer != MOE_PULL_END && (s->n_active == 0 || batch - s->n_active >= refill)) {
+            status = moe_refill(s, pull, done, user, &answer, error);
             if (answer == MOE_PULL_CANCEL) status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
-            active = moe_count_active(s);
         }
         if (status != MOE_OK) break;
-        if (active) status = moe_step(s, done, user, error);
+        if (s->n_active) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
     for (size_t i = 0; i < batch; i++) s->slots[i].active = 0;
+    s->n_active = 0;
+    if (s->api) s->api->forget(s->device);
     return status;
 }
 

@@ -103,6 +103,7 @@ struct emu_index { unsigned x, y, z; };
 #define MOE_FEW_ROWS emu_few_rows
 #define MOE_PAIRS emu_pairs
 #define MOE_SUMS emu_sums
+#define MOE_HEAD ((size_t)64)
 
 #define __global__ static
 #define __device__

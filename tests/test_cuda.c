@@ -134,7 +134,7 @@ static void run_both(const bench *b, int which) {
     memset(graphs, 0, sizeof graphs);
     graphs[which] = moe_describe_graph(&g, plain, NULL);
     graphs[!which].top = graphs[!which].max_source = graphs[!which].rows = 1;
-    CHECK(api->bind(device, graphs, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    CHECK(api->bind(device, graphs, NULL, &e) == MOE_OK, "%s: %s", e.where, e.message);
     CHECK(api->run(device, which, b->two_frames ? &b->frames[1] : &b->frame, compare, &j, &e) == MOE_OK, "%s: %s", e.where,
           e.message);
     CHECK(j.at == j.count, "%zu nodes of %zu", j.at, j.count);
@@ -595,18 +595,23 @@ static fixture converted(const fixture *f, moe_type type) {
     return g;
 }
 
-enum { SENTENCES = 7, LONGEST = 40, MOST = 4 };
+enum { SENTENCES = 7, LONGEST = 40, MOST = 5 };
 
 typedef struct answer {
     moe_status status;
+    size_t place; /* when it came, from 1; 0: it did not */
     size_t n, n_ids[MOST];
+    int finished[MOST];
     int32_t ids[MOST][LONGEST];
     uint32_t score[MOST], logprob[MOST], token_logprobs[MOST][LONGEST + 1];
 } answer;
 
 typedef struct feed {
-    size_t next;
-    int language; /* a language model: no source, always a target */
+    size_t next, most, scored; /* sentences in all; every fifth of them from number `scored` is scored */
+    size_t answered;
+    int cancelled; /* after this many */
+    int language;  /* a language model: no source, always a target */
+    uint64_t counts[5]; /* the session's */
     int32_t ids[LONGEST], target[LONGEST];
     uint64_t random;
     answer answers[SENTENCES];
@@ -615,11 +620,12 @@ typedef struct feed {
 static int pull(void *user, int wait, moe_request *r) {
     feed *f = user;
     (void)wait;
-    if (f->next == SENTENCES) return MOE_PULL_END;
+    if (f->next == f->most) return MOE_PULL_END;
+    if (f->cancelled && f->next == (size_t)f->cancelled) return MOE_PULL_CANCEL;
     r->n_source = f->language ? 0 : 1 + mw_below(&f->random, 14);
     for (size_t i = 0; i < r->n_source; i++) f->ids[i] = 6 + (int32_t)mw_below(&f->random, MW_VOCABULARY - 6);
     r->source = f->ids;
-    if (f->next % 5 == 3 || f->language) {
+    if (f->next % 5 == f->scored || f->language) {
         r->n_target = mw_below(&f->random, 6);
         for (size_t i = 0; i < r->n_target; i++) f->target[i] = 6 + (int32_t)mw_below(&f->random, MW_VOCABULARY - 6);
         r->target = f->target;
@@ -629,13 +635,16 @@ static int pull(void *user, int wait, moe_request *r) {
 }
 
 static void done(void *user, const moe_result *r) {
+    feed *f = user;
     answer *a = r->user;
-    (void)user;
     a->status = r->status;
+    a->place = ++f->answered;
+    CHECK(r->n_hypotheses <= MOST, "%zu hypotheses", r->n_hypotheses);
     a->n = moe_min(MOST, r->n_hypotheses);
     for (size_t h = 0; h < a->n; h++) {
         const moe_hypothesis *from = &r->hypotheses[h];
         a->n_ids[h] = from->n_ids;
+        a->finished[h] = from->finished;
         a->score[h] = moe_to_bits(from->score);
         a->logprob[h] = moe_to_bits(from->logprob);
         memcpy(a->ids[h], from->ids, from->n_ids * sizeof *from->ids);
@@ -655,35 +664,63 @@ static moe_session_params params_for(const moe_model *model, const char *device,
     return p;
 }
 
-static feed *translate(const moe_model *model, const moe_session_params *p) {
+static feed *make_feed(const moe_model *model) {
     feed *f = mw_zeros(sizeof *f);
+    f->random = 3;
+    f->most = SENTENCES;
+    f->scored = 3;
+    f->language = moe_model_get_kind(model) == MOE_MODEL_LANGUAGE;
+    return f;
+}
+
+static feed *translate(const moe_model *model, const moe_session_params *p) {
+    feed *f = make_feed(model);
     moe_session *s;
     moe_error e = { MOE_OK, "", "" };
-    f->random = 3;
-    f->language = moe_model_get_kind(model) == MOE_MODEL_LANGUAGE;
+    moe_stats stats;
     CHECK(moe_session_new(model, p, &s, &e) == MOE_OK, "%s: %s", e.where, e.message);
     assert_string_equal(moe_session_stats(s).device, p->device[1] == 'u' ? "cuda:0 emulated" : "cpu");
     CHECK(moe_translate(s, pull, done, f, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    stats = moe_session_stats(s);
+    f->counts[0] = stats.sentences;
+    f->counts[1] = stats.source_tokens;
+    f->counts[2] = stats.target_tokens;
+    f->counts[3] = stats.steps;
+    f->counts[4] = stats.rows;
     moe_session_free(s);
     return f;
+}
+
+static void assert_same_answers(const feed *cpu, const feed *gpu, const moe_session_params *p, const char *what) {
+    for (size_t i = 0; i < SENTENCES; i++)
+        CHECK(memcmp(&cpu->answers[i], &gpu->answers[i], sizeof(answer)) == 0,
+              "%s, batch %d, beam %d, rules %d: sentence %zu differs", what, p->batch, p->beam, (int)p->rules, i);
+}
+
+/* Returns the answers. */
+static feed *assert_sides_agree(const moe_model *model, const moe_session_params *params, const char *what) {
+    moe_session_params p = *params;
+    feed *cpu, *gpu;
+    p.device = "cpu";
+    cpu = translate(model, &p);
+    p.device = "cuda";
+    gpu = translate(model, &p);
+    assert_same_answers(cpu, gpu, &p, what);
+    CHECK(memcmp(cpu->counts, gpu->counts, sizeof cpu->counts) == 0, "%s: %llu steps, %llu rows; the CPU has %llu, %llu", what,
+          (unsigned long long)gpu->counts[3], (unsigned long long)gpu->counts[4], (unsigned long long)cpu->counts[3],
+          (unsigned long long)cpu->counts[4]);
+    CHECK(emu_live() == 0, "%s: %zu things are left", what, emu_live());
+    free(gpu);
+    return cpu;
 }
 
 static void assert_models_agree(const moe_model *model, int batch, int beam, float coverage, int min_target, const char *gating,
                                 const char *what) {
     moe_session_params p = params_for(model, "cpu", batch, beam);
-    feed *cpu, *gpu;
     p.coverage_penalty = coverage;
     p.min_target = min_target;
     p.gating = gating;
-    cpu = translate(model, &p);
-    p.device = "cuda";
-    gpu = translate(model, &p);
-    for (size_t i = 0; i < SENTENCES; i++)
-        CHECK(memcmp(&cpu->answers[i], &gpu->answers[i], sizeof(answer)) == 0, "%s, batch %d, beam %d: sentence %zu differs",
-              what, batch, beam, i);
-    CHECK(emu_live() == 0, "%s: %zu things are left", what, emu_live());
-    free(cpu);
-    free(gpu);
+    free(assert_sides_agree(model, &p, what));
 }
 
 static void models_give_the_bytes_of_the_cpu(void **state) {
@@ -712,6 +749,136 @@ static void models_give_the_bytes_of_the_cpu(void **state) {
         drop(&f32);
     }
 }
+
+/* ---- The search ---- */
+
+/* Every rule with every beam; of penalty, pruning, number of results and least length every three together, and nothing else
+ * with pruning where rules do not know it; batches and limits take turns. */
+static void searches_give_the_bytes_of_the_cpu(void **state) {
+    static const int batches[] = { 1, 3, 8 }, beams[] = { 1, 2, 5 };
+    fixture models[] = { open_model(mw_small(MW_GNMT, MW_F32, 11)), open_model(mw_small(MW_FROM_ENCODER, MW_F32, 12)) };
+    size_t finished[4] = { 0 }, cut[4] = { 0 }, several = 0;
+    (void)state;
+    defaults();
+    for (int i = 0; i < 2; i++) /* so that not all are cut */
+        mw_put32(models[i].image.data + mw_find_tensor(models[i].m, "output.bias")->offset + 4 * MW_EOS, moe_to_bits(3.0f));
+    for (size_t k = 0; k < 4 * 3 * 16; k++) {
+        const int rules = (int)(k / 48), coverage = k % 2 != 0, prune = k / 2 % 2 != 0, odd = (int)(k / 4 + k / 8) % 2;
+        const moe_model *model = models[(k + k / 16) % 2].model;
+        moe_session_params p = params_for(model, "cpu", batches[(k + k / 8) % 3], beams[k / 16 % 3]);
+        feed *f;
+        char what[64];
+        if ((rules != MOE_RULES_PAPER && prune) || (rules >= MOE_RULES_TF && coverage)) continue;
+        if (rules == MOE_RULES_PAPER && (coverage + prune + odd) % 2) continue;
+        snprintf(what, sizeof what, "case %zu", k);
+        p.rules = (moe_rules)rules;
+        p.coverage_penalty = coverage ? 0.3f : 0.0f;
+        p.prune = prune ? 2.5f : 0.0f;
+        p.nbest = k / 4 % 2 ? p.beam : 1;
+        p.min_target = k / 8 % 2 ? 3 : 0;
+        p.length_penalty = k % 3 ? 0.6f : 0.0f;
+        if (k % 5 > 2) p.max_len_factor = 0.5f, p.max_len_offset = 1;
+        if (k % 7 == 6) p.max_target = 6;
+        f = assert_sides_agree(model, &p, what);
+        for (size_t i = 0; i < SENTENCES; i++)
+            for (size_t h = 0; h < f->answers[i].n; h++) {
+                finished[rules] += (size_t)f->answers[i].finished[h];
+                cut[rules] += (size_t)!f->answers[i].finished[h];
+                several += f->answers[i].n > 2;
+            }
+        free(f);
+    }
+    for (int rules = 0; rules < 4; rules++)
+        CHECK(finished[rules] > 30 && cut[rules] > 30, "rules %d: %zu hypotheses have ended, %zu were cut", rules,
+              finished[rules], cut[rules]);
+    CHECK(several > 100, "%zu sentences had several hypotheses", several);
+    drop(&models[0]), drop(&models[1]);
+}
+
+/* A language model only scores; rules differ in what a score is. */
+static void language_models_score_by_all_rules(void **state) {
+    fixture f = open_model(mw_language_model(MW_F32, 13));
+    (void)state;
+    defaults();
+    for (int rules = 0; rules < 4; rules++) {
+        moe_session_params p = params_for(f.model, "cpu", 1 + 2 * rules, 1 + rules);
+        p.rules = (moe_rules)rules;
+        free(assert_sides_agree(f.model, &p, "language model"));
+    }
+    drop(&f);
+}
+
+/* Not-a-number in one embedding: the sentences with it are broken and no others, on both sides. */
+static void broken_sentences_are_those_of_the_cpu(void **state) {
+    fixture f = open_model(mw_small(MW_PRODUCT, MW_F32, 11));
+    const mw_tensor *table = mw_find_tensor(f.m, "source.embedding.weight");
+    (void)state;
+    defaults();
+    mw_put32(f.image.data + table->offset + 4 * (11 * MW_WIDTH + 3), 0x7fc00000u);
+    mw_put32(f.image.data + table->offset + 4 * (12 * MW_WIDTH + 3), 0x7fc00000u);
+    for (int rules = 0; rules < 4; rules++)
+        for (int beam = 1; beam < 5; beam += 3) {
+            moe_session_params p = params_for(f.model, "cpu", 3, beam);
+            size_t broken = 0;
+            feed *answers;
+            p.rules = (moe_rules)rules;
+            p.coverage_penalty = rules < MOE_RULES_TF ? 0.2f : 0.0f;
+            answers = assert_sides_agree(f.model, &p, "broken");
+            for (size_t i = 0; i < SENTENCES; i++) {
+                CHECK((answers->answers[i].status == MOE_ERROR_NUMERIC) == (answers->answers[i].n == 0), "sentence %zu", i);
+                broken += answers->answers[i].n == 0;
+            }
+            CHECK(broken > 0 && broken < SENTENCES, "%zu sentences are broken", broken);
+            free(answers);
+        }
+    drop(&f);
+}
+
+/* What was under way when a caller stopped is forgotten: the next call on the session gives what a new session does. */
+static void cancelled_sentences_are_forgotten(void **state) {
+    fixture f = open_model(mw_small(MW_FROM_ENCODER, MW_F32, 11));
+    (void)state;
+    defaults();
+    for (int cancelled = 1; cancelled < SENTENCES; cancelled++) {
+        moe_session_params p = params_for(f.model, "cuda", 3, 2);
+        feed *wanted, *got = make_feed(f.model);
+        moe_error e = { MOE_OK, "", "" };
+        moe_session *s;
+        p.coverage_penalty = 0.2f;
+        wanted = translate(f.model, &p);
+        CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_OK, "%s", e.message);
+        got->cancelled = cancelled;
+        CHECK(moe_translate(s, pull, done, got, &e) == MOE_ERROR_CANCELLED, "%s", e.message);
+        free(got);
+        got = make_feed(f.model);
+        CHECK(moe_translate(s, pull, done, got, &e) == MOE_OK, "%s", e.message);
+        assert_same_answers(wanted, got, &p, "after a cancelled call");
+        moe_session_free(s);
+        assert_int_equal(emu_live(), 0);
+        free(wanted), free(got);
+    }
+    drop(&f);
+}
+
+/* Frames, hypotheses and results are the device's: what the host has does not grow with beam, and hardly with targets. */
+static void sessions_keep_little_on_the_host(void **state) {
+    fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
+    moe_session_params p = params_for(f.model, "cuda", 64, 1);
+    size_t narrow = 0, wide = 0, cpu = 0;
+    moe_error e = { MOE_OK, "", "" };
+    (void)state;
+    defaults();
+    p.coverage_penalty = 0.2f;
+    CHECK(moe_session_bytes(f.model, &p, &narrow, &e) == MOE_OK, "%s", e.message);
+    p.beam = 8;
+    CHECK(moe_session_bytes(f.model, &p, &wide, &e) == MOE_OK, "%s", e.message);
+    p.device = "cpu";
+    CHECK(moe_session_bytes(f.model, &p, &cpu, &e) == MOE_OK, "%s", e.message);
+    CHECK(wide == narrow && wide < cpu / 4, "beam 1: %zu bytes, beam 8: %zu, on the processor %zu", narrow, wide, cpu);
+    drop(&f);
+}
+
+/* ---- Classifiers ---- */
 
 enum { EXAMPLES = 21, BEST = 3 };
 
@@ -838,50 +1005,90 @@ static void traces_show_what_the_cpu_shows(void **state) {
 
 /* ---- What goes wrong ---- */
 
-/* Every call fails once: opening fails or the failure comes out of the translation, and nothing is left behind. */
+/* Every call fails once: opening fails or the failure comes out of the translation, and nothing is left behind. What was
+ * handed over before is right. `few` sentences that end after two steps: no call is left out, else of the launches most are. */
+static void sweep(const moe_model *model, const feed *wanted, const moe_session_params *p, int code, int stay, int few) {
+    size_t opened = 0, calls = 0, step = 1;
+    for (size_t nth = 1;; nth += step) {
+        feed *feeding = make_feed(model);
+        moe_error e = { MOE_OK, "", "" };
+        moe_session *s = NULL;
+        moe_status status;
+        size_t answered = 0;
+        feeding->most = wanted->most;
+        feeding->scored = wanted->scored;
+        defaults();
+        emu_fail(nth, code, stay);
+        status = moe_session_new(model, p, &s, &e);
+        if (status == MOE_OK) {
+            opened++;
+            if (!few) step = 1 + nth / 16; /* thousands of launches: every sixteenth or so */
+            status = moe_translate(s, pull, done, feeding, &e);
+            for (size_t i = 0; i < feeding->most; i++)
+                if (feeding->answers[i].place) {
+                    CHECK(memcmp(&feeding->answers[i], &wanted->answers[i], sizeof(answer)) == 0, "call %zu fails: answer %zu",
+                          nth, i);
+                    answered++;
+                }
+            if (status != MOE_OK) {
+                moe_error again = { MOE_OK, "", "" };
+                feeding->next = 0;
+                CHECK(moe_translate(s, pull, done, feeding, &again) == status && strcmp(again.message, e.message) == 0,
+                      "after call %zu has failed: '%s', then '%s'", nth, e.message, again.message);
+                CHECK(feeding->answered == answered, "answers after call %zu has failed", nth);
+            }
+            moe_session_free(s);
+        }
+        calls = emu_calls();
+        CHECK(emu_live() == 0, "call %zu fails: %zu things are left", nth, emu_live());
+        free(feeding);
+        if (nth > calls) { /* it was never reached */
+            CHECK(status == MOE_OK && answered == wanted->most, "%zu answers, %s", answered, e.message);
+            break;
+        }
+        if (status == MOE_OK) continue; /* CUDA graphs and the free memory in a message are asked for in vain without harm */
+        CHECK(strstr(e.message, code == EMU_LOST ? "failure" : code == EMU_OLD_DRIVER ? "driver" : "memory") ||
+                  strstr(e.message, "CUBLAS"), "call %zu: %s", nth, e.message);
+        CHECK(strstr(e.message, "--device cpu"), "call %zu says nothing to do: %s", nth, e.message);
+    }
+    CHECK(opened > 0 && calls > 100, "%zu calls, %zu sessions", calls, opened);
+}
+
 static void failures_leave_nothing_behind(void **state) {
     static const struct { int code, stay; } failures[] = { { EMU_OUT_OF_MEMORY, 0 }, { EMU_LOST, 1 }, { EMU_OLD_DRIVER, 0 } };
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
+    moe_session_params p = params_for(f.model, "cuda", 3, 2);
+    feed *wanted;
     (void)state;
-    for (size_t k = 0; k < MOE_COUNT(failures); k++) {
-        size_t opened = 0, calls = 0, step = 1;
-        for (size_t nth = 1;; nth += step) {
-            moe_session_params p = params_for(f.model, "cuda", 3, 2);
-            feed *feeding = mw_zeros(sizeof *feeding);
-            moe_error e = { MOE_OK, "", "" };
-            moe_session *s = NULL;
-            moe_status status;
-            feeding->random = 3;
-            defaults();
-            emu_fail(nth, failures[k].code, failures[k].stay);
-            status = moe_session_new(f.model, &p, &s, &e);
-            if (status == MOE_OK) {
-                opened++;
-                step = 1 + nth / 16; /* thousands of launches: every sixteenth or so */
-                status = moe_translate(s, pull, done, feeding, &e);
-                if (status != MOE_OK) {
-                    moe_error again = { MOE_OK, "", "" };
-                    feeding->next = 0;
-                    CHECK(moe_translate(s, pull, done, feeding, &again) == status && strcmp(again.message, e.message) == 0,
-                          "after call %zu has failed: '%s', then '%s'", nth, e.message, again.message);
-                }
-                moe_session_free(s);
-            }
-            calls = emu_calls();
-            CHECK(emu_live() == 0, "call %zu fails: %zu things are left", nth, emu_live());
-            free(feeding);
-            if (nth > calls) { /* it was never reached */
-                CHECK(status == MOE_OK, "%s", e.message);
-                break;
-            }
-            if (status == MOE_OK) continue;
-                /* CUDA graphs and the free memory in a message are asked for in vain without harm */
-            CHECK(strstr(e.message, failures[k].code == EMU_LOST ? "failure" : failures[k].code == EMU_OLD_DRIVER ? "driver"
-                         : "memory") ||
-                      strstr(e.message, "CUBLAS"), "call %zu: %s", nth, e.message);
-            CHECK(strstr(e.message, "--device cpu"), "call %zu says nothing to do: %s", nth, e.message);
-        }
-        CHECK(opened > 0 && calls > 100, "%zu calls, %zu sessions", calls, opened);
+    defaults();
+    p.coverage_penalty = 0.2f;
+    wanted = translate(f.model, &p);
+    for (size_t k = 0; k < MOE_COUNT(failures); k++) sweep(f.model, wanted, &p, failures[k].code, failures[k].stay, 0);
+    free(wanted);
+    drop(&f);
+}
+
+/* Every single call of a short translation and a score. */
+static void no_failure_of_a_step_is_missed(void **state) {
+    fixture f = open_model(mw_small(MW_PRODUCT, MW_Q8, 11));
+    (void)state;
+    for (int rules = 0; rules < 2; rules++) {
+        moe_session_params p = params_for(f.model, "cuda", 2, 2);
+        moe_error e = { MOE_OK, "", "" };
+        feed *wanted = make_feed(f.model);
+        moe_session *s;
+        defaults();
+        p.rules = (moe_rules)rules;
+        p.coverage_penalty = 0.2f;
+        p.max_len_factor = 0;
+        p.max_len_offset = 2;
+        wanted->most = 2;
+        wanted->scored = 1;
+        CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_OK, "%s", e.message);
+        CHECK(moe_translate(s, pull, done, wanted, &e) == MOE_OK, "%s", e.message);
+        moe_session_free(s);
+        sweep(f.model, wanted, &p, rules ? EMU_LOST : EMU_OUT_OF_MEMORY, rules, 1);
+        free(wanted);
     }
     drop(&f);
 }
@@ -999,8 +1206,14 @@ int main(int argc, char **argv) {
         cmocka_unit_test(outputs_equal_the_cpu),
         cmocka_unit_test(models_give_the_bytes_of_the_cpu),
         cmocka_unit_test(gating_gives_the_bytes_of_the_cpu),
+        cmocka_unit_test(searches_give_the_bytes_of_the_cpu),
+        cmocka_unit_test(language_models_score_by_all_rules),
+        cmocka_unit_test(broken_sentences_are_those_of_the_cpu),
+        cmocka_unit_test(cancelled_sentences_are_forgotten),
+        cmocka_unit_test(sessions_keep_little_on_the_host),
         cmocka_unit_test(traces_show_what_the_cpu_shows),
         cmocka_unit_test(failures_leave_nothing_behind),
+        cmocka_unit_test(no_failure_of_a_step_is_missed),
         cmocka_unit_test(classifiers_leave_nothing_behind),
         cmocka_unit_test(devices_are_chosen_as_asked),
     };

@@ -606,7 +606,7 @@ static void check_score(const golden *g, const char *name, const moe_kernels *ke
     moe_slot slot = { .finished = finished, .steps = length, .length = coverage.cols };
     const float expected = (float)wanted;
     (void)kernels;
-    moe_finish(&s, &slot, (float)logprob, 0, -1, 1, coverage.data);
+    moe_add_finished(&s, &slot, (float)logprob, 0, -1, 1, coverage.data);
     expect_close(name, &finished[0].score, &expected, 1, op_tolerance);
 }
 
