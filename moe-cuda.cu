@@ -110,6 +110,8 @@ struct moe_device {
     float *attention; /* [rows, max_source] */
     float *inputs_host, *inputs; /* [rows, input_cols] of a graph that begins with numbers */
     size_t input_cols;
+    int *live; /* on the device: rows of the frame, what follows them are fillers */
+    size_t live_rows; /* what it says */
     /* scratch, all for the largest need of any node */
     int32_t *sums;
     size_t n_sums;
@@ -119,6 +121,7 @@ struct moe_device {
         int *place;                                 /* [pairs] row by row: the pair's place among those      */
         int *count, *first;                         /* [E], [E + 1] pairs of an expert, sorted by expert     */
         int *totals;                                /* pairs, tiles                                          */
+        uint64_t *stats;                            /* pairs and visits (moe_stats) of all runs              */
         int4 *tiles;                                /* expert, first pair, pairs                             */
         int *pair_row, *pair_expert;                /* [pairs]                                               */
         int8_t *inputs, *codes;                     /* [pairs] code rows of the inputs, of the hidden units  */
@@ -458,6 +461,10 @@ __global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t b
 
 /* ---- Rows ---- */
 
+__global__ void moe_k_set(int *to, int value) {
+    if (threadIdx.x == 0) *to = value;
+}
+
 __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor, float *y, size_t y_stride) {
     const size_t row = blockIdx.x, id = (size_t)ids[row];
     for (int c = (int)threadIdx.x; c < table.cols; c += MOE_BLOCK) {
@@ -771,6 +778,7 @@ typedef struct moe_gating {
     int empty_zero;
     const float *threshold;  /* [experts] */
     moe_selections chosen, parents; /* parents.words NULL: one level */
+    const int *live;         /* rows from here on are fillers, which select nothing: no expert works for them */
     float *p;                /* [rows, experts] zeros that take the probabilities, or NULL: nobody looks at them */
     size_t experts;
 } moe_gating;
@@ -904,6 +912,10 @@ __global__ void moe_k_gate(moe_gating a) {
     float *p = a.p ? a.p + row * a.experts : NULL;
     const int by_threshold = a.gate == MOE_GATE_THRESHOLD;
     int count = 0, empty = 0;
+    if (row >= (size_t)*a.live) { /* the whole block */
+        if (threadIdx.x == 0) *y.count = *y.empty = 0;
+        return;
+    }
     if (a.parents.words) {
         const moe_selection groups = moe_selection_of(&a.parents, row);
         empty = (int)*groups.empty;
@@ -928,6 +940,7 @@ typedef struct moe_routes {
     int n, row0, rows; /* experts; rows at hand */
     int *row_first, *place, *count, *first, *totals, *pair_row, *pair_expert;
     int4 *tiles;
+    uint64_t *stats;
 } moe_routes;
 
 /* How many rows select an expert; `count` was zero. */
@@ -947,7 +960,7 @@ __global__ void moe_k_offsets(moe_routes a) {
     const int t = (int)threadIdx.x, each = (a.n + MOE_BLOCK - 1) / MOE_BLOCK, each_row = (a.rows + MOE_BLOCK - 1) / MOE_BLOCK;
     const int begin = t * each < a.n ? t * each : a.n, end = begin + each < a.n ? begin + each : a.n;
     const int row0 = t * each_row < a.rows ? t * each_row : a.rows, row1 = row0 + each_row < a.rows ? row0 + each_row : a.rows;
-    int pairs = 0, tiles = 0, before = 0, all_pairs, all_tiles;
+    int pairs = 0, tiles = 0, visits = 0, before = 0, all_pairs, all_tiles, all_visits;
     for (int r = row0; r < row1; r++) before += (int)*moe_selection_of(&a.chosen, (size_t)(a.row0 + r)).count;
     before = moe_block_before(before, &all_pairs);
     for (int r = row0; r < row1; r++) {
@@ -957,7 +970,9 @@ __global__ void moe_k_offsets(moe_routes a) {
     for (int e = begin; e < end; e++) {
         pairs += a.count[e];
         tiles += (a.count[e] + MOE_TILE - 1) / MOE_TILE;
+        visits += a.count[e] > 0;
     }
+    moe_block_before(visits, &all_visits);
     pairs = moe_block_before(pairs, &all_pairs);
     tiles = moe_block_before(tiles, &all_tiles);
     for (int e = begin; e < end; e++) {
@@ -976,6 +991,8 @@ __global__ void moe_k_offsets(moe_routes a) {
     if (t == 0) {
         a.first[a.n] = a.totals[0] = all_pairs;
         a.totals[1] = all_tiles;
+        a.stats[0] += (uint64_t)all_pairs;
+        a.stats[1] += (uint64_t)all_visits;
     }
 }
 
@@ -1301,6 +1318,7 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
     a.gate = n->gate;
     a.empty_zero = n->empty_zero;
     a.threshold = b->threshold;
+    a.live = d->live;
     a.chosen = moe_selections_of(n);
     a.p = p;
     a.experts = n->experts;
@@ -1436,6 +1454,7 @@ static void moe_run_experts(moe_device *d, const moe_node *n, const moe_bound *b
     a.count = d->moe.count;
     a.first = d->moe.first;
     a.totals = d->moe.totals;
+    a.stats = d->moe.stats;
     a.tiles = d->moe.tiles;
     a.pair_row = d->moe.pair_row;
     a.pair_expert = d->moe.pair_expert;
@@ -1718,6 +1737,8 @@ static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, m
     MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
     if (which && !trace) rows = moe_bucket(f->rows, d->graphs[1].rows, &index);
     if (d->status == MOE_OK) moe_lift_frame(d, f, rows);
+    if (f->rows != d->live_rows) MOE_LAUNCH(d, moe_k_set, 1, MOE_BLOCK, d->live, (int)f->rows);
+    d->live_rows = f->rows;
     if (d->status == MOE_OK && trace) moe_run_traced(d, which, f, rows, trace, trace_user);
     else if (d->status == MOE_OK && which) moe_run_step(d, f, rows);
     else if (d->status == MOE_OK) moe_run_nodes(d, which, f, rows);
@@ -1949,7 +1970,7 @@ static void moe_need_node(moe_needs *need, const moe_node *n, const moe_device_g
 static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     const char *what = "scratch", *frame = "what goes up and down in a step";
     const size_t rows = d->rows, top = d->graphs[1].top, up = 9 * rows, attention = d->graphs[1].rows * d->graphs[1].max_source;
-    const size_t host_ints = moe_largest(need->experts + 1, rows), inputs = rows * need->input_cols;
+    const size_t host_ints = moe_largest(need->experts + 1, moe_largest(rows, 4)), inputs = rows * need->input_cols;
     d->n_sums = moe_least(moe_largest(MOE_SUMS, need->outputs * 32), need->outputs * moe_largest(rows, need->pairs));
     d->sums = (int32_t *)moe_take(d, d->n_sums, sizeof *d->sums, what);
     d->lstm.z = (float *)moe_take(d, need->sentences * 4 * need->hidden, sizeof(float), what);
@@ -1965,6 +1986,10 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->moe.count = (int *)moe_take(d, need->experts, sizeof(int), what);
     d->moe.first = (int *)moe_take(d, need->experts + 1, sizeof(int), what);
     d->moe.totals = (int *)moe_take(d, 2, sizeof(int), what);
+    d->moe.stats = (uint64_t *)moe_take(d, 2, sizeof(uint64_t), what);
+    d->live = (int *)moe_take(d, 1, sizeof(int), what);
+    MOE_CUDA_TRY(d, cudaMemsetAsync(d->moe.stats, 0, 2 * sizeof(uint64_t), d->stream));
+    MOE_CUDA_TRY(d, cudaMemsetAsync(d->live, 0, sizeof(int), d->stream));
     d->moe.tiles = (int4 *)moe_take(d, need->tiles, sizeof(int4), what);
     d->moe.pair_row = (int *)moe_take(d, need->pairs, sizeof(int), what);
     d->moe.pair_expert = (int *)moe_take(d, need->pairs, sizeof(int), what);
@@ -2051,9 +2076,18 @@ static const char *moe_device_describe(const moe_device *d, uint64_t *bytes) {
     return d->name;
 }
 
+static void moe_device_stats(moe_device *d, moe_stats *s) {
+    uint64_t counted[2] = { 0, 0 };
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
+    if (d->status == MOE_OK) moe_fetch_ints(d, (const int *)(const void *)d->moe.stats, 4);
+    if (d->status == MOE_OK) memcpy(counted, d->moe.host, sizeof counted);
+    s->expert_pairs = counted[0];
+    s->expert_visits = counted[1];
+}
+
 const moe_device_api *moe_cuda(void) {
     static const moe_device_api api = { "cuda", moe_device_count, moe_device_open, moe_device_allocate, moe_device_bind,
         moe_device_run,
-                                        moe_device_describe, moe_device_close };
+                                        moe_device_describe, moe_device_stats, moe_device_close };
     return &api;
 }

@@ -384,8 +384,12 @@ typedef struct moe_stats {
     const char *isa;        /* kernels in use                                        */
     const char *device;     /* "cpu", or the GPU: "cuda:0 NVIDIA H200"               */
     uint64_t device_bytes;  /* memory of the GPU that the session holds              */
+    uint64_t expert_pairs;  /* (row, expert) pairs that expert layers computed       */
+    uint64_t expert_visits; /* experts that had a row, over all runs of such a layer; */
+                            /* rows that do not fit at once run one chunk after the other */
 } moe_stats;
 
+/* On a GPU this waits for it. */
 moe_stats moe_session_stats(const moe_session *session);
 
 /* ---- Translating and scoring --------------------------------------------------------------------------- */
@@ -582,6 +586,8 @@ typedef struct moe_device_api {
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
                       moe_error *error);
     const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
+    /* Fill in what expert layers did, the fields of moe_stats that begin with it; 0 after a failure. */
+    void (*stats)(moe_device *device, moe_stats *stats);
     void (*close)(moe_device *device); /* NULL is fine */
 } moe_device_api;
 

@@ -610,6 +610,7 @@ typedef struct feed {
     int32_t ids[LONGEST], target[LONGEST];
     uint64_t random;
     answer answers[SENTENCES];
+    moe_stats stats;
 } feed;
 
 static int pull(void *user, int wait, moe_request *r) {
@@ -664,6 +665,7 @@ static feed *translate(const moe_model *model, const moe_session_params *p) {
     CHECK(moe_session_new(model, p, &s, &e) == MOE_OK, "%s: %s", e.where, e.message);
     assert_string_equal(moe_session_stats(s).device, p->device[1] == 'u' ? "cuda:0 emulated" : "cpu");
     CHECK(moe_translate(s, pull, done, f, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    f->stats = moe_session_stats(s);
     moe_session_free(s);
     return f;
 }
@@ -681,6 +683,11 @@ static void assert_models_agree(const moe_model *model, int batch, int beam, flo
     for (size_t i = 0; i < SENTENCES; i++)
         CHECK(memcmp(&cpu->answers[i], &gpu->answers[i], sizeof(answer)) == 0, "%s, batch %d, beam %d: sentence %zu differs",
               what, batch, beam, i);
+    CHECK(cpu->stats.expert_pairs == gpu->stats.expert_pairs, "%s, batch %d, beam %d: %llu pairs of rows and experts, the CPU has %llu",
+          what, batch, beam, (unsigned long long)gpu->stats.expert_pairs, (unsigned long long)cpu->stats.expert_pairs);
+    CHECK(emu_pairs < 100 || cpu->stats.expert_visits >= gpu->stats.expert_visits, /* the CPU's chunks of rows may be smaller */
+          "%s, batch %d, beam %d: %llu visits of experts, the CPU has %llu", what, batch, beam,
+          (unsigned long long)gpu->stats.expert_visits, (unsigned long long)cpu->stats.expert_visits);
     CHECK(emu_live() == 0, "%s: %zu things are left", what, emu_live());
     free(cpu);
     free(gpu);

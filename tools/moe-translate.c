@@ -316,6 +316,7 @@ static void app_stats(const program_flow *f, const moe_session *session, double 
             s.steps ? (double)s.rows / (double)s.steps : 0.0, program_resident(), (double)s.bytes / 1048576.0, s.isa ? s.isa : "?",
             s.device ? s.device : "?");
     if (s.device_bytes) fprintf(stderr, "device memory    %.1f MiB\n", (double)s.device_bytes / 1048576.0);
+    program_expert_stats(&s);
 }
 
 /* ==== 4. Routing ======================================================================================== */

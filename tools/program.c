@@ -59,6 +59,13 @@ double program_resident(void) {
 #endif
 }
 
+void program_expert_stats(const moe_stats *s) {
+    if (s->expert_visits)
+        fprintf(stderr, "experts          %.2f tokens per visit (%llu pairs of a token and an expert, %llu visits)\n",
+                (double)s->expert_pairs / (double)s->expert_visits, (unsigned long long)s->expert_pairs,
+                (unsigned long long)s->expert_visits);
+}
+
 /* ---- 2. Messages --------------------------------------------------------------------------------------- */
 
 static int progress_shown;
