@@ -592,7 +592,7 @@ typedef struct moe_device_api {
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
                       moe_error *error);
     const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
-    /* Fill in what expert layers did, the fields of moe_stats that begin with it; 0 after a failure. */
+    /* Fill in the fields of moe_stats that begin with expert; what the device itself counts is 0 after a failure. */
     void (*stats)(moe_device *device, moe_stats *stats);
     void (*close)(moe_device *device); /* NULL is fine */
 } moe_device_api;
