@@ -1,6 +1,6 @@
 /* moe-cuda.cu - the CUDA backend of moe.c: both graphs of a session and its search on one GPU. The seam is in moe.h, Backends.
  *
- *   1. Checks and memory  the first failure, device memory within a budget, weights on their way up
+ *   1. Checks and memory  the first failure, device memory within a budget, weights on their way up, slots of experts
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
  *   3. Launchers          one function per op, the run of a graph, the table that moe.c sees
  *
@@ -9,10 +9,11 @@
  * zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers, exact in any order:
  * cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
  *
- * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8. So do
- * states and hypotheses: ids go up for a sentence (a classifier's inputs for a step), what it gave comes down when it is done
- * (a classifier's best classes), and a step in between brings down how many rows the next one has. Beam search is the code of
- * the processor, in moe.h, a thread to a sentence.
+ * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8; where
+ * experts do not all fit, those go up that are wanted and not there. States and hypotheses live there too: ids go up for a
+ * sentence (a classifier's inputs for a step), what it gave comes down when it is done (a classifier's best classes), and a
+ * step in between brings down how many rows the next one has. Beam search is the code of the processor, in moe.h, a thread to
+ * a sentence.
  *
  * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda_emu.h, which runs every kernel on the processor:
  * so kernels are launched by MOE_LAUNCH alone, use no warp primitives, and every thread of a block meets every barrier.
@@ -54,16 +55,18 @@ static const size_t MOE_FEW_ROWS = 32;         /* up to so many rows (of an expe
 static const size_t MOE_PAIRS = 1 << 14;       /* (row, expert) pairs handled at once, unless one row selects more           */
 static const size_t MOE_SUMS = 1 << 24;        /* integers between a product and what finishes it, unless 32 rows have more  */
 static const size_t MOE_HEAD = 4096;           /* words that a step brings down at once; more results are fetched after them */
+static const size_t MOE_MARGIN = 512 << 20;    /* left of free memory to the driver and to traces; at most an eighth of it    */
 #endif
 
-/* A matrix on the device; of experts all of them, one behind the other. */
+/* A matrix on the device, or that of the first of many experts. */
 typedef struct moe_weights {
     moe_type type;       /* Q8 for both quantised types */
     int rows, cols;
     int rows_padded;     /* of the rows of a matrix: 16 for codes   */
     size_t stride;       /* from row to row: bytes of codes, numbers */
+    size_t step;         /* from expert to expert: bytes, of data and of scales */
     const void *data;    /* NULL: no such matrix */
-    const float *scales; /* [rows_padded] */
+    const float *scales; /* [rows_padded], behind the codes */
 } moe_weights;
 
 /* What a node needs beside what it says itself. */
@@ -71,6 +74,7 @@ typedef struct moe_bound {
     moe_weights w, w_r, w_proj, up, down;
     const float *bias, *threshold, *v;
     const int32_t *never;
+    size_t experts_before; /* those of other nodes: an expert's number among all */
 } moe_bound;
 
 /* Weights that are on the device already: nodes share matrices. */
@@ -107,13 +111,33 @@ typedef struct moe_searching {
 
 enum { MOE_RESULTS = 3 };
 
+/* Experts that do not all fit: some are in slots, the others are fetched from the mapped file when an expert layer needs them, in
+ * place of those that were used longest ago. Every slot takes any expert of any layer, so one order of use serves both graphs
+ * and nothing is ever too small; experts of one model hardly differ in size. Everything here is taken when graphs are bound. */
+typedef struct moe_cache {
+    char *slabs; /* [slots, slot_bytes] on the device */
+    size_t slots, slot_bytes; /* slots 0: all experts are on the device */
+    size_t n_ints;
+    int *ints;             /* host memory of all that follows      */
+    int *slot;             /* [experts] of all layers; -1: none    */
+    int *expert;           /* [slots] that is in it; -1: none      */
+    int *older, *newer;    /* [slots + 1] a ring of slots in order of use; both ends meet in number `slots` */
+    int *missing, *order, *place, *first; /* of the run of a layer, [its experts]: those that are in no slot; all in the order */
+                                          /* of work, their slots, [+ 1] first pairs                                          */
+    int4 *tiles;           /* pinned: those of a run */
+    int *plan;             /* behind them: [2, experts of a layer] first pairs, slots */
+    uint64_t hits, fetches;
+} moe_cache;
+
 struct moe_device {
     moe_allocator allocator;
     moe_log_fn log;
     void *log_user;
     int index;
     char name[128];
-    size_t budget, used;
+    size_t budget, used; /* after binding the budget is 0: a trace comes on top */
+    size_t wanted;       /* what would be used, had there been enough */
+    int lacking;         /* that the budget is less is what failed */
     moe_status status; /* the first failure */
     moe_error error;
     cudaStream_t stream;
@@ -126,13 +150,16 @@ struct moe_device {
     char *landing[2]; /* on the device */
     cudaEvent_t landed[2];
     int next_stage;
-    size_t landing_bytes, uploaded, announced;
+    size_t uploaded, announced, bound_bytes; /* the last: of what went up to bind graphs */
+    int8_t *subs; /* of Q4, for one matrix */
     moe_known *known;
     size_t n_known, known_capacity;
     /* graphs */
     moe_device_graph graphs[2];
     moe_bound *bound[2]; /* [count] */
     size_t rows;         /* the larger capacity */
+    size_t experts;      /* of all layers       */
+    moe_cache cache;
     cudaGraphExec_t steps[MOE_BUCKETS];
     int no_graphs;
     /* a frame: on the host pinned, one block for what goes up and one for what comes down */
@@ -156,6 +183,8 @@ struct moe_device {
         size_t words;                       /* room for results */
         int fresh;                          /* slots are to be emptied first */
     } sentences;
+    int *live; /* on the device: rows of the frame, what follows them are fillers */
+    size_t live_rows; /* what it says */
     /* scratch, all for the largest need of any node */
     int32_t *sums;
     size_t n_sums;
@@ -163,8 +192,9 @@ struct moe_device {
     struct {
         int *row_first;                             /* [rows] how many pairs the rows before it have         */
         int *place;                                 /* [pairs] row by row: the pair's place among those      */
-        int *count, *first;                         /* [E], [E + 1] pairs of an expert, sorted by expert     */
+        int *count, *first;                         /* [2 E], [E + 1] pairs of an expert, sorted by expert   */
         int *totals;                                /* pairs, tiles                                          */
+        uint64_t *stats;                            /* pairs and visits (moe_stats) of all runs              */
         int4 *tiles;                                /* expert, first pair, pairs                             */
         int *pair_row, *pair_expert;                /* [pairs]                                               */
         int8_t *inputs, *codes;                     /* [pairs] code rows of the inputs, of the hidden units  */
@@ -192,6 +222,8 @@ static moe_status moe_fail(moe_error *error, moe_status code, const char *where,
 
 static size_t moe_least(size_t a, size_t b) { return a < b ? a : b; }
 static size_t moe_largest(size_t a, size_t b) { return a > b ? a : b; }
+static size_t moe_blocks(size_t n, size_t by) { return (n + by - 1) / by; }
+static int moe_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
 
 /* What to do about a CUDA error. */
 static const char *moe_advice(cudaError_t code) {
@@ -227,12 +259,13 @@ static int moe_check_blas(moe_device *d, cublasStatus_t code, const char *what) 
     return d->status == MOE_OK;
 }
 
-/* a * b; 0 after a failure. Some of these can be added up. */
+/* a * b, or a failure and 0. Some of these can be added up. */
 static size_t moe_times(moe_device *d, size_t a, size_t b) {
-    if (d->status == MOE_OK && b && a > SIZE_MAX / 32 / b)
+    if (!b || a <= SIZE_MAX / 32 / b) return a * b;
+    if (d->status == MOE_OK)
         d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, "device",
                              "these parameters ask for more memory than can be addressed");
-    return d->status == MOE_OK ? a * b : 0;
+    return 0;
 }
 
 #define MOE_CUDA_TRY(d, call) ((d)->status == MOE_OK && moe_check(d, call, #call))
@@ -245,26 +278,35 @@ static void *moe_host(moe_device *d, size_t bytes, const char *what) {
     return memory;
 }
 
+/* There is less memory than the least that is needed; `all`, if not 0: that is needed to hold all experts. */
+static void moe_lack(moe_device *d, size_t least, size_t all, size_t limit, const char *what) {
+    char rest[64] = "";
+    if (all) snprintf(rest, sizeof rest, " (%zu MB to hold all experts)", (all >> 20) + 1);
+    d->status = moe_fail(&d->error, MOE_ERROR_MEMORY, what, "cuda:%d: %zu MB are needed at least%s, %zu MB are %s%s", d->index,
+                         (least >> 20) + 1, rest, limit >> 20, limit == d->budget ? "allowed; allow more, or " : "free; ",
+                         moe_advice(cudaErrorMemoryAllocation));
+}
+
 /* count * size bytes of device memory; NULL after a failure. */
 static void *moe_take(moe_device *d, size_t count, size_t size, const char *what) {
     size_t bytes, available = 0, total = 0;
     void *memory = NULL;
     cudaError_t code;
-    if (d->status != MOE_OK) return NULL;
     if (count > SIZE_MAX / 2 / size) {
-        d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what, "these parameters ask for more memory than can be addressed");
+        if (d->status == MOE_OK)
+            d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what, "these parameters ask for more memory than can be addressed");
         return NULL;
     }
     bytes = count > 0 ? count * size : 1;
+    d->wanted += bytes < SIZE_MAX - d->wanted ? bytes : SIZE_MAX - d->wanted;
+    if (d->status != MOE_OK) return NULL;
     if (d->n_blocks == d->block_capacity) {
         d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what, "the model has too many tensors for the device's list");
         return NULL;
     }
     if (d->budget && bytes > d->budget - d->used) {
-        d->status = moe_fail(&d->error, MOE_ERROR_MEMORY, what,
-                             "cuda:%d: %zu MB more are needed for %s, %zu of the %zu MB allowed are taken; allow more, or %s",
-                             d->index, (bytes >> 20) + 1, what, d->used >> 20, d->budget >> 20,
-                             moe_advice(cudaErrorMemoryAllocation));
+        d->lacking = 1;
+        moe_lack(d, d->wanted, 0, d->budget, what);
         return NULL;
     }
     code = cudaMalloc(&memory, bytes);
@@ -282,17 +324,19 @@ static void *moe_take(moe_device *d, size_t count, size_t size, const char *what
     return memory;
 }
 
-/* The memory that was taken last goes back; nothing uses it any more. */
-static void moe_give_last(moe_device *d, size_t bytes) {
-    cudaFree(d->blocks[--d->n_blocks]);
+/* What was taken goes back; nothing uses it any more. */
+static void moe_give(moe_device *d, void *memory, size_t bytes) {
+    size_t i = d->n_blocks;
+    while (d->blocks[--i] != memory) {}
+    d->blocks[i] = d->blocks[--d->n_blocks];
     d->used -= bytes;
+    cudaFree(memory);
 }
 
 /* ---- Weights on their way up ---- */
 
-static void moe_announce(moe_device *d, size_t bytes) {
+static void moe_announce(moe_device *d) {
     char message[128];
-    d->uploaded += bytes;
     if (!d->log || d->uploaded - d->announced < (size_t)1 << 30) return;
     d->announced = d->uploaded;
     snprintf(message, sizeof message, "%zu MB of weights are on cuda:%d", d->uploaded >> 20, d->index);
@@ -307,7 +351,7 @@ static char *moe_lift(moe_device *d, const void *from, size_t bytes, void *to) {
     memcpy(d->stage[i], from, bytes);
     MOE_CUDA_TRY(d, cudaMemcpyAsync(to ? to : d->landing[i], d->stage[i], bytes, cudaMemcpyHostToDevice, d->stream));
     if (to) MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
-    moe_announce(d, bytes);
+    d->uploaded += bytes;
     return d->landing[i];
 }
 
@@ -322,6 +366,55 @@ static void *moe_upload(moe_device *d, const void *from, size_t bytes, const cha
     void *to = moe_take(d, bytes, 1, what);
     if (to) moe_upload_to(d, to, from, bytes);
     return to;
+}
+
+/* ---- Slots of experts ---- */
+
+/* The slot is the newest. */
+static void moe_use_slot(moe_cache *c, int slot) {
+    const int end = (int)c->slots;
+    c->newer[c->older[slot]] = c->newer[slot];
+    c->older[c->newer[slot]] = c->older[slot];
+    c->older[slot] = c->older[end];
+    c->newer[slot] = end;
+    c->newer[c->older[end]] = slot;
+    c->older[end] = slot;
+}
+
+/* The slot that was used longest ago, for expert `number`. */
+static int moe_replace_slot(moe_cache *c, size_t number) {
+    const int slot = c->newer[c->slots];
+    if (c->expert[slot] >= 0) c->slot[c->expert[slot]] = -1;
+    c->expert[slot] = (int)number;
+    c->slot[number] = slot;
+    return slot;
+}
+
+/* Slots of `slot_bytes`, as many as there is room for; layers of up to `most` experts run up to `tiles` tiles. */
+static void moe_take_slots(moe_device *d, size_t slot_bytes, size_t room, size_t most, size_t tiles) {
+    moe_cache *c = &d->cache;
+    int *at;
+    c->slots = moe_least(room / slot_bytes, d->experts);
+    c->slot_bytes = slot_bytes;
+    c->n_ints = d->experts + 3 * c->slots + 2 + 4 * most + 1; /* each of them has memory: experts of the file, slots of the GPU */
+    c->slabs = (char *)moe_take(d, c->slots, slot_bytes, "experts");
+    c->ints = at = (int *)moe_host(d, c->n_ints * sizeof *at, "the order of experts");
+    MOE_CUDA_TRY(d, cudaMallocHost((void **)&c->tiles, tiles * sizeof *c->tiles + 2 * most * sizeof *c->plan));
+    if (d->status != MOE_OK) return;
+    c->plan = (int *)(void *)(c->tiles + tiles);
+    c->slot = at, at += d->experts;
+    c->expert = at, at += c->slots;
+    c->older = at, at += c->slots + 1;
+    c->newer = at, at += c->slots + 1;
+    c->missing = at, at += most;
+    c->order = at, at += most;
+    c->place = at, at += most;
+    c->first = at;
+    memset(c->slot, -1, (d->experts + c->slots) * sizeof *c->slot); /* expert too */
+    for (size_t i = 0; i <= c->slots; i++) {
+        c->older[i] = (int)(i ? i - 1 : c->slots);
+        c->newer[i] = (int)(i < c->slots ? i + 1 : 0);
+    }
 }
 
 /* ==== 2. Kernels ==============================================================================================
@@ -484,6 +577,14 @@ MOE_DEVICE int moe_block_before(int mine, int *total) {
 
 /* ---- Weights ---- */
 
+/* An expert's weights, their scales. */
+MOE_DEVICE const char *moe_expert_data(const moe_weights *w, int expert) {
+    return (const char *)w->data + (size_t)expert * w->step;
+}
+MOE_DEVICE const float *moe_expert_scales(const moe_weights *w, int expert) {
+    return (const float *)(const void *)((const char *)w->scales + (size_t)expert * w->step);
+}
+
 /* Units of four codes from Q8's interleave [n/16][k/4][16][4] to rows. */
 __global__ void moe_k_unpack_q8(const uint32_t *from, size_t first_unit, size_t units, size_t cols_padded, int8_t *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, unit = first_unit + i, groups = cols_padded / 4;
@@ -507,6 +608,10 @@ __global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t b
 }
 
 /* ---- Rows ---- */
+
+__global__ void moe_k_set(int *to, int value) {
+    if (threadIdx.x == 0) *to = value;
+}
 
 __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor, float *y, size_t y_stride) {
     const size_t row = blockIdx.x, id = (size_t)ids[row];
@@ -599,8 +704,8 @@ __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_
 
 /* ---- Products ---- */
 
-/* y[r][j] = [relu](dot(x[r], w[j]) + addend). Either plain: tiles of MOE_TILE rows; or of experts: tiles say expert, first pair
- * and pairs, there are *n_tiles of them, a pair's input is row x_rows[pair] and its output row `pair`. */
+/* y[r][j] = [relu](dot(x[r], w[j]) + addend). Either plain: tiles of MOE_TILE rows; or of experts: tiles say expert (or its
+ * slot), first pair and pairs, there are *n_tiles of them, a pair's input is row x_rows[pair] and its output row `pair`. */
 typedef struct moe_products {
     moe_weights w;
     const void *x;        /* codes or floats */
@@ -609,7 +714,7 @@ typedef struct moe_products {
     int rows;             /* plain */
     const int *x_rows, *n_tiles; /* experts; x_rows may be NULL: row `pair` */
     const int4 *tiles;
-    int tiles_at_most;
+    int tiles_at_most;    /* n_tiles NULL: just so many */
     const float *bias, *add;
     size_t add_stride;
     int relu;
@@ -623,7 +728,7 @@ MOE_DEVICE int4 moe_tile_of(const moe_products *p) {
     int4 t;
     if (p->tiles) {
         t = p->tiles[tile];
-        if (tile >= *p->n_tiles) t.z = 0;
+        if (p->n_tiles && tile >= *p->n_tiles) t.z = 0;
         return t;
     }
     t.x = 0;
@@ -646,13 +751,12 @@ __global__ void moe_k_products(moe_products p) {
     const int4 tile = moe_tile_of(&p);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int first = ((int)(blockIdx.x / (unsigned)p.tiles_at_most) * WARPS + warp) * OUTPUTS;
-    const size_t expert_row = (size_t)tile.x * (size_t)p.w.rows_padded;
     int acc[MOE_TILE][OUTPUTS], sum = 0;
     if (tile.z == 0) return; /* the whole block */
     for (int r = 0; r < MOE_TILE; r++)
         for (int o = 0; o < OUTPUTS; o++) acc[r][o] = 0;
     if (first < p.w.rows_padded) {
-        const int8_t *w = (const int8_t *)p.w.data + (expert_row + (size_t)first) * p.w.stride;
+        const int8_t *w = (const int8_t *)moe_expert_data(&p.w, tile.x) + (size_t)first * p.w.stride;
         const int8_t *x[MOE_TILE];
         MOE_UNROLL
         for (int r = 0; r < MOE_TILE; r++) {
@@ -681,7 +785,7 @@ __global__ void moe_k_products(moe_products p) {
     if (lane / OUTPUTS < tile.z && first + lane % OUTPUTS < p.w.rows) {
         const size_t row = (size_t)(tile.y + lane / OUTPUTS), j = (size_t)(first + lane % OUTPUTS);
         const size_t x_row = p.x_rows ? (size_t)p.x_rows[row] : row;
-        moe_finish(&p, row, j, moe_mul((float)sum, moe_mul(p.x_scales[x_row], p.w.scales[expert_row + j])));
+        moe_finish(&p, row, j, moe_mul((float)sum, moe_mul(p.x_scales[x_row], moe_expert_scales(&p.w, tile.x)[j])));
     }
 }
 
@@ -692,7 +796,7 @@ __global__ void moe_k_float_products(moe_products p) {
     const int4 tile = moe_tile_of(&p);
     const int t = (int)threadIdx.x, output = t % OUTPUTS, group = t / OUTPUTS;
     const int first = (int)(blockIdx.x / (unsigned)p.tiles_at_most) * OUTPUTS;
-    const size_t expert_row = (size_t)tile.x * (size_t)p.w.rows_padded;
+    const void *weights = moe_expert_data(&p.w, tile.x);
     float lanes[ROWS][MOE_LANES];
     if (tile.z == 0) return; /* the whole block */
     MOE_UNROLL
@@ -704,7 +808,7 @@ __global__ void moe_k_float_products(moe_products p) {
             const int j = first + i / COLUMNS, k = k0 + i % COLUMNS;
             w[i / COLUMNS][i % COLUMNS] =
                 j < p.w.rows && k < p.w.cols
-                    ? moe_weight(p.w.data, p.w.type, (expert_row + (size_t)j) * p.w.stride + (size_t)k) : 0.0f;
+                    ? moe_weight(weights, p.w.type, (size_t)j * p.w.stride + (size_t)k) : 0.0f;
         }
         for (int i = t; i < MOE_TILE * COLUMNS; i += MOE_BLOCK) {
             const int r = i / COLUMNS, k = k0 + i % COLUMNS, at = tile.y + r;
@@ -730,11 +834,11 @@ __global__ void moe_k_float_products(moe_products p) {
 /* Integer sums from cuBLAS to outputs; sums [rows, w.rows_padded] begin at row (or pair) `row0`, experts[pair] or NULL. */
 __global__ void moe_k_finish(moe_products p, const int32_t *sums, int row0, const int *experts) {
     const size_t at = blockIdx.x, row = at + (size_t)row0;
-    const size_t expert_row = experts ? (size_t)experts[row] * (size_t)p.w.rows_padded : 0;
+    const float *scales = moe_expert_scales(&p.w, experts ? experts[row] : 0);
     const float scale = p.x_scales[row];
     for (size_t j = threadIdx.x; j < (size_t)p.w.rows; j += MOE_BLOCK)
         moe_finish(&p, row, j, moe_mul((float)sums[at * (size_t)p.w.rows_padded + j],
-                                       moe_mul(scale, p.w.scales[expert_row + j])));
+                                       moe_mul(scale, scales[j])));
 }
 
 /* ---- Attention ---- */
@@ -821,6 +925,7 @@ typedef struct moe_gating {
     int empty_zero;
     const float *threshold;  /* [experts] */
     moe_selections chosen, parents; /* parents.words NULL: one level */
+    const int *live;         /* rows from here on are fillers, which select nothing: no expert works for them */
     float *p;                /* [rows, experts] zeros that take the probabilities, or NULL: nobody looks at them */
     size_t experts;
 } moe_gating;
@@ -954,6 +1059,10 @@ __global__ void moe_k_gate(moe_gating a) {
     float *p = a.p ? a.p + row * a.experts : NULL;
     const int by_threshold = a.gate == MOE_GATE_THRESHOLD;
     int count = 0, empty = 0;
+    if (row >= (size_t)*a.live) { /* the whole block */
+        if (threadIdx.x == 0) *y.count = *y.empty = 0;
+        return;
+    }
     if (a.parents.words) {
         const moe_selection groups = moe_selection_of(&a.parents, row);
         empty = (int)*groups.empty;
@@ -977,7 +1086,9 @@ typedef struct moe_routes {
     moe_selections chosen;
     int n, row0, rows; /* experts; rows at hand */
     int *row_first, *place, *count, *first, *totals, *pair_row, *pair_expert;
+    const int *slots; /* [n] where experts are, which pair_expert says then; or NULL */
     int4 *tiles;
+    uint64_t *stats;
 } moe_routes;
 
 /* How many rows select an expert; `count` was zero. */
@@ -997,7 +1108,7 @@ __global__ void moe_k_offsets(moe_routes a) {
     const int t = (int)threadIdx.x, each = (a.n + MOE_BLOCK - 1) / MOE_BLOCK, each_row = (a.rows + MOE_BLOCK - 1) / MOE_BLOCK;
     const int begin = t * each < a.n ? t * each : a.n, end = begin + each < a.n ? begin + each : a.n;
     const int row0 = t * each_row < a.rows ? t * each_row : a.rows, row1 = row0 + each_row < a.rows ? row0 + each_row : a.rows;
-    int pairs = 0, tiles = 0, before = 0, all_pairs, all_tiles;
+    int pairs = 0, tiles = 0, visits = 0, before = 0, all_pairs, all_tiles, all_visits;
     for (int r = row0; r < row1; r++) before += (int)*moe_selection_of(&a.chosen, (size_t)(a.row0 + r)).count;
     before = moe_block_before(before, &all_pairs);
     for (int r = row0; r < row1; r++) {
@@ -1007,7 +1118,9 @@ __global__ void moe_k_offsets(moe_routes a) {
     for (int e = begin; e < end; e++) {
         pairs += a.count[e];
         tiles += (a.count[e] + MOE_TILE - 1) / MOE_TILE;
+        visits += a.count[e] > 0;
     }
+    moe_block_before(visits, &all_visits);
     pairs = moe_block_before(pairs, &all_pairs);
     tiles = moe_block_before(tiles, &all_tiles);
     for (int e = begin; e < end; e++) {
@@ -1026,6 +1139,8 @@ __global__ void moe_k_offsets(moe_routes a) {
     if (t == 0) {
         a.first[a.n] = a.totals[0] = all_pairs;
         a.totals[1] = all_tiles;
+        a.stats[0] += (uint64_t)all_pairs;
+        a.stats[1] += (uint64_t)all_visits;
     }
 }
 
@@ -1038,7 +1153,7 @@ __global__ void moe_k_place(moe_routes a) {
         const int pair = atomicAdd(&a.count[s.experts[i]], 1);
         a.place[(uint32_t)a.row_first[blockIdx.x] + i] = pair;
         a.pair_row[pair] = (int)row;
-        a.pair_expert[pair] = (int)s.experts[i];
+        a.pair_expert[pair] = a.slots ? a.slots[s.experts[i]] : (int)s.experts[i];
     }
 }
 
@@ -1320,19 +1435,81 @@ __global__ void moe_k_results(moe_searching a) {
 }
 
 /* ==== 3. Launchers ============================================================================================
- * Owns the order of things. Invariant: what a launcher starts depends on the number of rows and, where a gate's threshold
- * leaves it open, on how many experts they select; never on anything else, so that a step can be kept as a CUDA graph. */
+ * Owns the order of things. Invariant: what a launcher starts depends on the number of rows alone, so that a step can be kept
+ * as a CUDA graph, but where moe_waits says that it looks at numbers on the device first. Everything goes through one stream:
+ * what is overwritten was used by what was launched before. */
 
-static size_t moe_blocks(size_t n, size_t by) { return (n + by - 1) / by; }
-static int moe_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
 static size_t moe_code_stride(size_t cols) { return moe_blocks(cols, 64) * 64; }
+
+/* ---- Weights ---- */
+
+/* Bytes on the device of a matrix's numbers or codes; behind the codes are scales; behind both is an expert's next matrix. */
+static size_t moe_data_bytes(const moe_matrix *m) {
+    return moe_quantised(m->type) ? moe_blocks(m->rows, 16) * 16 * m->cols_padded
+                                  : m->rows * m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
+}
+static size_t moe_scale_bytes(const moe_matrix *m) {
+    return moe_quantised(m->type) ? moe_blocks(m->rows, 16) * 16 * sizeof(float) : 0;
+}
+static size_t moe_both_bytes(const moe_matrix *m) { return moe_blocks(moe_data_bytes(m) + moe_scale_bytes(m), 64) * 64; }
+static size_t moe_expert_bytes(const moe_node *n) { return moe_both_bytes(&n->up) + moe_both_bytes(&n->down); }
+
+/* The matrix that is, or will be, at `at`. */
+static moe_weights moe_weights_at(const moe_matrix *m, const char *at, size_t step) {
+    moe_weights w;
+    memset(&w, 0, sizeof w);
+    w.type = moe_quantised(m->type) ? MOE_TYPE_Q8 : m->type;
+    w.rows = (int)m->rows;
+    w.cols = (int)m->cols;
+    w.rows_padded = moe_quantised(m->type) ? (int)(moe_blocks(m->rows, 16) * 16) : w.rows;
+    w.stride = m->cols_padded;
+    w.step = step;
+    w.data = at;
+    if (at && moe_quantised(m->type)) w.scales = (const float *)(const void *)(at + moe_data_bytes(m));
+    return w;
+}
+
+static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
+    const size_t stride = m->cols_padded, codes = moe_data_bytes(m), bytes = m->type == MOE_TYPE_Q4 ? codes / 2 : codes;
+    if (!moe_quantised(m->type)) {
+        moe_upload_to(d, to, m->data, bytes);
+        return;
+    }
+    if (m->type == MOE_TYPE_Q4) moe_upload_to(d, d->subs, m->subs, codes / 32);
+    for (size_t at = 0, n; at < bytes && d->status == MOE_OK; at += n) {
+        const int i = d->next_stage;
+        char *landing;
+        n = moe_least(bytes - at, MOE_STAGE_BYTES);
+        landing = moe_lift(d, (const char *)m->data + at, n, NULL);
+        if (m->type == MOE_TYPE_Q8)
+            MOE_LAUNCH(d, moe_k_unpack_q8, moe_blocks(n / 4, 256), 256, (const uint32_t *)(void *)landing, at / 4, n / 4,
+                       stride, (int8_t *)to);
+        else
+            MOE_LAUNCH(d, moe_k_unpack_q4, moe_blocks(n, 256), 256, (const uint8_t *)(void *)landing, at, n, stride, d->subs,
+                       (int8_t *)to);
+        MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
+    }
+    moe_upload_to(d, to + codes, m->scales, moe_scale_bytes(m));
+}
+
+/* Expert `e` of a node, to be two matrices one behind the other. */
+static void moe_lift_expert(moe_device *d, const moe_node *n, size_t e, char *to) {
+    for (int i = 0; i < 2; i++) {
+        moe_matrix m = i ? n->down : n->up;
+        m.data = (const char *)m.data + e * n->slab_stride;
+        if (m.subs) m.subs += e * n->slab_stride;
+        if (m.scales) m.scales = (const float *)(const void *)((const char *)m.scales + e * n->slab_stride);
+        moe_lift_matrix(d, &m, to);
+        to += moe_both_bytes(&m);
+    }
+}
 
 /* ---- Products ---- */
 
 static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8_t *x, size_t x_stride, int rows,
                      int32_t *sums) {
     const int32_t one = 1, zero = 0;
-    const int8_t *codes = (const int8_t *)w->data + (size_t)expert * (size_t)w->rows_padded * w->stride;
+    const char *codes = (const char *)w->data + (size_t)expert * w->step;
     if (d->status != MOE_OK) return;
     /* Column by column, as cuBLAS sees memory: sums [n, rows] = w [k, n]^T x [k, rows]. */
     moe_check_blas(d, cublasGemmEx(d->cublas, CUBLAS_OP_T, CUBLAS_OP_N, w->rows_padded, rows, (int)w->stride, &one, codes,
@@ -1499,6 +1676,7 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
     a.gate = n->gate;
     a.empty_zero = n->empty_zero;
     a.threshold = b->threshold;
+    a.live = d->live;
     a.chosen = moe_selections_of(n);
     a.p = p;
     a.experts = n->experts;
@@ -1541,17 +1719,29 @@ static size_t moe_pairs(const moe_node *n, size_t rows) {
     return rows < limit / most ? rows * most : limit;
 }
 
-/* Both products of an expert over its pairs by cuBLAS: `first` [E + 1] is on the host. */
-static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, const int *first, size_t experts, int pairs) {
-    const int slice = (int)(d->n_sums / (size_t)p.w.rows_padded);
+/* Experts that are on the device at the same time, and their pairs, one behind the other. */
+typedef struct moe_group {
+    size_t begin, pairs; /* where they begin; how many at most, */
+    const int *count;    /* and how many if not NULL            */
+    size_t tile, tiles;  /* likewise                            */
+    const int *n_tiles;
+    /* on the host, only where cuBLAS takes them: */
+    size_t experts;
+    const int *first;    /* [experts + 1] pairs */
+    const int *slots;    /* [experts] or NULL: each its own */
+} moe_group;
+
+/* A product of each expert over its pairs by cuBLAS. */
+static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, const moe_group *g) {
+    const int slice = (int)(d->n_sums / (size_t)p.w.rows_padded), pairs = g->first[g->experts], *first = g->first;
     size_t e = 0;
-    for (int from = 0, to; from < pairs && d->status == MOE_OK; from = to) {
+    for (int from = first[0], to; from < pairs && d->status == MOE_OK; from = to) {
         to = pairs - from < slice ? pairs : from + slice;
         while (first[e + 1] <= from) e++;
-        for (size_t at = e; at < experts && first[at] < to; at++) {
+        for (size_t at = e; at < g->experts && first[at] < to; at++) {
             const int begin = first[at] > from ? first[at] : from, end = first[at + 1] < to ? first[at + 1] : to;
             if (begin < end)
-                moe_gemm(d, &p.w, (int)at, x + (size_t)begin * p.x_stride, p.x_stride, end - begin,
+                moe_gemm(d, &p.w, g->slots ? g->slots[at] : (int)at, x + (size_t)begin * p.x_stride, p.x_stride, end - begin,
                          d->sums + (size_t)(begin - from) * (size_t)p.w.rows_padded);
         }
         MOE_LAUNCH(d, moe_k_finish, to - from, MOE_BLOCK, p, d->sums, from, d->moe.pair_expert);
@@ -1575,48 +1765,132 @@ static int moe_must_count(const moe_node *n, size_t rows) {
 }
 
 /* Whether a node needs to look at numbers on the device before it knows what to launch. */
-static int moe_waits(const moe_node *n, size_t rows) {
-    return n->op == MOE_OP_EXPERTS && (moe_experts_by_gemm(n, rows) || moe_must_count(n, rows));
+static int moe_waits(const moe_device *d, const moe_node *n, size_t rows) {
+    return n->op == MOE_OP_EXPERTS && (d->cache.slots || moe_experts_by_gemm(n, rows) || moe_must_count(n, rows));
+}
+
+/* The experts that have pairs, in an order of work and with a slot for each: first those that are on the device, then the
+ * missing ones, both by index. So a pass over more experts than fit still finds as many of them as there are slots. Slots are
+ * given in order of use: as many experts as there are slots, one behind the other in this order, are in different ones. Tells
+ * the device; *hits of the experts are here already. Returns how many there are. */
+static size_t moe_plan_experts(moe_device *d, size_t n, const moe_bound *b, moe_routes *a, size_t *hits) {
+    moe_cache *c = &d->cache;
+    int *start = c->plan, *slots = c->plan + n, pair = 0;
+    size_t here = 0, missing = 0, tiles = 0;
+    moe_fetch_ints(d, a->first, n + 1); /* and so the plan of the run before has gone up */
+    if (d->status != MOE_OK) return 0;
+    memset(c->plan, 0, 2 * n * sizeof *c->plan);
+    for (size_t e = 0; e < n; e++) {
+        if (d->moe.host[e] == d->moe.host[e + 1]) continue;
+        if (c->slot[b->experts_before + e] >= 0) c->order[here++] = (int)e;
+        else c->missing[missing++] = (int)e;
+    }
+    memcpy(c->order + here, c->missing, missing * sizeof *c->order);
+    for (size_t i = 0; i < here + missing; i++) {
+        const size_t e = (size_t)c->order[i], number = b->experts_before + e;
+        const int slot = i < here ? c->slot[number] : moe_replace_slot(c, number);
+        moe_use_slot(c, slot);
+        c->place[i] = slots[e] = slot;
+        c->first[i] = start[e] = pair;
+        for (int left = d->moe.host[e + 1] - d->moe.host[e]; left > 0; left -= MOE_TILE, tiles++) {
+            c->tiles[tiles].x = slot;
+            c->tiles[tiles].y = pair;
+            c->tiles[tiles].z = left < MOE_TILE ? left : MOE_TILE;
+            c->tiles[tiles].w = 0;
+            pair += c->tiles[tiles].z;
+        }
+    }
+    c->first[here + missing] = pair;
+    c->hits += here;
+    c->fetches += missing;
+    a->slots = a->count + n;
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(a->count, c->plan, 2 * n * sizeof *c->plan, cudaMemcpyHostToDevice, d->stream));
+    if (tiles) MOE_CUDA_TRY(d, cudaMemcpyAsync(a->tiles, c->tiles, tiles * sizeof *c->tiles, cudaMemcpyHostToDevice, d->stream));
+    *hits = here;
+    return here + missing;
+}
+
+/* Both products of a group. */
+static void moe_run_group(moe_device *d, moe_products up, moe_products down, const moe_group *g, int by_gemm) {
+    const size_t hidden = (size_t)up.w.rows, unit_stride = moe_code_stride(hidden);
+    if (!g->pairs) return;
+    up.tiles += g->tile;
+    down.tiles += g->tile;
+    up.n_tiles = down.n_tiles = g->n_tiles;
+    up.tiles_at_most = down.tiles_at_most = (int)g->tiles;
+    if (by_gemm) moe_expert_gemms(d, up, d->moe.inputs, g);
+    else moe_tiles(d, &up);
+    if (moe_quantised(up.w.type))
+        moe_quantise(d, d->moe.units + g->begin * hidden, hidden, hidden, d->moe.codes + g->begin * unit_stride, unit_stride,
+                     d->moe.code_scales + g->begin, g->pairs, g->count);
+    if (by_gemm) moe_expert_gemms(d, down, d->moe.codes, g);
+    else moe_tiles(d, &down);
+}
+
+/* Group after group, up to as many experts as there are slots: those that are here, so that the GPU has work while the host
+ * copies, then the others, a group after its experts have been sent for. What they replace was used by groups before. */
+static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products *up, const moe_products *down, size_t experts,
+                           size_t hits, int by_gemm) {
+    const moe_cache *c = &d->cache;
+    moe_group g;
+    memset(&g, 0, sizeof g);
+    for (size_t i = 0; i < experts && d->status == MOE_OK; i += g.experts, g.tile += g.tiles) {
+        g.experts = moe_least((i < hits ? hits : experts) - i, c->slots);
+        g.first = c->first + i;
+        g.slots = c->place + i;
+        g.begin = (size_t)g.first[0];
+        g.pairs = (size_t)g.first[g.experts] - g.begin;
+        g.tiles = 0;
+        for (size_t k = 0; k < g.experts; k++) {
+            g.tiles += moe_blocks((size_t)(g.first[k + 1] - g.first[k]), MOE_TILE);
+            if (i + k >= hits) moe_lift_expert(d, n, (size_t)c->order[i + k], c->slabs + (size_t)g.slots[k] * c->slot_bytes);
+        }
+        moe_run_group(d, *up, *down, &g, by_gemm);
+    }
 }
 
 /* The rows at hand, which select no more pairs than fit. */
 static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_bound *b, moe_routes a, size_t pairs, int by_gemm) {
     const moe_node *x = n->src[0];
     const int codes = moe_quantised(b->up.type);
-    const size_t hidden = n->hidden, unit_stride = moe_code_stride(hidden);
-    const size_t tiles = pairs / MOE_TILE + moe_least(pairs, n->experts), rows = (size_t)a.rows;
+    const size_t hidden = n->hidden, tiles = pairs / MOE_TILE + moe_least(pairs, n->experts), rows = (size_t)a.rows;
+    size_t experts = 0, hits = 0;
+    moe_group all;
     moe_products up = moe_products_of(&b->up, x, 0), down = moe_products_of(&b->down, x, 0);
     MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts * sizeof *a.count, d->stream));
     MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
     MOE_LAUNCH(d, moe_k_offsets, 1, MOE_BLOCK, a);
+    if (d->cache.slots) experts = moe_plan_experts(d, n->experts, b, &a, &hits);
     MOE_LAUNCH(d, moe_k_place, rows, MOE_BLOCK, a);
+    if (by_gemm && !d->cache.slots) moe_fetch_ints(d, a.first, n->experts + 1);
+    if (by_gemm || d->cache.slots) pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts] : 0;
     up.relu = 1;
     up.x_rows = a.pair_row;
     up.tiles = down.tiles = a.tiles;
-    up.n_tiles = down.n_tiles = a.totals + 1;
-    up.tiles_at_most = down.tiles_at_most = (int)tiles;
     up.y = d->moe.units;
     up.y_stride = hidden;
     down.x = codes ? (const void *)d->moe.codes : (const void *)d->moe.units;
-    down.x_stride = codes ? unit_stride : hidden;
+    down.x_stride = codes ? moe_code_stride(hidden) : hidden;
     down.x_scales = d->moe.code_scales;
     down.y = d->moe.out;
     down.y_stride = n->cols;
-    if (by_gemm) {
-        moe_fetch_ints(d, a.first, n->experts + 1);
-        pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts] : 0;
-        if (pairs) {
-            MOE_LAUNCH(d, moe_k_collect, pairs, MOE_BLOCK, (const int8_t *)x->data, x->scales, x->stride,
-                       (int)moe_code_stride(x->cols), a.pair_row, d->moe.inputs, d->moe.input_scales);
-            up.x_scales = d->moe.input_scales;
-            moe_expert_gemms(d, up, d->moe.inputs, d->moe.host, n->experts, (int)pairs);
-        }
-    } else if (pairs) {
-        moe_tiles(d, &up);
+    if (by_gemm && pairs) {
+        MOE_LAUNCH(d, moe_k_collect, pairs, MOE_BLOCK, (const int8_t *)x->data, x->scales, x->stride,
+                   (int)moe_code_stride(x->cols), a.pair_row, d->moe.inputs, d->moe.input_scales);
+        up.x_scales = d->moe.input_scales;
     }
-    if (codes) moe_quantise(d, d->moe.units, hidden, hidden, d->moe.codes, unit_stride, d->moe.code_scales, pairs, a.totals);
-    if (by_gemm) moe_expert_gemms(d, down, d->moe.codes, d->moe.host, n->experts, (int)pairs);
-    else if (pairs) moe_tiles(d, &down);
+    if (d->cache.slots) {
+        moe_run_groups(d, n, &up, &down, experts, hits, by_gemm);
+    } else {
+        memset(&all, 0, sizeof all);
+        all.pairs = pairs;
+        all.count = a.totals;
+        all.tiles = tiles;
+        all.n_tiles = a.totals + 1;
+        all.experts = n->experts;
+        all.first = d->moe.host;
+        moe_run_group(d, up, down, &all, by_gemm);
+    }
     MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)d->moe.out, n->cols, (int)n->cols, n->factor,
                (float *)n->data, n->stride);
 }
@@ -1634,6 +1908,7 @@ static void moe_run_experts(moe_device *d, const moe_node *n, const moe_bound *b
     a.count = d->moe.count;
     a.first = d->moe.first;
     a.totals = d->moe.totals;
+    a.stats = d->moe.stats;
     a.tiles = d->moe.tiles;
     a.pair_row = d->moe.pair_row;
     a.pair_expert = d->moe.pair_expert;
@@ -1788,7 +2063,7 @@ static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_boun
     if (d->status == MOE_OK) trace(user, name, dense, rows, n->experts, n->experts);
     if (chosen) d->allocator.release(d->allocator.user, chosen, words);
     if (dense) d->allocator.release(d->allocator.user, dense, bytes);
-    if (d->status == MOE_OK) moe_give_last(d, bytes); /* else closing does */
+    if (d->status == MOE_OK) moe_give(d, p, bytes); /* else closing does */
 }
 
 /* Node by node, with a look at every tensor. */
@@ -1906,7 +2181,7 @@ static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
     const moe_device_graph *g = &d->graphs[1];
     size_t index = 0;
     int waits = d->no_graphs;
-    for (size_t i = 0; i < g->count; i++) waits |= moe_waits(&g->nodes[i], rows);
+    for (size_t i = 0; i < g->count; i++) waits |= moe_waits(d, &g->nodes[i], rows);
     if (!waits) moe_bucket(rows, g->rows, &index);
     if (!waits && (d->steps[index] || moe_capture(d, f, rows, &d->steps[index]))) {
         MOE_CUDA_TRY(d, cudaGraphLaunch(d->steps[index], d->stream));
@@ -1960,12 +2235,19 @@ static void moe_fetch_frame(moe_device *d, const moe_frame *f, size_t top) {
     }
 }
 
+/* Rows from here on are fillers. */
+static void moe_set_live(moe_device *d, size_t rows) {
+    if (rows != d->live_rows) MOE_LAUNCH(d, moe_k_set, 1, MOE_BLOCK, d->live, (int)rows);
+    d->live_rows = rows;
+}
+
 static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, moe_trace_fn trace, void *trace_user,
                                  moe_error *error) {
     size_t rows = f->rows, index;
     MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
     if (which && !trace) rows = moe_bucket(f->rows, d->graphs[1].rows, &index);
     if (d->status == MOE_OK) moe_lift_frame(d, f, rows);
+    moe_set_live(d, f->rows);
     if (d->status == MOE_OK && trace) moe_run_traced(d, which, f, rows, trace, trace_user);
     else if (d->status == MOE_OK && which) moe_run_step(d, f, rows);
     else if (d->status == MOE_OK) moe_run_nodes(d, which, f, rows);
@@ -1996,6 +2278,7 @@ static moe_status moe_device_step(moe_device *d, moe_trace_fn trace, void *trace
     MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
     if (d->status == MOE_OK) moe_lift_sentences(d);
     out->rows = rows = d->sentences.rows;
+    moe_set_live(d, rows);
     if (!trace) rows = moe_bucket(rows, d->graphs[1].rows, &index);
     if (d->status == MOE_OK && trace) {
         MOE_LAUNCH(d, moe_k_fill, 1, MOE_BLOCK, d->searching, (int)rows);
@@ -2034,15 +2317,16 @@ static void moe_device_close(moe_device *d) {
     for (size_t i = d->n_blocks; i-- > 0;) cudaFree(d->blocks[i]);
     if (d->pinned) cudaFreeHost(d->pinned);
     if (d->sentences.pinned) cudaFreeHost(d->sentences.pinned);
+    if (d->cache.tiles) cudaFreeHost(d->cache.tiles);
     for (int i = 0; i < 2; i++) {
         if (d->stage[i]) cudaFreeHost(d->stage[i]);
-        if (d->landing[i]) cudaFree(d->landing[i]);
         if (d->landed[i]) cudaEventDestroy(d->landed[i]);
     }
     if (d->stream) cudaStreamDestroy(d->stream);
     cudaGetLastError();
     for (int i = 0; i < 2; i++)
         if (d->bound[i]) a.release(a.user, d->bound[i], d->graphs[i].count * sizeof *d->bound[i]);
+    if (d->cache.ints) a.release(a.user, d->cache.ints, d->cache.n_ints * sizeof *d->cache.ints);
     if (d->known) a.release(a.user, d->known, d->known_capacity * sizeof *d->known);
     if (d->blocks) a.release(a.user, d->blocks, d->block_capacity * sizeof *d->blocks);
     a.release(a.user, d, sizeof *d);
@@ -2111,59 +2395,17 @@ static moe_status moe_device_allocate(moe_device *d, size_t bytes, const char *w
     return d->status;
 }
 
-/* Codes of one matrix to their place; `subs` is room for those of Q4. */
-static void moe_upload_codes(moe_device *d, const moe_matrix *m, int8_t *to, int8_t *subs) {
-    const size_t rows = moe_blocks(m->rows, 16) * 16, stride = m->cols_padded;
-    const size_t bytes = m->type == MOE_TYPE_Q8 ? rows * stride : rows * stride / 2;
-    if (m->type == MOE_TYPE_Q4) moe_upload_to(d, subs, m->subs, rows * stride / 32);
-    for (size_t at = 0, n; at < bytes && d->status == MOE_OK; at += n) {
-        const int i = d->next_stage;
-        char *landing;
-        n = moe_least(bytes - at, MOE_STAGE_BYTES);
-        landing = moe_lift(d, (const char *)m->data + at, n, NULL);
-        if (m->type == MOE_TYPE_Q8)
-            MOE_LAUNCH(d, moe_k_unpack_q8, moe_blocks(n / 4, 256), 256, (const uint32_t *)(void *)landing, at / 4, n / 4,
-                       stride, to);
-        else
-            MOE_LAUNCH(d, moe_k_unpack_q4, moe_blocks(n, 256), 256, (const uint8_t *)(void *)landing, at, n, stride, subs, to);
-        MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
-    }
-}
-
-/* `count` matrices of one shape that lie `host_stride` bytes apart, one behind the other. */
-static moe_weights moe_upload_matrices(moe_device *d, const moe_matrix *m, size_t count, size_t host_stride, int8_t *subs,
-                                       const char *what) {
+/* A matrix, once: nodes share some. */
+static moe_weights moe_upload_matrix(moe_device *d, const moe_matrix *m, const char *what) {
     moe_weights w;
-    memset(&w, 0, sizeof w);
+    char *to;
     for (size_t i = 0; i < d->n_known; i++)
         if (d->known[i].host == m->data) return d->known[i].weights;
-    w.type = moe_quantised(m->type) ? MOE_TYPE_Q8 : m->type;
-    w.rows = (int)m->rows;
-    w.cols = (int)m->cols;
-    w.rows_padded = moe_quantised(m->type) ? (int)(moe_blocks(m->rows, 16) * 16) : w.rows;
-    w.stride = m->cols_padded;
-    if (moe_quantised(m->type)) {
-        const size_t bytes = (size_t)w.rows_padded * w.stride;
-        int8_t *codes = (int8_t *)moe_take(d, count, bytes, what);
-        float *scales = (float *)moe_take(d, count, (size_t)w.rows_padded * sizeof(float), what);
-        for (size_t i = 0; i < count && d->status == MOE_OK; i++) {
-            moe_matrix part = *m;
-            part.data = (const char *)m->data + i * host_stride;
-            part.subs = m->subs ? m->subs + i * host_stride : NULL;
-            moe_upload_codes(d, &part, codes + i * bytes, subs);
-            moe_upload_to(d, scales + i * (size_t)w.rows_padded, (const char *)m->scales + i * host_stride,
-                          (size_t)w.rows_padded * sizeof(float));
-        }
-        w.data = codes;
-        w.scales = scales;
-    } else {
-        const size_t bytes = m->rows * m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
-        char *numbers = (char *)moe_take(d, count, bytes, what);
-        for (size_t i = 0; i < count && d->status == MOE_OK; i++)
-            moe_upload_to(d, numbers + i * bytes, (const char *)m->data + i * host_stride, bytes);
-        w.data = numbers;
-    }
-    if (d->status == MOE_OK && d->n_known < d->known_capacity) {
+    to = (char *)moe_take(d, 1, moe_both_bytes(m), what);
+    if (to) moe_lift_matrix(d, m, to);
+    if (to) moe_announce(d);
+    w = moe_weights_at(m, to, 0);
+    if (d->known && d->n_known < d->known_capacity) { /* after a failure too, so that nothing is wanted twice */
         d->known[d->n_known].host = m->data;
         d->known[d->n_known++].weights = w;
     }
@@ -2174,18 +2416,15 @@ static const float *moe_upload_vector(moe_device *d, const float *v, size_t n, c
     return v ? (const float *)moe_upload(d, v, n * sizeof *v, what) : NULL;
 }
 
-static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b, int8_t *subs) {
-    if (n->matrix) b->w = moe_upload_matrices(d, n->matrix, 1, 0, subs, n->name);
+/* Everything but experts. */
+static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
+    if (n->matrix) b->w = moe_upload_matrix(d, n->matrix, n->name);
     if (n->matrix) b->bias = moe_upload_vector(d, n->bias, n->matrix->rows, n->name);
-    if (n->w_r) b->w_r = moe_upload_matrices(d, n->w_r, 1, 0, subs, n->name);
-    if (n->w_proj) b->w_proj = moe_upload_matrices(d, n->w_proj, 1, 0, subs, n->name);
+    if (n->w_r) b->w_r = moe_upload_matrix(d, n->w_r, n->name);
+    if (n->w_proj) b->w_proj = moe_upload_matrix(d, n->w_proj, n->name);
     if (n->op == MOE_OP_GATE) b->threshold = moe_upload_vector(d, n->threshold, n->experts, n->name);
     if (n->op == MOE_OP_ATTENTION) b->v = moe_upload_vector(d, n->v, n->src[0]->cols, n->name);
     if (n->op == MOE_OP_OUTPUT) b->never = (const int32_t *)moe_upload(d, n->never, n->n_never * sizeof *n->never, n->name);
-    if (n->op == MOE_OP_EXPERTS) {
-        b->up = moe_upload_matrices(d, &n->up, n->experts, n->slab_stride, subs, n->name);
-        b->down = moe_upload_matrices(d, &n->down, n->experts, n->slab_stride, subs, n->name);
-    }
 }
 
 static void moe_most_of(size_t *most, size_t n) {
@@ -2233,7 +2472,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     const char *what = "scratch", *frame = "what goes up and down in a step";
     const size_t rows = d->rows, top = d->graphs[1].top, up = 9 * rows;
     const size_t attention = moe_times(d, d->graphs[1].rows, d->graphs[1].max_source);
-    const size_t host_ints = moe_largest(need->experts + 1, rows), inputs = rows * need->input_cols;
+    const size_t host_ints = moe_largest(need->experts + 1, moe_largest(rows, 4)), inputs = rows * need->input_cols;
     size_t down;
     d->n_sums = moe_least(moe_largest(MOE_SUMS, need->outputs * 32), need->outputs * moe_largest(rows, need->pairs));
     d->sums = (int32_t *)moe_take(d, d->n_sums, sizeof *d->sums, what);
@@ -2247,9 +2486,13 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->lstm.h_scales = (float *)moe_take(d, need->sentences, sizeof(float), what);
     d->moe.row_first = (int *)moe_take(d, rows, sizeof(int), what);
     d->moe.place = (int *)moe_take(d, need->pairs, sizeof(int), what);
-    d->moe.count = (int *)moe_take(d, need->experts, sizeof(int), what);
+    d->moe.count = (int *)moe_take(d, need->experts, 2 * sizeof(int), what);
     d->moe.first = (int *)moe_take(d, need->experts + 1, sizeof(int), what);
     d->moe.totals = (int *)moe_take(d, 2, sizeof(int), what);
+    d->moe.stats = (uint64_t *)moe_take(d, 2, sizeof(uint64_t), what);
+    d->live = (int *)moe_take(d, 1, sizeof(int), what);
+    MOE_CUDA_TRY(d, cudaMemsetAsync(d->moe.stats, 0, 2 * sizeof(uint64_t), d->stream));
+    MOE_CUDA_TRY(d, cudaMemsetAsync(d->live, 0, sizeof(int), d->stream));
     d->moe.tiles = (int4 *)moe_take(d, need->tiles, sizeof(int4), what);
     d->moe.pair_row = (int *)moe_take(d, need->pairs, sizeof(int), what);
     d->moe.pair_expert = (int *)moe_take(d, need->pairs, sizeof(int), what);
@@ -2341,20 +2584,68 @@ static void moe_take_search(moe_device *d) {
     d->sentences.fresh = 1;
 }
 
-static void moe_bind_graphs(moe_device *d, int8_t *subs) {
+/* Experts, when everything else has its memory: all of them, or slots. */
+static void moe_bind_experts(moe_device *d, const moe_needs *need) {
+    const size_t fixed = d->wanted;
+    size_t all = 0, largest = 0, everything, available = 0, total = 0, room;
+    char message[128];
+    for (int which = 0; which < 2; which++)
+        for (size_t i = 0; i < d->graphs[which].count; i++) {
+            const moe_node *n = &d->graphs[which].nodes[i];
+            if (n->op != MOE_OP_EXPERTS || !d->bound[which]) continue;
+            d->bound[which][i].experts_before = d->experts;
+            d->experts += n->experts;
+            moe_most_of(&largest, moe_expert_bytes(n));
+            all += moe_least(n->experts < SIZE_MAX / moe_expert_bytes(n) ? n->experts * moe_expert_bytes(n) : SIZE_MAX,
+                             SIZE_MAX - all);
+        }
+    everything = fixed < SIZE_MAX - all ? fixed + all : SIZE_MAX;
+    if (d->lacking) moe_lack(d, fixed + largest, d->experts ? everything : 0, d->budget, "device");
+    if (!d->experts || !MOE_CUDA_TRY(d, cudaMemGetInfo(&available, &total))) return;
+    room = available - moe_least(available / 8, MOE_MARGIN);
+    if (d->budget) room = moe_least(room, d->budget - d->used);
+    if (room < largest) moe_lack(d, fixed + largest, everything, d->used + room, "experts");
+    else if (room < all) moe_take_slots(d, largest, room, need->experts, need->tiles);
+    if (d->cache.slots && d->log) {
+        snprintf(message, sizeof message, "%zu of %zu experts fit on cuda:%d at a time, the others are fetched when they are needed",
+                 d->cache.slots, d->experts, d->index);
+        d->log(d->log_user, message);
+    }
+    for (int which = 0; which < 2; which++)
+        for (size_t i = 0; i < d->graphs[which].count && d->status == MOE_OK; i++) {
+            const moe_node *n = &d->graphs[which].nodes[i];
+            const size_t step = d->cache.slots ? d->cache.slot_bytes : moe_expert_bytes(n);
+            char *slabs = d->cache.slabs;
+            if (n->op != MOE_OP_EXPERTS) continue;
+            if (!slabs) slabs = (char *)moe_take(d, n->experts, step, n->name);
+            if (!slabs) return;
+            d->bound[which][i].up = moe_weights_at(&n->up, slabs, step);
+            d->bound[which][i].down = moe_weights_at(&n->down, slabs + moe_both_bytes(&n->up), step);
+            for (size_t e = 0; e < n->experts && !d->cache.slots && d->status == MOE_OK; e++) {
+                moe_lift_expert(d, n, e, slabs + e * step);
+                moe_announce(d);
+            }
+        }
+}
+
+static void moe_bind_graphs(moe_device *d, const moe_needs *need) {
+    d->subs = (int8_t *)moe_take(d, need->subs, 1, "Q4 groups");
     for (int i = 0; i < 2; i++) {
         MOE_CUDA_TRY(d, cudaMallocHost((void **)&d->stage[i], MOE_STAGE_BYTES));
-        MOE_CUDA_TRY(d, cudaMalloc((void **)&d->landing[i], MOE_STAGE_BYTES));
+        d->landing[i] = (char *)moe_take(d, 1, MOE_STAGE_BYTES, "weights on their way");
         MOE_CUDA_TRY(d, cudaEventCreateWithFlags(&d->landed[i], cudaEventDisableTiming));
         MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
     }
-    for (int which = 0; which < 2 && d->status == MOE_OK; which++)
-        for (size_t i = 0; i < d->graphs[which].count && d->status == MOE_OK; i++)
-            moe_bind_node(d, &d->graphs[which].nodes[i], &d->bound[which][i], subs);
+    for (int which = 0; which < 2; which++) /* to the end even after a failure, to know what is wanted */
+        for (size_t i = 0; i < d->graphs[which].count && d->bound[which]; i++)
+            moe_bind_node(d, &d->graphs[which].nodes[i], &d->bound[which][i]);
+    moe_bind_experts(d, need);
     MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream));
-    for (int i = 0; i < 2 && d->status == MOE_OK; i++) { /* after a failure closing frees them */
+    d->bound_bytes = d->uploaded;
+    d->budget = 0;
+    for (int i = 0; i < 2 && d->status == MOE_OK && !d->cache.slots; i++) { /* after a failure closing frees them */
         cudaFreeHost(d->stage[i]);
-        cudaFree(d->landing[i]);
+        moe_give(d, d->landing[i], MOE_STAGE_BYTES);
         d->stage[i] = d->landing[i] = NULL;
     }
 }
@@ -2382,8 +2673,8 @@ static moe_status moe_device_bind(moe_device *d, const moe_device_graph graphs[2
     d->known_capacity = 4 * nodes;
     d->known = (moe_known *)moe_host(d, d->known_capacity * sizeof *d->known, "the list of weights");
     moe_take_scratch(d, &need);
-    if (search && d->status == MOE_OK) moe_take_search(d);
-    moe_bind_graphs(d, (int8_t *)moe_take(d, need.subs, 1, "Q4 groups"));
+    if (search) moe_take_search(d);
+    moe_bind_graphs(d, &need);
     if (d->status != MOE_OK && error) *error = d->error;
     return d->status;
 }
@@ -2393,8 +2684,23 @@ static const char *moe_device_describe(const moe_device *d, uint64_t *bytes) {
     return d->name;
 }
 
+static void moe_device_stats(moe_device *d, moe_stats *s) {
+    uint64_t counted[2] = { 0, 0 };
+    MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
+    if (d->status == MOE_OK) moe_fetch_ints(d, (const int *)(const void *)d->moe.stats, 4);
+    if (d->status == MOE_OK) memcpy(counted, d->moe.host, sizeof counted);
+    s->expert_pairs = counted[0];
+    s->expert_visits = counted[1];
+    s->experts = d->experts;
+    s->experts_held = d->cache.slots ? d->cache.slots : d->experts;
+    s->expert_hits = d->cache.hits;
+    s->expert_fetches = d->cache.fetches;
+    s->expert_fetch_bytes = d->uploaded - d->bound_bytes;
+}
+
 const moe_device_api *moe_cuda(void) {
     static const moe_device_api api = { "cuda", moe_device_count, moe_device_open, moe_device_allocate, moe_device_bind,
-        moe_device_run, moe_device_begin, moe_device_forget, moe_device_step, moe_device_describe, moe_device_close };
+        moe_device_run, moe_device_begin, moe_device_forget, moe_device_step, moe_device_describe, moe_device_stats,
+        moe_device_close };
     return &api;
 }

@@ -4049,6 +4049,7 @@ typedef struct moe_graph {
     int gating;             /* 1 + the kind of all gates; 0: that of the file */
     int noise;              /* on logits of gates, drawn from noise_seed and the row's key */
     uint64_t noise_seed;
+    moe_stats *stats;       /* where experts are counted, or NULL */
     size_t bytes;           /* of the planned arena */
     int overflow;
 } moe_graph;
@@ -4966,7 +4967,7 @@ static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
     moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, &at), 0 };
     moe_expert_work *w = &job.work;
     for (size_t row0 = 0, row1; row0 < rows; row0 = row1) {
-        size_t pairs = 0, tasks = 0;
+        size_t pairs = 0, tasks = 0, visits = 0;
         memset(w->first, 0, (n + 1) * sizeof *w->first);
         for (row1 = row0; row1 < rows; row1++) {
             const moe_selection s = moe_selection_of(gate, row1);
@@ -4977,6 +4978,7 @@ static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
         }
         w->row_first[row1 - row0] = pairs;
         for (size_t e = 0; e < n; e++) {
+            visits += w->first[e + 1] > 0;
             w->first[e + 1] += w->first[e];
             w->fill[e] = w->first[e];
             for (size_t p = w->first[e]; p < w->first[e + 1]; p += MOE_EXPERT_TILE, tasks++) {
@@ -4995,6 +4997,10 @@ static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
         job.row0 = row0;
         moe_pool_run(run->pool, tasks, moe_expert_task, &job);
         moe_pool_run(run->pool, row1 - row0, moe_combine_task, &job);
+        if (run->graph->stats) {
+            run->graph->stats->expert_pairs += pairs;
+            run->graph->stats->expert_visits += visits;
+        }
     }
 }
 
@@ -5835,6 +5841,7 @@ static moe_status moe_session_create(moe_session *prepared, moe_session **out, m
         moe_session_free(s);
         return status;
     }
+    s->encoder.stats = s->decoder.stats = &s->stats;
     s->stats.bytes = s->block_bytes + 64 + sizeof *s;
     s->stats.isa = s->kernels->name;
     s->stats.device = "cpu";
@@ -5894,7 +5901,11 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
     return MOE_OK;
 }
 
-moe_stats moe_session_stats(const moe_session *s) { return s->stats; }
+moe_stats moe_session_stats(const moe_session *s) {
+    moe_stats stats = s->stats;
+    if (s->api) s->api->stats(s->device, &stats);
+    return stats;
+}
 
 /* Tell the caller where row `row` went: all mixtures of the graph. */
 static void moe_report_row(const moe_session *s, const moe_graph *g, size_t row, void *user, size_t position, int32_t token) {

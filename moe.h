@@ -341,7 +341,8 @@ typedef struct moe_session_params {
     moe_rules rules;
     const char *isa;        /* kernels to use, see moe_isa_names; NULL: $MOE_ISA, else the best here        */
     const char *device;     /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU where one can be used */
-    size_t device_memory;   /* bytes of GPU memory the session may take; 0: whatever is free                */
+    size_t device_memory;   /* bytes of GPU memory the session may take; 0: whatever is free. Experts that  */
+                            /* do not fit stay in host memory and are fetched when a token goes to them     */
     moe_log_fn log;         /* may be NULL */
     void *log_user;
     const char *gating;     /* NULL: the file's gates. "softmax", "topk", "threshold", "batchwise": this kind in every mixture, */
@@ -384,8 +385,16 @@ typedef struct moe_stats {
     const char *isa;        /* kernels in use                                        */
     const char *device;     /* "cpu", or the GPU: "cuda:0 NVIDIA H200"               */
     uint64_t device_bytes;  /* memory of the GPU that the session holds              */
+    uint64_t expert_pairs;  /* (row, expert) pairs that expert layers computed       */
+    uint64_t expert_visits; /* experts that had a row, over all runs of such a layer; */
+                            /* rows that do not fit at once run one chunk after the other */
+    uint64_t experts, experts_held; /* GPU: of all layers, those that are in its memory at a time */
+    uint64_t expert_hits;    /* GPU that does not hold all: visits of experts that were there... */
+    uint64_t expert_fetches; /* ...and of those that had to be fetched from host memory          */
+    uint64_t expert_fetch_bytes;
 } moe_stats;
 
+/* On a GPU this waits for it. */
 moe_stats moe_session_stats(const moe_session *session);
 
 /* ---- Translating and scoring --------------------------------------------------------------------------- */
@@ -575,7 +584,7 @@ typedef struct moe_device_results {
 typedef struct moe_device_params {
     moe_allocator allocator; /* for host memory */
     int index;               /* which of the devices */
-    size_t memory;           /* bytes that may be taken; 0: whatever is free */
+    size_t memory;           /* bytes that may be taken; 0: whatever is free. Experts that do not fit are fetched as needed */
     moe_log_fn log;          /* may be NULL */
     void *log_user;
 } moe_device_params;
@@ -587,8 +596,9 @@ typedef struct moe_device_api {
     moe_status (*open)(const moe_device_params *params, moe_device **out, moe_error *error);
     /* Device memory, zeroed, that lives as long as the device. */
     moe_status (*allocate)(moe_device *device, size_t bytes, const char *what, void **out, moe_error *error);
-    /* Take the graphs (encoder, decoder), which stay where they are: upload their weights, allocate everything else. With
-     * `search` (copied) the device searches, a slot for each of the decoder's sentences; NULL: run is given its frames. */
+    /* Take the graphs (encoder, decoder), which stay where they are, as their weights do: upload these, allocate everything
+     * else. With `search` (copied) the device searches, a slot for each of the decoder's sentences; NULL: run is given its
+     * frames. */
     moe_status (*bind)(moe_device *device, const moe_device_graph graphs[2], const moe_search *search, moe_error *error);
     /* Run graph `which` and fill what the frame names. With a trace every tensor is shown, slowly. */
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
@@ -600,6 +610,8 @@ typedef struct moe_device_api {
     /* A decoder step for every sentence under way, of which there is at least one. */
     moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out, moe_error *error);
     const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
+    /* Fill in the fields of moe_stats that begin with expert; what the device itself counts is 0 after a failure. */
+    void (*stats)(moe_device *device, moe_stats *stats);
     void (*close)(moe_device *device); /* NULL is fine */
 } moe_device_api;
 

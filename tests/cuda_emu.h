@@ -28,6 +28,7 @@ size_t emu_calls(void);                       /* calls that can fail, since emu_
 size_t emu_live(void);                        /* blocks, streams, events, handles, graphs that were not given back   */
 size_t emu_graph_launches(void);
 size_t emu_gemms(void);                       /* products that cuBLAS made                                           */
+extern size_t emu_memory;                     /* bytes of the device                                                  */
 extern size_t emu_few_rows, emu_pairs, emu_sums; /* moe-cuda.cu's limits of the same names, small so that tests pass them */
 #ifdef __cplusplus
 }
@@ -104,6 +105,7 @@ struct emu_index { unsigned x, y, z; };
 #define MOE_PAIRS emu_pairs
 #define MOE_SUMS emu_sums
 #define MOE_HEAD ((size_t)64)
+#define MOE_MARGIN ((size_t)1 << 16)
 
 #define __global__ static
 #define __device__
@@ -141,6 +143,12 @@ static bool inside(const std::map<char *, size_t> &blocks, const void *p, size_t
     if (found == blocks.begin()) return false;
     --found;
     return at + bytes <= found->first + found->second;
+}
+
+static size_t taken() {
+    size_t bytes = 0;
+    for (const auto &block : device_blocks) bytes += block.second;
+    return bytes;
 }
 
 static void put(emu_stream *s, emu_work work) {
@@ -392,8 +400,8 @@ static inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
 }
 static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     EMU_CALL();
-    *available = (size_t)1 << 30;
-    *total = (size_t)2 << 30;
+    *available = emu_memory - emu::taken();
+    *total = emu_memory;
     return cudaSuccess;
 }
 static inline cudaError_t emu_allocate(std::map<char *, size_t> *blocks, void **out, size_t bytes) {
@@ -410,6 +418,7 @@ static inline cudaError_t emu_free(std::map<char *, size_t> *blocks, void *p) {
 }
 static inline cudaError_t cudaMalloc(void **out, size_t bytes) {
     EMU_CALL();
+    if (bytes > emu_memory - emu::taken()) return emu::last = cudaErrorMemoryAllocation;
     return emu_allocate(&emu::device_blocks, out, bytes);
 }
 static inline cudaError_t cudaMallocHost(void **out, size_t bytes) {
@@ -585,7 +594,7 @@ static inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta
 /* ---- Controls ---- */
 
 extern "C" {
-size_t emu_few_rows = 32, emu_pairs = 1 << 14, emu_sums = 1 << 24;
+size_t emu_few_rows = 32, emu_pairs = 1 << 14, emu_sums = 1 << 24, emu_memory = (size_t)1 << 30;
 void emu_reset(int devices) {
     emu::devices = devices;
     emu::calls = emu::fail_at = emu::graph_launches = emu::gemms = 0;

@@ -1,10 +1,11 @@
 /* gpu_run.c - random sentences through a model on a device, for tests/gpu-check: results as text for cmp, speed on stderr.
  *
- * Usage: gpu_run MODEL DEVICE SENTENCES LENGTH BATCH BEAM [trace]
+ * Usage: gpu_run MODEL DEVICE SENTENCES LENGTH BATCH BEAM [trace | least]
  *        gpu_run write DIRECTORY     small models of the gating family, which moe-make-random does not make
  * Sentences have 1 to 2 * LENGTH - 1 tokens, the same ones in every run. A language model scores up to LENGTH tokens, a
  * classifier gets rows of numbers and gives its BEAM best classes. With `trace` a line for every tensor of every step: its name,
- * size and a sum of its bits; two devices are to be traced with the same BATCH. */
+ * size and a sum of its bits; two devices are to be traced with the same BATCH. With `least` the session gets no more of the GPU's
+ * memory than it says it needs: experts are fetched. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
@@ -129,9 +130,10 @@ int main(int argc, char **argv) {
     moe_session_params p;
     moe_stats stats;
     feed f = { .random = 1 };
+    size_t least = 1;
     double begin, opened, translated;
     if (argc == 3 && strcmp(argv[1], "write") == 0) return write_models(argv[2]);
-    if (argc < 7) return fputs("usage: gpu_run MODEL DEVICE SENTENCES LENGTH BATCH BEAM [trace]\n", stderr), 2;
+    if (argc < 7) return fputs("usage: gpu_run MODEL DEVICE SENTENCES LENGTH BATCH BEAM [trace | least]\n", stderr), 2;
     f.length = strtoul(argv[4], NULL, 10);
     begin = seconds();
     if (moe_model_open(argv[1], NULL, &m, &e)) return fprintf(stderr, "%s\n", e.message), 3;
@@ -145,8 +147,13 @@ int main(int argc, char **argv) {
     p.min_target = (int)f.length;
     p.max_len_offset = (int)f.length + 4;
     if (moe_model_language_count(m)) p.target_tag = moe_model_language_tag(m, "de");
-    if (argc > 7) p.trace = trace;
-    if (moe_session_new(m, &p, &s, &e)) return fprintf(stderr, "%s\n", e.message), 3;
+    if (argc > 7 && strcmp(argv[7], "trace") == 0) p.trace = trace;
+    else if (argc > 7) p.device_memory = 1; /* the error says how much it has to be */
+    for (int attempt = 0; moe_session_new(m, &p, &s, &e); attempt++) {
+        if (!p.device_memory || attempt == 4 || sscanf(e.message, "cuda:%*d: %zu MB are needed at least", &least) != 1)
+            return fprintf(stderr, "%s\n", e.message), 3;
+        p.device_memory = least << 20;
+    }
     opened = seconds();
     f.kind = moe_model_get_kind(m);
     f.vocabulary = (size_t)moe_model_vocabulary(m);
@@ -160,10 +167,14 @@ int main(int argc, char **argv) {
     translated = seconds();
     stats = moe_session_stats(s);
     for (size_t i = 0; i < f.n; i++) {
-        if (argc == 7) puts(f.answers[i] ? f.answers[i] : "(nothing)");
+        if (!p.trace) puts(f.answers[i] ? f.answers[i] : "(nothing)");
         free(f.answers[i]);
         f.answers[i] = NULL;
     }
+    fflush(stdout); /* the line that follows is the last one of a log of both */
+    if (p.device_memory)
+        fprintf(stderr, "%llu of %llu experts held, %llu fetched, %llu visits found theirs; ", (unsigned long long)stats.experts_held,
+                (unsigned long long)stats.experts, (unsigned long long)stats.expert_fetches, (unsigned long long)stats.expert_hits);
     fprintf(stderr, "%s: opened in %.2f s; %.3f s, %llu target tokens, %llu steps of %.1f rows, %.3f ms a step, "
             "%.0f target tokens/s\n",
             stats.device, opened - begin, translated - opened, (unsigned long long)stats.target_tokens,

@@ -23,6 +23,7 @@ static void defaults(void) {
     emu_few_rows = 32;
     emu_pairs = 1 << 14;
     emu_sums = 1 << 24;
+    emu_memory = (size_t)1 << 30;
 }
 
 /* Plain numbers, and now and then one that is tiny, huge or none. */
@@ -611,10 +612,10 @@ typedef struct feed {
     size_t answered;
     int cancelled; /* after this many */
     int language;  /* a language model: no source, always a target */
-    uint64_t counts[5]; /* the session's */
     int32_t ids[LONGEST], target[LONGEST];
     uint64_t random;
     answer answers[SENTENCES];
+    moe_stats stats;
 } feed;
 
 static int pull(void *user, int wait, moe_request *r) {
@@ -677,24 +678,34 @@ static feed *translate(const moe_model *model, const moe_session_params *p) {
     feed *f = make_feed(model);
     moe_session *s;
     moe_error e = { MOE_OK, "", "" };
-    moe_stats stats;
     CHECK(moe_session_new(model, p, &s, &e) == MOE_OK, "%s: %s", e.where, e.message);
     assert_string_equal(moe_session_stats(s).device, p->device[1] == 'u' ? "cuda:0 emulated" : "cpu");
     CHECK(moe_translate(s, pull, done, f, &e) == MOE_OK, "%s: %s", e.where, e.message);
-    stats = moe_session_stats(s);
-    f->counts[0] = stats.sentences;
-    f->counts[1] = stats.source_tokens;
-    f->counts[2] = stats.target_tokens;
-    f->counts[3] = stats.steps;
-    f->counts[4] = stats.rows;
+    f->stats = moe_session_stats(s);
     moe_session_free(s);
     return f;
 }
+
+static size_t allowed; /* device_memory where two backends are compared */
 
 static void assert_same_answers(const feed *cpu, const feed *gpu, const moe_session_params *p, const char *what) {
     for (size_t i = 0; i < SENTENCES; i++)
         CHECK(memcmp(&cpu->answers[i], &gpu->answers[i], sizeof(answer)) == 0,
               "%s, batch %d, beam %d, rules %d: sentence %zu differs", what, p->batch, p->beam, (int)p->rules, i);
+}
+
+static void assert_same_counts(const moe_stats *cpu, const moe_stats *gpu, const moe_session_params *p, const char *what) {
+    const struct { const char *name; uint64_t cpu, gpu; } counts[] = {
+        { "sentences", cpu->sentences, gpu->sentences }, { "source tokens", cpu->source_tokens, gpu->source_tokens },
+        { "target tokens", cpu->target_tokens, gpu->target_tokens }, { "steps", cpu->steps, gpu->steps },
+        { "rows", cpu->rows, gpu->rows }, { "pairs of rows and experts", cpu->expert_pairs, gpu->expert_pairs },
+    };
+    for (size_t i = 0; i < MOE_COUNT(counts); i++)
+        CHECK(counts[i].cpu == counts[i].gpu, "%s, batch %d, beam %d: %llu %s, the CPU has %llu", what, p->batch, p->beam,
+              (unsigned long long)counts[i].gpu, counts[i].name, (unsigned long long)counts[i].cpu);
+    CHECK(emu_pairs < 100 || cpu->expert_visits >= gpu->expert_visits, /* the CPU's chunks of rows may be smaller */
+          "%s, batch %d, beam %d: %llu visits of experts, the CPU has %llu", what, p->batch, p->beam,
+          (unsigned long long)gpu->expert_visits, (unsigned long long)cpu->expert_visits);
 }
 
 /* Returns the answers. */
@@ -704,15 +715,15 @@ static feed *assert_sides_agree(const moe_model *model, const moe_session_params
     p.device = "cpu";
     cpu = translate(model, &p);
     p.device = "cuda";
+    p.device_memory = allowed;
     gpu = translate(model, &p);
     assert_same_answers(cpu, gpu, &p, what);
-    CHECK(memcmp(cpu->counts, gpu->counts, sizeof cpu->counts) == 0, "%s: %llu steps, %llu rows; the CPU has %llu, %llu", what,
-          (unsigned long long)gpu->counts[3], (unsigned long long)gpu->counts[4], (unsigned long long)cpu->counts[3],
-          (unsigned long long)cpu->counts[4]);
+    assert_same_counts(&cpu->stats, &gpu->stats, &p, what);
     CHECK(emu_live() == 0, "%s: %zu things are left", what, emu_live());
     free(gpu);
     return cpu;
 }
+
 
 static void assert_models_agree(const moe_model *model, int batch, int beam, float coverage, int min_target, const char *gating,
                                 const char *what) {
@@ -903,6 +914,7 @@ static void assert_classifiers_agree(const moe_model *model, int batch, const ch
     memset(sides, 0, sizeof sides);
     p.target_tag = -1;
     p.gating = gating;
+    p.device_memory = allowed;
     for (int side = 0; side < 2; side++) {
         moe_session *s;
         moe_error e = { MOE_OK, "", "" };
@@ -1003,11 +1015,223 @@ static void traces_show_what_the_cpu_shows(void **state) {
     }
 }
 
+/* ---- Experts that do not fit ---- */
+
+static size_t room_of(moe_type type, size_t rows, size_t cols) { /* of a matrix on the device */
+    if (type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4) return moe_round_up(rows, 16) * (moe_round_up(cols, 64) + 4);
+    return moe_round_up(rows * cols * (type == MOE_TYPE_F32 ? 4 : 2), 64);
+}
+
+/* Layers of experts that are fetched, encoder first. */
+static const moe_layer *layer_of(const moe_model *m, size_t i) {
+    for (size_t at = 0; at < m->n_encoder + m->n_decoder; at++) {
+        const moe_layer *l = at < m->n_encoder ? &m->encoder[at] : &m->decoder[at - m->n_encoder];
+        if (l->kind == MOE_LAYER_MOE && l->slabs && i-- == 0) return l;
+    }
+    return NULL;
+}
+
+/* What a session takes: with all experts, without any; one expert at most; their number. */
+typedef struct sizes {
+    size_t all, fixed, largest, experts;
+} sizes;
+
+static sizes measure(const moe_model *m, moe_session_params p) {
+    sizes s = { 0, 0, 0, 0 };
+    moe_session *session;
+    moe_error e = { MOE_OK, "", "" };
+    const moe_layer *l;
+    p.device_memory = 0;
+    CHECK(moe_session_new(m, &p, &session, &e) == MOE_OK, "%s", e.message);
+    s.all = s.fixed = moe_session_stats(session).device_bytes;
+    for (size_t i = 0; (l = layer_of(m, i)); i++) {
+        const size_t bytes = room_of(l->expert_type, l->hidden, l->out) + room_of(l->expert_type, l->out, l->hidden);
+        s.fixed -= l->experts * bytes;
+        s.experts += l->experts;
+        s.largest = moe_max(s.largest, bytes);
+    }
+    CHECK(moe_session_stats(session).experts == s.experts && moe_session_stats(session).experts_held == s.experts, "all fit");
+    CHECK(moe_session_stats(session).expert_fetches == 0 && moe_session_stats(session).expert_fetch_bytes == 0, "none is fetched");
+    moe_session_free(session);
+    s.fixed += 2 * 4096; /* weights on their way go through two of MOE_STAGE_BYTES, which only fetching keeps */
+    return s;
+}
+
+static size_t budget(const sizes *s, size_t slots) { return s->fixed + slots * s->largest; }
+
+/* A second opinion on what is fetched: a table of experts with the time of their last use. A trace shows who is visited. */
+typedef struct simulation {
+    const moe_model *model;
+    struct { const moe_layer *layer; size_t expert; uint64_t used; } slot[64];
+    size_t slots;
+    uint64_t time, pairs, visits, hits, fetches, bytes;
+    unsigned char visited[64];
+} simulation;
+
+static void simulate_visit(simulation *s, const moe_layer *l, size_t expert) {
+    size_t at = 0, up, down;
+    for (size_t i = 0; i < s->slots; i++) {
+        if (s->slot[i].layer == l && s->slot[i].expert == expert) {
+            s->hits++;
+            s->slot[i].used = ++s->time;
+            return;
+        }
+        if (s->slot[i].used < s->slot[at].used) at = i;
+    }
+    s->slot[at].layer = l;
+    s->slot[at].expert = expert;
+    s->slot[at].used = ++s->time;
+    s->fetches++;
+    up = l->expert_type == MOE_TYPE_F32 ? l->hidden * l->out * 4 : moe_round_up(l->hidden, 16) * moe_round_up(l->out, 64);
+    down = l->expert_type == MOE_TYPE_F32 ? l->hidden * l->out * 4 : moe_round_up(l->out, 16) * moe_round_up(l->hidden, 64);
+    s->bytes += l->expert_type == MOE_TYPE_Q4 ? (up + down) / 2 + (up + down) / 32 : up + down;
+    if (l->expert_type != MOE_TYPE_F32) s->bytes += (moe_round_up(l->hidden, 16) + moe_round_up(l->out, 16)) * 4;
+}
+
+static void simulate(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    simulation *s = user;
+    const moe_layer *l;
+    char gate[64];
+    for (size_t i = 0; (l = layer_of(s->model, i)); i++) {
+        unsigned char here[64] = { 0 };
+        snprintf(gate, sizeof gate, "%s.gate", l->name);
+        if (strcmp(name, gate) != 0) continue;
+        memset(s->visited, 0, sizeof s->visited);
+        for (size_t r = 0; r < rows; r++)
+            for (size_t e = 0; e < cols; e++)
+                if (data[r * stride + e] > 0) s->pairs++, s->visited[e] = 1;
+        for (size_t k = 0; k < s->slots; k++)
+            if (s->slot[k].layer == l) here[s->slot[k].expert] = 1;
+        for (int missing = 0; missing < 2; missing++) /* those that are here first */
+            for (size_t e = 0; e < cols; e++)
+                if (s->visited[e] && here[e] == !missing) simulate_visit(s, l, e), s->visits++;
+    }
+}
+
+static void fetches_are_those_of_a_simulation(void **state) {
+    static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_Q8, MOE_TYPE_Q4 };
+    size_t replaced = 0;
+    (void)state;
+    for (int which = 0; which < 3; which++) { /* flat, two levels, both sides with experts of one shape */
+        fixture f32 = open_model(which == 1 ? mw_hierarchical(MW_F32, 11) : mw_small(which ? MW_CARRIED_QUERY : MW_GNMT, MW_F32, 11));
+        for (size_t t = 0; t < MOE_COUNT(types); t++) {
+            fixture f = converted(&f32, types[t]);
+            moe_session_params p = params_for(f.model, "cuda", 3, 2);
+            sizes size;
+            defaults();
+            size = measure(f.model, p);
+            for (size_t slots = 1; slots * size.largest < size.all + 2 * 4096 - size.fixed; slots += 1 + slots / 2) {
+                simulation sim = { .model = f.model, .slots = slots };
+                moe_stats s;
+                feed *answers;
+                emu_few_rows = slots % 2 ? 2 : 32; /* cuBLAS, the kernel */
+                p.trace = simulate;
+                p.trace_user = &sim;
+                p.device_memory = budget(&size, slots);
+                answers = translate(f.model, &p);
+                s = answers->stats;
+                free(answers);
+                CHECK(s.experts == size.experts && s.experts_held == slots, "%zu slots: %d of %d", slots, (int)s.experts_held,
+                      (int)s.experts);
+                if (size.all > p.device_memory) CHECK(s.device_bytes <= p.device_memory, "more than the budget is taken");
+                CHECK(s.expert_pairs == sim.pairs && s.expert_visits == sim.visits, "%d pairs, %d visits; the trace shows %d, %d",
+                      (int)s.expert_pairs, (int)s.expert_visits, (int)sim.pairs, (int)sim.visits);
+                CHECK(s.expert_hits == sim.hits && s.expert_fetches == sim.fetches && s.expert_fetch_bytes == sim.bytes,
+                      "model %d, type %zu, %zu slots: %d hits, %d fetches, %d bytes; it should be %d, %d, %d", which, t, slots,
+                      (int)s.expert_hits, (int)s.expert_fetches, (int)s.expert_fetch_bytes, (int)sim.hits, (int)sim.fetches,
+                      (int)sim.bytes);
+                replaced += s.expert_fetches > slots;
+            }
+            drop(&f);
+        }
+        drop(&f32);
+    }
+    CHECK(replaced > 10, "experts were replaced %zu times", replaced);
+}
+
+/* Any number of slots, batches, chunks of rows, cuBLAS and kernels: the same bytes. */
+static void fetching_gives_the_bytes_of_the_cpu(void **state) {
+    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4, MOE_TYPE_F16 };
+    static const int batches[] = { 1, 8, 3 };
+    (void)state;
+    for (int which = 0; which < 4; which++) {
+        fixture f32 = open_model(which < 2 ? mw_small(which ? MW_BOTH_CONTEXTS : MW_GNMT, MW_F32, 11) : family(which == 3 ? 2 : 0));
+        for (size_t t = 0; t < MOE_COUNT(types); t++) {
+            fixture f = converted(&f32, types[t]);
+            for (int i = 0; i < 5; i++) {
+                moe_session_params p = params_for(f.model, "cuda", batches[i % 3], BEST);
+                sizes size;
+                char what[96];
+                if (which == 3) p.target_tag = -1;
+                defaults();
+                emu_few_rows = i % 2 ? 2 : 1000; /* cuBLAS, the kernel */
+                emu_pairs = i == 2 || i == 3 ? 6 : 1 << 14;
+                emu_sums = i == 3 ? 1 : 1 << 24;
+                size = measure(f.model, p);
+                allowed = budget(&size, i == 0 ? 1 : i < 4 ? 2 + (size_t)i : size.experts);
+                snprintf(what, sizeof what, "model %d, %s, budget %zu", which, moe_type_name(types[t]), allowed);
+                if (which == 3) assert_classifiers_agree(f.model, batches[i % 3], NULL, what);
+                else assert_models_agree(f.model, batches[i % 3], BEST, 0.0f, 0, NULL, what);
+                if (which != 3 && i == 4) CHECK(emu_graph_launches() > 0, "all fit: no step was a CUDA graph");
+                allowed = 0;
+            }
+            drop(&f);
+        }
+        drop(&f32);
+    }
+}
+
+static size_t megabytes(const char *message, const char *before) {
+    const char *at = strstr(message, before);
+    CHECK(at, "there is no '%s' in: %s", before, message);
+    return strtoul(at + strlen(before), NULL, 10);
+}
+
+/* What a message says is needed is enough, and no less is; without a budget what is free decides. */
+static void memory_that_is_needed_is_named(void **state) {
+    fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
+    moe_session_params p = params_for(f.model, "cuda", 200, 2); /* some megabytes of states */
+    moe_session *s = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    sizes size;
+    size_t least;
+    (void)state;
+    defaults();
+    size = measure(f.model, p);
+    least = (budget(&size, 1) >> 20) + 1;
+    for (int i = 0; i < 3; i++) { /* an expert, weights, scratch do not fit */
+        p.device_memory = i ? size.fixed - (size_t)i * 12000 : budget(&size, 1) - 1;
+        CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_ERROR_MEMORY && strstr(e.message, "allow more") &&
+                  strstr(e.message, "--device cpu") && strstr(e.message, "to hold all experts"), "%d: %s", i, e.message);
+        CHECK(megabytes(e.message, "cuda:0: ") == least, "%d: %zu MB: %s", i, least, e.message);
+    }
+    p.device_memory = 100; /* not even cuBLAS */
+    CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_ERROR_MEMORY && megabytes(e.message, "cuda:0: ") > 0, "%s", e.message);
+    p.device_memory = least << 20;
+    CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_OK, "%s", e.message);
+    moe_session_free(s);
+    p.device_memory = 0;
+    emu_memory = budget(&size, 0) + (7 * size.largest / 2) * 8 / 7; /* an eighth of what is free at last stays so */
+    CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_OK, "%s", e.message);
+    CHECK(moe_session_stats(s).experts_held == 3, "%d of %zu experts are held", (int)moe_session_stats(s).experts_held,
+          size.experts);
+    moe_session_free(s);
+    emu_memory = budget(&size, 0) + 64;
+    CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_ERROR_MEMORY && strstr(e.message, "free") && strstr(e.message, "--device cpu"),
+          "%s", e.message);
+    CHECK(megabytes(e.message, "cuda:0: ") == least, "%zu MB: %s", least, e.message);
+    defaults();
+    assert_int_equal(emu_live(), 0);
+    drop(&f);
+}
+
 /* ---- What goes wrong ---- */
 
 /* Every call fails once: opening fails or the failure comes out of the translation, and nothing is left behind. What was
- * handed over before is right. `few` sentences that end after two steps: no call is left out, else of the launches most are. */
-static void sweep(const moe_model *model, const feed *wanted, const moe_session_params *p, int code, int stay, int few) {
+ * handed over before is right. `held`: experts that are on the device, 0: however many. `few` sentences that end after two steps:
+ * no call is left out, else of the launches most are. */
+static void sweep(const moe_model *model, const feed *wanted, const moe_session_params *p, size_t held, int code, int stay,
+                  int few) {
     size_t opened = 0, calls = 0, step = 1;
     for (size_t nth = 1;; nth += step) {
         feed *feeding = make_feed(model);
@@ -1037,6 +1261,7 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
                       "after call %zu has failed: '%s', then '%s'", nth, e.message, again.message);
                 CHECK(feeding->answered == answered, "answers after call %zu has failed", nth);
             }
+            CHECK(!held || moe_session_stats(s).experts_held == held, "experts held");
             moe_session_free(s);
         }
         calls = emu_calls();
@@ -1054,16 +1279,22 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
     CHECK(opened > 0 && calls > 100, "%zu calls, %zu sessions", calls, opened);
 }
 
+/* With all experts on the device, and with two of them. */
 static void failures_leave_nothing_behind(void **state) {
     static const struct { int code, stay; } failures[] = { { EMU_OUT_OF_MEMORY, 0 }, { EMU_LOST, 1 }, { EMU_OLD_DRIVER, 0 } };
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     moe_session_params p = params_for(f.model, "cuda", 3, 2);
     feed *wanted;
+    sizes size;
     (void)state;
     defaults();
     p.coverage_penalty = 0.2f;
+    size = measure(f.model, p);
     wanted = translate(f.model, &p);
-    for (size_t k = 0; k < MOE_COUNT(failures); k++) sweep(f.model, wanted, &p, failures[k].code, failures[k].stay, 0);
+    for (size_t k = 0; k < 2 * MOE_COUNT(failures); k++) {
+        p.device_memory = k % 2 ? budget(&size, 2) : 0;
+        sweep(f.model, wanted, &p, k % 2 ? 2 : size.experts, failures[k / 2].code, failures[k / 2].stay, 0);
+    }
     free(wanted);
     drop(&f);
 }
@@ -1087,7 +1318,7 @@ static void no_failure_of_a_step_is_missed(void **state) {
         CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_OK, "%s", e.message);
         CHECK(moe_translate(s, pull, done, wanted, &e) == MOE_OK, "%s", e.message);
         moe_session_free(s);
-        sweep(f.model, wanted, &p, rules ? EMU_LOST : EMU_OUT_OF_MEMORY, rules, 1);
+        sweep(f.model, wanted, &p, 0, rules ? EMU_LOST : EMU_OUT_OF_MEMORY, rules, 1);
         free(wanted);
     }
     drop(&f);
@@ -1212,6 +1443,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(cancelled_sentences_are_forgotten),
         cmocka_unit_test(sessions_keep_little_on_the_host),
         cmocka_unit_test(traces_show_what_the_cpu_shows),
+        cmocka_unit_test(fetches_are_those_of_a_simulation),
+        cmocka_unit_test(fetching_gives_the_bytes_of_the_cpu),
+        cmocka_unit_test(memory_that_is_needed_is_named),
         cmocka_unit_test(failures_leave_nothing_behind),
         cmocka_unit_test(no_failure_of_a_step_is_missed),
         cmocka_unit_test(classifiers_leave_nothing_behind),

@@ -531,6 +531,7 @@ static void report_stats(const app *a, double elapsed) {
             "peak memory      %.1f MiB resident, %.1f MiB of it the session's\nkernels          %s\n", (unsigned long long)a->seen,
             (unsigned long long)a->failed, elapsed, elapsed > 0 ? (double)a->seen / elapsed : 0.0, program_resident(),
             (double)s.bytes / 1048576.0, s.isa ? s.isa : "?");
+    program_expert_stats(&s);
 }
 
 /* Inputs from first to last, `in` is the first one; the exit status. */

@@ -85,7 +85,8 @@ static void usage(FILE *to) {
           "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"
           "      --device NAME         cpu, cuda or cuda:N; without it a GPU where this build and machine have one that\n"
           "                            works (default: MOE_DEVICE)\n"
-          "      --gpu-memory MB       memory of the GPU to take at most (default: whatever is free)\n"
+          "      --gpu-memory MB       memory of the GPU to take at most (default: whatever is free). Experts that do not fit\n"
+          "                            stay in host memory and are fetched when a token goes to them: slower, same bytes\n"
           "\n"
           "      --self-test           translate the sentences stored in the model and compare; needs only -m\n"
           "  -h, --help                this text\n"
@@ -325,6 +326,7 @@ static void app_stats(const program_flow *f, const moe_session *session, double 
             s.steps ? (double)s.rows / (double)s.steps : 0.0, program_resident(), (double)s.bytes / 1048576.0, s.isa ? s.isa : "?",
             s.device ? s.device : "?");
     if (s.device_bytes) fprintf(stderr, "device memory    %.1f MiB\n", (double)s.device_bytes / 1048576.0);
+    program_expert_stats(&s);
 }
 
 /* ==== 4. Routing ======================================================================================== */

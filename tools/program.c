@@ -59,6 +59,18 @@ double program_resident(void) {
 #endif
 }
 
+void program_expert_stats(const moe_stats *s) {
+    if (s->expert_visits)
+        fprintf(stderr, "experts          %.2f tokens per visit (%llu pairs of a token and an expert, %llu visits)\n",
+                (double)s->expert_pairs / (double)s->expert_visits, (unsigned long long)s->expert_pairs,
+                (unsigned long long)s->expert_visits);
+    if (s->experts)
+        fprintf(stderr, "experts held     %llu of %llu\n", (unsigned long long)s->experts_held, (unsigned long long)s->experts);
+    if (s->experts_held < s->experts)
+        fprintf(stderr, "experts fetched  %llu times (%.1f MiB); %llu visits found theirs\n", (unsigned long long)s->expert_fetches,
+                (double)s->expert_fetch_bytes / 1048576.0, (unsigned long long)s->expert_hits);
+}
+
 /* ---- 2. Messages --------------------------------------------------------------------------------------- */
 
 static int progress_shown;

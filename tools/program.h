@@ -42,6 +42,7 @@ int program_begin(const char *name);
 void program_handle_signals(void);
 double program_seconds(void);
 double program_resident(void); /* MiB, the largest so far */
+void program_expert_stats(const moe_stats *stats); /* lines to standard error on what there is to say of experts */
 
 /* ---- 2. Messages --------------------------------------------------------------------------------------- */
 
