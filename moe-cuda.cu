@@ -111,9 +111,9 @@ typedef struct moe_searching {
 
 enum { MOE_RESULTS = 3 };
 
-/* Experts that do not all fit: some are in slots, the others are fetched from the mapped file when an expert layer needs them, in
- * place of those that were used longest ago. Every slot takes any expert of any layer, so one order of use serves both graphs
- * and nothing is ever too small; experts of one model hardly differ in size. Everything here is taken when graphs are bound. */
+/* Experts that do not all fit: some are in slots, the others are fetched from the mapped file when an expert layer needs them,
+ * in place of those that were used longest ago. Every slot takes any expert of any layer, so one order of use serves both
+ * graphs and no memory falls to pieces; experts of one model hardly differ in size. All of it is taken when graphs are bound. */
 typedef struct moe_cache {
     char *slabs; /* [slots, slot_bytes] on the device */
     size_t slots, slot_bytes; /* slots 0: all experts are on the device */
@@ -122,8 +122,8 @@ typedef struct moe_cache {
     int *slot;             /* [experts] of all layers; -1: none    */
     int *expert;           /* [slots] that is in it; -1: none      */
     int *older, *newer;    /* [slots + 1] a ring of slots in order of use; both ends meet in number `slots` */
-    int *missing, *order, *place, *first; /* of the run of a layer, [its experts]: those that are in no slot; all in the order */
-                                          /* of work, their slots, [+ 1] first pairs                                          */
+    int *missing;                 /* of the run of a layer, [its experts]: those that are in no slot; */
+    int *order, *place, *first;   /* all in the order of work, their slots, [+ 1] first pairs         */
     int4 *tiles;           /* pinned: those of a run */
     int *plan;             /* behind them: [2, experts of a layer] first pairs, slots */
     uint64_t hits, fetches;
@@ -294,7 +294,8 @@ static void *moe_take(moe_device *d, size_t count, size_t size, const char *what
     cudaError_t code;
     if (count > SIZE_MAX / 2 / size) {
         if (d->status == MOE_OK)
-            d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what, "these parameters ask for more memory than can be addressed");
+            d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what,
+                                 "these parameters ask for more memory than can be addressed");
         return NULL;
     }
     bytes = count > 0 ? count * size : 1;
@@ -396,7 +397,7 @@ static void moe_take_slots(moe_device *d, size_t slot_bytes, size_t room, size_t
     int *at;
     c->slots = moe_least(room / slot_bytes, d->experts);
     c->slot_bytes = slot_bytes;
-    c->n_ints = d->experts + 3 * c->slots + 2 + 4 * most + 1; /* each of them has memory: experts of the file, slots of the GPU */
+    c->n_ints = d->experts + 3 * c->slots + 2 + 4 * most + 1; /* no overflow: all of them are of some bytes somewhere */
     c->slabs = (char *)moe_take(d, c->slots, slot_bytes, "experts");
     c->ints = at = (int *)moe_host(d, c->n_ints * sizeof *at, "the order of experts");
     MOE_CUDA_TRY(d, cudaMallocHost((void **)&c->tiles, tiles * sizeof *c->tiles + 2 * most * sizeof *c->plan));
@@ -1805,7 +1806,8 @@ static size_t moe_plan_experts(moe_device *d, size_t n, const moe_bound *b, moe_
     c->fetches += missing;
     a->slots = a->count + n;
     MOE_CUDA_TRY(d, cudaMemcpyAsync(a->count, c->plan, 2 * n * sizeof *c->plan, cudaMemcpyHostToDevice, d->stream));
-    if (tiles) MOE_CUDA_TRY(d, cudaMemcpyAsync(a->tiles, c->tiles, tiles * sizeof *c->tiles, cudaMemcpyHostToDevice, d->stream));
+    if (tiles)
+        MOE_CUDA_TRY(d, cudaMemcpyAsync(a->tiles, c->tiles, tiles * sizeof *c->tiles, cudaMemcpyHostToDevice, d->stream));
     *hits = here;
     return here + missing;
 }
@@ -2607,7 +2609,7 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
     if (room < largest) moe_lack(d, fixed + largest, everything, d->used + room, "experts");
     else if (room < all) moe_take_slots(d, largest, room, need->experts, need->tiles);
     if (d->cache.slots && d->log) {
-        snprintf(message, sizeof message, "%zu of %zu experts fit on cuda:%d at a time, the others are fetched when they are needed",
+        snprintf(message, sizeof message, "%zu of %zu experts fit on cuda:%d at a time, the others are fetched as needed",
                  d->cache.slots, d->experts, d->index);
         d->log(d->log_user, message);
     }

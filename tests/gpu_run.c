@@ -4,8 +4,8 @@
  *        gpu_run write DIRECTORY     small models of the gating family, which moe-make-random does not make
  * Sentences have 1 to 2 * LENGTH - 1 tokens, the same ones in every run. A language model scores up to LENGTH tokens, a
  * classifier gets rows of numbers and gives its BEAM best classes. With `trace` a line for every tensor of every step: its name,
- * size and a sum of its bits; two devices are to be traced with the same BATCH. With `least` the session gets no more of the GPU's
- * memory than it says it needs: experts are fetched. */
+ * size and a sum of its bits; two devices are to be traced with the same BATCH. With `least` the session gets no more of the
+ * GPU's memory than it says it needs: experts are fetched. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
@@ -173,8 +173,9 @@ int main(int argc, char **argv) {
     }
     fflush(stdout); /* the line that follows is the last one of a log of both */
     if (p.device_memory)
-        fprintf(stderr, "%llu of %llu experts held, %llu fetched, %llu visits found theirs; ", (unsigned long long)stats.experts_held,
-                (unsigned long long)stats.experts, (unsigned long long)stats.expert_fetches, (unsigned long long)stats.expert_hits);
+        fprintf(stderr, "%llu of %llu experts held, %llu fetched, %llu visits found theirs; ",
+                (unsigned long long)stats.experts_held, (unsigned long long)stats.experts,
+                (unsigned long long)stats.expert_fetches, (unsigned long long)stats.expert_hits);
     fprintf(stderr, "%s: opened in %.2f s; %.3f s, %llu target tokens, %llu steps of %.1f rows, %.3f ms a step, "
             "%.0f target tokens/s\n",
             stats.device, opened - begin, translated - opened, (unsigned long long)stats.target_tokens,

@@ -67,8 +67,9 @@ void program_expert_stats(const moe_stats *s) {
     if (s->experts)
         fprintf(stderr, "experts held     %llu of %llu\n", (unsigned long long)s->experts_held, (unsigned long long)s->experts);
     if (s->experts_held < s->experts)
-        fprintf(stderr, "experts fetched  %llu times (%.1f MiB); %llu visits found theirs\n", (unsigned long long)s->expert_fetches,
-                (double)s->expert_fetch_bytes / 1048576.0, (unsigned long long)s->expert_hits);
+        fprintf(stderr, "experts fetched  %llu times (%.1f MiB); %llu visits found theirs\n",
+                (unsigned long long)s->expert_fetches, (double)s->expert_fetch_bytes / 1048576.0,
+                (unsigned long long)s->expert_hits);
 }
 
 /* ---- 2. Messages --------------------------------------------------------------------------------------- */
