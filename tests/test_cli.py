@@ -321,6 +321,14 @@ def long_lines_go_sentence_by_sentence():
 
 
 @test
+def capitals_are_translated_as_small_letters():
+    alone = translate("The weather is nice today.\nNATO\n").lines
+    both = translate("THE WEATHER IS NICE TODAY.\nNATO\n").lines
+    assert both == [alone[0].upper(), alone[1]], both
+    assert json.loads(translate("THE WEATHER IS NICE TODAY.\n", "--json").lines[0])["translation"] == both[0]
+
+
+@test
 def bad_lines_in_json_have_an_error():
     result = translate(b"\xff\nHello\n", "--json", status=1)
     objects = [json.loads(x) for x in result.lines]

@@ -198,6 +198,35 @@ static void sentences_end_where_readers_see_it(void **state) {
     }
 }
 
+static void capitals_come_and_go(void **state) {
+    static const struct { const char *shouted, *calm; } texts[] = {
+        { "THE END IS NEAR. GO HOME!", "The end is near. Go home!" },
+        { "\xC3\x89L NI\xC3\x91O JUEGA", "\xC3\x89l ni\xC3\xB1o juega" }, /* É Ñ */
+        { "\xC2\xBFQU\xC3\x89 PASA AQU\xC3\x8D?", "\xC2\xBFQu\xC3\xA9 pasa aqu\xC3\xAD?" },
+        { "ZA\xC5\xBB\xC3\x93\xC5\x81\xC4\x86 G\xC4\x98\xC5\x9AL\xC4\x84 JA\xC5\xB9\xC5\x83",
+          "Za\xC5\xBC\xC3\xB3\xC5\x82\xC4\x87 g\xC4\x99\xC5\x9Bl\xC4\x85 ja\xC5\xBA\xC5\x84" },
+        { "\xD0\x9C\xD0\x98\xD0\xA0 \xD0\x95\xD0\xA1\xD0\xA2 \xD0\x81\xD0\x96", "\xD0\x9C\xD0\xB8\xD1\x80 \xD0\xB5\xD1\x81\xD1\x82 \xD1\x91\xD0\xB6" },
+        { "12 %, WIR UND \xE2\x82\xAC SIE", "12 %, Wir und \xE2\x82\xAC sie" },
+    };
+    static const char *const quiet[] = { "", "NATO AND", "THE END is NEAR", "A B C D E", "STRA\xC3\x9F""E AUF UND", "12 34 56 78", "NATO" };
+    char line[64];
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        const size_t n = strlen(texts[i].shouted);
+        assert_true(text_is_shouted(texts[i].shouted, n));
+        memcpy(line, texts[i].shouted, n + 1);
+        text_calm(line, n);
+        assert_string_equal(line, texts[i].calm);
+        assert_false(text_is_shouted(line, n));
+        text_shout(line, n);
+        assert_string_equal(line, texts[i].shouted);
+    }
+    for (size_t i = 0; i < sizeof quiet / sizeof *quiet; i++) assert_false(text_is_shouted(quiet[i], strlen(quiet[i])));
+    memcpy(line, "Stra\xC3\x9F""e \xC3\xBF", 10);
+    text_shout(line, 9);
+    assert_memory_equal(line, "STRASSE \xC5\xB8", 10);
+}
+
 /* ==== 4. The queue ====================================================================================== */
 
 static void jobs_leave_in_order_whatever_finishes_first(void **state) {
@@ -292,6 +321,7 @@ int main(void) {
         cmocka_unit_test(long_lines_are_kept_to_the_limit),
         cmocka_unit_test(an_endless_line_needs_little_memory),
         cmocka_unit_test(sentences_end_where_readers_see_it),
+        cmocka_unit_test(capitals_come_and_go),
         cmocka_unit_test(jobs_leave_in_order_whatever_finishes_first),
         cmocka_unit_test(damaged_tokenisers_are_refused),
         cmocka_unit_test(a_trie_with_a_circle_is_refused),

@@ -92,6 +92,7 @@ static void usage(FILE *to) {
           "  -h, --help                this text\n"
           "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
           "\n"
+          "A line in capitals is translated as if it were in small letters, and the translation is put in capitals.\n"
           "An empty line gives an empty line. A line that cannot be translated gives an empty line too, and standard\n"
           "error says which and why. CRLF line ends are read, LF is written.\n"
           "\n"
@@ -186,20 +187,23 @@ static void apply_options(const options *o, moe_session_params *p) {
 /* ==== 2. Lines ========================================================================================== */
 
 /* What a hypothesis says: text, or ids with --ids, or pieces with --pretokenized. */
-static moe_status append_translation(const text_front *front, const options *o, const moe_hypothesis *h, text_bytes *out,
-                                     moe_error *error) {
-    if (o->common.pretokenized) return text_join_pieces(front, h->ids, h->n_ids, out, error);
-    if (!o->common.ids) return text_decode(front, h->ids, h->n_ids, out, error);
-    text_append_ids(out, h->ids, h->n_ids);
-    return MOE_OK;
+static moe_status append_translation(const text_front *front, const options *o, const text_job *job, const moe_hypothesis *h,
+                                     text_bytes *out, moe_error *error) {
+    const size_t begin = out->length;
+    moe_status status = MOE_OK;
+    if (o->common.pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
+    else if (o->common.ids) text_append_ids(out, h->ids, h->n_ids);
+    else status = text_decode(front, h->ids, h->n_ids, out, error);
+    if (!status && job->shouted && !out->failed) text_shout(out->data + begin, out->length - begin);
+    return status;
 }
 
 /* Add what a hypothesis has to an object. The keys are documented in README.md: later programs depend on them. */
-static moe_status json_hypothesis(const text_front *front, const options *o, const moe_hypothesis *h, cJSON *object,
-                                  moe_error *error) {
+static moe_status json_hypothesis(const text_front *front, const options *o, const text_job *job, const moe_hypothesis *h,
+                                  cJSON *object, moe_error *error) {
     if (!o->score) {
         text_bytes text = { 0 };
-        moe_status status = append_translation(front, o, h, &text, error);
+        moe_status status = append_translation(front, o, job, h, &text, error);
         if (!status && !text.failed) cJSON_AddStringToObject(object, "translation", text.data);
         text_bytes_free(&text);
         if (status) return status;
@@ -225,12 +229,12 @@ static moe_status json_line(const text_front *front, const options *o, text_job 
     cJSON_AddItemToObject(object, "source_ids", program_json_ids(job->source_ids.data, job->failed ? 0 : job->source_ids.length));
     moe_status status = MOE_OK;
     if (result && result->n_hypotheses) {
-        status = json_hypothesis(front, o, &result->hypotheses[0], object, error);
+        status = json_hypothesis(front, o, job, &result->hypotheses[0], object, error);
         cJSON *list = o->nbest > 0 ? cJSON_AddArrayToObject(object, "nbest") : NULL;
         for (size_t i = 0; list && !status && i < result->n_hypotheses; i++) {
             cJSON *one = cJSON_CreateObject();
             cJSON_AddItemToArray(list, one);
-            status = json_hypothesis(front, o, &result->hypotheses[i], one, error);
+            status = json_hypothesis(front, o, job, &result->hypotheses[i], one, error);
         }
     } else if (!o->score) {
         cJSON_AddStringToObject(object, "translation", "");
@@ -254,7 +258,7 @@ static moe_status plain_line(const text_front *front, const options *o, text_job
     }
     for (size_t i = 0; i < result->n_hypotheses; i++) {
         if (i) text_append(&job->output, "\t", 1);
-        moe_status status = append_translation(front, o, &result->hypotheses[i], &job->output, error);
+        moe_status status = append_translation(front, o, job, &result->hypotheses[i], &job->output, error);
         if (status) return status;
     }
     return MOE_OK;
@@ -552,6 +556,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
     app a = { .options = o, .flow = { .options = c, .front = front, .done_word = "translated", .split = o->split, .ask = app_ask,
                                       .see = app_see, .line = app_line, .stats = c->stats ? app_stats : NULL } };
     a.flow.line_options = (text_options){ .ids = c->ids, .pretokenized = c->pretokenized, .score = o->score, .truncate = c->truncate,
+                                          .calm = !c->ids && !c->pretokenized && !o->score,
                                           .max_source = (size_t)params->max_source, .max_target = (size_t)params->max_target };
     int status = -1;
     if (c->routing) {

@@ -220,6 +220,76 @@ size_t text_sentence(const char *data, size_t length) {
     return length;
 }
 
+/* The small letter of a capital, else c. */
+static unsigned small_letter(unsigned c) {
+    if ((c >= 'A' && c <= 'Z') || (c >= 0xC0 && c <= 0xDE && c != 0xD7)) return c + 32;
+    if (c >= 0x100 && c <= 0x17E && c != 0x130 && c != 0x131 && c != 0x138 && c != 0x149) {
+        const unsigned odd = (c >= 0x139 && c <= 0x148) || c >= 0x179; /* capitals are even, but odd here */
+        return c == 0x178 ? 0xFF : (c & 1) == odd ? c + 1 : c;
+    }
+    if ((c >= 0x391 && c <= 0x3A9 && c != 0x3A2) || (c >= 0x410 && c <= 0x42F)) return c + 32;
+    if (c >= 0x388 && c <= 0x38A) return c + 37;
+    if (c >= 0x400 && c <= 0x40F) return c + 80;
+    return c;
+}
+
+static unsigned capital_letter(unsigned c) {
+    static const unsigned apart[] = { 32, 1, 37, 80 };
+    for (size_t i = 0; i < sizeof apart / sizeof *apart; i++)
+        if (c > apart[i] && small_letter(c - apart[i]) == c) return c - apart[i];
+    return c == 0xFF ? 0x178 : c;
+}
+
+enum { SHARP_S = 0xDF };
+
+/* The character at `at` of valid UTF-8 if it has one or two bytes, else 0; *bytes of it. */
+static unsigned short_character(const char *data, size_t at, size_t *bytes) {
+    const unsigned char c = (unsigned char)data[at];
+    *bytes = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    return c < 0x80 ? c : c < 0xE0 ? (c & 0x1Fu) << 6 | ((unsigned char)data[at + 1] & 0x3Fu) : 0;
+}
+
+static void put_short_character(char *to, unsigned c) {
+    if (c < 0x80) {
+        to[0] = (char)c;
+    } else {
+        to[0] = (char)(0xC0 | c >> 6);
+        to[1] = (char)(0x80 | (c & 0x3F));
+    }
+}
+
+int text_is_shouted(const char *data, size_t length) {
+    size_t words = 0, letters = 0; /* letters of the word at hand */
+    for (size_t at = 0, bytes; at < length; at += bytes) {
+        const unsigned c = short_character(data, at, &bytes);
+        if (c == SHARP_S || capital_letter(c) != c) return 0;
+        letters = small_letter(c) != c ? letters + 1 : 0;
+        words += letters == 2;
+    }
+    return words >= 3;
+}
+
+void text_calm(char *data, size_t length) {
+    for (size_t begin = 0, end; begin < length; begin = end) {
+        int first = 1;
+        end = begin + text_sentence(data + begin, length - begin);
+        for (size_t at = begin, bytes; at < end; at += bytes) {
+            const unsigned c = short_character(data, at, &bytes), small = small_letter(c);
+            if (small == c) continue;
+            if (!first) put_short_character(data + at, small);
+            first = 0;
+        }
+    }
+}
+
+void text_shout(char *data, size_t length) {
+    for (size_t at = 0, bytes; at < length; at += bytes) {
+        const unsigned c = short_character(data, at, &bytes);
+        if (c == SHARP_S) memcpy(data + at, "SS", 2);
+        else if (capital_letter(c) != c) put_short_character(data + at, capital_letter(c));
+    }
+}
+
 /* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
 
 static int64_t meta_int(const moe_model *model, const char *key, int64_t otherwise) {
@@ -637,7 +707,17 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
         return MOE_OK;
     }
 
-    moe_status status = to_ids(front, options, &job->source, &job->source_ids, job, error);
+    moe_status status;
+    job->shouted = options->calm && text_is_shouted(job->source.data, job->source.length);
+    if (job->shouted) {
+        text_bytes calm = { 0 };
+        text_append(&calm, job->source.data, job->source.length);
+        if (!calm.failed) text_calm(calm.data, calm.length);
+        status = calm.failed ? out_of_memory(error) : to_ids(front, options, &calm, &job->source_ids, job, error);
+        text_bytes_free(&calm);
+    } else {
+        status = to_ids(front, options, &job->source, &job->source_ids, job, error);
+    }
     if (!status && tab && !job->failed) status = to_ids(front, options, &job->target, &job->target_ids, job, error);
     if (status || job->failed) return status;
     size_t room = options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
@@ -660,7 +740,7 @@ text_job *text_queue_add(text_queue *queue) {
     text_clear(&job->target);
     text_clear(&job->output);
     job->source_ids.length = job->target_ids.length = 0;
-    job->blank = job->cut = job->failed = job->finished = job->more = 0;
+    job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
     job->note[0] = '\0';
     job->line = 0;
     job->extra = NULL;

@@ -66,6 +66,13 @@ size_t text_utf8_count(const char *data, size_t length);
  * behind initials, ordinals and common abbreviations. */
 size_t text_sentence(const char *data, size_t length);
 
+/* Whether valid UTF-8 is in capitals: three words or more of two letters or more, and no small letter. */
+int text_is_shouted(const char *data, size_t length);
+/* Valid UTF-8 in small letters, but for those that begin a sentence; in capitals. In place: the Latin, Greek and Cyrillic letters
+ * that these know take as many bytes in both cases. */
+void text_calm(char *data, size_t length);
+void text_shout(char *data, size_t length);
+
 /* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
 
 /* A vocabulary that the model file lists piece by piece, without SentencePiece. All zero: none. */
@@ -161,6 +168,7 @@ typedef struct text_options {
     int pretokenized;  /* lines are pieces of the model's vocabulary                         */
     int score;         /* lines are source TAB target                                        */
     int truncate;      /* cut what cannot be used whole, and say so, rather than refuse it    */
+    int calm;          /* what is written in capitals is encoded as in small letters: few models have learned those */
     size_t max_source; /* tokens, source_extra included: moe_session_params; of a language model its max_target */
     size_t max_target; /* tokens, end included                                                */
 } text_options;
@@ -171,6 +179,7 @@ typedef struct text_job {
     text_bytes source, target; /* as read, cut if so */
     text_ids source_ids, target_ids;
     int blank;                 /* nothing to translate: the output is an empty line */
+    int shouted;               /* it was in capitals, so should its translation be */
     int cut;                   /* `note` says what was cut */
     int failed;                /* `note` says why there is no output */
     char note[256];
