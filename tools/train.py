@@ -1061,7 +1061,7 @@ class Trainer:
             config = resume["config"]
         elif options.init:
             start = read_inference(options.init)
-            config = {key: x for key, x in start["config"].items() if key not in ("training_minutes", "target_tokens_seen")}
+            config = start["config"]  # and so what it says of its training, which is added to
         else:
             config = make_config(options.recipe, size, options.gate, options.k, options.groups)
         if config["vocab_size"] != size:
@@ -1106,8 +1106,10 @@ class Trainer:
                           "tokens": self.tokens, "step": self.step, "since_evaluation": self.since_evaluation},
                          self.resume_path)
         averaged = {name: self.average[a:b].view_as(self.model.weights[name]) for name, (a, b) in self.model.span.items()}
-        write_atomically(inference_checkpoint(self.model.config, averaged, target_tokens_seen=self.tokens,
-                                              training_minutes=round(self.elapsed / 60, 1)), self.model_path)
+        before = self.model.config
+        write_atomically(inference_checkpoint(before, averaged, target_tokens_seen=before.get("target_tokens_seen", 0) + self.tokens,
+                                              training_minutes=round(before.get("training_minutes", 0) + self.elapsed / 60, 1)),
+                         self.model_path)
 
     def evaluate(self, rate):
         weights = self.model.flat.clone()
