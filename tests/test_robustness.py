@@ -73,16 +73,9 @@ def typos(r, text):
     return "".join(letters)
 
 
-def kept(part):
-    """Makes a kind of line with something in it that must come through."""
-    def make(r, s):
-        what = part(r)
-        return r.choice((f"{s} {what}", f"{what} {s}")), what
-    return make
-
-
-def long(r, some):
-    return " ".join(r.choice(some) for _ in range(r.randint(6, 40)))
+def beside(r, s, what):
+    """A line, and what in it must come through."""
+    return r.choice((f"{s} {what}", f"{what} {s}")), what
 
 
 # kind -> line, or (line, what must come through), from random numbers, a sentence, and all sentences of its language
@@ -92,9 +85,9 @@ KINDS = {
     "capitals": lambda r, s, some: s.upper(),
     "no capitals, no points": lambda r, s, some: re.sub(r"[^\w ']", "", s.lower()),
     "typing errors": lambda r, s, some: typos(r, s),
-    "numbers": lambda r, s, some: kept(number)(r, s),
-    "addresses": lambda r, s, some: kept(address)(r, s),
-    "emoji": lambda r, s, some: kept(lambda r: r.choice(EMOJI))(r, s),
+    "numbers": lambda r, s, some: beside(r, s, number(r)),
+    "addresses": lambda r, s, some: beside(r, s, address(r)),
+    "emoji": lambda r, s, some: beside(r, s, r.choice(EMOJI)),
     "unknown script": lambda r, s, some: foreign(r, r.randint(1, 6)),
     "unknown script inside": lambda r, s, some: f"{s[:-1]} {foreign(r, 1)}{s[-1]}",
     "signs only": lambda r, s, some: "".join(r.choice("!?.,;:-()[]{}<>/\\|*+=#%&@^~_\"'") for _ in range(r.randint(1, 30))),
@@ -103,7 +96,7 @@ KINDS = {
     "words in any order": lambda r, s, some: " ".join(r.sample(s.split(), len(s.split()))),
     "already translated": lambda r, s, some: s,
     "two sentences": lambda r, s, some: f"{s} {r.choice(some)}",
-    "very long": lambda r, s, some: long(r, some),
+    "very long": lambda r, s, some: " ".join(r.choice(some) for _ in range(r.randint(6, 40))),
     "markup": lambda r, s, some: f"<p class=\"{r.choice('abc')}\">{s}</p>",
     "code": lambda r, s, some: f"for (int i = 0; i < {r.randint(2, 99)}; i++) x[i] = {r.randint(1, 9)};",
 }

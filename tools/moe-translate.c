@@ -93,8 +93,8 @@ static void usage(FILE *to) {
           "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
           "\n"
           "A line in capitals is translated as if it were in small letters, and the translation is put in capitals.\n"
-          "An empty line gives an empty line. A line that cannot be translated gives an empty line too, and standard\n"
-          "error says which and why. CRLF line ends are read, LF is written.\n"
+          "An empty line gives an empty line. A line that cannot be translated, or a sentence of a line that is split,\n"
+          "gives nothing too, and standard error says which and why. CRLF line ends are read, LF is written.\n"
           "\n"
           PROGRAM_HELP_EXIT("all translated", "some lines were not (or the self-test failed)")
           "\n"

@@ -37,7 +37,8 @@ enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_
 extern volatile sig_atomic_t program_signal; /* the number of a signal that asked to stop, or 0 */
 
 /* The first thing that main does. A standard stream that is closed would lend its number to the next file opened: a model at
- * descriptor 1 would be written to. So gaps are filled, and remembered. */
+ * descriptor 1 would be written to. So gaps are filled, input by what cannot be read and output by what cannot be written, and
+ * remembered. */
 int program_begin(const char *name);
 void program_handle_signals(void);
 double program_seconds(void);
