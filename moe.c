@@ -1146,7 +1146,7 @@ static const moe_kernels moe_kernels_avx2 = {
  * adding 128 to each, so 128 * sum(codes of the row) is taken off in the end. */
 
 #if MOE_X86
-#define MOE_AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
+#define MOE_AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prfchw"
 #define MOE_AVX512 __attribute__((target(MOE_AVX512_TARGET)))
 #define MOE_AVX512_INLINE static inline __attribute__((always_inline, target(MOE_AVX512_TARGET)))
 
@@ -1326,12 +1326,23 @@ MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, 
     }
 }
 
+/* Ask for the lines that a tile ends in: by the time its sums are done they have come. */
+MOE_AVX512_INLINE void moe_expect_avx512(const moe_linear *l, size_t row, size_t block, const int rows, const int blocks) {
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL for (int b = 0; b < blocks; b++) {
+            const size_t at = row + (size_t)r, j = (block + (size_t)b) * 16;
+            __builtin_prefetch(l->y + at * l->y_stride + j, 1);
+            __builtin_prefetch(l->add + at * l->add_stride + j);
+        }
+}
+
 /* A tile from codes to floats. taken[r] is 128 * sum of the codes of row r. */
 MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block, int fetch,
                                        const moe_type type, const int rows, const int blocks) {
     const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
     int32_t sums[8 * 3 * 16];
     __m512i sum[8][3];
+    if (l->add) moe_expect_avx512(l, row, block, rows, blocks);
     MOE_UNROLL for (int r = 0; r < rows; r++)
         MOE_UNROLL for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
     if (type == MOE_TYPE_Q8 && fetch) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, 1);
@@ -4316,6 +4327,7 @@ typedef struct moe_output_work {
     float *logits;        /* [rows, chunks, top] the best of the chunk, falling, -infinity: none */
     int32_t *ids;         /* [rows, chunks, top]                                                */
     float *thread;        /* per thread: logits of a task                                       */
+    float *seen;          /* [threads, rows, top] the largest logits that a thread has met      */
     size_t thread_floats;
 } moe_output_work;
 
@@ -4328,6 +4340,7 @@ static moe_output_work moe_output_layout(const moe_graph *g, size_t vocabulary, 
     w.ids = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.ids);
     w.thread_floats = moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK);
     w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
+    w.seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w.seen);
     return w;
 }
 
@@ -5018,26 +5031,28 @@ static void moe_compute_mix(const moe_run *run, const moe_tensor *t) {
     moe_for_rows(run, t, run->frame->rows, t->src[0]->cols, moe_compute_mix_row);
 }
 
-/* The `top` largest of x[n] with their ids, falling. They lie in the blocks with the largest maxima, so only those are looked
- * at: a block whose maximum is below the top-th largest one holds none. Returns the largest. */
-static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id, float *best,
-                           int32_t *ids) {
+/* The `top` largest of x[n] with their ids, falling, but for those below `seen`: the largest of this row that this thread has
+ * met, which x joins. What is left out has `top` larger ones elsewhere, so the whole row's best are the same whoever met what.
+ * Returns the largest of x. */
+static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id, float *seen,
+                           float *best, int32_t *ids) {
     enum { BLOCK = 64 };
     const float lowest = moe_from_bits(0xff800000u);
-    float maxima[MOE_OUTPUT_CHUNK / BLOCK], sorted[MOE_MAX_BEAM + 1], bound;
+    float largest = lowest;
     int32_t unused[MOE_MAX_BEAM + 1];
-    for (size_t i = 0; i < top; i++) best[i] = sorted[i] = lowest, ids[i] = -1;
-    for (size_t b = 0; b * BLOCK < n; b++) {
-        maxima[b] = kernels->max(x + b * BLOCK, moe_min(BLOCK, n - b * BLOCK));
-        moe_keep_best(sorted, unused, top, maxima[b], 0);
+    for (size_t i = 0; i < top; i++) best[i] = lowest, ids[i] = -1;
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const size_t end = moe_min(n, i + BLOCK);
+        const float max = kernels->max(x + i, end - i);
+        largest = max > largest ? max : largest;
+        if (max < seen[top - 1]) continue;
+        for (size_t j = i; j < end; j++)
+            if (x[j] >= seen[top - 1]) {
+                moe_keep_best(best, ids, top, x[j], first_id + (int32_t)j);
+                moe_keep_best(seen, unused, top, x[j], 0);
+            }
     }
-    bound = sorted[top - 1];
-    for (size_t b = 0; b * BLOCK < n; b++) {
-        if (maxima[b] < bound) continue;
-        for (size_t i = b * BLOCK; i < moe_min(n, (b + 1) * BLOCK); i++)
-            if (x[i] >= bound) moe_keep_best(best, ids, top, x[i], first_id + (int32_t)i);
-    }
-    return sorted[0];
+    return largest;
 }
 
 typedef struct moe_output_job {
@@ -5057,7 +5072,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     const size_t chunk = task / job->row_tasks, row0 = task % job->row_tasks * MOE_OUTPUT_ROWS, top = job->run->graph->top;
     const size_t rows = moe_min(MOE_OUTPUT_ROWS, f->rows - row0), column = chunk * MOE_OUTPUT_CHUNK;
     const moe_matrix w = moe_matrix_part(t->matrix, column, MOE_OUTPUT_CHUNK);
-    float *logits = work->thread + thread * work->thread_floats;
+    float *logits = work->thread + thread * work->thread_floats, *seen = work->seen + thread * job->run->graph->rows * top;
     moe_linear l = { .w = &w, .bias = t->bias ? t->bias + column : NULL, .y = logits, .y_stride = moe_row_stride(MOE_OUTPUT_CHUNK) };
     moe_linear_input(&l, x, row0);
     kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
@@ -5074,7 +5089,8 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
             y[(size_t)t->model->eos - column] = moe_from_bits(0xff800000u);
         if (f->want[row] >= 0 && (size_t)f->want[row] >= column && (size_t)f->want[row] < column + w.rows)
             f->want_logprob[row] = y[(size_t)f->want[row] - column];
-        work->max[at] = moe_find_best(kernels, y, w.rows, top, (int32_t)column, work->logits + at * top, work->ids + at * top);
+        work->max[at] = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
+                                      work->ids + at * top);
         work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
     }
 }
@@ -5106,6 +5122,8 @@ static void moe_output_join(const moe_run *run, const moe_tensor *t, size_t row,
 static void moe_compute_output(const moe_run *run, const moe_tensor *t) {
     moe_layout at = { t->work, 0, 0 };
     moe_output_job job = { run, t, moe_output_layout(run->graph, t->cols, &at), moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
+    for (size_t i = 0; i < run->graph->threads * run->graph->rows * run->graph->top; i++)
+        job.work.seen[i] = moe_from_bits(0xff800000u);
     moe_pool_run(run->pool, job.work.chunks * job.row_tasks, moe_output_task, &job);
     moe_for_rows(run, t, run->frame->rows, 512 * job.work.chunks, moe_output_join);
 }
