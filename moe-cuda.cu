@@ -1576,6 +1576,24 @@ static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b,
 
 /* ---- Recurrences ---- */
 
+static void moe_run_lstm_step(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
+    const moe_node *c = n->src[2];
+    float *h = (float *)n->data;
+    moe_products p = moe_products_of(&b->w, n->src[0], (int)rows);
+    p.bias = b->bias;
+    p.y = d->lstm.z;
+    p.y_stride = 4 * n->hidden;
+    moe_linear(d, p);
+    p = moe_products_of(&b->w_r, n->src[1], (int)rows);
+    p.y = d->lstm.z;
+    p.y_stride = 4 * n->hidden;
+    p.add = p.y;
+    p.add_stride = p.y_stride;
+    moe_linear(d, p);
+    MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, d->lstm.z, 4 * n->hidden, (const float *)c->data, c->stride, (int)n->hidden,
+               n->factor, h, n->stride, h + n->hidden, n->stride);
+}
+
 static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound *b, const moe_frame *f, size_t sentences) {
     const size_t hidden = n->hidden, state = n->cols, r_stride = moe_code_stride(state), h_stride = moe_code_stride(hidden);
     const int codes = moe_quantised(b->w_r.type), h_codes = moe_quantised(b->w_proj.type);
@@ -2018,10 +2036,7 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
         MOE_LAUNCH(d, moe_k_scatter, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const int32_t *)NULL,
                    f->destination ? d->destination : NULL, (int)n->cols, n->state, n->cols);
         break;
-    case MOE_OP_LSTM_CELL:
-        MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const float *)s1->data,
-                   s1->stride, (int)n->hidden, n->factor, y, n->stride, y + n->hidden, n->stride);
-        break;
+    case MOE_OP_LSTM_STEP: moe_run_lstm_step(d, n, b, rows); break;
     case MOE_OP_LSTM_LAYER: moe_run_lstm_layer(d, n, b, f, g->sentences); break;
     case MOE_OP_ATTENTION: moe_run_attention(d, n, b, g, rows); break;
     case MOE_OP_GATE: moe_run_gate(d, n, b, rows, NULL); break;
@@ -2435,7 +2450,7 @@ static void moe_most_of(size_t *most, size_t n) {
 
 /* The largest of everything that nodes want of the scratch. */
 typedef struct moe_needs {
-    size_t hidden, sentences, state, experts, pairs, tiles, units, unit_codes, inputs, out, outputs, subs, chunks, input_cols;
+    size_t hidden, sentences, state, z, experts, pairs, tiles, units, unit_codes, inputs, out, outputs, subs, chunks, input_cols;
 } moe_needs;
 
 static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
@@ -2446,12 +2461,15 @@ static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
 
 static void moe_need_node(moe_needs *need, const moe_node *n, const moe_device_graph *g, size_t rows) {
     if (n->matrix) moe_need_matrix(need, n->matrix);
-    if (n->op == MOE_OP_LSTM_LAYER) {
+    if (n->w_r) moe_need_matrix(need, n->w_r);
+    if (n->w_proj) moe_need_matrix(need, n->w_proj);
+    if (n->op == MOE_OP_LSTM_STEP) {
+        moe_most_of(&need->z, rows * 4 * n->hidden);
+    } else if (n->op == MOE_OP_LSTM_LAYER) {
         moe_most_of(&need->sentences, g->sentences);
         moe_most_of(&need->hidden, n->hidden);
         moe_most_of(&need->state, n->cols);
-        moe_need_matrix(need, n->w_r);
-        if (n->w_proj) moe_need_matrix(need, n->w_proj);
+        moe_most_of(&need->z, g->sentences * 4 * n->hidden);
     } else if (n->op == MOE_OP_INPUT) {
         moe_most_of(&need->input_cols, n->cols);
     } else if (n->op == MOE_OP_EXPERTS) {
@@ -2478,7 +2496,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     size_t down;
     d->n_sums = moe_least(moe_largest(MOE_SUMS, need->outputs * 32), need->outputs * moe_largest(rows, need->pairs));
     d->sums = (int32_t *)moe_take(d, d->n_sums, sizeof *d->sums, what);
-    d->lstm.z = (float *)moe_take(d, need->sentences * 4 * need->hidden, sizeof(float), what);
+    d->lstm.z = (float *)moe_take(d, need->z, sizeof(float), what);
     d->lstm.c = (float *)moe_take(d, need->sentences * need->hidden, sizeof(float), what);
     d->lstm.h = (float *)moe_take(d, need->sentences * need->hidden, sizeof(float), what);
     d->lstm.r = (float *)moe_take(d, need->sentences * need->state, sizeof(float), what);

@@ -609,6 +609,7 @@ typedef struct moe_linear {
     int relu;
     float *y;            /* [rows, y_stride] */
     size_t y_stride;
+    const void *next;    /* a hint, or NULL: the weights that will be wanted after these */
 } moe_linear;
 
 typedef struct moe_kernels {
@@ -1263,8 +1264,8 @@ MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
     return _mm512_set1_epi32(four);
 }
 
-/* While the lines of a tile are worked on, ask for those of the next tile, which lie behind them: all of them where few rows
- * would wait for memory, every `blocks`-th where the neighbour prefetcher keeps up. Into L2: L1 may be too small. */
+/* While the lines of a tile are worked on, ask for those of the next tile, or of what the caller wants next: all of them where few
+ * rows would wait for memory, every `blocks`-th where the neighbour prefetcher keeps up. Into L2: L1 may be too small. */
 MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
     MOE_UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T1);
 }
@@ -1272,13 +1273,13 @@ MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
 /* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers; sum[r][b]
  * starts at minus 128 * sum of the codes of row r. */
 MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
-                                          const int blocks, const int fetch) {
+                                          const int blocks, const char *next, const int fetch) {
     const size_t lines = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
-    const char *w = (const char *)m->data + block * lines * 64, *next = w + (size_t)blocks * lines * 64;
+    const char *w = (const char *)m->data + block * lines * 64;
     const __m512i high = _mm512_set1_epi8(-128);
-    for (size_t i = 0; i < lines; i++, w += 64, next += blocks * 64, x += 4) {
+    for (size_t i = 0; i < lines; i++, w += 64, x += 4) {
         __m512i line[3];
-        if (fetch) moe_fetch_avx512(next, rows > 2 ? blocks : 1);
+        if (fetch) moe_fetch_avx512(next + i * (size_t)blocks * 64, rows > 2 ? blocks : 1);
         MOE_UNROLL for (int b = 0; b < blocks; b++)
             line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + (size_t)b * lines * 64), high);
         MOE_UNROLL for (int r = 0; r < rows; r++) {
@@ -1291,9 +1292,9 @@ MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, 
 /* The same for Q4, group by group; sums start at 0. Nibbles are code + 8, unsigned as they are; a group's part starts at
  * -8 * sum(x), so it ends as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies and adds. */
 MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
-                                          const int blocks, const int fetch) {
+                                          const int blocks, const char *next, const int fetch) {
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols), block_bytes = groups * 256;
-    const char *w = (const char *)m->data + block * block_bytes, *next = w + (size_t)blocks * block_bytes;
+    const char *w = (const char *)m->data + block * block_bytes;
     const int8_t *sub = m->subs + block * groups * 16, *x_sums = x + m->cols_padded;
     const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
     for (size_t g = 0; g < groups; g++, sub += 16, x_sums += 2) {
@@ -1303,9 +1304,9 @@ MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, 
             memcpy(&x_sum, x_sums + (size_t)r * code_bytes, 2);
             MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_set1_epi32(-8 * x_sum);
         }
-        for (size_t u = 0; u < 4; u++, w += 64, next += blocks * 64, x += 8) { /* a line is 16 outputs x 8 columns */
+        for (size_t u = 0; u < 4; u++, w += 64, x += 8) { /* a line is 16 outputs x 8 columns */
             __m512i low[3], high[3];
-            if (fetch) moe_fetch_avx512(next, rows > 2 ? blocks : 1);
+            if (fetch) moe_fetch_avx512(next + (g * 4 + u) * (size_t)blocks * 64, rows > 2 ? blocks : 1);
             MOE_UNROLL for (int b = 0; b < blocks; b++) {
                 const __m512i line = _mm512_loadu_si512(w + (size_t)b * block_bytes);
                 low[b] = _mm512_and_si512(line, nibble);
@@ -1337,7 +1338,7 @@ MOE_AVX512_INLINE void moe_expect_avx512(const moe_linear *l, size_t row, size_t
 }
 
 /* A tile from codes to floats. taken[r] is 128 * sum of the codes of row r. */
-MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block, int fetch,
+MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block, const char *next,
                                        const moe_type type, const int rows, const int blocks) {
     const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
     int32_t sums[8 * 3 * 16];
@@ -1345,22 +1346,22 @@ MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken
     if (l->add) moe_expect_avx512(l, row, block, rows, blocks);
     MOE_UNROLL for (int r = 0; r < rows; r++)
         MOE_UNROLL for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
-    if (type == MOE_TYPE_Q8 && fetch) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, 1);
-    else if (type == MOE_TYPE_Q8) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, 0);
-    else if (fetch) moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, 1);
-    else moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, 0);
+    if (type == MOE_TYPE_Q8 && next) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, next, 1);
+    else if (type == MOE_TYPE_Q8) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, next, 0);
+    else if (next) moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, next, 1);
+    else moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, next, 0);
     MOE_UNROLL for (int r = 0; r < rows; r++)
         MOE_UNROLL for (int b = 0; b < blocks; b++) _mm512_storeu_si512(sums + (r * blocks + b) * 16, sum[r][b]);
     moe_finish_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
 }
 
 /* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an output. */
-typedef void (*moe_tile_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block, int fetch);
+typedef void (*moe_tile_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block, const char *next);
 
 #define MOE_TILE_AVX512(type, rows, blocks)                                                                              \
     MOE_AVX512 static void moe_tile_##type##_##rows##x##blocks##_avx512(const moe_linear *l, const int32_t *taken,       \
-                                                                        size_t row, size_t block, int fetch) {           \
-        moe_tile_avx512(l, taken, row, block, fetch, MOE_TYPE_##type, rows, blocks);                                     \
+                                                                        size_t row, size_t block, const char *next) {    \
+        moe_tile_avx512(l, taken, row, block, next, MOE_TYPE_##type, rows, blocks);                                      \
     }
 #define MOE_TILES_AVX512(type, rows) \
     MOE_TILE_AVX512(type, rows, 1) MOE_TILE_AVX512(type, rows, 2) MOE_TILE_AVX512(type, rows, 3)
@@ -1398,10 +1399,12 @@ MOE_AVX512 static int32_t moe_taken_avx512(const int8_t *codes, size_t cols_padd
 }
 
 /* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut evenly,
- * so that no tile is left with a single one. Nothing is fetched beyond block1: another thread may work on that. */
+ * so that no tile is left with a single one. Beyond block1 only what the caller says is fetched: another thread may work on the
+ * rest. */
 MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     enum { ROWS = 64 };
     const int q8 = l->w->type == MOE_TYPE_Q8;
+    const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8);
     const moe_tile_fn_avx512(*tiles)[3] = q8 ? moe_tiles_q8_avx512 : moe_tiles_q4_avx512;
     const size_t tile_rows = q8 ? MOE_COUNT(moe_tiles_q8_avx512) : MOE_COUNT(moe_tiles_q4_avx512);
     int32_t taken[ROWS] = { 0 };
@@ -1410,11 +1413,12 @@ MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, si
         for (size_t r = 0; q8 && r < rows; r++)
             taken[r] = moe_taken_avx512(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
         for (size_t block = block0, blocks; block < block1; block += blocks) {
+            const char *next = l->next;
             blocks = block1 - block == 4 ? 2 : moe_min(3, block1 - block); /* no single one at the end if that can be */
-            for (size_t cut = 0; cut < cuts; cut++) {
+            if (block + blocks < block1) next = (const char *)l->w->data + (block + blocks) * block_bytes;
+            for (size_t cut = 0; cut < cuts; cut++, next = NULL) {
                 const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
-                const int fetch = cut == 0 && block + 2 * blocks <= block1;
-                tiles[count - 1][blocks - 1](l, taken + first, row0 + first, block, fetch);
+                tiles[count - 1][blocks - 1](l, taken + first, row0 + first, block, next);
             }
         }
     }
@@ -4003,7 +4007,7 @@ moe_status moe_model_write(const char *path, const moe_write_params *params, moe
  * Invariant: after moe_graph_plan a tensor's bytes are its own from the node that makes it to the last that reads it. */
 
 static const char *const moe_op_names[] = { "input", "embed", "quantise", "linear", "add", "concat", "unary", "view", "gather",
-                                            "store", "lstm_cell", "lstm_layer", "attention", "gate", "experts", "mix", "output" };
+                                            "store", "lstm_step", "lstm_layer", "attention", "gate", "experts", "mix", "output" };
 _Static_assert(MOE_COUNT(moe_op_names) == MOE_OP_COUNT, "an op without a name");
 
 /* Keys and values of the source sentences under translation; sentences own segments of rows. */
@@ -4017,7 +4021,7 @@ typedef struct moe_tensor moe_tensor;
 struct moe_tensor {
     moe_op op;
     char name[48];
-    moe_tensor *src[2];
+    moe_tensor *src[3];
     size_t cols;            /* numbers in a row                                           */
     size_t stride;          /* numbers from row to row                                    */
     int quantised;          /* code rows [rows, stride] and, behind the capacity, scales  */
@@ -4033,7 +4037,7 @@ struct moe_tensor {
     moe_unary unary;
     size_t column;              /* view: first column                */
     float *state;               /* gather, store: [rows, cols]       */
-    const moe_layer *layer;     /* lstm_cell, lstm_layer, gate, experts, mix */
+    const moe_layer *layer;     /* lstm_step, lstm_layer, gate, experts, mix */
     const moe_gating *gating;   /* gate */
     moe_gate gate;              /* gate: its kind; the session may want another than the file */
     int grouped;                /* gate: src are features and selections of groups, else logits and perhaps logits of noise */
@@ -4160,32 +4164,64 @@ static void moe_op_store(moe_graph *g, moe_tensor *x, float *state, const char *
     moe_op_pair(g, MOE_OP_STORE, x, NULL, x->cols, name)->state = state;
 }
 
-/* [h | c] of one step. */
-static moe_tensor *moe_op_lstm_cell(moe_graph *g, const moe_layer *layer, moe_tensor *z, moe_tensor *c) {
-    moe_tensor *t = moe_add_node(g, MOE_OP_LSTM_CELL, 2 * layer->hidden, "%s.cell", layer->name);
-    t->src[0] = z;
-    t->src[1] = c;
+/* Floats in which a thread keeps z, the sums of the four gates, of as many rows and units as its cache holds; of one row at
+ * least, for which gates that are no whole blocks of 16 outputs are not cut. */
+static size_t moe_cell_floats(size_t rows, size_t hidden) {
+    enum { FLOATS = 1 << 15 };
+    return moe_max(moe_row_stride(4 * (hidden % 16 ? hidden : 16)), moe_min(FLOATS, rows * moe_row_stride(4 * hidden)));
+}
+
+/* [h | c] of one step: z = w_x x + bias + w_r r, which nobody else sees, and the cell. */
+static moe_tensor *moe_op_lstm_step(moe_graph *g, const moe_layer *layer, moe_tensor *x, moe_tensor *r, moe_tensor *c) {
+    const moe_lstm_weights *w = &layer->direction[0];
+    moe_tensor *x_input = moe_type_quantised(w->w_x.type) ? moe_op_quantise(g, x) : x;
+    moe_tensor *r_input = moe_type_quantised(w->w_r.type) ? moe_op_quantise(g, r) : r;
+    moe_tensor *t = moe_add_node(g, MOE_OP_LSTM_STEP, 2 * layer->hidden, "%s.cell", layer->name);
+    t->src[0] = x_input;
+    t->src[1] = r_input;
+    t->src[2] = c;
     t->layer = layer;
+    t->lstm = w;
+    t->matrix = &w->w_x;
+    t->bias = w->bias;
+    t->work_bytes = g->threads * moe_cell_floats(g->rows, layer->hidden) * sizeof(float);
     return t;
+}
+
+/* Scratch of a whole layer. */
+typedef struct moe_lstm_work {
+    float *c, *h, *r;           /* [sentences, H], [sentences, H], [sentences, P] */
+    int8_t *r_codes, *h_codes;
+    float *r_scales, *h_scales;
+    float *z;                   /* per thread moe_cell_floats */
+    size_t before_z;            /* bytes */
+} moe_lstm_work;
+
+static moe_lstm_work moe_lstm_layout(const moe_graph *g, const moe_layer *layer, moe_layout *at) {
+    moe_lstm_work w;
+    w.c = moe_carve(at, g->sentences * layer->hidden, sizeof *w.c);
+    w.h = moe_carve(at, g->sentences * layer->hidden, sizeof *w.h);
+    w.r = moe_carve(at, g->sentences * layer->state, sizeof *w.r);
+    w.r_codes = moe_carve(at, g->sentences, moe_code_bytes(layer->state));
+    w.h_codes = moe_carve(at, g->sentences, moe_code_bytes(layer->hidden));
+    w.r_scales = moe_carve(at, g->sentences, sizeof *w.r_scales);
+    w.h_scales = moe_carve(at, g->sentences, sizeof *w.h_scales);
+    w.before_z = at->used;
+    w.z = moe_carve(at, g->threads * moe_cell_floats(g->sentences, layer->hidden), sizeof *w.z);
+    return w;
 }
 
 /* A whole layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. */
 static moe_tensor *moe_op_lstm_layer(moe_graph *g, const moe_layer *layer, int backward, moe_tensor *zx) {
     moe_tensor *t = moe_add_node(g, MOE_OP_LSTM_LAYER, layer->state, "%s.%s", layer->name, backward ? "bwd" : "fwd");
-    const size_t hidden = layer->hidden, state = layer->state;
     moe_layout work = { NULL, 0, 0 };
     t->src[0] = zx;
     t->layer = layer;
     t->lstm = &layer->direction[backward];
     t->backward = backward;
-    moe_carve(&work, g->sentences * moe_row_stride(4 * hidden), sizeof(float));          /* z */
-    moe_carve(&work, g->sentences * hidden, sizeof(float));                              /* c */
-    moe_carve(&work, g->sentences * hidden, sizeof(float));                              /* h */
-    moe_carve(&work, g->sentences * state, sizeof(float));                               /* r */
-    moe_carve(&work, g->sentences, moe_code_bytes(state));                               /* r as codes */
-    moe_carve(&work, g->sentences, moe_code_bytes(hidden));                              /* h as codes */
-    moe_carve(&work, g->sentences * 2, sizeof(float));                                   /* their scales */
+    moe_lstm_layout(g, layer, &work);
     t->work_bytes = work.used;
+    if (work.overflow) g->overflow = 1;
     return t;
 }
 
@@ -4400,7 +4436,7 @@ static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
     for (size_t i = 0; i < g->count; i++) {
         moe_tensor *t = &g->nodes[i];
         t->first = t->last = i;
-        for (int s = 0; s < 2; s++)
+        for (size_t s = 0; s < MOE_COUNT(t->src); s++)
             if (t->src[s]) moe_tensor_base(t->src[s])->last = i;
     }
     for (size_t i = 0; g->routed && i < g->count; i++)
@@ -4593,89 +4629,140 @@ static void moe_compute_store(const moe_run *run, const moe_tensor *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_store_row);
 }
 
-static void moe_compute_lstm_cell_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
-    const size_t hidden = t->layer->hidden;
-    float *h = moe_row_of(t, row);
-    (void)thread;
-    run->kernels->lstm_cell(moe_row_of(t->src[0], row), moe_row_of(t->src[1], row), hidden, t->layer->forget_bias, h, h + hidden);
-}
-static void moe_compute_lstm_cell(const moe_run *run, const moe_tensor *t) {
-    moe_for_rows(run, t, run->frame->rows, 40 * t->layer->hidden, moe_compute_lstm_cell_row);
-}
-
-/* One time step of a layer, sentence by sentence; the linear products between are split over outputs instead. */
-typedef struct moe_lstm_step {
-    float *z, *c, *h, *r;
-    int8_t *r_codes, *h_codes;
-    float *r_scales, *h_scales;
-    size_t first; /* row of sentence 0 at this step */
-} moe_lstm_step;
-
-typedef struct moe_lstm_job {
+/* One step of LSTM cells for some rows. Cut along the units, and rows where they are many, so that z stays in a thread's cache
+ * from the products to the cell. */
+typedef struct moe_cells {
     const moe_run *run;
-    const moe_tensor *t;
-    const moe_lstm_step *step;
-    size_t rows, rows_per_task;
-    int after; /* 0: the cell; 1: what follows the projection */
-} moe_lstm_job;
+    const moe_layer *layer;
+    const moe_linear *x;  /* w_x x + bias; NULL where r adds that */
+    const moe_linear *r;  /* w_r r */
+    const float *c_in;
+    float *h, *c_out;     /* c_out may be c_in */
+    size_t c_in_stride, h_stride, c_out_stride;
+    float *z;             /* per thread moe_cell_floats */
+    size_t z_floats;
+    size_t rows, units_per_task, rows_per_task, row_tasks;
+} moe_cells;
 
-static void moe_lstm_task(void *arg, size_t task, size_t thread) {
-    const moe_lstm_job *job = arg;
-    const moe_lstm_step *s = job->step;
-    const moe_layer *layer = job->t->layer;
+/* Outputs [first, first + count) of a linear for `rows` rows from row0 on, to y, `onto` what is there. */
+static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, size_t row0, size_t rows, size_t first,
+                             size_t count, int onto, float *y, size_t y_stride, const void *next) {
+    const moe_matrix w = moe_matrix_part(l->w, first, count);
+    moe_linear piece = *l;
+    piece.w = &w;
+    piece.next = next;
+    if (l->x) piece.x += row0 * l->x_stride;
+    if (l->codes) piece.codes += row0 * moe_code_bytes(w.cols), piece.scales += row0;
+    if (l->bias) piece.bias += first;
+    if (l->add) piece.add += row0 * l->add_stride + first;
+    if (onto) piece.add = y, piece.add_stride = y_stride;
+    piece.y = y;
+    piece.y_stride = y_stride;
+    kernels->linear(&piece, 0, rows, 0, moe_divide_up(count, 16));
+}
+
+static void moe_cells_task(void *arg, size_t task, size_t thread) {
+    const moe_cells *job = arg;
     const moe_kernels *kernels = job->run->kernels;
-    const size_t hidden = layer->hidden, state = layer->state;
+    const size_t hidden = job->layer->hidden, unit = task / job->row_tasks * job->units_per_task;
+    const size_t units = moe_min(job->units_per_task, hidden - unit), stride = moe_row_stride(4 * units);
+    const size_t row0 = task % job->row_tasks * job->rows_per_task, row1 = moe_min(job->rows, row0 + job->rows_per_task);
+    const size_t parts = units == hidden ? 1 : 4, count = 4 * units / parts;
+    float *z = job->z + thread * job->z_floats;
+    for (size_t p = 0; p < parts; p++) {
+        const size_t first = p * hidden + unit;
+        const void *r = moe_matrix_part(job->r->w, first, count).data, *next = NULL;
+        if (p + 1 < parts) next = moe_matrix_part((job->x ? job->x : job->r)->w, first + hidden, count).data;
+        if (job->x) moe_linear_piece(kernels, job->x, row0, row1 - row0, first, count, 0, z + p * count, stride, r);
+        moe_linear_piece(kernels, job->r, row0, row1 - row0, first, count, job->x != NULL, z + p * count, stride, next);
+    }
+    for (size_t row = row0; row < row1; row++)
+        kernels->lstm_cell(z + (row - row0) * stride, job->c_in + row * job->c_in_stride + unit, units, job->layer->forget_bias,
+                           job->h + row * job->h_stride + unit, job->c_out + row * job->c_out_stride + unit);
+}
+
+static void moe_cells_run(moe_cells *job) {
+    enum { LEAST = 1 << 16, PER_THREAD = 4, UNITS = 192, TILE = 48 }; /* three blocks of 16 outputs make the best tiles */
+    const size_t hidden = job->layer->hidden, rows = job->rows, cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
+    const size_t wanted = moe_min(job->run->pool->count * PER_THREAD, moe_max(1, rows * 4 * hidden * cols / LEAST));
+    const size_t floats = job->z_floats / rows, fit = floats > 16 ? (floats - 16) / 4 : 0; /* units, for all rows at once */
+    size_t units = hidden;
+    job->rows_per_task = rows;
+    if (hidden % 16) {
+        job->rows_per_task = moe_divide_up(rows, wanted);
+    } else if (wanted > 1 || fit < hidden) {
+        units = moe_min(moe_divide_up(hidden, wanted), moe_max(fit, UNITS));
+        units = units >= TILE ? units / TILE * TILE : moe_round_up(units, 16);
+    }
+    job->units_per_task = units;
+    job->row_tasks = moe_divide_up(rows, moe_min(job->rows_per_task, job->z_floats / moe_row_stride(4 * units)));
+    job->rows_per_task = moe_divide_up(rows, job->row_tasks);
+    moe_pool_run(job->run->pool, moe_divide_up(hidden, units) * job->row_tasks, moe_cells_task, job);
+}
+
+static void moe_compute_lstm_step(const moe_run *run, const moe_tensor *t) {
+    const moe_tensor *c = t->src[2];
+    const size_t hidden = t->layer->hidden;
+    moe_linear x = { .w = t->matrix, .bias = t->bias }, r = { .w = &t->lstm->w_r };
+    moe_cells job = { .run = run, .layer = t->layer, .x = &x, .r = &r, .c_in = c->data, .c_in_stride = c->stride,
+                      .h = t->data, .h_stride = t->stride, .c_out = (float *)t->data + hidden, .c_out_stride = t->stride,
+                      .z = t->work, .z_floats = moe_cell_floats(run->graph->rows, hidden), .rows = run->frame->rows };
+    moe_linear_input(&x, t->src[0], 0);
+    moe_linear_input(&r, t->src[1], 0);
+    moe_cells_run(&job);
+}
+
+/* Rows as the next product wants them: codes, or floats without gaps. */
+typedef struct moe_recode {
+    const moe_kernels *kernels;
+    const float *from; /* [rows, stride] */
+    size_t cols, stride, rows, rows_per_task;
+    int8_t *codes;     /* NULL: floats */
+    float *scales, *floats;
+} moe_recode;
+
+static void moe_recode_task(void *arg, size_t task, size_t thread) {
+    const moe_recode *job = arg;
     (void)thread;
     for (size_t i = task * job->rows_per_task; i < moe_min(job->rows, (task + 1) * job->rows_per_task); i++) {
-        float *out = moe_row_of(job->t, s->first + i), *h = s->h + i * hidden, *c = s->c + i * hidden;
-        const size_t h_bytes = moe_code_bytes(hidden), r_bytes = moe_code_bytes(state);
-        if (!job->after) {
-            kernels->lstm_cell(s->z + i * moe_row_stride(4 * hidden), c, hidden, layer->forget_bias, h, c);
-            if (layer->projected) {
-                if (moe_type_quantised(job->t->lstm->w_proj.type))
-                    s->h_scales[i] = kernels->quantise(h, hidden, s->h_codes + i * h_bytes);
-                continue; /* the projection comes first */
-            }
-            memcpy(out, h, hidden * sizeof *h);
-        }
-        if (moe_type_quantised(job->t->lstm->w_r.type)) s->r_scales[i] = kernels->quantise(out, state, s->r_codes + i * r_bytes);
-        else memcpy(s->r + i * state, out, state * sizeof *out);
+        const float *x = job->from + i * job->stride;
+        if (job->codes) job->scales[i] = job->kernels->quantise(x, job->cols, job->codes + i * moe_code_bytes(job->cols));
+        else memcpy(job->floats + i * job->cols, x, job->cols * sizeof *x);
     }
+}
+
+static void moe_recode_run(const moe_run *run, const moe_matrix *w, const float *from, size_t stride, size_t rows, int8_t *codes,
+                           float *scales, float *floats) {
+    moe_recode job = { run->kernels, from, w->cols, stride, rows, moe_max(1, 16384 / w->cols),
+                       moe_type_quantised(w->type) ? codes : NULL, scales, floats };
+    if (job.codes || floats != from) moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_recode_task, &job);
 }
 
 static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
     const moe_layer *layer = t->layer;
     const moe_lstm_weights *w = t->lstm;
     const moe_frame *f = run->frame;
-    const size_t sentences = run->graph->sentences, hidden = layer->hidden, state = layer->state;
-    moe_layout work = { t->work, 0, 0 };
-    moe_lstm_step s = { 0 };
-    s.z = moe_carve(&work, sentences * moe_row_stride(4 * hidden), sizeof(float));
-    s.c = moe_carve(&work, sentences * hidden, sizeof(float));
-    s.h = moe_carve(&work, sentences * hidden, sizeof(float));
-    s.r = moe_carve(&work, sentences * state, sizeof(float));
-    s.r_codes = moe_carve(&work, sentences, moe_code_bytes(state));
-    s.h_codes = moe_carve(&work, sentences, moe_code_bytes(hidden));
-    s.r_scales = moe_carve(&work, sentences * 2, sizeof(float));
-    s.h_scales = s.r_scales + sentences;
-    memset(t->work, 0, work.used); /* every sentence starts from a zero state */
+    const size_t hidden = layer->hidden, state = layer->state;
+    moe_layout at = { t->work, 0, 0 };
+    const moe_lstm_work s = moe_lstm_layout(run->graph, layer, &at);
+    memset(t->work, 0, s.before_z); /* every sentence starts from a zero state */
     for (size_t n = 0; n < f->steps; n++) {
-        const size_t step = t->backward ? f->steps - 1 - n : n, live = f->live[step];
-        moe_lstm_job job = { run, t, &s, live, moe_max(1, 16384 / (40 * hidden)), 0 };
-        moe_linear recurrent = { .w = &w->w_r, .x = s.r, .x_stride = state, .codes = s.r_codes, .scales = s.r_scales,
-                                 .add = moe_row_of(t->src[0], f->first[step]), .add_stride = t->src[0]->stride,
-                                 .y = s.z, .y_stride = moe_row_stride(4 * hidden) };
-        s.first = f->first[step];
-        moe_linear_run(run, &recurrent, live);
-        moe_pool_run(run->pool, moe_divide_up(live, job.rows_per_task), moe_lstm_task, &job);
+        const size_t step = t->backward ? f->steps - 1 - n : n, live = f->live[step], first = f->first[step];
+        float *out = moe_row_of(t, first), *h = layer->projected ? s.h : out;
+        const size_t h_stride = layer->projected ? hidden : t->stride;
+        const moe_linear r = { .w = &w->w_r, .x = s.r, .x_stride = state, .codes = s.r_codes, .scales = s.r_scales,
+                               .add = moe_row_of(t->src[0], first), .add_stride = t->src[0]->stride };
+        moe_cells cells = { .run = run, .layer = layer, .r = &r, .c_in = s.c, .c_in_stride = hidden, .h = h,
+                            .h_stride = h_stride, .c_out = s.c, .c_out_stride = hidden, .z = s.z,
+                            .z_floats = moe_cell_floats(run->graph->sentences, hidden), .rows = live };
+        moe_cells_run(&cells);
         if (layer->projected) {
-            moe_linear project = { .w = &w->w_proj, .x = s.h, .x_stride = hidden, .codes = s.h_codes, .scales = s.h_scales,
-                                   .y = moe_row_of(t, s.first), .y_stride = t->stride };
+            const moe_linear project = { .w = &w->w_proj, .x = s.h, .x_stride = hidden, .codes = s.h_codes,
+                                         .scales = s.h_scales, .y = out, .y_stride = t->stride };
+            moe_recode_run(run, &w->w_proj, s.h, hidden, live, s.h_codes, s.h_scales, s.h);
             moe_linear_run(run, &project, live);
-            job.after = 1;
-            job.rows_per_task = moe_max(1, 16384 / state);
-            moe_pool_run(run->pool, moe_divide_up(live, job.rows_per_task), moe_lstm_task, &job);
         }
+        moe_recode_run(run, &w->w_r, out, t->stride, live, s.r_codes, s.r_scales, s.r);
     }
     for (size_t i = 0, end = f->steps; t->last_r && i < f->live[0]; i++) {
         while (f->live[end - 1] <= i) end--;
@@ -5147,7 +5234,7 @@ static const moe_backend moe_backend_cpu = {
         [MOE_OP_VIEW] = moe_compute_view,
         [MOE_OP_GATHER] = moe_compute_gather,
         [MOE_OP_STORE] = moe_compute_store,
-        [MOE_OP_LSTM_CELL] = moe_compute_lstm_cell,
+        [MOE_OP_LSTM_STEP] = moe_compute_lstm_step,
         [MOE_OP_LSTM_LAYER] = moe_compute_lstm_layer,
         [MOE_OP_ATTENTION] = moe_compute_attention,
         [MOE_OP_GATE] = moe_compute_gate,
@@ -5191,7 +5278,7 @@ static moe_node moe_describe_node(const moe_graph *g, const moe_tensor *t, const
     memset(&n, 0, sizeof n);
     n.op = t->op;
     n.name = t->name;
-    for (int i = 0; i < 2; i++) n.src[i] = t->src[i] ? &nodes[t->src[i] - g->nodes] : NULL;
+    for (size_t i = 0; i < MOE_COUNT(n.src); i++) n.src[i] = t->src[i] ? &nodes[t->src[i] - g->nodes] : NULL;
     n.cols = t->cols;
     n.stride = t->stride;
     n.data = t->data;
@@ -5209,7 +5296,9 @@ static moe_node moe_describe_node(const moe_graph *g, const moe_tensor *t, const
         n.factor = layer->kind == MOE_LAYER_LSTM ? layer->forget_bias : layer->scale;
         n.backward = t->backward;
     }
-    if (t->op == MOE_OP_LSTM_LAYER) {
+    if (t->op == MOE_OP_LSTM_STEP) {
+        n.w_r = &t->lstm->w_r;
+    } else if (t->op == MOE_OP_LSTM_LAYER) {
         n.w_r = &t->lstm->w_r;
         n.w_proj = layer->projected ? &t->lstm->w_proj : NULL;
         n.last_r = t->last_r;
@@ -5436,11 +5525,7 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, moe_memory *memo
         snprintf(name, sizeof name, "%s.input", layer->name);
         if (layer->context != MOE_CONTEXT_NONE)
             in = moe_op_concat(g, x, layer->context == MOE_CONTEXT_PREVIOUS ? previous : current, name);
-        snprintf(name, sizeof name, "%s.zx", layer->name);
-        in = moe_op_linear(g, &layer->direction[0].w_x, in, layer->direction[0].bias, NULL, name);
-        snprintf(name, sizeof name, "%s.z", layer->name);
-        in = moe_op_linear(g, &layer->direction[0].w_r, r[i], NULL, in, name);
-        in = moe_op_lstm_cell(g, layer, in, c[i]);
+        in = moe_op_lstm_step(g, layer, in, r[i], c[i]);
         snprintf(name, sizeof name, "%s.c_next", layer->name);
         c[i] = moe_op_view(g, in, layer->hidden, layer->hidden, name);
         snprintf(name, sizeof name, "%s.h", layer->name);

@@ -472,7 +472,7 @@ typedef enum moe_op {
     MOE_OP_VIEW,      /* some columns of another tensor, no work                */
     MOE_OP_GATHER,    /* state -> rows of the parents, zero for a new sentence  */
     MOE_OP_STORE,     /* rows -> state or, in the encoder, attention memory     */
-    MOE_OP_LSTM_CELL, /* z, c -> [h | c]                                        */
+    MOE_OP_LSTM_STEP, /* x, r, c -> [h | c]: the products with both matrices and the cell */
     MOE_OP_LSTM_LAYER, /* input products of packed sentences -> outputs         */
     MOE_OP_ATTENTION, /* projected query -> context                             */
     MOE_OP_GATE,      /* logits, or features and a gate over groups, -> selections */
@@ -504,20 +504,20 @@ enum { MOE_OUTPUT_CHUNK = 1024 }; /* the softmax over the vocabulary is joined f
 typedef struct moe_node {
     moe_op op;
     const char *name;
-    const struct moe_node *src[2];
+    const struct moe_node *src[3];
     size_t cols;               /* numbers in a row                                                        */
     size_t stride;             /* from row to row: numbers, of codes bytes; 0: the rows need not be there */
     void *data;                /* [rows, stride]                                                          */
     float *scales;             /* quantise: [rows]                                                        */
-    const moe_matrix *matrix;  /* embed, linear, output                                                   */
-    const float *bias;         /* linear, output: [rows of the matrix] or NULL                            */
+    const moe_matrix *matrix;  /* embed, linear, output; lstm_step: of x                                  */
+    const float *bias;         /* linear, lstm_step, output: [rows of the matrix] or NULL                 */
     int add;                   /* linear: src[1] is added instead of a bias                               */
     int relu;                  /* linear; gate over the experts of groups: of its logits                  */
     float factor;              /* embed: scale; lstm_*: forget bias; experts: scale                       */
     moe_unary unary;
     float *state;              /* gather, store: [rows, cols] without gaps                                */
     size_t hidden;             /* lstm_*: H; experts: hidden units; mix: columns of an expert             */
-    const moe_matrix *w_r, *w_proj; /* lstm_layer; w_proj NULL without projection                         */
+    const moe_matrix *w_r, *w_proj; /* lstm_*: of r; lstm_layer: w_proj, NULL without projection           */
     int backward;              /* lstm_layer                                                              */
     float *last_r, *last_c;    /* lstm_layer: [slots, P], [slots, H] states after every sentence, or NULL */
     size_t experts;            /* gate, experts, mix: in all                                              */

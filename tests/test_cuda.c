@@ -212,30 +212,39 @@ static void products_and_rows_equal_the_cpu(void **state) {
         }
 }
 
-/* gather -> cell -> stores */
-static void build_cell(moe_graph *g, void *user, void *states) {
-    moe_layer *layer = user;
-    float *s = states;
-    moe_tensor *z = moe_op_gather(g, s, 4 * layer->hidden, "z"), *c = moe_op_gather(g, s + g->rows * 4 * layer->hidden,
-        layer->hidden, "c");
-    moe_tensor *both = moe_op_lstm_cell(g, layer, z, c);
-    moe_op_store(g, moe_op_view(g, both, layer->hidden, layer->hidden, "next"), s + g->rows * 4 * layer->hidden, "store");
+/* gathers -> a step of an LSTM -> stores */
+static void build_step(moe_graph *g, void *user, void *states) {
+    const moe_layer *layer = user;
+    const size_t hidden = layer->hidden, width = layer->direction[0].w_x.cols;
+    float *r_state = states, *c_state = r_state + g->rows * hidden, *x_state = c_state + g->rows * hidden;
+    moe_tensor *r = moe_op_gather(g, r_state, hidden, "r"), *c = moe_op_gather(g, c_state, hidden, "c");
+    moe_tensor *both = moe_op_lstm_step(g, layer, moe_op_gather(g, x_state, width, "x"), r, c);
+    moe_op_store(g, moe_op_view(g, both, 0, hidden, "h"), r_state, "store_r");
+    moe_op_store(g, moe_op_view(g, both, hidden, hidden, "c_next"), c_state, "store_c");
 }
 
-static void states_and_cells_equal_the_cpu(void **state) {
+static void states_and_steps_equal_the_cpu(void **state) {
+    static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
     uint64_t random = 6;
     (void)state;
     defaults();
-    for (size_t hidden = 1; hidden < 300; hidden += 71) {
-        const size_t rows = 5;
-        moe_layer layer = { .hidden = hidden, .forget_bias = 0.75f, .name = "layer" };
-        float *s = numbers(&random, rows * 5 * hidden, 1);
+    for (size_t s = 0; s < 8; s++) {
+        const size_t rows = 5, hidden = s < 4 ? 1 + 71 * s : 16 * (s - 3), width = 24 + 31 * s;
+        const moe_type x_type = types[s % 4], r_type = types[(s + s / 4) % 4];
+        float *w_x = numbers(&random, 4 * hidden * width, 0), *w_r = numbers(&random, 4 * hidden * hidden, 0),
+              *bias = numbers(&random, 4 * hidden, 0), *values = numbers(&random, rows * (2 * hidden + width), s % 2);
+        void *blobs[2];
+        moe_layer layer = { .kind = MOE_LAYER_LSTM, .hidden = hidden, .state = hidden, .forget_bias = 0.75f, .name = "layer" };
         const int32_t parents[5] = { 3, -1, 0, 3, 2 };
-        bench b = { .rows = rows, .capacity = rows, .sentences = 1, .max_source = 1, .top = 1, .build = build_cell,
-            .user = &layer,
-                    .states = s, .state_bytes = rows * 5 * hidden * sizeof *s, .frame = { .rows = rows, .parents = parents } };
+        bench b = { .rows = rows, .capacity = rows, .sentences = 1, .max_source = 1, .top = 1, .build = build_step, .user = &layer,
+                    .states = values, .state_bytes = rows * (2 * hidden + width) * sizeof *values,
+                    .frame = { .rows = rows, .parents = parents } };
+        layer.direction[0].w_x = pack(x_type, 4 * hidden, width, w_x, &blobs[0]);
+        layer.direction[0].w_r = pack(r_type, 4 * hidden, hidden, w_r, &blobs[1]);
+        layer.direction[0].bias = bias;
         run_both(&b, 0);
-        free(s);
+        free(blobs[0]), free(blobs[1]);
+        free(w_x), free(w_r), free(bias), free(values);
     }
 }
 
@@ -1429,7 +1438,7 @@ static void devices_are_chosen_as_asked(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_and_rows_equal_the_cpu),
-        cmocka_unit_test(states_and_cells_equal_the_cpu),
+        cmocka_unit_test(states_and_steps_equal_the_cpu),
         cmocka_unit_test(mixtures_equal_the_cpu),
         cmocka_unit_test(two_levels_equal_the_cpu),
         cmocka_unit_test(many_experts_take_little_memory),

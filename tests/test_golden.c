@@ -241,10 +241,9 @@ static void check_lstm_step(const golden *g, const char *name, const moe_kernels
     const moe_lstm_weights *w = &layer.direction[0];
     for (int cell = 0; cell < 2; cell++) {
         bench *b = new_bench(x.rows, 1);
-        moe_tensor *z = moe_op_linear(&b->graph, &w->w_x, input(b, x.data, x.cols), w->bias, NULL, "zx"), *y;
-        z = moe_op_linear(&b->graph, &w->w_r, input(b, r.data, r.cols), NULL, z, "z");
-        z = moe_op_lstm_cell(&b->graph, &layer, z, input(b, c.data, c.cols));
-        y = moe_op_view(&b->graph, z, cell ? layer.hidden : 0, layer.hidden, "part");
+        moe_tensor *in = input(b, x.data, x.cols), *before = input(b, r.data, r.cols), *y;
+        y = moe_op_lstm_step(&b->graph, &layer, in, before, input(b, c.data, c.cols));
+        y = moe_op_view(&b->graph, y, cell ? layer.hidden : 0, layer.hidden, "part");
         if (!cell && layer.projected) y = moe_op_linear(&b->graph, &w->w_proj, y, NULL, NULL, "r");
         run_bench(b, y, kernels);
         expect_close(name, b->out, cell ? c_out.data : r_out.data, cell ? c_out.rows * c_out.cols : r_out.rows * r_out.cols, op_tolerance);

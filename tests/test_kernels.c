@@ -1200,7 +1200,7 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
         moe_layer *l = &c->layers[i];
         snprintf(l->name, sizeof l->name, "layer.%zu", i);
         l->hidden = 12, l->state = 12, l->out = 16, l->experts = 5, l->gate = (moe_gating){ .kind = MOE_GATE_TOPK, .level = 5, .k = 2 };
-        l->expert_type = i ? MOE_TYPE_Q8 : MOE_TYPE_F32;
+        l->expert_type = l->direction[0].w_x.type = i ? MOE_TYPE_Q8 : MOE_TYPE_F32;
     }
     c->model.attention_size = 7;
     c->memory.width = 16;
@@ -1232,6 +1232,7 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
             break;
         case 7:
             if (a->cols == 40) made = moe_op_lstm_layer(g, &c->layers[0], 0, a);
+            else made = moe_op_lstm_step(g, &c->layers[mw_below(random, 2)], a, b, tensors[mw_below(random, n)]);
             break;
         case 8:
             if (a->cols == 5) made = moe_op_gate(g, &c->layers[0], &c->layers[0].gate, a, NULL, 0, "gate");
@@ -1257,7 +1258,7 @@ static void free_graph(graph_case *c) {
 static size_t last_reader(const moe_graph *g, size_t i) {
     size_t last = i;
     for (size_t r = i + 1; r < g->count; r++)
-        for (int s = 0; s < 2; s++)
+        for (size_t s = 0; s < MOE_COUNT(g->nodes[r].src); s++)
             if (g->nodes[r].src[s] == &g->nodes[i]) {
                 const size_t through = g->nodes[r].op == MOE_OP_VIEW ? last_reader(g, r) : r;
                 if (through > last) last = through;
@@ -1433,6 +1434,74 @@ static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsign
     scratch = mw_zeros(2 * mw_up(cols, 64));
     for (size_t r = 0; r < rows; r++) moe_pack_row(MOE_TYPE_Q4, rows, cols, r, w + r * cols, out, scratch);
     free(scratch);
+}
+
+/* Cells of a width that is cut into pieces of units and of one that cannot be, for few rows and for so many that rows are cut too:
+ * products and cells of whole matrices by the portable room say what must come out. */
+static void lstm_steps_equal_their_parts_however_they_are_cut(void **state) {
+    static const uint32_t types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
+    static const size_t shapes[][4] = { { 1, 8, 16, 3 }, { 3, 40, 24, 24 }, { 1, 64, 512, 64 }, { 70, 33, 208, 96 },
+        { 300, 16, 160, 32 }, { 90, 20, 107, 50 }, { 17, 70, 336, 40 } }; /* rows, inputs, units, columns of r */
+    uint64_t random = 63;
+    (void)state;
+    for (size_t s = 0; s < MOE_COUNT(shapes) * MOE_COUNT(types); s++) {
+        const size_t *shape = shapes[s / MOE_COUNT(types)], rows = shape[0], width = shape[1], hidden = shape[2], cols = shape[3];
+        const uint32_t type = types[s % MOE_COUNT(types)], r_type = types[(s + s / MOE_COUNT(types)) % MOE_COUNT(types)];
+        float *x = numbers(&random, rows * width, PLAIN), *r = numbers(&random, rows * cols, PLAIN), *c = numbers(&random, rows * hidden, PLAIN);
+        float *w_x = numbers(&random, 4 * hidden * width, PLAIN), *w_r = numbers(&random, 4 * hidden * cols, PLAIN);
+        float *bias = numbers(&random, 4 * hidden, PLAIN), *z = mw_zeros(rows * 4 * hidden * 4), *want = mw_zeros(rows * 2 * hidden * 4);
+        int8_t *codes[2] = { mw_zeros(rows * moe_code_bytes(width)), mw_zeros(rows * moe_code_bytes(cols)) };
+        float *scales[2] = { mw_zeros(rows * 4), mw_zeros(rows * 4) };
+        unsigned char *blobs[2] = { mw_allocate_image((size_t)moe_matrix_bytes((moe_type)type, 4 * hidden, width)).data,
+            mw_allocate_image((size_t)moe_matrix_bytes((moe_type)r_type, 4 * hidden, cols)).data };
+        moe_layer layer = { .kind = MOE_LAYER_LSTM, .name = "layer", .hidden = hidden, .state = cols, .forget_bias = 0.5f };
+        int32_t *parents = mw_zeros(rows * 4);
+        moe_linear l = { .y = z, .y_stride = 4 * hidden };
+        pack(type, 4 * hidden, width, w_x, blobs[0]);
+        pack(r_type, 4 * hidden, cols, w_r, blobs[1]);
+        layer.direction[0].w_x = moe_matrix_view((moe_type)type, 4 * hidden, width, blobs[0]);
+        layer.direction[0].w_r = moe_matrix_view((moe_type)r_type, 4 * hidden, cols, blobs[1]);
+        layer.direction[0].bias = bias;
+        for (size_t i = 0; i < rows; i++) {
+            parents[i] = (int32_t)i;
+            scales[0][i] = oracle->quantise(x + i * width, width, codes[0] + i * moe_code_bytes(width));
+            scales[1][i] = oracle->quantise(r + i * cols, cols, codes[1] + i * moe_code_bytes(cols));
+        }
+        l.w = &layer.direction[0].w_x, l.bias = bias, l.x = x, l.x_stride = width, l.codes = codes[0], l.scales = scales[0];
+        oracle->linear(&l, 0, rows, 0, moe_divide_up(4 * hidden, 16));
+        l.w = &layer.direction[0].w_r, l.bias = NULL, l.x = r, l.x_stride = cols, l.codes = codes[1], l.scales = scales[1];
+        l.add = z, l.add_stride = 4 * hidden;
+        oracle->linear(&l, 0, rows, 0, moe_divide_up(4 * hidden, 16));
+        for (size_t i = 0; i < rows; i++)
+            oracle->lstm_cell(z + i * 4 * hidden, c + i * hidden, hidden, 0.5f, want + i * 2 * hidden, want + i * 2 * hidden + hidden);
+        for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++)
+            for (size_t threads = 1; threads < 4; threads++) {
+                moe_tensor nodes[8], *y;
+                moe_graph g = { .nodes = nodes, .capacity = 8, .rows = rows + s % 3, .threads = threads };
+                moe_frame frame = { .rows = rows, .parents = parents };
+                moe_pool *pool = start_pool(threads);
+                moe_run run = { moe_kernel_rooms[room], pool, &g, &frame };
+                moe_error e;
+                void *arena;
+                if (!moe_kernel_rooms[room]->available()) {
+                    stop_pool(pool);
+                    continue;
+                }
+                y = moe_op_gather(&g, r, cols, "r");
+                y = moe_op_lstm_step(&g, &layer, moe_op_gather(&g, x, width, "x"), y, moe_op_gather(&g, c, hidden, "c"));
+                assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
+                arena = mw_allocate_image(g.bytes).data;
+                moe_graph_place(&g, arena);
+                moe_graph_run(&moe_backend_cpu, &run, NULL, NULL);
+                for (size_t i = 0; i < rows * 2 * hidden; i++)
+                    CHECK(same(((float *)y->data)[i / (2 * hidden) * y->stride + i % (2 * hidden)], want[i]),
+                          "%s, %zu threads, shape %zu: number %zu differs", moe_kernel_rooms[room]->name, threads, s, i);
+                free(arena);
+                stop_pool(pool);
+            }
+        for (int i = 0; i < 2; i++) free(codes[i]), free(scales[i]), free(blobs[i]);
+        free(x), free(r), free(c), free(w_x), free(w_r), free(bias), free(z), free(want), free(parents);
+    }
 }
 
 /* A graph of a gate over given logits and an expert layer over given inputs. */
@@ -1656,6 +1725,7 @@ int main(void) {
         cmocka_unit_test(planner_refuses_a_graph_that_outgrew_its_nodes),
         cmocka_unit_test(planned_graphs_compute_what_unplanned_ones_do),
         cmocka_unit_test(backend_names_the_op_it_lacks),
+        cmocka_unit_test(lstm_steps_equal_their_parts_however_they_are_cut),
         cmocka_unit_test(gates_select_and_weigh_as_the_equations_say),
         cmocka_unit_test(experts_give_the_same_bits_in_chunks_batches_threads_and_rooms),
     };

@@ -558,6 +558,7 @@ static double node_weights(const moe_tensor *t) {
     switch (t->op) {
     case MOE_OP_LINEAR:
     case MOE_OP_OUTPUT: return matrix_bytes(t->matrix);
+    case MOE_OP_LSTM_STEP: return matrix_bytes(t->matrix) + matrix_bytes(&t->lstm->w_r);
     case MOE_OP_LSTM_LAYER: return matrix_bytes(&t->lstm->w_r) + (t->layer->projected ? matrix_bytes(&t->lstm->w_proj) : 0);
     case MOE_OP_EXPERTS: return (double)t->layer->experts * slab_bytes(t->layer);
     default: return 0;
@@ -580,7 +581,7 @@ static cost node_cost(const machine *m, const moe_tensor *t, const load *l) {
     const double rows = l->rows, cols = (double)t->cols;
     double resident = l->resident, times = 1, compute, memory;
     cost c = { 0, 0, 0, 0, 0 };
-    for (int s = 0; s < 2; s++)
+    for (size_t s = 0; s < MOE_COUNT(t->src); s++)
         if (t->src[s] && t->op != MOE_OP_VIEW) c.inputs += rows * (double)t->src[s]->cols * (t->src[s]->quantised ? 1 : 4);
     switch (t->op) {
     case MOE_OP_EMBED: c.inputs += rows * matrix_bytes(t->matrix) / (double)t->matrix->rows; break;
@@ -589,7 +590,11 @@ static cost node_cost(const machine *m, const moe_tensor *t, const load *l) {
     case MOE_OP_LINEAR: add_product(&c, t->matrix, rows); break;
     case MOE_OP_ADD: c.floating += rows * cols; break;
     case MOE_OP_UNARY: c.floating += rows * cols * FUNCTION; break;
-    case MOE_OP_LSTM_CELL: c.floating += rows * (double)t->layer->hidden * (5 * FUNCTION + 4); break;
+    case MOE_OP_LSTM_STEP:
+        add_product(&c, t->matrix, rows);
+        add_product(&c, &t->lstm->w_r, rows);
+        c.floating += rows * (double)t->layer->hidden * (5 * FUNCTION + 4);
+        break;
     case MOE_OP_LSTM_LAYER: /* one step of all sentences, l->steps times */
         times = l->steps;
         resident = node_weights(t);
@@ -801,8 +806,7 @@ static void build_layer(layer_bench *b) {
         const moe_lstm_weights *w = &l->direction[0];
         moe_tensor *r = moe_op_gather(g, s->r, l->state, "lstm.r"), *c = moe_op_gather(g, s->c, l->hidden, "lstm.c"), *z;
         b->inputs = 3;
-        z = moe_op_linear(g, &w->w_r, r, NULL, moe_op_linear(g, &w->w_x, x, w->bias, NULL, "lstm.zx"), "lstm.z");
-        z = moe_op_lstm_cell(g, l, z, c);
+        z = moe_op_lstm_step(g, l, x, r, c);
         c = moe_op_view(g, z, l->hidden, l->hidden, "lstm.c_next");
         r = moe_op_linear(g, &w->w_proj, moe_op_view(g, z, 0, l->hidden, "lstm.h"), NULL, NULL, "lstm.r_next");
         moe_op_store(g, r, s->r, "lstm.r_store");
