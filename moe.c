@@ -4641,7 +4641,7 @@ typedef struct moe_cells {
     size_t c_in_stride, h_stride, c_out_stride;
     float *z;             /* per thread moe_cell_floats */
     size_t z_floats;
-    size_t rows, units_per_task, rows_per_task, row_tasks;
+    size_t rows, unit_tasks, row_tasks;
 } moe_cells;
 
 /* Outputs [first, first + count) of a linear for `rows` rows from row0 on, to y, `onto` what is there. */
@@ -4664,10 +4664,11 @@ static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, si
 static void moe_cells_task(void *arg, size_t task, size_t thread) {
     const moe_cells *job = arg;
     const moe_kernels *kernels = job->run->kernels;
-    const size_t hidden = job->layer->hidden, unit = task / job->row_tasks * job->units_per_task;
-    const size_t units = moe_min(job->units_per_task, hidden - unit), stride = moe_row_stride(4 * units);
-    const size_t row0 = task % job->row_tasks * job->rows_per_task, row1 = moe_min(job->rows, row0 + job->rows_per_task);
-    const size_t parts = units == hidden ? 1 : 4, count = 4 * units / parts;
+    const size_t hidden = job->layer->hidden, blocks = moe_divide_up(hidden, 16), cut = task / job->row_tasks;
+    const size_t unit = blocks * cut / job->unit_tasks * 16, end = moe_min(hidden, blocks * (cut + 1) / job->unit_tasks * 16);
+    const size_t row0 = job->rows * (task % job->row_tasks) / job->row_tasks;
+    const size_t row1 = job->rows * (task % job->row_tasks + 1) / job->row_tasks;
+    const size_t units = end - unit, stride = moe_row_stride(4 * units), parts = units == hidden ? 1 : 4, count = 4 * units / parts;
     float *z = job->z + thread * job->z_floats;
     for (size_t p = 0; p < parts; p++) {
         const size_t first = p * hidden + unit;
@@ -4682,22 +4683,18 @@ static void moe_cells_task(void *arg, size_t task, size_t thread) {
 }
 
 static void moe_cells_run(moe_cells *job) {
-    enum { LEAST = 1 << 16, PER_THREAD = 4, UNITS = 192, TILE = 48 }; /* three blocks of 16 outputs make the best tiles */
+    enum { LEAST = 1 << 16, PER_THREAD = 4, UNITS = 192 }; /* few rows at a time for so many units, not the other way round */
     const size_t hidden = job->layer->hidden, rows = job->rows, cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
-    const size_t wanted = moe_min(job->run->pool->count * PER_THREAD, moe_max(1, rows * 4 * hidden * cols / LEAST));
-    const size_t floats = job->z_floats / rows, fit = floats > 16 ? (floats - 16) / 4 : 0; /* units, for all rows at once */
-    size_t units = hidden;
-    job->rows_per_task = rows;
-    if (hidden % 16) {
-        job->rows_per_task = moe_divide_up(rows, wanted);
-    } else if (wanted > 1 || fit < hidden) {
-        units = moe_min(moe_divide_up(hidden, wanted), moe_max(fit, UNITS));
-        units = units >= TILE ? units / TILE * TILE : moe_round_up(units, 16);
-    }
-    job->units_per_task = units;
-    job->row_tasks = moe_divide_up(rows, moe_min(job->rows_per_task, job->z_floats / moe_row_stride(4 * units)));
-    job->rows_per_task = moe_divide_up(rows, job->row_tasks);
-    moe_pool_run(job->run->pool, moe_divide_up(hidden, units) * job->row_tasks, moe_cells_task, job);
+    const size_t threads = job->run->pool->count, wanted = moe_min(threads * PER_THREAD, rows * 4 * hidden * cols / LEAST);
+    const size_t floats = job->z_floats / rows, units = moe_max(UNITS, floats > 16 ? (floats - 16) / 4 : 0);
+    size_t most;
+    job->unit_tasks = hidden % 16 ? 1 : moe_max(wanted, moe_divide_up(hidden, units));
+    if (job->unit_tasks > 1) job->unit_tasks = moe_min(hidden / 16, moe_round_up(job->unit_tasks, threads));
+    job->unit_tasks = moe_max(job->unit_tasks, 1);
+    most = moe_min(hidden, moe_divide_up(moe_divide_up(hidden, 16), job->unit_tasks) * 16);
+    job->row_tasks = moe_divide_up(rows, job->z_floats / moe_row_stride(4 * most));
+    if (hidden % 16) job->row_tasks = moe_min(rows, moe_max(job->row_tasks, wanted));
+    moe_pool_run(job->run->pool, job->unit_tasks * job->row_tasks, moe_cells_task, job);
 }
 
 static void moe_compute_lstm_step(const moe_run *run, const moe_tensor *t) {
