@@ -226,18 +226,18 @@ clean:
 # tests/test_*.c are cmocka programs. One that includes ../moe.c has the library inside it and takes nothing from
 # libmoe.a; one that does not links with it. tests/test_*.py and tests/*.sh print ok and FAIL lines.
 TEST_SOURCES = $(wildcard tests/test_*.c)
-TEST_PROGRAMS = $(TEST_SOURCES:tests/%.c=$(BUILD)/%) $(AMX_PROGRAMS)
+TEST_PROGRAMS = $(TEST_SOURCES:tests/%.c=$(BUILD)/%) $(EMULATED_PROGRAMS)
 TEST_SCRIPTS = $(wildcard tests/test_*.py tests/*.sh)
 TEST_HEADERS = $(wildcard tests/*.h tests/*.inc)
 
 # Hardly a machine has AMX: these have it as an emulation as well.
-AMX_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine)),$(BUILD)/test_kernels-amx $(BUILD)/test_session-amx)
+EMULATED_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine)),$(BUILD)/test_kernels-emulated $(BUILD)/test_session-emulated)
 
 $(BUILD)/test_%.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h $(TEST_HEADERS) | $(BUILD)/.deps-test
 	$(CC) $(C_FLAGS) -DMOE_TEST -c $< -o $@
 
-$(BUILD)/test_%-amx.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h $(TEST_HEADERS) | $(BUILD)/.deps-test
-	$(CC) $(C_FLAGS) -DMOE_TEST -include tests/amx_emu.h -c $< -o $@
+$(BUILD)/test_%-emulated.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h $(TEST_HEADERS) | $(BUILD)/.deps-test
+	$(CC) $(C_FLAGS) -DMOE_TEST -include tests/isa_emu.h -c $< -o $@
 
 # moe-cuda.cu on the processor: tests/cuda_emu.h is all of CUDA that it sees.
 $(BUILD)/test_cuda.o: C_FLAGS += -DMOE_CUDA
@@ -267,7 +267,7 @@ $(BUILD)/libfront.a: $(BUILD)/text.o $(BUILD)/spm.o
 	rm -f $@
 	$(AR) rcs $@ $^
 
-.PRECIOUS: $(BUILD)/test_%.o $(BUILD)/test_%-amx.o
+.PRECIOUS: $(BUILD)/test_%.o $(BUILD)/test_%-emulated.o
 
 test: $(BUILD)/.deps-test all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated
 	@BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run tests/check-source $(TEST_PROGRAMS) $(TEST_SCRIPTS)

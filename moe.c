@@ -8,7 +8,7 @@
  *    4. Number formats        F16, BF16, the Q8 interleave, matrices
  *    5. Elementary functions  exp, log, tanh, sigmoid: one definition for every machine
  *    6. Kernels: portable     the oracle: what every other kernel room must equal bit for bit
- *    7. Kernels: AVX2
+ *    7. Kernels: AVX2          plain, with VNNI
  *    8. Kernels: AVX-512      with VNNI
  *    9. Kernels: AMX          int8 tiles over the AVX-512 room
  *   10. Kernels: NEON         plain, with dot products, with matrix products
@@ -84,6 +84,7 @@
 
 #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
 #define MOE_X86 1
+#include <cpuid.h>
 #include <immintrin.h>
 #else
 #define MOE_X86 0
@@ -739,8 +740,8 @@ static const moe_kernels moe_kernels_portable = {
 };
 
 /* ==== 7. Kernels: AVX2 ========================================================================================
- * Owns 256-bit x86. Invariant: two registers hold the 16 lanes, [0..7] and [8..15]; tails are done by loading into a
- * zeroed buffer, since adding a product of zeros to a lane leaves it as it was. */
+ * Owns 256-bit x86: two rooms, which differ in the quantised linears. Invariant: two registers hold the 16 lanes, [0..7] and
+ * [8..15]; tails are done by loading into a zeroed buffer, since adding a product of zeros to a lane leaves it as it was. */
 
 #if MOE_X86
 #define MOE_AVX2 __attribute__((target("avx2")))
@@ -899,42 +900,85 @@ MOE_AVX2_INLINE __m256i moe_four_avx2(const int8_t *codes) {
     return _mm256_set1_epi32(four);
 }
 
-/* One block of 16 outputs of a Q8 matrix against up to 4 input rows. maddubs multiplies |w| (unsigned) by x with w's
- * sign; within [-127, 127] its 16-bit sums cannot saturate (2 * 127 * 127 = 32258), so everything is exact. */
-MOE_AVX2_INLINE void moe_q8_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
-    const moe_matrix *m = l->w;
-    const size_t groups = m->cols_padded / 4, j = block * 16, code_bytes = moe_code_bytes(m->cols);
-    const int8_t *w = (const int8_t *)m->data + block * groups * 64;
-    const __m256i ones = _mm256_set1_epi16(1);
+/* Sums of a tile, [rows][blocks][16], to floats. In a function of its own, or gcc keeps sums in memory while they grow. */
+MOE_AVX2 static void moe_finish_avx2(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks, const int32_t *sums) {
+    for (size_t r = 0; r < rows; r++)
+        for (size_t b = 0; b < blocks; b++, sums += 16)
+            moe_q8_finish_avx2(l, row + r, (block + b) * 16, _mm256_loadu_si256((const __m256i *)(const void *)sums),
+                               _mm256_loadu_si256((const __m256i *)(const void *)(sums + 8)));
+}
+
+/* A tile: `rows` rows by `blocks` blocks of 16 outputs of a Q8 matrix; here at most 4 by 1. maddubs multiplies |w| (unsigned) by
+ * x with w's sign; within [-128, 127] its 16-bit sums cannot saturate (2 * 127 * 128 = 32512), so everything is exact.
+ *
+ * `start` NULL: vpsignb gives x the sign, on processors of both makers one of the few ports that multiply as well. Else x is only
+ * inverted where w is negative, which is -x - 1 and leaves out sum |w| of the negative w: start[16] holds those. */
+MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows,
+                                      const int invert) {
+    const size_t lines = l->w->cols_padded / 4, code_bytes = moe_code_bytes(l->w->cols);
+    const char *w = (const char *)l->w->data + block * lines * 64;
+    const int8_t *x = l->codes + row * code_bytes;
+    const __m256i ones = _mm256_set1_epi16(1), zero = _mm256_setzero_si256();
+    int32_t sums[4 * 16];
     __m256i low[4], high[4];
-    for (int r = 0; r < rows; r++) low[r] = high[r] = _mm256_setzero_si256();
-    for (size_t g = 0; g < groups; g++) {
-        __m256i w0 = _mm256_loadu_si256((const __m256i *)(const void *)(w + g * 64));
-        __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + g * 64 + 32));
-        __m256i a0 = _mm256_abs_epi8(w0), a1 = _mm256_abs_epi8(w1);
-        for (int r = 0; r < rows; r++) {
-            const __m256i x = moe_four_avx2(l->codes + (row + (size_t)r) * code_bytes + g * 4);
-            low[r] = _mm256_add_epi32(
-                low[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a0, _mm256_sign_epi8(x, w0)), ones));
-            high[r] = _mm256_add_epi32(
-                high[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a1, _mm256_sign_epi8(x, w1)), ones));
+    MOE_UNROLL for (int r = 0; r < rows; r++) {
+        low[r] = invert ? _mm256_loadu_si256((const __m256i *)(const void *)start) : zero;
+        high[r] = invert ? _mm256_loadu_si256((const __m256i *)(const void *)(start + 8)) : zero;
+    }
+    for (size_t i = 0; i < lines; i++, w += 64, x += 4) {
+        __m256i w0 = _mm256_loadu_si256((const __m256i *)(const void *)w), a0 = _mm256_abs_epi8(w0);
+        __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + 32)), a1 = _mm256_abs_epi8(w1);
+        if (invert) w0 = _mm256_cmpgt_epi8(zero, w0), w1 = _mm256_cmpgt_epi8(zero, w1);
+        MOE_UNROLL for (int r = 0; r < rows; r++) {
+            const __m256i four = moe_four_avx2(x + (size_t)r * code_bytes);
+            const __m256i x0 = invert ? _mm256_xor_si256(four, w0) : _mm256_sign_epi8(four, w0);
+            const __m256i x1 = invert ? _mm256_xor_si256(four, w1) : _mm256_sign_epi8(four, w1);
+            low[r] = _mm256_add_epi32(low[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a0, x0), ones));
+            high[r] = _mm256_add_epi32(high[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a1, x1), ones));
         }
     }
-    for (int r = 0; r < rows; r++) moe_q8_finish_avx2(l, row + (size_t)r, j, low[r], high[r]);
+    MOE_UNROLL for (int r = 0; r < rows; r++) {
+        _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16), low[r]);
+        _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16 + 8), high[r]);
+    }
+    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
+}
+
+MOE_AVX2_INLINE void moe_tile_q8_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows,
+                                      const int blocks) {
+    (void)blocks;
+    if (start) moe_q8_sums_avx2(l, start, row, block, rows, 1);
+    else moe_q8_sums_avx2(l, start, row, block, rows, 0);
+}
+
+/* What inverted codes leave out of a block's sums: sum |w| of the negative w. */
+MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_t start[16]) {
+    const char *w = (const char *)m->data + block * (m->cols_padded / 4) * 64;
+    const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
+    __m256i sum[2] = { zero, zero };
+    for (size_t i = 0; i < m->cols_padded / 4; i++, w += 64)
+        MOE_UNROLL for (int h = 0; h < 2; h++) {
+            const __m256i v = _mm256_min_epi8(zero, _mm256_loadu_si256((const __m256i *)(const void *)(w + h * 32)));
+            sum[h] = _mm256_sub_epi32(sum[h], _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), ones));
+        }
+    _mm256_storeu_si256((__m256i *)(void *)start, sum[0]);
+    _mm256_storeu_si256((__m256i *)(void *)(start + 8), sum[1]);
 }
 
 /* The same for Q4. Nibbles are code + 8, unsigned, so maddubs needs no signs, and its 16-bit sums hold a whole group
  * (8 * 2 * 15 * 127 = 30480); per group 8 * sum(x) is taken off, which leaves sum(code * x) in 16 bits (8 * 127 * 32 = 32512),
  * and the rest multiplied by sub: the same integer in another order. Several rows take half a block at a time, to stay in 16
  * registers. */
-MOE_AVX2_INLINE void moe_q4_rows_avx2(const moe_linear *l, size_t row, size_t block, const int rows) {
+MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows,
+                                      const int blocks) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
     const uint8_t *w = (const uint8_t *)m->data + block * groups * 256;
     const int8_t *subs = m->subs + block * groups * 16, *x = l->codes + row * code_bytes;
     const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15), low_half = _mm256_set1_epi32(0xffff);
     const int halves = rows == 1 ? 2 : 1;
-    __m256i done[4][2];
+    int32_t sums[4 * 16];
+    (void)start, (void)blocks;
     MOE_UNROLL for (int half = 0; half < 2; half += halves) {
         __m256i sum[4][2];
         MOE_UNROLL for (int r = 0; r < rows; r++)
@@ -970,33 +1014,86 @@ MOE_AVX2_INLINE void moe_q4_rows_avx2(const moe_linear *l, size_t row, size_t bl
             }
         }
         MOE_UNROLL for (int r = 0; r < rows; r++)
-            MOE_UNROLL for (int h = 0; h < halves; h++) done[r][half + h] = sum[r][h];
+            MOE_UNROLL for (int h = 0; h < halves; h++)
+                _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16 + (half + h) * 8), sum[r][h]);
     }
-    MOE_UNROLL for (int r = 0; r < rows; r++) moe_q8_finish_avx2(l, row + (size_t)r, block * 16, done[r][0], done[r][1]);
+    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
 }
 
-#define MOE_QUANTISED_ROWS_AVX2(kernel)                                                                         \
-    do {                                                                                                        \
-        size_t r = row0;                                                                                        \
-        for (; r + 4 <= row1; r += 4) kernel(l, r, block, 4);                                                   \
-        if (row1 - r == 3) kernel(l, r, block, 3);                                                              \
-        else if (row1 - r == 2) kernel(l, r, block, 2);                                                         \
-        else if (row1 - r == 1) kernel(l, r, block, 1);                                                         \
-    } while (0)
+/* Tiles by rows, then by 1, 2 and 4 blocks, and what goes over all rows and blocks with them. */
+typedef void (*moe_tile_fn_avx2)(const moe_linear *l, const int32_t *start, size_t row, size_t block);
 
-/* Outputs outside, rows inside: a block of weights is read once from memory and stays in L1 for all rows. */
-MOE_AVX2 static void moe_linear_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    for (size_t block = block0; block < block1; block++) {
-        if (l->w->type == MOE_TYPE_Q8) {
-            MOE_QUANTISED_ROWS_AVX2(moe_q8_rows_avx2);
-        } else if (l->w->type == MOE_TYPE_Q4) {
-            MOE_QUANTISED_ROWS_AVX2(moe_q4_rows_avx2);
-        } else if (l->w->type == MOE_TYPE_F32) {
-            moe_float_block_avx2(l, row0, row1, block, MOE_TYPE_F32);
-        } else {
-            moe_float_block_avx2(l, row0, row1, block, l->w->type);
+#define MOE_TILE_AVX2(target, name, rows, blocks)                                                                        \
+    target static void name##_##rows##x##blocks(const moe_linear *l, const int32_t *start, size_t row, size_t block) {   \
+        name(l, start, row, block, rows, blocks);                                                                        \
+    }
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 1, 1)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 2, 1)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 3, 1)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 4, 1)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 1, 1)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 2, 1)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 3, 1)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 4, 1)
+static const moe_tile_fn_avx2 moe_tiles_q8_avx2[][3] = {
+    { moe_tile_q8_avx2_1x1 }, { moe_tile_q8_avx2_2x1 }, { moe_tile_q8_avx2_3x1 }, { moe_tile_q8_avx2_4x1 },
+};
+static const moe_tile_fn_avx2 moe_tiles_q4_avx2[][3] = {
+    { moe_tile_q4_avx2_1x1 }, { moe_tile_q4_avx2_2x1 }, { moe_tile_q4_avx2_3x1 }, { moe_tile_q4_avx2_4x1 },
+};
+
+/* 128 * sum of a row of codes, from the sums of 32. */
+MOE_AVX2 static int32_t moe_taken_avx2(const int8_t *codes, size_t cols_padded) {
+    const char *sums = (const char *)codes + cols_padded;
+    __m256i sum = _mm256_setzero_si256();
+    __m128i four;
+    for (size_t g = 0; g < cols_padded / MOE_CODE_GROUP; g += 16) /* the sums end on a line of 32 */
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(sums + 2 * g)),
+                                                      _mm256_set1_epi16(128)));
+    four = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+/* What the sums of tiles start from: 0, 128 * sum of a row's codes to be taken off, or the negative weights of a block. */
+typedef enum moe_start_avx2 { MOE_START_ZERO, MOE_START_ROWS, MOE_START_BLOCK } moe_start_avx2;
+
+/* Blocks outside, rows inside, cut evenly: a block of weights is read once from memory and stays in L1 for all rows. */
+static void moe_quantised_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
+                               const moe_tile_fn_avx2 (*tiles)[3], size_t tile_rows, moe_start_avx2 start) {
+    enum { ROWS = 48 };
+    int32_t taken[ROWS], negative[16];
+    for (; row0 < row1; row0 += ROWS) {
+        const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
+        for (size_t r = 0; start == MOE_START_ROWS && r < rows; r++)
+            taken[r] = moe_taken_avx2(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
+        for (size_t block = block0, wide; block < block1; block += (size_t)1 << wide) {
+            const int whole = start == MOE_START_BLOCK && cuts > 2; /* worth a look at all weights */
+            wide = 0;
+            while (cuts == 1 && wide < 2 && tiles[rows - 1][wide + 1] && block1 - block >= (size_t)2 << wide) wide++;
+            if (whole) moe_negative_avx2(l->w, block, negative);
+            for (size_t cut = 0; cut < cuts; cut++) {
+                const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
+                const int32_t *from = start == MOE_START_ROWS ? taken + first : whole ? negative : NULL;
+                tiles[count - 1][wide](l, from, row0 + first, block);
+            }
         }
     }
+}
+
+MOE_AVX2 static void moe_float_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    for (size_t block = block0; block < block1; block++) {
+        if (l->w->type == MOE_TYPE_F32) moe_float_block_avx2(l, row0, row1, block, MOE_TYPE_F32);
+        else moe_float_block_avx2(l, row0, row1, block, l->w->type);
+    }
+}
+
+static void moe_linear_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    if (l->w->type == MOE_TYPE_Q8)
+        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q8_avx2, MOE_COUNT(moe_tiles_q8_avx2), MOE_START_BLOCK);
+    else if (l->w->type == MOE_TYPE_Q4)
+        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avx2, MOE_COUNT(moe_tiles_q4_avx2), MOE_START_ZERO);
+    else moe_float_avx2(l, row0, row1, block0, block1);
 }
 
 MOE_AVX2 static float moe_quantise_avx2(const float *x, size_t cols, int8_t *q) {
@@ -1127,6 +1224,136 @@ static const moe_kernels moe_kernels_avx2 = {
     .name = "avx2",
     .available = moe_avx2_available,
     .linear = moe_linear_avx2,
+    .quantise = moe_quantise_avx2,
+    .lstm_cell = moe_lstm_cell_avx2,
+    .unary = moe_unary_avx2,
+    .score_additive = moe_score_additive_avx2,
+    .dot = moe_dot_avx2,
+    .axpy = moe_axpy_avx2,
+    .max = moe_max_avx2,
+    .exp_sum = moe_exp_sum_avx2,
+};
+
+/* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
+ * vpdpbusd as in the AVX-512 room: weights are made unsigned by adding 128 to each, the codes of a row are the signed side.
+ * tests/isa_emu.h compiles these kernels with the instruction made of AVX2's. */
+
+#ifndef MOE_DPBUSD
+#define MOE_AVXVNNI_TARGET "avx2,avxvnni"
+#define MOE_DPBUSD(sum, u, s) _mm256_dpbusd_avx_epi32(sum, u, s)
+
+static int moe_avxvnni_available(void) {
+    unsigned eax, ebx, ecx, edx;
+    return moe_avx2_available() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+}
+#endif
+#define MOE_AVXVNNI __attribute__((target(MOE_AVXVNNI_TARGET)))
+#define MOE_AVXVNNI_INLINE static inline __attribute__((always_inline, target(MOE_AVXVNNI_TARGET)))
+
+/* A tile has up to 12 registers of sums; start[r] is 128 * sum of the codes of row r. */
+MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows,
+                                            const int blocks) {
+    const size_t lines = l->w->cols_padded / 4, code_bytes = moe_code_bytes(l->w->cols);
+    const char *w = (const char *)l->w->data + block * lines * 64;
+    const int8_t *x = l->codes + row * code_bytes;
+    const __m256i high = _mm256_set1_epi8(-128);
+    int32_t sums[6 * 8 * 8];
+    __m256i sum[6][8];
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL for (int h = 0; h < 2 * blocks; h++) sum[r][h] = _mm256_set1_epi32(-start[r]);
+    for (size_t i = 0; i < lines; i++, w += 64, x += 4) {
+        __m256i half[8];
+        MOE_UNROLL for (int h = 0; h < 2 * blocks; h++)
+            half[h] = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)(w + (size_t)(h / 2) * lines * 64 + h % 2 * 32)), high);
+        MOE_UNROLL for (int r = 0; r < rows; r++) {
+            const __m256i four = moe_four_avx2(x + (size_t)r * code_bytes);
+            MOE_UNROLL for (int h = 0; h < 2 * blocks; h++) sum[r][h] = MOE_DPBUSD(sum[r][h], half[h], four);
+        }
+    }
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL for (int h = 0; h < 2 * blocks; h++)
+            _mm256_storeu_si256((__m256i *)(void *)(sums + (r * 2 * blocks + h) * 8), sum[r][h]);
+    moe_finish_avx2(l, row, block, (size_t)rows, (size_t)blocks, sums);
+}
+
+/* As moe_tile_q4_avx2 but for the products; low and high nibbles have sums of their own, so that few products wait for the one
+ * before. */
+MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows,
+                                            const int blocks) {
+    const moe_matrix *m = l->w;
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
+    const char *w = (const char *)m->data + block * groups * 256;
+    const int8_t *subs = m->subs + block * groups * 16, *x = l->codes + row * code_bytes;
+    const __m256i nibble = _mm256_set1_epi8(15), low_half = _mm256_set1_epi32(0xffff);
+    int32_t sums[4 * 16];
+    (void)start, (void)blocks;
+    for (size_t half = 0; half < 2; half++) {
+        __m256i sum[4];
+        MOE_UNROLL for (int r = 0; r < rows; r++) sum[r] = _mm256_setzero_si256();
+        for (size_t g = 0; g < groups; g++) {
+            const __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16 + half * 8));
+            const __m256i sub = _mm256_and_si256(_mm256_cvtepi8_epi32(eight), low_half);
+            __m256i low[4], high[4];
+            MOE_UNROLL for (int r = 0; r < rows; r++) {
+                int16_t x_sum;
+                memcpy(&x_sum, x + (size_t)r * code_bytes + m->cols_padded + 2 * g, 2);
+                low[r] = _mm256_set1_epi32(-8 * x_sum);
+                high[r] = _mm256_setzero_si256();
+            }
+            MOE_UNROLL for (size_t u = 0; u < 4; u++) { /* a unit is 16 rows x 8 columns */
+                const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)(w + (g * 4 + u) * 64 + half * 32));
+                const __m256i w0 = _mm256_and_si256(bytes, nibble), w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+                MOE_UNROLL for (int r = 0; r < rows; r++) {
+                    const int8_t *codes = x + (size_t)r * code_bytes + g * MOE_Q4_GROUP + u * 8;
+                    low[r] = MOE_DPBUSD(low[r], w0, moe_four_avx2(codes));
+                    high[r] = MOE_DPBUSD(high[r], w1, moe_four_avx2(codes + 4));
+                }
+            }
+            MOE_UNROLL for (int r = 0; r < rows; r++)
+                sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(_mm256_add_epi32(low[r], high[r]), sub));
+        }
+        MOE_UNROLL for (int r = 0; r < rows; r++)
+            _mm256_storeu_si256((__m256i *)(void *)(sums + (size_t)r * 16 + half * 8), sum[r]);
+    }
+    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
+}
+
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 1, 1)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 1, 2)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 1, 4)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 2, 1)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 2, 2)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 3, 1)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 4, 1)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 5, 1)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 6, 1)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 1, 1)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 2, 1)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 3, 1)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 4, 1)
+
+/* One or two rows of a block have too few sums to be at work all the time. */
+static const moe_tile_fn_avx2 moe_tiles_q8_avxvnni[][3] = {
+    { moe_tile_q8_avxvnni_1x1, moe_tile_q8_avxvnni_1x2, moe_tile_q8_avxvnni_1x4 },
+    { moe_tile_q8_avxvnni_2x1, moe_tile_q8_avxvnni_2x2 },
+    { moe_tile_q8_avxvnni_3x1 }, { moe_tile_q8_avxvnni_4x1 }, { moe_tile_q8_avxvnni_5x1 }, { moe_tile_q8_avxvnni_6x1 },
+};
+static const moe_tile_fn_avx2 moe_tiles_q4_avxvnni[][3] = {
+    { moe_tile_q4_avxvnni_1x1 }, { moe_tile_q4_avxvnni_2x1 }, { moe_tile_q4_avxvnni_3x1 }, { moe_tile_q4_avxvnni_4x1 },
+};
+
+static void moe_linear_avxvnni(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+    if (l->w->type == MOE_TYPE_Q8)
+        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q8_avxvnni, MOE_COUNT(moe_tiles_q8_avxvnni), MOE_START_ROWS);
+    else if (l->w->type == MOE_TYPE_Q4)
+        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avxvnni, MOE_COUNT(moe_tiles_q4_avxvnni), MOE_START_ZERO);
+    else moe_float_avx2(l, row0, row1, block0, block1);
+}
+
+static const moe_kernels moe_kernels_avxvnni = {
+    .name = "avxvnni",
+    .available = moe_avxvnni_available,
+    .linear = moe_linear_avxvnni,
     .quantise = moe_quantise_avx2,
     .lstm_cell = moe_lstm_cell_avx2,
     .unary = moe_unary_avx2,
@@ -1587,7 +1814,7 @@ static const moe_kernels moe_kernels_avx512vnni = {
  * columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a cycle, VNNI has 128.
  * Nothing in this room has been measured on a machine with AMX yet.
  *
- * Vectors are the compiler's own, not intrinsics: tests/amx_emu.h compiles this room with tiles in plain C (MOE_TILE_*) for
+ * Vectors are the compiler's own, not intrinsics: tests/isa_emu.h compiles this room with tiles in plain C (MOE_TILE_*) for
  * machines that need not even have AVX-512. */
 
 #if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) || \
@@ -1595,7 +1822,6 @@ static const moe_kernels moe_kernels_avx512vnni = {
 #define MOE_AMX 1
 
 #ifndef MOE_TILE_LOADCONFIG
-#include <cpuid.h>
 #define MOE_AMX_TARGET __attribute__((target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
 #define MOE_AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-int8," MOE_AVX512_TARGET)))
 #define MOE_AMX_REST(kernel) moe_##kernel##_avx512
@@ -2457,6 +2683,7 @@ static const moe_kernels *const moe_kernel_rooms[] = {
     &moe_kernels_portable, /* worst first */
 #if MOE_X86
     &moe_kernels_avx2,
+    &moe_kernels_avxvnni,
     &moe_kernels_avx512vnni,
 #endif
 #if MOE_AMX
@@ -2471,9 +2698,9 @@ static const moe_kernels *const moe_kernel_rooms[] = {
 
 const char *moe_isa_names(void) {
 #if MOE_AMX
-    return "portable avx2 avx512vnni amx";
+    return "portable avx2 avxvnni avx512vnni amx";
 #elif MOE_X86
-    return "portable avx2 avx512vnni";
+    return "portable avx2 avxvnni avx512vnni";
 #elif MOE_ARM
     return "portable neon dotprod i8mm";
 #else

@@ -770,7 +770,7 @@ MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, 
 static void amx_expands_and_finishes_as_portable_does(void **state) {
     uint64_t random = 54;
     (void)state;
-#ifndef AMX_EMU_H
+#ifndef ISA_EMU_H
     if (!moe_avx512_available()) skip();
 #endif
     for (size_t round = 0; round < mw_rounds(200); round++) {
@@ -803,7 +803,7 @@ static void amx_expands_and_finishes_as_portable_does(void **state) {
 }
 #endif
 
-#ifdef AMX_EMU_H /* Makefile: test_kernels-amx */
+#ifdef ISA_EMU_H /* Makefile: test_kernels-emulated */
 static void amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases(void **state) {
     uint64_t random = 53;
     (void)state;
@@ -1706,7 +1706,7 @@ int main(void) {
 #if MOE_AMX
         cmocka_unit_test(amx_expands_and_finishes_as_portable_does),
 #endif
-#ifdef AMX_EMU_H
+#ifdef ISA_EMU_H
         cmocka_unit_test(amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases),
         cmocka_unit_test(amx_emulation_faults_and_multiplies_as_the_manual_says),
 #endif

@@ -274,6 +274,11 @@ static void integer_avx2(size_t turns) {
 static void float_avx2(size_t turns) {
     ASM_LOOP(MULADD(0, 6) MULADD(1, 7) MULADD(2, 8) MULADD(3, 9) MULADD(4, 10) MULADD(5, 11));
 }
+#define DPBUSD_VEX(a) "%{vex%} vpdpbusd %%ymm14, %%ymm15, %%ymm" #a "\n\t"
+static void integer_avxvnni(size_t turns) {
+    ASM_LOOP(DPBUSD_VEX(0) DPBUSD_VEX(1) DPBUSD_VEX(2) DPBUSD_VEX(3) DPBUSD_VEX(4) DPBUSD_VEX(5) DPBUSD_VEX(6) DPBUSD_VEX(7)
+             DPBUSD_VEX(8) DPBUSD_VEX(9) DPBUSD_VEX(10) DPBUSD_VEX(11));
+}
 #define DPBUSD(a) "vpdpbusd %%zmm14, %%zmm15, %%zmm" #a "\n\t"
 static void integer_avx512(size_t turns) {
     ASM_LOOP(DPBUSD(0) DPBUSD(1) DPBUSD(2) DPBUSD(3) DPBUSD(4) DPBUSD(5) DPBUSD(6) DPBUSD(7) DPBUSD(8) DPBUSD(9) DPBUSD(10)
@@ -336,6 +341,7 @@ static const peak peaks[] = {
 #if MOE_X86
     { "amx", 4 * 32768, 6 * 32, integer_amx, float_avx512 },
     { "avx512", 12 * 128, 6 * 32, integer_avx512, float_avx512 },
+    { "avxvnni", 12 * 64, 6 * 16, integer_avxvnni, float_avx2 },
     { "avx2", 6 * 64, 6 * 16, integer_avx2, float_avx2 },
 #endif
 #if defined(__aarch64__)

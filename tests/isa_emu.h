@@ -1,9 +1,11 @@
-/* amx_emu.h - the tile instructions that moe.c uses, in plain C, by the pseudocode of Intel's manual (volume 2, palette 1).
+/* isa_emu.h - instructions that moe.c uses and few machines have, by the pseudocode of Intel's manual (volume 2): the tiles of AMX
+ * (palette 1) in plain C, and AVX-VNNI's vpdpbusd in AVX2.
  *
- * Included before moe.c (the Makefile says -include, and makes test_NAME-amx of test_NAME so) it gives any x86-64 machine an
- * AMX room. What a processor would refuse ends the program: it is a mistake of the kernel, whatever numbers come out. */
-#ifndef AMX_EMU_H
-#define AMX_EMU_H
+ * Included before moe.c (the Makefile says -include, and makes test_NAME-emulated of test_NAME so) it gives any x86-64 machine an
+ * AMX room, and one with AVX2 that of AVX-VNNI. What a processor would refuse ends the program: it is a mistake of the kernel,
+ * whatever numbers come out. */
+#ifndef ISA_EMU_H
+#define ISA_EMU_H
 
 /* What moe.c and the tests ask for before any system header. */
 #if !defined(_WIN32) && !defined(_POSIX_C_SOURCE)
@@ -14,10 +16,31 @@
 #define _DARWIN_C_SOURCE
 #endif
 
+#include <immintrin.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- AVX-VNNI ---- */
+
+#define MOE_AVXVNNI_TARGET "avx2"
+#define MOE_DPBUSD(sum, u, s) avxvnni_dpbusd(sum, u, s)
+
+static inline int moe_avxvnni_available(void) {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") != 0;
+}
+
+/* sum[n] += sum over i of u[4 n + i] * s[4 n + i], unsigned by signed; sums wrap. */
+__attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum, __m256i u, __m256i s) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i even = _mm256_mullo_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+    const __m256i odd = _mm256_mullo_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(even, ones), _mm256_madd_epi16(odd, ones)));
+}
+
+/* ---- AMX ---- */
 
 /* Beside the tiles the room is compiled for the machine as it is, and the rest of its kernels are portable. */
 #define MOE_AMX_TARGET
@@ -52,7 +75,7 @@ static _Thread_local amx_state amx;
 static inline int amx_fault(const char *instruction, const char *why) {
     amx.faults++;
     if (amx.expect_fault) return 1;
-    fprintf(stderr, "amx_emu: %s: %s\n", instruction, why);
+    fprintf(stderr, "isa_emu: %s: %s\n", instruction, why);
     abort();
 }
 #define AMX_REFUSE(condition, instruction, why)                                                                  \
