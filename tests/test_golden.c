@@ -68,7 +68,7 @@ static part need_part(const golden *g, const char *prefix, const char *name) {
 }
 
 static const moe_meta *find_value(const golden *g, const char *prefix, const char *name) {
-    char key[128];
+    char key[160];
     snprintf(key, sizeof key, "%s.%s", prefix, name);
     return moe_find_meta(&g->file, key);
 }
