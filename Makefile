@@ -230,7 +230,7 @@ TEST_PROGRAMS = $(TEST_SOURCES:tests/%.c=$(BUILD)/%) $(EMULATED_PROGRAMS)
 TEST_SCRIPTS = $(wildcard tests/test_*.py tests/*.sh)
 TEST_HEADERS = $(wildcard tests/*.h tests/*.inc)
 
-# Hardly a machine has AMX: these have it as an emulation as well.
+# Hardly a machine has AMX, and many lack AVX-VNNI: these have both as emulations.
 EMULATED_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine)),$(BUILD)/test_kernels-emulated $(BUILD)/test_session-emulated)
 
 $(BUILD)/test_%.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h $(TEST_HEADERS) | $(BUILD)/.deps-test

@@ -911,8 +911,8 @@ MOE_AVX2 static void moe_finish_avx2(const moe_linear *l, size_t row, size_t blo
 /* A tile: `rows` rows by `blocks` blocks of 16 outputs of a Q8 matrix; here at most 4 by 1. maddubs multiplies |w| (unsigned) by
  * x with w's sign; within [-128, 127] its 16-bit sums cannot saturate (2 * 127 * 128 = 32512), so everything is exact.
  *
- * `start` NULL: vpsignb gives x the sign, on processors of both makers one of the few ports that multiply as well. Else x is only
- * inverted where w is negative, which is -x - 1 and leaves out sum |w| of the negative w: start[16] holds those. */
+ * `start` NULL: vpsignb gives x the sign, which seems to want a port that multiplies (Zen 4 gets a fifth more through without). Else
+ * x is only inverted where w is negative, which is -x - 1 and leaves out sum |w| of the negative w: start[16] holds those. */
 MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows,
                                       const int invert) {
     const size_t lines = l->w->cols_padded / 4, code_bytes = moe_code_bytes(l->w->cols);
@@ -1220,19 +1220,13 @@ static int moe_avx2_available(void) {
     return __builtin_cpu_supports("avx2") != 0; /* asks the system too (xgetbv) */
 }
 
-static const moe_kernels moe_kernels_avx2 = {
-    .name = "avx2",
-    .available = moe_avx2_available,
-    .linear = moe_linear_avx2,
-    .quantise = moe_quantise_avx2,
-    .lstm_cell = moe_lstm_cell_avx2,
-    .unary = moe_unary_avx2,
-    .score_additive = moe_score_additive_avx2,
-    .dot = moe_dot_avx2,
-    .axpy = moe_axpy_avx2,
-    .max = moe_max_avx2,
-    .exp_sum = moe_exp_sum_avx2,
-};
+/* The two rooms share all but the linear. */
+#define MOE_KERNELS_AVX2(room)                                                                                  \
+    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room,                            \
+    .quantise = moe_quantise_avx2, .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2,                    \
+    .score_additive = moe_score_additive_avx2, .dot = moe_dot_avx2, .axpy = moe_axpy_avx2,                      \
+    .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
+static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_AVX2(avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
  * vpdpbusd as in the AVX-512 room: weights are made unsigned by adding 128 to each, the codes of a row are the signed side.
@@ -1350,19 +1344,7 @@ static void moe_linear_avxvnni(const moe_linear *l, size_t row0, size_t row1, si
     else moe_float_avx2(l, row0, row1, block0, block1);
 }
 
-static const moe_kernels moe_kernels_avxvnni = {
-    .name = "avxvnni",
-    .available = moe_avxvnni_available,
-    .linear = moe_linear_avxvnni,
-    .quantise = moe_quantise_avx2,
-    .lstm_cell = moe_lstm_cell_avx2,
-    .unary = moe_unary_avx2,
-    .score_additive = moe_score_additive_avx2,
-    .dot = moe_dot_avx2,
-    .axpy = moe_axpy_avx2,
-    .max = moe_max_avx2,
-    .exp_sum = moe_exp_sum_avx2,
-};
+static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_AVX2(avxvnni) };
 #endif /* MOE_X86 */
 
 /* ==== 8. Kernels: AVX-512 =====================================================================================
