@@ -20,7 +20,8 @@
  *   16. Execution             one compute function per op; the CPU backend; the seam to a device
  *   17. Encoder and decoder   the two graphs of a translation model
  *   18. Beam search           hypotheses, penalties, pruning
- *   19. Sessions              the queue, continuous batching, the device, the public calls
+ *   19. Reranking             translations that wait for what the model says of their source
+ *   20. Sessions              the queue, continuous batching, the device, the public calls
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output
  * (projection), E experts, K experts wanted per token, A attention size, V vocabulary.
@@ -5767,7 +5768,186 @@ static void moe_build_classifier(moe_graph *g, const moe_model *m) {
 #define MOE_SEARCH static inline
 #include "moe.h"
 
-/* ==== 19. Sessions ============================================================================================
+/* ==== 19. Reranking ===========================================================================================
+ * Owns the translations that are to be reranked and wait for the log-probability of their source given each hypothesis.
+ * Invariant: the outcome depends on the sentence alone; what is waited for is asked for before anything new is begun, so that
+ * places for twice the sentences of a batch are always enough. */
+
+typedef struct moe_waiting {
+    void *user; /* the request's */
+    int used, broken;
+    uint64_t arrival;      /* 0: the sentence is still being translated */
+    int32_t source_tag;    /* -1: to be found out */
+    size_t n, n_source;
+    size_t asked, answered; /* of the questions of the round: which language, then hypotheses, best first */
+    size_t language;       /* the most probable so far */
+    float best;            /* score of a reranked hypothesis so far */
+    int32_t *source;       /* [n_source] without tag and end */
+    moe_hypothesis *hypotheses; /* [n] */
+    int32_t *ids;          /* [beam, max_target] what they point to */
+    float *logprobs;       /* [beam, max_target + 1] */
+} moe_waiting;
+
+/* What a slot works for. */
+typedef struct moe_ticket {
+    moe_waiting *waiting; /* NULL: something that is not reranked */
+    size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
+} moe_ticket;
+
+typedef struct moe_reranker {
+    const moe_model *model;
+    float weight;
+    int all; /* of the hypotheses are to be reranked, not only the best is to be found */
+    size_t n, beam, max_source, max_target;
+    moe_waiting *waiting; /* [n] */
+    uint64_t arrivals;
+} moe_reranker;
+
+static size_t moe_source_extra(const moe_model *m) { return (size_t)(m->source_tag + m->source_bos + m->source_eos); }
+
+static int moe_is_never(const moe_model *m, int32_t id) {
+    for (size_t i = 0; m->never && i < m->never->count; i++)
+        if (moe_meta_int(m->never, i) == id) return 1;
+    return 0;
+}
+
+static void moe_reranker_layout(moe_reranker *r, moe_layout *at) {
+    r->waiting = moe_carve(at, r->n, sizeof *r->waiting);
+    for (size_t i = 0; i < r->n; i++) {
+        moe_waiting w;
+        memset(&w, 0, sizeof w);
+        w.source = moe_carve(at, r->max_source, sizeof *w.source);
+        w.hypotheses = moe_carve(at, r->beam, sizeof *w.hypotheses);
+        w.ids = moe_carve(at, r->beam * r->max_target, sizeof *w.ids);
+        w.logprobs = moe_carve(at, r->beam * (r->max_target + 1), sizeof *w.logprobs);
+        if (at->base) r->waiting[i] = w;
+    }
+}
+
+static int moe_reranker_full(const moe_reranker *r) {
+    for (size_t i = 0; i < r->n; i++)
+        if (!r->waiting[i].used) return 0;
+    return r->n > 0;
+}
+
+/* A place for a request that is being admitted; NULL if its source cannot be a target. */
+static moe_waiting *moe_rerank_begin(moe_reranker *r, const moe_request *q) {
+    moe_waiting *w = r->waiting;
+    if (!r->n || q->target || q->n_source + 1 > r->max_target) return NULL;
+    for (size_t i = 0; i < q->n_source; i++)
+        if (q->source[i] == r->model->eos || moe_is_never(r->model, q->source[i])) return NULL;
+    while (w->used) w++; /* there is one: nothing is pulled when all are taken */
+    w->used = 1;
+    w->broken = 0;
+    w->arrival = 0;
+    w->source_tag = q->source_tag;
+    w->n_source = q->n_source;
+    memcpy(w->source, q->source, q->n_source * sizeof *w->source);
+    return w;
+}
+
+/* Keep the hypotheses of a translation. 0: one cannot be a source, so they stay as they are. */
+static int moe_rerank_keep(moe_reranker *r, moe_waiting *w, const moe_result *found) {
+    const moe_hypothesis *hypotheses = found->hypotheses;
+    const size_t n = found->n_hypotheses;
+    for (size_t h = 0; h < n; h++)
+        if (hypotheses[h].n_ids + moe_source_extra(r->model) > r->max_source) return 0;
+    for (size_t h = 0; h < n; h++) {
+        int32_t *ids = w->ids + h * r->max_target;
+        float *logprobs = w->logprobs + h * (r->max_target + 1);
+        w->hypotheses[h] = hypotheses[h];
+        w->hypotheses[h].ids = memcpy(ids, hypotheses[h].ids, hypotheses[h].n_ids * sizeof *ids);
+        w->hypotheses[h].token_logprobs = memcpy(logprobs, hypotheses[h].token_logprobs,
+                                                 (hypotheses[h].n_ids + (size_t)hypotheses[h].finished) * sizeof *logprobs);
+    }
+    w->user = found->user;
+    w->n = n;
+    w->asked = w->answered = w->language = 0;
+    w->arrival = ++r->arrivals;
+    return 1;
+}
+
+/* Questions of this round: the source in every language given the best hypothesis, or in its language given each that can still
+ * win. Scores only fall, so those that are below the best reranked one cannot. */
+static size_t moe_rerank_questions(const moe_reranker *r, const moe_waiting *w) {
+    size_t n = 1;
+    if (w->source_tag < 0) return r->model->tags->count;
+    if (!w->answered) return 1;
+    if (r->all) return w->n;
+    while (n < w->n && w->hypotheses[n].finished == w->hypotheses[0].finished && w->hypotheses[n].score >= w->best) n++;
+    return moe_max(n, w->asked); /* the best may have risen since they were asked */
+}
+
+/* Questions that have not been asked yet. */
+static size_t moe_rerank_due(const moe_reranker *r) {
+    size_t n = 0;
+    for (size_t i = 0; i < r->n; i++)
+        if (r->waiting[i].used && r->waiting[i].arrival) n += moe_rerank_questions(r, &r->waiting[i]) - r->waiting[i].asked;
+    return n;
+}
+
+/* The next question, of what has waited longest: 1, or 0 if there is none. */
+static int moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) {
+    moe_waiting *w = NULL;
+    for (size_t i = 0; i < r->n; i++) {
+        moe_waiting *at = &r->waiting[i];
+        if (!at->used || !at->arrival || at->asked == moe_rerank_questions(r, at)) continue;
+        if (!w || at->arrival < w->arrival) w = at;
+    }
+    if (!w) return 0;
+    *ticket = (moe_ticket){ w, w->asked++ };
+    memset(q, 0, sizeof *q);
+    q->source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].ids;
+    q->n_source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].n_ids;
+    q->target = w->source;
+    q->n_target = w->n_source;
+    q->target_tag = w->source_tag < 0 ? (int32_t)moe_meta_int(r->model->tags, ticket->question) : w->source_tag;
+    return 1;
+}
+
+/* Finished before cut, then by score, of equal ones the first of the search. */
+static void moe_rerank_sort(moe_waiting *w) {
+    for (size_t i = 1; i < w->n; i++) {
+        const moe_hypothesis h = w->hypotheses[i];
+        size_t at = i;
+        for (; at > 0 && h.finished == w->hypotheses[at - 1].finished && h.score > w->hypotheses[at - 1].score; at--)
+            w->hypotheses[at] = w->hypotheses[at - 1];
+        w->hypotheses[at] = h;
+    }
+}
+
+static float moe_rerank_score(const moe_reranker *r, const moe_search *s, const moe_waiting *w, const moe_hypothesis *h) {
+    return h->score + r->weight * (h->reverse / moe_length_penalty(s, w->n_source + 1));
+}
+
+/* The answer to a question; answers come in any order. Returns 1 when it was the last: the hypotheses that were reranked stand in
+ * their new order. */
+static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const moe_ticket *ticket, float logprob) {
+    moe_waiting *w = ticket->waiting;
+    const size_t which = ticket->question;
+    moe_hypothesis *h = &w->hypotheses[w->source_tag < 0 ? 0 : which];
+    if (logprob != logprob) w->broken = 1;
+    if (w->source_tag >= 0 || !w->answered || logprob > h->reverse || (logprob == h->reverse && which < w->language)) {
+        h->reverse = logprob;
+        w->language = which;
+    }
+    w->answered++;
+    if (w->source_tag < 0) {
+        if (w->answered < moe_rerank_questions(r, w)) return 0;
+        w->source_tag = (int32_t)moe_meta_int(r->model->tags, w->language);
+        w->asked = w->answered = 1;
+    }
+    logprob = moe_rerank_score(r, s, w, h);
+    if (w->answered == 1 || logprob > w->best) w->best = logprob;
+    if (w->answered < moe_rerank_questions(r, w) && !w->broken) return 0;
+    if (w->answered < w->asked) return 0;
+    w->n = w->asked;
+    for (size_t i = 0; i < w->n; i++) w->hypotheses[i].score = moe_rerank_score(r, s, w, &w->hypotheses[i]);
+    moe_rerank_sort(w);
+    return 1;
+}
+
+/* ==== 20. Sessions ============================================================================================
  * Owns a session's one block of memory, the queue of requests and the loop. Invariant: rows of a step are the live hypotheses
  * of the active slots in slot order; a finished sentence's slot and memory are free for the next request at once. */
 
@@ -5791,12 +5971,15 @@ struct moe_session {
     moe_memory memory;
     moe_decoder_state state, begin;
     size_t rows, encode_tokens;
-    moe_slot *slots;    /* [batch]; on a device without hypotheses */
+    size_t n_slots;     /* batch, and with reranking those of questions */
+    moe_slot *slots;    /* [n_slots]; on a device without hypotheses */
+    moe_ticket *tickets; /* [n_slots] */
+    moe_reranker reranker;
     size_t *by_segment; /* [n_active] active slots as their segments follow each other */
     size_t n_active;
     /* the group of sentences that is being encoded */
     int32_t *staged;       /* [encode_tokens] their ids, one behind the other */
-    size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [batch] */
+    size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [n_slots] */
     int32_t *packed;       /* [encode_tokens] */
     size_t *destination;   /* [encode_tokens] */
     size_t *live, *first;  /* [max_source] */
@@ -5808,7 +5991,7 @@ struct moe_session {
     float *want_logprob, *top_logprobs, *attention, *coverage, *coverage_next;
     moe_live *next;
     /* results */
-    moe_hypothesis *hypotheses; /* [nbest] */
+    moe_hypothesis *hypotheses; /* [nbest of the search] */
     int32_t *result_ids;        /* [nbest, max_target] */
     float *result_logprobs;     /* [nbest, max_target + 1] */
     moe_stats stats;
@@ -5835,6 +6018,7 @@ int moe_session_params_preset(moe_session_params *p, const char *name) {
         p->length_constant = 5;
         p->coverage_penalty = presets[i].beta;
         p->prune = presets[i].prune;
+        p->rerank = 0;
         p->max_len_factor = presets[i].factor;
         p->max_len_offset = presets[i].offset;
         return 1;
@@ -5848,19 +6032,25 @@ static double moe_meta_number(const moe_model *m, const char *key, double low, d
     return v >= low && v <= high ? v : fallback;
 }
 
+/* Whether the model translates back as well. */
+static int moe_can_rerank(const moe_model *m) {
+    return m->kind == MOE_MODEL_TRANSLATION && m->source_tag && moe_model_language_count(m) > 1;
+}
+
 moe_session_params moe_session_params_default(const moe_model *m) {
     moe_session_params p;
     memset(&p, 0, sizeof p);
     p.batch = 32;
     p.max_source = (int)moe_meta_number(m, "limit.source", 2, 1 << 16, 512);
     p.max_target = (int)moe_meta_number(m, "limit.target", 2, 1 << 16, 512);
-    p.target_tag = -1;
+    p.target_tag = p.source_tag = -1;
     p.beam = (int)moe_meta_number(m, "decode.beam", 1, MOE_MAX_BEAM, 4);
     p.nbest = 1;
     p.length_penalty = (float)moe_meta_number(m, "decode.length_penalty", 0, 100, 0.6);
     p.length_constant = (float)moe_meta_number(m, "decode.length_constant", 0, 1e6, 5);
     p.coverage_penalty = (float)moe_meta_number(m, "decode.coverage_penalty", 0, 100, 0);
     p.prune = (float)moe_meta_number(m, "decode.prune", 0, 1e6, 0);
+    if (moe_can_rerank(m) && m->rules == MOE_RULES_PAPER) p.rerank = (float)moe_meta_number(m, "decode.rerank", 0, 100, 0);
     p.max_len_factor = (float)moe_meta_number(m, "decode.max_len_factor", 0, 1e6, 2);
     p.max_len_offset = (int)moe_meta_number(m, "decode.max_len_offset", 0, 1 << 16, 10);
     p.rules = m->rules;
@@ -5912,12 +6102,17 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_int("max_target", p->max_target, 2, 1 << 20, error));
     MOE_TRY(moe_check_int("min_target", p->min_target, 0, p->max_target, error));
     MOE_TRY(moe_check_int("target_tag", p->target_tag, -1, m->vocabulary - 1, error));
+    MOE_TRY(moe_check_int("source_tag", p->source_tag, -1, m->vocabulary - 1, error));
     MOE_TRY(moe_check_int("beam", p->beam, 1, MOE_MAX_BEAM, error));
     MOE_TRY(moe_check_int("nbest", p->nbest, 1, p->beam, error));
     MOE_TRY(moe_check_real("length_penalty", (double)p->length_penalty, 100, error));
     MOE_TRY(moe_check_real("length_constant", (double)p->length_constant, 1e6, error));
     MOE_TRY(moe_check_real("coverage_penalty", (double)p->coverage_penalty, 100, error));
     MOE_TRY(moe_check_real("prune", (double)p->prune, 1e6, error));
+    MOE_TRY(moe_check_real("rerank", (double)p->rerank, 100, error));
+    if (p->rerank != 0.0f && !moe_can_rerank(m))
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank", "rerank must be 0: the model has no tags of several languages, with which it could "
+                        "translate back");
     MOE_TRY(moe_check_real("max_len_factor", (double)p->max_len_factor, 1e6, error));
     MOE_TRY(moe_check_int("max_len_offset", p->max_len_offset, 0, 1 << 20, error));
     MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULES_MLPERF, error));
@@ -5926,6 +6121,8 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (p->rules >= MOE_RULES_TF && p->coverage_penalty != 0.0f)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "coverage_penalty", "the %s rules know no coverage: coverage_penalty must be 0",
                         moe_rules_name(p->rules));
+    if (p->rules != MOE_RULES_PAPER && p->rerank != 0.0f)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "rerank", "the %s rules know no reranking: rerank must be 0", moe_rules_name(p->rules));
     if (m->kind != MOE_MODEL_TRANSLATION) {
         p->max_source = 2;
         p->coverage_penalty = 0;
@@ -5945,7 +6142,7 @@ static size_t moe_session_nodes(const moe_model *m) { return 64 + 24 * (m->n_enc
  * `states`, which is device memory on a device and else `at` itself. */
 static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *states) {
     const moe_model *m = s->model;
-    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->params.nbest;
+    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest, slots = s->n_slots;
     const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
     const size_t nodes = moe_session_nodes(m);
     const int here = !s->api; /* this is where hypotheses are searched */
@@ -5955,31 +6152,34 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
     s->encoder.capacity = s->decoder.capacity = nodes;
     s->memory.keys = moe_carve(states, s->memory.tokens * m->attention_size, sizeof(float));
     s->memory.values = moe_carve(states, s->memory.tokens * s->memory.width, sizeof(float));
-    moe_decoder_state_layout(m, s->rows, batch, &s->state, &s->begin, states);
+    moe_decoder_state_layout(m, s->rows, slots, &s->state, &s->begin, states);
     if (here) {
-        moe_decoder_state_begin(m, s->rows, batch, &s->state);
+        moe_decoder_state_begin(m, s->rows, slots, &s->state);
     } else {
         s->nodes = moe_carve(at, 2 * nodes, sizeof *s->nodes);
         s->never = moe_carve(at, m->never ? m->never->count : 0, sizeof *s->never);
     }
-    s->slots = moe_carve(at, batch, sizeof *s->slots);
-    for (size_t i = 0; i < batch; i++) {
+    s->slots = moe_carve(at, slots, sizeof *s->slots);
+    for (size_t i = 0; i < slots; i++) {
+        const size_t kept = i < batch ? beam : 1; /* hypotheses */
         moe_slot slot;
         memset(&slot, 0, sizeof slot);
         if (here) {
-            slot.tokens = moe_carve(at, max_target * beam, sizeof *slot.tokens);
-            slot.live = moe_carve(at, beam, sizeof *slot.live);
-            slot.finished = moe_carve(at, 2 * beam, sizeof *slot.finished);
+            slot.tokens = moe_carve(at, max_target * kept, sizeof *slot.tokens);
+            slot.live = moe_carve(at, kept, sizeof *slot.live);
+            slot.finished = moe_carve(at, 2 * kept, sizeof *slot.finished);
             slot.target = moe_carve(at, max_target, sizeof *slot.target);
         }
         if (at->base) s->slots[i] = slot;
     }
-    s->by_segment = moe_carve(at, batch, sizeof *s->by_segment);
+    s->tickets = moe_carve(at, slots, sizeof *s->tickets);
+    moe_reranker_layout(&s->reranker, at);
+    s->by_segment = moe_carve(at, slots, sizeof *s->by_segment);
     s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
-    s->staged_slot = moe_carve(at, batch, sizeof *s->staged_slot);
-    s->staged_first = moe_carve(at, batch, sizeof *s->staged_first);
-    s->staged_order = moe_carve(at, batch, sizeof *s->staged_order);
-    s->sentence = moe_carve(at, batch, sizeof *s->sentence);
+    s->staged_slot = moe_carve(at, slots, sizeof *s->staged_slot);
+    s->staged_first = moe_carve(at, slots, sizeof *s->staged_first);
+    s->staged_order = moe_carve(at, slots, sizeof *s->staged_order);
+    s->sentence = moe_carve(at, slots, sizeof *s->sentence);
     s->packed = moe_carve(at, s->encode_tokens, sizeof *s->packed);
     s->destination = moe_carve(at, s->encode_tokens, sizeof *s->destination);
     s->live = moe_carve(at, max_source, sizeof *s->live);
@@ -6009,12 +6209,11 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
 }
 
 static moe_status moe_session_build(moe_session *s, moe_error *error) {
-    const size_t threads = (size_t)s->params.threads, batch = (size_t)s->params.batch;
-    const size_t max_source = (size_t)s->params.max_source;
+    const size_t threads = (size_t)s->params.threads, max_source = (size_t)s->params.max_source;
     s->encoder.rows = s->encode_tokens;
     s->decoder.rows = s->rows;
     s->encoder.threads = s->decoder.threads = threads;
-    s->encoder.sentences = s->decoder.sentences = batch;
+    s->encoder.sentences = s->decoder.sentences = s->n_slots;
     s->encoder.max_source = s->decoder.max_source = max_source;
     if (s->model->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(&s->encoder, s->model, &s->memory, &s->begin);
     if (s->model->kind == MOE_MODEL_CLASSIFIER) moe_build_classifier(&s->decoder, s->model);
@@ -6029,11 +6228,14 @@ static moe_status moe_session_build(moe_session *s, moe_error *error) {
 
 /* Fill in what the parameters decide, before any memory is laid out. */
 static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const moe_session_params *params, moe_error *error) {
+    size_t batch, beam;
     memset(s, 0, sizeof *s);
     s->model = m;
     s->allocator = m->allocator;
     s->params = params ? *params : moe_session_params_default(m);
     MOE_TRY(moe_check_params(m, &s->params, error));
+    batch = (size_t)s->params.batch;
+    beam = (size_t)s->params.beam;
     MOE_TRY(moe_choose_kernels(s->params.isa ? s->params.isa : getenv("MOE_ISA"), &s->kernels, error));
     s->backend = &moe_backend_cpu;
     MOE_TRY(moe_check_gating(m, s->params.gating, &s->encoder.gating, error));
@@ -6045,16 +6247,26 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
                               .prune = s->params.prune, .rules = s->params.rules, .bos = m->bos, .eos = m->eos,
                               .min_target = (size_t)s->params.min_target, .max_target = (size_t)s->params.max_target,
                               .from_encoder = m->decoder_from_encoder };
-    s->rows = (size_t)s->params.batch * (size_t)(m->kind == MOE_MODEL_TRANSLATION ? s->params.beam : 1);
+    s->n_slots = batch;
+    s->rows = m->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
+    if (s->params.rerank > 0.0f && beam > 1) {
+        const size_t questions = moe_max(beam, 4 * batch); /* of one row each: enough to fill a step, or to ask all about one sentence */
+        s->search.nbest = (int)beam;
+        s->reranker = (moe_reranker){ .model = m, .weight = s->params.rerank, .all = s->params.nbest > 1, .n = 2 * batch, .beam = beam,
+                                      .max_source = (size_t)s->params.max_source, .max_target = (size_t)s->params.max_target };
+        s->n_slots += questions;
+        s->rows += questions;
+    }
     s->encoder.traced = s->params.trace != NULL;
     s->encoder.routed = s->params.routing != NULL;
     s->encoder.noise = s->params.noise;
     s->encoder.noise_seed = s->params.noise_seed;
     s->decoder = s->encoder;
     s->decoder.top = moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? s->params.nbest : s->params.beam + 1), (size_t)m->vocabulary);
-    s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * (size_t)s->params.batch);
+    s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
     /* A request is pulled before its length is known, so there is always room for a longest one. */
-    s->memory.tokens = (size_t)s->params.max_source + (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch);
+    s->memory.tokens = (size_t)s->params.max_source + (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
+                       32 * (s->n_slots - batch);
     s->memory.width = m->memory_width;
     return MOE_OK;
 }
@@ -6271,17 +6483,10 @@ static void moe_refuse(const moe_request *request, moe_done_fn done, void *user,
     done(user, &result);
 }
 
-static int moe_is_never(const moe_model *m, int32_t id) {
-    for (size_t i = 0; m->never && i < m->never->count; i++)
-        if (moe_meta_int(m->never, i) == id) return 1;
-    return 0;
-}
-
 /* 1 if the request can be served, else it has been refused. */
 static int moe_check_request(const moe_session *s, const moe_request *q, moe_done_fn done, void *user) {
     const moe_model *m = s->model;
-    const size_t extra = (size_t)(m->source_tag + m->source_bos + m->source_eos);
-    const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
+    const size_t extra = moe_source_extra(m), max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
     char message[160];
     for (size_t i = 0; i < q->n_source; i++)
         if (q->source[i] < 0 || q->source[i] >= m->vocabulary) {
@@ -6295,6 +6500,8 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
         }
     if (m->source_tag && (q->target_tag < 0 || q->target_tag >= m->vocabulary))
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the target language's tag"), 0;
+    if (q->source_tag < -1 || q->source_tag >= m->vocabulary)
+        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "the source language's tag is outside the vocabulary"), 0;
     if (q->n_source > max_source || q->n_source + extra > max_source) {
         snprintf(message, sizeof message, "%zu source tokens, the limit is %zu", q->n_source + extra, max_source);
         return moe_refuse(q, done, user, MOE_ERROR_LIMIT, message), 0;
@@ -6316,8 +6523,11 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
     return 1;
 }
 
+/* Whether slot `at` works for a translation that waits. */
+static int moe_is_question(const moe_session *s, size_t at) { return s->tickets[at].waiting && s->tickets[at].question != SIZE_MAX; }
+
 /* Put a checked request into slot `at`; its ids go behind the `staged` ones. Returns the tokens staged. */
-static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t staged) {
+static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *ticket, size_t at, size_t staged) {
     const moe_model *m = s->model;
     moe_slot *slot = &s->slots[at];
     int32_t *ids = s->staged + staged;
@@ -6331,6 +6541,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
     slot->segment = moe_find_segment(s, n);
     slot->length = n;
     slot->user = q->user;
+    s->tickets[at] = *ticket;
     moe_activate(s, at);
     slot->key = 0;
     for (size_t i = 0; s->keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
@@ -6344,6 +6555,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, size_t at, size_t 
         if (slot->n_target) memcpy(slot->target, q->target, slot->n_target * sizeof *slot->target);
         moe_slot_begin(slot);
     }
+    if (moe_is_question(s, at)) return n;
     s->stats.sentences++;
     s->stats.source_tokens += n;
     return n;
@@ -6379,45 +6591,76 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     MOE_TRY(moe_session_run(s, &s->encoder, &frame, error));
     for (size_t step = 0; s->params.routing && step < frame.steps; step++)
         for (size_t i = 0; i < s->live[step]; i++)
-            moe_report_row(s, &s->encoder, s->first[step] + i, s->slots[s->sentence[i]].user, step, s->packed[s->first[step] + i]);
+            if (!moe_is_question(s, s->sentence[i]))
+                moe_report_row(s, &s->encoder, s->first[step] + i, s->slots[s->sentence[i]].user, step, s->packed[s->first[step] + i]);
     return MOE_OK;
 }
 
-/* Pull requests while slots, staging room and attention memory allow. *last: the last answer of the pull function. */
-static moe_status moe_refill(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_error *error) {
+/* The caller's next request that can be served. *last: its answer, as which this returns. */
+static int moe_pull_request(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_request *q) {
+    do {
+        *q = (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag };
+        *last = pull(user, s->n_active == 0, q);
+    } while (*last == MOE_PULL_REQUEST && !moe_check_request(s, q, done, user));
+    return *last;
+}
+
+static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
+    size_t n = 0;
+    for (size_t i = from; i < to; i++) n += (size_t)!s->slots[i].active;
+    return n;
+}
+
+/* Questions of translations that wait, then, if `more`, requests of the caller, as slots, staging room and attention memory
+ * allow. *last: the last answer of the pull function. */
+static moe_status moe_refill(moe_session *s, int more, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
     size_t group = 0, staged = 0;
-    int answer = MOE_PULL_REQUEST;
-    for (size_t at = 0; at < batch && answer == MOE_PULL_REQUEST; at++) {
+    for (size_t i = 0; i < s->n_slots; i++) {
+        const size_t at = i < s->n_slots - batch ? batch + i : i - (s->n_slots - batch);
+        moe_request request;
+        moe_ticket ticket;
         if (s->slots[at].active) continue;
-        while (staged + max_source <= s->encode_tokens && moe_find_segment(s, max_source) != SIZE_MAX) {
-            moe_request request = { .target_tag = s->params.target_tag };
-            answer = pull(user, s->n_active == 0, &request);
-            if (answer != MOE_PULL_REQUEST) break;
-            if (!moe_check_request(s, &request, done, user)) continue;
-            s->staged_slot[group] = at;
-            s->staged_first[group++] = staged;
-            staged += moe_admit(s, &request, at, staged);
-            break;
+        if (at < batch && !more) break;
+        if (staged + max_source > s->encode_tokens || moe_find_segment(s, max_source) == SIZE_MAX) break;
+        if (at >= batch) {
+            if (!moe_rerank_ask(&s->reranker, &request, &ticket)) continue;
+        } else {
+            if (moe_reranker_full(&s->reranker) || moe_pull_request(s, pull, done, user, last, &request) != MOE_PULL_REQUEST) break;
+            ticket = (moe_ticket){ moe_rerank_begin(&s->reranker, &request), SIZE_MAX };
         }
+        s->staged_slot[group] = at;
+        s->staged_first[group++] = staged;
+        staged += moe_admit(s, &request, &ticket, at, staged);
     }
-    *last = answer;
-    return group && answer != MOE_PULL_CANCEL ? moe_encode(s, group, error) : MOE_OK;
+    return group && *last != MOE_PULL_CANCEL ? moe_encode(s, group, error) : MOE_OK;
 }
 
 /* ---- Decoding ---- */
 
-/* Hand over the first `n` of s->hypotheses, which are those of slot `at`. Its place is free. */
+/* Slot `at` is done and has the first `n` of s->hypotheses: hand them over, or keep them until they can be reranked. Its place
+ * is free. */
 static void moe_deliver(moe_session *s, size_t at, size_t n, moe_done_fn done, void *user) {
+    const moe_ticket ticket = s->tickets[at];
+    moe_waiting *w = ticket.waiting;
     moe_result result = { s->slots[at].user, MOE_OK, "", n, s->hypotheses };
-    if (!n) {
+    const int question = moe_is_question(s, at);
+    moe_deactivate(s, at);
+    if (question) {
+        if (!moe_rerank_answer(&s->reranker, &s->search, &ticket, n ? s->hypotheses[0].logprob : moe_from_bits(0x7fc00000u))) return;
+        result = (moe_result){ w->user, MOE_OK, "", w->broken ? 0 : w->n, w->hypotheses };
+    } else if (w && n && moe_rerank_keep(&s->reranker, w, &result)) {
+        return;
+    }
+    result.n_hypotheses = moe_min(result.n_hypotheses, (size_t)s->params.nbest);
+    if (!result.n_hypotheses) {
         result.status = MOE_ERROR_NUMERIC;
         result.message = "the network's output is not a number: the model's weights are broken";
     } else {
-        s->stats.target_tokens += s->hypotheses[0].n_ids + (size_t)s->hypotheses[0].finished;
+        s->stats.target_tokens += result.hypotheses[0].n_ids + (size_t)result.hypotheses[0].finished;
     }
-    moe_deactivate(s, at);
     done(user, &result);
+    if (w) w->used = 0;
 }
 
 /* The hypotheses of a slot that is done. Returns how many. */
@@ -6428,7 +6671,7 @@ static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
         int32_t *ids = s->result_ids + h * max_target;
         float *logprobs = s->result_logprobs + h * (max_target + 1);
         moe_write_finished(slot, f, ids, logprobs);
-        s->hypotheses[h] = (moe_hypothesis){ ids, logprobs, f->tokens, f->logprob, f->score, f->finished };
+        s->hypotheses[h] = (moe_hypothesis){ ids, logprobs, f->tokens, f->logprob, f->score, f->finished, 0.0f };
     }
     return n;
 }
@@ -6436,7 +6679,7 @@ static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
 /* One row for every live hypothesis. Returns the rows. */
 static size_t moe_fill_frame(moe_session *s) {
     size_t rows = 0;
-    for (size_t i = 0; i < (size_t)s->params.batch; i++) {
+    for (size_t i = 0; i < s->n_slots; i++) {
         moe_slot *slot = &s->slots[i];
         if (!slot->active) continue;
         for (size_t h = 0; h < slot->n_live; h++) {
@@ -6498,7 +6741,7 @@ static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slo
     for (size_t h = 0; h < n; h++) {
         const size_t n_ids = (size_t)words[0];
         const float *numbers = (const float *)(const void *)words;
-        s->hypotheses[h] = (moe_hypothesis){ words + 4, numbers + 4 + n_ids, n_ids, numbers[2], numbers[3], words[1] };
+        s->hypotheses[h] = (moe_hypothesis){ words + 4, numbers + 4 + n_ids, n_ids, numbers[2], numbers[3], words[1], 0.0f };
         words += 4 + 2 * n_ids + (size_t)words[1];
     }
     *next = words;
@@ -6526,37 +6769,41 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
                         .attention = s->attention, .attention_stride = stride, .want = s->want,
                         .want_logprob = s->want_logprob, .hold = s->hold, .keys = s->keys, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
     MOE_TRY(moe_session_run(s, &s->decoder, &frame, error));
-    for (size_t i = 0; s->params.routing && i < (size_t)s->params.batch; i++)
+    for (size_t i = 0; s->params.routing && i < s->n_slots; i++)
         for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live; h++)
-            if (!s->slots[i].live[h].ended)
+            if (!s->slots[i].live[h].ended && !moe_is_question(s, i))
                 moe_report_row(s, &s->decoder, s->slots[i].live[h].row, s->slots[i].user, s->slots[i].steps, s->ids[s->slots[i].live[h].row]);
     s->stats.steps++;
     s->stats.rows += frame.rows;
     if (s->attention && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
     else if (s->attention) moe_add_coverage(s, frame.rows);
     answer.coverage = s->coverage; /* adding to it has swapped the buffers */
-    for (size_t i = 0; i < (size_t)s->params.batch; i++)
+    for (size_t i = 0; i < s->n_slots; i++)
         if (s->slots[i].active && moe_slot_step(&s->search, &s->slots[i], i, &answer, s->next))
             moe_deliver(s, i, moe_gather_results(s, &s->slots[i]), done, user);
     return MOE_OK;
 }
 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
-    const size_t batch = (size_t)s->params.batch, refill = moe_max(1, batch / 4);
+    const size_t batch = (size_t)s->params.batch, questions = s->n_slots - batch;
     moe_status status = MOE_OK;
     int answer = MOE_PULL_REQUEST;
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier: it does not translate");
     while (status == MOE_OK) {
-        if (answer != MOE_PULL_END && (s->n_active == 0 || batch - s->n_active >= refill)) {
-            status = moe_refill(s, pull, done, user, &answer, error);
+        const size_t due = moe_rerank_due(&s->reranker);
+        const int ask = due && moe_free_slots(s, batch, s->n_slots) >= moe_min(due, questions / 4);
+        const int more = answer != MOE_PULL_END && moe_free_slots(s, 0, batch) >= moe_max(1, batch / 4);
+        if (ask || more) {
+            status = moe_refill(s, more, pull, done, user, &answer, error);
             if (answer == MOE_PULL_CANCEL) status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
         if (status != MOE_OK) break;
         if (s->n_active) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
-    for (size_t i = 0; i < batch; i++) s->slots[i].active = 0;
+    for (size_t i = 0; i < s->n_slots; i++) s->slots[i].active = 0;
+    for (size_t i = 0; i < s->reranker.n; i++) s->reranker.waiting[i].used = 0;
     s->n_active = 0;
     if (s->api) s->api->forget(s->device);
     return status;

@@ -336,6 +336,12 @@ typedef struct moe_session_params {
     float coverage_penalty; /* beta of GNMT eq 14; 0: none                                                  */
     float prune;            /* log-probability margin of GNMT section 7, used per step and on finished      */
                             /* hypotheses; 0: no pruning                                                    */
+    float rerank;           /* weight of log P(source | translation) in the score, by the same model (the noisy channel, */
+                            /* Yee et al. 2019, arXiv 1908.05731): each of the beam's hypotheses is scored in that  */
+                            /* direction before the best is chosen; 0: none. For models of several languages. With a beam */
+                            /* of 1 there is nothing to choose and this has no effect                       */
+    int32_t source_tag;     /* for that, default tag of the language that sources are in; -1: it is the one under */
+                            /* which the source is most probable, given the best translation before that    */
     float max_len_factor;   /* a target ends after max_len_factor * pieces + max_len_offset tokens          */
     int max_len_offset;
     moe_rules rules;
@@ -358,8 +364,8 @@ typedef struct moe_session_params {
 /* The model's own decode defaults where its file states them. */
 moe_session_params moe_session_params_default(const moe_model *model);
 
-/* Set rules, beam, penalties, pruning and length limit to those of "paper", "nvidia", "tf" or "mlperf": 1, or 0 and nothing is
- * changed if the name is another. */
+/* Set rules, beam, penalties, pruning and length limit to those of "paper", "nvidia", "tf" or "mlperf", none of which reranks: 1,
+ * or 0 and nothing is changed if the name is another. */
 int moe_session_params_preset(moe_session_params *params, const char *name);
 const char *moe_rules_name(moe_rules rules); /* "paper", ... "?" if unknown */
 
@@ -376,7 +382,7 @@ moe_status moe_session_bytes(const moe_model *model, const moe_session_params *p
                              moe_error *error);
 
 typedef struct moe_stats {
-    uint64_t sentences;
+    uint64_t sentences;     /* requests; what reranking asks of the model is among the steps and rows only */
     uint64_t source_tokens; /* tag and end included                                  */
     uint64_t target_tokens; /* of the best hypotheses, end included                  */
     uint64_t steps;         /* decoder steps                                         */
@@ -406,6 +412,7 @@ typedef struct moe_request {
     const int32_t *target; /* NULL: translate. Else [n_target]: compute its log-probability instead */
     size_t n_target;
     int32_t target_tag;    /* preset to the session's */
+    int32_t source_tag;    /* the same; of use with reranking only */
     void *user;            /* handed back with the result */
 } moe_request;
 
@@ -414,8 +421,12 @@ typedef struct moe_hypothesis {
     const float *token_logprobs;  /* [n_ids + finished] natural logarithms; the end token's comes last */
     size_t n_ids;
     float logprob;                /* their sum */
-    float score;                  /* logprob / length penalty + coverage penalty (GNMT eq 14) */
+    float score;                  /* logprob / length penalty + coverage penalty (GNMT eq 14); reranked: + rerank * reverse */
+                                  /* over the length penalty of the source */
     int finished;                 /* 0: cut at the length limit, no end token */
+    float reverse;                /* log P(source | this), end included, where it was reranked; else 0. It is not where the */
+                                  /* session's limits leave no room for the source as a target, or for one of the */
+                                  /* hypotheses as a source: then the order is that of the search alone */
 } moe_hypothesis;
 
 typedef struct moe_result {

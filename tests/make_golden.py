@@ -395,8 +395,9 @@ RUNS = {
     "constant": dict(beam=3, nbest=3, length_penalty=1.0, length_constant=0.0),
     "short": dict(beam=4, nbest=4, max_len_factor=0.5, max_len_offset=2), "wide": dict(beam=12, nbest=3),
 }
+RERANKED = {"reranked": dict(beam=4, nbest=4, rerank=0.6)}  # of models with languages
 DEFAULTS = dict(beam=4, nbest=1, length_penalty=0.6, length_constant=5.0, coverage_penalty=0.0, prune=0.0, max_len_factor=2.0,
-                max_len_offset=10)
+                max_len_offset=10, rerank=0.0)
 LENGTHS = (1, 2, 5, 5, 9, 17)
 
 
@@ -470,8 +471,12 @@ def sentences(meta, seed):
     return sources, targets, tags
 
 
+def runs_of(meta):
+    return {**RUNS, **RERANKED} if "languages.tags" in meta else RUNS
+
+
 def translate_all(model, sources, tags, run):
-    return [model.translate(s, None if tag < 0 else tag, **{**DEFAULTS, **RUNS[run]}) for s, tag in zip(sources, tags)]
+    return [model.translate(s, None if tag < 0 else tag, **{**DEFAULTS, **runs_of(model.meta)[run]}) for s, tag in zip(sources, tags)]
 
 
 def perturbed(weights, seed):
@@ -498,12 +503,12 @@ def draw(name):
         model = ref.Model(m, meta, weights, torch.float64)
         if not worth_testing(translate_all(model, sources, tags, "beam")):
             continue
-        results = {run: translate_all(model, sources, tags, run) for run in RUNS}
+        results = {run: translate_all(model, sources, tags, run) for run in runs_of(meta)}
         ids = lambda all_runs: [[h.ids for h in hs] for found in all_runs.values() for hs in found]
         others = [ref.Model(m, meta, perturbed(weights, i), torch.float64) for i in (1, 2)]
         if not all(same_choices(traces(model, seed), traces(other, seed)) for other in others):
             continue
-        if all(ids({run: translate_all(other, sources, tags, run) for run in RUNS}) == ids(results) for other in others):
+        if all(ids({run: translate_all(other, sources, tags, run) for run in results}) == ids(results) for other in others):
             return seed, meta, weights, results
     raise RuntimeError(f"no seed will do for model {name}")
 
@@ -604,7 +609,7 @@ def expect(seed, meta, weights, results):
     sources, targets: TEXTS of ids (pieces), tags: INTS (-1: none), one for each sentence I
     encoder.I [tokens, d]; forced.I [len(target) + 1, V]: logits of target I given; forced.logprob: REALS, its score
     runs: TEXTS; for each RUN its settings as metadata RUN.beam, RUN.nbest, RUN.length_penalty, ...; then, for all hypotheses
-    of all sentences in order: RUN.sentence, RUN.finished INTS; RUN.ids TEXTS; RUN.score, RUN.logprob REALS;
+    of all sentences in order: RUN.sentence, RUN.finished INTS; RUN.ids TEXTS; RUN.score, RUN.logprob, RUN.reverse REALS;
     RUN.token_logprobs: REALS, of all their tokens (ends counted where finished) one after the other
     With two levels of gates also trace.I.LAYER.gate, .gate.probabilities [tokens, E], .parent, .parent.probabilities
     [tokens, a]: what the gates of encoder and decoder layers do with target I given.
@@ -620,15 +625,16 @@ def expect(seed, meta, weights, results):
     tensors.update({"trace." + key: Tensor.encode(value) for key, value in traces(model, seed).items()})
     rounded = lambda values: np.round(np.array(values, np.float64), 9)
     out.update({"seed": seed, "sources": list(map(joined, sources)), "targets": list(map(joined, targets)),
-                "tags": np.array(tags), "forced.logprob": rounded(scores), "runs": list(RUNS)})
+                "tags": np.array(tags), "forced.logprob": rounded(scores), "runs": list(results)})
     for run, found in results.items():
-        out.update({f"{run}.{key}": value for key, value in {**DEFAULTS, **RUNS[run]}.items()})
+        out.update({f"{run}.{key}": value for key, value in {**DEFAULTS, **runs_of(meta)[run]}.items()})
         every = [(i, h) for i, hypotheses in enumerate(found) for h in hypotheses]
         out.update({f"{run}.sentence": np.array([i for i, _ in every]),
                     f"{run}.finished": np.array([int(h.finished) for _, h in every]),
                     f"{run}.ids": [joined(h.ids) for _, h in every],
                     f"{run}.score": rounded([h.score for _, h in every]),
                     f"{run}.logprob": rounded([h.logprob for _, h in every]),
+                    f"{run}.reverse": rounded([h.reverse for _, h in every]),
                     f"{run}.token_logprobs": rounded([x for _, h in every for x in h.logprobs])})
     return out, tensors
 

@@ -162,6 +162,26 @@ def scores_agree_with_translating():
 
 
 @test
+def reranking_weighs_what_scoring_says_of_the_input():
+    data, options = "\n".join(LINES) + "\n", ("--json", "--beam", "6", "--nbest", "6")
+    before = [json.loads(x) for x in translate(data, *options, "--rerank", "0").lines]
+    after = [json.loads(x) for x in translate(data, *options, "--rerank", "5").lines]
+    assert all("reverse" not in h for o in before for h in o["nbest"]), before
+    pairs = "".join("%s\t%s\n" % (" ".join(map(str, h["ids"])), " ".join(map(str, o["source_ids"]))) for o in after for h in o["nbest"])
+    back = iter(run([TRANSLATE, "-m", MODEL, "-t", "en", "--ids", "--score"], pairs).text.splitlines())
+    for a, b in zip(before, after):
+        assert sorted(h["ids"] for h in a["nbest"]) == sorted(h["ids"] for h in b["nbest"]), (a, b)
+        for h in b["nbest"]:
+            assert float(next(back).split("\t")[0]) == h["reverse"] < 0, h
+        best = [h for h in b["nbest"] if h["finished"]]
+        assert best[0]["reverse"] >= best[-1]["reverse"], best
+    assert [o["ids"] for o in before] != [o["ids"] for o in after], "nothing has changed places"
+    best = translate(data, "--beam", "6", "--rerank", "5").lines
+    assert best == translate(data, "--beam", "6", "--rerank", "5", "-s", "en").lines == [o["translation"] for o in after], best
+    assert run(DE + ["--rerank", "-1"], data).returncode != 0
+
+
+@test
 def score_wants_two_columns():
     result = translate("a\tb\nno tab\n\na\tb\n", "--score", status=1)
     assert [bool(x) for x in result.lines] == [True, False, False, True] and "line 2" in result.complaint
@@ -179,7 +199,7 @@ def stats_go_to_standard_error():
 
 @test
 def greedy_search_and_penalties_are_accepted():
-    options = ["--beam", "1"], ["--length-penalty", "0"], ["--coverage-penalty", "0.2"], ["--prune", "3"], ["--max-len", "60"]
+    options = ["--beam", "1"], ["--length-penalty", "0"], ["--coverage-penalty", "0.2"], ["--prune", "3"], ["--preset", "tf"], ["--max-len", "60"]
     for option in options:
         assert all(translate("\n".join(LINES) + "\n", *option).lines), option
 

@@ -613,7 +613,7 @@ typedef struct answer {
     size_t n, n_ids[MOST];
     int finished[MOST];
     int32_t ids[MOST][LONGEST];
-    uint32_t score[MOST], logprob[MOST], token_logprobs[MOST][LONGEST + 1];
+    uint32_t score[MOST], reverse[MOST], logprob[MOST], token_logprobs[MOST][LONGEST + 1];
 } answer;
 
 typedef struct feed {
@@ -656,6 +656,7 @@ static void done(void *user, const moe_result *r) {
         a->n_ids[h] = from->n_ids;
         a->finished[h] = from->finished;
         a->score[h] = moe_to_bits(from->score);
+        a->reverse[h] = moe_to_bits(from->reverse);
         a->logprob[h] = moe_to_bits(from->logprob);
         memcpy(a->ids[h], from->ids, from->n_ids * sizeof *from->ids);
         memcpy(a->token_logprobs[h], from->token_logprobs,
@@ -813,6 +814,29 @@ static void searches_give_the_bytes_of_the_cpu(void **state) {
               finished[rules], cut[rules]);
     CHECK(several > 100, "%zu sentences had several hypotheses", several);
     drop(&models[0]), drop(&models[1]);
+}
+
+/* Hypotheses go down, questions about them up. */
+static void reranking_gives_the_bytes_of_the_cpu(void **state) {
+    static const int batches[] = { 1, 3, 8 };
+    fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
+    size_t reranked = 0;
+    (void)state;
+    defaults();
+    for (int k = 0; k < 12; k++) {
+        moe_session_params p = params_for(f.model, "cpu", batches[k % 3], k % 2 ? 4 : 2);
+        feed *got;
+        p.rerank = 0.7f;
+        p.source_tag = k % 4 < 2 ? -1 : MW_TAG_DE;
+        p.max_source = 48;
+        p.nbest = k / 6 ? p.beam : 1;
+        p.coverage_penalty = k / 3 % 2 ? 0.3f : 0.0f;
+        got = assert_sides_agree(f.model, &p, "reranking");
+        for (size_t i = 0; i < SENTENCES; i++) reranked += got->answers[i].n && got->answers[i].reverse[0];
+        free(got);
+    }
+    assert_true(reranked > 6 * SENTENCES);
+    drop(&f);
 }
 
 /* A language model only scores; rules differ in what a score is. */
@@ -1447,6 +1471,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(models_give_the_bytes_of_the_cpu),
         cmocka_unit_test(gating_gives_the_bytes_of_the_cpu),
         cmocka_unit_test(searches_give_the_bytes_of_the_cpu),
+        cmocka_unit_test(reranking_gives_the_bytes_of_the_cpu),
         cmocka_unit_test(language_models_score_by_all_rules),
         cmocka_unit_test(broken_sentences_are_those_of_the_cpu),
         cmocka_unit_test(cancelled_sentences_are_forgotten),

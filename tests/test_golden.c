@@ -649,7 +649,7 @@ typedef struct sentence {
     size_t n_hypotheses;
     struct {
         int32_t ids[MAX_IDS];
-        float logprobs[MAX_IDS + 1], logprob, score;
+        float logprobs[MAX_IDS + 1], logprob, score, reverse;
         size_t n_ids;
         int finished;
     } hypotheses[MAX_HYPOTHESES];
@@ -732,6 +732,7 @@ static void script_done(void *user, const moe_result *result) {
         at->hypotheses[h].n_ids = from->n_ids;
         at->hypotheses[h].logprob = from->logprob;
         at->hypotheses[h].score = from->score;
+        at->hypotheses[h].reverse = from->reverse;
         at->hypotheses[h].finished = from->finished;
         memcpy(at->hypotheses[h].ids, from->ids, from->n_ids * sizeof *from->ids);
         memcpy(at->hypotheses[h].logprobs, from->token_logprobs, (from->n_ids + (size_t)from->finished) * sizeof(float));
@@ -755,6 +756,7 @@ static void check_run(const moe_model *model, script *s, const char *run, const 
     moe_error error;
     const moe_meta *owner = need_value(s->expect, run, "sentence"), *ids = need_value(s->expect, run, "ids");
     const moe_meta *scores = need_value(s->expect, run, "score"), *logprobs = need_value(s->expect, run, "logprob");
+    const moe_meta *reverses = need_value(s->expect, run, "reverse");
     const moe_meta *finished = need_value(s->expect, run, "finished"), *tokens = need_value(s->expect, run, "token_logprobs");
     size_t seen[MAX_SENTENCES] = { 0 }, token = 0;
     p.isa = isa;
@@ -766,6 +768,7 @@ static void check_run(const moe_model *model, script *s, const char *run, const 
     p.length_constant = (float)moe_meta_real(need_value(s->expect, run, "length_constant"), 0);
     p.coverage_penalty = (float)moe_meta_real(need_value(s->expect, run, "coverage_penalty"), 0);
     p.prune = (float)moe_meta_real(need_value(s->expect, run, "prune"), 0);
+    p.rerank = (float)moe_meta_real(need_value(s->expect, run, "rerank"), 0);
     p.max_len_factor = (float)moe_meta_real(need_value(s->expect, run, "max_len_factor"), 0);
     p.max_len_offset = (int)moe_meta_int(need_value(s->expect, run, "max_len_offset"), 0);
     if (moe_session_new(model, &p, &session, &error) != MOE_OK) fail_msg("%s: %s", run, error.message);
@@ -778,7 +781,7 @@ static void check_run(const moe_model *model, script *s, const char *run, const 
         const size_t h = seen[at - s->sentences]++;
         int32_t wanted[MAX_IDS];
         const size_t n = parse_ids(moe_meta_text(ids, i), wanted);
-        float score = (float)moe_meta_real(scores, i), logprob = (float)moe_meta_real(logprobs, i);
+        float score = (float)moe_meta_real(scores, i), logprob = (float)moe_meta_real(logprobs, i), reverse = (float)moe_meta_real(reverses, i);
         if (h >= at->n_hypotheses) fail_msg("%s: sentence %d has %zu hypotheses, the reference has more", run, (int)moe_meta_int(owner, i), at->n_hypotheses);
         assert_int_equal(at->hypotheses[h].finished, moe_meta_int(finished, i));
         assert_int_equal(at->hypotheses[h].n_ids, n);
@@ -786,6 +789,7 @@ static void check_run(const moe_model *model, script *s, const char *run, const 
         /* sums over tokens; and the logarithm of a nearly unattended position magnifies the rounding of its weight */
         expect_close(run, &at->hypotheses[h].score, &score, 1, (double)(n + 1) * model_tolerance);
         expect_close(run, &at->hypotheses[h].logprob, &logprob, 1, (double)(n + 1) * model_tolerance);
+        expect_close(run, &at->hypotheses[h].reverse, &reverse, 1, (double)(at->n_source + 1) * model_tolerance);
         for (size_t k = 0; k < n + (size_t)at->hypotheses[h].finished; k++, token++) {
             float wanted_logprob = (float)moe_meta_real(tokens, token);
             expect_close(run, &at->hypotheses[h].logprobs[k], &wanted_logprob, 1, model_tolerance);

@@ -75,14 +75,14 @@ typedef struct ask {
     int32_t source[LONGEST], target[LONGEST];
     size_t n_source, n_target;
     int scoring;
-    int32_t tag; /* 0: the session's */
+    int32_t tag, source_tag; /* 0: the session's */
 } ask;
 
 typedef struct heard_hypothesis {
     int32_t ids[LONGEST];
     float logprobs[LONGEST + 1];
     size_t n_ids;
-    float logprob, score;
+    float logprob, score, reverse;
     int finished;
 } heard_hypothesis;
 
@@ -128,6 +128,7 @@ static int pull(void *user, int wait, moe_request *r) {
         r->n_target = a->n_target;
     }
     if (a->tag) r->target_tag = a->tag;
+    if (a->source_tag) r->source_tag = a->source_tag;
     r->user = &f->heard[which];
     return MOE_PULL_REQUEST;
 }
@@ -149,6 +150,7 @@ static void done(void *user, const moe_result *r) {
         to->n_ids = from->n_ids;
         to->logprob = from->logprob;
         to->score = from->score;
+        to->reverse = from->reverse;
         to->finished = from->finished;
     }
 }
@@ -223,7 +225,9 @@ static const setting settings[] = {
     { MW_FROM_ENCODER, MW_F32, 3, 0 },  { MW_FROM_ENCODER, MW_Q8, 4, MOE_RULES_TF },
     { MW_PRODUCT, MW_F32, 6, MOE_RULES_NVIDIA }, { MW_FROM_ENCODER, MW_F32, 5, MOE_RULES_MLPERF },
     { MW_BOTH_CONTEXTS, MW_Q8, 4, MOE_RULES_NVIDIA },
+    { MW_GNMT, MW_Q8, 6, 0 },           { MW_CARRIED_QUERY, MW_F32, 4, 0 },  { MW_GNMT, MW_F32, 3, 0 }, /* reranked */
 };
+enum { RERANKED = 20 }; /* the settings from here on */
 
 /* Sentence by sentence, one thread, portable: what everything else must equal. */
 static fixture *models[MOE_COUNT(settings)];
@@ -237,6 +241,11 @@ static moe_session_params setting_params(size_t i) {
     p.rules = settings[i].rules;
     if (p.rules == MOE_RULES_NVIDIA || (!p.rules && i % 2)) p.coverage_penalty = 0.2f;
     if (!p.rules && i % 3 == 2) p.prune = 3;
+    if (i >= RERANKED) {
+        p.rerank = 0.7f;
+        p.source_tag = i % 2 ? MW_TAG_DE : -1;
+        p.max_source = 48; /* longer than any translation */
+    }
     return p;
 }
 
@@ -440,11 +449,12 @@ static void hypotheses_add_up_and_stand_in_order(void **state) {
                     CHECK(!moe_is_never(models[i]->model, y->ids[t]), "token %d is never to be generated", (int)y->ids[t]);
                 }
                 if (p.rules) continue; /* test_gnmt.py compares their scores' order with another program */
-                if (p.coverage_penalty == 0)
+                if (p.coverage_penalty == 0 && p.rerank == 0)
                     CHECK(fabsf(y->score - y->logprob / length_penalty(&p, tokens)) < 1e-5f * (1 + fabsf(y->score)), "score %g of log-probability %g",
                           (double)y->score, (double)y->logprob);
                 else
-                    CHECK(y->score <= y->logprob / length_penalty(&p, tokens) + 1e-4f, "a coverage penalty above zero");
+                    CHECK(y->score <= y->logprob / length_penalty(&p, tokens) + 1e-4f, "a penalty above zero");
+                CHECK((p.rerank == 0) == (y->reverse == 0), "the source has log-probability %g", (double)y->reverse);
                 if (j) {
                     const heard_hypothesis *before = y - 1;
                     CHECK(before->finished >= y->finished, "a cut hypothesis stands before a finished one");
@@ -507,8 +517,9 @@ static void scoring_gives_the_bits_that_translating_gave(void **state) {
                 assert_memory_equal(y->ids, wanted[k]->ids, sizeof y->ids);
                 assert_memory_equal(y->logprobs, wanted[k]->logprobs, y->n_ids * 4);
                 if (!wanted[k]->finished) continue;
-                assert_true(settings[i].rules || moe_to_bits(y->score) == moe_to_bits(wanted[k]->score)); /* other rules look at the beam */
+                assert_true(settings[i].rules || i >= RERANKED || moe_to_bits(y->score) == moe_to_bits(wanted[k]->score)); /* other rules look at the beam */
                 out[k].hypotheses[0].score = wanted[k]->score;
+                out[k].hypotheses[0].reverse = wanted[k]->reverse;
                 assert_memory_equal(y, wanted[k], sizeof *y);
             }
             free(out);
@@ -539,6 +550,204 @@ static void scoring_and_translating_share_a_batch(void **state) {
         else assert_memory_equal(out[k].hypotheses[0].logprobs, baselines[1][k].hypotheses[0].logprobs, out[k].hypotheses[0].n_ids * 4);
     free(out);
     free(asks);
+}
+
+/* ---- Reranking ---- */
+
+/* log P(source | each hypothesis) in language `tag`, from requests that score. */
+static void score_back(const fixture *f, moe_session_params p, const ask *asked, const heard *translated, int32_t tag, float *out) {
+    ask back[MOST];
+    heard *h;
+    memset(back, 0, sizeof back);
+    for (size_t j = 0; j < translated->n; j++) {
+        const heard_hypothesis *y = &translated->hypotheses[j];
+        back[j].n_source = y->n_ids;
+        memcpy(back[j].source, y->ids, sizeof back[j].source);
+        back[j].scoring = 1;
+        back[j].n_target = asked->n_source;
+        memcpy(back[j].target, asked->source, sizeof back[j].target);
+        back[j].tag = tag;
+    }
+    p.rerank = 0;
+    p.coverage_penalty = 0;
+    p.min_target = 0;
+    h = translate(f, &p, back, translated->n);
+    for (size_t j = 0; j < translated->n; j++) {
+        assert_int_equal(h[j].status, MOE_OK);
+        out[j] = h[j].hypotheses[0].logprob;
+    }
+    free(h);
+}
+
+/* What a search found, reranked by hand: *translated. Returns whether another hypothesis is the best now. */
+static int rerank_by_hand(const fixture *f, const moe_session_params *p, const ask *asked, heard *translated) {
+    const heard before = *translated;
+    const moe_search search = { .alpha = p->length_penalty, .constant = p->length_constant };
+    float back[2][MOST];
+    int language = p->source_tag < 0 ? -1 : p->source_tag == MW_TAG_DE;
+    score_back(f, *p, asked, &before, MW_TAG_EN, back[0]);
+    score_back(f, *p, asked, &before, MW_TAG_DE, back[1]);
+    if (language < 0) language = back[1][0] > back[0][0];
+    translated->n = 0;
+    for (size_t j = 0; j < before.n; j++) {
+        heard_hypothesis y = before.hypotheses[j];
+        size_t at = translated->n++;
+        y.reverse = back[language][j];
+        y.score = y.score + p->rerank * (y.reverse / moe_length_penalty(&search, asked->n_source + 1));
+        for (; at > 0 && translated->hypotheses[at - 1].finished == y.finished && translated->hypotheses[at - 1].score < y.score; at--)
+            translated->hypotheses[at] = translated->hypotheses[at - 1];
+        translated->hypotheses[at] = y;
+    }
+    return memcmp(translated->hypotheses[0].ids, before.hypotheses[0].ids, sizeof before.hypotheses[0].ids) != 0;
+}
+
+static void reranking_is_what_scoring_the_other_way_says(void **state) {
+    size_t changed = 0, both[2] = { 0, 0 };
+    (void)state;
+    for (size_t i = RERANKED; i < settings_in_use(); i++)
+        for (int32_t tag = -1; tag <= MW_TAG_DE; tag += tag < 0 ? MW_TAG_EN + 1 : 1) {
+            moe_session_params p = setting_params(i), plain;
+            heard *wanted, *got;
+            p.source_tag = tag;
+            p.isa = NULL;
+            p.batch = 4;
+            plain = p;
+            plain.rerank = 0;
+            wanted = translate(models[i], &plain, sentences, SENTENCES);
+            for (size_t k = 0; k < SENTENCES; k++) changed += (size_t)rerank_by_hand(models[i], &p, &sentences[k], &wanted[k]);
+            got = translate(models[i], &p, sentences, SENTENCES);
+            assert_same(wanted, got, SENTENCES, "reranking");
+            free(got);
+            p.nbest = 1; /* asks about fewer hypotheses */
+            got = translate(models[i], &p, sentences, SENTENCES);
+            for (size_t k = 0; k < SENTENCES; k++) {
+                assert_int_equal(got[k].n, 1);
+                assert_memory_equal(&got[k].hypotheses[0], &wanted[k].hypotheses[0], sizeof got[k].hypotheses[0]);
+            }
+            for (size_t k = 0; tag < 0 && k < SENTENCES; k++) {
+                float back[2];
+                heard one = got[k];
+                score_back(models[i], p, &sentences[k], &one, MW_TAG_EN, &back[0]);
+                score_back(models[i], p, &sentences[k], &one, MW_TAG_DE, &back[1]);
+                both[0] += moe_to_bits(back[0]) == moe_to_bits(one.hypotheses[0].reverse);
+                both[1] += moe_to_bits(back[1]) == moe_to_bits(one.hypotheses[0].reverse);
+            }
+            free(got), free(wanted);
+        }
+    if (settings_in_use() > RERANKED) assert_true(changed > 20 && both[0] > 5 && both[1] > 5);
+}
+
+/* A request's own tag, and one that is none. */
+static void a_request_can_say_what_language_it_is_in(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(21, 12);
+    heard *german, out[12];
+    (void)state;
+    p.beam = 4, p.rerank = 1, p.max_source = 48, p.batch = 3;
+    p.source_tag = MW_TAG_DE;
+    german = translate(f, &p, asks, 12);
+    p.source_tag = MW_TAG_EN;
+    for (size_t k = 0; k < 12; k++) asks[k].source_tag = k == 5 ? MW_VOCABULARY : MW_TAG_DE;
+    moe_session *s = new_session(f, &p);
+    translate_with(s, asks, 12, NULL, 0, out);
+    for (size_t k = 0; k < 12; k++)
+        if (k == 5) assert_int_equal(out[k].status, MOE_ERROR_ARGUMENT);
+        else assert_memory_equal(&out[k], &german[k], sizeof out[k]);
+    moe_session_free(s);
+    free(german), free(asks);
+    drop(f);
+}
+
+/* Sources that cannot be a target and translations that cannot be a source: nothing is reranked. */
+static void what_does_not_fit_stays_as_it_was(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(22, 24);
+    heard *plain, *out;
+    size_t reranked = 0, kept = 0;
+    (void)state;
+    p.beam = p.nbest = 4, p.batch = 5, p.max_source = 24, p.max_target = 20;
+    asks[1].source[0] = 1; /* unknown: is never generated */
+    asks[3].source[0] = MW_EOS;
+    plain = translate(f, &p, asks, 24);
+    p.rerank = 1;
+    out = translate(f, &p, asks, 24);
+    for (size_t k = 0; k < 24; k++) {
+        int fits = asks[k].n_source + 1 <= 20 && k != 1 && k != 3;
+        for (size_t j = 0; j < plain[k].n; j++) fits &= plain[k].hypotheses[j].n_ids + 2 <= 24;
+        if (fits) assert_true(out[k].n > 0 && out[k].hypotheses[0].reverse < 0);
+        else assert_memory_equal(&out[k], &plain[k], sizeof out[k]);
+        fits ? reranked++ : kept++;
+    }
+    assert_true(reranked > 5 && kept > 2);
+    free(plain), free(out), free(asks);
+    drop(f);
+}
+
+typedef struct routed_tokens {
+    size_t encoder[SENTENCES];
+    const heard *heard;
+} routed_tokens;
+
+static void count_routing(void *user, const moe_routing *r) {
+    routed_tokens *t = user;
+    const size_t k = (size_t)((const heard *)r->user - t->heard);
+    assert_true(k < SENTENCES);
+    if (strncmp(r->layer, "encoder", 7) == 0) t->encoder[k]++;
+}
+
+/* Routing and statistics are about what the caller asked. */
+static void questions_are_not_shown(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(23, SENTENCES);
+    heard *out = mw_zeros(SENTENCES * sizeof *out);
+    routed_tokens counted = { .heard = out };
+    moe_stats stats;
+    uint64_t source = 0, target = 0;
+    moe_session *s;
+    (void)state;
+    p.beam = 4, p.batch = 4, p.rerank = 0.5f, p.max_source = 48;
+    p.routing = count_routing, p.routing_user = &counted;
+    s = new_session(f, &p);
+    translate_with(s, asks, SENTENCES, NULL, 0, out);
+    for (size_t k = 0; k < SENTENCES; k++) {
+        assert_true(out[k].hypotheses[0].reverse < 0);
+        assert_int_equal(counted.encoder[k], asks[k].n_source + 2);
+        source += asks[k].n_source + 2;
+        target += out[k].hypotheses[0].n_ids + (size_t)out[k].hypotheses[0].finished;
+    }
+    stats = moe_session_stats(s);
+    assert_int_equal(stats.sentences, SENTENCES);
+    assert_int_equal(stats.source_tokens, source);
+    assert_int_equal(stats.target_tokens, target);
+    moe_session_free(s);
+    free(out), free(asks);
+    drop(f);
+}
+
+static void refuse_params(const moe_model *model, const moe_session_params *p, const char *name, moe_status want);
+
+static void only_models_that_translate_back_rerank(void **state) {
+    fixture *one_way = small(MW_PRODUCT, MW_F32), *both_ways = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(one_way->model);
+    heard *plain, *out;
+    ask *asks = random_asks(24, 8);
+    (void)state;
+    p.rerank = 0.5f;
+    refuse_params(one_way->model, &p, "rerank", MOE_ERROR_UNSUPPORTED);
+    p = params_for(both_ways->model);
+    p.rerank = 0.5f, p.rules = MOE_RULES_TF;
+    refuse_params(both_ways->model, &p, "rerank", MOE_ERROR_ARGUMENT);
+    p = params_for(both_ways->model);
+    p.beam = 1;
+    plain = translate(both_ways, &p, asks, 8);
+    p.rerank = 0.5f; /* nothing to choose from */
+    out = translate(both_ways, &p, asks, 8);
+    assert_same(plain, out, 8, "reranking one hypothesis");
+    free(plain), free(out), free(asks);
+    drop(one_way), drop(both_ways);
 }
 
 /* ---- Beam search against the written rules ---- */
@@ -729,7 +938,7 @@ static void pruned_hypotheses_are_within_the_margin(void **state) {
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
         heard *out;
-        if (p.rules) continue;
+        if (p.rules || p.rerank > 0) continue;
         p.prune = 0.25f;
         out = translate(models[i], &p, sentences, SENTENCES);
         for (size_t k = 0; k < SENTENCES; k++) {
@@ -1183,6 +1392,8 @@ static void impossible_parameters_are_refused_by_name(void **state) {
     REFUSE(max_target, INT_MAX);
     REFUSE(target_tag, -2);
     REFUSE(target_tag, MW_VOCABULARY);
+    REFUSE(source_tag, -2);
+    REFUSE(source_tag, MW_VOCABULARY);
     REFUSE(beam, 0);
     REFUSE(beam, -1);
     REFUSE(beam, MOE_MAX_BEAM + 1);
@@ -1195,6 +1406,7 @@ static void impossible_parameters_are_refused_by_name(void **state) {
         REFUSE(length_constant, bad[i]);
         REFUSE(coverage_penalty, bad[i]);
         REFUSE(prune, bad[i]);
+        REFUSE(rerank, bad[i]);
         REFUSE(max_len_factor, bad[i]);
     }
     REFUSE(isa, "pentium");
@@ -1236,6 +1448,7 @@ static void defaults_come_from_the_file(void **state) {
     mw_int(m, "decode.length_constant", 4); /* an integer where a real is meant */
     mw_real(m, "decode.coverage_penalty", 0.125);
     mw_real(m, "decode.prune", 2.5);
+    mw_real(m, "decode.rerank", 0.75);
     mw_real(m, "decode.max_len_factor", 1.5);
     mw_int(m, "decode.max_len_offset", 6);
     mw_int(m, "limit.source", 33);
@@ -1244,7 +1457,7 @@ static void defaults_come_from_the_file(void **state) {
     p = moe_session_params_default(f->model);
     assert_true(p.beam == 3 && p.nbest == 1 && p.max_source == 33 && p.max_target == 44 && p.max_len_offset == 6);
     assert_true(p.length_penalty == 0.25f && p.length_constant == 4 && p.coverage_penalty == 0.125f && p.prune == 2.5f && p.max_len_factor == 1.5f);
-    assert_true(p.target_tag == -1 && p.isa == NULL && p.log == NULL && p.trace == NULL && p.threads == 0);
+    assert_true(p.rerank == 0.75f && p.source_tag == -1 && p.target_tag == -1 && p.isa == NULL && p.log == NULL && p.trace == NULL && p.threads == 0);
     {
         moe_session *s = NULL;
         moe_error e;
@@ -1261,12 +1474,13 @@ static void defaults_come_from_the_file(void **state) {
     p = moe_session_params_default(f->model);
     assert_true(p.beam == 4 && p.max_source == 512 && p.max_target == 512 && p.max_len_offset == 10);
     assert_true(p.length_penalty == 0.6f && p.length_constant == 5 && p.coverage_penalty == 0 && p.prune == 0 && p.max_len_factor == 2);
+    assert_true(p.rerank == 0);
     drop(f);
 }
 
 static void odd_defaults_in_the_file_still_make_a_session(void **state) {
     static const double odd[] = { (double)NAN, (double)INFINITY, -1, 1e300, 0 };
-    static const char *const keys[] = { "decode.beam", "decode.length_penalty", "decode.length_constant", "decode.coverage_penalty", "decode.prune",
+    static const char *const keys[] = { "decode.beam", "decode.length_penalty", "decode.length_constant", "decode.coverage_penalty", "decode.prune", "decode.rerank",
                                         "decode.max_len_factor", "decode.max_len_offset", "limit.source", "limit.target" };
     (void)state;
     for (size_t k = 0; k < MOE_COUNT(keys); k++)
@@ -1382,6 +1596,7 @@ static void session_bytes_is_what_is_allocated(void **state) {
                 p.max_source = 2 + (int)mw_below(&random, 100), p.max_target = 2 + (int)mw_below(&random, 100);
                 p.threads = 1 + (int)mw_below(&random, 3);
                 p.coverage_penalty = mw_below(&random, 2) ? 0.1f : 0;
+                if (variant == MW_GNMT && mw_below(&random, 2)) p.rerank = 1;
                 assert_int_equal(moe_session_bytes(f->model, &p, &bytes, &e), MOE_OK);
                 assert_int_equal(f->heap.blocks, blocks);
                 s = new_session(f, &p);
@@ -1568,6 +1783,32 @@ static void poke(fixture *f, const char *tensor, size_t index, uint32_t bits) {
     mw_put32(f->image.data + t->offset + 4 * index, bits);
 }
 
+static void a_nan_in_a_question_is_numeric(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(25, 12);
+    heard *plain, out[12];
+    moe_session *s;
+    (void)state;
+    for (size_t k = 0; k < 12; k++) asks[k].tag = 0; /* into English: only questions ask for German */
+    p.beam = 4, p.batch = 3, p.max_source = 48;
+    poke(f, "embedding.weight", MW_TAG_DE * MW_WIDTH + 3, not_numbers[0]);
+    plain = translate(f, &p, asks, 12);
+    p.rerank = 1;
+    s = new_session(f, &p);
+    for (int round = 0; round < 2; round++) {
+        translate_with(s, asks, 12, NULL, round, out);
+        for (size_t k = 0; k < 12; k++) {
+            assert_int_equal(plain[k].status, MOE_OK);
+            assert_int_equal(out[k].status, MOE_ERROR_NUMERIC);
+            assert_int_equal(out[k].n, 0);
+        }
+    }
+    moe_session_free(s);
+    free(plain), free(asks);
+    drop(f);
+}
+
 /* Only sentences with the damaged piece in them suffer. */
 static void a_nan_in_one_embedding_breaks_only_the_sentences_with_it(void **state) {
     (void)state;
@@ -1728,6 +1969,12 @@ int main(void) {
         cmocka_unit_test(asking_for_more_hypotheses_keeps_the_best),
         cmocka_unit_test(scoring_gives_the_bits_that_translating_gave),
         cmocka_unit_test(scoring_and_translating_share_a_batch),
+        cmocka_unit_test(reranking_is_what_scoring_the_other_way_says),
+        cmocka_unit_test(a_request_can_say_what_language_it_is_in),
+        cmocka_unit_test(what_does_not_fit_stays_as_it_was),
+        cmocka_unit_test(questions_are_not_shown),
+        cmocka_unit_test(only_models_that_translate_back_rerank),
+        cmocka_unit_test(a_nan_in_a_question_is_numeric),
         cmocka_unit_test(beam_search_follows_the_written_rules),
         cmocka_unit_test(ties_go_to_the_better_rank_and_the_lower_token),
         cmocka_unit_test(a_wide_pruning_margin_changes_nothing),

@@ -1032,7 +1032,7 @@ static moe_status make_model_bench(const options *o, model_bench *b, moe_error *
     p.max_source = (int)moe_max(2, (size_t)o->src_len);
     p.max_target = p.min_target = p.max_len_offset = o->tgt_len;
     p.max_len_factor = 0;
-    p.prune = 0;
+    p.prune = p.rerank = 0;
     p.isa = b->machine->kernels->name;
     if (m->source_tag && p.target_tag < 0) p.target_tag = m->tags ? (int32_t)moe_meta_int(m->tags, 0) : 0;
     return moe_session_new(m, &p, &b->session, e);

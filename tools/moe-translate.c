@@ -32,7 +32,7 @@ typedef struct options {
     program_common common;
     const char *target, *source, *device;
     int beam, nbest, batch_tokens, gpu_memory, split; /* -1: not given */
-    float length_penalty, coverage_penalty, prune; /* NaN: not given */
+    float length_penalty, coverage_penalty, prune, rerank; /* NaN: not given */
     const char *preset;
     int score, self_test;
 } options;
@@ -44,7 +44,7 @@ static void usage(FILE *to) {
           "Files and languages\n"
           "  -m, --model FILE          the model\n"
           "  -t, --target LANG         language to translate into, such as de\n"
-          "  -s, --source LANG         language of the input; checked, but the model finds it out by itself\n"
+          "  -s, --source LANG         language of the input, which the model else finds out by itself; used by --rerank\n"
           "  -i, --input FILE          read this instead of standard input\n"
           "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
           "                            lines that were finished, whole\n"
@@ -57,6 +57,9 @@ static void usage(FILE *to) {
           "      --length-penalty A    alpha of the GNMT length penalty; 0 is none\n"
           "      --coverage-penalty B  beta of the GNMT coverage penalty; 0 is none\n"
           "      --prune MARGIN        drop hypotheses this much worse than the best (natural log); 0 is never\n"
+          "      --rerank W            choose among the hypotheses of the beam by how well each explains the input too: W times\n"
+          "                            the log-probability of the input given it is added to its score (noisy channel). Better\n"
+          "                            and slower; 0 is never (default: the model's). Models of several languages can do it\n"
           "      --max-len N           longest line and longest translation, in tokens\n"
           "      --split N             translate lines of more than N characters sentence by sentence; 0: never (default: 120; 0 with\n"
           "                            --json, --nbest, --score, --routing, --ids and --pretokenized, which show whole lines)\n"
@@ -106,7 +109,7 @@ static void usage(FILE *to) {
 static int parse_options(int argc, char **argv, options *o) {
     enum {
         BEAM = 256, NBEST, BATCH_TOKENS, LENGTH_PENALTY, COVERAGE_PENALTY, PRUNE, PRESET, SCORE, SELF_TEST, DEVICE, GPU_MEMORY,
-        SPLIT
+        SPLIT, RERANK
     };
     static const struct option known[] = {
         PROGRAM_OPTIONS, PROGRAM_GATE_OPTIONS, PROGRAM_STREAM_OPTIONS, PROGRAM_LINE_OPTIONS,
@@ -115,7 +118,8 @@ static int parse_options(int argc, char **argv, options *o) {
         { "batch-tokens", required_argument, NULL, BATCH_TOKENS },
         { "length-penalty", required_argument, NULL, LENGTH_PENALTY },
         { "coverage-penalty", required_argument, NULL, COVERAGE_PENALTY },
-        { "prune", required_argument, NULL, PRUNE },      { "preset", required_argument, NULL, PRESET },
+        { "prune", required_argument, NULL, PRUNE },      { "rerank", required_argument, NULL, RERANK },
+        { "preset", required_argument, NULL, PRESET },
         { "score", no_argument, NULL, SCORE },            { "self-test", no_argument, NULL, SELF_TEST },
         { "device", required_argument, NULL, DEVICE },    { "gpu-memory", required_argument, NULL, GPU_MEMORY },
         { "split", required_argument, NULL, SPLIT },
@@ -123,7 +127,8 @@ static int parse_options(int argc, char **argv, options *o) {
     };
     program_common *common = &o->common;
     *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .beam = -1, .nbest = -1,
-                    .batch_tokens = -1, .gpu_memory = -1, .split = -1, .length_penalty = NAN, .coverage_penalty = NAN, .prune = NAN };
+                    .batch_tokens = -1, .gpu_memory = -1, .split = -1, .length_penalty = NAN, .coverage_penalty = NAN, .prune = NAN,
+                    .rerank = NAN };
     int c, status = -1;
     while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT "i:t:s:", known, NULL)) != -1) {
         switch (c) {
@@ -135,6 +140,7 @@ static int parse_options(int argc, char **argv, options *o) {
         case LENGTH_PENALTY: status = program_float("length-penalty", optarg, &o->length_penalty); break;
         case COVERAGE_PENALTY: status = program_float("coverage-penalty", optarg, &o->coverage_penalty); break;
         case PRUNE: status = program_float("prune", optarg, &o->prune); break;
+        case RERANK: status = program_float("rerank", optarg, &o->rerank); break;
         case PRESET: o->preset = optarg; break;
         case SCORE: o->score = 1; break;
         case DEVICE: o->device = optarg; break;
@@ -182,6 +188,8 @@ static void apply_options(const options *o, moe_session_params *p) {
     if (!isnan(o->length_penalty)) p->length_penalty = o->length_penalty;
     if (!isnan(o->coverage_penalty)) p->coverage_penalty = o->coverage_penalty;
     if (!isnan(o->prune)) p->prune = o->prune;
+    if (!isnan(o->rerank)) p->rerank = o->rerank;
+    if (o->score) p->rerank = 0; /* nothing is chosen */
 }
 
 /* ==== 2. Lines ========================================================================================== */
@@ -210,6 +218,7 @@ static moe_status json_hypothesis(const text_front *front, const options *o, con
     }
     cJSON_AddItemToObject(object, "score", program_json_float(h->score));
     cJSON_AddItemToObject(object, "logprob", program_json_float(h->logprob));
+    if (h->reverse != 0.0f) cJSON_AddItemToObject(object, "reverse", program_json_float(h->reverse));
     if (!o->score) cJSON_AddBoolToObject(object, "finished", h->finished);
     else cJSON_AddNumberToObject(object, "tokens", (double)(h->n_ids + (h->finished != 0)));
     cJSON_AddItemToObject(object, "ids", program_json_ids(h->ids, h->n_ids));
@@ -399,7 +408,7 @@ static int begin_routing(app *a, const moe_session_params *params) {
     p.beam = p.nbest = 1;
     p.max_target++; /* for the end of what was cut */
     p.rules = MOE_RULES_PAPER;
-    p.prune = p.coverage_penalty = 0;
+    p.prune = p.coverage_penalty = p.rerank = 0;
     p.min_target = 0;
     p.log = NULL;
     p.routing = routing_keep_of_job;
@@ -570,8 +579,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
 /* The language tag that the options name. */
 static int choose_language(const options *o, const text_front *front, moe_session_params *params) {
     moe_error e;
-    int32_t ignored;
-    if (o->source && text_language(front, o->source, &ignored, &e)) return program_complain("-s: %s", e.message), EXIT_USAGE;
+    if (o->source && text_language(front, o->source, &params->source_tag, &e)) return program_complain("-s: %s", e.message), EXIT_USAGE;
     if (o->target && text_language(front, o->target, &params->target_tag, &e))
         return program_complain("-t: %s", e.message), EXIT_USAGE;
     if (!o->target && !o->self_test && moe_model_language_count(front->model)) {

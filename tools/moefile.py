@@ -510,7 +510,7 @@ def describe_translation(meta):
     m.beam, m.length_penalty = e.get("decode.beam", 4, least=1), e.get("decode.length_penalty", 0.6)
     m.length_constant, m.coverage_penalty = e.get("decode.length_constant", 5.0), e.get("decode.coverage_penalty", 0.0)
     m.prune, m.max_len_factor = e.get("decode.prune", 0.0), e.get("decode.max_len_factor", 2.0)
-    m.max_len_offset = e.get("decode.max_len_offset", 10)
+    m.max_len_offset, m.rerank = e.get("decode.max_len_offset", 10), e.get("decode.rerank", 0.0)
     m.rules = e.get("decode.rules", "paper", ("paper", "nvidia", "tf", "mlperf"))
     m.init = e.get("decoder.init", "zero", ("zero", "encoder"))
     m.limit_source, m.limit_target = e.get("limit.source", 512, least=1), e.get("limit.target", 512, least=1)

@@ -455,18 +455,22 @@ class Model:
     # -- Beam search
 
     def translate(self, pieces, tag=None, beam=None, nbest=1, length_penalty=None, length_constant=None,
-                  coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None):
-        """The `nbest` best hypotheses of a sentence, best first (fewer if fewer were found). None: the model's default."""
+                  coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None, rerank=None, source_tag=None):
+        """The `nbest` best hypotheses of a sentence, best first (fewer if fewer were found). None: the model's default; of the
+        source's tag, that it is to be found out."""
         m = self.m
         if m.architecture != "gnmt-moe":
             raise ValueError(f"a model of architecture {m.architecture} does not translate: use --score")
         if m.rules != "paper":
             raise ValueError(f"only the paper's rules are known here, the model wants {m.rules}: see tests/gnmt_numpy.py")
-        beam, alpha, constant, beta, prune, factor, offset = (
+        beam, alpha, constant, beta, prune, factor, offset, rerank = (
             default if given is None else given for given, default in (
                 (beam, m.beam), (length_penalty, m.length_penalty), (length_constant, m.length_constant),
                 (coverage_penalty, m.coverage_penalty), (prune, m.prune), (max_len_factor, m.max_len_factor),
-                (max_len_offset, m.max_len_offset)))
+                (max_len_offset, m.max_len_offset), (rerank, m.rerank)))
+        if rerank and beam > 1:
+            found = self.translate(pieces, tag, beam, beam, alpha, constant, beta, prune, factor, offset, rerank=0.0)
+            return self.reranked(pieces, found, rerank, source_tag, alpha, constant)[:nbest]
         source = self.source_ids(pieces, tag)
         if len(source) > m.limit_source:
             raise ValueError(f"source of {len(source)} tokens, the model's limit is {m.limit_source}")
@@ -505,12 +509,28 @@ class Model:
         return done[:nbest]
 
 
+    def reranked(self, pieces, hypotheses, weight, tag, alpha, constant):
+        """By score + weight * log P(source | hypothesis) / length penalty of the source: the noisy channel. `tag`: of the source's
+        language; None: of the language in which the best hypothesis makes the source most probable."""
+        m = self.m
+        longest = max(len(self.source_ids(h.ids, 0)) for h in hypotheses)
+        if len(pieces) + 1 > m.limit_target or longest > m.limit_source or {m.eos, *m.never} & set(pieces):
+            return hypotheses
+        back = lambda h, t: self.score(h.ids, pieces, t).sum().item()
+        if tag is None:
+            tag = max(m.languages.values(), key=lambda t: back(hypotheses[0], t))
+        for h in hypotheses:
+            h.reverse = back(h, tag)
+            h.score += weight * h.reverse / length_penalty_of(len(pieces) + 1, alpha, constant)
+        return [h for finished in (True, False) for h in ranked([h for h in hypotheses if h.finished == finished])]
+
+
 class Hypothesis:
     """A target so far. ids: the tokens without the end; logprobs: of every token, the end's too."""
 
     def __init__(self, ids, logprobs, logprob, coverage):
         self.ids, self.logprobs, self.logprob, self.coverage = ids, logprobs, logprob, coverage
-        self.score, self.finished = None, False
+        self.score, self.finished, self.reverse = None, False, 0.0
 
     def finish(self, penalty, beta, finished):
         """GNMT eq 14: s = log P / lp + cp, where cp = beta sum_i log min(sum_j p_ij, 1)."""
@@ -584,6 +604,7 @@ def parse_arguments():
     parser.add_argument("--json", action="store_true", help="one JSON object per line, with scores")
     for name, text in (("length-penalty", "alpha of GNMT eq 14"), ("length-constant", "the 5 in its length penalty"),
                        ("coverage-penalty", "beta of GNMT eq 14"), ("prune", "log-probability margin; 0: no pruning"),
+                       ("rerank", "weight of log P(source | translation) in the score; 0: none"),
                        ("max-len-factor", "target tokens per source piece, at most")):
         parser.add_argument("--" + name, type=float, metavar="X", help=text + " (default: the model's)")
     parser.add_argument("--max-len-offset", type=int, metavar="N", help="and this many more (default: the model's)")
@@ -663,7 +684,7 @@ def main():
         sys.exit(f"reference.py: --nbest is from 1 to the beam, {beam}")
     options = dict(beam=beam, nbest=args.nbest or 1, length_penalty=args.length_penalty, prune=args.prune,
                    length_constant=args.length_constant, coverage_penalty=args.coverage_penalty,
-                   max_len_factor=args.max_len_factor, max_len_offset=args.max_len_offset)
+                   max_len_factor=args.max_len_factor, max_len_offset=args.max_len_offset, rerank=args.rerank)
     dumped = {}
     for number, line in enumerate(sys.stdin, 1):
         source, _, target = line.rstrip("\r\n").partition("\t" if args.score else "\n")
