@@ -5797,7 +5797,7 @@ typedef struct moe_ticket {
 typedef struct moe_reranker {
     const moe_model *model;
     float weight;
-    int all; /* of the hypotheses are to be reranked, not only the best is to be found */
+    int all; /* 1: every hypothesis gets its new score; 0: the best is to be found */
     size_t n, beam, max_source, max_target;
     moe_waiting *waiting; /* [n] */
     uint64_t arrivals;

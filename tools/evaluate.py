@@ -48,8 +48,8 @@ def directions(corpus, name):
 
 def translate(arguments, model, source, target, sentences):
     command = [arguments.translate, "-m", model, "-s", source, "-t", target, "--truncate"]
-    for option in ("beam", "threads"):
-        if getattr(arguments, option):
+    for option in ("beam", "rerank", "threads"):
+        if getattr(arguments, option) is not None:
             command += [f"--{option}", str(getattr(arguments, option))]
     result = subprocess.run(command, input="\n".join(sentences) + "\n", stdout=subprocess.PIPE, text=True, encoding="utf-8")
     lines = result.stdout.split("\n")[:-1]
@@ -109,6 +109,7 @@ def main():
     parser.add_argument("--directions", help="comma-separated, for instance en-de,fr-en (default: all)")
     parser.add_argument("--limit", type=int, help="only the first so many sentences of each direction")
     parser.add_argument("--beam", type=int, help="default: the model's")
+    parser.add_argument("--rerank", type=float, help="default: the model's")
     parser.add_argument("--threads", type=int, help="default: all processors")
     parser.add_argument("--translate", default="./moe-translate", help="program to run (default: %(default)s)")
     parser.add_argument("--save", type=pathlib.Path, help="folder for the translations")
