@@ -13,10 +13,15 @@ verdict "--verbose and --stats name the GPU" $status
 said=$(echo | "$program" -m "$model" -t de --device cuda --gpu-memory 1 2>&1)
 test $? = 3 && case $said in *" MB are needed at least"*"1 MB are allowed"*"--device cpu"*) true ;; *) false ;; esac
 verdict "--gpu-memory that is too small is an error with advice" $?
-enough=$("$program" -m "$model" --self-test --device cuda --batch 16 --gpu-memory 32 2>&1 | sed -n 's/.* \([0-9]*\) MB are needed at least.*/\1/p')
-"$program" -m "$model" --self-test --device cuda --batch 16 --gpu-memory "${enough:-1}" >/dev/null 2>&1
+enough=32 # an error says what is needed for all that was asked for until then
+for turn in 1 2 3; do
+    more=$("$program" -m "$model" --self-test --device cuda --batch 16 --gpu-memory $enough 2>&1 | sed -n 's/.* \([0-9]*\) MB are needed at least.*/\1/p')
+    if [ -z "$more" ]; then break; fi
+    enough=$more
+done
+"$program" -m "$model" --self-test --device cuda --batch 16 --gpu-memory $enough >/dev/null 2>&1
 verdict "golden sentences with the least --gpu-memory, which fetches experts" $?
-said=$(echo 'Good morning.' | "$program" -m "$model" -t de --batch 16 --device cuda --gpu-memory "${enough:-1}" --stats 2>&1)
+said=$(echo 'Good morning.' | "$program" -m "$model" -t de --batch 16 --device cuda --gpu-memory $enough --stats 2>&1)
 case $said in *"tokens per visit"*"experts held     "*" of 64"*"experts fetched  "*" times"*) status=0 ;; *) status=1 ;; esac
 case $said in *"experts held     64"*) status=1 ;; esac
 verdict "--stats says how many experts are held and fetched" $status
