@@ -5886,15 +5886,14 @@ static size_t moe_rerank_due(const moe_reranker *r) {
     return n;
 }
 
-/* The next question, of what has waited longest: 1, or 0 if there is none. */
-static int moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) {
+/* The next of the questions that are due, of what has waited longest. */
+static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) {
     moe_waiting *w = NULL;
     for (size_t i = 0; i < r->n; i++) {
         moe_waiting *at = &r->waiting[i];
         if (!at->used || !at->arrival || at->asked == moe_rerank_questions(r, at)) continue;
         if (!w || at->arrival < w->arrival) w = at;
     }
-    if (!w) return 0;
     *ticket = (moe_ticket){ w, w->asked++ };
     memset(q, 0, sizeof *q);
     q->source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].ids;
@@ -5902,7 +5901,6 @@ static int moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) {
     q->target = w->source;
     q->n_target = w->n_source;
     q->target_tag = w->source_tag < 0 ? (int32_t)moe_meta_int(r->model->tags, ticket->question) : w->source_tag;
-    return 1;
 }
 
 /* Finished before cut, then by score, of equal ones the first of the search. */
@@ -6322,8 +6320,8 @@ static moe_status moe_session_bind(moe_session *s, size_t state_bytes, moe_error
     MOE_TRY(moe_session_build(s, error));
     MOE_TRY(s->api->allocate(s->device, moe_max(s->encoder.bytes, s->decoder.bytes), "activations", &memory, error));
     s->arena = memory;
-    moe_graph_place(&s->encoder, s->arena);
-    moe_graph_place(&s->decoder, s->arena);
+    if (s->arena) moe_graph_place(&s->encoder, s->arena);
+    if (s->arena) moe_graph_place(&s->decoder, s->arena);
     for (size_t i = 0; s->model->never && i < s->model->never->count; i++)
         s->never[i] = (int32_t)moe_meta_int(s->model->never, i);
     graphs[0] = moe_describe_graph(&s->encoder, s->nodes, s->never);
@@ -6611,20 +6609,21 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
     return n;
 }
 
-/* Questions of translations that wait, then, if `more`, requests of the caller, as slots, staging room and attention memory
- * allow. *last: the last answer of the pull function. */
-static moe_status moe_refill(moe_session *s, int more, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_error *error) {
+/* The `due` questions of translations that wait, then, if `more`, requests of the caller, as slots, staging room and attention
+ * memory allow. *last: the last answer of the pull function. */
+static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
     size_t group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
         const size_t at = i < s->n_slots - batch ? batch + i : i - (s->n_slots - batch);
         moe_request request;
         moe_ticket ticket;
-        if (s->slots[at].active) continue;
+        if (s->slots[at].active || (at >= batch && !due)) continue;
         if (at < batch && !more) break;
         if (staged + max_source > s->encode_tokens || moe_find_segment(s, max_source) == SIZE_MAX) break;
         if (at >= batch) {
-            if (!moe_rerank_ask(&s->reranker, &request, &ticket)) continue;
+            moe_rerank_ask(&s->reranker, &request, &ticket);
+            due--;
         } else {
             if (moe_reranker_full(&s->reranker) || moe_pull_request(s, pull, done, user, last, &request) != MOE_PULL_REQUEST) break;
             ticket = (moe_ticket){ moe_rerank_begin(&s->reranker, &request), SIZE_MAX };
@@ -6795,7 +6794,7 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
         const int ask = due && moe_free_slots(s, batch, s->n_slots) >= moe_min(due, questions / 4);
         const int more = answer != MOE_PULL_END && moe_free_slots(s, 0, batch) >= moe_max(1, batch / 4);
         if (ask || more) {
-            status = moe_refill(s, more, pull, done, user, &answer, error);
+            status = moe_refill(s, due, more, pull, done, user, &answer, error);
             if (answer == MOE_PULL_CANCEL) status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
         if (status != MOE_OK) break;

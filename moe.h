@@ -605,7 +605,8 @@ typedef struct moe_device_api {
     /* Devices here; where there are none, `error` says why. */
     int (*count)(moe_error *error);
     moe_status (*open)(const moe_device_params *params, moe_device **out, moe_error *error);
-    /* Device memory, zeroed, that lives as long as the device. */
+    /* Device memory, zeroed, that lives as long as the device. NULL, and no error, where params->memory is too little: bind, which
+     * knows how much is needed in all, then fails. */
     moe_status (*allocate)(moe_device *device, size_t bytes, const char *what, void **out, moe_error *error);
     /* Take the graphs (encoder, decoder), which stay where they are, as their weights do: upload these, allocate everything
      * else. With `search` (copied) the device searches, a slot for each of the decoder's sentences; NULL: run is given its

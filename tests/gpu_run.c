@@ -149,11 +149,11 @@ int main(int argc, char **argv) {
     if (moe_model_language_count(m)) p.target_tag = moe_model_language_tag(m, "de");
     if (argc > 7 && strcmp(argv[7], "trace") == 0) p.trace = trace;
     else if (argc > 7) p.device_memory = 1; /* the error says how much it has to be */
-    for (int attempt = 0; moe_session_new(m, &p, &s, &e); attempt++) {
-        if (!p.device_memory || attempt == 4 || sscanf(e.message, "cuda:%*d: %zu MB are needed at least", &least) != 1)
-            return fprintf(stderr, "%s\n", e.message), 3;
+    if (p.device_memory && moe_session_new(m, &p, &s, &e)) {
+        if (sscanf(e.message, "cuda:%*d: %zu MB are needed at least", &least) != 1) return fprintf(stderr, "%s\n", e.message), 3;
         p.device_memory = least << 20;
     }
+    if (!s && moe_session_new(m, &p, &s, &e)) return fprintf(stderr, "%s\n", e.message), 3;
     opened = seconds();
     f.kind = moe_model_get_kind(m);
     f.vocabulary = (size_t)moe_model_vocabulary(m);
