@@ -443,6 +443,22 @@ def translation_models_of_one_and_two_levels_are_read_as_they_were_trained():
 
 
 @test
+def checkpoints_of_one_model_are_averaged():
+    config = small(train.make_config("cpu", 64, "balanced"))
+    files = [checkpoint_of(filled(train.Model(config, seed=seed))) for seed in (1, 2)]
+    files[1]["config"] = {**files[1]["config"], "target_tokens_seen": 7}
+    mean = train.average(files, (1.0, 3.0))
+    assert mean["config"] == {**files[1]["config"], "training_minutes": 0}
+    for name, weight in mean["weights"].items():
+        a, b = (file["weights"][name].float() for file in files)
+        close(weight.float(), (0.25 * a + 0.75 * b).to(weight.dtype).float(), 1e-6)
+    for shares in (0.0, 0.0), (1.0, -1.0), (float("nan"), 1.0):
+        refused(lambda: train.average(files, shares), "more than 0")
+    files[1]["config"] = {**files[1]["config"], "d_model": 48}
+    refused(lambda: train.average(files, (1.0, 1.0)), "configurations differ")
+
+
+@test
 def language_models_are_read_as_they_were_trained():
     lm = program("train-lm")
     for gate in ("noisy", "balanced"):
@@ -524,7 +540,7 @@ def thresholds_that_are_missing_or_no_numbers_are_refused():
 def refused(function, words):
     try:
         function()
-    except moefile.FormatError as error:
+    except (moefile.FormatError, SystemExit) as error:
         assert words in str(error), f"{error}: does not say {words}"
         return
     raise AssertionError(f"not refused: {words}")

@@ -5,6 +5,7 @@
     train.py train   --corpus DIR --out DIR ...      trains, or goes on where the checkpoint in --out stopped
     train.py check                                   every hand-written backward pass against autograd
     train.py evaluate --corpus DIR --model FILE ...  dev loss, greedy BLEU and gate statistics of an inference checkpoint
+    train.py average FILE=WEIGHT ... -o FILE         weighted mean of inference checkpoints of one model's runs
 
 The model is the one of "Outrageously Large Neural Networks" (Shazeer et al. 2017, appendix E), sized by a recipe: LSTM layers
 with projection, a bidirectional bottom layer, one MoE layer in the encoder and one in the decoder, additive attention, tied
@@ -899,6 +900,20 @@ def read_inference(path):
     return file
 
 
+def average(files, shares):
+    """The weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): runs that went on from each other err in
+    different directions. What the checkpoints say of their training becomes the largest of it; all else must agree."""
+    about = ("target_tokens_seen", "training_minutes")
+    configs = [file["config"] for file in files]
+    if any({**x, **dict.fromkeys(about)} != {**configs[0], **dict.fromkeys(about)} for x in configs):
+        raise SystemExit("these are not checkpoints of one model: their configurations differ")
+    if not sum(shares) > 0:
+        raise SystemExit("the weights of the models have to add up to more than 0")
+    weights = {name: sum(share / sum(shares) * file["weights"][name].float() for file, share in zip(files, shares))
+               for name in files[0]["weights"]}
+    return inference_checkpoint(configs[0], weights, **{x: max(c.get(x, 0) for c in configs) for x in about})
+
+
 def load_inference(path, device="cpu"):
     file = read_inference(path)
     model = Model(file["config"], device)
@@ -1428,6 +1443,10 @@ def arguments():
     p.add_argument("--model", required=True, help="moe-checkpoint-1 file")
     p.add_argument("--spm", required=True, help="its SentencePiece model")
 
+    p = command("average", "weighted mean of inference checkpoints")
+    p.add_argument("models", nargs="+", metavar="FILE=WEIGHT", help="moe-checkpoint-1 files; weights are divided by their sum")
+    p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
+
     p = command("prepare", "make vocabulary and tokenised corpus")
     p.add_argument("--corpus", required=True, help="folder with train/")
     p.add_argument("--cache", required=True, help="folder to make")
@@ -1442,6 +1461,13 @@ def main():
     o = arguments()
     if o.command == "prepare":
         data.prepare(o.corpus, o.cache, o.pieces, o.spm, log)
+        return
+    if o.command == "average":
+        try:
+            files, shares = zip(*((x, float(share)) for x, _, share in (x.rpartition("=") for x in o.models)))
+        except ValueError:
+            raise SystemExit("every model is given as FILE=WEIGHT, for example run1/model.pt=0.7") from None
+        write_atomically(average([read_inference(x) for x in files], shares), o.out)
         return
     libc = ctypes.CDLL(None)
     libc.mallopt(-4, 0)  # M_MMAP_MAX: large tensors come from the heap,
