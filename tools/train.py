@@ -977,6 +977,17 @@ class Evaluation:
                 round(BLEU().corpus_score(texts, [references]).score, 2), statistics)
 
 
+@torch.no_grad()
+def mix_loss(model, cache, device, batches=16, tokens=2500, longest=80):
+    """Loss on text of the training mix, always the same, as at inference and without label smoothing."""
+    mixture, loss, count = data.Mixture(cache, longest, seed=99), 0.0, 0
+    for _ in range(batches):
+        batch = Batch(mixture.next(tokens, longest), device)
+        loss += float(model.loss(batch, 0.0)) * batch.target.rows
+        count += batch.target.rows
+    return round(loss / count, 4)
+
+
 # ---- Training ----------------------------------------------------------------------------------------------------------
 
 class Optimizer:
@@ -1442,6 +1453,7 @@ def arguments():
     place(p)
     p.add_argument("--model", required=True, help="moe-checkpoint-1 file")
     p.add_argument("--spm", required=True, help="its SentencePiece model")
+    p.add_argument("--cache", help="folder of the tokenised corpus: the loss on 40,000 tokens of the training mix too")
 
     p = command("average", "weighted mean of inference checkpoints")
     p.add_argument("models", nargs="+", metavar="FILE=WEIGHT", help="moe-checkpoint-1 files; weights are divided by their sum")
@@ -1488,7 +1500,10 @@ def main():
         model = load_inference(o.model, o.device)
         pieces = sentencepiece.SentencePieceProcessor(model_file=o.spm)
         evaluation = Evaluation(o.corpus, pieces, o.dev_sentences, o.news_sentences)
-        print(json.dumps(evaluation.run([model], ThreadPoolExecutor(1)), indent=1))
+        row = evaluation.run([model], ThreadPoolExecutor(1))
+        if o.cache:
+            row["mix_loss"] = mix_loss(model, o.cache, o.device)
+        print(json.dumps(row, indent=1))
         return
     Trainer(o).run()
 
