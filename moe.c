@@ -6320,8 +6320,10 @@ static moe_status moe_session_bind(moe_session *s, size_t state_bytes, moe_error
     MOE_TRY(moe_session_build(s, error));
     MOE_TRY(s->api->allocate(s->device, moe_max(s->encoder.bytes, s->decoder.bytes), "activations", &memory, error));
     s->arena = memory;
-    if (s->arena) moe_graph_place(&s->encoder, s->arena);
-    if (s->arena) moe_graph_place(&s->decoder, s->arena);
+    if (s->arena) {
+        moe_graph_place(&s->encoder, s->arena);
+        moe_graph_place(&s->decoder, s->arena);
+    }
     for (size_t i = 0; s->model->never && i < s->model->never->count; i++)
         s->never[i] = (int32_t)moe_meta_int(s->model->never, i);
     graphs[0] = moe_describe_graph(&s->encoder, s->nodes, s->never);

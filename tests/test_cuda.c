@@ -1232,8 +1232,10 @@ static void memory_that_is_needed_is_named(void **state) {
     defaults();
     size = measure(f.model, p);
     least = (budget(&size, 1) >> 20) + 1;
-    for (int i = 0; i < 6; i++) { /* an expert, weights, scratch, activations, states, cuBLAS's workspace do not fit */
-        p.device_memory = i == 0 ? budget(&size, 1) - 1 : i < 3 ? size.fixed - (size_t)i * 12000 : i < 5 ? size.fixed >> (i - 2) : 100;
+    /* an expert does not fit, weights, scratch, more and more of it, not even cuBLAS's workspace */
+    const size_t allowances[] = { budget(&size, 1) - 1, size.fixed - 12000, size.fixed - 24000, size.fixed / 2, size.fixed / 4, 100 };
+    for (int i = 0; i < 6; i++) {
+        p.device_memory = allowances[i];
         CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_ERROR_MEMORY && strstr(e.message, "allow more") &&
                   strstr(e.message, "--device cpu") && strstr(e.message, "to hold all experts"), "%d: %s", i, e.message);
         CHECK(megabytes(e.message, "cuda:0: ") == least, "%d: %zu MB: %s", i, least, e.message);

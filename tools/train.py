@@ -923,6 +923,24 @@ def load_inference(path, device="cpu"):
 
 # ---- Evaluation --------------------------------------------------------------------------------------------------------
 
+@torch.no_grad()
+def summed_loss(model, batches):
+    """(Summed loss without label smoothing, target tokens) of lists of pairs of ids."""
+    loss, tokens = 0.0, 0
+    for pairs in batches:
+        batch = Batch(pairs, model.device)
+        loss += float(model.loss(batch, 0.0)) * batch.target.rows
+        tokens += batch.target.rows
+    return loss, tokens
+
+
+def mix_loss(model, cache, longest=80):
+    """Loss on text of the training mix, always the same, as at inference."""
+    mixture = data.Mixture(cache, longest, seed=99)
+    loss, tokens = summed_loss(model, (mixture.next(2500, longest) for _ in range(16)))
+    return round(loss / tokens, 4)
+
+
 class Evaluation:
     """Dev loss, greedy BLEU and gate statistics, with thresholds as at inference and without label smoothing."""
 
@@ -965,27 +983,13 @@ class Evaluation:
         a = [[TAG[target], *x, EOS] for x in self.pieces.encode(sources)]
         b = [[*x, EOS] for x in self.pieces.encode(references)]
         order = sorted(range(len(a)), key=lambda i: len(b[i]))
-        model.training, model.gate_statistics, loss, tokens = False, {}, 0.0, 0
-        for at in range(0, len(order), 100):
-            batch = Batch([(np.array(a[i]), np.array(b[i])) for i in order[at:at + 100]], model.device)
-            with torch.no_grad():
-                loss += float(model.loss(batch, 0.0)) * batch.target.rows
-            tokens += batch.target.rows
+        model.training, model.gate_statistics = False, {}
+        loss, tokens = summed_loss(model, ([(np.array(a[i]), np.array(b[i])) for i in order[at:at + 100]]
+                                           for at in range(0, len(order), 100)))
         statistics, model.gate_statistics = model.gate_statistics, None  # not of greedy: finished sentences run on in it
         texts = self.pieces.decode(model.greedy(a))
         return (name, "news_loss" if name.startswith("news") else "dev_loss", loss, tokens,
                 round(BLEU().corpus_score(texts, [references]).score, 2), statistics)
-
-
-@torch.no_grad()
-def mix_loss(model, cache, device, batches=16, tokens=2500, longest=80):
-    """Loss on text of the training mix, always the same, as at inference and without label smoothing."""
-    mixture, loss, count = data.Mixture(cache, longest, seed=99), 0.0, 0
-    for _ in range(batches):
-        batch = Batch(mixture.next(tokens, longest), device)
-        loss += float(model.loss(batch, 0.0)) * batch.target.rows
-        count += batch.target.rows
-    return round(loss / count, 4)
 
 
 # ---- Training ----------------------------------------------------------------------------------------------------------
@@ -1502,7 +1506,7 @@ def main():
         evaluation = Evaluation(o.corpus, pieces, o.dev_sentences, o.news_sentences)
         row = evaluation.run([model], ThreadPoolExecutor(1))
         if o.cache:
-            row["mix_loss"] = mix_loss(model, o.cache, o.device)
+            row["mix_loss"] = mix_loss(model, o.cache)
         print(json.dumps(row, indent=1))
         return
     Trainer(o).run()
