@@ -27,9 +27,9 @@ DIRECTIONS = tuple((a, b) for a in LANGUAGES for b in LANGUAGES if a != b)
 SHARES = {
     "tatoeba.en-de": (0.090, 0), "tatoeba.en-fr": (0.083, 0), "tatoeba.en-es": (0.083, 0),
     "tatoeba_pivot.de-fr": (0, 0.037), "tatoeba_pivot.de-es": (0, 0.037), "tatoeba_pivot.fr-es": (0, 0.034),
-    "europarl.en-fr": (0.150, 0), "europarl_more": (0.120, 0.040), "europarl_pivot": (0, 0.015),
-    "wikipedia": (0.070, 0.018), "dialogue": (0.020, 0.004), "books": (0.080, 0.025),
-    "guides": (0.060, 0.030), "debian_web": (0.025, 0.015), "apps": (0.010, 0.005),
+    "europarl.en-fr": (0.180, 0), "europarl_more": (0.140, 0.040), "europarl_pivot": (0, 0.015),
+    "wikipedia": (0.035, 0.007), "dialogue": (0.012, 0.003), "books": (0.080, 0.002),
+    "guides": (0.080, 0.035), "debian_web": (0.035, 0.015), "apps": (0.010, 0.005),
     "phpdoc": (0.005, 0.002), "pydoc": (0.004, 0), "gnomehelp": (0.002, 0.001), "debhandbook": (0.003, 0.002),
     "mozilla_www": (0.002, 0.001), "bible": (0.004, 0.002), "suttacentral": (0.003, 0.001), "interface": (0.003, 0.001),
     "picard": (0.0005, 0), "cryptpad": (0.0005, 0),
