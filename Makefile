@@ -124,10 +124,10 @@ $(BUILD)/moe-classify.o: tools/moe-classify.c $(FRONT_HEADERS) | $(BUILD)/.deps
 $(BUILD)/moe-calibrate.o: tools/moe-calibrate.c $(FRONT_HEADERS) | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-calibrate.c -o $@
 
-$(BUILD)/moe-info.o: tools/moe-info.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
+$(BUILD)/moe-info.o: tools/moe-info.c $(FRONT_HEADERS) | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-info.c -o $@
 
-$(BUILD)/moe-quantize.o: tools/moe-quantize.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
+$(BUILD)/moe-quantize.o: tools/moe-quantize.c $(FRONT_HEADERS) | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-quantize.c -o $@
 
 $(BUILD)/moe-make-random.o: tools/moe-make-random.c moe.h | $(BUILD)/.deps
@@ -163,10 +163,10 @@ $(BIN)/moe-classify: $(BUILD)/moe-classify.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.o
 $(BIN)/moe-calibrate: $(BUILD)/moe-calibrate.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
-$(BIN)/moe-info: $(BUILD)/moe-info.o $(BUILD)/text.o $(BUILD)/spm.o $(MOE_OBJECTS) $(BUILD)/.objects
+$(BIN)/moe-info: $(BUILD)/moe-info.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
-$(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(BUILD)/text.o $(BUILD)/spm.o $(MOE_OBJECTS) $(BUILD)/.objects
+$(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
 $(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(MOE_OBJECTS) $(BUILD)/.objects

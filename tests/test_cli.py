@@ -554,6 +554,8 @@ def info_in_words_and_json():
     assert whole["tensors"][-1]["offset"] + whole["tensors"][-1]["bytes"] == whole["file_bytes"]
     assert run([INFO, "--check", MODEL]).returncode == 0
     assert run([INFO]).returncode == 2
+    missing = run([INFO, MODEL + ".none"])
+    assert missing.returncode == 4 and "none" in missing.complaint, missing
 
 
 @test
@@ -572,6 +574,7 @@ def quantize_writes_models_that_work():
         assert run([QUANTIZE, copy, folder + "/link.bin", "f16"]).returncode == 2
         assert run([QUANTIZE, copy, folder + "/x.bin", "q3"]).returncode == 2
         assert run([QUANTIZE, copy, folder + "/no/x.bin", "f16"]).returncode == 4
+        assert run([QUANTIZE, folder + "/none.bin", folder + "/x.bin", "f16"]).returncode == 4
         assert sorted(os.listdir(folder)) == ["copy.bin", "link.bin"]
 
 

@@ -15,6 +15,7 @@
 #define _DARWIN_C_SOURCE
 
 #include "moe.h"
+#include "tools/program.h"
 #include "tools/text.h"
 
 #include <cjson/cJSON.h>
@@ -25,8 +26,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 static void usage(FILE *to) {
     fputs("Usage: moe-info [OPTION]... MODEL\n"
@@ -39,7 +38,7 @@ static void usage(FILE *to) {
           "  -h, --help          this text\n"
           "  -V, --version       version\n"
           "\n"
-          "Exit status: 0 fine, 2 usage, 3 the file is not a model, or is damaged, 4 output failed.\n",
+          "Exit status: 0 fine, 2 usage, 3 the file is not a model, or is damaged, 4 it cannot be read, or output failed.\n",
           to);
 }
 
@@ -522,7 +521,7 @@ static int print_json(const text_front *front, const char *path, int checked) {
     json_tensors(m, cJSON_AddArrayToObject(root, "tensors"));
     char *text = cJSON_Print(root);
     cJSON_Delete(root);
-    if (!text) return fputs("moe-info: out of memory\n", stderr), EXIT_MODEL;
+    if (!text) return program_complain("out of memory"), EXIT_MODEL;
     puts(text);
     cJSON_free(text);
     return EXIT_DONE;
@@ -538,7 +537,8 @@ int main(int argc, char **argv) {
         { "json", no_argument, NULL, JSON },       { "help", no_argument, NULL, 'h' },
         { "version", no_argument, NULL, 'V' },     { NULL, 0, NULL, 0 }
     };
-    int tensors = 0, attribution = 0, check = 0, json = 0;
+    int tensors = 0, attribution = 0, check = 0, json = 0, status = program_begin("moe-info");
+    if (status >= 0) return status;
     for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {
         switch (c) {
         case TENSORS: tensors = 1; break;
@@ -550,22 +550,18 @@ int main(int argc, char **argv) {
         default: fputs("Try moe-info --help\n", stderr); return EXIT_USAGE;
         }
     }
-    if (optind + 1 != argc) return fputs("moe-info: name one model file; see moe-info --help\n", stderr), EXIT_USAGE;
+    if (optind + 1 != argc) return program_usage_error("name one model file");
     const char *path = argv[optind];
     const moe_model_params params = { .verify = check };
     text_front front;
     moe_error e;
-    if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) {
-        char line[512];
-        fprintf(stderr, "moe-info: %s\n", text_file_error(path, &e, line, sizeof line));
-        return EXIT_MODEL;
-    }
-    int status = EXIT_DONE;
+    if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e);
+    status = EXIT_DONE;
     if (attribution) print_attribution(front.model);
     else if (json) status = print_json(&front, path, check);
     else print_pages(&front, path, tensors, check);
     if (!status && (fflush(stdout) || ferror(stdout))) {
-        fprintf(stderr, "moe-info: standard output: %s\n", strerror(errno));
+        program_complain("standard output: %s", strerror(errno));
         status = EXIT_INPUT_OUTPUT;
     }
     text_close(&front);

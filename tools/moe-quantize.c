@@ -8,19 +8,15 @@
 #define _DARWIN_C_SOURCE
 
 #include "moe.h"
+#include "tools/program.h"
 #include "tools/text.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
-
-enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 static void usage(FILE *to) {
     fputs("Usage: moe-quantize [OPTION]... IN OUT TYPE\n"
@@ -46,12 +42,6 @@ static void usage(FILE *to) {
           "\n"
           "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a file could not be read or written.\n",
           to);
-}
-
-static int report(const char *path, const moe_error *e) {
-    char line[512];
-    fprintf(stderr, "moe-quantize: %s\n", text_file_error(path, e, line, sizeof line));
-    return EXIT_MODEL;
 }
 
 /* ==== 1. Measure ======================================================================================== */
@@ -218,11 +208,6 @@ static moe_status measure(const text_front *in, const char *out, const moe_save_
 
 /* ==== 2. Main =========================================================================================== */
 
-static int same_file(const char *a, const char *b) {
-    struct stat x, y;
-    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 /* Bytes of a model file; checks that it opens, which says that what was written can be read. */
 static moe_status size_of(const char *path, uint64_t *bytes, moe_error *e) {
     moe_model *m;
@@ -235,7 +220,7 @@ static moe_status size_of(const char *path, uint64_t *bytes, moe_error *e) {
 
 static int parse_type(const char *name, moe_type *type) {
     if (moe_type_parse(name, type)) return 1;
-    fprintf(stderr, "moe-quantize: '%s' is not a number format; there are f32, f16, bf16, q8 and q4\n", name);
+    program_usage_error("'%s' is not a number format; there are f32, f16, bf16, q8 and q4", name);
     return 0;
 }
 
@@ -248,7 +233,8 @@ int main(int argc, char **argv) {
         { NULL, 0, NULL, 0 }
     };
     const char *experts = NULL, *sample_path = NULL;
-    int ids = 0;
+    int ids = 0, begun = program_begin("moe-quantize");
+    if (begun >= 0) return begun;
     for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {
         switch (c) {
         case EXPERTS: experts = optarg; break;
@@ -259,32 +245,27 @@ int main(int argc, char **argv) {
         default: fputs("Try moe-quantize --help\n", stderr); return EXIT_USAGE;
         }
     }
-    if (optind + 3 != argc) return fputs("moe-quantize: wants IN OUT TYPE; see moe-quantize --help\n", stderr), EXIT_USAGE;
+    if (optind + 3 != argc) return program_usage_error("wants IN OUT TYPE");
     const char *in = argv[optind], *out = argv[optind + 1];
     moe_save_params params = { .type = MOE_TYPE_F32 };
     if (!parse_type(argv[optind + 2], &params.type) || !parse_type(experts ? experts : argv[optind + 2], &params.experts)) return EXIT_USAGE;
-    if (strcmp(in, out) == 0 || same_file(in, out)) {
-        fprintf(stderr, "moe-quantize: %s and %s are the same file; write to another name\n", in, out);
-        return EXIT_USAGE;
-    }
+    if (strcmp(in, out) == 0 || program_same_file(in, out))
+        return program_usage_error("%s and %s are the same file; write to another name", in, out);
     /* The weights are about to be rounded and saved under fresh checksums, so damage must be found now or never. */
     text_front front;
     moe_error e;
-    if (text_open(in, sample_path && !ids ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front, &e)) return report(in, &e);
+    if (text_open(in, sample_path && !ids ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front, &e))
+        return program_file_error(in, &e);
     if (sample_path && moe_model_get_kind(front.model) == MOE_MODEL_CLASSIFIER) {
-        fprintf(stderr, "moe-quantize: %s is a classifier: --measure is for models that read text\n", in);
         text_close(&front);
-        return EXIT_USAGE;
+        return program_usage_error("%s is a classifier: --measure is for models that read text", in);
     }
     uint64_t before = moe_model_file_bytes(front.model), after = 0;
     moe_status status = moe_model_save(front.model, out, &params, &e);
     if (!status && sample_path) status = measure(&front, out, &params, sample_path, ids, &e);
     text_close(&front);
     if (!status) status = size_of(out, &after, &e);
-    if (status) {
-        report(sample_path && status == MOE_ERROR_ARGUMENT ? sample_path : out, &e);
-        return status == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
-    }
+    if (status) return program_file_error(sample_path && status == MOE_ERROR_ARGUMENT ? sample_path : out, &e);
     fprintf(stderr, "%s: %.1f MiB -> %s: %.1f MiB (%s%s%s)\n", in, (double)before / 1048576, out, (double)after / 1048576,
             moe_type_name(params.type), experts ? ", experts " : "", experts ? moe_type_name(params.experts) : "");
     return EXIT_DONE;

@@ -1046,12 +1046,6 @@ static int write_file(const char *path, const text_bytes *page) {
     return status;
 }
 
-static int same_file(FILE *in, const char *path) {
-    struct stat a, b;
-    return strcmp(path, "-") != 0 && fstat(fileno(in), &a) == 0 && stat(path, &b) == 0 && S_ISREG(a.st_mode) &&
-           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-}
-
 static int run(const options *o, FILE *in) {
     routing r = { .options = o };
     text_bytes title = { 0 }, page = { 0 };
@@ -1085,7 +1079,8 @@ int main(int argc, char **argv) {
     if (status >= 0) return status;
     FILE *in = strcmp(o.input, "-") == 0 ? stdin : fopen(o.input, "rb");
     if (!in) return output_error(o.input, errno);
-    if (same_file(in, o.output)) status = program_usage_error("%s is the input, and would be overwritten", o.output);
+    if (strcmp(o.output, "-") != 0 && program_is_open_file(fileno(in), o.output))
+        status = program_usage_error("%s is the input, and would be overwritten", o.output);
     else status = run(&o, in);
     if (in != stdin) fclose(in);
     return status;

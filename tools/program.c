@@ -275,11 +275,14 @@ int program_same_file(const char *a, const char *b) {
     return a && b && !stat(a, &x) && !stat(b, &y) && same_file(&x, &y);
 }
 
+int program_is_open_file(int fd, const char *path) {
+    struct stat x, y;
+    return !fstat(fd, &x) && !stat(path, &y) && same_file(&x, &y);
+}
+
 /* What `path` would overwrite, or NULL. */
 static const char *would_overwrite(const program_common *o, const char *path, int in) {
-    struct stat x, y;
-    if (stat(path, &x)) return NULL;
-    if (!fstat(in, &y) && same_file(&x, &y)) return "input";
+    if (program_is_open_file(in, path)) return "input";
     if (program_same_file(path, o->model)) return "model";
     return NULL;
 }

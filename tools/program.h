@@ -148,6 +148,7 @@ int program_open_streams(const program_common *o, int *in, program_output *out);
 /* `status` so far; what closing finds wrong is said. */
 int program_close_streams(const program_common *o, int in, program_output *out, int status);
 int program_same_file(const char *a, const char *b); /* both exist, and are one regular file */
+int program_is_open_file(int fd, const char *path);  /* so are what is open at fd and `path`  */
 
 /* The file of --routing, if it is wanted: -1, or a complaint and the exit status. */
 int program_routing_open(const program_common *o, const text_front *front, routing_file *file);
