@@ -5,8 +5,8 @@ and one column per language; any two non-empty cells of a row are a pair, usable
 
 `prepare` turns it into a cache: a SentencePiece model trained on a balanced sample and, for every file and language, the
 pieces of all cells as one flat uint16 array with offsets; beside the files two tables of noise that are made from Tatoeba, so
-that ordinary input works. `Mixture` draws pairs from that cache by shares of target tokens, each source shuffled without
-replacement, and cuts them into batches of sentences of like length.
+that ordinary input works, and one of phrases around the rarer words. `Mixture` draws pairs from that cache by shares of target
+tokens, each source shuffled without replacement, and cuts them into batches of sentences of like length.
 """
 import glob
 import json
@@ -17,6 +17,8 @@ import re
 
 import numpy as np
 import sentencepiece
+
+import phrases
 
 LANGUAGES = ("en", "de", "fr", "es")
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -33,7 +35,7 @@ SHARES = {
     "phpdoc": (0.005, 0.002), "pydoc": (0.004, 0), "gnomehelp": (0.002, 0.001), "debhandbook": (0.003, 0.002),
     "mozilla_www": (0.002, 0.001), "bible": (0.004, 0.002), "suttacentral": (0.003, 0.001), "interface": (0.003, 0.001),
     "picard": (0.0005, 0), "cryptpad": (0.0005, 0),
-    "noise": (0.030, 0.015), "same": (0.004, 0.004),  # made here: see noise_tables
+    "phrases": (0.200, 0), "noise": (0.030, 0.015), "same": (0.004, 0.004),  # made here: see phrases.py and noise_tables
 }
 
 
@@ -204,14 +206,14 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
         log("training the vocabulary")
         train_vocabulary(tables, model, vocabulary_size, 80_000, seed=1)
     pieces = sentencepiece.SentencePieceProcessor(model_file=model)
-    tables.update(noise_tables(tables, 120_000, seed=1))
+    tables.update(noise_tables(tables, 120_000, seed=1), phrases=phrases.phrase_table(tables, "en", seed=1, log=log))
     for name, table in tables.items():
         log(f"encoding {name}")
         arrays = {}
         for language, cells in table.items():
             ids = pieces.encode(cells, num_threads=os.cpu_count())
             arrays[language + "_offsets"] = np.concatenate([[0], np.cumsum([len(x) for x in ids], dtype=np.int64)])
-            arrays[language] = np.concatenate([np.asarray(x, np.uint16) for x in ids])
+            arrays[language] = np.concatenate([np.zeros(0, np.uint16)] + [np.asarray(x, np.uint16) for x in ids])
         np.savez(os.path.join(cache, name + ".npz"), **arrays)
     with open(done, "w") as file:
         json.dump({"corpus": os.path.abspath(corpus), "files": sorted(tables)}, file)
