@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a GNMT-MoE translation model for moe (PyTorch, CPU or one CUDA device).
 
-    train.py prepare --corpus DIR --out DIR          vocabulary and tokenised corpus (train does it too when missing)
+    train.py prepare --corpus DIR --cache DIR        vocabulary and tokenised corpus (train does it too when missing)
     train.py train   --corpus DIR --out DIR ...      trains, or goes on where the checkpoint in --out stopped
     train.py check                                   every hand-written backward pass against autograd
     train.py evaluate --corpus DIR --model FILE ...  dev loss, greedy BLEU and gate statistics of an inference checkpoint
