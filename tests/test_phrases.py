@@ -59,10 +59,8 @@ def plain_test_sources():
 
 def test_dictionary():
     lefts, rights = made_up(3000, 300, 1)
-    aligned = phrases.agreement(lefts, rights)
-    next(aligned)
     right = wrong = pairs = 0
-    for rows, a, b, both in aligned:
+    for rows, a, b, both in phrases.agreement(phrases.Side(lefts), phrases.Side(rights)):
         for at, i, j in zip(*np.nonzero(both > phrases.LINK)):
             words = [phrases.WORD.findall(x[rows[at]].lower()) for x in (lefts, rights)]
             same = words[0][i][1:] == words[1][j][1:]

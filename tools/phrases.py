@@ -88,12 +88,8 @@ class Table:
         return p / p.sum(1, keepdims=True), slots, source
 
 
-def agreement(lefts, rights):
-    """Yields (pair numbers, left words [b, n], right words [b, m], product of both directions' posteriors [b, n, m]) and before
-    all of them the two Sides."""
-    left, right = Side(lefts), Side(rights)
-    yield left, right
-
+def agreement(left, right):
+    """Of two Sides yields (pair numbers, left words [b, n], right words [b, m], product of both directions' posteriors [b, n, m])."""
     def pairs():
         return chunks(left, right)
     forward, backward = Table(left, pairs, False), Table(right, pairs, True)
@@ -128,9 +124,8 @@ def span(cell, first, last):
 def phrase_pairs(lefts, rights, seed):
     """Distinct phrase pairs of parallel sentences, sorted: 2 sqrt(f) around a word that occurs f times, about."""
     generator, found = np.random.default_rng(seed), set()
-    aligned = agreement(lefts, rights)
-    left, right = next(aligned)
-    for rows, a, b, both in aligned:
+    left, right = Side(lefts), Side(rights)
+    for rows, a, b, both in agreement(left, right):
         rarer = np.minimum(left.count[a][:, :, None], right.count[b][:, None, :])
         chosen = (both > ANCHOR) & (rarer >= RAREST) & (rarer <= COMMONEST)
         chosen &= generator.random(both.shape, np.float32) < 2 / np.sqrt(rarer)
