@@ -10,11 +10,11 @@ import os
 import random
 import re
 import sys
-import traceback
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 import names  # noqa: E402
+from test_phrases import main  # noqa: E402
 
 KNOWN = sorted({"".join(random.Random(at).choices("ban rel mon tav kri sel dor ami".split(), k=3)).capitalize() for at in range(60)})
 
@@ -30,7 +30,7 @@ def made_up(rows, seed):
     return columns
 
 
-def test_rows():
+def plain_test_rows():
     columns = made_up(3000, 1)
     table = names.name_table({"books": columns, "interface": {"en": ["Boston"], "fr": ["Boston"]}}, 2000, 7)
     assert sorted(table) == ["de", "en", "fr"] and {len(cells) for cells in table.values()} == {2000}
@@ -55,7 +55,7 @@ def test_rows():
     assert names.name_table({"books": columns}, 2000, 8)["en"] != table["en"]
 
 
-def test_what_stays():
+def plain_test_what_stays():
     small = names.Counter()
     usable = dict(en="Anna has 1 dog and 2,500 cats at www.Anna.org.", de="Anna hat 1 Hund und 2.500 Katzen auf www.Anna.org.")
     assert list(names.named_rows({k: [v] for k, v in usable.items()}, small)) == [(usable, ["Anna"])]
@@ -65,27 +65,11 @@ def test_what_stays():
     assert not list(names.named_rows({"en": ["the Union"], "fr": ["l' Union"]}, small))
 
 
-def test_nothing():
+def plain_test_nothing():
     assert names.name_table({}, 100, 1) == {}
     assert names.name_table({"books": {"en": ["one"], "de": ["eins"]}}, 100, 1) == {"en": [], "de": []}
     assert names.Names(["Ab"]).draw(random.Random(1)) == "Ab"  # nothing longer is to be had
 
 
-def main():
-    passed = failed = 0
-    for name, test in sorted(globals().items()):
-        if name.startswith("test_"):
-            try:
-                test()
-                passed += 1
-                print("ok", name)
-            except Exception:  # noqa: BLE001 - whatever it is, it fails this test only
-                traceback.print_exc()
-                failed += 1
-                print("FAIL", name)
-    print("%d passed, %d failed" % (passed, failed))
-    return failed > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(globals()))

@@ -51,9 +51,9 @@ def constant(file, name):
 
 
 def plain_test_sources():
-    shares, sources = constant("data.py", "SHARES"), constant("phrases.py", "SOURCES")
-    assert shares["phrases"][0] > 0 and "noise" in shares
-    for prefix in sources:
+    shares = constant("data.py", "SHARES")
+    assert shares["phrases"][0] > 0 and shares["names"][0] > 0 and "noise" in shares
+    for prefix in constant("phrases.py", "SOURCES") + constant("names.py", "SOURCES"):
         assert any(name.startswith(prefix) for name in shares), prefix
 
 
@@ -121,9 +121,10 @@ def test_limit():
     assert said[0] == "phrases: aligning 200 of 600 pairs of en and de" and table["en"], said
 
 
-def main():
+def main(tests):
+    """Run those of a module's globals; used by test_names.py too."""
     passed = failed = 0
-    for name, test in sorted(globals().items()):
+    for name, test in sorted(tests.items()):
         if name.startswith("test_") and not np:
             print("skip %s: no NumPy here" % name)
         elif name.startswith(("test_", "plain_test_")):
@@ -140,4 +141,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(globals()))
