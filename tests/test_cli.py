@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
+
+from suite import Suite
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
@@ -25,12 +26,9 @@ MODEL = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("MOE_TEST_MODEL") o
 TRANSLATE, INFO, QUANTIZE, BENCH = (os.path.join(BIN, p) for p in ("moe-translate", "moe-info", "moe-quantize", "moe-bench"))
 DE = [TRANSLATE, "-m", MODEL, "-t", "de"]
 LINES = ["The weather is nice today.", "Where is the station?", "I have lost my keys.", "She is reading a book.", "Thank you!"]
-tests = []
-
-
-def test(function):
-    tests.append(function)
-    return function
+test = Suite()
+if not os.path.exists(MODEL):
+    sys.exit("FAIL all: there is no model at %s" % MODEL)
 
 
 def run(command, data=b"", **keywords):
@@ -618,25 +616,5 @@ def make_random_makes_models_that_run_and_are_the_same_for_a_seed():
         assert sorted(os.listdir(folder)) == ["a.bin", "b.bin", "c.bin"]
 
 
-def main(functions):
-    """Run them all; used by other suites too."""
-    failed = 0
-    if not os.path.exists(MODEL):
-        print("FAIL all: there is no model at %s" % MODEL)
-        return 1
-    for function in functions:
-        begin = time.monotonic()
-        try:
-            function()
-            print("ok %s (%.1f s)" % (function.__name__, time.monotonic() - begin))
-        except Exception as problem:  # noqa: BLE001 - whatever it is, it fails this test only
-            failed += 1
-            where = traceback.extract_tb(problem.__traceback__)
-            line = [f.lineno for f in where if f.name == function.__name__][-1]
-            print("FAIL %s: line %d: %s %s" % (function.__name__, line, type(problem).__name__, str(problem)[:1000]))
-        sys.stdout.flush()
-    return failed > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(tests))
+    sys.exit(test.run())

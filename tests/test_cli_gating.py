@@ -17,17 +17,13 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import small_models
-from test_cli import BIN, DE, INFO, LINES, MODEL, QUANTIZE, TRANSLATE, main, many_lines, run, translate
+from suite import Suite
+from test_cli import BIN, DE, INFO, LINES, MODEL, QUANTIZE, TRANSLATE, many_lines, run, translate
 
 CALIBRATE, SCORE, CLASSIFY = (os.path.join(BIN, p) for p in ("moe-calibrate", "moe-score", "moe-classify"))
 
 TEXT = "\n".join(LINES) + "\n"
-tests = []
-
-
-def test(function):
-    tests.append(function)
-    return function
+test = Suite()
 
 
 def routing_of(path):
@@ -647,4 +643,4 @@ def classes_have_names_and_rows_have_routing():
 
 
 if __name__ == "__main__":
-    sys.exit(main(tests))
+    sys.exit(test.run())

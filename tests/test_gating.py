@@ -13,9 +13,9 @@ import math
 import os
 import sys
 import tempfile
-import time
-import traceback
 import types
+
+from suite import Suite
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
@@ -34,23 +34,12 @@ try:
     import train
 except ImportError:
     torch = None
-tests = []
+if torch is not None:
+    torch.set_num_threads(1)
+plain_test = Suite()
+numpy_test = plain_test.needs(np, "NumPy")
+test = plain_test.needs(np and torch, "PyTorch")
 ROWS, N, K = 24, 8, 3
-
-
-def test(function):
-    tests.append((function, "PyTorch"))
-    return function
-
-
-def numpy_test(function):
-    tests.append((function, "NumPy"))
-    return function
-
-
-def plain_test(function):
-    tests.append((function, ""))
-    return function
 
 
 def normal(*shape, seed=1, dtype=None):
@@ -546,27 +535,5 @@ def refused(function, words):
     raise AssertionError(f"not refused: {words}")
 
 
-def main():
-    if torch is not None:
-        torch.set_num_threads(1)
-    passed = failed = 0
-    for function, need in tests:
-        if need and np is None or need == "PyTorch" and torch is None:
-            print("skip %s: no %s here" % (function.__name__, need))
-            continue
-        begin = time.monotonic()
-        try:
-            function()
-            passed += 1
-            print("ok %s (%.1f s)" % (function.__name__, time.monotonic() - begin))
-        except Exception as problem:  # noqa: BLE001 - whatever it is, it fails this test only
-            failed += 1
-            lines = [f.lineno for f in traceback.extract_tb(problem.__traceback__) if f.filename == __file__]
-            print("FAIL %s: line %s: %s %s" % (function.__name__, lines, type(problem).__name__, str(problem)[:1000]))
-        sys.stdout.flush()
-    print("%d passed, %d failed" % (passed, failed))
-    return failed > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(plain_test.run())

@@ -19,8 +19,8 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
+
+from suite import Suite
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
@@ -39,18 +39,9 @@ try:
     import moefile
 except ImportError:
     np = None
-tests = []
+test = Suite()
+numpy_test = test.needs(np, "NumPy")
 arguments = None
-
-
-def test(function):
-    tests.append((function, False))
-    return function
-
-
-def numpy_test(function):
-    tests.append((function, True))
-    return function
 
 
 def run(command, lines=(), status=0):
@@ -548,23 +539,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.write:
         return write_stored()
-    failed = 0
-    for function, needs_numpy in tests:
-        if arguments.only not in function.__name__:
-            continue
-        if needs_numpy and np is None:
-            print("skip %s: no NumPy here" % function.__name__)
-            continue
-        begin = time.monotonic()
-        try:
-            function()
-            print("ok %s (%.1f s)" % (function.__name__, time.monotonic() - begin))
-        except Exception as problem:  # noqa: BLE001 - whatever it is, it fails this test only
-            failed += 1
-            lines = [f.lineno for f in traceback.extract_tb(problem.__traceback__) if f.filename == __file__]
-            print("FAIL %s: line %s: %s %s" % (function.__name__, lines, type(problem).__name__, str(problem)[:1000]))
-        sys.stdout.flush()
-    return failed > 0
+    return test.run(arguments.only)
 
 
 if __name__ == "__main__":

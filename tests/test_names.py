@@ -11,11 +11,13 @@ import random
 import re
 import sys
 
+from suite import Suite
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 import names  # noqa: E402
-from test_phrases import main  # noqa: E402
 
+test = Suite()
 KNOWN = sorted({"".join(random.Random(at).choices("ban rel mon tav kri sel dor ami".split(), k=3)).capitalize() for at in range(60)})
 
 
@@ -30,7 +32,8 @@ def made_up(rows, seed):
     return columns
 
 
-def plain_test_rows():
+@test
+def names_and_numbers_change_alike_in_all_cells():
     columns = made_up(3000, 1)
     table = names.name_table({"books": columns, "interface": {"en": ["Boston"], "fr": ["Boston"]}}, 2000, 7)
     assert sorted(table) == ["de", "en", "fr"] and {len(cells) for cells in table.values()} == {2000}
@@ -55,7 +58,8 @@ def plain_test_rows():
     assert names.name_table({"books": columns}, 2000, 8)["en"] != table["en"]
 
 
-def plain_test_what_stays():
+@test
+def what_is_no_name_stays():
     small = names.Counter()
     usable = dict(en="Anna has 1 dog and 2,500 cats at www.Anna.org.", de="Anna hat 1 Hund und 2.500 Katzen auf www.Anna.org.")
     assert list(names.named_rows({k: [v] for k, v in usable.items()}, small)) == [(usable, ["Anna"])]
@@ -65,11 +69,12 @@ def plain_test_what_stays():
     assert not list(names.named_rows({"en": ["the Union"], "fr": ["l' Union"]}, small))
 
 
-def plain_test_nothing():
+@test
+def without_names_there_is_an_empty_table():
     assert names.name_table({}, 100, 1) == {}
     assert names.name_table({"books": {"en": ["one"], "de": ["eins"]}}, 100, 1) == {"en": [], "de": []}
     assert names.Names(["Ab"]).draw(random.Random(1)) == "Ab"  # nothing longer is to be had
 
 
 if __name__ == "__main__":
-    sys.exit(main(globals()))
+    sys.exit(test.run())

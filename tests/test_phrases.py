@@ -11,7 +11,8 @@ import ast
 import os
 import random
 import sys
-import traceback
+
+from suite import Suite
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
@@ -21,6 +22,8 @@ try:
     import phrases
 except ImportError:
     np = None
+test = Suite()
+numpy_test = test.needs(np, "NumPy")
 
 
 def made_up(sentences, words, seed):
@@ -50,14 +53,16 @@ def constant(file, name):
                 if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name)
 
 
-def plain_test_sources():
+@test
+def the_sources_are_files_of_the_mix():
     shares = constant("data.py", "SHARES")
-    assert shares["phrases"][0] > 0 and shares["names"][0] > 0 and "noise" in shares
-    for prefix in constant("phrases.py", "SOURCES") + constant("names.py", "SOURCES"):
+    assert all(shares[x][0] > 0 for x in ("phrases", "names", "noise", "dictionaries", "nouns"))
+    for prefix in sum((constant(x, "SOURCES") for x in ("phrases.py", "names.py", "dictionaries.py")), ()):
         assert any(name.startswith(prefix) for name in shares), prefix
 
 
-def test_dictionary():
+@numpy_test
+def the_alignment_finds_the_dictionary():
     lefts, rights = made_up(3000, 300, 1)
     right = wrong = pairs = 0
     for rows, a, b, both in phrases.agreement(phrases.Side(lefts), phrases.Side(rights)):
@@ -69,7 +74,8 @@ def test_dictionary():
     assert right > 0.75 * pairs and wrong < 0.02 * right, (right, wrong, pairs)
 
 
-def test_phrases():
+@numpy_test
+def phrases_are_parallel_and_distinct():
     lefts, rights = made_up(3000, 300, 2)
     found = phrases.phrase_pairs(lefts, rights, 5)
     assert len(found) > 1000 and len(set(found)) == len(found)
@@ -83,7 +89,8 @@ def test_phrases():
     assert phrases.phrase_pairs(lefts, rights, 5) == found
 
 
-def test_cut():
+@numpy_test
+def no_word_of_a_phrase_is_linked_to_one_outside():
     generator = np.random.default_rng(1)
     links = np.zeros((6, 6), bool)
     links[[0, 1, 2, 3, 4, 5], [1, 0, 2, 5, 4, 3]] = True
@@ -97,7 +104,8 @@ def test_cut():
     assert phrases.cut(many, 0, 0, generator) is None
 
 
-def test_table():
+@numpy_test
+def all_pairs_with_the_pivot_make_one_table():
     lefts, rights = made_up(800, 60, 3)
     nothing = [""] * len(lefts)
     tables = {"books": {"en": lefts, "de": rights, "fr": nothing}, "interface": {"en": rights, "es": lefts}}
@@ -110,7 +118,8 @@ def test_table():
     assert phrases.phrase_table({}, "en", 1, said.append) == {}
 
 
-def test_limit():
+@numpy_test
+def no_more_pairs_than_the_limit_are_aligned():
     lefts, rights = made_up(600, 60, 4)
     most, phrases.MOST_PAIRS = phrases.MOST_PAIRS, 200
     try:
@@ -121,24 +130,5 @@ def test_limit():
     assert said[0] == "phrases: aligning 200 of 600 pairs of en and de" and table["en"], said
 
 
-def main(tests):
-    """Run those of a module's globals; used by test_names.py too."""
-    passed = failed = 0
-    for name, test in sorted(tests.items()):
-        if name.startswith("test_") and not np:
-            print("skip %s: no NumPy here" % name)
-        elif name.startswith(("test_", "plain_test_")):
-            try:
-                test()
-                passed += 1
-                print("ok", name)
-            except Exception:  # noqa: BLE001 - whatever it is, it fails this test only
-                traceback.print_exc()
-                failed += 1
-                print("FAIL", name)
-    print("%d passed, %d failed" % (passed, failed))
-    return failed > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(globals()))
+    sys.exit(test.run())

@@ -17,22 +17,13 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
+
+from suite import Skip, Suite
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROUTING = os.path.join(ROOT, os.environ.get("BIN", "."), "moe-routing")
 SANITIZED = "asan" in os.environ.get("BUILD", "")
-tests = []
-
-
-class Skip(Exception):
-    pass
-
-
-def test(function):
-    tests.append(function)
-    return function
+test = Suite()
 
 
 def run(data, *options, status=0, **keywords):
@@ -684,23 +675,5 @@ def the_script_copes_with_nothing_and_with_thousands():
     assert len(s[0]["paths"]) < 200000 and "more" in s[1]["tip"], s[1]["tip"]
 
 
-def main():
-    failed = 0
-    for function in tests:
-        begin = time.monotonic()
-        try:
-            function()
-            print("ok %s (%.1f s)" % (function.__name__, time.monotonic() - begin))
-        except Skip as reason:
-            print("skip %s: %s" % (function.__name__, reason))
-        except Exception as problem:  # noqa: BLE001 - whatever it is, it fails this test only
-            failed += 1
-            where = traceback.extract_tb(problem.__traceback__)
-            line = [f.lineno for f in where if f.filename == __file__][-1]
-            print("FAIL %s: line %d: %s %s" % (function.__name__, line, type(problem).__name__, str(problem)[:1000]))
-        sys.stdout.flush()
-    return failed > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(test.run())

@@ -1,0 +1,57 @@
+"""How a suite of tests in Python runs.
+
+    test = Suite()
+    numpy_test = test.needs(np, "NumPy")    # np: the module, or None where it could not be imported
+
+    @test
+    def what_is_said_of_it():
+        assert ...
+
+    if __name__ == "__main__":
+        sys.exit(test.run())
+
+Every test prints `ok NAME (seconds)`, `skip NAME: why` or `FAIL NAME: line N: what`, and the last line is `N passed, N failed`.
+"""
+import sys
+import time
+import traceback
+
+
+class Skip(Exception):
+    """Raised by a test that cannot run here; says why."""
+
+
+class Suite:
+    def __init__(self):
+        self.tests = []
+
+    def __call__(self, function, missing=None):
+        self.tests.append((function, missing))
+        return function
+
+    def needs(self, module, name):
+        """A decorator for tests that are skipped without a module."""
+        return lambda function: self(function, None if module else name)
+
+    def run(self, only=""):
+        """Runs the tests whose names contain `only`; returns whether one failed."""
+        passed = failed = 0
+        for function, missing in self.tests:
+            name, begin = function.__name__, time.monotonic()
+            if only not in name:
+                continue
+            try:
+                if missing:
+                    raise Skip(f"no {missing} here")
+                function()
+                passed += 1
+                print(f"ok {name} ({time.monotonic() - begin:.1f} s)")
+            except Skip as why:
+                print(f"skip {name}: {why}")
+            except Exception as problem:  # noqa: BLE001 - whatever it is, it fails this test only
+                failed += 1
+                lines = [x.lineno for x in traceback.extract_tb(problem.__traceback__) if x.filename == function.__code__.co_filename]
+                print(f"FAIL {name}: line {', '.join(map(str, lines[:5]))}: {type(problem).__name__} {str(problem)[:1000]}")
+            sys.stdout.flush()
+        print(f"{passed} passed, {failed} failed")
+        return failed > 0
