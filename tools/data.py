@@ -5,8 +5,8 @@ and one column per language; any two non-empty cells of a row are a pair, usable
 
 `prepare` turns it into a cache: a SentencePiece model trained on a balanced sample and, for every file and language, the
 pieces of all cells as one flat uint16 array with offsets. Beside the files it makes two tables of noise out of Tatoeba, so that
-ordinary input works, one of phrases around the rarer words, one of rows with other names, and two of what dictionaries have that
-are installed. `Mixture` draws pairs from that cache by shares of target tokens, each source shuffled without replacement, and cuts
+ordinary input works, one of phrases around the rarer words, one of rows with other names, and three of what dictionaries have
+that are installed. `Mixture` draws pairs from that cache by shares of target tokens, each source shuffled without replacement, and cuts
 them into batches of sentences of like length.
 """
 import glob
@@ -39,8 +39,8 @@ SHARES = {
     "mozilla_www": (0.002, 0.001), "bible": (0.008, 0.002), "suttacentral": (0.003, 0.001), "interface": (0.003, 0.001),
     "picard": (0.0005, 0), "cryptpad": (0.0005, 0),
     # Made here: see dictionaries.py, phrases.py, names.py and noise_tables.
-    "dictionaries": (0.120, 0.030), "nouns": (0.060, 0), "phrases": (0.115, 0), "names": (0.090, 0.010), "noise": (0.032, 0.012),
-    "same": (0.004, 0.004),
+    "dictionaries": (0.120, 0.030), "bridged": (0.030, 0), "nouns": (0.100, 0), "phrases": (0.115, 0), "names": (0.090, 0.010),
+    "noise": (0.032, 0.012), "same": (0.004, 0.004),
 }
 
 

@@ -2,11 +2,13 @@
 
 What a small corpus lacks most is words. Free dictionaries have them, and Debian has such dictionaries (`tools/install-deps --train`
 installs them): Ding's of German and English (package trans-de-en), those of WikDict and FreeDict for German, French and Spanish
-(packages dict-freedict-*). `dictionary_tables` makes two tables of them: "dictionaries", words and short phrases as they stand there,
-German nouns mostly with something around them; and "nouns", sentences of the corpus in which one or two nouns are others.
+(packages dict-freedict-*). `dictionary_tables` makes three tables of them: "dictionaries", words and short phrases as they stand
+there, German nouns mostly with something around them; "bridged", French and Spanish words with the English ones that have the same
+German ones; and "nouns", sentences of the corpus in which one or two nouns are others.
 """
 import glob
 import gzip
+import math
 import os
 import random
 import re
@@ -16,12 +18,14 @@ DING = "usr/share/trans/de-en"
 DICTD = "usr/share/dictd/freedict-*-*.index"
 CODES = {"deu": "de", "fra": "fr", "spa": "es"}
 WORD = re.compile(r"\w+")
+LIKELY = 0.3          # share of what leads from one word over German to any that leads to the other, and back
 COMMON = 10           # occurrences in the corpus of every word of one cell, from which a row is used
 MOST_WORDS = 9        # of a cell
 MOST_SYNONYMS = 3     # of an entry that are used
 BARE = 0.4            # share of German nouns with nothing around them
 SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web")  # whose nouns are replaced
-LONGEST = 250         # characters of a German sentence whose nouns are replaced
+LONGEST = 250         # characters of a sentence whose nouns are replaced
+MOST_PAIRS = 60_000   # of a file whose nouns are replaced
 ATTESTED = 0.7        # share of nouns in the place of others that the corpus has too
 
 
@@ -80,28 +84,16 @@ def articles(index):
 
 
 def dictd_rows(index):
-    """Rows of a dictionary in dictd's format: the first line of an article is the word, the second what it means in its first sense.
-    Names that stay the same are left out."""
+    """(row, gender) of a dictionary in dictd's format: the first line of an article is the word with its grammar, the second what it
+    means in its first sense. The gender is "m", "f" or None. Names that stay the same are left out."""
     pair = [CODES[x] for x in index[:-len(".index")].split("-")[-2:]]
     for lines in articles(index):
         word = plain(ASIDE.sub(" ", lines[0]).split(",")[0]) if len(lines) > 1 else ""
-        for meaning in re.sub(r"^\d+\. ", "", lines[1]).split(",")[:2] if word else ():
+        gender = re.search(r"<n, ([mf])", lines[0])
+        for meaning in re.sub(r"^\d+\. ", "", ASIDE.sub(" ", lines[1])).split(",")[:2] if word else ():
             meaning = plain(meaning)
             if meaning and not (word == meaning and word[0].isupper()):
-                yield dict(zip(pair, (word, meaning)))
-
-
-def joined(rows):
-    """Rows of more languages, by the German words that mean one thing in each: what has one meaning in English and one in French
-    has the same one in both, mostly."""
-    meanings = {}
-    for row in rows:
-        for language in set(row) - {"de"} if "de" in row else ():
-            meanings.setdefault(row["de"], {}).setdefault(language, set()).add(row[language])
-    for german, others in sorted(meanings.items()):
-        row = {language: min(cells) for language, cells in others.items() if len(cells) == 1}
-        if len(row) > 1:
-            yield {"de": german, **row}
+                yield dict(zip(pair, (word, meaning))), gender[1] if gender else None
 
 
 # ---- Words -------------------------------------------------------------------------------------------------------------
@@ -141,35 +133,76 @@ def occurrences(tables):
     return count
 
 
-def is_common(count, cell):
-    """Whether every word of a cell occurs COMMON times. `count`: of its language."""
-    return min((count[word] for word in WORD.findall(cell.lower())), default=0) >= COMMON
+def rarest(count, cell):
+    """How often the rarest word of a cell occurs. `count`: of its language."""
+    return min((count[word] for word in WORD.findall(cell.lower())), default=0)
 
 
-def word_table(r, entries, rows, count, known):
-    """The distinct ones of Ding's entries, of rows, and of what can be joined of both, as one table. A row is used if all words of a
-    cell are common and no cell is `known`."""
+def table_of(rows, count, known):
+    """The distinct ones of rows as a table. A row is used if all words of a cell are common and no cell is `known`."""
     table, seen = {language: [] for language in count}, set()
-    bare = [{"de": german, "en": english} for german, english, *_ in entries]
-    used = (dict(zip(("de", "en"), in_use(r, *entry) if entry[2] else entry)) for entry in entries)
-    for row in [*used, *rows, *joined(bare + rows)]:
+    for row in rows:
         cells = tuple(row.get(language, "") for language in table)
         if (cells not in seen and known.isdisjoint(row.values()) and set(row) <= set(table)
-                and any(is_common(count[language], cell) for language, cell in row.items())):
+                and any(rarest(count[language], cell) >= COMMON for language, cell in row.items())):
             seen.add(cells)
             for language, cell in zip(table, cells):
                 table[language].append(cell)
     return table
 
 
+def likely(meanings, count):
+    """German word -> {what it means: how likely}, after how common that is, as far as that says something. `meanings`: German word ->
+    cells, `count`: of their language."""
+    def weight(cell):
+        return 0.1 + math.log1p(rarest(count, cell))
+    return {german: {cell: weight(cell) / sum(map(weight, cells)) for cell in cells} for german, cells in meanings.items()}
+
+
+def bridged(english, others, adverbs):
+    """[(English, other)] of words that lead to each other over German more than to any else. `english`, `others`: what `likely` gives;
+    `adverbs`: how other adverbs end, which English has in -ly."""
+    both, from_english, from_other = Counter(), Counter(), Counter()
+    for german in sorted(set(english) & set(others)):
+        for a, p in english[german].items():
+            for b, q in others[german].items():
+                both[a, b] += p * q
+                from_english[a] += p * q
+                from_other[b] += p * q
+    share = {(a, b): 2 * p / (from_english[a] + from_other[b]) for (a, b), p in both.items() if b.endswith(adverbs) or not a.endswith("ly")}
+    best = {}
+    for pair, p in sorted(share.items()):
+        for end in enumerate(pair):
+            if p > (share[best[end]] if end in best else LIKELY):
+                best[end] = pair
+    return [(a, b) for (side, a), (_, b) in sorted(best.items()) if side == 0 and best.get((1, b)) == (a, b)]
+
+
 # ---- Sentences with other nouns ----------------------------------------------------------------------------------------
 
-def kind(german, gender):
-    """What nouns must share to take each other's place: the gender, in the plural also the last letter, for some have no n that the
-    dative could add. None: weak ones, which better stay."""
-    if gender == "m" and german.endswith(("e", "ent", "ist", "ant")):
-        return None
-    return gender + german[-1] * (gender == "pl")
+# Nouns come as (word, English words, kind). Those of one kind can take each other's place, whatever is around them.
+
+def german_nouns(entries):
+    """The kind is the gender, in the plural with the last letter, for some have no n that the dative could add. Masculine ones that
+    change in the singular have the kind None."""
+    for german, english, gender, _ in entries:
+        if gender:
+            weak = gender == "m" and german.endswith(("e", "ent", "ist", "ant"))
+            yield german, english, None if weak else gender + german[-1] * (gender == "pl")
+
+
+def romance_nouns(pairs, genders, unsure, language):
+    """Nouns of French or Spanish and their regular plurals. The kind is gender and number, of those that begin so that no word before
+    them is shortened. `pairs`: [(English, other)], `genders`: other -> genders that dictionaries give, `unsure`: English words that
+    may be no nouns."""
+    for english, other in pairs:
+        gender, usual = genders.get(other, ()), re.fullmatch(r"[^\W\d_A-Z]+ [^A-Z]+", f"{other} {english}")
+        if len(gender) == 1 and usual and english not in unsure and not re.search("^to |[^su]s$", english):
+            kind = min(gender) if other[0] in "bcdfgjklmnpqrstvwz" else None
+            yield other, english, kind
+            if re.search("[^sxzlu]$" if language == "fr" else "[aeiou]$|[^aeiousz]$", other) and re.search("[a-rt-wz]$", english):
+                yield (other + ("s" if language == "fr" or other[-1] in "aeiou" else "es"),
+                       english + ("es" if english.endswith(("ch", "sh")) else "s"), kind and kind + "pl")
 
 
 def place_of(english):
@@ -178,62 +211,63 @@ def place_of(english):
 
 
 class Nouns:
-    """Ding's nouns of one word and one gender. `meanings`: German word -> (kind, English words); `pool`: kind -> [(German word, English
-    words)], those whose English words are common; `attested`: those of them that the corpus has in German."""
+    """Nouns of one language that are one word and of one kind. `meanings`: word -> (kind, English words); `pool`: kind -> [(word, English
+    words)], those whose English words are common; `attested`: those of them that the corpus has. `count`: of that language; `unsure`:
+    English words that may be no nouns, and so are not taken for one in a sentence."""
 
-    def __init__(self, entries, count):
-        found, self.meanings, self.pool, self.attested = {}, {}, {}, {}
-        for german, english, gender, _ in entries:
-            if gender and len(english.split()) <= 3:
-                found.setdefault(german, {}).setdefault(kind(german, gender), []).append(english)
-        for german, kinds in sorted(found.items()):
-            (sort, meanings), *more = kinds.items()
-            if sort and not more:
-                self.meanings[german] = sort, meanings
-                if is_common(count["en"], meanings[0]):
-                    for group in (self.pool, self.attested) if count["de"][german.lower()] else (self.pool,):
-                        group.setdefault(sort, []).append((german, meanings[0]))
+    def __init__(self, nouns, count, english_count, unsure):
+        found, self.meanings, self.pool, self.attested, self.unsure = {}, {}, {}, {}, unsure
+        for word, english, kind in nouns:
+            if len(english.split()) <= 3:
+                found.setdefault(word, {}).setdefault(kind, []).append(english)
+        for word, kinds in sorted(found.items()):
+            (kind, meanings), *more = kinds.items()
+            if kind and not more:
+                self.meanings[word] = kind, meanings
+                if rarest(english_count, meanings[0]) >= COMMON:
+                    for group in (self.pool, self.attested) if count[word.lower()] else (self.pool,):
+                        group.setdefault(kind, []).append((word, meanings[0]))
 
-    def places(self, german, english):
-        """Nouns of a German sentence that one place of the English one translates: [(kind, German word, English words)]."""
-        words, places = WORD.findall(german), []
+    def places(self, sentence, english):
+        """Nouns of a sentence that one place of the English one translates: [(kind, word, English words)]."""
+        words, places = WORD.findall(sentence), []
         for word in words:
-            sort, meanings = self.meanings.get(word, (None, ()))
-            if sort in self.attested and words.count(word) == 1:
-                there = [x for x in set(meanings) if len(place_of(x).findall(english)) == 1]
-                if len(there) == 1:
-                    places.append((sort, word, there[0]))
+            kind, meanings = self.meanings.get(word, (None, ()))
+            if kind in self.attested and words.count(word) == 1:
+                there = [x for x in sorted(set(meanings)) if x in english and len(place_of(x).findall(english)) == 1]
+                if len(there) == 1 and there[0] not in self.unsure:
+                    places.append((kind, word, there[0]))
         return places
 
-    def replaced(self, r, german, english, places):
+    def replaced(self, r, sentence, english, places):
         """The sentences with other nouns in one or two of the places."""
-        for sort, word, meaning in r.sample(places, min(len(places), r.randint(1, 2))):
-            other, means = r.choice((self.attested if r.random() < ATTESTED else self.pool)[sort])
-            german = re.sub(rf"(?<!\w){word}(?!\w)", other, german)
+        for kind, word, meaning in r.sample(places, min(len(places), r.randint(1, 2))):
+            other, means = r.choice((self.attested if r.random() < ATTESTED else self.pool)[kind])
+            sentence = re.sub(rf"(?<!\w){word}(?!\w)", other, sentence)
             english = place_of(meaning).sub(lambda match: f"{match[1]}{article(means)[1:]} {means}" if match[1] else means, english)
-        return german, english
+        return sentence, english
 
 
-def noun_table(r, entries, tables, count, rows):
-    """About `rows` German and English sentences of the corpus in which nouns are others (data augmentation for rare words, Fadaee,
-    Bisazza and Monz 2017), as one table. Files give by the square root of what they have."""
-    table, nouns, found = {language: [] for language in count}, Nouns(entries, count), []
+def noun_rows(r, nouns, language, tables, rows):
+    """About `rows` rows of a language and English, sentences of the corpus in which nouns are others (data augmentation for rare words,
+    Fadaee, Bisazza and Monz 2017). Files give by the square root of what they have."""
+    found = []
     for name, columns in sorted(tables.items()):
-        if name.startswith(SOURCES) and {"de", "en"} <= set(columns):
-            pairs = [(a, b) for a, b in zip(columns["de"], columns["en"]) if a and b and len(a) <= LONGEST]
-            found.append([(a, b, places) for a, b in pairs if (places := nouns.places(a, b))])
+        if name.startswith(SOURCES) and {language, "en"} <= set(columns):
+            pairs = [(a, b) for a, b in zip(columns[language], columns["en"]) if a and b and len(a) <= LONGEST]
+            found.append([(a, b, places) for a, b in r.sample(pairs, min(len(pairs), MOST_PAIRS)) if (places := nouns.places(a, b))])
     weight = sum(len(usable) ** 0.5 for usable in found)
     for usable in found:
         for _ in range(round(rows * len(usable) ** 0.5 / weight) if usable else 0):
-            row = dict(zip(("de", "en"), nouns.replaced(r, *r.choice(usable))))
-            for language, cells in table.items():
-                cells.append(row.get(language, ""))
-    return table
+            yield dict(zip((language, "en"), nouns.replaced(r, *r.choice(usable))))
 
+
+# ---- Tables ------------------------------------------------------------------------------------------------------------
 
 def dictionary_tables(tables, known, rows, seed, root="/", log=print):
-    """The tables "dictionaries" and "nouns" of the dictionaries installed below `root`, language -> cells; none without any. `rows`: of
-    nouns, about. `known`: a set of sentences that are for testing, and so must not be learned."""
+    """The tables "dictionaries", "bridged" and "nouns" of the dictionaries installed below `root`, language -> cells; none without any.
+    `rows`: of nouns of German, about; of French and Spanish half as many. `known`: a set of sentences that are for testing, and so
+    must not be learned."""
     r, ding = random.Random(seed), os.path.join(root, DING)
     indices = [x for x in sorted(glob.glob(os.path.join(root, DICTD))) if set(x[:-len(".index")].split("-")[-2:]) <= set(CODES)]
     entries = list(ding_entries(ding)) if os.path.exists(ding) else []
@@ -242,7 +276,23 @@ def dictionary_tables(tables, known, rows, seed, root="/", log=print):
         + ("" if entries and others else "; tools/install-deps --train installs what is missing"))
     if not entries and not others:
         return {}
-    count = occurrences(tables)
-    made = {"dictionaries": word_table(r, entries, others, count, known), "nouns": noun_table(r, entries, tables, count, rows)}
-    log("dictionaries: " + ", ".join(f"{len(next(iter(x.values()), []))} rows of {name}" for name, x in made.items()))
-    return {name: x for name, x in made.items() if any(map(any, x.values()))}
+    count, german, genders = occurrences(tables), {"en": {}, "fr": {}, "es": {}}, {}
+    for row, gender in [({"de": word, "en": english}, None) for word, english, *_ in entries] + others:
+        for language in set(row) - {"de"} if "de" in row else ():
+            german[language].setdefault(row["de"], set()).add(row[language])
+        if gender:
+            genders.setdefault(next(iter(row.values())), set()).add(gender)
+    english = likely(german["en"], count["en"])
+    unsure = {meaning for word, meaning, gender, _ in entries if not gender and word.islower()}
+    words = [dict(zip(("de", "en"), in_use(r, *entry) if entry[2] else entry)) for entry in entries] + [row for row, _ in others]
+    bridges, changed = [], [*noun_rows(r, Nouns(german_nouns(entries), count["de"], count["en"], unsure), "de", tables, rows)]
+    for language, adverbs in ("fr", "ment"), ("es", "mente"):
+        pairs = bridged(english, likely(german[language], count[language]), adverbs)
+        bridges += [{"en": a, language: b} for a, b in pairs]
+        nouns = Nouns(romance_nouns(pairs, genders, unsure, language), count[language], count["en"], unsure)
+        changed += noun_rows(r, nouns, language, tables, rows / 2)
+    made = {"dictionaries": table_of(words, count, known), "bridged": table_of(bridges, count, known),
+            "nouns": {language: [row.get(language, "") for row in changed] for language in count}}
+    made = {name: table for name, table in made.items() if any(map(any, table.values()))}
+    log("dictionaries: " + ", ".join(f"{len(next(iter(x.values())))} rows of {name}" for name, x in made.items()))
+    return made
