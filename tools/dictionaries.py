@@ -156,7 +156,7 @@ def likely(meanings, count):
     cells, `count`: of their language."""
     def weight(cell):
         return 0.1 + math.log1p(rarest(count, cell))
-    return {german: {cell: weight(cell) / sum(map(weight, cells)) for cell in cells} for german, cells in meanings.items()}
+    return {german: {cell: weight(cell) / sum(map(weight, sorted(cells))) for cell in sorted(cells)} for german, cells in meanings.items()}
 
 
 def bridged(english, others, adverbs):
