@@ -34,7 +34,7 @@ a\u200bb :: not plain
 was ... auch :: whatever
 """
 FRENCH = {"00-database-short": "German-French", "Licht": "Licht /lɪçt/ <n, neut>\n1. lumière, éclairage\n   Wellen\n2. feu",
-          "Paris": "Paris /paˈʁiːs/ <pn>\nParis", "Auge": "Auge <n, neut>\nœil", "leer": "leer", "Bahnhof": "Bahnhof\ngare <n, fem>"}
+          "Paris": "Paris /paˈʁiːs/ <pn>\nParis", "Auge": "Auge <n, neut>\nœil", "leer": "leer", "nichts": "", "Bahnhof": "Bahnhof\ngare <n, fem>"}
 GENDERS = {"gare": "gare <n, fem>\nBahnhof <n, masc>", "lumière": "lumière, clarté /y/ <n, fem>\nLicht"}
 SPANISH = {"Licht": "Licht\nluz", "finden": "finden\nencontrar 2"}
 
@@ -51,7 +51,7 @@ def installed(root, name=None, dictionary=()):
     def base64(number):
         return (base64(number // 64) if number > 63 else "") + digits[number % 64]
     for word, article in dictionary.items():
-        bytes_ = article.encode() + b"\n"
+        bytes_ = article.encode() + b"\n" * bool(article)
         lines += f"{word}\t{base64(len(text))}\t{base64(len(bytes_))}\n"
         text += bytes_
     path = os.path.join(root, "usr/share/dictd", f"freedict-{name}.")
@@ -168,6 +168,15 @@ def rows_are_distinct_and_of_common_words_and_not_for_testing():
     words = {cell for x in rows.values() for row in x for cell in row.values()}
     assert not words & {"luz", "to find something", "encontrar"}, words  # for testing; `encontrar` and `finden` are not common
     assert {row["fr"] for row in rows["nouns"] if "fr" in row} == {"La gare est ici.", "La lumière est ici."}
+
+
+@test
+def a_corpus_may_lack_languages():
+    with tempfile.TemporaryDirectory() as root:
+        installed(root)
+        installed(root, "deu-fra", FRENCH)
+        made = dictionaries.dictionary_tables({"tatoeba.en-fr": {"en": ["light station"] * 12, "fr": ["lumière gare"] * 12}}, set(), 10, 1, root, len)
+    assert list(made) == ["dictionaries", "bridged"] and made["bridged"]["en"] == ["light", "station"], made["bridged"]
 
 
 @test

@@ -56,7 +56,7 @@ def constant(file, name):
 @test
 def the_sources_are_files_of_the_mix():
     shares = constant("data.py", "SHARES")
-    assert all(shares[x][0] > 0 for x in ("phrases", "names", "noise", "dictionaries", "nouns"))
+    assert all(shares[x][0] > 0 for x in ("phrases", "names", "noise", "dictionaries", "bridged", "nouns"))
     for prefix in sum((constant(x, "SOURCES") for x in ("phrases.py", "names.py", "dictionaries.py")), ()):
         assert any(name.startswith(prefix) for name in shares), prefix
 

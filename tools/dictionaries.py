@@ -88,11 +88,12 @@ def dictd_rows(index):
     means in its first sense. The gender is "m", "f" or None. Names that stay the same are left out."""
     pair = [CODES[x] for x in index[:-len(".index")].split("-")[-2:]]
     for lines in articles(index):
-        word = plain(ASIDE.sub(" ", lines[0]).split(",")[0]) if len(lines) > 1 else ""
-        gender = re.search(r"<n, ([mf])", lines[0])
-        for meaning in re.sub(r"^\d+\. ", "", ASIDE.sub(" ", lines[1])).split(",")[:2] if word else ():
+        if len(lines) < 2:
+            continue
+        word, gender = plain(ASIDE.sub(" ", lines[0]).split(",")[0]), re.search(r"<n, ([mf])", lines[0])
+        for meaning in re.sub(r"^\d+\. ", "", ASIDE.sub(" ", lines[1])).split(",")[:2]:
             meaning = plain(meaning)
-            if meaning and not (word == meaning and word[0].isupper()):
+            if word and meaning and not (word == meaning and word[0].isupper()):
                 yield dict(zip(pair, (word, meaning))), gender[1] if gender else None
 
 
@@ -125,8 +126,8 @@ def in_use(r, german, english, gender, countable):
 
 
 def occurrences(tables):
-    """How often each word is in a corpus: language -> Counter of words in small letters."""
-    count = {language: Counter() for table in tables.values() for language in table}
+    """How often each word is in a corpus: language -> Counter of words in small letters, of those that it lacks too."""
+    count = {language: Counter() for language in ("en", *CODES.values())}
     for table in tables.values():
         for language, cells in table.items():
             count[language].update(word for cell in cells for word in WORD.findall(cell.lower()))
@@ -143,7 +144,7 @@ def table_of(rows, count, known):
     table, seen = {language: [] for language in count}, set()
     for row in rows:
         cells = tuple(row.get(language, "") for language in table)
-        if (cells not in seen and known.isdisjoint(row.values()) and set(row) <= set(table)
+        if (cells not in seen and known.isdisjoint(row.values())
                 and any(rarest(count[language], cell) >= COMMON for language, cell in row.items())):
             seen.add(cells)
             for language, cell in zip(table, cells):
@@ -154,9 +155,12 @@ def table_of(rows, count, known):
 def likely(meanings, count):
     """German word -> {what it means: how likely}, after how common that is, as far as that says something. `meanings`: German word ->
     cells, `count`: of their language."""
-    def weight(cell):
-        return 0.1 + math.log1p(rarest(count, cell))
-    return {german: {cell: weight(cell) / sum(map(weight, sorted(cells))) for cell in sorted(cells)} for german, cells in meanings.items()}
+    chances = {}
+    for german, cells in meanings.items():
+        weights = {cell: 0.1 + math.log1p(rarest(count, cell)) for cell in sorted(cells)}
+        total = sum(weights.values())
+        chances[german] = {cell: weight / total for cell, weight in weights.items()}
+    return chances
 
 
 def bridged(english, others, adverbs):
