@@ -56,8 +56,8 @@ def constant(file, name):
 @test
 def the_sources_are_files_of_the_mix():
     shares = constant("data.py", "SHARES")
-    assert all(shares[x][0] > 0 for x in ("phrases", "names", "noise", "dictionaries", "bridged", "nouns"))
-    for prefix in sum((constant(x, "SOURCES") for x in ("phrases.py", "names.py", "dictionaries.py")), ()):
+    assert all(shares[x][0] > 0 for x in ("phrases", "names", "noise", "dictionaries", "bridged", "nouns", "pivot"))
+    for prefix in sum((constant(x, "SOURCES") for x in ("phrases.py", "names.py", "dictionaries.py", "pivot.py")), ()):
         assert any(name.startswith(prefix) for name in shares), prefix
 
 

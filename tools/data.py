@@ -5,8 +5,8 @@ and one column per language; any two non-empty cells of a row are a pair, usable
 
 `prepare` turns it into a cache: a SentencePiece model trained on a balanced sample and, for every file and language, the
 pieces of all cells as one flat uint16 array with offsets. Beside the files it makes two tables of noise out of Tatoeba, so that
-ordinary input works, one of phrases around the rarer words, one of rows with other names, and three of what dictionaries have
-that are installed. `Mixture` draws pairs from that cache by shares of target tokens, each source shuffled without replacement, and cuts
+ordinary input works, one of phrases around the rarer words, one of rows with other names, three of what dictionaries have
+that are installed, and one of Spanish that a program made of French. `Mixture` draws pairs from that cache by shares of target tokens, each source shuffled without replacement, and cuts
 them into batches of sentences of like length.
 """
 import glob
@@ -22,6 +22,7 @@ import sentencepiece
 import dictionaries
 import names
 import phrases
+import pivot
 
 LANGUAGES = ("en", "de", "fr", "es")
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -38,10 +39,13 @@ SHARES = {
     "phpdoc": (0.005, 0.002), "pydoc": (0.004, 0), "gnomehelp": (0.002, 0.001), "debhandbook": (0.003, 0.002),
     "mozilla_www": (0.002, 0.001), "bible": (0.008, 0.002), "suttacentral": (0.003, 0.001), "interface": (0.003, 0.001),
     "picard": (0.0005, 0), "cryptpad": (0.0005, 0),
-    # Made here: see dictionaries.py, phrases.py, names.py and noise_tables.
+    # Made here: see pivot.py, dictionaries.py, phrases.py, names.py and noise_tables.
+    "pivot": (0.060, 0.020),
     "dictionaries": (0.120, 0.030), "bridged": (0.030, 0), "nouns": (0.100, 0), "phrases": (0.115, 0), "names": (0.090, 0.010),
     "noise": (0.032, 0.012), "same": (0.004, 0.004),
 }
+
+MADE = {"pivot": "es"}  # a language that a program wrote, so that nothing is translated into it: file -> language
 
 
 # ---- Reading -----------------------------------------------------------------------------------------------------------
@@ -215,7 +219,8 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
              for cells in read_table(path).values() for cell in cells if cell}
     tables.update(noise_tables(tables, 120_000, seed=1), names=names.name_table(tables, 240_000, seed=1),
                   phrases=phrases.phrase_table(tables, "en", seed=1, log=log),
-                  **dictionaries.dictionary_tables(tables, known, 250_000, seed=1, log=log))
+                  **dictionaries.dictionary_tables(tables, known, 250_000, seed=1, log=log),
+                  **pivot.pivot_table(tables, 300_000, seed=1, log=log))
     for name, table in tables.items():
         log(f"encoding {name}")
         arrays = {}
@@ -233,7 +238,7 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
 
 class Source:
     """All usable pairs of one file, with or without English, in shuffled epochs without replacement. The pairs of "same" are
-    those of a sentence with itself."""
+    those of a sentence with itself; nothing is translated into what a program wrote."""
 
     def __init__(self, name, arrays, english, max_pieces, max_ratio, seed):
         self.name, self.arrays, self.seed = name, arrays, seed
@@ -243,7 +248,7 @@ class Source:
         size = {x: np.diff(arrays[x + "_offsets"]) for x in present}
         for a in present:
             for b in present:
-                if (a == b) != (name == "same") or ("en" in (a, b)) != english:
+                if (a == b) != (name == "same") or ("en" in (a, b)) != english or b == MADE.get(name):
                     continue
                 long, short = np.maximum(size[a], size[b]), np.minimum(size[a], size[b])
                 row = np.nonzero((short > 0) & (long <= max_pieces) & (long <= max_ratio * short + 3))[0]
