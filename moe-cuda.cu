@@ -1359,9 +1359,10 @@ __global__ void moe_k_coverage(moe_searching a) {
 __global__ void moe_k_place_coverage(moe_searching a) {
     const size_t beam = (size_t)a.search.beam, h = blockIdx.x % beam, stride = a.answer.stride;
     const moe_slot *slot = &a.slot[blockIdx.x / beam];
-    const moe_live *live = &slot->live[slot->steps ? h : 0];
+    const int one = moe_slot_is_one(slot);
+    const moe_live *live = &slot->live[one ? 0 : h];
     float *sum = a.coverage[0] + blockIdx.x * stride;
-    if (!slot->active || (slot->steps && h >= slot->n_live) || live->ended) return;
+    if (!slot->active || (!one && h >= slot->n_live) || live->ended) return;
     for (size_t i = threadIdx.x; i < slot->length; i += MOE_BLOCK)
         sum[i] = moe_add(slot->steps ? sum[i] : 0.0f, a.attention[live->row * stride + i]);
 }

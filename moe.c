@@ -5833,7 +5833,7 @@ static int moe_reranker_full(const moe_reranker *r) {
 /* A place for a request that is being admitted; NULL if its source cannot be a target. */
 static moe_waiting *moe_rerank_begin(moe_reranker *r, const moe_request *q) {
     moe_waiting *w = r->waiting;
-    if (!r->n || q->target || q->n_source + 1 > r->max_target) return NULL;
+    if (!r->n || (q->target && !q->prefix) || q->n_source + 1 > r->max_target) return NULL;
     for (size_t i = 0; i < q->n_source; i++)
         if (q->source[i] == r->model->eos || moe_is_never(r->model, q->source[i])) return NULL;
     while (w->used) w++; /* there is one: nothing is pulled when all are taken */
@@ -6511,7 +6511,7 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
         return moe_refuse(q, done, user, MOE_ERROR_LIMIT, message), 0;
     }
     if (m->kind == MOE_MODEL_LANGUAGE) {
-        if (q->target && !q->n_source) return 1;
+        if (q->target && !q->prefix && !q->n_source) return 1;
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "a language model scores a target and takes no source"), 0;
     }
     if (q->n_source + extra == 0 || (q->n_source == 0 && !q->target)) { /* nothing to translate is an empty translation */
@@ -6547,8 +6547,9 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     for (size_t i = 0; s->keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
     if (limit > (double)s->params.max_target) limit = (double)s->params.max_target;
     slot->limit = moe_max(1, moe_min((size_t)s->params.max_target, (size_t)limit + (size_t)s->params.max_len_offset));
-    slot->scoring = q->target != NULL;
+    slot->scoring = q->target && !q->prefix;
     slot->n_target = q->target ? q->n_target : 0;
+    slot->limit = moe_max(slot->limit, slot->n_target + 1);
     if (s->api) {
         s->api->begin(s->device, at, slot, q->target);
     } else {
@@ -6719,13 +6720,14 @@ static void moe_add_coverage(moe_session *s, size_t rows) {
 }
 
 /* NVIDIA's: coverage [batch, beam, stride] belongs to a place in the beam and is not moved with the hypotheses. A finished one
- * looks at nothing; in the first step every place looks where the only hypothesis does. */
+ * looks at nothing; as long as there is one hypothesis only, every place looks where it does. */
 static void moe_add_place_coverage(moe_session *s) {
     const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
     for (size_t i = 0; i < (size_t)s->params.batch; i++) {
         const moe_slot *slot = &s->slots[i];
-        for (size_t h = 0; slot->active && h < (slot->steps ? slot->n_live : beam); h++) {
-            const moe_live *live = &slot->live[slot->steps ? h : 0];
+        const int one = moe_slot_is_one(slot);
+        for (size_t h = 0; slot->active && h < (one ? beam : slot->n_live); h++) {
+            const moe_live *live = &slot->live[one ? 0 : h];
             float *sum = s->coverage + (i * beam + h) * stride;
             for (size_t k = 0; !live->ended && k < slot->length; k++)
                 sum[k] = (slot->steps ? sum[k] : 0.0f) + s->attention[live->row * stride + k];

@@ -411,6 +411,8 @@ typedef struct moe_request {
     size_t n_source;
     const int32_t *target; /* NULL: translate. Else [n_target]: compute its log-probability instead */
     size_t n_target;
+    int prefix;            /* 1: `target` is how translations begin, and the search finds how they go on; what it costs */
+                           /* counts. Limits on length include it and leave room for one more token at least */
     int32_t target_tag;    /* preset to the session's */
     int32_t source_tag;    /* the same; of use with reranking only */
     void *user;            /* handed back with the result */
@@ -649,6 +651,8 @@ const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
  * The sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (the live ones are then
  * kept as unfinished, behind all finished ones), or nbest have finished and no live one can still beat the best.
  *
+ * Where the beginning of the translation is given, one hypothesis follows it first, and the steps are counted.
+ *
  * That is MOE_RULES_PAPER, moe_search_step. The other rules (above: which they are) keep finished hypotheses in the beam and
  * share moe_beam_step; what tells them apart is in moe_rank and moe_score. */
 #if defined(MOE_SEARCH) && !defined(MOE_SEARCH_IS_DEFINED)
@@ -704,7 +708,7 @@ struct moe_slot {
     size_t n_live;
     moe_finished *finished;   /* [2 * beam] */
     size_t n_finished, n_ended;
-    int32_t *target;          /* [max_target] to be scored */
+    int32_t *target;          /* [max_target] to be scored or, without scoring, to begin with */
     size_t n_target;
     int scoring;
     int broken;               /* not-a-number turned up */
@@ -748,10 +752,13 @@ MOE_SEARCH moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
     moe_row row;
     row.id = live->last < 0 ? s->bos : slot->tokens[live->last].id;
     row.parent = live->row != SIZE_MAX ? (int32_t)live->row : first;
-    row.want = !slot->scoring ? -1 : slot->steps < slot->n_target ? slot->target[slot->steps] : s->eos;
+    row.want = slot->steps < slot->n_target ? slot->target[slot->steps] : slot->scoring ? s->eos : -1;
     row.hold = !slot->scoring && slot->steps < s->min_target;
     return row;
 }
+
+/* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
+MOE_SEARCH int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->n_target; }
 
 /* GNMT eq 14: ((c + L) / (c + 1))^alpha. */
 MOE_SEARCH float moe_length_penalty(const moe_search *s, size_t tokens) {
@@ -938,7 +945,7 @@ MOE_SEARCH int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
     return 1;
 }
 
-/* The same for a slot whose target is given: one live hypothesis follows it. */
+/* The same where the token is given, and at last the end of a target that is scored: one live hypothesis follows. */
 MOE_SEARCH int moe_score_step(const moe_search *s, moe_slot *slot, float logprob, const float *coverage) {
     moe_live *live = &slot->live[0];
     const size_t position = slot->steps++;
@@ -952,6 +959,7 @@ MOE_SEARCH int moe_score_step(const moe_search *s, moe_slot *slot, float logprob
         return 1;
     }
     live->last = moe_add_token(slot, slot->target[position], live->last, logprob);
+    live->tokens++;
     return 0;
 }
 
@@ -959,7 +967,7 @@ MOE_SEARCH int moe_score_step(const moe_search *s, moe_slot *slot, float logprob
 MOE_SEARCH int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
     const size_t place = at * (size_t)s->beam;
     int done;
-    if (slot->scoring) {
+    if (slot->scoring || slot->steps < slot->n_target) {
         const size_t row = slot->live[0].row;
         done = moe_score_step(s, slot, a->want_logprob[row],
                               a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);

@@ -180,9 +180,24 @@ def reranking_weighs_what_scoring_says_of_the_input():
 
 
 @test
-def score_wants_two_columns():
-    result = translate("a\tb\nno tab\n\na\tb\n", "--score", status=1)
-    assert [bool(x) for x in result.lines] == [True, False, False, True] and "line 2" in result.complaint
+def score_and_prefix_want_two_columns():
+    for option in "--score", "--prefix":
+        result = translate("a\tb\nno tab\n\na\tb\n", option, status=1)
+        assert [bool(x) for x in result.lines] == [True, False, False, True], result.lines
+        assert "line 2" in result.complaint and option in result.complaint, result.complaint
+        assert run(DE + [option, "--split", "100"]).returncode == run(DE + ["--score", "--prefix"]).returncode == 2
+
+
+@test
+def a_translation_goes_on_from_the_words_it_begins_with():
+    free = translate("\n".join(LINES) + "\n", "--rerank", "0").lines
+    assert translate("".join(f"{x}\t\n" for x in LINES), "--prefix", "--rerank", "0").lines == free
+    begun = [(x, " ".join(y.split()[:2])) for x, y in zip(LINES, free)] + [(LINES[0], "Auch")]
+    out = translate("".join("%s\t%s\n" % pair for pair in begun), "--prefix").lines
+    assert all(line.startswith(prefix) for line, (_, prefix) in zip(out, begun)) and len(out[-1]) > len("Auch"), out
+    told = [json.loads(x) for x in translate("".join("%s\t%s\n" % pair for pair in begun), "--prefix", "--json", "--nbest", "2").lines]
+    for o, line, (_, prefix) in zip(told, out, begun):
+        assert o["prefix"] == prefix and o["translation"] == line and all(h["translation"].startswith(prefix) for h in o["nbest"]), o
 
 
 @test

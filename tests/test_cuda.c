@@ -617,7 +617,8 @@ typedef struct answer {
 } answer;
 
 typedef struct feed {
-    size_t next, most, scored; /* sentences in all; every fifth of them from number `scored` is scored */
+    size_t next, most, scored; /* sentences in all; every fifth of them from number `scored` is scored, of the ones after */
+                               /* these the beginning of the translation is given */
     size_t answered;
     int cancelled; /* after this many */
     int language;  /* a language model: no source, always a target */
@@ -635,7 +636,8 @@ static int pull(void *user, int wait, moe_request *r) {
     r->n_source = f->language ? 0 : 1 + mw_below(&f->random, 14);
     for (size_t i = 0; i < r->n_source; i++) f->ids[i] = 6 + (int32_t)mw_below(&f->random, MW_VOCABULARY - 6);
     r->source = f->ids;
-    if (f->next % 5 == f->scored || f->language) {
+    if (f->next % 5 == f->scored || f->next % 5 == f->scored + 1 || f->language) {
+        r->prefix = !f->language && f->next % 5 != f->scored;
         r->n_target = mw_below(&f->random, 6);
         for (size_t i = 0; i < r->n_target; i++) f->target[i] = 6 + (int32_t)mw_below(&f->random, MW_VOCABULARY - 6);
         r->target = f->target;

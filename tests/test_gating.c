@@ -559,24 +559,26 @@ static void refused(void *user, const moe_result *r) {
     assert_non_null(strstr(r->message, "language model"));
     ++*(size_t *)user;
 }
-static int pull_one_source(void *user, int wait, moe_request *r) {
+/* A source, and the beginning of a text to go on from. */
+static int pull_what_is_refused(void *user, int wait, moe_request *r) {
     static const int32_t ids[] = { 7, 8 };
+    const size_t before = *(size_t *)user;
     (void)wait;
-    if (*(size_t *)user) return MOE_PULL_END;
-    r->source = ids;
-    r->n_source = 2;
+    if (before == 2) return MOE_PULL_END;
+    if (before == 0) r->source = ids, r->n_source = 2;
+    else r->target = ids, r->n_target = 2, r->prefix = 1;
     return MOE_PULL_REQUEST;
 }
 
-static void a_source_is_nothing_for_a_language_model(void **state) {
+static void a_language_model_takes_no_source_and_goes_on_from_nothing(void **state) {
     moe_model *m = open_model(GOLDEN "language.bin");
     const moe_session_params p = params_for(m);
     moe_session *session = new_session(m, &p);
     moe_error e;
     size_t count = 0;
     (void)state;
-    assert_int_equal(moe_translate(session, pull_one_source, refused, &count, &e), MOE_OK);
-    assert_int_equal(count, 1);
+    assert_int_equal(moe_translate(session, pull_what_is_refused, refused, &count, &e), MOE_OK);
+    assert_int_equal(count, 2);
     moe_session_free(session);
     moe_model_close(m);
 }
@@ -636,7 +638,7 @@ int main(void) {
         cmocka_unit_test(impossible_gates_are_refused_by_their_field),
         cmocka_unit_test(missing_and_broken_thresholds_are_refused_by_name),
         cmocka_unit_test(a_language_model_scores_and_does_not_translate),
-        cmocka_unit_test(a_source_is_nothing_for_a_language_model),
+        cmocka_unit_test(a_language_model_takes_no_source_and_goes_on_from_nothing),
         cmocka_unit_test(classes_do_not_depend_on_batch_threads_or_room),
     };
     return cmocka_run_group_tests_name("gating", tests, NULL, NULL);

@@ -74,7 +74,7 @@ enum { LONGEST = 40, MOST = 16 };
 typedef struct ask {
     int32_t source[LONGEST], target[LONGEST];
     size_t n_source, n_target;
-    int scoring;
+    int scoring, prefix;     /* what the target is for */
     int32_t tag, source_tag; /* 0: the session's */
 } ask;
 
@@ -123,9 +123,10 @@ static int pull(void *user, int wait, moe_request *r) {
     memcpy(f->target_scratch, a->target, sizeof f->target_scratch);
     r->source = a->n_source ? f->scratch : NULL;
     r->n_source = a->n_source;
-    if (a->scoring) {
+    if (a->scoring || a->prefix) {
         r->target = f->target_scratch;
         r->n_target = a->n_target;
+        r->prefix = !a->scoring;
     }
     if (a->tag) r->target_tag = a->tag;
     if (a->source_tag) r->source_tag = a->source_tag;
@@ -155,13 +156,16 @@ static void done(void *user, const moe_result *r) {
     }
 }
 
-/* Random sentences of all lengths up to what the models allow. */
+/* Random sentences of all lengths up to what the models allow; of some, how the translation begins is given. */
 static ask *random_asks(uint64_t seed, size_t n) {
     ask *asks = mw_zeros(n * sizeof *asks);
     for (size_t i = 0; i < n; i++) {
         asks[i].n_source = i % 5 == 4 ? 20 - i % 3 : 1 + mw_below(&seed, 14);
         for (size_t k = 0; k < asks[i].n_source; k++) asks[i].source[k] = 6 + (int32_t)mw_below(&seed, MW_VOCABULARY - 6);
         asks[i].tag = i % 3 == 0 ? MW_TAG_DE : 0;
+        asks[i].prefix = i % 4 == 2;
+        asks[i].n_target = asks[i].prefix ? i / 4 : 0;
+        for (size_t k = 0; k < asks[i].n_target; k++) asks[i].target[k] = 6 + (int32_t)mw_below(&seed, MW_VOCABULARY - 6);
     }
     return asks;
 }
@@ -529,6 +533,50 @@ static void scoring_gives_the_bits_that_translating_gave(void **state) {
     }
 }
 
+/* A greedy search that begins as it ended goes the same way; one that begins otherwise begins so, at the cost that scoring gives. */
+static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        moe_session_params p = setting_params(i);
+        ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+        heard *free_ones, *led, *scored;
+        p.isa = NULL;
+        p.batch = 6;
+        p.beam = p.nbest = 1;
+        memcpy(asks, sentences, SENTENCES * sizeof *asks);
+        for (size_t k = 0; k < SENTENCES; k++) asks[k].prefix = 0;
+        free_ones = translate(models[i], &p, asks, SENTENCES);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            const heard_hypothesis *y = &free_ones[k].hypotheses[0];
+            asks[k].prefix = 1;
+            asks[k].n_target = moe_min(k, y->n_ids - (size_t)(y->n_ids && !y->finished)); /* a cut one may fill the limit */
+            memcpy(asks[k].target, y->ids, sizeof y->ids);
+        }
+        led = translate(models[i], &p, asks, SENTENCES);
+        assert_same(free_ones, led, SENTENCES, "its own beginning");
+        free(led), free(free_ones);
+
+        p.beam = p.nbest = settings[i].beam;
+        for (size_t k = 0; k < SENTENCES; k++) {
+            asks[k].n_target = k == 7 ? (size_t)p.max_target - 1 : k % 6;
+            for (size_t x = 0; x < asks[k].n_target; x++) asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
+        }
+        led = translate(models[i], &p, asks, SENTENCES);
+        for (size_t k = 0; k < SENTENCES; k++) asks[k].scoring = 1;
+        scored = translate(models[i], &p, asks, SENTENCES);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            CHECK(led[k].status == MOE_OK && led[k].n >= 1, "setting %zu, sentence %zu: %s", i, k, led[k].message);
+            for (size_t h = 0; h < led[k].n; h++) {
+                const heard_hypothesis *y = &led[k].hypotheses[h];
+                assert_in_range(y->n_ids, asks[k].n_target, p.max_target);
+                assert_memory_equal(y->ids, asks[k].target, asks[k].n_target * sizeof *y->ids);
+                assert_memory_equal(y->logprobs, scored[k].hypotheses[0].logprobs, asks[k].n_target * sizeof *y->logprobs);
+            }
+        }
+        free(led), free(scored), free(asks);
+    }
+}
+
 static void scoring_and_translating_share_a_batch(void **state) {
     fixture *f = models[1];
     moe_session_params p = setting_params(1);
@@ -799,7 +847,8 @@ static size_t plain_beam_search(const fixture *f, moe_session *scorer, logits_lo
     static candidate candidates[8 * MW_VOCABULARY];
     path live[8], next[8];
     size_t n_live = 1, n_out = 0, order = 0;
-    const size_t beam = (size_t)p->beam, limit = moe_min((size_t)p->max_target, (size_t)(p->max_len_factor * (float)a->n_source) + (size_t)p->max_len_offset);
+    const size_t given = a->prefix ? a->n_target : 0, beam = (size_t)p->beam;
+    const size_t limit = moe_max(given + 1, moe_min((size_t)p->max_target, (size_t)(p->max_len_factor * (float)a->n_source) + (size_t)p->max_len_offset));
     memset(live, 0, sizeof live);
     for (size_t step = 1;; step++) {
         size_t n = 0, n_next = 0;
@@ -822,7 +871,8 @@ static size_t plain_beam_search(const fixture *f, moe_session *scorer, logits_lo
         qsort(candidates, n, sizeof *candidates, by_logprob);
         for (size_t c = 0; c < n && n_next < beam; c++) {
             path y = live[candidates[c].rank];
-            if (p->prune > 0 && candidates[c].logprob < candidates[0].logprob - (double)p->prune) break;
+            if (step <= given && candidates[c].id != a->target[step - 1]) continue;
+            if (p->prune > 0 && candidates[c].logprob < candidates[0].logprob - (double)p->prune && step > given) break;
             y.logprob = candidates[c].logprob;
             if (candidates[c].id != MW_EOS) {
                 y.ids[y.n++] = candidates[c].id;
@@ -1022,7 +1072,7 @@ static void target_is_cut_at_the_length_limit(void **state) {
     fixture *f = small(MW_GNMT, MW_F32);
     ask *asks = random_asks(6, 12);
     (void)state;
-    for (size_t k = 0; k < 12; k++) asks[k].n_source = 5;
+    for (size_t k = 0; k < 12; k++) asks[k].n_source = 5, asks[k].n_target = moe_min(1, asks[k].n_target);
     for (size_t c = 0; c < MOE_COUNT(cases); c++)
         for (int beam = 1; beam <= 4; beam += 3) {
             moe_session_params p = params_for(f->model);
@@ -1034,8 +1084,9 @@ static void target_is_cut_at_the_length_limit(void **state) {
             for (size_t k = 0; k < 12; k++)
                 for (size_t j = 0; j < out[k].n; j++) {
                     const heard_hypothesis *y = &out[k].hypotheses[j];
-                    CHECK(y->n_ids + (size_t)y->finished <= cases[c].limit, "case %zu: %zu tokens", c, y->n_ids);
-                    CHECK(y->finished || y->n_ids == cases[c].limit, "case %zu: cut at %zu", c, y->n_ids);
+                    const size_t limit = moe_max(cases[c].limit, asks[k].n_target + 1); /* one more than what is given */
+                    CHECK(y->n_ids + (size_t)y->finished <= limit, "case %zu: %zu tokens", c, y->n_ids);
+                    CHECK(y->finished || y->n_ids == limit, "case %zu: cut at %zu", c, y->n_ids);
                     cut += !y->finished;
                 }
             CHECK(cut > 0, "case %zu: nothing was cut", c);
@@ -1112,25 +1163,27 @@ static void sources_up_to_max_source_are_served_and_longer_ones_refused(void **s
     }
 }
 
-static void targets_up_to_max_target_are_scored_and_longer_ones_refused(void **state) {
+static void targets_up_to_max_target_are_taken_and_longer_ones_refused(void **state) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
     ask *asks = random_asks(9, 3);
     heard *out;
     (void)state;
     p.max_target = 12;
-    for (size_t k = 0; k < 3; k++) {
-        asks[k].scoring = 1;
-        asks[k].n_target = 10 + k;
-        for (size_t i = 0; i < 12; i++) asks[k].target[i] = 7;
+    for (int scoring = 0; scoring <= 1; scoring++) {
+        for (size_t k = 0; k < 3; k++) {
+            asks[k].scoring = scoring, asks[k].prefix = !scoring;
+            asks[k].n_target = 10 + k;
+            for (size_t i = 0; i < 12; i++) asks[k].target[i] = 7;
+        }
+        out = translate(f, &p, asks, 3);
+        assert_int_equal(out[0].status, MOE_OK);
+        assert_int_equal(out[1].status, MOE_OK);
+        assert_in_range(out[1].hypotheses[0].n_ids, 11, scoring ? 11 : 12);
+        assert_int_equal(out[2].status, MOE_ERROR_LIMIT);
+        assert_non_null(strstr(out[2].message, "13"));
+        free(out);
     }
-    out = translate(f, &p, asks, 3);
-    assert_int_equal(out[0].status, MOE_OK);
-    assert_int_equal(out[1].status, MOE_OK);
-    assert_int_equal(out[1].hypotheses[0].n_ids, 11);
-    assert_int_equal(out[2].status, MOE_ERROR_LIMIT);
-    assert_non_null(strstr(out[2].message, "13"));
-    free(out);
     free(asks);
     drop(f);
 }
@@ -1152,7 +1205,7 @@ static void broken_requests_come_back_alone_and_the_others_go_on(void **state) {
     asks[9].tag = -1;
     asks[10].tag = MW_VOCABULARY;
     asks[12].scoring = 1, asks[12].n_target = 1, asks[12].target[0] = MW_EOS;
-    asks[13].scoring = 1, asks[13].n_target = 1, asks[13].target[0] = MW_TAG_DE; /* is never generated */
+    asks[13].prefix = 1, asks[13].n_target = 1, asks[13].target[0] = MW_TAG_DE; /* is never generated */
     asks[15].source[0] = INT32_MAX;
     asks[16].source[0] = INT32_MIN;
     for (size_t i = 0; i < LONGEST; i++)
@@ -1968,6 +2021,7 @@ int main(void) {
         cmocka_unit_test(hypotheses_add_up_and_stand_in_order),
         cmocka_unit_test(asking_for_more_hypotheses_keeps_the_best),
         cmocka_unit_test(scoring_gives_the_bits_that_translating_gave),
+        cmocka_unit_test(a_translation_goes_on_from_how_it_has_to_begin),
         cmocka_unit_test(scoring_and_translating_share_a_batch),
         cmocka_unit_test(reranking_is_what_scoring_the_other_way_says),
         cmocka_unit_test(a_request_can_say_what_language_it_is_in),
@@ -1983,7 +2037,7 @@ int main(void) {
         cmocka_unit_test(target_is_cut_at_the_length_limit),
         cmocka_unit_test(no_translation_is_shorter_than_the_least_length),
         cmocka_unit_test(sources_up_to_max_source_are_served_and_longer_ones_refused),
-        cmocka_unit_test(targets_up_to_max_target_are_scored_and_longer_ones_refused),
+        cmocka_unit_test(targets_up_to_max_target_are_taken_and_longer_ones_refused),
         cmocka_unit_test(broken_requests_come_back_alone_and_the_others_go_on),
         cmocka_unit_test(a_request_without_any_tag_is_refused_where_the_model_needs_one),
         cmocka_unit_test(the_tag_chooses_the_language),

@@ -34,7 +34,7 @@ typedef struct options {
     int beam, nbest, batch_tokens, gpu_memory, split; /* -1: not given */
     float length_penalty, coverage_penalty, prune, rerank; /* NaN: not given */
     const char *preset;
-    int score, self_test;
+    int score, prefix, self_test;
 } options;
 
 static void usage(FILE *to) {
@@ -62,7 +62,8 @@ static void usage(FILE *to) {
           "                            and slower; 0 is never (default: the model's). Models of several languages can do it\n"
           "      --max-len N           longest line and longest translation, in tokens\n"
           "      --split N             translate lines of more than N characters sentence by sentence; 0: never (default: 120; 0 with\n"
-          "                            --json, --nbest, --score, --routing, --ids and --pretokenized, which show whole lines)\n"
+          "                            --json, --nbest, --score, --prefix, --routing, --ids and --pretokenized, which show whole\n"
+          "                            lines)\n"
           "      --truncate            cut a line at the first thing that cannot be used, rather than leave it out\n"
           "\n"
           "Input and output\n"
@@ -70,7 +71,9 @@ static void usage(FILE *to) {
           "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces, in and out; unknown\n"
           "                            ones become the unknown token (tools/moses-bpe.py makes them for Moses + BPE)\n"
           "      --score               lines are source TAB target; gives the target's log-probability TAB tokens\n"
-          "      --json                one JSON object per line: source, translation, score, ids, token_logprobs,\n"
+          "      --prefix              lines are source TAB first words of its translation; gives the whole translation that begins\n"
+          "                            with them\n"
+          "      --json                one JSON object per line: source, prefix, translation, score, ids, token_logprobs,\n"
           "                            nbest; error where a line could not be translated\n"
           "      --stats               tokens, seconds and memory to standard error at the end\n"
           "  -v, --verbose             say on standard error what is used: kernels or GPU, memory\n"
@@ -109,7 +112,7 @@ static void usage(FILE *to) {
 static int parse_options(int argc, char **argv, options *o) {
     enum {
         BEAM = 256, NBEST, BATCH_TOKENS, LENGTH_PENALTY, COVERAGE_PENALTY, PRUNE, PRESET, SCORE, SELF_TEST, DEVICE, GPU_MEMORY,
-        SPLIT, RERANK
+        SPLIT, RERANK, PREFIX
     };
     static const struct option known[] = {
         PROGRAM_OPTIONS, PROGRAM_GATE_OPTIONS, PROGRAM_STREAM_OPTIONS, PROGRAM_LINE_OPTIONS,
@@ -122,7 +125,7 @@ static int parse_options(int argc, char **argv, options *o) {
         { "preset", required_argument, NULL, PRESET },
         { "score", no_argument, NULL, SCORE },            { "self-test", no_argument, NULL, SELF_TEST },
         { "device", required_argument, NULL, DEVICE },    { "gpu-memory", required_argument, NULL, GPU_MEMORY },
-        { "split", required_argument, NULL, SPLIT },
+        { "split", required_argument, NULL, SPLIT },      { "prefix", no_argument, NULL, PREFIX },
         { NULL, 0, NULL, 0 }
     };
     program_common *common = &o->common;
@@ -143,6 +146,7 @@ static int parse_options(int argc, char **argv, options *o) {
         case RERANK: status = program_float("rerank", optarg, &o->rerank); break;
         case PRESET: o->preset = optarg; break;
         case SCORE: o->score = 1; break;
+        case PREFIX: o->prefix = 1; break;
         case DEVICE: o->device = optarg; break;
         case GPU_MEMORY: status = program_int("gpu-memory", optarg, 1, 1 << 30, &o->gpu_memory); break;
         case SPLIT: status = program_int("split", optarg, 0, TEXT_MAX_LINE, &o->split); break;
@@ -158,12 +162,13 @@ static int parse_options(int argc, char **argv, options *o) {
     if (o->preset && !moe_session_params_preset(&preset, o->preset))
         return program_usage_error("--preset is paper, nvidia, tf or mlperf, not '%s'", o->preset);
     if (common->ids && common->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
+    if (o->score && o->prefix) return program_usage_error("--score and --prefix do not go together");
     if (o->score && o->nbest > 0) return program_usage_error("--score and --nbest do not go together");
-    const int whole = common->json || o->nbest > 0 || o->score || common->routing || common->ids || common->pretokenized;
+    const int whole = common->json || o->nbest > 0 || o->score || o->prefix || common->routing || common->ids || common->pretokenized;
     if (whole && o->split > 0)
-        return program_usage_error("--split does not go together with --json, --nbest, --score, --routing, --ids or --pretokenized");
+        return program_usage_error("--split does not go together with --json, --nbest, --score, --prefix, --routing, --ids or --pretokenized");
     if (o->split < 0) o->split = whole ? 0 : 120;
-    if (o->self_test && (o->score || common->ids || common->pretokenized || common->json || common->input || common->output || common->routing))
+    if (o->self_test && (o->score || o->prefix || common->ids || common->pretokenized || common->json || common->input || common->output || common->routing))
         return program_usage_error("--self-test reads and writes nothing else");
     if (o->self_test && (common->gating || common->noise)) return program_usage_error("--self-test is for the model's own gates");
     return -1;
@@ -234,7 +239,8 @@ static moe_status json_line(const text_front *front, const options *o, text_job 
     cJSON_AddNumberToObject(object, "line", (double)job->line);
     if (job->failed && !job->source.length) cJSON_AddNullToObject(object, "source");
     else cJSON_AddStringToObject(object, "source", job->source.length ? job->source.data : "");
-    if (o->score) cJSON_AddStringToObject(object, "target", job->target.length ? job->target.data : "");
+    if (o->score || o->prefix)
+        cJSON_AddStringToObject(object, o->score ? "target" : "prefix", job->target.length ? job->target.data : "");
     cJSON_AddItemToObject(object, "source_ids", program_json_ids(job->source_ids.data, job->failed ? 0 : job->source_ids.length));
     moe_status status = MOE_OK;
     if (result && result->n_hypotheses) {
@@ -294,9 +300,10 @@ static void app_ask(program_flow *flow, text_job *job, moe_request *request) {
     app *a = (app *)(void *)flow;
     request->source = ids_of(&job->source_ids);
     request->n_source = job->source_ids.length;
-    if (!a->options->score) return;
+    if (!a->options->score && !a->options->prefix) return;
     request->target = ids_of(&job->target_ids);
     request->n_target = job->target_ids.length;
+    request->prefix = a->options->prefix;
 }
 
 static void app_see(program_flow *flow, text_job *job, const moe_result *result) {
@@ -564,8 +571,9 @@ static int run(const options *o, const text_front *front, moe_session *session, 
     const program_common *c = &o->common;
     app a = { .options = o, .flow = { .options = c, .front = front, .done_word = "translated", .split = o->split, .ask = app_ask,
                                       .see = app_see, .line = app_line, .stats = c->stats ? app_stats : NULL } };
-    a.flow.line_options = (text_options){ .ids = c->ids, .pretokenized = c->pretokenized, .score = o->score, .truncate = c->truncate,
-                                          .calm = !c->ids && !c->pretokenized && !o->score,
+    a.flow.line_options = (text_options){ .ids = c->ids, .pretokenized = c->pretokenized, .truncate = c->truncate,
+                                          .pairs = o->score ? "--score" : o->prefix ? "--prefix" : NULL,
+                                          .calm = !c->ids && !c->pretokenized && !o->score && !o->prefix,
                                           .max_source = (size_t)params->max_source, .max_target = (size_t)params->max_target };
     int status = -1;
     if (c->routing) {

@@ -696,14 +696,14 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     job->line = line->number;
     size_t length = usable(options, line, job);
     if (job->failed) return MOE_OK; /* source stays empty: what is left of it is not what was written */
-    const char *tab = options->score && length ? memchr(line->data, '\t', length) : NULL;
+    const char *tab = options->pairs && length ? memchr(line->data, '\t', length) : NULL;
     size_t source = tab ? (size_t)(tab - line->data) : length;
     text_append(&job->source, line->data, source);
     if (tab) text_append(&job->target, tab + 1, length - source - 1);
     else text_append(&job->target, "", 0);
     if (job->source.failed || job->target.failed) return out_of_memory(error);
-    if (options->score && length && !tab) {
-        note(job, &job->failed, "--score wants source TAB target, and there is no TAB");
+    if (options->pairs && length && !tab) {
+        note(job, &job->failed, "%s wants source TAB target, and there is no TAB", options->pairs);
         return MOE_OK;
     }
 

@@ -166,7 +166,7 @@ void text_reader_free(text_reader *reader);
 typedef struct text_options {
     int ids;           /* lines are token ids                                                */
     int pretokenized;  /* lines are pieces of the model's vocabulary                         */
-    int score;         /* lines are source TAB target                                        */
+    const char *pairs; /* lines are source TAB target, as this option asks for; NULL: they are not */
     int truncate;      /* cut what cannot be used whole, and say so, rather than refuse it    */
     int calm;          /* what is written in capitals is encoded as in small letters: few models have learned those */
     size_t max_source; /* tokens, source_extra included: moe_session_params; of a language model its max_target */
