@@ -51,7 +51,7 @@ MOE_OBJECTS = $(BUILD)/moe-with-cuda.o $(BUILD)/moe-cuda.o
 endif
 
 PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-score $(BIN)/moe-classify $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-calibrate \
-	$(BIN)/moe-make-random $(BIN)/moe-bench $(BIN)/moe-routing
+	$(BIN)/moe-make-random $(BIN)/moe-bench $(BIN)/moe-routing $(BIN)/moe-align
 LIBRARY  = $(BIN)/libmoe.a
 
 # ---- Build ---------------------------------------------------------------------------------------------------
@@ -118,6 +118,9 @@ $(BUILD)/moe-translate.o: tools/moe-translate.c $(FRONT_HEADERS) | $(BUILD)/.dep
 $(BUILD)/moe-score.o: tools/moe-score.c $(FRONT_HEADERS) | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-score.c -o $@
 
+$(BUILD)/moe-align.o: tools/moe-align.c $(FRONT_HEADERS) | $(BUILD)/.deps
+	$(CC) $(C_FLAGS) -c tools/moe-align.c -o $@
+
 $(BUILD)/moe-classify.o: tools/moe-classify.c $(FRONT_HEADERS) | $(BUILD)/.deps
 	$(CC) $(C_FLAGS) -c tools/moe-classify.c -o $@
 
@@ -157,6 +160,9 @@ $(BIN)/moe-translate: $(BUILD)/moe-translate.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/
 $(BIN)/moe-score: $(BUILD)/moe-score.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
+$(BIN)/moe-align: $(BUILD)/moe-align.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
+	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
+
 $(BIN)/moe-classify: $(BUILD)/moe-classify.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
 	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
 
@@ -182,7 +188,7 @@ $(BIN)/moe-bench: $(BUILD)/moe-bench.o
 
 help:
 	@echo 'make                  build libmoe.a and ./moe-translate ./moe-score ./moe-classify ./moe-info ./moe-quantize'
-	@echo '                      ./moe-calibrate ./moe-make-random ./moe-bench ./moe-routing'
+	@echo '                      ./moe-calibrate ./moe-make-random ./moe-bench ./moe-routing ./moe-align'
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'

@@ -6122,6 +6122,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (p->rules != MOE_RULES_PAPER && p->rerank != 0.0f)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "rerank", "the %s rules know no reranking: rerank must be 0", moe_rules_name(p->rules));
     if (m->kind != MOE_MODEL_TRANSLATION) {
+        if (p->attention) return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention", "this model does not translate: it has no attention");
         p->max_source = 2;
         p->coverage_penalty = 0;
     }
@@ -6196,8 +6197,8 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
     if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
     s->segment = moe_carve(at, s->rows, sizeof *s->segment);
     s->length = moe_carve(at, s->rows, sizeof *s->length);
+    if (s->search.beta != 0.0f || s->params.attention) s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
     if (s->search.beta != 0.0f) {
-        s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
         s->coverage = moe_carve(at, s->rows * max_source, sizeof(float));
         s->coverage_next = moe_carve(at, s->rows * max_source, sizeof(float));
     }
@@ -6380,6 +6381,7 @@ static moe_status moe_session_create(moe_session *prepared, moe_session **out, m
 /* What only the processor does. */
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     const char *what = s->decoder.routed                             ? "routing"
+                       : s->params.attention                         ? "attention"
                        : s->decoder.noise                            ? "noise"
                        : s->decoder.gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
                                                                      : NULL;
@@ -6765,6 +6767,15 @@ static moe_status moe_step_on_device(moe_session *s, moe_done_fn done, void *use
     return MOE_OK;
 }
 
+/* Tell the caller where the decoder went and looked in a row of slot `slot`. */
+static void moe_report_live(const moe_session *s, const moe_slot *slot, size_t row) {
+    const moe_model *m = s->model;
+    const float *weights = s->params.attention ? s->attention + row * (size_t)s->params.max_source + m->source_tag + m->source_bos : NULL;
+    const moe_attention attention = { slot->user, slot->steps, slot->length - moe_source_extra(m), weights };
+    if (s->params.routing) moe_report_row(s, &s->decoder, row, slot->user, slot->steps, s->ids[row]);
+    if (s->params.attention) s->params.attention(s->params.attention_user, &attention);
+}
+
 static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
     const size_t stride = (size_t)s->params.max_source;
     moe_answer answer = { s->decoder.top, s->top_ids, s->top_logprobs, s->want_logprob, NULL, stride };
@@ -6772,14 +6783,13 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
                         .attention = s->attention, .attention_stride = stride, .want = s->want,
                         .want_logprob = s->want_logprob, .hold = s->hold, .keys = s->keys, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
     MOE_TRY(moe_session_run(s, &s->decoder, &frame, error));
-    for (size_t i = 0; s->params.routing && i < s->n_slots; i++)
-        for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live; h++)
-            if (!s->slots[i].live[h].ended && !moe_is_question(s, i))
-                moe_report_row(s, &s->decoder, s->slots[i].live[h].row, s->slots[i].user, s->slots[i].steps, s->ids[s->slots[i].live[h].row]);
+    for (size_t i = 0; (s->params.routing || s->params.attention) && i < s->n_slots; i++)
+        for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live && !moe_is_question(s, i); h++)
+            if (!s->slots[i].live[h].ended) moe_report_live(s, &s->slots[i], s->slots[i].live[h].row);
     s->stats.steps++;
     s->stats.rows += frame.rows;
-    if (s->attention && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
-    else if (s->attention) moe_add_coverage(s, frame.rows);
+    if (s->coverage && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
+    else if (s->coverage) moe_add_coverage(s, frame.rows);
     answer.coverage = s->coverage; /* adding to it has swapped the buffers */
     for (size_t i = 0; i < s->n_slots; i++)
         if (s->slots[i].active && moe_slot_step(&s->search, &s->slots[i], i, &answer, s->next))

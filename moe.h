@@ -309,6 +309,17 @@ typedef struct moe_routing {
  * one translation, score it: they are the same bytes. */
 typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
 
+/* Where the decoder looked for one token: the attention's weights, of which the whole row adds up to 1. */
+typedef struct moe_attention {
+    void *user;           /* the request's */
+    size_t position;      /* of the token in the target; the end token's is behind the last one */
+    size_t n;             /* n_source */
+    const float *weights; /* [n] on the request's own tokens: what the session adds to them has the rest */
+} moe_attention;
+
+/* Called for every token while requests are under way, as moe_routing_fn is. */
+typedef void (*moe_attention_fn)(void *user, const moe_attention *attention);
+
 /* How a beam is searched. The last three are those of engines whose checkpoints this one reads, quirks included. They keep
  * `beam` hypotheses side by side, finished ones among them, until all have finished or the length limit is reached; a cut
  * hypothesis competes with the finished ones, and pruning is not known. Each looks at its own sentence only. */
@@ -357,6 +368,8 @@ typedef struct moe_session_params {
     uint64_t noise_seed;
     moe_routing_fn routing; /* may be NULL */
     void *routing_user;
+    moe_attention_fn attention; /* may be NULL */
+    void *attention_user;
     moe_trace_fn trace;     /* may be NULL */
     void *trace_user;
 } moe_session_params;

@@ -23,7 +23,7 @@ from suite import Suite
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 MODEL = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("MOE_TEST_MODEL") or os.path.join(ROOT, "models/en-de-fr-es.bin")
-TRANSLATE, INFO, QUANTIZE, BENCH = (os.path.join(BIN, p) for p in ("moe-translate", "moe-info", "moe-quantize", "moe-bench"))
+TRANSLATE, INFO, QUANTIZE, BENCH, ALIGN = (os.path.join(BIN, "moe-" + p) for p in ("translate", "info", "quantize", "bench", "align"))
 DE = [TRANSLATE, "-m", MODEL, "-t", "de"]
 LINES = ["The weather is nice today.", "Where is the station?", "I have lost my keys.", "She is reading a book.", "Thank you!"]
 test = Suite()
@@ -198,6 +198,68 @@ def a_translation_goes_on_from_the_words_it_begins_with():
     told = [json.loads(x) for x in translate("".join("%s\t%s\n" % pair for pair in begun), "--prefix", "--json", "--nbest", "2").lines]
     for o, line, (_, prefix) in zip(told, out, begun):
         assert o["prefix"] == prefix and o["translation"] == line and all(h["translation"].startswith(prefix) for h in o["nbest"]), o
+
+
+# What is sure to belong together: words by number.
+ALIGNED = ("Where is the station?\tWo ist der Bahnhof?", {"0-0", "1-1", "2-2", "3-3"}), ("Thank you!\tDanke!", {"0-0"}), \
+    ("My sister works in a hospital.\tMeine Schwester arbeitet in einem Krankenhaus.", {"0-0", "1-1", "2-2", "3-3", "4-4", "5-5"})
+
+
+def align(lines, *options, status=0):
+    result = run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de", *options], "".join(line + "\n" for line in lines))
+    assert result.returncode == status, (result.returncode, result.complaint)
+    assert result.text.endswith("\n")
+    return result.text.split("\n")[:-1], result.complaint
+
+
+def links(line):
+    return [tuple(map(int, x.split("-"))) for x in line.split()]
+
+
+@test
+def words_that_belong_together_are_linked():
+    lines = [x for x, _ in ALIGNED]
+    for line, (pair, sure) in zip(align(lines)[0], ALIGNED):
+        assert len(sure & set(line.split())) >= 0.75 * len(sure), (pair, line)
+        assert links(line) == sorted(set(links(line))), line
+    most, best = align(lines, "--share", "0")[0], align(lines, "--share", "1")[0]
+    for line, all_, few, pair in zip(align(lines)[0], most, best, lines):
+        n, m = (len(x.split()) for x in pair.split("\t"))
+        assert links(all_) == [(i, j) for i in range(n) for j in range(m)], all_
+        assert set(links(few)) <= set(links(line)) <= set(links(all_)), (few, line)
+        assert all(len(set(x)) == len(x) for x in zip(*links(few))), few  # each with one other
+    spaced = align(["  " + x.replace(" ", "   ").replace("\t", " \t  ") + "  " for x in lines])[0]
+    assert spaced == align(lines)[0], spaced
+
+
+@test
+def alignments_are_the_same_bytes_in_any_batch():
+    pairs = [f"{x}\t{y}" for x, y in zip(many_lines(300), translate("\n".join(many_lines(300)) + "\n", "--beam", "1").lines)]
+    lines = align(pairs)[0]
+    assert len(lines) == 300 and len(set(lines)) > 100
+    for options in ["--batch", "1", "--threads", "1"], ["--batch", "7", "--threads", "3", "--no-mmap"]:
+        assert align(pairs, *options)[0] == lines, options
+    assert align(pairs[::-1])[0] == lines[::-1]
+    ids = [json.loads(x) for x in translate("\n".join(LINES) + "\n", "--json").lines]
+    out = align([" ".join(map(str, o["source_ids"])) + "\t" + " ".join(map(str, o["ids"])) for o in ids], "--ids", "--share", "0")[0]
+    for line, o in zip(out, ids):
+        assert len(links(line)) == len(o["source_ids"]) * len(o["ids"]), line
+
+
+@test
+def what_cannot_be_aligned_is_an_empty_line():
+    long = "a " * 600
+    out, complaint = align(["no tab", "", "\t", "a\t", "\tb", f"{long}\tb", f"a\t{long}", "\0a\tb", "a\tb"], status=1)
+    assert [bool(x) for x in out] == [False] * 8 + [True], out
+    assert re.findall(r"line (\d+):", complaint) == ["1", "6", "7", "8"] and "4 of 9" in complaint, complaint
+    assert run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de"], b"a\xff\tb\n").returncode == 1
+    for options in ["-s", "en"], ["-t", "de"], ["-s", "en", "-t", "xx"], ["-s", "en", "-t", "de", "--share", "2"], \
+            ["-s", "en", "-t", "de", "--share", "-1"], ["-s", "en", "-t", "de", "word"], ["-s", "en", "-t", "de", "--ids", "--pretokenized"]:
+        result = run([ALIGN, "-m", MODEL, *options])
+        assert result.returncode == 2 and not result.text and result.complaint, (options, result.complaint)
+    assert run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de"], b"").text == ""
+    assert run([ALIGN, "-m", "/nowhere", "-s", "en", "-t", "de"]).returncode == 3
+    assert "-s" in run([ALIGN, "--help"]).text
 
 
 @test

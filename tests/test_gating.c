@@ -301,6 +301,11 @@ static void refuse_session(const moe_model *m, const moe_session_params *p, moe_
     CHECK(strstr(e.message, word), "'%s' does not say '%s'", e.message, word);
 }
 
+static void never_called(void *user, const moe_attention *attention) {
+    (void)user, (void)attention;
+    fail_msg("a classifier has attention");
+}
+
 static void overrides_that_a_model_cannot_follow_are_refused(void **state) {
     moe_model *m = open_model(GOLDEN "hierarchy-topk.bin"), *deep = open_model(GOLDEN "deep.bin");
     moe_session_params p = params_for(m);
@@ -317,6 +322,8 @@ static void overrides_that_a_model_cannot_follow_are_refused(void **state) {
     refuse_session(deep, &p, MOE_ERROR_UNSUPPORTED, "gating", "network.0");
     p.gating = "softmax";
     moe_session_free(new_session(deep, &p));
+    p.attention = never_called;
+    refuse_session(deep, &p, MOE_ERROR_UNSUPPORTED, "attention", "no attention");
     moe_model_close(m), moe_model_close(deep);
 }
 

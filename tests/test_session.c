@@ -1019,10 +1019,33 @@ static void keep_attention(void *user, const char *name, const float *data, size
     }
 }
 
+/* What a session says of its attention, by request. */
+typedef struct attention_shown {
+    size_t n, tokens;
+    float weights[LONGEST][LONGEST];
+} attention_shown;
+
+typedef struct attention_watch {
+    const heard *first; /* the requests' users are places in this array */
+    attention_shown *shown;
+} attention_watch;
+
+static void watch_attention(void *user, const moe_attention *a) {
+    const attention_watch *watch = user;
+    attention_shown *shown = &watch->shown[(const heard *)a->user - watch->first];
+    assert_in_range(a->n, 1, LONGEST);
+    assert_true(a->position < LONGEST && a->position == shown->tokens);
+    shown->n = a->n;
+    shown->tokens++;
+    memcpy(shown->weights[a->position], a->weights, a->n * sizeof *a->weights);
+}
+
 static void coverage_penalty_is_that_of_eq_14(void **state) {
     fixture *f = small(MW_GNMT, MW_F32);
     ask *asks = random_asks(44, 6);
     attention_log log;
+    attention_shown shown;
+    attention_watch watch = { NULL, &shown };
     moe_session_params p = params_for(f->model);
     moe_session *s;
     float v[12];
@@ -1031,9 +1054,13 @@ static void coverage_penalty_is_that_of_eq_14(void **state) {
     p.coverage_penalty = 0.4f;
     p.trace = keep_attention;
     p.trace_user = &log;
+    p.attention = watch_attention;
+    p.attention_user = &watch;
     s = new_session(f, &p);
     for (size_t k = 0; k < 6; k++) {
         heard h;
+        watch.first = &h;
+        memset(&shown, 0, sizeof shown);
         double coverage[LONGEST] = { 0 }, penalty = 0;
         asks[k].scoring = 1;
         asks[k].n_target = 1 + 3 * k;
@@ -1042,6 +1069,7 @@ static void coverage_penalty_is_that_of_eq_14(void **state) {
         translate_with(s, &asks[k], 1, NULL, 0, &h);
         assert_int_equal(log.steps, asks[k].n_target + 1);
         assert_int_equal(log.tokens, asks[k].n_source + 2);
+        assert_true(shown.tokens == log.steps && shown.n == asks[k].n_source);
         for (size_t t = 0; t < log.steps; t++) {
             double scores[LONGEST], sum = 0;
             for (size_t i = 0; i < log.tokens; i++) {
@@ -1050,6 +1078,8 @@ static void coverage_penalty_is_that_of_eq_14(void **state) {
                 sum += exp(scores[i]);
             }
             for (size_t i = 0; i < log.tokens; i++) coverage[i] += exp(scores[i]) / sum;
+            for (size_t i = 0; i < shown.n; i++) /* behind the tag */
+                CHECK(fabs((double)shown.weights[t][i] - exp(scores[i + 1]) / sum) < 1e-5, "sentence %zu, token %zu: weight %zu", k, t, i);
         }
         for (size_t i = 0; i < log.tokens; i++) penalty += log1p((coverage[i] < 1 ? coverage[i] : 1) - 1);
         penalty *= (double)p.coverage_penalty;
@@ -1059,6 +1089,39 @@ static void coverage_penalty_is_that_of_eq_14(void **state) {
     moe_session_free(s);
     free(asks);
     drop(f);
+}
+
+/* Scored in batches and by threads: the same weights as one by one. */
+static void attention_is_the_same_bytes_in_any_batch(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        attention_shown *shown[2];
+        ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+        memcpy(asks, sentences, SENTENCES * sizeof *asks);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            asks[k].scoring = 1;
+            asks[k].n_target = k % 9;
+            for (size_t x = 0; x < asks[k].n_target; x++) asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
+        }
+        for (int round = 0; round < 2; round++) {
+            heard *out = mw_zeros(SENTENCES * sizeof *out);
+            attention_watch watch = { out, shown[round] = mw_zeros(SENTENCES * sizeof **shown) };
+            moe_session_params p = setting_params(i);
+            moe_session *s;
+            p.isa = round ? NULL : "portable";
+            p.batch = round ? 7 : 1;
+            p.threads = 1 + 2 * round;
+            p.attention = watch_attention;
+            p.attention_user = &watch;
+            s = new_session(models[i], &p);
+            translate_with(s, asks, SENTENCES, NULL, round, out);
+            moe_session_free(s);
+            free(out);
+        }
+        assert_memory_equal(shown[0], shown[1], SENTENCES * sizeof **shown);
+        for (size_t k = 0; k < SENTENCES; k++) assert_true(shown[0][k].tokens == asks[k].n_target + 1 && shown[0][k].n == asks[k].n_source);
+        free(shown[0]), free(shown[1]), free(asks);
+    }
 }
 
 /* ---- Limits ---- */
@@ -2034,6 +2097,7 @@ int main(void) {
         cmocka_unit_test(a_wide_pruning_margin_changes_nothing),
         cmocka_unit_test(pruned_hypotheses_are_within_the_margin),
         cmocka_unit_test(coverage_penalty_is_that_of_eq_14),
+        cmocka_unit_test(attention_is_the_same_bytes_in_any_batch),
         cmocka_unit_test(target_is_cut_at_the_length_limit),
         cmocka_unit_test(no_translation_is_shorter_than_the_least_length),
         cmocka_unit_test(sources_up_to_max_source_are_served_and_longer_ones_refused),

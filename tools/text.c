@@ -114,17 +114,22 @@ void text_ids_free(text_ids *ids) {
     *ids = (text_ids){ 0 };
 }
 
-moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error) {
-    ids->length = 0;
-    if (count > ids->capacity) {
-        int32_t *data = realloc(ids->data, count * sizeof *data);
+moe_status text_ids_append(text_ids *ids, const int32_t *from, size_t count, moe_error *error) {
+    if (count > ids->capacity - ids->length) {
+        const size_t capacity = ids->length + count + ids->capacity / 2;
+        int32_t *data = realloc(ids->data, capacity * sizeof *data);
         if (!data) return out_of_memory(error);
         ids->data = data;
-        ids->capacity = count;
+        ids->capacity = capacity;
     }
-    if (count) memcpy(ids->data, from, count * sizeof *from);
-    ids->length = count;
+    if (count) memcpy(ids->data + ids->length, from, count * sizeof *from);
+    ids->length += count;
     return MOE_OK;
+}
+
+moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error) {
+    ids->length = 0;
+    return text_ids_append(ids, from, count, error);
 }
 
 static void text_clear(text_bytes *bytes) {

@@ -49,6 +49,7 @@ void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count); /* se
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
 void text_bytes_free(text_bytes *bytes);
 void text_ids_free(text_ids *ids);
+moe_status text_ids_append(text_ids *ids, const int32_t *from, size_t count, moe_error *error);
 moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error); /* a copy of `from` */
 
 /* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */

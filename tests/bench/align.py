@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""moe-align beside the statistical aligner of tools/phrases.py, on the Tatoeba dev sentences.
+
+That one has learned from about a hundred times as many sentence pairs what stands for what; its links of 0.5 and more in the product of both
+directions are taken as sure. Two numbers say how far moe-align agrees: which share of the sure links it has, and of its own links
+at words with a sure one, which share is sure. It reads the training text and these sentences, no reference: nobody aligned them.
+
+    .venv/bin/python tests/bench/align.py -m models/en-de-fr-es.bin --corpus ../shared/corpus --share 0.5 0.7 1
+"""
+import argparse
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+import data  # noqa: E402
+import phrases  # noqa: E402
+
+SURE = 0.5
+
+
+def places(cell):
+    """Of its words in the statistical aligner's sense, which word between spaces each is in."""
+    return [cell[:match.start()].count(" ") for match in phrases.WORD.finditer(cell)]
+
+
+def sure_links(train, dev):
+    """Of every dev pair that can be aligned: number -> {(source word, target word)}."""
+    lefts, rights = (list(a) + list(b) for a, b in zip(train, dev))
+    found = {}
+    for rows, _, _, both in phrases.agreement(phrases.Side(lefts), phrases.Side(rights)):
+        for row, links in zip(rows, both):
+            if row >= len(train[0]):
+                left, right = places(lefts[row]), places(rights[row])
+                found[int(row) - len(train[0])] = {(left[i], right[j]) for i, j in zip(*np.nonzero(links >= SURE))}
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("--corpus", default="../shared/corpus")
+    parser.add_argument("--share", nargs="+", default=["0.7"], help="of moe-align (default: 0.7)")
+    parser.add_argument("--align", default="./moe-align", help="program to run (default: %(default)s)")
+    o = parser.parse_args()
+    print("| | links | of the sure links | sure of its links |\n|---|---|---|---|")
+    for language in "de", "fr", "es":
+        table = data.read_table(os.path.join(o.corpus, "train", f"tatoeba.en-{language}.tsv.xz"))
+        dev = data.read_dev(o.corpus, f"tatoeba.en-{language}", "en", language, None)
+        sure = sure_links((table["en"], table[language]), dev)
+        for share in o.share:
+            out = subprocess.run([o.align, "-m", o.model, "-s", "en", "-t", language, "--share", share], check=True, text=True,
+                                 input="".join(f"{a}\t{b}\n" for a, b in zip(*dev)), stdout=subprocess.PIPE).stdout.split("\n")
+            total = right = known = links = 0
+            for number, wanted in sure.items():
+                mine = {tuple(map(int, x.split("-"))) for x in out[number].split()}
+                lefts, rights = ({link[side] for link in wanted} for side in (0, 1))
+                links += len(mine)
+                total += len(wanted)
+                right += len(mine & wanted)
+                known += sum(a in lefts or b in rights for a, b in mine)
+            print(f"| en-{language}, --share {share} | {links} | {100 * right / total:.0f} % | {100 * right / known:.0f} % |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
