@@ -844,7 +844,7 @@ __global__ void moe_k_finish(moe_products p, const int32_t *sums, int row0, cons
 
 /* ---- Attention ---- */
 
-typedef struct moe_attention {
+typedef struct moe_attending {
     const float *query, *v, *keys, *values;
     size_t query_stride;
     int size, width;
@@ -855,10 +855,10 @@ typedef struct moe_attention {
     size_t max_source;
     float *y;
     size_t y_stride;
-} moe_attention;
+} moe_attending;
 
 /* moe_compute_attention_row: 16 threads, the lanes, to a position; then the softmax; then a thread to a column. */
-__global__ void moe_k_attention(moe_attention a) {
+__global__ void moe_k_attention(moe_attending a) {
     __shared__ float lanes[MOE_BLOCK / MOE_LANES][MOE_LANES];
     const size_t row = blockIdx.x, size = (size_t)a.size, width = (size_t)a.width;
     const int t = (int)threadIdx.x, n = a.length[row], group = t / MOE_LANES, lane = t % MOE_LANES;
@@ -1652,7 +1652,7 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
 
 static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound *b, const moe_device_graph *g,
                               size_t rows) {
-    moe_attention a;
+    moe_attending a;
     memset(&a, 0, sizeof a);
     a.query = (const float *)n->src[0]->data;
     a.query_stride = n->src[0]->stride;
