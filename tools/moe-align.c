@@ -118,8 +118,9 @@ static void refuse(pair *p, const char *why) {
     p->failed = 1;
 }
 
-/* The words of `text`, each as ids: pieces never reach over a space. */
-static moe_status read_side(const text_front *front, const program_common *o, const char *text, size_t length, side *s, pair *p, moe_error *error) {
+/* The words of `text`, each as ids: pieces never reach over a space. More than `most` in all are refused. */
+static moe_status read_side(const text_front *front, const program_common *o, const char *text, size_t length, size_t most, side *s, pair *p,
+                            moe_error *error) {
     text_ids ids = { 0 };
     moe_status status = MOE_OK;
     s->ids.length = s->word.length = s->words = 0;
@@ -138,11 +139,15 @@ static moe_status read_side(const text_front *front, const program_common *o, co
         for (size_t i = 0; !status && !p->failed && i < ids.length; i++) status = text_ids_append(&s->word, &word, 1, error);
     }
     text_ids_free(&ids);
+    if (s->ids.length > most && !p->failed) {
+        p->failed = 1;
+        snprintf(p->note, sizeof p->note, "one side has %zu tokens, at most %zu fit; --max-len allows more", s->ids.length, most);
+    }
     return status;
 }
 
 /* Errors: MOE_ERROR_MEMORY; a line that is no pair fails for itself. */
-static moe_status read_pair(const text_front *front, const program_common *o, const text_line *line, pair *p, moe_error *error) {
+static moe_status read_pair(const text_front *front, const program_common *o, const text_line *line, size_t most, pair *p, moe_error *error) {
     const char *tab = memchr(line->data, '\t', line->length);
     const size_t source = tab ? (size_t)(tab - line->data) : line->length;
     p->line = line->number;
@@ -153,8 +158,8 @@ static moe_status read_pair(const text_front *front, const program_common *o, co
     else if (text_utf8_valid(line->data, line->length) < line->length) refuse(p, "it is no valid UTF-8");
     else if (!tab && line->length) refuse(p, "it is not source TAB translation: there is no TAB");
     if (p->failed || !tab) return MOE_OK;
-    moe_status status = read_side(front, o, line->data, source, &p->sides[0], p, error);
-    return status ? status : read_side(front, o, tab + 1, line->length - source - 1, &p->sides[1], p, error);
+    moe_status status = read_side(front, o, line->data, source, most, &p->sides[0], p, error);
+    return status ? status : read_side(front, o, tab + 1, line->length - source - 1, most, &p->sides[1], p, error);
 }
 
 /* ==== 3. Looking ======================================================================================== */
@@ -167,6 +172,7 @@ typedef struct app {
     moe_session *session;
     int32_t tags[2];    /* of the languages; -1: the model knows none */
     int directions;     /* 2: the model translates back too */
+    size_t most;        /* tokens of a side that can be a source and a target */
     pair pairs[LINES];
     size_t n, next;     /* pairs; requests made of them */
     float *fit;         /* [capacity] of link_words */
@@ -275,7 +281,7 @@ static text_read read_lines(app *a, text_reader *reader) {
     text_line line;
     for (a->n = 0; a->n < LINES; a->n++) {
         state = text_reader_next(reader, a->n == 0, &line);
-        if (state != TEXT_READ_LINE || read_pair(&a->front, &a->options->common, &line, &a->pairs[a->n], &a->trouble)) break;
+        if (state != TEXT_READ_LINE || read_pair(&a->front, &a->options->common, &line, a->most, &a->pairs[a->n], &a->trouble)) break;
     }
     return state;
 }
@@ -363,6 +369,8 @@ int main(int argc, char **argv) {
     params.rules = MOE_RULES_PAPER;
     params.device = "cpu";
     params.attention = look;
+    const size_t room = (size_t)params.max_source, end = (size_t)params.max_target - 1;
+    a.most = room < a.front.source_extra ? 0 : room - a.front.source_extra < end ? room - a.front.source_extra : end;
     status = choose_languages(&a);
     if (status < 0) status = program_session(&o.common, a.front.model, &params, "an alignment", &a.session);
     if (status < 0) {
