@@ -3,7 +3,8 @@
 
 Every sentence goes through ./moe-translate as a user would run it; scores are sacreBLEU's BLEU and chrF with the signature
 printed. tatoeba-2k: six language pairs, 2,000 sentences each, both directions; newstest2014: de-en and fr-en, both directions;
-FLORES-200 devtest: all twelve directions. Several models stand side by side. `--sets words` says of newstest2012 instead which
+FLORES-200 devtest: all twelve directions. Several models stand side by side, and behind each table is how probable it is that chance
+alone sets another one's BLEU as far from the first one's (approximate randomisation). `--sets words` says of newstest2012 instead which
 words are found: of those of a reference that its source has not, by how often they occur in the training text, and of the names
 that both have.
 
@@ -22,6 +23,7 @@ import sys
 import time
 
 import sacrebleu
+from sacrebleu.significance import PairedTest
 
 from dictionaries import WORD, occurrences
 
@@ -76,24 +78,28 @@ def table(arguments, name, models):
     """The lines of the table of one test set; `models`: label -> file."""
     bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
     wanted = set(arguments.directions.split(",")) if arguments.directions else None
-    digits, scores = 1 if len(models) == 1 else 2, {}
+    digits, scores, chances = 1 if len(models) == 1 else 2, {}, []
     label = lambda x: "" if len(models) == 1 else x + " "  # noqa: E731
     out = [f"| {name} | " + " | ".join(f"{label(x)}BLEU | {label(x)}chrF" for x in models) + " |", "|---" * (1 + 2 * len(models)) + "|"]
 
     def row(title, values):
         out.append(f"| {title} | " + " | ".join(f"{value:.{digits}f}" for value in values) + " |")
     for source, target, sources, references in directions(arguments.corpus, name):
-        pair, began, scores_here = f"{source}-{target}", time.time(), []
+        pair, began, scores_here, outputs = f"{source}-{target}", time.time(), [], []
         if wanted and pair not in wanted:
             continue
         sources, references = sources[:arguments.limit], references[:arguments.limit]
         for model, path in models.items():
             lines = translate(arguments, path, source, target, sources)
+            outputs.append((model, lines))
             if arguments.save:
                 arguments.save.mkdir(parents=True, exist_ok=True)
                 (arguments.save / f"{label(model).strip()}{name}.{pair}").write_text("\n".join(lines) + "\n", encoding="utf-8")
             scores_here += [bleu.corpus_score(lines, [references]).score, chrf.corpus_score(lines, [references]).score]
         scores[pair] = scores_here
+        if len(models) > 1:
+            found = PairedTest(outputs, {"BLEU": bleu}, [references], "ar", 1000)()[1]["BLEU"]
+            chances.append(pair + " " + ", ".join(f"{model} {x.p_value:.2f}" for model, x in list(zip(models, found))[1:]))
         row(pair, scores_here)
         print(f"{name} {pair}: {len(sources)} sentences, {time.time() - began:.0f} s, BLEU", *(f"{x:.2f}" for x in scores_here[::2]),
               file=sys.stderr)
@@ -101,6 +107,8 @@ def table(arguments, name, models):
                         ("without", [x for pair, x in scores.items() if "en" not in pair.split("-")])):
         if some:
             row(f"mean, directions {title} ({len(some)})", [mean(x) for x in zip(*some)])
+    if chances:
+        out += ["", f"By chance alone as far from {next(iter(models))} in BLEU: {'; '.join(chances)}."]
     return out, f"BLEU: `{bleu.get_signature()}`; chrF: `{chrf.get_signature()}`"
 
 
