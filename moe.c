@@ -1474,10 +1474,9 @@ MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
     return _mm512_set1_epi32(four);
 }
 
-/* While the lines of a tile are worked on, ask for those of the next tile, or of what the caller wants next: all of them where few
- * rows would wait for memory, every `blocks`-th where the neighbour prefetcher keeps up. Into L2: L1 may be too small. */
+/* While the lines of a tile are worked on, ask for those of the next tile, or of what the caller wants next. */
 MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
-    MOE_UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T1);
+    MOE_UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T0);
 }
 
 /* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers; sum[r][b]
@@ -1489,7 +1488,7 @@ MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, 
     const __m512i high = _mm512_set1_epi8(-128);
     for (size_t i = 0; i < lines; i++, w += 64, x += 4) {
         __m512i line[3];
-        if (fetch) moe_fetch_avx512(next + i * (size_t)blocks * 64, rows > 2 ? blocks : 1);
+        if (fetch) moe_fetch_avx512(next + i * (size_t)blocks * 64, blocks);
         MOE_UNROLL for (int b = 0; b < blocks; b++)
             line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + (size_t)b * lines * 64), high);
         MOE_UNROLL for (int r = 0; r < rows; r++) {
@@ -1516,7 +1515,7 @@ MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, 
         }
         for (size_t u = 0; u < 4; u++, w += 64, x += 8) { /* a line is 16 outputs x 8 columns */
             __m512i low[3], high[3];
-            if (fetch) moe_fetch_avx512(next + (g * 4 + u) * (size_t)blocks * 64, rows > 2 ? blocks : 1);
+            if (fetch) moe_fetch_avx512(next + (g * 4 + u) * (size_t)blocks * 64, blocks);
             MOE_UNROLL for (int b = 0; b < blocks; b++) {
                 const __m512i line = _mm512_loadu_si512(w + (size_t)b * block_bytes);
                 low[b] = _mm512_and_si512(line, nibble);
