@@ -6,8 +6,8 @@ and one column per language; any two non-empty cells of a row are a pair, usable
 `prepare` turns it into a cache: a SentencePiece model trained on a balanced sample and, for every file and language, the
 pieces of all cells as one flat uint16 array with offsets. Beside the files it makes two tables of noise out of Tatoeba, so that
 ordinary input works, one of phrases around the rarer words, one of rows with other names, three of what dictionaries have
-that are installed, and one of Spanish that a program made of French. `Mixture` draws pairs from that cache by shares of target tokens, each source shuffled without replacement, and cuts
-them into batches of sentences of like length.
+that are installed, and one of Spanish that a program made of French. `Mixture` draws pairs from that cache by shares of target
+tokens, each source shuffled without replacement, and cuts them into batches of sentences of like length.
 """
 import glob
 import json
