@@ -833,6 +833,12 @@ MOE_AVX2_INLINE __m256 moe_load_weights_avx2(moe_type type, const void *w, size_
     }
 }
 
+/* Memory answers late: what will be wanted is asked for so many bytes before, of weights that are read as they lie. Behind the
+ * last of them that does no harm. Measured on Zen 5 with weights in L2, L3 and DRAM. */
+enum { MOE_AHEAD = 6144 };
+
+MOE_AVX2_INLINE void moe_fetch_avx2(const void *w) { _mm_prefetch((const char *)w + MOE_AHEAD, _MM_HINT_T0); }
+
 /* One output row of a float matrix against up to 4 input rows. */
 MOE_AVX2_INLINE void moe_float_rows_avx2(const moe_linear *l, size_t row, size_t j, const int rows, const moe_type type) {
     const moe_matrix *m = l->w;
@@ -843,6 +849,7 @@ MOE_AVX2_INLINE void moe_float_rows_avx2(const moe_linear *l, size_t row, size_t
     for (int r = 0; r < rows; r++) low[r] = high[r] = _mm256_setzero_ps();
     for (; k + 16 <= m->cols; k += 16) {
         const __m256 w0 = moe_load_weights_avx2(type, w + k * size, 8), w1 = moe_load_weights_avx2(type, w + (k + 8) * size, 8);
+        if (rows > 1 && type == MOE_TYPE_F32) moe_fetch_avx2(w + k * size); /* the others wait for conversion instead */
         for (int r = 0; r < rows; r++) {
             const float *x = l->x + (row + (size_t)r) * l->x_stride + k;
             low[r] = _mm256_add_ps(low[r], _mm256_mul_ps(_mm256_loadu_ps(x), w0));
@@ -901,15 +908,14 @@ MOE_AVX2_INLINE __m256i moe_four_avx2(const int8_t *codes) {
     return _mm256_set1_epi32(four);
 }
 
-/* Sums of a tile, [rows][blocks][16], to floats. In a function of its own, or gcc keeps sums in memory while they grow. */
-MOE_AVX2 static void moe_finish_avx2(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks, const int32_t *sums) {
-    for (size_t r = 0; r < rows; r++)
-        for (size_t b = 0; b < blocks; b++, sums += 16)
-            moe_q8_finish_avx2(l, row + r, (block + b) * 16, _mm256_loadu_si256((const __m256i *)(const void *)sums),
-                               _mm256_loadu_si256((const __m256i *)(const void *)(sums + 8)));
+/* Sums of a tile, [rows][16], to floats. In a function of its own, or gcc keeps sums in memory while they grow. */
+MOE_AVX2 static void moe_finish_avx2(const moe_linear *l, size_t row, size_t block, size_t rows, const int32_t *sums) {
+    for (size_t r = 0; r < rows; r++, sums += 16)
+        moe_q8_finish_avx2(l, row + r, block * 16, _mm256_loadu_si256((const __m256i *)(const void *)sums),
+                           _mm256_loadu_si256((const __m256i *)(const void *)(sums + 8)));
 }
 
-/* A tile: `rows` rows by `blocks` blocks of 16 outputs of a Q8 matrix; here at most 4 by 1. maddubs multiplies |w| (unsigned) by
+/* A tile: up to 4 rows by a block of 16 outputs of a Q8 matrix. maddubs multiplies |w| (unsigned) by
  * x with w's sign; within [-128, 127] its 16-bit sums cannot saturate (2 * 127 * 128 = 32512), so everything is exact.
  *
  * `start` NULL: vpsignb gives x the sign, which seems to want a port that multiplies (Zen 4 gets a fifth more through without). Else
@@ -930,6 +936,7 @@ MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start,
         __m256i w0 = _mm256_loadu_si256((const __m256i *)(const void *)w), a0 = _mm256_abs_epi8(w0);
         __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + 32)), a1 = _mm256_abs_epi8(w1);
         if (invert) w0 = _mm256_cmpgt_epi8(zero, w0), w1 = _mm256_cmpgt_epi8(zero, w1);
+        moe_fetch_avx2(w);
         MOE_UNROLL for (int r = 0; r < rows; r++) {
             const __m256i four = moe_four_avx2(x + (size_t)r * code_bytes);
             const __m256i x0 = invert ? _mm256_xor_si256(four, w0) : _mm256_sign_epi8(four, w0);
@@ -942,12 +949,10 @@ MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start,
         _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16), low[r]);
         _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16 + 8), high[r]);
     }
-    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
+    moe_finish_avx2(l, row, block, (size_t)rows, sums);
 }
 
-MOE_AVX2_INLINE void moe_tile_q8_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows,
-                                      const int blocks) {
-    (void)blocks;
+MOE_AVX2_INLINE void moe_tile_q8_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows) {
     if (start) moe_q8_sums_avx2(l, start, row, block, rows, 1);
     else moe_q8_sums_avx2(l, start, row, block, rows, 0);
 }
@@ -970,8 +975,7 @@ MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_
  * (8 * 2 * 15 * 127 = 30480); per group 8 * sum(x) is taken off, which leaves sum(code * x) in 16 bits (8 * 127 * 32 = 32512),
  * and the rest multiplied by sub: the same integer in another order. Several rows take half a block at a time, to stay in 16
  * registers. */
-MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows,
-                                      const int blocks) {
+MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
     const uint8_t *w = (const uint8_t *)m->data + block * groups * 256;
@@ -979,7 +983,7 @@ MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start,
     const __m256i ones = _mm256_set1_epi16(1), nibble = _mm256_set1_epi8(15), low_half = _mm256_set1_epi32(0xffff);
     const int halves = rows == 1 ? 2 : 1;
     int32_t sums[4 * 16];
-    (void)start, (void)blocks;
+    (void)start;
     MOE_UNROLL for (int half = 0; half < 2; half += halves) {
         __m256i sum[4][2];
         MOE_UNROLL for (int r = 0; r < rows; r++)
@@ -992,6 +996,7 @@ MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start,
                 MOE_UNROLL for (int h = 0; h < halves; h++) {
                     const uint8_t *at = w + (g * 4 + u) * 64 + (half + h) * 32;
                     const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)at);
+                    if (half + h == 0) moe_fetch_avx2(at);
                     const __m256i w0 = _mm256_and_si256(bytes, nibble);
                     const __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
                     MOE_UNROLL for (int r = 0; r < rows; r++) {
@@ -1018,29 +1023,29 @@ MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start,
             MOE_UNROLL for (int h = 0; h < halves; h++)
                 _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16 + (half + h) * 8), sum[r][h]);
     }
-    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
+    moe_finish_avx2(l, row, block, (size_t)rows, sums);
 }
 
-/* Tiles by rows, then by 1, 2 and 4 blocks, and what goes over all rows and blocks with them. */
+/* Tiles by rows, and what goes over all rows and blocks with them. */
 typedef void (*moe_tile_fn_avx2)(const moe_linear *l, const int32_t *start, size_t row, size_t block);
 
-#define MOE_TILE_AVX2(target, name, rows, blocks)                                                                        \
-    target static void name##_##rows##x##blocks(const moe_linear *l, const int32_t *start, size_t row, size_t block) {   \
-        name(l, start, row, block, rows, blocks);                                                                        \
+#define MOE_TILE_AVX2(target, name, rows)                                                                        \
+    target static void name##_##rows(const moe_linear *l, const int32_t *start, size_t row, size_t block) {      \
+        name(l, start, row, block, rows);                                                                        \
     }
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 1, 1)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 2, 1)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 3, 1)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 4, 1)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 1, 1)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 2, 1)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 3, 1)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 4, 1)
-static const moe_tile_fn_avx2 moe_tiles_q8_avx2[][3] = {
-    { moe_tile_q8_avx2_1x1 }, { moe_tile_q8_avx2_2x1 }, { moe_tile_q8_avx2_3x1 }, { moe_tile_q8_avx2_4x1 },
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 1)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 2)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 3)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 4)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 1)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 2)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 3)
+MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 4)
+static const moe_tile_fn_avx2 moe_tiles_q8_avx2[] = {
+    moe_tile_q8_avx2_1, moe_tile_q8_avx2_2, moe_tile_q8_avx2_3, moe_tile_q8_avx2_4,
 };
-static const moe_tile_fn_avx2 moe_tiles_q4_avx2[][3] = {
-    { moe_tile_q4_avx2_1x1 }, { moe_tile_q4_avx2_2x1 }, { moe_tile_q4_avx2_3x1 }, { moe_tile_q4_avx2_4x1 },
+static const moe_tile_fn_avx2 moe_tiles_q4_avx2[] = {
+    moe_tile_q4_avx2_1, moe_tile_q4_avx2_2, moe_tile_q4_avx2_3, moe_tile_q4_avx2_4,
 };
 
 /* 128 * sum of a row of codes, from the sums of 32. */
@@ -1061,22 +1066,20 @@ typedef enum moe_start_avx2 { MOE_START_ZERO, MOE_START_ROWS, MOE_START_BLOCK } 
 
 /* Blocks outside, rows inside, cut evenly: a block of weights is read once from memory and stays in L1 for all rows. */
 static void moe_quantised_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
-                               const moe_tile_fn_avx2 (*tiles)[3], size_t tile_rows, moe_start_avx2 start) {
+                               const moe_tile_fn_avx2 *tiles, size_t tile_rows, moe_start_avx2 start) {
     enum { ROWS = 48 };
     int32_t taken[ROWS], negative[16];
     for (; row0 < row1; row0 += ROWS) {
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
         for (size_t r = 0; start == MOE_START_ROWS && r < rows; r++)
             taken[r] = moe_taken_avx2(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
-        for (size_t block = block0, wide; block < block1; block += (size_t)1 << wide) {
+        for (size_t block = block0; block < block1; block++) {
             const int whole = start == MOE_START_BLOCK && cuts > 2; /* worth a look at all weights */
-            wide = 0;
-            while (cuts == 1 && wide < 2 && tiles[rows - 1][wide + 1] && block1 - block >= (size_t)2 << wide) wide++;
             if (whole) moe_negative_avx2(l->w, block, negative);
             for (size_t cut = 0; cut < cuts; cut++) {
                 const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
                 const int32_t *from = start == MOE_START_ROWS ? taken + first : whole ? negative : NULL;
-                tiles[count - 1][wide](l, from, row0 + first, block);
+                tiles[count - 1](l, from, row0 + first, block);
             }
         }
     }
@@ -1245,43 +1248,50 @@ static int moe_avxvnni_available(void) {
 #define MOE_AVXVNNI __attribute__((target(MOE_AVXVNNI_TARGET)))
 #define MOE_AVXVNNI_INLINE static inline __attribute__((always_inline, target(MOE_AVXVNNI_TARGET)))
 
-/* A tile has up to 12 registers of sums; start[r] is 128 * sum of the codes of row r. */
-MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows,
-                                            const int blocks) {
-    const size_t lines = l->w->cols_padded / 4, code_bytes = moe_code_bytes(l->w->cols);
-    const char *w = (const char *)l->w->data + block * lines * 64;
+/* start[r] is 128 * sum of the codes of row r. One or two rows would have too few sums to be at work all the time, so they take
+ * some lines of 16 outputs x 4 columns at once. */
+MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows) {
+    const size_t code_bytes = moe_code_bytes(l->w->cols);
+    const char *w = (const char *)l->w->data + block * l->w->cols_padded * 16;
     const int8_t *x = l->codes + row * code_bytes;
-    const __m256i high = _mm256_set1_epi8(-128);
-    int32_t sums[6 * 8 * 8];
-    __m256i sum[6][8];
+    const __m256i bias = _mm256_set1_epi8(-128);
+    const int lines = rows == 1 ? 4 : rows == 2 ? 2 : 1;
+    int32_t sums[6 * 16];
+    __m256i low[6][4], high[6][4];
     MOE_UNROLL for (int r = 0; r < rows; r++)
-        MOE_UNROLL for (int h = 0; h < 2 * blocks; h++) sum[r][h] = _mm256_set1_epi32(-start[r]);
-    for (size_t i = 0; i < lines; i++, w += 64, x += 4) {
-        __m256i half[8];
-        MOE_UNROLL for (int h = 0; h < 2 * blocks; h++)
-            half[h] = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)(w + (size_t)(h / 2) * lines * 64 + h % 2 * 32)), high);
-        MOE_UNROLL for (int r = 0; r < rows; r++) {
-            const __m256i four = moe_four_avx2(x + (size_t)r * code_bytes);
-            MOE_UNROLL for (int h = 0; h < 2 * blocks; h++) sum[r][h] = MOE_DPBUSD(sum[r][h], half[h], four);
+        MOE_UNROLL for (int i = 0; i < lines; i++) low[r][i] = high[r][i] = i ? _mm256_setzero_si256() : _mm256_set1_epi32(-start[r]);
+    for (size_t k = 0; k < l->w->cols_padded; k += 4 * (size_t)lines)
+        MOE_UNROLL for (int i = 0; i < lines; i++, w += 64, x += 4) {
+            const __m256i w0 = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)w), bias);
+            const __m256i w1 = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)(w + 32)), bias);
+            moe_fetch_avx2(w);
+            MOE_UNROLL for (int r = 0; r < rows; r++) {
+                const __m256i four = moe_four_avx2(x + (size_t)r * code_bytes);
+                low[r][i] = MOE_DPBUSD(low[r][i], w0, four);
+                high[r][i] = MOE_DPBUSD(high[r][i], w1, four);
+            }
         }
+    MOE_UNROLL for (int r = 0; r < rows; r++) {
+        MOE_UNROLL for (int i = 1; i < lines; i++) {
+            low[r][0] = _mm256_add_epi32(low[r][0], low[r][i]);
+            high[r][0] = _mm256_add_epi32(high[r][0], high[r][i]);
+        }
+        _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16), low[r][0]);
+        _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16 + 8), high[r][0]);
     }
-    MOE_UNROLL for (int r = 0; r < rows; r++)
-        MOE_UNROLL for (int h = 0; h < 2 * blocks; h++)
-            _mm256_storeu_si256((__m256i *)(void *)(sums + (r * 2 * blocks + h) * 8), sum[r][h]);
-    moe_finish_avx2(l, row, block, (size_t)rows, (size_t)blocks, sums);
+    moe_finish_avx2(l, row, block, (size_t)rows, sums);
 }
 
 /* As moe_tile_q4_avx2 but for the products; low and high nibbles have sums of their own, so that few products wait for the one
  * before. */
-MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows,
-                                            const int blocks) {
+MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
     const char *w = (const char *)m->data + block * groups * 256;
     const int8_t *subs = m->subs + block * groups * 16, *x = l->codes + row * code_bytes;
     const __m256i nibble = _mm256_set1_epi8(15), low_half = _mm256_set1_epi32(0xffff);
     int32_t sums[4 * 16];
-    (void)start, (void)blocks;
+    (void)start;
     for (size_t half = 0; half < 2; half++) {
         __m256i sum[4];
         MOE_UNROLL for (int r = 0; r < rows; r++) sum[r] = _mm256_setzero_si256();
@@ -1296,8 +1306,10 @@ MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *
                 high[r] = _mm256_setzero_si256();
             }
             MOE_UNROLL for (size_t u = 0; u < 4; u++) { /* a unit is 16 rows x 8 columns */
-                const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)(w + (g * 4 + u) * 64 + half * 32));
+                const char *at = w + (g * 4 + u) * 64 + half * 32;
+                const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)at);
                 const __m256i w0 = _mm256_and_si256(bytes, nibble), w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+                if (half == 0) moe_fetch_avx2(at);
                 MOE_UNROLL for (int r = 0; r < rows; r++) {
                     const int8_t *codes = x + (size_t)r * code_bytes + g * MOE_Q4_GROUP + u * 8;
                     low[r] = MOE_DPBUSD(low[r], w0, moe_four_avx2(codes));
@@ -1310,31 +1322,25 @@ MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *
         MOE_UNROLL for (int r = 0; r < rows; r++)
             _mm256_storeu_si256((__m256i *)(void *)(sums + (size_t)r * 16 + half * 8), sum[r]);
     }
-    moe_finish_avx2(l, row, block, (size_t)rows, 1, sums);
+    moe_finish_avx2(l, row, block, (size_t)rows, sums);
 }
 
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 1, 1)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 1, 2)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 1, 4)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 2, 1)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 2, 2)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 3, 1)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 4, 1)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 5, 1)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 6, 1)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 1, 1)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 2, 1)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 3, 1)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 4, 1)
-
-/* One or two rows of a block have too few sums to be at work all the time. */
-static const moe_tile_fn_avx2 moe_tiles_q8_avxvnni[][3] = {
-    { moe_tile_q8_avxvnni_1x1, moe_tile_q8_avxvnni_1x2, moe_tile_q8_avxvnni_1x4 },
-    { moe_tile_q8_avxvnni_2x1, moe_tile_q8_avxvnni_2x2 },
-    { moe_tile_q8_avxvnni_3x1 }, { moe_tile_q8_avxvnni_4x1 }, { moe_tile_q8_avxvnni_5x1 }, { moe_tile_q8_avxvnni_6x1 },
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 1)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 2)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 3)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 4)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 5)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 6)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 1)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 2)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 3)
+MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 4)
+static const moe_tile_fn_avx2 moe_tiles_q8_avxvnni[] = {
+    moe_tile_q8_avxvnni_1, moe_tile_q8_avxvnni_2, moe_tile_q8_avxvnni_3,
+    moe_tile_q8_avxvnni_4, moe_tile_q8_avxvnni_5, moe_tile_q8_avxvnni_6,
 };
-static const moe_tile_fn_avx2 moe_tiles_q4_avxvnni[][3] = {
-    { moe_tile_q4_avxvnni_1x1 }, { moe_tile_q4_avxvnni_2x1 }, { moe_tile_q4_avxvnni_3x1 }, { moe_tile_q4_avxvnni_4x1 },
+static const moe_tile_fn_avx2 moe_tiles_q4_avxvnni[] = {
+    moe_tile_q4_avxvnni_1, moe_tile_q4_avxvnni_2, moe_tile_q4_avxvnni_3, moe_tile_q4_avxvnni_4,
 };
 
 static void moe_linear_avxvnni(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
@@ -1399,11 +1405,16 @@ MOE_AVX512_INLINE __m512 moe_tanh_avx512(__m512 x) {
     return _mm512_or_ps(_mm512_div_ps(_mm512_sub_ps(one, t), _mm512_add_ps(one, t)), _mm512_and_ps(sign, x));
 }
 
+/* Ask for lines that are wanted soon. Where there are none it does no harm. */
+MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
+    MOE_UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T0);
+}
+
 /* Numbers of a float matrix as F32. The hardware's F16 conversion is exact, subnormals included. */
-MOE_AVX512_INLINE __m512 moe_load_weights_avx512(moe_type type, const void *w, size_t at, __mmask16 mask) {
+MOE_AVX512_INLINE __m512 moe_load_weights_avx512(moe_type type, const void *w, __mmask16 mask) {
     __m256i bits;
-    if (type == MOE_TYPE_F32) return _mm512_maskz_loadu_ps(mask, (const float *)w + at);
-    bits = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)w + at);
+    if (type == MOE_TYPE_F32) return _mm512_maskz_loadu_ps(mask, w);
+    bits = _mm256_maskz_loadu_epi16(mask, w);
     if (type == MOE_TYPE_F16) return _mm512_cvtph_ps(bits);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
@@ -1418,12 +1429,16 @@ MOE_AVX512_INLINE __m128 moe_join_four_avx512(__m512 a, __m512 b, __m512 c, __m5
     return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, t));
 }
 
-/* Up to 16 columns of a tile of a float matrix, from column k. */
-MOE_AVX512_INLINE void moe_float_step_avx512(const moe_linear *l, const float *x, const void *w, size_t k, __mmask16 mask,
-                                             __m512 lanes[4][4], const moe_type type, const int rows, const int outputs) {
+/* Up to 16 columns of a tile of a float matrix, from column k; `fetch`: ask for the next tile's as well. */
+MOE_AVX512_INLINE void moe_float_step_avx512(const moe_linear *l, const float *x, const char *w, size_t k, __mmask16 mask,
+                                             __m512 lanes[4][4], const moe_type type, const int rows, const int outputs,
+                                             const int fetch) {
+    const size_t row_bytes = l->w->cols * (type == MOE_TYPE_F32 ? 4 : 2), at = k * (type == MOE_TYPE_F32 ? 4 : 2);
     __m512 numbers[4];
-    MOE_UNROLL for (int o = 0; o < outputs; o++)
-        numbers[o] = moe_load_weights_avx512(type, w, (size_t)o * l->w->cols + k, mask);
+    MOE_UNROLL for (int o = 0; o < outputs; o++) {
+        numbers[o] = moe_load_weights_avx512(type, w + (size_t)o * row_bytes + at, mask);
+        if (fetch) moe_fetch_avx512(w + (size_t)(o + outputs) * row_bytes + at, 1);
+    }
     MOE_UNROLL for (int r = 0; r < rows; r++) {
         const __m512 v = _mm512_maskz_loadu_ps(mask, x + (size_t)r * l->x_stride + k);
         MOE_UNROLL for (int o = 0; o < outputs; o++) lanes[r][o] = _mm512_add_ps(lanes[r][o], _mm512_mul_ps(v, numbers[o]));
@@ -1432,15 +1447,15 @@ MOE_AVX512_INLINE void moe_float_step_avx512(const moe_linear *l, const float *x
 
 /* `outputs` (up to 4) rows of a float matrix against `rows` input rows. */
 MOE_AVX512_INLINE void moe_float_tile_avx512(const moe_linear *l, size_t row, size_t j, const moe_type type, const int rows,
-                                             const int outputs) {
+                                             const int outputs, const int fetch) {
     const size_t cols = l->w->cols, whole = cols / 16 * 16;
     const char *w = (const char *)l->w->data + j * cols * (type == MOE_TYPE_F32 ? 4 : 2);
     const float *x = l->x + row * l->x_stride;
     __m512 lanes[4][4];
     MOE_UNROLL for (int r = 0; r < rows; r++)
         MOE_UNROLL for (int o = 0; o < 4; o++) lanes[r][o] = _mm512_setzero_ps();
-    for (size_t k = 0; k < whole; k += 16) moe_float_step_avx512(l, x, w, k, 0xffff, lanes, type, rows, outputs);
-    if (whole < cols) moe_float_step_avx512(l, x, w, whole, moe_mask_avx512(cols - whole), lanes, type, rows, outputs);
+    for (size_t k = 0; k < whole; k += 16) moe_float_step_avx512(l, x, w, k, 0xffff, lanes, type, rows, outputs, fetch);
+    if (whole < cols) moe_float_step_avx512(l, x, w, whole, moe_mask_avx512(cols - whole), lanes, type, rows, outputs, 0);
     MOE_UNROLL for (int r = 0; r < rows; r++) {
         const size_t at = row + (size_t)r;
         const __mmask8 mask = (__mmask8)((1 << outputs) - 1);
@@ -1452,19 +1467,23 @@ MOE_AVX512_INLINE void moe_float_tile_avx512(const moe_linear *l, size_t row, si
     }
 }
 
-/* Sums of a tile, [rows][blocks][16], to floats. */
-MOE_AVX512 static void moe_finish_avx512(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
-                                         const int32_t *sums) {
+/* The sums of a row and 16 outputs from j on, to floats. */
+MOE_AVX512_INLINE void moe_finish_avx512(const moe_linear *l, size_t row, size_t j, __m512i sums) {
+    const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
+    const float *addend = l->bias ? l->bias + j : l->add ? l->add + row * l->add_stride + j : NULL;
+    const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[row]), _mm512_loadu_ps(l->w->scales + j));
+    __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale);
+    y = _mm512_add_ps(y, addend ? _mm512_maskz_loadu_ps(mask, addend) : _mm512_setzero_ps());
+    if (l->relu) y = _mm512_max_ps(_mm512_setzero_ps(), y);
+    _mm512_mask_storeu_ps(l->y + row * l->y_stride + j, mask, y);
+}
+
+/* Of a tile: [rows][blocks][16]. */
+MOE_AVX512 static void moe_finish_tile_avx512(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
+                                              const int32_t *sums) {
     for (size_t at = row; at < row + rows; at++)
-        for (size_t j = block * 16; j < (block + blocks) * 16; j += 16, sums += 16) {
-            const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
-            const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
-            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[at]), _mm512_loadu_ps(l->w->scales + j));
-            __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sums)), scale);
-            y = _mm512_add_ps(y, addend ? _mm512_maskz_loadu_ps(mask, addend) : _mm512_setzero_ps());
-            if (l->relu) y = _mm512_max_ps(_mm512_setzero_ps(), y);
-            _mm512_mask_storeu_ps(l->y + at * l->y_stride + j, mask, y);
-        }
+        for (size_t j = block * 16; j < (block + blocks) * 16; j += 16, sums += 16)
+            moe_finish_avx512(l, at, j, _mm512_loadu_si512(sums));
 }
 
 /* Four codes in every lane. */
@@ -1474,13 +1493,8 @@ MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
     return _mm512_set1_epi32(four);
 }
 
-/* While the lines of a tile are worked on, ask for those of the next tile, or of what the caller wants next. */
-MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
-    MOE_UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T0);
-}
-
 /* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers; sum[r][b]
- * starts at minus 128 * sum of the codes of row r. */
+ * starts at minus 128 * sum of the codes of row r. `fetch`: ask for the lines of the next tile, or of what the caller wants next. */
 MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
                                           const int blocks, const char *next, const int fetch) {
     const size_t lines = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
@@ -1561,7 +1575,7 @@ MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken
     else moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, next, 0);
     MOE_UNROLL for (int r = 0; r < rows; r++)
         MOE_UNROLL for (int b = 0; b < blocks; b++) _mm512_storeu_si512(sums + (r * blocks + b) * 16, sum[r][b]);
-    moe_finish_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
+    moe_finish_tile_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
 }
 
 /* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an output. */
@@ -1577,26 +1591,108 @@ typedef void (*moe_tile_fn_avx512)(const moe_linear *l, const int32_t *taken, si
 #define MOE_TILE_NAMES_AVX512(type, rows) \
     { moe_tile_##type##_##rows##x1_avx512, moe_tile_##type##_##rows##x2_avx512, moe_tile_##type##_##rows##x3_avx512 }
 
-MOE_TILES_AVX512(Q8, 1)
-MOE_TILES_AVX512(Q8, 2)
-MOE_TILES_AVX512(Q8, 3)
 MOE_TILES_AVX512(Q8, 4)
 MOE_TILES_AVX512(Q8, 5)
 MOE_TILES_AVX512(Q8, 6)
 MOE_TILES_AVX512(Q8, 7)
 MOE_TILES_AVX512(Q8, 8)
-MOE_TILES_AVX512(Q4, 1)
 MOE_TILES_AVX512(Q4, 2)
 MOE_TILES_AVX512(Q4, 3)
 MOE_TILES_AVX512(Q4, 4)
 
 static const moe_tile_fn_avx512 moe_tiles_q8_avx512[][3] = {
-    MOE_TILE_NAMES_AVX512(Q8, 1), MOE_TILE_NAMES_AVX512(Q8, 2), MOE_TILE_NAMES_AVX512(Q8, 3), MOE_TILE_NAMES_AVX512(Q8, 4),
+    { NULL }, { NULL }, { NULL }, MOE_TILE_NAMES_AVX512(Q8, 4),
     MOE_TILE_NAMES_AVX512(Q8, 5), MOE_TILE_NAMES_AVX512(Q8, 6), MOE_TILE_NAMES_AVX512(Q8, 7), MOE_TILE_NAMES_AVX512(Q8, 8),
 };
 static const moe_tile_fn_avx512 moe_tiles_q4_avx512[][3] = {
-    MOE_TILE_NAMES_AVX512(Q4, 1), MOE_TILE_NAMES_AVX512(Q4, 2), MOE_TILE_NAMES_AVX512(Q4, 3), MOE_TILE_NAMES_AVX512(Q4, 4),
+    { NULL }, MOE_TILE_NAMES_AVX512(Q4, 2), MOE_TILE_NAMES_AVX512(Q4, 3), MOE_TILE_NAMES_AVX512(Q4, 4),
 };
+
+/* Few rows wait for memory, which is fastest read as it lies: their weights go by line by line, a block after another, and what
+ * will be wanted is asked for `ahead` bytes before. */
+
+/* A block of a quantised matrix, from w on, as moe_q8_sums_avx512 has it; four sums a row at a time. */
+MOE_AVX512_INLINE void moe_q8_lines_avx512(const moe_matrix *m, const int8_t *x, const char *w, __m512i sum[3], const int rows,
+                                           size_t ahead) {
+    const size_t code_bytes = moe_code_bytes(m->cols);
+    const __m512i high = _mm512_set1_epi8(-128);
+    __m512i part[3][4];
+    MOE_UNROLL for (int r = 0; r < rows; r++) {
+        part[r][0] = sum[r];
+        MOE_UNROLL for (int u = 1; u < 4; u++) part[r][u] = _mm512_setzero_si512();
+    }
+    for (size_t k = 0; k < m->cols_padded; k += 16, w += 256, x += 16) {
+        moe_fetch_avx512(w + ahead, 4);
+        MOE_UNROLL for (int u = 0; u < 4; u++) {
+            const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(w + u * 64), high);
+            MOE_UNROLL for (int r = 0; r < rows; r++)
+                part[r][u] = _mm512_dpbusd_epi32(part[r][u], line, moe_four_avx512(x + (size_t)r * code_bytes + u * 4));
+        }
+    }
+    MOE_UNROLL for (int r = 0; r < rows; r++)
+        sum[r] = _mm512_add_epi32(_mm512_add_epi32(part[r][0], part[r][1]), _mm512_add_epi32(part[r][2], part[r][3]));
+}
+
+/* As moe_q4_sums_avx512, with sums of their own for low and high nibbles. */
+MOE_AVX512_INLINE void moe_q4_lines_avx512(const moe_matrix *m, const int8_t *x, const char *w, const int8_t *sub,
+                                           __m512i sum[3], const int rows, size_t ahead) {
+    const size_t code_bytes = moe_code_bytes(m->cols);
+    const int8_t *x_sums = x + m->cols_padded;
+    const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
+    for (size_t k = 0; k < m->cols_padded; k += MOE_Q4_GROUP, sub += 16, x_sums += 2, w += 256, x += MOE_Q4_GROUP) {
+        const __m128i sixteen = _mm_loadu_si128((const __m128i *)(const void *)sub);
+        const __m512i factor = _mm512_and_si512(_mm512_cvtepi8_epi32(sixteen), low_half);
+        __m512i low[3], high[3];
+        moe_fetch_avx512(w + ahead, 4);
+        MOE_UNROLL for (int r = 0; r < rows; r++) {
+            int16_t x_sum;
+            memcpy(&x_sum, x_sums + (size_t)r * code_bytes, 2);
+            low[r] = _mm512_set1_epi32(-8 * x_sum);
+            high[r] = _mm512_setzero_si512();
+        }
+        MOE_UNROLL for (int u = 0; u < 4; u++) {
+            const __m512i line = _mm512_loadu_si512(w + u * 64), upper = _mm512_srli_epi16(line, 4);
+            MOE_UNROLL for (int r = 0; r < rows; r++) {
+                const int8_t *eight = x + (size_t)r * code_bytes + u * 8;
+                low[r] = _mm512_dpbusd_epi32(low[r], _mm512_and_si512(line, nibble), moe_four_avx512(eight));
+                high[r] = _mm512_dpbusd_epi32(high[r], _mm512_and_si512(upper, nibble), moe_four_avx512(eight + 4));
+            }
+        }
+        MOE_UNROLL for (int r = 0; r < rows; r++)
+            sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_add_epi32(low[r], high[r]), factor);
+    }
+}
+
+MOE_AVX512_INLINE void moe_few_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block0, size_t block1,
+                                      const moe_type type, const int rows) {
+    const size_t block_bytes = l->w->cols_padded * (type == MOE_TYPE_Q8 ? 16 : 8), sub_bytes = l->w->cols_padded / MOE_Q4_GROUP * 16;
+    const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
+    for (size_t block = block0; block < block1; block++) {
+        const char *w = (const char *)l->w->data + block * block_bytes;
+        const size_t ahead = block + 1 == block1 && l->next ? (uintptr_t)l->next - (uintptr_t)w : MOE_AHEAD;
+        __m512i sum[3];
+        MOE_UNROLL for (int r = 0; r < rows; r++) sum[r] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
+        if (type == MOE_TYPE_Q8) moe_q8_lines_avx512(l->w, x, w, sum, rows, ahead);
+        else moe_q4_lines_avx512(l->w, x, w, l->w->subs + block * sub_bytes, sum, rows, ahead);
+        MOE_UNROLL for (int r = 0; r < rows; r++) moe_finish_avx512(l, row + (size_t)r, block * 16, sum[r]);
+    }
+}
+
+typedef void (*moe_few_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block0, size_t block1);
+
+#define MOE_FEW_AVX512(type, rows)                                                                                          \
+    MOE_AVX512 static void moe_few_##type##_##rows##_avx512(const moe_linear *l, const int32_t *taken, size_t row,          \
+                                                            size_t block0, size_t block1) {                                 \
+        moe_few_avx512(l, taken, row, block0, block1, MOE_TYPE_##type, rows);                                               \
+    }
+MOE_FEW_AVX512(Q8, 1)
+MOE_FEW_AVX512(Q8, 2)
+MOE_FEW_AVX512(Q8, 3)
+MOE_FEW_AVX512(Q4, 1)
+MOE_FEW_AVX512(Q4, 2)
+
+static const moe_few_fn_avx512 moe_few_q8_avx512[] = { moe_few_Q8_1_avx512, moe_few_Q8_2_avx512, moe_few_Q8_3_avx512 };
+static const moe_few_fn_avx512 moe_few_q4_avx512[] = { moe_few_Q4_1_avx512, moe_few_Q4_2_avx512 };
 
 /* 128 * sum of a row of codes, from the sums of 32. */
 MOE_AVX512 static int32_t moe_taken_avx512(const int8_t *codes, size_t cols_padded) {
@@ -1615,12 +1711,18 @@ MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, si
     const int q8 = l->w->type == MOE_TYPE_Q8;
     const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8);
     const moe_tile_fn_avx512(*tiles)[3] = q8 ? moe_tiles_q8_avx512 : moe_tiles_q4_avx512;
+    const moe_few_fn_avx512 *few = q8 ? moe_few_q8_avx512 : moe_few_q4_avx512;
     const size_t tile_rows = q8 ? MOE_COUNT(moe_tiles_q8_avx512) : MOE_COUNT(moe_tiles_q4_avx512);
+    const size_t few_rows = q8 ? MOE_COUNT(moe_few_q8_avx512) : MOE_COUNT(moe_few_q4_avx512);
     int32_t taken[ROWS] = { 0 };
     for (; row0 < row1; row0 += ROWS) {
         const size_t rows = moe_min(ROWS, row1 - row0), cuts = moe_divide_up(rows, tile_rows);
         for (size_t r = 0; q8 && r < rows; r++)
             taken[r] = moe_taken_avx512(l->codes + (row0 + r) * moe_code_bytes(l->w->cols), l->w->cols_padded);
+        if (rows <= few_rows) {
+            few[rows - 1](l, taken, row0, block0, block1);
+            continue;
+        }
         for (size_t block = block0, blocks; block < block1; block += blocks) {
             const char *next = l->next;
             blocks = block1 - block == 4 ? 2 : moe_min(3, block1 - block); /* no single one at the end if that can be */
@@ -1639,12 +1741,13 @@ MOE_AVX512_INLINE void moe_float_avx512(const moe_linear *l, size_t row0, size_t
         const size_t outputs = moe_min(4, j1 - j0);
         size_t r = row0;
         if (outputs == 4) {
-            for (; r + 4 <= row1; r += 4) moe_float_tile_avx512(l, r, j0, type, 4, 4);
-            for (; r + 2 <= row1; r += 2) moe_float_tile_avx512(l, r, j0, type, 2, 4);
-            for (; r < row1; r++) moe_float_tile_avx512(l, r, j0, type, 1, 4);
+            if (r + 4 <= row1) moe_float_tile_avx512(l, r, j0, type, 4, 4, 1), r += 4;
+            for (; r + 4 <= row1; r += 4) moe_float_tile_avx512(l, r, j0, type, 4, 4, 0);
+            for (; r + 2 <= row1; r += 2) moe_float_tile_avx512(l, r, j0, type, 2, 4, 1);
+            for (; r < row1; r++) moe_float_tile_avx512(l, r, j0, type, 1, 4, 1);
         }
         for (; r < row1; r++)
-            for (size_t j = j0; j < j1; j++) moe_float_tile_avx512(l, r, j, type, 1, 1);
+            for (size_t j = j0; j < j1; j++) moe_float_tile_avx512(l, r, j, type, 1, 1, 0);
     }
 }
 
@@ -5210,7 +5313,8 @@ typedef struct moe_expert_job {
     const moe_run *run;
     const moe_tensor *t;
     moe_expert_work work;
-    size_t row0; /* first row of the chunk at hand */
+    size_t row0;  /* first row of the chunk at hand */
+    size_t tasks; /* of this chunk */
 } moe_expert_job;
 
 /* One expert on up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x). */
@@ -5223,6 +5327,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const size_t expert = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2];
     const size_t width = layer->out, hidden = layer->hidden, unit_bytes = moe_code_bytes(hidden);
     const size_t unit_stride = moe_row_stride(hidden), out_stride = moe_row_stride(width);
+    const size_t later = task + job->run->pool->count; /* most likely this thread's next one */
     const char *slab = layer->slabs + expert * layer->slab_stride;
     const moe_matrix up = moe_matrix_view(layer->expert_type, hidden, width, slab);
     const moe_matrix down = moe_matrix_view(layer->expert_type, width, hidden, slab + layer->slab_down);
@@ -5231,9 +5336,10 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * unit_stride);
     float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes), *unit_scales = scales + MOE_EXPERT_TILE;
     moe_linear first = { .w = &up, .x = inputs, .x_stride = width, .codes = (int8_t *)(void *)inputs, .scales = scales,
-                         .relu = 1, .y = units, .y_stride = unit_stride };
+                         .relu = 1, .y = units, .y_stride = unit_stride, .next = down.data };
     moe_linear second = { .w = &down, .x = units, .x_stride = unit_stride, .codes = unit_codes, .scales = unit_scales,
                           .y = work->out + pair * out_stride, .y_stride = out_stride };
+    if (later < job->tasks) second.next = layer->slabs + work->task[3 * later] * layer->slab_stride;
     for (size_t i = 0; i < rows; i++) {
         const size_t row = work->pair_row[pair + i];
         if (x->quantised) {
@@ -5270,7 +5376,7 @@ static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
     const moe_tensor *gate = t->src[1];
     const size_t rows = run->frame->rows, n = t->layer->experts, capacity = moe_expert_pairs(run->graph, gate);
     moe_layout at = { t->work, 0, 0 };
-    moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, &at), 0 };
+    moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, &at), 0, 0 };
     moe_expert_work *w = &job.work;
     for (size_t row0 = 0, row1; row0 < rows; row0 = row1) {
         size_t pairs = 0, tasks = 0, visits = 0;
@@ -5301,6 +5407,7 @@ static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
             }
         }
         job.row0 = row0;
+        job.tasks = tasks;
         moe_pool_run(run->pool, tasks, moe_expert_task, &job);
         moe_pool_run(run->pool, row1 - row0, moe_combine_task, &job);
         if (run->graph->stats) {
