@@ -1259,7 +1259,7 @@ MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *
     int32_t sums[6 * 16];
     __m256i low[6][4], high[6][4];
     MOE_UNROLL for (int r = 0; r < rows; r++)
-        MOE_UNROLL for (int i = 0; i < lines; i++) low[r][i] = high[r][i] = i ? _mm256_setzero_si256() : _mm256_set1_epi32(-start[r]);
+        MOE_UNROLL for (int i = 0; i < lines; i++) low[r][i] = high[r][i] = _mm256_set1_epi32(i ? 0 : -start[r]);
     for (size_t k = 0; k < l->w->cols_padded; k += 4 * (size_t)lines)
         MOE_UNROLL for (int i = 0; i < lines; i++, w += 64, x += 4) {
             const __m256i w0 = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)w), bias);
@@ -1494,7 +1494,7 @@ MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
 }
 
 /* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers; sum[r][b]
- * starts at minus 128 * sum of the codes of row r. `fetch`: ask for the lines of the next tile, or of what the caller wants next. */
+ * starts at minus 128 * sum of the codes of row r. `fetch`: ask for `next`, the next tile or what the caller wants then. */
 MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
                                           const int blocks, const char *next, const int fetch) {
     const size_t lines = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
@@ -1608,12 +1608,11 @@ static const moe_tile_fn_avx512 moe_tiles_q4_avx512[][3] = {
     { NULL }, MOE_TILE_NAMES_AVX512(Q4, 2), MOE_TILE_NAMES_AVX512(Q4, 3), MOE_TILE_NAMES_AVX512(Q4, 4),
 };
 
-/* Few rows wait for memory, which is fastest read as it lies: their weights go by line by line, a block after another, and what
- * will be wanted is asked for `ahead` bytes before. */
+/* Few rows wait for memory, which is fastest read as it lies: their weights go by line by line, a block after another. */
 
 /* A block of a quantised matrix, from w on, as moe_q8_sums_avx512 has it; four sums a row at a time. */
-MOE_AVX512_INLINE void moe_q8_lines_avx512(const moe_matrix *m, const int8_t *x, const char *w, __m512i sum[3], const int rows,
-                                           size_t ahead) {
+MOE_AVX512_INLINE void moe_q8_lines_avx512(const moe_matrix *m, const int8_t *x, const char *w, __m512i sum[3],
+                                           const int rows) {
     const size_t code_bytes = moe_code_bytes(m->cols);
     const __m512i high = _mm512_set1_epi8(-128);
     __m512i part[3][4];
@@ -1622,7 +1621,7 @@ MOE_AVX512_INLINE void moe_q8_lines_avx512(const moe_matrix *m, const int8_t *x,
         MOE_UNROLL for (int u = 1; u < 4; u++) part[r][u] = _mm512_setzero_si512();
     }
     for (size_t k = 0; k < m->cols_padded; k += 16, w += 256, x += 16) {
-        moe_fetch_avx512(w + ahead, 4);
+        moe_fetch_avx512(w + MOE_AHEAD, 4);
         MOE_UNROLL for (int u = 0; u < 4; u++) {
             const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(w + u * 64), high);
             MOE_UNROLL for (int r = 0; r < rows; r++)
@@ -1635,7 +1634,7 @@ MOE_AVX512_INLINE void moe_q8_lines_avx512(const moe_matrix *m, const int8_t *x,
 
 /* As moe_q4_sums_avx512, with sums of their own for low and high nibbles. */
 MOE_AVX512_INLINE void moe_q4_lines_avx512(const moe_matrix *m, const int8_t *x, const char *w, const int8_t *sub,
-                                           __m512i sum[3], const int rows, size_t ahead) {
+                                           __m512i sum[3], const int rows) {
     const size_t code_bytes = moe_code_bytes(m->cols);
     const int8_t *x_sums = x + m->cols_padded;
     const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
@@ -1643,7 +1642,7 @@ MOE_AVX512_INLINE void moe_q4_lines_avx512(const moe_matrix *m, const int8_t *x,
         const __m128i sixteen = _mm_loadu_si128((const __m128i *)(const void *)sub);
         const __m512i factor = _mm512_and_si512(_mm512_cvtepi8_epi32(sixteen), low_half);
         __m512i low[3], high[3];
-        moe_fetch_avx512(w + ahead, 4);
+        moe_fetch_avx512(w + MOE_AHEAD, 4);
         MOE_UNROLL for (int r = 0; r < rows; r++) {
             int16_t x_sum;
             memcpy(&x_sum, x_sums + (size_t)r * code_bytes, 2);
@@ -1665,15 +1664,16 @@ MOE_AVX512_INLINE void moe_q4_lines_avx512(const moe_matrix *m, const int8_t *x,
 
 MOE_AVX512_INLINE void moe_few_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block0, size_t block1,
                                       const moe_type type, const int rows) {
-    const size_t block_bytes = l->w->cols_padded * (type == MOE_TYPE_Q8 ? 16 : 8), sub_bytes = l->w->cols_padded / MOE_Q4_GROUP * 16;
+    const size_t block_bytes = l->w->cols_padded * (type == MOE_TYPE_Q8 ? 16 : 8);
+    const size_t sub_bytes = l->w->cols_padded / MOE_Q4_GROUP * 16;
     const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
     for (size_t block = block0; block < block1; block++) {
         const char *w = (const char *)l->w->data + block * block_bytes;
-        const size_t ahead = block + 1 == block1 && l->next ? (uintptr_t)l->next - (uintptr_t)w : MOE_AHEAD;
         __m512i sum[3];
+        if (l->add) moe_expect_avx512(l, row, block, rows, 1);
         MOE_UNROLL for (int r = 0; r < rows; r++) sum[r] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
-        if (type == MOE_TYPE_Q8) moe_q8_lines_avx512(l->w, x, w, sum, rows, ahead);
-        else moe_q4_lines_avx512(l->w, x, w, l->w->subs + block * sub_bytes, sum, rows, ahead);
+        if (type == MOE_TYPE_Q8) moe_q8_lines_avx512(l->w, x, w, sum, rows);
+        else moe_q4_lines_avx512(l->w, x, w, l->w->subs + block * sub_bytes, sum, rows);
         MOE_UNROLL for (int r = 0; r < rows; r++) moe_finish_avx512(l, row + (size_t)r, block * 16, sum[r]);
     }
 }
@@ -5313,8 +5313,7 @@ typedef struct moe_expert_job {
     const moe_run *run;
     const moe_tensor *t;
     moe_expert_work work;
-    size_t row0;  /* first row of the chunk at hand */
-    size_t tasks; /* of this chunk */
+    size_t row0; /* first row of the chunk at hand */
 } moe_expert_job;
 
 /* One expert on up to MOE_EXPERT_TILE rows: out = w_down relu(w_up x). */
@@ -5327,7 +5326,6 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const size_t expert = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2];
     const size_t width = layer->out, hidden = layer->hidden, unit_bytes = moe_code_bytes(hidden);
     const size_t unit_stride = moe_row_stride(hidden), out_stride = moe_row_stride(width);
-    const size_t later = task + job->run->pool->count; /* most likely this thread's next one */
     const char *slab = layer->slabs + expert * layer->slab_stride;
     const moe_matrix up = moe_matrix_view(layer->expert_type, hidden, width, slab);
     const moe_matrix down = moe_matrix_view(layer->expert_type, width, hidden, slab + layer->slab_down);
@@ -5336,10 +5334,9 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * unit_stride);
     float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes), *unit_scales = scales + MOE_EXPERT_TILE;
     moe_linear first = { .w = &up, .x = inputs, .x_stride = width, .codes = (int8_t *)(void *)inputs, .scales = scales,
-                         .relu = 1, .y = units, .y_stride = unit_stride, .next = down.data };
+                         .relu = 1, .y = units, .y_stride = unit_stride };
     moe_linear second = { .w = &down, .x = units, .x_stride = unit_stride, .codes = unit_codes, .scales = unit_scales,
                           .y = work->out + pair * out_stride, .y_stride = out_stride };
-    if (later < job->tasks) second.next = layer->slabs + work->task[3 * later] * layer->slab_stride;
     for (size_t i = 0; i < rows; i++) {
         const size_t row = work->pair_row[pair + i];
         if (x->quantised) {
@@ -5376,7 +5373,7 @@ static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
     const moe_tensor *gate = t->src[1];
     const size_t rows = run->frame->rows, n = t->layer->experts, capacity = moe_expert_pairs(run->graph, gate);
     moe_layout at = { t->work, 0, 0 };
-    moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, &at), 0, 0 };
+    moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, &at), 0 };
     moe_expert_work *w = &job.work;
     for (size_t row0 = 0, row1; row0 < rows; row0 = row1) {
         size_t pairs = 0, tasks = 0, visits = 0;
@@ -5407,7 +5404,6 @@ static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
             }
         }
         job.row0 = row0;
-        job.tasks = tasks;
         moe_pool_run(run->pool, tasks, moe_expert_task, &job);
         moe_pool_run(run->pool, row1 - row0, moe_combine_task, &job);
         if (run->graph->stats) {

@@ -70,13 +70,17 @@ static void usage(FILE *to) {
         "its time per decoder step; rss_mb, peak memory of a process that does this only, mapped model included.\n"
         "With --profile also lines what: \"profile\", one for each node that took 0.2 % of a run, one for the others and one\n"
         "for what is in no node.\n"
-        "\n"
+        "\n", to);
+    fputs(
         "roofline_share is bound / ms_median. The bound of a call is the sum over its nodes of max(integer operations /\n"
         "integer peak + float operations / float peak, weights / bandwidth of the level that holds the working set + inputs /\n"
         "bandwidth of the level that holds the inputs). The working set is all weights of the graph (a layer, a decoder\n"
         "step); of the recurrence inside an encoder layer its two matrices. exp, tanh and sigmoid count as 30 float\n"
         "operations. The experts that a call reads are those expected of random routing: E (1 - (1 - k/E)^rows). Quantised\n"
         "products count as integer operations, others as float.\n"
+        "dram_share, of a layer whose weights do not fit the last cache, is gbytes_s / what its memory gives when it is only\n"
+        "read in order, measured again after every repetition: the median of such pairs, since a shared machine's memory is\n"
+        "not as fast now as it was a second ago. Weights that every call reads, as a gate's, may still come from a cache.\n"
         "cpu_share is the processor time that the threads got / (time * threads): well under 1, somebody else had the\n"
         "machine, or the work was too little for so many threads.\n"
         "\n"
@@ -678,6 +682,8 @@ typedef struct stack {
     size_t pool, sentences;
     void *owned[12];
     size_t n_owned;
+    const char *most; /* the largest of them */
+    size_t most_bytes;
 } stack;
 
 /* One configuration. */
@@ -692,6 +698,7 @@ typedef struct layer_bench {
     size_t *sizes;
     moe_frame frame;
     double *seconds; /* [reps] of one call */
+    double *streams; /* [reps] bytes a second when the stack's memory was only read, right after */
     size_t calls, call;
     double wall, busy; /* of all repetitions: time, and processor time of all threads */
     double begin; /* when the inputs were there */
@@ -702,6 +709,7 @@ static void *own(stack *s, size_t bytes) {
     void *memory = NULL;
     if (s->n_owned == MOE_COUNT(s->owned) || posix_memalign(&memory, 4096, moe_max(bytes, 1))) return NULL;
     memset(memory, 0, bytes);
+    if (bytes > s->most_bytes) s->most = memory, s->most_bytes = bytes;
     return s->owned[s->n_owned++] = memory;
 }
 
@@ -833,6 +841,7 @@ static void free_layer_bench(layer_bench *b) {
     free(b->floats);
     free(b->sizes);
     free(b->seconds);
+    free(b->streams);
 }
 
 static int make_layer_bench(const options *o, stack *s, const machine *m, size_t rows, layer_bench *b) {
@@ -846,7 +855,8 @@ static int make_layer_bench(const options *o, stack *s, const machine *m, size_t
     b->floats = calloc(rows * (1 + top), sizeof *b->floats);
     b->sizes = calloc(rows * 2, sizeof *b->sizes);
     b->seconds = calloc((size_t)o->reps, sizeof *b->seconds);
-    if (!b->graph.nodes || !b->ints || !b->floats || !b->sizes || !b->seconds) return 0;
+    b->streams = calloc((size_t)o->reps, sizeof *b->streams);
+    if (!b->graph.nodes || !b->ints || !b->floats || !b->sizes || !b->seconds || !b->streams) return 0;
     build_layer(b);
     if (moe_graph_plan(&b->graph, &e) || posix_memalign(&b->arena, 4096, b->graph.bytes)) return 0;
     memset(b->arena, 0, b->graph.bytes);
@@ -889,22 +899,46 @@ static double time_layer(layer_bench *b, moe_pool *pool) {
     return sum / (double)b->calls;
 }
 
+static int in_memory(const layer_bench *b) { return graph_weights(&b->graph) > (double)b->machine->cache_bytes; }
+
+/* Bytes a second that memory gives now, of repetition `rep`'s part of the weights. */
+static double time_stream(const layer_bench *b, moe_pool *pool, size_t rep) {
+    const stack *s = b->of;
+    const size_t bytes = moe_min(32u << 20, s->most_bytes / 2) / pool->count / 512 * 512, all = bytes * pool->count;
+    machine_job job = { .turns = 1, .data = s->most + rep % (s->most_bytes / all) * all, .bytes = bytes };
+    double begin;
+#if MOE_X86
+    job.wide = moe_isa_available("avx2");
+#endif
+    begin = now();
+    moe_pool_run(pool, pool->count, machine_task, &job);
+    return (double)all / (now() - begin);
+}
+
 static void report_layer(report *r, const options *o, layer_bench *b) {
     const stack *s = b->of;
     const moe_layer *l = &s->layer;
     const load at = { (double)b->rows, 1, (double)moe_divide_up(b->rows, (size_t)o->beam.values[0]), (double)o->src_len,
                       graph_weights(&b->graph) };
     const cost c = graph_cost(b->machine, &b->graph, b->inputs, NULL, &at);
-    const timing t = sum_up(b->seconds, (size_t)o->reps);
-    const double gops = (c.integer + c.floating) / t.median * 1e-9, gbytes = (c.weights + c.inputs) / t.median * 1e-9;
     const size_t vocabulary = s->model.output.rows;
-    char line[512];
+    char line[512], share[32] = "null";
+    timing t;
+    double gops, gbytes;
+    if (in_memory(b)) { /* before the seconds are sorted */
+        for (int rep = 0; rep < o->reps; rep++) b->streams[rep] = (c.weights + c.inputs) / b->seconds[rep] / b->streams[rep];
+        snprintf(share, sizeof share, "%.3f", sum_up(b->streams, (size_t)o->reps).median);
+    }
+    t = sum_up(b->seconds, (size_t)o->reps);
+    gops = (c.integer + c.floating) / t.median * 1e-9;
+    gbytes = (c.weights + c.inputs) / t.median * 1e-9;
     snprintf(line, sizeof line, "{\"what\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"rows\":%zu,\"experts\":%zu,"
              "\"k\":%zu,\"d\":%zu,\"hidden\":%zu,\"vocabulary\":%zu,\"src_len\":%d,\"ms_median\":%.5g,\"ms_min\":%.5g,"
-             "\"gops\":%.4g,\"gbytes_s\":%.4g,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", s->what, moe_type_name(s->type),
+             "\"gops\":%.4g,\"gbytes_s\":%.4g,\"roofline_share\":%.3f,\"dram_share\":%s,\"cpu_share\":%.2f}", s->what,
+             moe_type_name(s->type),
              b->machine->kernels->name, b->machine->threads, b->rows, l->experts, l->gate.k, l->out,
              vocabulary || s->memory.keys ? 0 : l->hidden, vocabulary, s->memory.keys ? o->src_len : 0, t.median * 1e3,
-             t.least * 1e3, gops, gbytes, c.seconds / t.median, b->busy / b->wall / (double)b->machine->threads);
+             t.least * 1e3, gops, gbytes, c.seconds / t.median, share, b->busy / b->wall / (double)b->machine->threads);
     emit(r, line);
     if (r->table)
         fprintf(stderr, "%-10s %-5s %-10s %6zu %11.4f %11.4f %9.1f %8.2f %8.0f %%\n", s->what, moe_type_name(s->type),
@@ -937,6 +971,7 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
         for (size_t i = 0; i < n; i++) {
             progress(r, "repetition %d of %d, %zu of %zu", rep + 1, o->reps, i + 1, n);
             benches[i].seconds[rep] = time_layer(&benches[i], pool);
+            if (in_memory(&benches[i])) benches[i].streams[rep] = time_stream(&benches[i], pool, (size_t)rep);
         }
     clear(r);
     if (ok && r->table)
