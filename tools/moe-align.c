@@ -150,12 +150,12 @@ static moe_status read_side(const text_front *front, const program_common *o, co
 static moe_status read_pair(const text_front *front, const program_common *o, const text_line *line, size_t most, pair *p, moe_error *error) {
     const char *tab = memchr(line->data, '\t', line->length);
     const size_t source = tab ? (size_t)(tab - line->data) : line->length;
+    char why[64];
     p->line = line->number;
     p->failed = 0;
     for (int i = 0; i < 2; i++) p->sides[i].ids.length = p->sides[i].word.length = p->sides[i].words = 0;
-    if (line->too_long) refuse(p, "it is too long");
-    else if (memchr(line->data, '\0', line->length)) refuse(p, "it holds a NUL byte");
-    else if (text_utf8_valid(line->data, line->length) < line->length) refuse(p, "it is no valid UTF-8");
+    text_line_usable(line, why, sizeof why);
+    if (*why) refuse(p, why);
     else if (!tab && line->length) refuse(p, "it is not source TAB translation: there is no TAB");
     if (p->failed || !tab) return MOE_OK;
     moe_status status = read_side(front, o, line->data, source, most, &p->sides[0], p, error);
@@ -323,7 +323,7 @@ static int align(app *a, int in) {
     text_reader_free(&reader);
     if (a->out.error) return program_complain("%s: %s", a->out.name, strerror(a->out.error)), EXIT_INPUT_OUTPUT;
     if (problem) return program_complain("%s: %s", o->input ? o->input : "standard input", strerror(problem)), EXIT_INPUT_OUTPUT;
-    if (program_signal) return 128 + (int)program_signal;
+    if (program_signal) return program_stopped(o, &a->out);
     if (a->trouble.code) return program_complain("%s", a->trouble.message), EXIT_MODEL;
     if (a->progress.failed)
         program_complain("%llu of %llu lines could not be aligned", (unsigned long long)a->progress.failed, (unsigned long long)a->progress.lines);
@@ -340,13 +340,8 @@ static int choose_languages(app *a) {
     a->directions = moe_model_language_count(a->front.model) > 1 ? 2 : 1;
     for (int i = 0; i < 2; i++) {
         if (codes[i] && text_language(&a->front, codes[i], &a->tags[i], &e)) return program_complain("-%c: %s", "st"[i], e.message), EXIT_USAGE;
-        if (!codes[i] && moe_model_language_count(a->front.model) > (size_t)(1 - i)) {
-            text_bytes known = { 0 };
-            text_languages(&a->front, &known);
-            program_complain("say with -s and -t which languages the two sides are in; this model knows: %s", known.failed ? "" : known.data);
-            text_bytes_free(&known);
-            return EXIT_USAGE;
-        }
+        if (!codes[i] && moe_model_language_count(a->front.model) > (size_t)(1 - i))
+            return program_ask_language(&a->front, "-s and -t which languages the two sides are in");
     }
     return -1;
 }

@@ -547,10 +547,7 @@ static int run(app *a, int in) {
         if (i && fd >= 0) close(fd);
     }
     if (a->status >= 0) return a->status;
-    if (program_signal) {
-        if (!o->common.quiet) program_complain("stopped by signal %d; %llu whole lines were written", (int)program_signal, (unsigned long long)a->out.lines);
-        return 128 + (int)program_signal;
-    }
+    if (program_signal) return program_stopped(&o->common, &a->out);
     if (o->common.stats) report_stats(a, program_seconds() - begin);
     int status = report_labels(a);
     if (!a->failed) return status;

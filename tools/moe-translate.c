@@ -590,13 +590,8 @@ static int choose_language(const options *o, const text_front *front, moe_sessio
     if (o->source && text_language(front, o->source, &params->source_tag, &e)) return program_complain("-s: %s", e.message), EXIT_USAGE;
     if (o->target && text_language(front, o->target, &params->target_tag, &e))
         return program_complain("-t: %s", e.message), EXIT_USAGE;
-    if (!o->target && !o->self_test && moe_model_language_count(front->model)) {
-        text_bytes known = { 0 };
-        text_languages(front, &known);
-        program_complain("say with -t which language to translate into; this model knows: %s", known.failed ? "" : known.data);
-        text_bytes_free(&known);
-        return EXIT_USAGE;
-    }
+    if (!o->target && !o->self_test && moe_model_language_count(front->model))
+        return program_ask_language(front, "-t which language to translate into");
     return 0;
 }
 

@@ -218,6 +218,14 @@ int program_open(const program_common *o, moe_model_kind kind, text_level level,
     return status;
 }
 
+int program_ask_language(const text_front *front, const char *what) {
+    text_bytes known = { 0 };
+    text_languages(front, &known);
+    program_complain("say with %s; this model knows: %s", what, known.failed ? "" : known.data);
+    text_bytes_free(&known);
+    return EXIT_USAGE;
+}
+
 text_level program_level(const program_common *o) {
     if (o->ids) return o->routing ? TEXT_IF_THERE : TEXT_IDS_ONLY; /* routing names the tokens */
     return o->pretokenized ? TEXT_PIECES : TEXT_REQUIRED;
@@ -268,6 +276,12 @@ void program_write(program_output *out, const char *data, size_t length) {
 
 static int same_file(const struct stat *x, const struct stat *y) {
     return S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
+}
+
+int program_stopped(const program_common *o, const program_output *out) {
+    if (!o->quiet)
+        program_complain("stopped by signal %d; %llu whole lines were written", (int)program_signal, (unsigned long long)out->lines);
+    return 128 + (int)program_signal;
 }
 
 int program_same_file(const char *a, const char *b) {
@@ -419,8 +433,10 @@ static void finish(program_flow *f, text_job *job, const moe_result *result) {
 
 static int is_long(const program_flow *f, const text_line *line) {
     const size_t length = line->length, most = (size_t)f->split;
-    return most && length > most && !line->too_long && !memchr(line->data, '\0', length) && text_utf8_valid(line->data, length) == length &&
-           text_utf8_count(line->data, length) > most;
+    char why[64];
+    if (!most || length <= most) return 0;
+    text_line_usable(line, why, sizeof why);
+    return !*why && text_utf8_count(line->data, length) > most;
 }
 
 /* The next line, or the next sentence of a long one; *more: others follow. */
@@ -507,10 +523,7 @@ static int flow_through(program_flow *f, moe_session *session) {
         return EXIT_INPUT_OUTPUT;
     }
     if (f->trouble.code) return program_complain("%s", f->trouble.message), f->trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
-    if (program_signal) {
-        if (!o->quiet) program_complain("stopped by signal %d; %llu whole lines were written", (int)program_signal, (unsigned long long)f->out.lines);
-        return 128 + (int)program_signal;
-    }
+    if (program_signal) return program_stopped(o, &f->out);
     if (status) return program_complain("%s", e.message), EXIT_MODEL;
     if (f->stats) f->stats(f, session, elapsed);
     if (f->progress.failed)

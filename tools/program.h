@@ -122,6 +122,8 @@ int program_option(program_common *o, int c);
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front);
 /* What it is instead of `kind` is said, and who reads it; EXIT_USAGE, or -1 if it is of that kind. */
 int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind);
+/* "say with WHAT; this model knows: de en"; gives EXIT_USAGE. */
+int program_ask_language(const text_front *front, const char *what);
 /* The tokeniser that its lines need. */
 text_level program_level(const program_common *o);
 /* Threads, batch, kernels, gates, noise, log; max_len too. */
@@ -147,6 +149,8 @@ void program_write(program_output *out, const char *data, size_t length);
 int program_open_streams(const program_common *o, int *in, program_output *out);
 /* `status` so far; what closing finds wrong is said. */
 int program_close_streams(const program_common *o, int in, program_output *out, int status);
+/* Says, unless --quiet, that program_signal came and what is written; the exit status. */
+int program_stopped(const program_common *o, const program_output *out);
 int program_same_file(const char *a, const char *b); /* both exist, and are one regular file */
 int program_is_open_file(int fd, const char *path);  /* so are what is open at fd and `path`  */
 

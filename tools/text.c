@@ -552,6 +552,18 @@ void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *
     *reader = (text_reader){ .fd = fd, .stop = stop };
 }
 
+size_t text_line_usable(const text_line *line, char *why, size_t size) {
+    const size_t valid = text_utf8_valid(line->data, line->length);
+    const char *nul = valid ? memchr(line->data, '\0', valid) : NULL;
+    const size_t length = nul ? (size_t)(nul - line->data) : valid;
+    const int split = line->too_long && line->length - valid < 4; /* the cut may have split a character */
+    *why = '\0';
+    if (nul) snprintf(why, size, "NUL byte at byte %zu", length + 1);
+    else if (valid < line->length && !split) snprintf(why, size, "invalid UTF-8 at byte %zu", length + 1);
+    else if (line->too_long) snprintf(why, size, "longer than %d bytes", (int)TEXT_MAX_LINE);
+    return length;
+}
+
 void text_reader_free(text_reader *reader) { text_bytes_free(&reader->buffer); }
 
 /* Bring more bytes into the buffer. TEXT_READ_LINE stands for "there are more, or the end was reached". */
@@ -641,21 +653,9 @@ static void note(text_job *job, int *flag, const char *format, ...) {
 
 /* How much of a line is fit for use: all of it, or with `truncate` what comes before the first trouble. */
 static size_t usable(const text_options *options, const text_line *line, text_job *job) {
-    int *flag = options->truncate ? &job->cut : &job->failed;
-    const char *consequence = options->truncate ? ": cut there" : "";
-    size_t length = line->length;
-    size_t valid = text_utf8_valid(line->data, length);
-    const char *nul = valid ? memchr(line->data, '\0', valid) : NULL;
-    if (nul) {
-        length = (size_t)(nul - line->data);
-        note(job, flag, "NUL byte at byte %zu%s", length + 1, consequence);
-    } else if (valid < length && !(line->too_long && length - valid < 4)) { /* else the cut split a character */
-        length = valid;
-        note(job, flag, "invalid UTF-8 at byte %zu%s", length + 1, consequence);
-    } else if (line->too_long) {
-        length = valid;
-        note(job, flag, "longer than %d bytes%s", (int)TEXT_MAX_LINE, options->truncate ? ": cut there" : "; --truncate would cut it");
-    }
+    char why[64];
+    const size_t length = text_line_usable(line, why, sizeof why);
+    if (*why) note(job, options->truncate ? &job->cut : &job->failed, "%s%s", why, options->truncate ? ": cut there" : "; --truncate would cut it there");
     return length;
 }
 
@@ -817,7 +817,7 @@ static moe_status read_pair(const text_front *front, const text_options *options
 
 static moe_status add_pair(const text_front *front, const text_options *options, const text_line *line, int targets_wanted,
                            text_sample *sample, moe_error *error) {
-    size_t valid = text_utf8_valid(line->data, line->length);
+    char why[64];
     moe_status status = MOE_OK;
     if (sample->count == sample->capacity) {
         size_t more = sample->capacity ? 2 * sample->capacity : 256;
@@ -828,10 +828,9 @@ static moe_status add_pair(const text_front *front, const text_options *options,
     }
     text_pair *p = &sample->pairs[sample->count];
     *p = (text_pair){ .line = line->number, .tag = -1 };
-    if (line->too_long) status = fail(error, MOE_ERROR_ARGUMENT, "", "longer than %d bytes", (int)TEXT_MAX_LINE);
-    else if (valid < line->length) status = fail(error, MOE_ERROR_ARGUMENT, "", "invalid UTF-8 at byte %zu", valid + 1);
-    else if (memchr(line->data, '\0', line->length)) status = fail(error, MOE_ERROR_ARGUMENT, "", "it holds a NUL byte");
-    if (!status) status = read_pair(front, options, (moe_span){ line->data, line->length }, targets_wanted, p, error);
+    text_line_usable(line, why, sizeof why);
+    if (*why) status = fail(error, MOE_ERROR_ARGUMENT, "", "%s", why);
+    else status = read_pair(front, options, (moe_span){ line->data, line->length }, targets_wanted, p, error);
     if (status) {
         text_ids_free(&p->source);
         text_ids_free(&p->target);

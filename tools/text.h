@@ -160,6 +160,9 @@ void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *
 /* The next line. `wait` 0 never blocks. A last line without a line break counts; a byte order mark at the very
  * beginning does not. Lines may hold NUL bytes. */
 text_read text_reader_next(text_reader *reader, int wait, text_line *line);
+/* How many bytes of a line come before the first trouble: a NUL byte, what is no UTF-8, or that it is too long. `why` [size] says
+ * which, and is empty where there is none. */
+size_t text_line_usable(const text_line *line, char *why, size_t size);
 void text_reader_free(text_reader *reader);
 
 /* ---- 5. Jobs ------------------------------------------------------------------------------------------- */
