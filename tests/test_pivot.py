@@ -30,10 +30,13 @@ FRENCH = "Le chat de Tom dort dans la grande maison."
 
 def apertium(folder, more=""):
     """A program that translates word by word as WORDS says."""
-    path = os.path.join(folder, "apertium")
+    path, words = os.path.join(folder, "apertium"), os.path.join(folder, "words.py")
+    with open(words, "w", encoding="utf-8") as file:
+        file.write("import re, sys\nsys.stdin.reconfigure(encoding='utf-8'), sys.stdout.reconfigure(encoding='utf-8')\n"
+                   f"print(re.sub(r'\\w+', lambda m: {WORDS!r}.get(m[0], m[0]), sys.stdin.read()), end='')\n")
     with open(path, "w", encoding="utf-8") as file:
-        file.write("#!/bin/sh\nif [ \"$1\" = -l ]; then echo '  es-fr'; echo '  fr-es'; exit; fi\n[ \"$1\" = fr-es ] || exit 1\nsed "
-                   + " ".join(f"-e 's/\\b{a}\\b/{b}/g'" for a, b in WORDS.items()) + more + "\n")
+        file.write("#!/bin/sh\nif [ \"$1\" = -l ]; then echo '  es-fr'; echo '  fr-es'; exit; fi\n[ \"$1\" = fr-es ] || exit 1\n"
+                   f"'{sys.executable}' '{words}'{more}\n")
     os.chmod(path, 0o755)
     return path
 
@@ -62,7 +65,7 @@ def rows_are_tidied_and_belong_together():
 @test
 def what_has_unknown_words_or_lacks_half_is_left_out():
     assert not made([FRENCH.replace("grande", "vert")])
-    assert not made([FRENCH], more=" -e 's/ .*//'")
+    assert not made([FRENCH], more=" | sed 's/ .*//'")
     assert not made([FRENCH, FRENCH], more=" | head -n 1")  # which line it is cannot be told
     assert not made([FRENCH], more="; exit 1")
 
