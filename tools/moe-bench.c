@@ -371,6 +371,14 @@ typedef struct machine_job {
     double busy[MOE_MAX_THREADS]; /* processor time of each task */
 } machine_job;
 
+static int wide_registers(void) {
+#if MOE_X86
+    return moe_isa_available("avx2");
+#else
+    return 0;
+#endif
+}
+
 /* `bytes` is a multiple of 512. */
 static void read_bytes(const char *data, size_t bytes, int wide) {
 #if MOE_X86
@@ -491,10 +499,7 @@ static int measure_bandwidth(machine *m, moe_pool *pool) {
     data = block + (4096 - (uintptr_t)block % 4096);
     memset(data, 1, all);
     {
-        machine_job job = { .data = data, .bytes = part, .all = all };
-#if MOE_X86
-        job.wide = moe_isa_available("avx2");
-#endif
+        machine_job job = { .data = data, .bytes = part, .all = all, .wide = wide_registers() };
         m->dram = (double)part * most_turns(pool, &job, 0);
         job.all = 0;
         job.bytes = part / 2;
@@ -905,12 +910,8 @@ static int in_memory(const layer_bench *b) { return graph_weights(&b->graph) > (
 static double time_stream(const layer_bench *b, moe_pool *pool, size_t rep) {
     const stack *s = b->of;
     const size_t bytes = moe_min(32u << 20, s->most_bytes / 2) / pool->count / 512 * 512, all = bytes * pool->count;
-    machine_job job = { .turns = 1, .data = s->most + rep % (s->most_bytes / all) * all, .bytes = bytes };
-    double begin;
-#if MOE_X86
-    job.wide = moe_isa_available("avx2");
-#endif
-    begin = now();
+    machine_job job = { .turns = 1, .data = s->most + rep % (s->most_bytes / all) * all, .bytes = bytes, .wide = wide_registers() };
+    const double begin = now();
     moe_pool_run(pool, pool->count, machine_task, &job);
     return (double)all / (now() - begin);
 }

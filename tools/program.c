@@ -278,12 +278,6 @@ static int same_file(const struct stat *x, const struct stat *y) {
     return S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
 }
 
-int program_stopped(const program_common *o, const program_output *out) {
-    if (!o->quiet)
-        program_complain("stopped by signal %d; %llu whole lines were written", (int)program_signal, (unsigned long long)out->lines);
-    return 128 + (int)program_signal;
-}
-
 int program_same_file(const char *a, const char *b) {
     struct stat x, y;
     return a && b && !stat(a, &x) && !stat(b, &y) && same_file(&x, &y);
@@ -346,6 +340,12 @@ int program_close_streams(const program_common *o, int in, program_output *out, 
     }
     if (o->input && in >= 0) close(in);
     return status;
+}
+
+int program_stopped(const program_common *o, const program_output *out) {
+    if (!o->quiet)
+        program_complain("stopped by signal %d; %llu whole lines were written", (int)program_signal, (unsigned long long)out->lines);
+    return 128 + (int)program_signal;
 }
 
 int program_routing_open(const program_common *o, const text_front *front, routing_file *file) {
