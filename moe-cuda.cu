@@ -1,22 +1,24 @@
-/* moe-cuda.cu - the CUDA backend of moe.c: both graphs of a session and its search on one GPU. The seam is in moe.h, Backends.
+/* moe-cuda.cu - the CUDA backend of moe.c: both graphs of a session and its search on one GPU. The seam is in moe.h,
+ * Backends.
  *
  *   1. Checks and memory  the first failure, device memory within a budget, weights on their way up, slots of experts
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
  *   3. Launchers          one function per op, the run of a graph, the table that moe.c sees
  *
- * The same bytes as on the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round once each and never
- * fuse; sums run over 16 lanes (lane l takes elements l, l+16, ... ascending) joined by one fixed tree; adding a product of
- * zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers, exact in any order:
- * cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
+ * The same bytes as on the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round once each and
+ * never fuse; sums run over 16 lanes (lane l takes elements l, l+16, ... ascending) joined by one fixed tree; adding a
+ * product of zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers, exact in
+ * any order: cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
  *
- * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8; where
- * experts do not all fit, those go up that are wanted and not there. States and hypotheses live there too: ids go up for a
- * sentence (a classifier's inputs for a step), what it gave comes down when it is done (a classifier's best classes), and a
- * step in between brings down how many rows the next one has. Beam search is the code of the processor, in moe.h, a thread to
- * a sentence.
+ * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8;
+ * where experts do not all fit, those go up that are wanted and not there. States and hypotheses live there too: ids go
+ * up for a sentence (a classifier's inputs for a step), what it gave comes down when it is done (a classifier's best
+ * classes), and a step in between brings down how many rows the next one has. Beam search is the code of the processor,
+ * in moe.h, a thread to a sentence.
  *
- * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda_emu.h, which runs every kernel on the processor:
- * so kernels are launched by MOE_LAUNCH alone, use no warp primitives, and every thread of a block meets every barrier.
+ * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda_emu.h, which runs every kernel on the
+ * processor: so kernels are launched by MOE_LAUNCH alone, use no warp primitives, and every thread of a block meets
+ * every barrier.
  */
 #define MOE_DEVICE __device__ static inline
 #define MOE_SEARCH MOE_DEVICE
@@ -34,33 +36,35 @@ MOE_DEVICE float moe_logf(float x);
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 #define MOE_UNROLL _Pragma("unroll")
-#define MOE_LAUNCH(d, kernel, grid, block, ...)                                                                  \
-    do {                                                                                                         \
-        if ((d)->status == MOE_OK) {                                                                             \
-            kernel<<<(unsigned)(grid), (unsigned)(block), 0, (d)->stream>>>(__VA_ARGS__);                        \
-            moe_check(d, cudaGetLastError(), #kernel);                                                           \
-        }                                                                                                        \
+#define MOE_LAUNCH(d, kernel, grid, block, ...)                                           \
+    do {                                                                                  \
+        if ((d)->status == MOE_OK) {                                                      \
+            kernel<<<(unsigned)(grid), (unsigned)(block), 0, (d)->stream>>>(__VA_ARGS__); \
+            moe_check(d, cudaGetLastError(), #kernel);                                    \
+        }                                                                                 \
     } while (0)
 #endif
 
 /* ==== 1. Checks and memory ====================================================================================
- * Owns failures and every byte of memory. Invariant: the first failure sticks; after it nothing is called any more but what
- * frees, and everything that was allocated is in the device's list. */
+ * Owns failures and every byte of memory. Invariant: the first failure sticks; after it nothing is called any more but
+ * what frees, and everything that was allocated is in the device's list. */
 
 enum { MOE_BUCKETS = 64 }; /* row counts for which a decoder step is kept as a CUDA graph */
-#ifndef MOE_CUDA_EMULATOR /* whose limits are small enough for small tests to pass them */
-static const size_t MOE_STAGE_BYTES = 8 << 20; /* of each of the two buffers through which weights go up; multiple of 64     */
-static const size_t MOE_WORKSPACE = 32 << 20;  /* cuBLAS's own scratch, given to it so that it never allocates               */
-static const size_t MOE_FEW_ROWS = 32;         /* up to so many rows (of an expert, on average) dp4a is used, above cuBLAS   */
-static const size_t MOE_PAIRS = 1 << 14;       /* (row, expert) pairs handled at once, unless one row selects more           */
-static const size_t MOE_SUMS = 1 << 24;        /* integers between a product and what finishes it, unless 32 rows have more  */
-static const size_t MOE_HEAD = 4096;           /* words that a step brings down at once; more results are fetched after them */
-static const size_t MOE_MARGIN = 512 << 20;    /* left of free memory to the driver and to traces; at most an eighth of it    */
+#ifndef MOE_CUDA_EMULATOR  /* whose limits are small enough for small tests to pass them */
+static const size_t MOE_STAGE_BYTES =
+    8 << 20; /* of each of the two buffers through which weights go up; multiple of 64     */
+static const size_t MOE_WORKSPACE = 32 << 20; /* cuBLAS's own scratch, given to it so that it never allocates */
+static const size_t MOE_FEW_ROWS = 32; /* up to so many rows (of an expert, on average) dp4a is used, above cuBLAS   */
+static const size_t MOE_PAIRS = 1 << 14; /* (row, expert) pairs handled at once, unless one row selects more */
+static const size_t MOE_SUMS = 1 << 24; /* integers between a product and what finishes it, unless 32 rows have more  */
+static const size_t MOE_HEAD = 4096;    /* words that a step brings down at once; more results are fetched after them */
+static const size_t MOE_MARGIN =
+    512 << 20; /* left of free memory to the driver and to traces; at most an eighth of it    */
 #endif
 
 /* A matrix on the device, or that of the first of many experts. */
 typedef struct moe_weights {
-    moe_type type;       /* Q8 for both quantised types */
+    moe_type type; /* Q8 for both quantised types */
     int rows, cols;
     int rows_padded;     /* of the rows of a matrix: 16 for codes   */
     size_t stride;       /* from row to row: bytes of codes, numbers */
@@ -93,39 +97,40 @@ typedef struct moe_begun {
 /* The search on the device. A step's rows are in the arrays that a frame has. */
 typedef struct moe_searching {
     moe_search search;
-    int slots; /* 0: the device does not search */
-    int rows;  /* capacity: parents from here on are no rows */
-    moe_slot *slot;                       /* [slots], and what they point to: */
+    int slots;      /* 0: the device does not search */
+    int rows;       /* capacity: parents from here on are no rows */
+    moe_slot *slot; /* [slots], and what they point to: */
     moe_token *tokens;
-    moe_live *live, *next;                /* next: [slots, beam] scratch */
+    moe_live *live, *next; /* next: [slots, beam] scratch */
     moe_finished *finished;
     int32_t *target;
     int32_t *ids, *parents, *segment, *length, *want, *hold;
-    moe_answer answer;                    /* but for the coverage: */
-    float *coverage[2];                   /* [rows, max_source] after the step before is in number *turn; by place it stays */
+    moe_answer answer;  /* but for the coverage: */
+    float *coverage[2]; /* [rows, max_source] after the step before is in number *turn; by place it stays */
     const float *attention;
     int32_t *turn;
-    int32_t *done;                        /* [slots] 0, or where in the results what a slot gave begins */
-    int32_t *results;                     /* MOE_RESULTS words: rows of the next step, slots that are done, words in all */
+    int32_t *done;    /* [slots] 0, or where in the results what a slot gave begins */
+    int32_t *results; /* MOE_RESULTS words: rows of the next step, slots that are done, words in all */
 } moe_searching;
 
 enum { MOE_RESULTS = 3 };
 
-/* Experts that do not all fit: some are in slots, the others are fetched from the mapped file when an expert layer needs them,
- * in place of those that were used longest ago. Every slot takes any expert of any layer, so one order of use serves both
- * graphs and no memory falls to pieces; experts of one model hardly differ in size. All of it is taken when graphs are bound. */
+/* Experts that do not all fit: some are in slots, the others are fetched from the mapped file when an expert layer
+ * needs them, in place of those that were used longest ago. Every slot takes any expert of any layer, so one order of
+ * use serves both graphs and no memory falls to pieces; experts of one model hardly differ in size. All of it is taken
+ * when graphs are bound. */
 typedef struct moe_cache {
-    char *slabs; /* [slots, slot_bytes] on the device */
+    char *slabs;              /* [slots, slot_bytes] on the device */
     size_t slots, slot_bytes; /* slots 0: all experts are on the device */
     size_t n_ints;
-    int *ints;             /* host memory of all that follows      */
-    int *slot;             /* [experts] of all layers; -1: none    */
-    int *expert;           /* [slots] that is in it; -1: none      */
-    int *older, *newer;    /* [slots + 1] a ring of slots in order of use; both ends meet in number `slots` */
-    int *missing;                 /* of the run of a layer, [its experts]: those that are in no slot; */
-    int *order, *place, *first;   /* all in the order of work, their slots, [+ 1] first pairs         */
-    int4 *tiles;           /* pinned: those of a run */
-    int *plan;             /* behind them: [2, experts of a layer] first pairs, slots */
+    int *ints;                  /* host memory of all that follows      */
+    int *slot;                  /* [experts] of all layers; -1: none    */
+    int *expert;                /* [slots] that is in it; -1: none      */
+    int *older, *newer;         /* [slots + 1] a ring of slots in order of use; both ends meet in number `slots` */
+    int *missing;               /* of the run of a layer, [its experts]: those that are in no slot; */
+    int *order, *place, *first; /* all in the order of work, their slots, [+ 1] first pairs         */
+    int4 *tiles;                /* pinned: those of a run */
+    int *plan;                  /* behind them: [2, experts of a layer] first pairs, slots */
     uint64_t hits, fetches;
 } moe_cache;
 
@@ -138,7 +143,7 @@ struct moe_device {
     size_t budget, used; /* after binding the budget is 0: a trace comes on top */
     size_t wanted;       /* what would be used, had there been enough */
     int lacking;         /* that the budget is less is what failed */
-    moe_status status; /* the first failure */
+    moe_status status;   /* the first failure */
     moe_error error;
     cudaStream_t stream;
     cublasHandle_t cublas;
@@ -151,7 +156,7 @@ struct moe_device {
     cudaEvent_t landed[2];
     int next_stage;
     size_t uploaded, announced, bound_bytes; /* the last: of what went up to bind graphs */
-    int8_t *subs; /* of Q4, for one matrix */
+    int8_t *subs;                            /* of Q4, for one matrix */
     moe_known *known;
     size_t n_known, known_capacity;
     /* graphs */
@@ -169,46 +174,53 @@ struct moe_device {
     size_t down_bytes;
     float *top_logprobs, *want_logprob; /* in `down`; behind them: */
     int32_t *top_ids;
-    float *attention; /* [rows, max_source], stays on the device */
+    float *attention;            /* [rows, max_source], stays on the device */
     float *inputs_host, *inputs; /* [rows, input_cols] of a graph that begins with numbers */
     size_t input_cols;
     /* the search, and sentences that begin with the next step: pinned on the host */
     moe_searching searching;
     struct {
         void *pinned;
-        moe_begun *begun_host, *begun;      /* [slots] */
-        int32_t *targets_host, *targets;    /* [slots, max_target] */
+        moe_begun *begun_host, *begun;   /* [slots] */
+        int32_t *targets_host, *targets; /* [slots, max_target] */
         int32_t *results_host;
-        size_t n, n_targets, rows;          /* begun, tokens of their targets, rows of those that go on */
-        size_t words;                       /* room for results */
-        int fresh;                          /* slots are to be emptied first */
+        size_t n, n_targets, rows; /* begun, tokens of their targets, rows of those that go on */
+        size_t words;              /* room for results */
+        int fresh;                 /* slots are to be emptied first */
     } sentences;
-    int *live; /* on the device: rows of the frame, what follows them are fillers */
+    int *live;        /* on the device: rows of the frame, what follows them are fillers */
     size_t live_rows; /* what it says */
     /* scratch, all for the largest need of any node */
     int32_t *sums;
     size_t n_sums;
-    struct { float *z, *c, *h, *r, *r_scales, *h_scales; int8_t *r_codes, *h_codes; } lstm;
     struct {
-        int *row_first;                             /* [rows] how many pairs the rows before it have         */
-        int *place;                                 /* [pairs] row by row: the pair's place among those      */
-        int *count, *first;                         /* [2 E], [E + 1] pairs of an expert, sorted by expert   */
-        int *totals;                                /* pairs, tiles                                          */
-        uint64_t *stats;                            /* pairs and visits (moe_stats) of all runs              */
-        int4 *tiles;                                /* expert, first pair, pairs                             */
-        int *pair_row, *pair_expert;                /* [pairs]                                               */
-        int8_t *inputs, *codes;                     /* [pairs] code rows of the inputs, of the hidden units  */
+        float *z, *c, *h, *r, *r_scales, *h_scales;
+        int8_t *r_codes, *h_codes;
+    } lstm;
+    struct {
+        int *row_first;              /* [rows] how many pairs the rows before it have         */
+        int *place;                  /* [pairs] row by row: the pair's place among those      */
+        int *count, *first;          /* [2 E], [E + 1] pairs of an expert, sorted by expert   */
+        int *totals;                 /* pairs, tiles                                          */
+        uint64_t *stats;             /* pairs and visits (moe_stats) of all runs              */
+        int4 *tiles;                 /* expert, first pair, pairs                             */
+        int *pair_row, *pair_expert; /* [pairs]                                               */
+        int8_t *inputs, *codes;      /* [pairs] code rows of the inputs, of the hidden units  */
         float *input_scales, *code_scales;
-        float *units, *out;                         /* [pairs, hidden], [pairs, D]                           */
-        int *host;                                  /* pinned: first, or how many experts a row selects      */
+        float *units, *out; /* [pairs, hidden], [pairs, D]                           */
+        int *host;          /* pinned: first, or how many experts a row selects      */
     } moe;
-    struct { float *max, *sum, *logits; int *ids; } output; /* [rows, chunks], [rows, chunks, top] */
+    struct {
+        float *max, *sum, *logits;
+        int *ids;
+    } output; /* [rows, chunks], [rows, chunks, top] */
 };
 
 #ifdef __GNUC__
 __attribute__((format(printf, 4, 5)))
 #endif
-static moe_status moe_fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
+static moe_status
+moe_fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
     if (error) {
         va_list args;
         error->code = code;
@@ -246,16 +258,17 @@ static moe_status moe_code(cudaError_t code) {
 /* 1: no failure so far, this call included. */
 static int moe_check(moe_device *d, cudaError_t code, const char *what) {
     if (d->status == MOE_OK && code != cudaSuccess)
-        d->status = moe_fail(&d->error, moe_code(code), what, "cuda:%d: %s: %s; %s", d->index, what, cudaGetErrorString(code),
-                             moe_advice(code));
+        d->status = moe_fail(&d->error, moe_code(code), what, "cuda:%d: %s: %s; %s", d->index, what,
+                             cudaGetErrorString(code), moe_advice(code));
     return d->status == MOE_OK;
 }
 
 static int moe_check_blas(moe_device *d, cublasStatus_t code, const char *what) {
     if (d->status == MOE_OK && code != CUBLAS_STATUS_SUCCESS)
-        d->status = moe_fail(&d->error, code == CUBLAS_STATUS_ALLOC_FAILED ? MOE_ERROR_MEMORY : MOE_ERROR_DEVICE, what,
-                             "cuda:%d: cuBLAS: %s: %s; %s", d->index, what, cublasGetStatusString(code),
-                             moe_advice(code == CUBLAS_STATUS_ALLOC_FAILED ? cudaErrorMemoryAllocation : cudaErrorUnknown));
+        d->status =
+            moe_fail(&d->error, code == CUBLAS_STATUS_ALLOC_FAILED ? MOE_ERROR_MEMORY : MOE_ERROR_DEVICE, what,
+                     "cuda:%d: cuBLAS: %s: %s; %s", d->index, what, cublasGetStatusString(code),
+                     moe_advice(code == CUBLAS_STATUS_ALLOC_FAILED ? cudaErrorMemoryAllocation : cudaErrorUnknown));
     return d->status == MOE_OK;
 }
 
@@ -270,9 +283,11 @@ static size_t moe_times(moe_device *d, size_t a, size_t b) {
 
 #define MOE_CUDA_TRY(d, call) ((d)->status == MOE_OK && moe_check(d, call, #call))
 
-/* Host memory of the session's allocator; NULL after a failure, unless it is the budget: what is wanted is still counted then. */
+/* Host memory of the session's allocator; NULL after a failure, unless it is the budget: what is wanted is still
+ * counted then. */
 static void *moe_host(moe_device *d, size_t bytes, const char *what) {
-    void *memory = d->status == MOE_OK || d->lacking ? d->allocator.allocate(d->allocator.user, bytes ? bytes : 1) : NULL;
+    void *memory =
+        d->status == MOE_OK || d->lacking ? d->allocator.allocate(d->allocator.user, bytes ? bytes : 1) : NULL;
     if (memory) memset(memory, 0, bytes);
     else if (d->status == MOE_OK) d->status = moe_fail(&d->error, MOE_ERROR_MEMORY, what, "no memory for %s", what);
     return memory;
@@ -282,9 +297,10 @@ static void *moe_host(moe_device *d, size_t bytes, const char *what) {
 static void moe_lack(moe_device *d, size_t least, size_t all, size_t limit, const char *what) {
     char rest[64] = "";
     if (all) snprintf(rest, sizeof rest, " (%zu MB to hold all experts)", (all >> 20) + 1);
-    d->status = moe_fail(&d->error, MOE_ERROR_MEMORY, what, "cuda:%d: %zu MB are needed at least%s, %zu MB are %s%s", d->index,
-                         (least >> 20) + 1, rest, limit >> 20, limit == d->budget ? "allowed; allow more, or " : "free; ",
-                         moe_advice(cudaErrorMemoryAllocation));
+    d->status =
+        moe_fail(&d->error, MOE_ERROR_MEMORY, what, "cuda:%d: %zu MB are needed at least%s, %zu MB are %s%s", d->index,
+                 (least >> 20) + 1, rest, limit >> 20, limit == d->budget ? "allowed; allow more, or " : "free; ",
+                 moe_advice(cudaErrorMemoryAllocation));
 }
 
 /* count * size bytes of device memory; NULL after a failure. */
@@ -302,7 +318,8 @@ static void *moe_take(moe_device *d, size_t count, size_t size, const char *what
     d->wanted += bytes < SIZE_MAX - d->wanted ? bytes : SIZE_MAX - d->wanted;
     if (d->status != MOE_OK) return NULL;
     if (d->n_blocks == d->block_capacity) {
-        d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what, "the model has too many tensors for the device's list");
+        d->status =
+            moe_fail(&d->error, MOE_ERROR_ARGUMENT, what, "the model has too many tensors for the device's list");
         return NULL;
     }
     if (d->budget && bytes > d->budget - d->used) {
@@ -314,10 +331,10 @@ static void *moe_take(moe_device *d, size_t count, size_t size, const char *what
     if (code != cudaSuccess) {
         cudaGetLastError(); /* it is reported here */
         cudaMemGetInfo(&available, &total);
-        d->status = moe_fail(&d->error, moe_code(code), what,
-                             "cuda:%d: %s: %zu MB more are needed for %s, %zu of %zu MB are free; %s",
-                             d->index, cudaGetErrorString(code), (bytes >> 20) + 1, what, available >> 20, total >> 20,
-                             moe_advice(code));
+        d->status =
+            moe_fail(&d->error, moe_code(code), what,
+                     "cuda:%d: %s: %zu MB more are needed for %s, %zu of %zu MB are free; %s", d->index,
+                     cudaGetErrorString(code), (bytes >> 20) + 1, what, available >> 20, total >> 20, moe_advice(code));
         return NULL;
     }
     d->blocks[d->n_blocks++] = memory;
@@ -419,13 +436,13 @@ static void moe_take_slots(moe_device *d, size_t slot_bytes, size_t room, size_t
 }
 
 /* ==== 2. Kernels ==============================================================================================
- * Owns the arithmetic. Invariant: a kernel writes the outputs of a row from that row's inputs only, and gives the bits of the
- * portable kernel of moe.c that its comment names. */
+ * Owns the arithmetic. Invariant: a kernel writes the outputs of a row from that row's inputs only, and gives the bits
+ * of the portable kernel of moe.c that its comment names. */
 
 enum {
     MOE_BLOCK = 128, /* threads of a block; where a kernel says nothing else */
     MOE_LANES = 16,
-    MOE_TILE = 8     /* rows that a tile of a product takes at most */
+    MOE_TILE = 8 /* rows that a tile of a product takes at most */
 };
 
 MOE_DEVICE float moe_mul(float a, float b) { return __fmul_rn(a, b); }
@@ -596,8 +613,8 @@ __global__ void moe_k_unpack_q8(const uint32_t *from, size_t first_unit, size_t 
 }
 
 /* Bytes of two codes from Q4's [n/16][k/8][16][4], times subs [n/16][k/32][16]. */
-__global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t bytes, size_t cols_padded, const int8_t *subs,
-                                int8_t *to) {
+__global__ void moe_k_unpack_q4(const uint8_t *from, size_t first_byte, size_t bytes, size_t cols_padded,
+                                const int8_t *subs, int8_t *to) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = first_byte + i, units = cols_padded / 8;
     if (i < bytes) {
         const size_t block = at / (units * 64), unit = at / 64 % units, row = at / 4 % 16, col = unit * 8 + at % 4;
@@ -625,8 +642,8 @@ __global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor,
 }
 
 /* moe_quantise_row, without the sums. `count` on the device, if it is not NULL, says how many rows there are. */
-__global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int padded, int8_t *q, size_t q_stride, float *scales,
-                               const int *count) {
+__global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int padded, int8_t *q, size_t q_stride,
+                               float *scales, const int *count) {
     const size_t row = blockIdx.x;
     float largest = 0.0f, broken = 0.0f, inverse;
     int unused = 0;
@@ -649,7 +666,9 @@ __global__ void moe_k_quantise(const float *x, size_t x_stride, int cols, int pa
         q[c] = (int8_t)(v > 127 ? 127 : v < -127 ? -127 : v);
     }
     if (threadIdx.x == 0)
-        scales[row] = broken != 0.0f ? __uint_as_float(0x7fc00000u) : largest < FLT_MIN ? 0.0f : moe_div(largest, 127.0f);
+        scales[row] = broken != 0.0f      ? __uint_as_float(0x7fc00000u)
+                      : largest < FLT_MIN ? 0.0f
+                                          : moe_div(largest, 127.0f);
 }
 
 __global__ void moe_k_add(const float *a, size_t a_stride, const float *b, size_t b_stride, int cols, float *y,
@@ -659,8 +678,8 @@ __global__ void moe_k_add(const float *a, size_t a_stride, const float *b, size_
         y[row * y_stride + c] = moe_add(a[row * a_stride + c], b[row * b_stride + c]);
 }
 
-__global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const float *b, size_t b_stride, int b_cols, float *y,
-                             size_t y_stride) {
+__global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const float *b, size_t b_stride, int b_cols,
+                             float *y, size_t y_stride) {
     const size_t row = blockIdx.x, n = (size_t)a_cols;
     for (size_t c = threadIdx.x; c < n + (size_t)b_cols; c += MOE_BLOCK)
         y[row * y_stride + c] = c < n ? a[row * a_stride + c] : b[row * b_stride + c - n];
@@ -675,7 +694,8 @@ __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int
 }
 
 /* Row r of y = row from[r] of x, zeros for -1; from NULL: row r. */
-__global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *from, int cols, float *y, size_t y_stride) {
+__global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *from, int cols, float *y,
+                             size_t y_stride) {
     const size_t row = blockIdx.x;
     const int32_t parent = from ? from[row] : (int32_t)row;
     for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK)
@@ -683,8 +703,8 @@ __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *fro
 }
 
 /* Row to[r] of y = row from[r] of x; NULL: row r. */
-__global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *from, const int32_t *to, int cols, float *y,
-                              size_t y_stride) {
+__global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *from, const int32_t *to, int cols,
+                              float *y, size_t y_stride) {
     const size_t row = blockIdx.x, source = from ? (size_t)from[row] : row, at = to ? (size_t)to[row] : row;
     for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) y[at * y_stride + c] = x[source * x_stride + c];
 }
@@ -705,17 +725,18 @@ __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_
 
 /* ---- Products ---- */
 
-/* y[r][j] = [relu](dot(x[r], w[j]) + addend). Either plain: tiles of MOE_TILE rows; or of experts: tiles say expert (or its
- * slot), first pair and pairs, there are *n_tiles of them, a pair's input is row x_rows[pair] and its output row `pair`. */
+/* y[r][j] = [relu](dot(x[r], w[j]) + addend). Either plain: tiles of MOE_TILE rows; or of experts: tiles say expert (or
+ * its slot), first pair and pairs, there are *n_tiles of them, a pair's input is row x_rows[pair] and its output row
+ * `pair`. */
 typedef struct moe_products {
     moe_weights w;
-    const void *x;        /* codes or floats */
-    size_t x_stride;      /* bytes or floats */
+    const void *x;   /* codes or floats */
+    size_t x_stride; /* bytes or floats */
     const float *x_scales;
-    int rows;             /* plain */
+    int rows;                    /* plain */
     const int *x_rows, *n_tiles; /* experts; x_rows may be NULL: row `pair` */
     const int4 *tiles;
-    int tiles_at_most;    /* n_tiles NULL: just so many */
+    int tiles_at_most; /* n_tiles NULL: just so many */
     const float *bias, *add;
     size_t add_stride;
     int relu;
@@ -740,12 +761,16 @@ MOE_DEVICE int4 moe_tile_of(const moe_products *p) {
 }
 
 MOE_DEVICE void moe_finish(const moe_products *p, size_t row, size_t j, float product) {
-    const float addend = p->bias ? p->bias[j] : p->add ? p->add[row * p->add_stride + j] : 0.0f, y = moe_add(product, addend);
+    const float addend = p->bias  ? p->bias[j]
+                         : p->add ? p->add[row * p->add_stride + j]
+                                  : 0.0f,
+                y = moe_add(product, addend);
     p->y[row * p->y_stride + j] = p->relu ? moe_relu(y) : y;
 }
 
-/* Codes. A warp takes 4 outputs and the rows of a tile, each of its threads every 32nd 16 bytes of the columns; then thread t
- * adds up the sums of result t. Blocks of the same outputs are neighbours, so that their weights are read from memory once. */
+/* Codes. A warp takes 4 outputs and the rows of a tile, each of its threads every 32nd 16 bytes of the columns; then
+ * thread t adds up the sums of result t. Blocks of the same outputs are neighbours, so that their weights are read from
+ * memory once. */
 __global__ void moe_k_products(moe_products p) {
     enum { OUTPUTS = 4, WARPS = MOE_BLOCK / 32 };
     __shared__ int sums[WARPS][32][MOE_TILE * OUTPUTS + 1];
@@ -773,14 +798,14 @@ __global__ void moe_k_products(moe_products p) {
                 const int4 u = *(const int4 *)(const void *)(x[r] + k);
                 MOE_UNROLL
                 for (int o = 0; o < OUTPUTS; o++)
-                    acc[r][o] = __dp4a(u.x, v[o].x, __dp4a(u.y, v[o].y, __dp4a(u.z, v[o].z, __dp4a(u.w, v[o].w, acc[r][o]))));
+                    acc[r][o] =
+                        __dp4a(u.x, v[o].x, __dp4a(u.y, v[o].y, __dp4a(u.z, v[o].z, __dp4a(u.w, v[o].w, acc[r][o]))));
             }
         }
     }
     MOE_UNROLL
-    for (int r = 0; r < MOE_TILE; r++)
-        MOE_UNROLL
-        for (int o = 0; o < OUTPUTS; o++) sums[warp][lane][r * OUTPUTS + o] = acc[r][o];
+    for (int r = 0; r < MOE_TILE; r++) MOE_UNROLL
+    for (int o = 0; o < OUTPUTS; o++) sums[warp][lane][r * OUTPUTS + o] = acc[r][o];
     __syncthreads();
     for (int i = 0; i < 32; i++) sum += sums[warp][i][lane];
     if (lane / OUTPUTS < tile.z && first + lane % OUTPUTS < p.w.rows) {
@@ -801,29 +826,26 @@ __global__ void moe_k_float_products(moe_products p) {
     float lanes[ROWS][MOE_LANES];
     if (tile.z == 0) return; /* the whole block */
     MOE_UNROLL
-    for (int r = 0; r < ROWS; r++)
-        MOE_UNROLL
-        for (int l = 0; l < MOE_LANES; l++) lanes[r][l] = 0.0f;
+    for (int r = 0; r < ROWS; r++) MOE_UNROLL
+    for (int l = 0; l < MOE_LANES; l++) lanes[r][l] = 0.0f;
     for (int k0 = 0; k0 < p.w.cols; k0 += COLUMNS) {
         for (int i = t; i < OUTPUTS * COLUMNS; i += MOE_BLOCK) {
             const int j = first + i / COLUMNS, k = k0 + i % COLUMNS;
             w[i / COLUMNS][i % COLUMNS] =
-                j < p.w.rows && k < p.w.cols
-                    ? moe_weight(weights, p.w.type, (size_t)j * p.w.stride + (size_t)k) : 0.0f;
+                j < p.w.rows && k < p.w.cols ? moe_weight(weights, p.w.type, (size_t)j * p.w.stride + (size_t)k) : 0.0f;
         }
         for (int i = t; i < MOE_TILE * COLUMNS; i += MOE_BLOCK) {
             const int r = i / COLUMNS, k = k0 + i % COLUMNS, at = tile.y + r;
-            x[r][i % COLUMNS] = r < tile.z && k < p.w.cols
-                                    ? ((const float *)p.x)[(size_t)(p.x_rows ? p.x_rows[at] : at) * p.x_stride + (size_t)k]
-                                    : 0.0f;
+            x[r][i % COLUMNS] =
+                r < tile.z && k < p.w.cols
+                    ? ((const float *)p.x)[(size_t)(p.x_rows ? p.x_rows[at] : at) * p.x_stride + (size_t)k]
+                    : 0.0f;
         }
         __syncthreads();
-        for (int k = 0; k < COLUMNS; k += MOE_LANES)
-            MOE_UNROLL
-            for (int l = 0; l < MOE_LANES; l++)
-                MOE_UNROLL
-                for (int r = 0; r < ROWS; r++)
-                    lanes[r][l] = moe_add(lanes[r][l], moe_mul(x[group * ROWS + r][k + l], w[output][k + l]));
+        for (int k = 0; k < COLUMNS; k += MOE_LANES) MOE_UNROLL
+        for (int l = 0; l < MOE_LANES; l++) MOE_UNROLL
+        for (int r = 0; r < ROWS; r++)
+            lanes[r][l] = moe_add(lanes[r][l], moe_mul(x[group * ROWS + r][k + l], w[output][k + l]));
         __syncthreads();
     }
     MOE_UNROLL
@@ -832,14 +854,14 @@ __global__ void moe_k_float_products(moe_products p) {
             moe_finish(&p, (size_t)(tile.y + group * ROWS + r), (size_t)(first + output), moe_join(lanes[r]));
 }
 
-/* Integer sums from cuBLAS to outputs; sums [rows, w.rows_padded] begin at row (or pair) `row0`, experts[pair] or NULL. */
+/* Integer sums from cuBLAS to outputs; sums [rows, w.rows_padded] begin at row (or pair) `row0`, experts[pair] or NULL.
+ */
 __global__ void moe_k_finish(moe_products p, const int32_t *sums, int row0, const int *experts) {
     const size_t at = blockIdx.x, row = at + (size_t)row0;
     const float *scales = moe_expert_scales(&p.w, experts ? experts[row] : 0);
     const float scale = p.x_scales[row];
     for (size_t j = threadIdx.x; j < (size_t)p.w.rows; j += MOE_BLOCK)
-        moe_finish(&p, row, j, moe_mul((float)sums[at * (size_t)p.w.rows_padded + j],
-                                       moe_mul(scale, scales[j])));
+        moe_finish(&p, row, j, moe_mul((float)sums[at * (size_t)p.w.rows_padded + j], moe_mul(scale, scales[j])));
 }
 
 /* ---- Attention ---- */
@@ -919,15 +941,16 @@ MOE_DEVICE moe_selection moe_selection_of(const moe_selections *all, size_t row)
 }
 
 typedef struct moe_gating {
-    const float *logits; /* row i: of everything for row i, or of the groups that row row0 + i selected, one behind the other */
+    const float
+        *logits; /* row i: of everything for row i, or of the groups that row row0 + i selected, one behind the other */
     size_t stride, row0;
     int level, k;
     moe_gate gate;
     int empty_zero;
-    const float *threshold;  /* [experts] */
+    const float *threshold;         /* [experts] */
     moe_selections chosen, parents; /* parents.words NULL: one level */
-    const int *live;         /* rows from here on are fillers, which select nothing: no expert works for them */
-    float *p;                /* [rows, experts] zeros that take the probabilities, or NULL: nobody looks at them */
+    const int *live;                /* rows from here on are fillers, which select nothing: no expert works for them */
+    float *p; /* [rows, experts] zeros that take the probabilities, or NULL: nobody looks at them */
     size_t experts;
 } moe_gating;
 
@@ -953,7 +976,8 @@ __global__ void moe_k_group_products(moe_group_products a) {
     const size_t slot = pair % a.parents.capacity, row = pair / a.parents.capacity + a.row0;
     const moe_selection groups = moe_selection_of(&a.parents, row);
     const int t = (int)threadIdx.x, group = t / MOE_LANES, lane = t % MOE_LANES;
-    const int begin = (int)tile * MOE_GROUP_TILE, end = begin + MOE_GROUP_TILE < a.level ? begin + MOE_GROUP_TILE : a.level;
+    const int begin = (int)tile * MOE_GROUP_TILE,
+              end = begin + MOE_GROUP_TILE < a.level ? begin + MOE_GROUP_TILE : a.level;
     const float *x = a.x + row * a.x_stride;
     if (slot >= *groups.count) return; /* the whole block */
     for (int first = begin; first < end; first += AT_ONCE) {
@@ -972,8 +996,8 @@ __global__ void moe_k_group_products(moe_group_products a) {
     }
 }
 
-/* Who is chosen of x[n]: all above their thresholds, or all up to index `sure` and all above `bound`, of those that are equal
- * to it the ones up to index `last`. */
+/* Who is chosen of x[n]: all above their thresholds, or all up to index `sure` and all above `bound`, of those that are
+ * equal to it the ones up to index `last`. */
 typedef struct moe_choice {
     const float *x, *threshold;
     float bound;
@@ -985,8 +1009,8 @@ MOE_DEVICE int moe_is_chosen(const moe_choice *c, int i) {
     return i <= c->sure || c->x[i] > c->bound || (c->x[i] == c->bound && i <= c->last);
 }
 
-/* The k best of x[n], ties by lower index. As in moe_select_topk a NaN among the first k keeps its place, and so does what
- * comes before it; any other is never chosen. */
+/* The k best of x[n], ties by lower index. As in moe_select_topk a NaN among the first k keeps its place, and so does
+ * what comes before it; any other is never chosen. */
 MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
     float none = 0.0f;
     int behind = INT_MAX; /* the last NaN, from k backwards */
@@ -1009,8 +1033,8 @@ MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
     return c;
 }
 
-/* moe_gate_append: who is selected of a group, whose first expert is `first`, goes to `experts` and `weights`, where there is
- * room for all of it. `p` may be `weights`, or NULL if it is not wanted. Returns how many. */
+/* moe_gate_append: who is selected of a group, whose first expert is `first`, goes to `experts` and `weights`, where
+ * there is room for all of it. `p` may be `weights`, or NULL if it is not wanted. Returns how many. */
 MOE_DEVICE int moe_select_group(const moe_gating *a, const float *logits, size_t first, const float *factor, float *p,
                                 uint32_t *experts, float *weights, int *empty) {
     const int t = (int)threadIdx.x, n = a->level, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
@@ -1070,11 +1094,17 @@ __global__ void moe_k_gate(moe_gating a) {
         for (size_t j = 0; j < *groups.count; j++) {
             const size_t first = groups.experts[j] * level;
             count += moe_select_group(&a, logits + j * level, first, &groups.weights[j],
-                                      p ? p + first : by_threshold ? y.weights + count : NULL, y.experts + count,
-                                      y.weights + count, &empty);
+                                      p              ? p + first
+                                      : by_threshold ? y.weights + count
+                                                     : NULL,
+                                      y.experts + count, y.weights + count, &empty);
         }
     } else {
-        count = moe_select_group(&a, logits, 0, NULL, p ? p : by_threshold ? y.weights : NULL, y.experts, y.weights, &empty);
+        count = moe_select_group(&a, logits, 0, NULL,
+                                 p              ? p
+                                 : by_threshold ? y.weights
+                                                : NULL,
+                                 y.experts, y.weights, &empty);
     }
     if (threadIdx.x == 0) {
         *y.count = (uint32_t)count;
@@ -1104,11 +1134,14 @@ __global__ void moe_k_selected(moe_selections chosen, size_t rows, int *selected
     if (row < rows) selected[row] = (int)*moe_selection_of(&chosen, row).count;
 }
 
-/* One block: where an expert's pairs begin, which is where its next one goes at first, and tiles of them; where a row's do. */
+/* One block: where an expert's pairs begin, which is where its next one goes at first, and tiles of them; where a row's
+ * do. */
 __global__ void moe_k_offsets(moe_routes a) {
-    const int t = (int)threadIdx.x, each = (a.n + MOE_BLOCK - 1) / MOE_BLOCK, each_row = (a.rows + MOE_BLOCK - 1) / MOE_BLOCK;
+    const int t = (int)threadIdx.x, each = (a.n + MOE_BLOCK - 1) / MOE_BLOCK,
+              each_row = (a.rows + MOE_BLOCK - 1) / MOE_BLOCK;
     const int begin = t * each < a.n ? t * each : a.n, end = begin + each < a.n ? begin + each : a.n;
-    const int row0 = t * each_row < a.rows ? t * each_row : a.rows, row1 = row0 + each_row < a.rows ? row0 + each_row : a.rows;
+    const int row0 = t * each_row < a.rows ? t * each_row : a.rows,
+              row1 = row0 + each_row < a.rows ? row0 + each_row : a.rows;
     int pairs = 0, tiles = 0, visits = 0, before = 0, all_pairs, all_tiles, all_visits;
     for (int r = row0; r < row1; r++) before += (int)*moe_selection_of(&a.chosen, (size_t)(a.row0 + r)).count;
     before = moe_block_before(before, &all_pairs);
@@ -1145,8 +1178,8 @@ __global__ void moe_k_offsets(moe_routes a) {
     }
 }
 
-/* A row's pairs find their places. The order of an expert's rows is not the same in every run, and changes nothing: each is
- * multiplied for itself. */
+/* A row's pairs find their places. The order of an expert's rows is not the same in every run, and changes nothing:
+ * each is multiplied for itself. */
 __global__ void moe_k_place(moe_routes a) {
     const size_t row = blockIdx.x + (size_t)a.row0;
     const moe_selection s = moe_selection_of(&a.chosen, row);
@@ -1159,17 +1192,18 @@ __global__ void moe_k_place(moe_routes a) {
 }
 
 /* Code rows of the pairs one behind the other, as cuBLAS wants them. */
-__global__ void moe_k_collect(const int8_t *x, const float *scales, size_t stride, int bytes, const int *pair_row, int8_t *y,
-                              float *y_scales) {
+__global__ void moe_k_collect(const int8_t *x, const float *scales, size_t stride, int bytes, const int *pair_row,
+                              int8_t *y, float *y_scales) {
     const size_t pair = blockIdx.x, row = (size_t)pair_row[pair];
     for (int i = (int)threadIdx.x; i < bytes / 16; i += MOE_BLOCK)
         ((int4 *)(void *)(y + pair * stride))[i] = ((const int4 *)(const void *)(x + row * stride))[i];
     if (threadIdx.x == 0) y_scales[pair] = scales[row];
 }
 
-/* moe_combine_task, moe_compute_mix_row: y = scale * sum over the row's experts in index order. `x` has a row for every pair,
- * or, where nothing was sorted, the outputs of all experts in every row. */
-__global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int cols, float scale, float *y, size_t y_stride) {
+/* moe_combine_task, moe_compute_mix_row: y = scale * sum over the row's experts in index order. `x` has a row for every
+ * pair, or, where nothing was sorted, the outputs of all experts in every row. */
+__global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int cols, float scale, float *y,
+                              size_t y_stride) {
     const size_t row = blockIdx.x + (size_t)a.row0;
     const moe_selection s = moe_selection_of(&a.chosen, row);
     const int *place = a.place ? a.place + a.row_first[blockIdx.x] : NULL;
@@ -1192,7 +1226,7 @@ typedef struct moe_outputs {
     const int32_t *never;
     int n_never, eos;
     const int32_t *hold, *want;
-    float *trace;        /* [rows, trace_stride] or NULL */
+    float *trace; /* [rows, trace_stride] or NULL */
     size_t trace_stride;
     float *max, *sum, *logits; /* [rows, chunks], [rows, chunks, top] */
     int *ids;
@@ -1372,8 +1406,8 @@ __global__ void moe_k_search(moe_searching a) {
     moe_answer answer = a.answer;
     if (at >= (size_t)a.slots) return;
     answer.coverage = a.coverage[!*a.turn];
-    a.done[at] = a.slot[at].active &&
-                 moe_slot_step(&a.search, &a.slot[at], at, &answer, a.next + at * (size_t)a.search.beam);
+    a.done[at] =
+        a.slot[at].active && moe_slot_step(&a.search, &a.slot[at], at, &answer, a.next + at * (size_t)a.search.beam);
 }
 
 /* Words of the results of hypothesis h, and of all those before it. */
@@ -1437,15 +1471,16 @@ __global__ void moe_k_results(moe_searching a) {
 }
 
 /* ==== 3. Launchers ============================================================================================
- * Owns the order of things. Invariant: what a launcher starts depends on the number of rows alone, so that a step can be kept
- * as a CUDA graph, but where moe_waits says that it looks at numbers on the device first. Everything goes through one stream:
- * what is overwritten was used by what was launched before. */
+ * Owns the order of things. Invariant: what a launcher starts depends on the number of rows alone, so that a step can
+ * be kept as a CUDA graph, but where moe_waits says that it looks at numbers on the device first. Everything goes
+ * through one stream: what is overwritten was used by what was launched before. */
 
 static size_t moe_code_stride(size_t cols) { return moe_blocks(cols, 64) * 64; }
 
 /* ---- Weights ---- */
 
-/* Bytes on the device of a matrix's numbers or codes; behind the codes are scales; behind both is an expert's next matrix. */
+/* Bytes on the device of a matrix's numbers or codes; behind the codes are scales; behind both is an expert's next
+ * matrix. */
 static size_t moe_data_bytes(const moe_matrix *m) {
     return moe_quantised(m->type) ? moe_blocks(m->rows, 16) * 16 * m->cols_padded
                                   : m->rows * m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
@@ -1453,7 +1488,9 @@ static size_t moe_data_bytes(const moe_matrix *m) {
 static size_t moe_scale_bytes(const moe_matrix *m) {
     return moe_quantised(m->type) ? moe_blocks(m->rows, 16) * 16 * sizeof(float) : 0;
 }
-static size_t moe_both_bytes(const moe_matrix *m) { return moe_blocks(moe_data_bytes(m) + moe_scale_bytes(m), 64) * 64; }
+static size_t moe_both_bytes(const moe_matrix *m) {
+    return moe_blocks(moe_data_bytes(m) + moe_scale_bytes(m), 64) * 64;
+}
 static size_t moe_expert_bytes(const moe_node *n) { return moe_both_bytes(&n->up) + moe_both_bytes(&n->down); }
 
 /* The matrix that is, or will be, at `at`. */
@@ -1484,11 +1521,11 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
         n = moe_least(bytes - at, MOE_STAGE_BYTES);
         landing = moe_lift(d, (const char *)m->data + at, n, NULL);
         if (m->type == MOE_TYPE_Q8)
-            MOE_LAUNCH(d, moe_k_unpack_q8, moe_blocks(n / 4, 256), 256, (const uint32_t *)(void *)landing, at / 4, n / 4,
-                       stride, (int8_t *)to);
+            MOE_LAUNCH(d, moe_k_unpack_q8, moe_blocks(n / 4, 256), 256, (const uint32_t *)(void *)landing, at / 4,
+                       n / 4, stride, (int8_t *)to);
         else
-            MOE_LAUNCH(d, moe_k_unpack_q4, moe_blocks(n, 256), 256, (const uint8_t *)(void *)landing, at, n, stride, d->subs,
-                       (int8_t *)to);
+            MOE_LAUNCH(d, moe_k_unpack_q4, moe_blocks(n, 256), 256, (const uint8_t *)(void *)landing, at, n, stride,
+                       d->subs, (int8_t *)to);
         MOE_CUDA_TRY(d, cudaEventRecord(d->landed[i], d->stream));
     }
     moe_upload_to(d, to + codes, m->scales, moe_scale_bytes(m));
@@ -1514,9 +1551,11 @@ static void moe_gemm(moe_device *d, const moe_weights *w, int expert, const int8
     const char *codes = (const char *)w->data + (size_t)expert * w->step;
     if (d->status != MOE_OK) return;
     /* Column by column, as cuBLAS sees memory: sums [n, rows] = w [k, n]^T x [k, rows]. */
-    moe_check_blas(d, cublasGemmEx(d->cublas, CUBLAS_OP_T, CUBLAS_OP_N, w->rows_padded, rows, (int)w->stride, &one, codes,
-                                   CUDA_R_8I, (int)w->stride, x, CUDA_R_8I, (int)x_stride, &zero, sums, CUDA_R_32I,
-                                   w->rows_padded, CUBLAS_COMPUTE_32I, CUBLAS_GEMM_DEFAULT), "cublasGemmEx");
+    moe_check_blas(d,
+                   cublasGemmEx(d->cublas, CUBLAS_OP_T, CUBLAS_OP_N, w->rows_padded, rows, (int)w->stride, &one, codes,
+                                CUDA_R_8I, (int)w->stride, x, CUDA_R_8I, (int)x_stride, &zero, sums, CUDA_R_32I,
+                                w->rows_padded, CUBLAS_COMPUTE_32I, CUBLAS_GEMM_DEFAULT),
+                   "cublasGemmEx");
 }
 
 /* The kernel for all tiles of p. */
@@ -1524,8 +1563,7 @@ static void moe_tiles(moe_device *d, const moe_products *p) {
     const size_t tiles = (size_t)p->tiles_at_most;
     if (moe_quantised(p->w.type))
         MOE_LAUNCH(d, moe_k_products, tiles * moe_blocks((size_t)p->w.rows_padded, 16), MOE_BLOCK, *p);
-    else
-        MOE_LAUNCH(d, moe_k_float_products, tiles * moe_blocks((size_t)p->w.rows, 32), MOE_BLOCK, *p);
+    else MOE_LAUNCH(d, moe_k_float_products, tiles * moe_blocks((size_t)p->w.rows, 32), MOE_BLOCK, *p);
 }
 
 /* p with x, rows, addend and y set; of a quantised matrix x is codes. */
@@ -1555,11 +1593,11 @@ static moe_products moe_products_of(const moe_weights *w, const moe_node *x, int
     return p;
 }
 
-static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t cols, int8_t *q, size_t q_stride, float *scales,
-                         size_t rows, const int *count) {
+static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t cols, int8_t *q, size_t q_stride,
+                         float *scales, size_t rows, const int *count) {
     if (rows)
-        MOE_LAUNCH(d, moe_k_quantise, rows, MOE_BLOCK, x, x_stride, (int)cols, (int)moe_code_stride(cols), q, q_stride, scales,
-                   count);
+        MOE_LAUNCH(d, moe_k_quantise, rows, MOE_BLOCK, x, x_stride, (int)cols, (int)moe_code_stride(cols), q, q_stride,
+                   scales, count);
 }
 
 static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
@@ -1591,12 +1629,14 @@ static void moe_run_lstm_step(moe_device *d, const moe_node *n, const moe_bound 
     p.add = p.y;
     p.add_stride = p.y_stride;
     moe_linear(d, p);
-    MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, d->lstm.z, 4 * n->hidden, (const float *)c->data, c->stride, (int)n->hidden,
-               n->factor, h, n->stride, h + n->hidden, n->stride);
+    MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, d->lstm.z, 4 * n->hidden, (const float *)c->data, c->stride,
+               (int)n->hidden, n->factor, h, n->stride, h + n->hidden, n->stride);
 }
 
-static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound *b, const moe_frame *f, size_t sentences) {
-    const size_t hidden = n->hidden, state = n->cols, r_stride = moe_code_stride(state), h_stride = moe_code_stride(hidden);
+static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound *b, const moe_frame *f,
+                               size_t sentences) {
+    const size_t hidden = n->hidden, state = n->cols, r_stride = moe_code_stride(state),
+                 h_stride = moe_code_stride(hidden);
     const int codes = moe_quantised(b->w_r.type), h_codes = moe_quantised(b->w_proj.type);
     float *c = d->lstm.c, *h = d->lstm.h;
     /* every sentence starts from a zero state */
@@ -1637,12 +1677,13 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
             moe_linear(d, p);
         }
         if (codes) moe_quantise(d, out, n->stride, state, d->lstm.r_codes, r_stride, d->lstm.r_scales, live, NULL);
-        else MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (const int32_t *)NULL,
-                        (int)state, d->lstm.r, state);
+        else
+            MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (const int32_t *)NULL,
+                       (int)state, d->lstm.r, state);
     }
     if (n->last_r && f->steps) { /* backward a sentence ends at its first token, which are the first rows */
-        MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, (const float *)n->data, n->stride, n->backward ? NULL : d->last,
-                   d->sentence, (int)state, n->last_r, state);
+        MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, (const float *)n->data, n->stride,
+                   n->backward ? NULL : d->last, d->sentence, (int)state, n->last_r, state);
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, c, hidden, (const int32_t *)NULL, d->sentence, (int)hidden,
                    n->last_c, hidden);
     }
@@ -1747,8 +1788,8 @@ typedef struct moe_group {
     const int *n_tiles;
     /* on the host, only where cuBLAS takes them: */
     size_t experts;
-    const int *first;    /* [experts + 1] pairs */
-    const int *slots;    /* [experts] or NULL: each its own */
+    const int *first; /* [experts + 1] pairs */
+    const int *slots; /* [experts] or NULL: each its own */
 } moe_group;
 
 /* A product of each expert over its pairs by cuBLAS. */
@@ -1761,8 +1802,8 @@ static void moe_expert_gemms(moe_device *d, moe_products p, const int8_t *x, con
         for (size_t at = e; at < g->experts && first[at] < to; at++) {
             const int begin = first[at] > from ? first[at] : from, end = first[at + 1] < to ? first[at + 1] : to;
             if (begin < end)
-                moe_gemm(d, &p.w, g->slots ? g->slots[at] : (int)at, x + (size_t)begin * p.x_stride, p.x_stride, end - begin,
-                         d->sums + (size_t)(begin - from) * (size_t)p.w.rows_padded);
+                moe_gemm(d, &p.w, g->slots ? g->slots[at] : (int)at, x + (size_t)begin * p.x_stride, p.x_stride,
+                         end - begin, d->sums + (size_t)(begin - from) * (size_t)p.w.rows_padded);
         }
         MOE_LAUNCH(d, moe_k_finish, to - from, MOE_BLOCK, p, d->sums, from, d->moe.pair_expert);
     }
@@ -1789,10 +1830,10 @@ static int moe_waits(const moe_device *d, const moe_node *n, size_t rows) {
     return n->op == MOE_OP_EXPERTS && (d->cache.slots || moe_experts_by_gemm(n, rows) || moe_must_count(n, rows));
 }
 
-/* The experts that have pairs, in an order of work and with a slot for each: first those that are on the device, then the
- * missing ones, both by index. So a pass over more experts than fit still finds as many of them as there are slots. Slots are
- * given in order of use: as many experts as there are slots, one behind the other in this order, are in different ones. Tells
- * the device; *hits of the experts are here already. Returns how many there are. */
+/* The experts that have pairs, in an order of work and with a slot for each: first those that are on the device, then
+ * the missing ones, both by index. So a pass over more experts than fit still finds as many of them as there are slots.
+ * Slots are given in order of use: as many experts as there are slots, one behind the other in this order, are in
+ * different ones. Tells the device; *hits of the experts are here already. Returns how many there are. */
 static size_t moe_plan_experts(moe_device *d, size_t n, const moe_bound *b, moe_routes *a, size_t *hits) {
     moe_cache *c = &d->cache;
     int *start = c->plan, *slots = c->plan + n, pair = 0;
@@ -1826,7 +1867,8 @@ static size_t moe_plan_experts(moe_device *d, size_t n, const moe_bound *b, moe_
     a->slots = a->count + n;
     MOE_CUDA_TRY(d, cudaMemcpyAsync(a->count, c->plan, 2 * n * sizeof *c->plan, cudaMemcpyHostToDevice, d->stream));
     if (tiles)
-        MOE_CUDA_TRY(d, cudaMemcpyAsync(a->tiles, c->tiles, tiles * sizeof *c->tiles, cudaMemcpyHostToDevice, d->stream));
+        MOE_CUDA_TRY(d,
+                     cudaMemcpyAsync(a->tiles, c->tiles, tiles * sizeof *c->tiles, cudaMemcpyHostToDevice, d->stream));
     *hits = here;
     return here + missing;
 }
@@ -1842,16 +1884,17 @@ static void moe_run_group(moe_device *d, moe_products up, moe_products down, con
     if (by_gemm) moe_expert_gemms(d, up, d->moe.inputs, g);
     else moe_tiles(d, &up);
     if (moe_quantised(up.w.type))
-        moe_quantise(d, d->moe.units + g->begin * hidden, hidden, hidden, d->moe.codes + g->begin * unit_stride, unit_stride,
-                     d->moe.code_scales + g->begin, g->pairs, g->count);
+        moe_quantise(d, d->moe.units + g->begin * hidden, hidden, hidden, d->moe.codes + g->begin * unit_stride,
+                     unit_stride, d->moe.code_scales + g->begin, g->pairs, g->count);
     if (by_gemm) moe_expert_gemms(d, down, d->moe.codes, g);
     else moe_tiles(d, &down);
 }
 
-/* Group after group, up to as many experts as there are slots: those that are here, so that the GPU has work while the host
- * copies, then the others, a group after its experts have been sent for. What they replace was used by groups before. */
-static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products *up, const moe_products *down, size_t experts,
-                           size_t hits, int by_gemm) {
+/* Group after group, up to as many experts as there are slots: those that are here, so that the GPU has work while the
+ * host copies, then the others, a group after its experts have been sent for. What they replace was used by groups
+ * before. */
+static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products *up, const moe_products *down,
+                           size_t experts, size_t hits, int by_gemm) {
     const moe_cache *c = &d->cache;
     moe_group g;
     memset(&g, 0, sizeof g);
@@ -1864,14 +1907,16 @@ static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products 
         g.tiles = 0;
         for (size_t k = 0; k < g.experts; k++) {
             g.tiles += moe_blocks((size_t)(g.first[k + 1] - g.first[k]), MOE_TILE);
-            if (i + k >= hits) moe_lift_expert(d, n, (size_t)c->order[i + k], c->slabs + (size_t)g.slots[k] * c->slot_bytes);
+            if (i + k >= hits)
+                moe_lift_expert(d, n, (size_t)c->order[i + k], c->slabs + (size_t)g.slots[k] * c->slot_bytes);
         }
         moe_run_group(d, *up, *down, &g, by_gemm);
     }
 }
 
 /* The rows at hand, which select no more pairs than fit. */
-static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_bound *b, moe_routes a, size_t pairs, int by_gemm) {
+static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_bound *b, moe_routes a, size_t pairs,
+                                int by_gemm) {
     const moe_node *x = n->src[0];
     const int codes = moe_quantised(b->up.type);
     const size_t hidden = n->hidden, tiles = pairs / MOE_TILE + moe_least(pairs, n->experts), rows = (size_t)a.rows;
@@ -1916,7 +1961,8 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_boun
                (float *)n->data, n->stride);
 }
 
-/* A row may select any number of experts under a threshold, so rows go in chunks whose pairs fit; chunks change no bit. */
+/* A row may select any number of experts under a threshold, so rows go in chunks whose pairs fit; chunks change no bit.
+ */
 static void moe_run_experts(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
     const size_t most = n->src[1]->capacity, capacity = moe_pairs(n, d->rows);
     const int by_gemm = moe_experts_by_gemm(n, rows), look = moe_must_count(n, rows);
@@ -1955,8 +2001,8 @@ static void moe_run_mix(moe_device *d, const moe_node *n, size_t rows) {
     moe_routes a;
     memset(&a, 0, sizeof a);
     a.chosen = moe_selections_of(n->src[1]);
-    MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)n->src[0]->data, n->src[0]->stride, (int)n->cols, n->factor,
-               (float *)n->data, n->stride);
+    MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)n->src[0]->data, n->src[0]->stride, (int)n->cols,
+               n->factor, (float *)n->data, n->stride);
 }
 
 /* ---- Output ---- */
@@ -2005,8 +2051,8 @@ static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b,
 
 /* ---- The run of a graph ---- */
 
-static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_node *n, const moe_bound *b, const moe_frame *f,
-                         size_t rows, int traced) {
+static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_node *n, const moe_bound *b,
+                         const moe_frame *f, size_t rows, int traced) {
     const moe_node *s0 = n->src[0], *s1 = n->src[1];
     float *y = (float *)n->data;
     switch (n->op) {
@@ -2016,19 +2062,21 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
         break;
     case MOE_OP_EMBED: MOE_LAUNCH(d, moe_k_embed, rows, MOE_BLOCK, b->w, d->ids, n->factor, y, n->stride); break;
     case MOE_OP_QUANTISE:
-        moe_quantise(d, (const float *)s0->data, s0->stride, n->cols, (int8_t *)n->data, n->stride, n->scales, rows, NULL);
+        moe_quantise(d, (const float *)s0->data, s0->stride, n->cols, (int8_t *)n->data, n->stride, n->scales, rows,
+                     NULL);
         break;
     case MOE_OP_LINEAR: moe_run_linear(d, n, b, rows); break;
     case MOE_OP_ADD:
-        MOE_LAUNCH(d, moe_k_add, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const float *)s1->data, s1->stride,
-                   (int)n->cols, y, n->stride);
+        MOE_LAUNCH(d, moe_k_add, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const float *)s1->data,
+                   s1->stride, (int)n->cols, y, n->stride);
         break;
     case MOE_OP_CONCAT:
         MOE_LAUNCH(d, moe_k_concat, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (int)s0->cols,
                    (const float *)s1->data, s1->stride, (int)s1->cols, y, n->stride);
         break;
     case MOE_OP_UNARY:
-        MOE_LAUNCH(d, moe_k_unary, rows, MOE_BLOCK, n->unary, (const float *)s0->data, s0->stride, (int)n->cols, y, n->stride);
+        MOE_LAUNCH(d, moe_k_unary, rows, MOE_BLOCK, n->unary, (const float *)s0->data, s0->stride, (int)n->cols, y,
+                   n->stride);
         break;
     case MOE_OP_GATHER:
         MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, n->state, n->cols, d->parents, (int)n->cols, y, n->stride);
@@ -2056,11 +2104,14 @@ static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t r
 
 /* Rows of 32-bit words from the device, now, into host memory. */
 static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t stride, size_t cols, size_t rows) {
-    MOE_CUDA_TRY(d, cudaMemcpy2DAsync(to, stride * 4, from, stride * 4, cols * 4, rows, cudaMemcpyDeviceToHost, d->stream));
-    if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) cudaStreamSynchronize(d->stream); /* the caller releases `to` */
+    MOE_CUDA_TRY(d, cudaMemcpy2DAsync(to, stride * 4, from, stride * 4, cols * 4, rows, cudaMemcpyDeviceToHost,
+                                      d->stream));
+    if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream)))
+        cudaStreamSynchronize(d->stream); /* the caller releases `to` */
 }
 
-/* A gate is shown as on the processor: weights, 0 where an expert is not selected, then probabilities (moe_trace_gate). */
+/* A gate is shown as on the processor: weights, 0 where an expert is not selected, then probabilities (moe_trace_gate).
+ */
 static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, moe_trace_fn trace,
                                 void *user) {
     const size_t bytes = rows * n->experts * sizeof(float), words = rows * n->stride * sizeof(uint32_t);
@@ -2108,7 +2159,8 @@ static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t 
 
 /* Slots are emptied and sentences that have begun take theirs. Not kept as a CUDA graph: their number changes. */
 static void moe_lift_sentences(moe_device *d) {
-    const size_t n = d->sentences.n, begun_bytes = n * sizeof(moe_begun), bytes = d->sentences.n_targets * sizeof(int32_t);
+    const size_t n = d->sentences.n, begun_bytes = n * sizeof(moe_begun),
+                 bytes = d->sentences.n_targets * sizeof(int32_t);
     moe_begun *begun = d->sentences.begun;
     int32_t *targets = d->sentences.targets;
     if (d->sentences.fresh)
@@ -2116,7 +2168,8 @@ static void moe_lift_sentences(moe_device *d) {
     d->sentences.fresh = 0;
     if (!n) return;
     MOE_CUDA_TRY(d, cudaMemcpyAsync(begun, d->sentences.begun_host, begun_bytes, cudaMemcpyHostToDevice, d->stream));
-    if (bytes) MOE_CUDA_TRY(d, cudaMemcpyAsync(targets, d->sentences.targets_host, bytes, cudaMemcpyHostToDevice, d->stream));
+    if (bytes)
+        MOE_CUDA_TRY(d, cudaMemcpyAsync(targets, d->sentences.targets_host, bytes, cudaMemcpyHostToDevice, d->stream));
     MOE_LAUNCH(d, moe_k_begin, n, MOE_BLOCK, d->searching, begun, targets);
     d->sentences.rows += n;
     d->sentences.n = d->sentences.n_targets = 0;
@@ -2128,8 +2181,7 @@ static void moe_run_search(moe_device *d, size_t rows) {
     const size_t slots = (size_t)a->slots;
     if (a->coverage[0] && a->search.rules == MOE_RULES_NVIDIA)
         MOE_LAUNCH(d, moe_k_place_coverage, slots * (size_t)a->search.beam, MOE_BLOCK, *a);
-    else if (a->coverage[0])
-        MOE_LAUNCH(d, moe_k_coverage, rows, MOE_BLOCK, *a);
+    else if (a->coverage[0]) MOE_LAUNCH(d, moe_k_coverage, rows, MOE_BLOCK, *a);
     MOE_LAUNCH(d, moe_k_search, moe_blocks(slots, 32), 32, *a); /* small blocks: many multiprocessors */
     MOE_LAUNCH(d, moe_k_report, 1, MOE_BLOCK, *a);
     MOE_LAUNCH(d, moe_k_results, slots, 32, *a);
@@ -2159,8 +2211,8 @@ static void moe_fetch_results(moe_device *d, moe_device_results *out) {
     out->results = to + MOE_RESULTS;
 }
 
-/* Step graphs are kept for few row counts; `rows` is rounded up to one of them. Rows beyond the live ones begin a sentence
- * without source tokens: they cost time and change nothing. */
+/* Step graphs are kept for few row counts; `rows` is rounded up to one of them. Rows beyond the live ones begin a
+ * sentence without source tokens: they cost time and change nothing. */
 static size_t moe_bucket(size_t rows, size_t capacity, size_t *index) {
     const size_t step = moe_blocks(capacity, MOE_BUCKETS - 4), unit = step < 16 ? 16 : step;
     size_t bucket = 4;
@@ -2212,7 +2264,8 @@ static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
 static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
     const size_t n = d->rows;
     int32_t *ids = d->up_host, *parents = ids + n, *segment = parents + n, *length = segment + n;
-    int32_t *want = length + n, *hold = want + n, *destination = hold + n, *last = destination + n, *sentence = last + n;
+    int32_t *want = length + n, *hold = want + n, *destination = hold + n, *last = destination + n,
+            *sentence = last + n;
     for (size_t r = 0; r < rows; r++) {
         const int live = r < f->rows;
         ids[r] = live && f->ids ? f->ids[r] : 0;
@@ -2223,7 +2276,8 @@ static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
         hold[r] = live && f->hold ? f->hold[r] != 0 : 0;
         destination[r] = live && f->destination ? (int32_t)f->destination[r] : 0;
     }
-    for (size_t i = 0, end = f->steps; f->sentence && end && i < f->live[0]; i++) { /* where a sentence ends, and its slot */
+    for (size_t i = 0, end = f->steps; f->sentence && end && i < f->live[0];
+         i++) { /* where a sentence ends, and its slot */
         while (f->live[end - 1] <= i) end--;
         last[i] = (int32_t)(f->first[end - 1] + i);
         sentence[i] = (int32_t)f->sentence[i];
@@ -2232,8 +2286,8 @@ static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
     if (!f->inputs) return;
     memcpy(d->inputs_host, f->inputs, f->rows * d->input_cols * sizeof *d->inputs_host);
     memset(d->inputs_host + f->rows * d->input_cols, 0, (rows - f->rows) * d->input_cols * sizeof *d->inputs_host);
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->inputs, d->inputs_host, rows * d->input_cols * sizeof *d->inputs, cudaMemcpyHostToDevice,
-                                    d->stream));
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->inputs, d->inputs_host, rows * d->input_cols * sizeof *d->inputs,
+                                    cudaMemcpyHostToDevice, d->stream));
 }
 
 /* Bring down what a frame asks for. */
@@ -2358,15 +2412,16 @@ static void moe_device_start(moe_device *d) {
     snprintf(d->name, sizeof d->name, "cuda:%d %.100s", d->index, properties.name);
     if (properties.major * 10 + properties.minor < 75) {
         d->status = moe_fail(&d->error, MOE_ERROR_UNSUPPORTED, "device",
-                             "%s has compute capability %d.%d, 7.5 is the least; use --device cpu",
-                             d->name, properties.major, properties.minor);
+                             "%s has compute capability %d.%d, 7.5 is the least; use --device cpu", d->name,
+                             properties.major, properties.minor);
         return;
     }
     MOE_CUDA_TRY(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
     if (d->status == MOE_OK) moe_check_blas(d, cublasCreate(&d->cublas), "cublasCreate");
     if (d->status == MOE_OK) moe_check_blas(d, cublasSetStream(d->cublas, d->stream), "cublasSetStream");
     workspace = moe_take(d, MOE_WORKSPACE, 1, "cuBLAS");
-    if (d->status == MOE_OK) moe_check_blas(d, cublasSetWorkspace(d->cublas, workspace, MOE_WORKSPACE), "cublasSetWorkspace");
+    if (d->status == MOE_OK)
+        moe_check_blas(d, cublasSetWorkspace(d->cublas, workspace, MOE_WORKSPACE), "cublasSetWorkspace");
 }
 
 static moe_status moe_device_open(const moe_device_params *params, moe_device **out, moe_error *error) {
@@ -2379,8 +2434,7 @@ static moe_status moe_device_open(const moe_device_params *params, moe_device **
     }
     if (params->index >= devices)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "there is no cuda:%d: %d GPU%s here, counted from 0",
-                        params->index, devices,
-                        devices > 1 ? "s are" : " is");
+                        params->index, devices, devices > 1 ? "s are" : " is");
     d = (moe_device *)params->allocator.allocate(params->allocator.user, sizeof *d);
     if (!d) return moe_fail(error, MOE_ERROR_MEMORY, "device", "no memory for the description of a device");
     memset(d, 0, sizeof *d);
@@ -2443,16 +2497,16 @@ static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
     if (n->w_proj) b->w_proj = moe_upload_matrix(d, n->w_proj, n->name);
     if (n->op == MOE_OP_GATE) b->threshold = moe_upload_vector(d, n->threshold, n->experts, n->name);
     if (n->op == MOE_OP_ATTENTION) b->v = moe_upload_vector(d, n->v, n->src[0]->cols, n->name);
-    if (n->op == MOE_OP_OUTPUT) b->never = (const int32_t *)moe_upload(d, n->never, n->n_never * sizeof *n->never, n->name);
+    if (n->op == MOE_OP_OUTPUT)
+        b->never = (const int32_t *)moe_upload(d, n->never, n->n_never * sizeof *n->never, n->name);
 }
 
-static void moe_most_of(size_t *most, size_t n) {
-    *most = moe_largest(*most, n);
-}
+static void moe_most_of(size_t *most, size_t n) { *most = moe_largest(*most, n); }
 
 /* The largest of everything that nodes want of the scratch. */
 typedef struct moe_needs {
-    size_t hidden, sentences, state, z, experts, pairs, tiles, units, unit_codes, inputs, out, outputs, subs, chunks, input_cols;
+    size_t hidden, sentences, state, z, experts, pairs, tiles, units, unit_codes, inputs, out, outputs, subs, chunks,
+        input_cols;
 } moe_needs;
 
 static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
@@ -2529,7 +2583,8 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->output.logits = (float *)moe_take(d, d->graphs[1].rows * need->chunks * top, sizeof(float), what);
     d->output.ids = (int *)moe_take(d, d->graphs[1].rows * need->chunks * top, sizeof(int), what);
     d->attention = (float *)moe_take(d, attention, sizeof *d->attention, what);
-    /* one block for what goes up, one for what comes down, and their pinned twins; results of the search have their own */
+    /* one block for what goes up, one for what comes down, and their pinned twins; results of the search have their own
+     */
     d->down_bytes = d->graphs[1].rows * (2 * top + 1) * sizeof(float);
     d->up = (int32_t *)moe_take(d, up, sizeof *d->up, frame);
     d->down = (char *)moe_take(d, d->down_bytes, 1, frame);
@@ -2570,8 +2625,9 @@ static void moe_take_search(moe_device *d) {
     const size_t target_bytes = moe_times(d, targets, sizeof *d->sentences.targets);
     const size_t bytes = begun_bytes + target_bytes + moe_times(d, words, sizeof *a->results);
     if (d->status == MOE_OK && words > INT_MAX)
-        d->status = moe_fail(&d->error, MOE_ERROR_ARGUMENT, what,
-                             "the results of so many sentences are too large: take a smaller batch, nbest or max_target");
+        d->status =
+            moe_fail(&d->error, MOE_ERROR_ARGUMENT, what,
+                     "the results of so many sentences are too large: take a smaller batch, nbest or max_target");
     a->rows = (int)g->rows;
     a->slot = (moe_slot *)moe_take(d, slots, sizeof *a->slot, what);
     a->tokens = (moe_token *)moe_take(d, moe_times(d, hypotheses, max_target), sizeof *a->tokens, what);
@@ -2583,7 +2639,8 @@ static void moe_take_search(moe_device *d) {
     a->done = (int32_t *)moe_take(d, slots, sizeof *a->done, what);
     a->results = (int32_t *)moe_take(d, words, sizeof *a->results, what);
     if (coverage) a->coverage[0] = a->coverage[1] = (float *)moe_take(d, coverage, sizeof(float), what);
-    if (coverage && a->search.rules != MOE_RULES_NVIDIA) a->coverage[1] = (float *)moe_take(d, coverage, sizeof(float), what);
+    if (coverage && a->search.rules != MOE_RULES_NVIDIA)
+        a->coverage[1] = (float *)moe_take(d, coverage, sizeof(float), what);
     a->attention = d->attention;
     a->ids = d->ids;
     a->parents = d->parents;
@@ -2629,8 +2686,9 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
     if (room < largest) moe_lack(d, fixed + largest, everything, d->used + room, "experts");
     else if (room < all) moe_take_slots(d, largest, room, need->experts, need->tiles);
     if (d->cache.slots && d->log) {
-        snprintf(message, sizeof message, "%zu of %zu experts fit on cuda:%d at a time, the others are fetched as needed",
-                 d->cache.slots, d->experts, d->index);
+        snprintf(message, sizeof message,
+                 "%zu of %zu experts fit on cuda:%d at a time, the others are fetched as needed", d->cache.slots,
+                 d->experts, d->index);
         d->log(d->log_user, message);
     }
     for (int which = 0; which < 2; which++)
@@ -2691,7 +2749,8 @@ static moe_status moe_device_bind(moe_device *d, const moe_device_graph graphs[2
         d->bound[which] = (moe_bound *)moe_host(d, g->count * sizeof *d->bound[which], "the weights of a graph");
     }
     for (int which = 0; which < 2; which++)
-        for (size_t i = 0; i < graphs[which].count; i++) moe_need_node(&need, &graphs[which].nodes[i], &graphs[which], d->rows);
+        for (size_t i = 0; i < graphs[which].count; i++)
+            moe_need_node(&need, &graphs[which].nodes[i], &graphs[which], d->rows);
     d->known_capacity = 4 * nodes;
     d->known = (moe_known *)moe_host(d, d->known_capacity * sizeof *d->known, "the list of weights");
     moe_take_scratch(d, &need);
@@ -2721,8 +2780,8 @@ static void moe_device_stats(moe_device *d, moe_stats *s) {
 }
 
 const moe_device_api *moe_cuda(void) {
-    static const moe_device_api api = { "cuda", moe_device_count, moe_device_open, moe_device_allocate, moe_device_bind,
-        moe_device_run, moe_device_begin, moe_device_forget, moe_device_step, moe_device_describe, moe_device_stats,
-        moe_device_close };
+    static const moe_device_api api = { "cuda",          moe_device_count,    moe_device_open,  moe_device_allocate,
+                                        moe_device_bind, moe_device_run,      moe_device_begin, moe_device_forget,
+                                        moe_device_step, moe_device_describe, moe_device_stats, moe_device_close };
     return &api;
 }

@@ -165,10 +165,10 @@ static moe_status moe_fail(moe_error *error, moe_status code, const char *where,
     return code;
 }
 
-#define MOE_TRY(call)                                                                                           \
-    do {                                                                                                        \
-        moe_status moe_try_status = (call);                                                                     \
-        if (moe_try_status != MOE_OK) return moe_try_status;                                                    \
+#define MOE_TRY(call)                                        \
+    do {                                                     \
+        moe_status moe_try_status = (call);                  \
+        if (moe_try_status != MOE_OK) return moe_try_status; \
     } while (0)
 
 /* Products of sizes from a file: 0 and *out untouched on overflow. */
@@ -237,18 +237,25 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
  * 16 outputs times 4 inputs are one AMX tile row, one AVX-512 register, two AVX2 or four NEON registers, straight
  * from the mapped file. Behind the codes: float scale[n], int32 sum of codes[n] (for unsigned-activation kernels).
  *
- * Q4: a number is code * sub * scale[row] with a 4-bit code in [-8, 7] and an integer sub in [-15, 15] for every 32 columns
- * of a row, so code * sub is an int8 and the arithmetic is Q8's. Codes lie [n/16][k/8][16][4], one byte for two of them: the
- * low nibble is code + 8 of column 8g + i, the high one that of column 8g + 4 + i, so that a mask and a shift give two units of
- * Q8's interleave. Behind them int8 sub [n/16][k/32][16], then scales and sums as in Q8. */
+ * Q4: a number is code * sub * scale[row] with a 4-bit code in [-8, 7] and an integer sub in [-15, 15] for every 32
+ * columns of a row, so code * sub is an int8 and the arithmetic is Q8's. Codes lie [n/16][k/8][16][4], one byte for two
+ * of them: the low nibble is code + 8 of column 8g + i, the high one that of column 8g + 4 + i, so that a mask and a
+ * shift give two units of Q8's interleave. Behind them int8 sub [n/16][k/32][16], then scales and sums as in Q8. */
 
-enum { MOE_Q8_ROWS = 16, MOE_Q8_COLS = 64, MOE_Q4_GROUP = 32, MOE_CODE_GROUP = 32, MOE_Q8_WIDEST = 131072 }; /* 127 * 127 * 131072 < 2^31 */
+enum {
+    MOE_Q8_ROWS = 16,
+    MOE_Q8_COLS = 64,
+    MOE_Q4_GROUP = 32,
+    MOE_CODE_GROUP = 32,
+    MOE_Q8_WIDEST = 131072
+}; /* 127 * 127 * 131072 < 2^31 */
 
 static const struct {
     const char *name;
     moe_type type;
 } moe_types[] = {
-    { "f32", MOE_TYPE_F32 }, { "f16", MOE_TYPE_F16 }, { "bf16", MOE_TYPE_BF16 }, { "q8", MOE_TYPE_Q8 }, { "q4", MOE_TYPE_Q4 },
+    { "f32", MOE_TYPE_F32 }, { "f16", MOE_TYPE_F16 }, { "bf16", MOE_TYPE_BF16 },
+    { "q8", MOE_TYPE_Q8 },   { "q4", MOE_TYPE_Q4 },
 };
 
 const char *moe_type_name(moe_type type) {
@@ -302,7 +309,7 @@ static uint16_t moe_f32_to_f16(float f) {
     uint32_t bits = moe_to_bits(f), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds beyond 65504 */
-    if (magnitude < 0x38800000u) { /* subnormal: let one addition round at 2^-24 */
+    if (magnitude < 0x38800000u) {                                   /* subnormal: let one addition round at 2^-24 */
         float rounded = moe_from_bits(magnitude) + 0.5f;
         return (uint16_t)(sign | (moe_to_bits(rounded) - 0x3f000000u));
     }
@@ -347,8 +354,9 @@ static moe_matrix moe_matrix_view(moe_type type, size_t rows, size_t cols, const
 /* Rows [first, first + count) of a matrix, cut at its end; `first` is a multiple of 16. */
 static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t count) {
     moe_matrix part = *m;
-    const size_t row_bytes = m->type == MOE_TYPE_Q8 ? m->cols_padded : m->type == MOE_TYPE_Q4 ? m->cols_padded / 2
-                             : m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
+    const size_t row_bytes = m->type == MOE_TYPE_Q8   ? m->cols_padded
+                             : m->type == MOE_TYPE_Q4 ? m->cols_padded / 2
+                                                      : m->cols * (m->type == MOE_TYPE_F32 ? 4 : 2);
     part.rows = moe_min(count, m->rows - first);
     part.data = (const char *)m->data + first * row_bytes;
     if (m->subs) part.subs = m->subs + first * (m->cols_padded / MOE_Q4_GROUP);
@@ -403,8 +411,8 @@ static float moe_largest(const float *x, size_t n, int *finite) {
     return amax;
 }
 
-/* Quantise a row to codes q[cols_padded], padding zero; returns its scale. A row with infinity or NaN in it gets scale NaN, so
- * that the damage stays visible. */
+/* Quantise a row to codes q[cols_padded], padding zero; returns its scale. A row with infinity or NaN in it gets scale
+ * NaN, so that the damage stays visible. */
 static float moe_quantise_codes(const float *x, size_t cols, size_t cols_padded, int8_t *q) {
     int finite;
     float amax = moe_largest(x, cols, &finite), inverse;
@@ -422,13 +430,15 @@ static float moe_quantise_codes(const float *x, size_t cols, size_t cols_padded,
     return amax / 127.0f;
 }
 
-/* Bytes of a quantised row of activations: int8 codes [cols padded to 64], behind them an int16 sum of every 32 codes, which
- * kernels need that make one operand unsigned; padded to a cache line. */
+/* Bytes of a quantised row of activations: int8 codes [cols padded to 64], behind them an int16 sum of every 32 codes,
+ * which kernels need that make one operand unsigned; padded to a cache line. */
 MOE_INLINE size_t moe_code_bytes(size_t cols) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
     return padded + moe_round_up(padded / MOE_CODE_GROUP * sizeof(int16_t), 64);
 }
-MOE_INLINE int16_t *moe_code_sums(int8_t *codes, size_t cols_padded) { return (int16_t *)(void *)(codes + cols_padded); }
+MOE_INLINE int16_t *moe_code_sums(int8_t *codes, size_t cols_padded) {
+    return (int16_t *)(void *)(codes + cols_padded);
+}
 
 /* The scalar definition of quantising a row of activations: q[moe_code_bytes(cols)]. */
 static float moe_quantise_row(const float *x, size_t cols, int8_t *q) {
@@ -440,8 +450,9 @@ static float moe_quantise_row(const float *x, size_t cols, int8_t *q) {
     return scale;
 }
 
-/* The best 4-bit form of one group, u[n] in units of the row's scale: codes[n] and the sub that is returned. Tried are the subs
- * around the one that makes the largest number a -8; the least sum of squared errors wins, then the first tried. */
+/* The best 4-bit form of one group, u[n] in units of the row's scale: codes[n] and the sub that is returned. Tried are
+ * the subs around the one that makes the largest number a -8; the least sum of squared errors wins, then the first
+ * tried. */
 static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     float extreme = 0.0f, best_error = FLT_MAX;
     int best = 0, around;
@@ -472,8 +483,8 @@ static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     return best;
 }
 
-/* codes[cols_padded] in [-8, 7] and subs[cols_padded / 32] of a row; returns its scale: NaN where moe_quantise_codes says so. The
- * largest number of a row becomes -8 * 15. */
+/* codes[cols_padded] in [-8, 7] and subs[cols_padded / 32] of a row; returns its scale: NaN where moe_quantise_codes
+ * says so. The largest number of a row becomes -8 * 15. */
 static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded, int8_t *codes, int8_t *subs) {
     int finite;
     const float scale = moe_largest(x, cols, &finite) / 120.0f;
@@ -490,10 +501,12 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
 }
 
 /* Write row `row` of a matrix blob of `type`; scratch [2 * cols padded to 64] for quantised types. */
-/* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its scale is that of its
- * largest number. */
+/* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its scale is that
+ * of its largest number. */
 static int moe_row_fits(moe_type type, size_t cols, const float *x) {
-    const float largest = type == MOE_TYPE_F16 ? 65519.996f : type == MOE_TYPE_BF16 ? 0x1.fefffep127f : FLT_MAX; /* round to infinity above */
+    const float largest = type == MOE_TYPE_F16    ? 65519.996f
+                          : type == MOE_TYPE_BF16 ? 0x1.fefffep127f
+                                                  : FLT_MAX; /* round to infinity above */
     for (size_t c = 0; c < cols; c++)
         if (!(x[c] >= -largest && x[c] <= largest)) return 0;
     return 1;
@@ -524,8 +537,8 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
                 uint8_t *byte = (uint8_t *)blob + moe_q4_index(padded, row, c);
                 *byte = (uint8_t)(*byte | (scratch[c] + 8) << (c / 4 % 2 * 4));
                 if (c % MOE_Q4_GROUP == 0)
-                    ((int8_t *)blob)[(const char *)m.subs - (const char *)blob + (ptrdiff_t)moe_q4_sub_index(padded, row, c)] =
-                        subs[c / MOE_Q4_GROUP];
+                    ((int8_t *)blob)[(const char *)m.subs - (const char *)blob +
+                                     (ptrdiff_t)moe_q4_sub_index(padded, row, c)] = subs[c / MOE_Q4_GROUP];
             }
             sum += type == MOE_TYPE_Q8 ? scratch[c] : scratch[c] * subs[c / MOE_Q4_GROUP];
         }
@@ -597,11 +610,11 @@ static float moe_logf(float x) {
 
 enum { MOE_LANES = 16 };
 
-/* y[r][j] = [relu](dot(x[r], w[j]) + addend), where the addend is bias[j] or add[r][j] (at most one is set). Outputs are
- * computed in blocks of 16. For a quantised matrix the input is codes and scales, else floats. */
+/* y[r][j] = [relu](dot(x[r], w[j]) + addend), where the addend is bias[j] or add[r][j] (at most one is set). Outputs
+ * are computed in blocks of 16. For a quantised matrix the input is codes and scales, else floats. */
 typedef struct moe_linear {
     const moe_matrix *w;
-    const float *x;      /* [rows, x_stride] */
+    const float *x; /* [rows, x_stride] */
     size_t x_stride;
     const int8_t *codes; /* [rows, moe_code_bytes(w->cols)] */
     const float *scales; /* [rows] */
@@ -609,9 +622,9 @@ typedef struct moe_linear {
     const float *add;    /* [rows, add_stride] or NULL */
     size_t add_stride;
     int relu;
-    float *y;            /* [rows, y_stride] */
+    float *y; /* [rows, y_stride] */
     size_t y_stride;
-    const void *next;    /* a hint, or NULL: the weights that will be wanted after these */
+    const void *next; /* a hint, or NULL: the weights that will be wanted after these */
 } moe_linear;
 
 typedef struct moe_kernels {
@@ -663,7 +676,8 @@ static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, s
             float product, y;
             if (moe_type_quantised(w->type)) {
                 const int8_t *x = l->codes + r * code_bytes;
-                uint32_t sum = 0; /* wraps where a hostile file's subs are no 4-bit ones: that is no overflow, and no promise */
+                uint32_t sum =
+                    0; /* wraps where a hostile file's subs are no 4-bit ones: that is no overflow, and no promise */
                 for (size_t c = 0; c < w->cols_padded; c++) sum += (uint32_t)(x[c] * moe_matrix_code(w, j, c));
                 product = (float)(int32_t)sum * (l->scales[r] * w->scales[j]);
             } else if (w->type == MOE_TYPE_F32) {
@@ -741,8 +755,9 @@ static const moe_kernels moe_kernels_portable = {
 };
 
 /* ==== 7. Kernels: AVX2 ========================================================================================
- * Owns 256-bit x86: two rooms, which differ in the quantised linears. Invariant: two registers hold the 16 lanes, [0..7] and
- * [8..15]; tails are done by loading into a zeroed buffer, since adding a product of zeros to a lane leaves it as it was. */
+ * Owns 256-bit x86: two rooms, which differ in the quantised linears. Invariant: two registers hold the 16 lanes,
+ * [0..7] and [8..15]; tails are done by loading into a zeroed buffer, since adding a product of zeros to a lane leaves
+ * it as it was. */
 
 #if MOE_X86
 #define MOE_AVX2 __attribute__((target("avx2")))
@@ -750,9 +765,9 @@ static const moe_kernels moe_kernels_portable = {
 
 /* Without this gcc keeps the sums of a tile in memory. */
 #if defined(__clang__)
-#define MOE_UNROLL _Pragma("clang loop unroll(full)")
+#define MOE_UNROLL_FOR _Pragma("clang loop unroll(full)") for
 #else
-#define MOE_UNROLL _Pragma("GCC unroll 16")
+#define MOE_UNROLL_FOR _Pragma("GCC unroll 16") for
 #endif
 
 MOE_AVX2_INLINE float moe_join_avx2(__m256 low, __m256 high) {
@@ -833,14 +848,15 @@ MOE_AVX2_INLINE __m256 moe_load_weights_avx2(moe_type type, const void *w, size_
     }
 }
 
-/* Memory answers late: what will be wanted is asked for so many bytes before, of weights that are read as they lie. Behind the
- * last of them that does no harm. Measured on Zen 5 with weights in L2, L3 and DRAM. */
+/* Memory answers late: what will be wanted is asked for so many bytes before, of weights that are read as they lie.
+ * Behind the last of them that does no harm. Measured on Zen 5 with weights in L2, L3 and DRAM. */
 enum { MOE_AHEAD = 6144 };
 
 MOE_AVX2_INLINE void moe_fetch_avx2(const void *w) { _mm_prefetch((const char *)w + MOE_AHEAD, _MM_HINT_T0); }
 
 /* One output row of a float matrix against up to 4 input rows. */
-MOE_AVX2_INLINE void moe_float_rows_avx2(const moe_linear *l, size_t row, size_t j, const int rows, const moe_type type) {
+MOE_AVX2_INLINE void moe_float_rows_avx2(const moe_linear *l, size_t row, size_t j, const int rows,
+                                         const moe_type type) {
     const moe_matrix *m = l->w;
     const size_t size = type == MOE_TYPE_F32 ? 4 : 2;
     const char *w = (const char *)m->data + j * m->cols * size;
@@ -848,7 +864,8 @@ MOE_AVX2_INLINE void moe_float_rows_avx2(const moe_linear *l, size_t row, size_t
     size_t k = 0;
     for (int r = 0; r < rows; r++) low[r] = high[r] = _mm256_setzero_ps();
     for (; k + 16 <= m->cols; k += 16) {
-        const __m256 w0 = moe_load_weights_avx2(type, w + k * size, 8), w1 = moe_load_weights_avx2(type, w + (k + 8) * size, 8);
+        const __m256 w0 = moe_load_weights_avx2(type, w + k * size, 8),
+                     w1 = moe_load_weights_avx2(type, w + (k + 8) * size, 8);
         if (rows > 1 && type == MOE_TYPE_F32) moe_fetch_avx2(w + k * size); /* the others wait for conversion instead */
         for (int r = 0; r < rows; r++) {
             const float *x = l->x + (row + (size_t)r) * l->x_stride + k;
@@ -873,7 +890,8 @@ MOE_AVX2_INLINE void moe_float_rows_avx2(const moe_linear *l, size_t row, size_t
     }
 }
 
-MOE_AVX2_INLINE void moe_float_block_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block, const moe_type type) {
+MOE_AVX2_INLINE void moe_float_block_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block,
+                                          const moe_type type) {
     for (size_t j = block * 16; j < moe_min(block * 16 + 16, l->w->rows); j++) {
         size_t r = row0;
         for (; r + 4 <= row1; r += 4) moe_float_rows_avx2(l, r, j, 4, type);
@@ -918,17 +936,18 @@ MOE_AVX2 static void moe_finish_avx2(const moe_linear *l, size_t row, size_t blo
 /* A tile: up to 4 rows by a block of 16 outputs of a Q8 matrix. maddubs multiplies |w| (unsigned) by
  * x with w's sign; within [-128, 127] its 16-bit sums cannot saturate (2 * 127 * 128 = 32512), so everything is exact.
  *
- * `start` NULL: vpsignb gives x the sign, which seems to want a port that multiplies (Zen 4 gets a fifth more through without). Else
- * x is only inverted where w is negative, which is -x - 1 and leaves out sum |w| of the negative w: start[16] holds those. */
-MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows,
-                                      const int invert) {
+ * `start` NULL: vpsignb gives x the sign, which seems to want a port that multiplies (Zen 4 gets a fifth more through
+ * without). Else x is only inverted where w is negative, which is -x - 1 and leaves out sum |w| of the negative w:
+ * start[16] holds those. */
+MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block,
+                                      const int rows, const int invert) {
     const size_t lines = l->w->cols_padded / 4, code_bytes = moe_code_bytes(l->w->cols);
     const char *w = (const char *)l->w->data + block * lines * 64;
     const int8_t *x = l->codes + row * code_bytes;
     const __m256i ones = _mm256_set1_epi16(1), zero = _mm256_setzero_si256();
     int32_t sums[4 * 16];
     __m256i low[4], high[4];
-    MOE_UNROLL for (int r = 0; r < rows; r++) {
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
         low[r] = invert ? _mm256_loadu_si256((const __m256i *)(const void *)start) : zero;
         high[r] = invert ? _mm256_loadu_si256((const __m256i *)(const void *)(start + 8)) : zero;
     }
@@ -937,7 +956,7 @@ MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start,
         __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + 32)), a1 = _mm256_abs_epi8(w1);
         if (invert) w0 = _mm256_cmpgt_epi8(zero, w0), w1 = _mm256_cmpgt_epi8(zero, w1);
         moe_fetch_avx2(w);
-        MOE_UNROLL for (int r = 0; r < rows; r++) {
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
             const __m256i four = moe_four_avx2(x + (size_t)r * code_bytes);
             const __m256i x0 = invert ? _mm256_xor_si256(four, w0) : _mm256_sign_epi8(four, w0);
             const __m256i x1 = invert ? _mm256_xor_si256(four, w1) : _mm256_sign_epi8(four, w1);
@@ -945,14 +964,15 @@ MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start,
             high[r] = _mm256_add_epi32(high[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a1, x1), ones));
         }
     }
-    MOE_UNROLL for (int r = 0; r < rows; r++) {
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
         _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16), low[r]);
         _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16 + 8), high[r]);
     }
     moe_finish_avx2(l, row, block, (size_t)rows, sums);
 }
 
-MOE_AVX2_INLINE void moe_tile_q8_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows) {
+MOE_AVX2_INLINE void moe_tile_q8_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block,
+                                      const int rows) {
     if (start) moe_q8_sums_avx2(l, start, row, block, rows, 1);
     else moe_q8_sums_avx2(l, start, row, block, rows, 0);
 }
@@ -963,7 +983,7 @@ MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_
     const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
     __m256i sum[2] = { zero, zero };
     for (size_t i = 0; i < m->cols_padded / 4; i++, w += 64)
-        MOE_UNROLL for (int h = 0; h < 2; h++) {
+        MOE_UNROLL_FOR (int h = 0; h < 2; h++) {
             const __m256i v = _mm256_min_epi8(zero, _mm256_loadu_si256((const __m256i *)(const void *)(w + h * 32)));
             sum[h] = _mm256_sub_epi32(sum[h], _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), ones));
         }
@@ -972,10 +992,11 @@ MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_
 }
 
 /* The same for Q4. Nibbles are code + 8, unsigned, so maddubs needs no signs, and its 16-bit sums hold a whole group
- * (8 * 2 * 15 * 127 = 30480); per group 8 * sum(x) is taken off, which leaves sum(code * x) in 16 bits (8 * 127 * 32 = 32512),
- * and the rest multiplied by sub: the same integer in another order. Several rows take half a block at a time, to stay in 16
- * registers. */
-MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows) {
+ * (8 * 2 * 15 * 127 = 30480); per group 8 * sum(x) is taken off, which leaves sum(code * x) in 16 bits (8 * 127 * 32 =
+ * 32512), and the rest multiplied by sub: the same integer in another order. Several rows take half a block at a time,
+ * to stay in 16 registers. */
+MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start, size_t row, size_t block,
+                                      const int rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
     const uint8_t *w = (const uint8_t *)m->data + block * groups * 256;
@@ -984,33 +1005,35 @@ MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start,
     const int halves = rows == 1 ? 2 : 1;
     int32_t sums[4 * 16];
     (void)start;
-    MOE_UNROLL for (int half = 0; half < 2; half += halves) {
+    MOE_UNROLL_FOR (int half = 0; half < 2; half += halves) {
         __m256i sum[4][2];
-        MOE_UNROLL for (int r = 0; r < rows; r++)
-            MOE_UNROLL for (int h = 0; h < halves; h++) sum[r][h] = _mm256_setzero_si256();
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+            MOE_UNROLL_FOR (int h = 0; h < halves; h++) sum[r][h] = _mm256_setzero_si256();
         for (size_t g = 0; g < groups; g++) {
             __m256i part[4][2];
-            MOE_UNROLL for (int r = 0; r < rows; r++)
-                MOE_UNROLL for (int h = 0; h < halves; h++) part[r][h] = _mm256_setzero_si256();
-            MOE_UNROLL for (size_t u = 0; u < 4; u++) /* a unit is 16 rows x 8 columns */
-                MOE_UNROLL for (int h = 0; h < halves; h++) {
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+                MOE_UNROLL_FOR (int h = 0; h < halves; h++) part[r][h] = _mm256_setzero_si256();
+            MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) /* a unit is 16 rows x 8 columns */
+                MOE_UNROLL_FOR (int h = 0; h < halves; h++) {
                     const uint8_t *at = w + (g * 4 + u) * 64 + (half + h) * 32;
                     const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)at);
                     if (half + h == 0) moe_fetch_avx2(at);
                     const __m256i w0 = _mm256_and_si256(bytes, nibble);
                     const __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
-                    MOE_UNROLL for (int r = 0; r < rows; r++) {
+                    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                         const int8_t *codes = x + (size_t)r * code_bytes + g * MOE_Q4_GROUP + u * 8;
                         const __m256i p0 = _mm256_maddubs_epi16(w0, moe_four_avx2(codes));
                         const __m256i p1 = _mm256_maddubs_epi16(w1, moe_four_avx2(codes + 4));
                         part[r][h] = _mm256_add_epi16(part[r][h], _mm256_add_epi16(p0, p1));
-                        __asm__("" : "+x"(part[r][h])); /* or gcc sums all products of a group in the end and spills them */
+                        __asm__(
+                            ""
+                            : "+x"(part[r][h])); /* or gcc sums all products of a group in the end and spills them */
                     }
                 }
-            MOE_UNROLL for (int h = 0; h < halves; h++) {
+            MOE_UNROLL_FOR (int h = 0; h < halves; h++) {
                 const __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16 + (half + h) * 8));
                 const __m256i sub = _mm256_and_si256(_mm256_cvtepi8_epi32(eight), low_half);
-                MOE_UNROLL for (int r = 0; r < rows; r++) {
+                MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                     int16_t x_sum;
                     __m256i v;
                     memcpy(&x_sum, x + (size_t)r * code_bytes + m->cols_padded + 2 * g, 2);
@@ -1019,8 +1042,8 @@ MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start,
                 }
             }
         }
-        MOE_UNROLL for (int r = 0; r < rows; r++)
-            MOE_UNROLL for (int h = 0; h < halves; h++)
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+            MOE_UNROLL_FOR (int h = 0; h < halves; h++)
                 _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16 + (half + h) * 8), sum[r][h]);
     }
     moe_finish_avx2(l, row, block, (size_t)rows, sums);
@@ -1029,9 +1052,9 @@ MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start,
 /* Tiles by rows, and what goes over all rows and blocks with them. */
 typedef void (*moe_tile_fn_avx2)(const moe_linear *l, const int32_t *start, size_t row, size_t block);
 
-#define MOE_TILE_AVX2(target, name, rows)                                                                        \
-    target static void name##_##rows(const moe_linear *l, const int32_t *start, size_t row, size_t block) {      \
-        name(l, start, row, block, rows);                                                                        \
+#define MOE_TILE_AVX2(target, name, rows)                                                                   \
+    target static void name##_##rows(const moe_linear *l, const int32_t *start, size_t row, size_t block) { \
+        name(l, start, row, block, rows);                                                                   \
     }
 MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 1)
 MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 2)
@@ -1042,10 +1065,16 @@ MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 2)
 MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 3)
 MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 4)
 static const moe_tile_fn_avx2 moe_tiles_q8_avx2[] = {
-    moe_tile_q8_avx2_1, moe_tile_q8_avx2_2, moe_tile_q8_avx2_3, moe_tile_q8_avx2_4,
+    moe_tile_q8_avx2_1,
+    moe_tile_q8_avx2_2,
+    moe_tile_q8_avx2_3,
+    moe_tile_q8_avx2_4,
 };
 static const moe_tile_fn_avx2 moe_tiles_q4_avx2[] = {
-    moe_tile_q4_avx2_1, moe_tile_q4_avx2_2, moe_tile_q4_avx2_3, moe_tile_q4_avx2_4,
+    moe_tile_q4_avx2_1,
+    moe_tile_q4_avx2_2,
+    moe_tile_q4_avx2_3,
+    moe_tile_q4_avx2_4,
 };
 
 /* 128 * sum of a row of codes, from the sums of 32. */
@@ -1061,7 +1090,8 @@ MOE_AVX2 static int32_t moe_taken_avx2(const int8_t *codes, size_t cols_padded) 
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-/* What the sums of tiles start from: 0, 128 * sum of a row's codes to be taken off, or the negative weights of a block. */
+/* What the sums of tiles start from: 0, 128 * sum of a row's codes to be taken off, or the negative weights of a block.
+ */
 typedef enum moe_start_avx2 { MOE_START_ZERO, MOE_START_ROWS, MOE_START_BLOCK } moe_start_avx2;
 
 /* Blocks outside, rows inside, cut evenly: a block of weights is read once from memory and stays in L1 for all rows. */
@@ -1094,9 +1124,11 @@ MOE_AVX2 static void moe_float_avx2(const moe_linear *l, size_t row0, size_t row
 
 static void moe_linear_avx2(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     if (l->w->type == MOE_TYPE_Q8)
-        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q8_avx2, MOE_COUNT(moe_tiles_q8_avx2), MOE_START_BLOCK);
+        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q8_avx2, MOE_COUNT(moe_tiles_q8_avx2),
+                           MOE_START_BLOCK);
     else if (l->w->type == MOE_TYPE_Q4)
-        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avx2, MOE_COUNT(moe_tiles_q4_avx2), MOE_START_ZERO);
+        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avx2, MOE_COUNT(moe_tiles_q4_avx2),
+                           MOE_START_ZERO);
     else moe_float_avx2(l, row0, row1, block0, block1);
 }
 
@@ -1225,16 +1257,15 @@ static int moe_avx2_available(void) {
 }
 
 /* The two rooms share all but the linear. */
-#define MOE_KERNELS_AVX2(room)                                                                                  \
-    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room,                            \
-    .quantise = moe_quantise_avx2, .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2,                    \
-    .score_additive = moe_score_additive_avx2, .dot = moe_dot_avx2, .axpy = moe_axpy_avx2,                      \
-    .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
+#define MOE_KERNELS_AVX2(room)                                                                                      \
+    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_avx2, \
+    .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2, .score_additive = moe_score_additive_avx2,            \
+    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_AVX2(avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
- * vpdpbusd as in the AVX-512 room: weights are made unsigned by adding 128 to each, the codes of a row are the signed side.
- * tests/isa_emu.h compiles these kernels with the instruction made of AVX2's. */
+ * vpdpbusd as in the AVX-512 room: weights are made unsigned by adding 128 to each, the codes of a row are the signed
+ * side. tests/isa_emu.h compiles these kernels with the instruction made of AVX2's. */
 
 #ifndef MOE_DPBUSD
 #define MOE_AVXVNNI_TARGET "avx2,avxvnni"
@@ -1248,9 +1279,10 @@ static int moe_avxvnni_available(void) {
 #define MOE_AVXVNNI __attribute__((target(MOE_AVXVNNI_TARGET)))
 #define MOE_AVXVNNI_INLINE static inline __attribute__((always_inline, target(MOE_AVXVNNI_TARGET)))
 
-/* start[r] is 128 * sum of the codes of row r. One or two rows would have too few sums to be at work all the time, so they take
- * some lines of 16 outputs x 4 columns at once. */
-MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows) {
+/* start[r] is 128 * sum of the codes of row r. One or two rows would have too few sums to be at work all the time, so
+ * they take some lines of 16 outputs x 4 columns at once. */
+MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block,
+                                            const int rows) {
     const size_t code_bytes = moe_code_bytes(l->w->cols);
     const char *w = (const char *)l->w->data + block * l->w->cols_padded * 16;
     const int8_t *x = l->codes + row * code_bytes;
@@ -1258,21 +1290,21 @@ MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *
     const int lines = rows == 1 ? 4 : rows == 2 ? 2 : 1;
     int32_t sums[6 * 16];
     __m256i low[6][4], high[6][4];
-    MOE_UNROLL for (int r = 0; r < rows; r++)
-        MOE_UNROLL for (int i = 0; i < lines; i++) low[r][i] = high[r][i] = _mm256_set1_epi32(i ? 0 : -start[r]);
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+        MOE_UNROLL_FOR (int i = 0; i < lines; i++) low[r][i] = high[r][i] = _mm256_set1_epi32(i ? 0 : -start[r]);
     for (size_t k = 0; k < l->w->cols_padded; k += 4 * (size_t)lines)
-        MOE_UNROLL for (int i = 0; i < lines; i++, w += 64, x += 4) {
+        MOE_UNROLL_FOR (int i = 0; i < lines; i++, w += 64, x += 4) {
             const __m256i w0 = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)w), bias);
             const __m256i w1 = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)(w + 32)), bias);
             moe_fetch_avx2(w);
-            MOE_UNROLL for (int r = 0; r < rows; r++) {
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                 const __m256i four = moe_four_avx2(x + (size_t)r * code_bytes);
                 low[r][i] = MOE_DPBUSD(low[r][i], w0, four);
                 high[r][i] = MOE_DPBUSD(high[r][i], w1, four);
             }
         }
-    MOE_UNROLL for (int r = 0; r < rows; r++) {
-        MOE_UNROLL for (int i = 1; i < lines; i++) {
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
+        MOE_UNROLL_FOR (int i = 1; i < lines; i++) {
             low[r][0] = _mm256_add_epi32(low[r][0], low[r][i]);
             high[r][0] = _mm256_add_epi32(high[r][0], high[r][i]);
         }
@@ -1282,9 +1314,10 @@ MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *
     moe_finish_avx2(l, row, block, (size_t)rows, sums);
 }
 
-/* As moe_tile_q4_avx2 but for the products; low and high nibbles have sums of their own, so that few products wait for the one
- * before. */
-MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block, const int rows) {
+/* As moe_tile_q4_avx2 but for the products; low and high nibbles have sums of their own, so that few products wait for
+ * the one before. */
+MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *start, size_t row, size_t block,
+                                            const int rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
     const char *w = (const char *)m->data + block * groups * 256;
@@ -1294,32 +1327,33 @@ MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *
     (void)start;
     for (size_t half = 0; half < 2; half++) {
         __m256i sum[4];
-        MOE_UNROLL for (int r = 0; r < rows; r++) sum[r] = _mm256_setzero_si256();
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++) sum[r] = _mm256_setzero_si256();
         for (size_t g = 0; g < groups; g++) {
             const __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16 + half * 8));
             const __m256i sub = _mm256_and_si256(_mm256_cvtepi8_epi32(eight), low_half);
             __m256i low[4], high[4];
-            MOE_UNROLL for (int r = 0; r < rows; r++) {
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                 int16_t x_sum;
                 memcpy(&x_sum, x + (size_t)r * code_bytes + m->cols_padded + 2 * g, 2);
                 low[r] = _mm256_set1_epi32(-8 * x_sum);
                 high[r] = _mm256_setzero_si256();
             }
-            MOE_UNROLL for (size_t u = 0; u < 4; u++) { /* a unit is 16 rows x 8 columns */
+            MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) { /* a unit is 16 rows x 8 columns */
                 const char *at = w + (g * 4 + u) * 64 + half * 32;
                 const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)at);
-                const __m256i w0 = _mm256_and_si256(bytes, nibble), w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+                const __m256i w0 = _mm256_and_si256(bytes, nibble),
+                              w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
                 if (half == 0) moe_fetch_avx2(at);
-                MOE_UNROLL for (int r = 0; r < rows; r++) {
+                MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                     const int8_t *codes = x + (size_t)r * code_bytes + g * MOE_Q4_GROUP + u * 8;
                     low[r] = MOE_DPBUSD(low[r], w0, moe_four_avx2(codes));
                     high[r] = MOE_DPBUSD(high[r], w1, moe_four_avx2(codes + 4));
                 }
             }
-            MOE_UNROLL for (int r = 0; r < rows; r++)
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++)
                 sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(_mm256_add_epi32(low[r], high[r]), sub));
         }
-        MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++)
             _mm256_storeu_si256((__m256i *)(void *)(sums + (size_t)r * 16 + half * 8), sum[r]);
     }
     moe_finish_avx2(l, row, block, (size_t)rows, sums);
@@ -1340,14 +1374,19 @@ static const moe_tile_fn_avx2 moe_tiles_q8_avxvnni[] = {
     moe_tile_q8_avxvnni_4, moe_tile_q8_avxvnni_5, moe_tile_q8_avxvnni_6,
 };
 static const moe_tile_fn_avx2 moe_tiles_q4_avxvnni[] = {
-    moe_tile_q4_avxvnni_1, moe_tile_q4_avxvnni_2, moe_tile_q4_avxvnni_3, moe_tile_q4_avxvnni_4,
+    moe_tile_q4_avxvnni_1,
+    moe_tile_q4_avxvnni_2,
+    moe_tile_q4_avxvnni_3,
+    moe_tile_q4_avxvnni_4,
 };
 
 static void moe_linear_avxvnni(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     if (l->w->type == MOE_TYPE_Q8)
-        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q8_avxvnni, MOE_COUNT(moe_tiles_q8_avxvnni), MOE_START_ROWS);
+        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q8_avxvnni, MOE_COUNT(moe_tiles_q8_avxvnni),
+                           MOE_START_ROWS);
     else if (l->w->type == MOE_TYPE_Q4)
-        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avxvnni, MOE_COUNT(moe_tiles_q4_avxvnni), MOE_START_ZERO);
+        moe_quantised_avx2(l, row0, row1, block0, block1, moe_tiles_q4_avxvnni, MOE_COUNT(moe_tiles_q4_avxvnni),
+                           MOE_START_ZERO);
     else moe_float_avx2(l, row0, row1, block0, block1);
 }
 
@@ -1355,12 +1394,12 @@ static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_AVX2(avxvnni) };
 #endif /* MOE_X86 */
 
 /* ==== 8. Kernels: AVX-512 =====================================================================================
- * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes; tails are loaded and stored under a mask, which
- * touches no memory outside it and fills with zeros: adding a product of zeros to a lane leaves it as it was.
+ * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes; tails are loaded and stored under a mask,
+ * which touches no memory outside it and fills with zeros: adding a product of zeros to a lane leaves it as it was.
  *
- * vpdpbusd multiplies unsigned by signed bytes and adds four products to an int32, modulo 2^32, without saturating. The codes
- * of a row are the signed side, four of them in every lane; a line of weights (16 outputs x 4 columns) is made unsigned by
- * adding 128 to each, so 128 * sum(codes of the row) is taken off in the end. */
+ * vpdpbusd multiplies unsigned by signed bytes and adds four products to an int32, modulo 2^32, without saturating. The
+ * codes of a row are the signed side, four of them in every lane; a line of weights (16 outputs x 4 columns) is made
+ * unsigned by adding 128 to each, so 128 * sum(codes of the row) is taken off in the end. */
 
 #if MOE_X86
 #define MOE_AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prfchw"
@@ -1374,8 +1413,8 @@ MOE_AVX512_INLINE float moe_join_avx512(__m512 lanes) {
     return moe_join_avx2(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
 }
 
-/* moe_expf for x <= MOE_EXP_HIGH and NaN. Rounding to an integer and scaling by a power of two are one exact instruction each
- * here; below MOE_EXP_LOW the mask makes the zero, so nothing need be clamped. */
+/* moe_expf for x <= MOE_EXP_HIGH and NaN. Rounding to an integer and scaling by a power of two are one exact
+ * instruction each here; below MOE_EXP_LOW the mask makes the zero, so nothing need be clamped. */
 MOE_AVX512_INLINE __m512 moe_exp_below_avx512(__m512 x) {
     const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(MOE_LOG2E)),
                                           _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -1407,7 +1446,7 @@ MOE_AVX512_INLINE __m512 moe_tanh_avx512(__m512 x) {
 
 /* Ask for lines that are wanted soon. Where there are none it does no harm. */
 MOE_AVX512_INLINE void moe_fetch_avx512(const char *line, const int lines) {
-    MOE_UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T0);
+    MOE_UNROLL_FOR (int i = 0; i < lines; i++) _mm_prefetch(line + i * 64, _MM_HINT_T0);
 }
 
 /* Numbers of a float matrix as F32. The hardware's F16 conversion is exact, subnormals included. */
@@ -1430,33 +1469,35 @@ MOE_AVX512_INLINE __m128 moe_join_four_avx512(__m512 a, __m512 b, __m512 c, __m5
 }
 
 /* Up to 16 columns of a tile of a float matrix, from column k; `fetch`: ask for the next tile's as well. */
-MOE_AVX512_INLINE void moe_float_step_avx512(const moe_linear *l, const float *x, const char *w, size_t k, __mmask16 mask,
-                                             __m512 lanes[4][4], const moe_type type, const int rows, const int outputs,
-                                             const int fetch) {
+MOE_AVX512_INLINE void moe_float_step_avx512(const moe_linear *l, const float *x, const char *w, size_t k,
+                                             __mmask16 mask, __m512 lanes[4][4], const moe_type type, const int rows,
+                                             const int outputs, const int fetch) {
     const size_t row_bytes = l->w->cols * (type == MOE_TYPE_F32 ? 4 : 2), at = k * (type == MOE_TYPE_F32 ? 4 : 2);
     __m512 numbers[4];
-    MOE_UNROLL for (int o = 0; o < outputs; o++) {
+    MOE_UNROLL_FOR (int o = 0; o < outputs; o++) {
         numbers[o] = moe_load_weights_avx512(type, w + (size_t)o * row_bytes + at, mask);
         if (fetch) moe_fetch_avx512(w + (size_t)(o + outputs) * row_bytes + at, 1);
     }
-    MOE_UNROLL for (int r = 0; r < rows; r++) {
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
         const __m512 v = _mm512_maskz_loadu_ps(mask, x + (size_t)r * l->x_stride + k);
-        MOE_UNROLL for (int o = 0; o < outputs; o++) lanes[r][o] = _mm512_add_ps(lanes[r][o], _mm512_mul_ps(v, numbers[o]));
+        MOE_UNROLL_FOR (int o = 0; o < outputs; o++)
+            lanes[r][o] = _mm512_add_ps(lanes[r][o], _mm512_mul_ps(v, numbers[o]));
     }
 }
 
 /* `outputs` (up to 4) rows of a float matrix against `rows` input rows. */
-MOE_AVX512_INLINE void moe_float_tile_avx512(const moe_linear *l, size_t row, size_t j, const moe_type type, const int rows,
-                                             const int outputs, const int fetch) {
+MOE_AVX512_INLINE void moe_float_tile_avx512(const moe_linear *l, size_t row, size_t j, const moe_type type,
+                                             const int rows, const int outputs, const int fetch) {
     const size_t cols = l->w->cols, whole = cols / 16 * 16;
     const char *w = (const char *)l->w->data + j * cols * (type == MOE_TYPE_F32 ? 4 : 2);
     const float *x = l->x + row * l->x_stride;
     __m512 lanes[4][4];
-    MOE_UNROLL for (int r = 0; r < rows; r++)
-        MOE_UNROLL for (int o = 0; o < 4; o++) lanes[r][o] = _mm512_setzero_ps();
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+        MOE_UNROLL_FOR (int o = 0; o < 4; o++) lanes[r][o] = _mm512_setzero_ps();
     for (size_t k = 0; k < whole; k += 16) moe_float_step_avx512(l, x, w, k, 0xffff, lanes, type, rows, outputs, fetch);
-    if (whole < cols) moe_float_step_avx512(l, x, w, whole, moe_mask_avx512(cols - whole), lanes, type, rows, outputs, 0);
-    MOE_UNROLL for (int r = 0; r < rows; r++) {
+    if (whole < cols)
+        moe_float_step_avx512(l, x, w, whole, moe_mask_avx512(cols - whole), lanes, type, rows, outputs, 0);
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
         const size_t at = row + (size_t)r;
         const __mmask8 mask = (__mmask8)((1 << outputs) - 1);
         const float *addend = l->bias ? l->bias + j : l->add ? l->add + at * l->add_stride + j : NULL;
@@ -1493,67 +1534,71 @@ MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
     return _mm512_set1_epi32(four);
 }
 
-/* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers; sum[r][b]
- * starts at minus 128 * sum of the codes of row r. `fetch`: ask for `next`, the next tile or what the caller wants then. */
-MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
-                                          const int blocks, const char *next, const int fetch) {
+/* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers;
+ * sum[r][b] starts at minus 128 * sum of the codes of row r. `fetch`: ask for `next`, the next tile or what the caller
+ * wants then. */
+MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3],
+                                          const int rows, const int blocks, const char *next, const int fetch) {
     const size_t lines = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
     const char *w = (const char *)m->data + block * lines * 64;
     const __m512i high = _mm512_set1_epi8(-128);
     for (size_t i = 0; i < lines; i++, w += 64, x += 4) {
         __m512i line[3];
         if (fetch) moe_fetch_avx512(next + i * (size_t)blocks * 64, blocks);
-        MOE_UNROLL for (int b = 0; b < blocks; b++)
+        MOE_UNROLL_FOR (int b = 0; b < blocks; b++)
             line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + (size_t)b * lines * 64), high);
-        MOE_UNROLL for (int r = 0; r < rows; r++) {
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
             const __m512i four = moe_four_avx512(x + (size_t)r * code_bytes);
-            MOE_UNROLL for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_dpbusd_epi32(sum[r][b], line[b], four);
+            MOE_UNROLL_FOR (int b = 0; b < blocks; b++) sum[r][b] = _mm512_dpbusd_epi32(sum[r][b], line[b], four);
         }
     }
 }
 
-/* The same for Q4, group by group; sums start at 0. Nibbles are code + 8, unsigned as they are; a group's part starts at
- * -8 * sum(x), so it ends as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies and adds. */
-MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3], const int rows,
-                                          const int blocks, const char *next, const int fetch) {
-    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols), block_bytes = groups * 256;
+/* The same for Q4, group by group; sums start at 0. Nibbles are code + 8, unsigned as they are; a group's part starts
+ * at -8 * sum(x), so it ends as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies and adds.
+ */
+MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3],
+                                          const int rows, const int blocks, const char *next, const int fetch) {
+    const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols),
+                 block_bytes = groups * 256;
     const char *w = (const char *)m->data + block * block_bytes;
     const int8_t *sub = m->subs + block * groups * 16, *x_sums = x + m->cols_padded;
     const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
     for (size_t g = 0; g < groups; g++, sub += 16, x_sums += 2) {
         __m512i part[8][3];
-        MOE_UNROLL for (int r = 0; r < rows; r++) {
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
             int16_t x_sum;
             memcpy(&x_sum, x_sums + (size_t)r * code_bytes, 2);
-            MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_set1_epi32(-8 * x_sum);
+            MOE_UNROLL_FOR (int b = 0; b < blocks; b++) part[r][b] = _mm512_set1_epi32(-8 * x_sum);
         }
         for (size_t u = 0; u < 4; u++, w += 64, x += 8) { /* a line is 16 outputs x 8 columns */
             __m512i low[3], high[3];
             if (fetch) moe_fetch_avx512(next + (g * 4 + u) * (size_t)blocks * 64, blocks);
-            MOE_UNROLL for (int b = 0; b < blocks; b++) {
+            MOE_UNROLL_FOR (int b = 0; b < blocks; b++) {
                 const __m512i line = _mm512_loadu_si512(w + (size_t)b * block_bytes);
                 low[b] = _mm512_and_si512(line, nibble);
                 high[b] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
             }
-            MOE_UNROLL for (int r = 0; r < rows; r++) {
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                 const int8_t *eight = x + (size_t)r * code_bytes;
                 const __m512i x0 = moe_four_avx512(eight), x1 = moe_four_avx512(eight + 4);
-                MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], low[b], x0);
-                MOE_UNROLL for (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], high[b], x1);
+                MOE_UNROLL_FOR (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], low[b], x0);
+                MOE_UNROLL_FOR (int b = 0; b < blocks; b++) part[r][b] = _mm512_dpbusd_epi32(part[r][b], high[b], x1);
             }
         }
-        MOE_UNROLL for (int b = 0; b < blocks; b++) {
+        MOE_UNROLL_FOR (int b = 0; b < blocks; b++) {
             const __m128i sixteen = _mm_loadu_si128((const __m128i *)(const void *)(sub + (size_t)b * groups * 16));
             const __m512i factor = _mm512_and_si512(_mm512_cvtepi8_epi32(sixteen), low_half);
-            MOE_UNROLL for (int r = 0; r < rows; r++) sum[r][b] = _mm512_dpwssd_epi32(sum[r][b], part[r][b], factor);
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++) sum[r][b] = _mm512_dpwssd_epi32(sum[r][b], part[r][b], factor);
         }
     }
 }
 
 /* Ask for the lines that a tile ends in: by the time its sums are done they have come. */
-MOE_AVX512_INLINE void moe_expect_avx512(const moe_linear *l, size_t row, size_t block, const int rows, const int blocks) {
-    MOE_UNROLL for (int r = 0; r < rows; r++)
-        MOE_UNROLL for (int b = 0; b < blocks; b++) {
+MOE_AVX512_INLINE void moe_expect_avx512(const moe_linear *l, size_t row, size_t block, const int rows,
+                                         const int blocks) {
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+        MOE_UNROLL_FOR (int b = 0; b < blocks; b++) {
             const size_t at = row + (size_t)r, j = (block + (size_t)b) * 16;
             __builtin_prefetch(l->y + at * l->y_stride + j, 1);
             __builtin_prefetch(l->add + at * l->add_stride + j);
@@ -1561,34 +1606,36 @@ MOE_AVX512_INLINE void moe_expect_avx512(const moe_linear *l, size_t row, size_t
 }
 
 /* A tile from codes to floats. taken[r] is 128 * sum of the codes of row r. */
-MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block, const char *next,
-                                       const moe_type type, const int rows, const int blocks) {
+MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block,
+                                       const char *next, const moe_type type, const int rows, const int blocks) {
     const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
     int32_t sums[8 * 3 * 16];
     __m512i sum[8][3];
     if (l->add) moe_expect_avx512(l, row, block, rows, blocks);
-    MOE_UNROLL for (int r = 0; r < rows; r++)
-        MOE_UNROLL for (int b = 0; b < blocks; b++) sum[r][b] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+        MOE_UNROLL_FOR (int b = 0; b < blocks; b++) sum[r][b] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
     if (type == MOE_TYPE_Q8 && next) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, next, 1);
     else if (type == MOE_TYPE_Q8) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, next, 0);
     else if (next) moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, next, 1);
     else moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, next, 0);
-    MOE_UNROLL for (int r = 0; r < rows; r++)
-        MOE_UNROLL for (int b = 0; b < blocks; b++) _mm512_storeu_si512(sums + (r * blocks + b) * 16, sum[r][b]);
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
+        MOE_UNROLL_FOR (int b = 0; b < blocks; b++) _mm512_storeu_si512(sums + (r * blocks + b) * 16, sum[r][b]);
     moe_finish_tile_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
 }
 
-/* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an output. */
-typedef void (*moe_tile_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block, const char *next);
+/* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an
+ * output. */
+typedef void (*moe_tile_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block,
+                                   const char *next);
 
-#define MOE_TILE_AVX512(type, rows, blocks)                                                                              \
-    MOE_AVX512 static void moe_tile_##type##_##rows##x##blocks##_avx512(const moe_linear *l, const int32_t *taken,       \
-                                                                        size_t row, size_t block, const char *next) {    \
-        moe_tile_avx512(l, taken, row, block, next, MOE_TYPE_##type, rows, blocks);                                      \
+#define MOE_TILE_AVX512(type, rows, blocks)                                                                           \
+    MOE_AVX512 static void moe_tile_##type##_##rows##x##blocks##_avx512(const moe_linear *l, const int32_t *taken,    \
+                                                                        size_t row, size_t block, const char *next) { \
+        moe_tile_avx512(l, taken, row, block, next, MOE_TYPE_##type, rows, blocks);                                   \
     }
-#define MOE_TILES_AVX512(type, rows) \
+#define MOE_TILES_AVX512(type, rows)                                                             \
     MOE_TILE_AVX512(type, rows, 1) MOE_TILE_AVX512(type, rows, 2) MOE_TILE_AVX512(type, rows, 3)
-#define MOE_TILE_NAMES_AVX512(type, rows) \
+#define MOE_TILE_NAMES_AVX512(type, rows)                                                                             \
     { moe_tile_##type##_##rows##x1_avx512, moe_tile_##type##_##rows##x2_avx512, moe_tile_##type##_##rows##x3_avx512 }
 
 MOE_TILES_AVX512(Q8, 4)
@@ -1601,14 +1648,24 @@ MOE_TILES_AVX512(Q4, 3)
 MOE_TILES_AVX512(Q4, 4)
 
 static const moe_tile_fn_avx512 moe_tiles_q8_avx512[][3] = {
-    { NULL }, { NULL }, { NULL }, MOE_TILE_NAMES_AVX512(Q8, 4),
-    MOE_TILE_NAMES_AVX512(Q8, 5), MOE_TILE_NAMES_AVX512(Q8, 6), MOE_TILE_NAMES_AVX512(Q8, 7), MOE_TILE_NAMES_AVX512(Q8, 8),
+    { NULL },
+    { NULL },
+    { NULL },
+    MOE_TILE_NAMES_AVX512(Q8, 4),
+    MOE_TILE_NAMES_AVX512(Q8, 5),
+    MOE_TILE_NAMES_AVX512(Q8, 6),
+    MOE_TILE_NAMES_AVX512(Q8, 7),
+    MOE_TILE_NAMES_AVX512(Q8, 8),
 };
 static const moe_tile_fn_avx512 moe_tiles_q4_avx512[][3] = {
-    { NULL }, MOE_TILE_NAMES_AVX512(Q4, 2), MOE_TILE_NAMES_AVX512(Q4, 3), MOE_TILE_NAMES_AVX512(Q4, 4),
+    { NULL },
+    MOE_TILE_NAMES_AVX512(Q4, 2),
+    MOE_TILE_NAMES_AVX512(Q4, 3),
+    MOE_TILE_NAMES_AVX512(Q4, 4),
 };
 
-/* Few rows wait for memory, which is fastest read as it lies: their weights go by line by line, a block after another. */
+/* Few rows wait for memory, which is fastest read as it lies: their weights go by line by line, a block after another.
+ */
 
 /* A block of a quantised matrix, from w on, as moe_q8_sums_avx512 has it; four sums a row at a time. */
 MOE_AVX512_INLINE void moe_q8_lines_avx512(const moe_matrix *m, const int8_t *x, const char *w, __m512i sum[3],
@@ -1616,19 +1673,19 @@ MOE_AVX512_INLINE void moe_q8_lines_avx512(const moe_matrix *m, const int8_t *x,
     const size_t code_bytes = moe_code_bytes(m->cols);
     const __m512i high = _mm512_set1_epi8(-128);
     __m512i part[3][4];
-    MOE_UNROLL for (int r = 0; r < rows; r++) {
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
         part[r][0] = sum[r];
-        MOE_UNROLL for (int u = 1; u < 4; u++) part[r][u] = _mm512_setzero_si512();
+        MOE_UNROLL_FOR (int u = 1; u < 4; u++) part[r][u] = _mm512_setzero_si512();
     }
     for (size_t k = 0; k < m->cols_padded; k += 16, w += 256, x += 16) {
         moe_fetch_avx512(w + MOE_AHEAD, 4);
-        MOE_UNROLL for (int u = 0; u < 4; u++) {
+        MOE_UNROLL_FOR (int u = 0; u < 4; u++) {
             const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(w + u * 64), high);
-            MOE_UNROLL for (int r = 0; r < rows; r++)
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++)
                 part[r][u] = _mm512_dpbusd_epi32(part[r][u], line, moe_four_avx512(x + (size_t)r * code_bytes + u * 4));
         }
     }
-    MOE_UNROLL for (int r = 0; r < rows; r++)
+    MOE_UNROLL_FOR (int r = 0; r < rows; r++)
         sum[r] = _mm512_add_epi32(_mm512_add_epi32(part[r][0], part[r][1]), _mm512_add_epi32(part[r][2], part[r][3]));
 }
 
@@ -1643,27 +1700,27 @@ MOE_AVX512_INLINE void moe_q4_lines_avx512(const moe_matrix *m, const int8_t *x,
         const __m512i factor = _mm512_and_si512(_mm512_cvtepi8_epi32(sixteen), low_half);
         __m512i low[3], high[3];
         moe_fetch_avx512(w + MOE_AHEAD, 4);
-        MOE_UNROLL for (int r = 0; r < rows; r++) {
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
             int16_t x_sum;
             memcpy(&x_sum, x_sums + (size_t)r * code_bytes, 2);
             low[r] = _mm512_set1_epi32(-8 * x_sum);
             high[r] = _mm512_setzero_si512();
         }
-        MOE_UNROLL for (int u = 0; u < 4; u++) {
+        MOE_UNROLL_FOR (int u = 0; u < 4; u++) {
             const __m512i line = _mm512_loadu_si512(w + u * 64), upper = _mm512_srli_epi16(line, 4);
-            MOE_UNROLL for (int r = 0; r < rows; r++) {
+            MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                 const int8_t *eight = x + (size_t)r * code_bytes + u * 8;
                 low[r] = _mm512_dpbusd_epi32(low[r], _mm512_and_si512(line, nibble), moe_four_avx512(eight));
                 high[r] = _mm512_dpbusd_epi32(high[r], _mm512_and_si512(upper, nibble), moe_four_avx512(eight + 4));
             }
         }
-        MOE_UNROLL for (int r = 0; r < rows; r++)
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++)
             sum[r] = _mm512_dpwssd_epi32(sum[r], _mm512_add_epi32(low[r], high[r]), factor);
     }
 }
 
-MOE_AVX512_INLINE void moe_few_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block0, size_t block1,
-                                      const moe_type type, const int rows) {
+MOE_AVX512_INLINE void moe_few_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block0,
+                                      size_t block1, const moe_type type, const int rows) {
     const size_t block_bytes = l->w->cols_padded * (type == MOE_TYPE_Q8 ? 16 : 8);
     const size_t sub_bytes = l->w->cols_padded / MOE_Q4_GROUP * 16;
     const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
@@ -1671,19 +1728,19 @@ MOE_AVX512_INLINE void moe_few_avx512(const moe_linear *l, const int32_t *taken,
         const char *w = (const char *)l->w->data + block * block_bytes;
         __m512i sum[3];
         if (l->add) moe_expect_avx512(l, row, block, rows, 1);
-        MOE_UNROLL for (int r = 0; r < rows; r++) sum[r] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++) sum[r] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
         if (type == MOE_TYPE_Q8) moe_q8_lines_avx512(l->w, x, w, sum, rows);
         else moe_q4_lines_avx512(l->w, x, w, l->w->subs + block * sub_bytes, sum, rows);
-        MOE_UNROLL for (int r = 0; r < rows; r++) moe_finish_avx512(l, row + (size_t)r, block * 16, sum[r]);
+        MOE_UNROLL_FOR (int r = 0; r < rows; r++) moe_finish_avx512(l, row + (size_t)r, block * 16, sum[r]);
     }
 }
 
 typedef void (*moe_few_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block0, size_t block1);
 
-#define MOE_FEW_AVX512(type, rows)                                                                                          \
-    MOE_AVX512 static void moe_few_##type##_##rows##_avx512(const moe_linear *l, const int32_t *taken, size_t row,          \
-                                                            size_t block0, size_t block1) {                                 \
-        moe_few_avx512(l, taken, row, block0, block1, MOE_TYPE_##type, rows);                                               \
+#define MOE_FEW_AVX512(type, rows)                                                                                 \
+    MOE_AVX512 static void moe_few_##type##_##rows##_avx512(const moe_linear *l, const int32_t *taken, size_t row, \
+                                                            size_t block0, size_t block1) {                        \
+        moe_few_avx512(l, taken, row, block0, block1, MOE_TYPE_##type, rows);                                      \
     }
 MOE_FEW_AVX512(Q8, 1)
 MOE_FEW_AVX512(Q8, 2)
@@ -1703,10 +1760,11 @@ MOE_AVX512 static int32_t moe_taken_avx512(const int8_t *codes, size_t cols_padd
     return _mm512_reduce_add_epi32(sum);
 }
 
-/* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut evenly,
- * so that no tile is left with a single one. Beyond block1 only what the caller says is fetched: another thread may work on the
- * rest. */
-MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+/* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut
+ * evenly, so that no tile is left with a single one. Beyond block1 only what the caller says is fetched: another thread
+ * may work on the rest. */
+MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0,
+                                            size_t block1) {
     enum { ROWS = 64 };
     const int q8 = l->w->type == MOE_TYPE_Q8;
     const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8);
@@ -1793,8 +1851,8 @@ MOE_AVX512 static float moe_quantise_avx512(const float *x, size_t cols, int8_t 
     return amax / 127.0f;
 }
 
-MOE_AVX512 static void moe_lstm_cell_avx512(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
-                                            float *c_out) {
+MOE_AVX512 static void moe_lstm_cell_avx512(const float *z, const float *c_in, size_t hidden, float forget_bias,
+                                            float *h, float *c_out) {
     const __m512 forget = _mm512_set1_ps(forget_bias);
     for (size_t j = 0; j < hidden; j += 16) {
         const __mmask16 mask = moe_mask_avx512(hidden - j);
@@ -1851,7 +1909,8 @@ MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
     size_t i = 0;
     for (; i + 64 <= n; i += 64)
         for (size_t b = 0; b < 4; b++) best[b] = _mm512_max_ps(_mm512_loadu_ps(x + i + 16 * b), best[b]);
-    for (; i < n; i += 16) best[0] = _mm512_max_ps(_mm512_mask_loadu_ps(lowest, moe_mask_avx512(n - i), x + i), best[0]);
+    for (; i < n; i += 16)
+        best[0] = _mm512_max_ps(_mm512_mask_loadu_ps(lowest, moe_mask_avx512(n - i), x + i), best[0]);
     best[0] = _mm512_max_ps(_mm512_max_ps(best[0], best[1]), _mm512_max_ps(best[2], best[3]));
     return _mm512_reduce_max_ps(best[0]) + 0.0f;
 }
@@ -1870,8 +1929,9 @@ MOE_AVX512 static float moe_exp_sum_avx512(const float *x, size_t n, float shift
 
 static int moe_avx512_available(void) {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
 }
 
 static const moe_kernels moe_kernels_avx512vnni = {
@@ -1890,19 +1950,19 @@ static const moe_kernels moe_kernels_avx512vnni = {
 #endif /* MOE_X86 */
 
 /* ==== 9. Kernels: AMX =========================================================================================
- * Owns the int8 tiles of x86; everything else is the AVX-512 room's. Invariant: tiles are configured while a linear runs and
- * at no other time.
+ * Owns the int8 tiles of x86; everything else is the AVX-512 room's. Invariant: tiles are configured while a linear
+ * runs and at no other time.
  *
- * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows, B 64 columns of a block of 16 outputs, which is how
- * Q8 lies in the file (1024 bytes in a row), C the 16 x 16 sums. By the manual a product takes 16 cycles and its sum is ready
- * after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows, 1 A x 4 B. For 64
- * columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a cycle, VNNI has 128.
- * Nothing in this room has been measured on a machine with AMX yet.
+ * A tile is 16 rows of 64 bytes. A holds 64 columns of up to 16 code rows, B 64 columns of a block of 16 outputs, which
+ * is how Q8 lies in the file (1024 bytes in a row), C the 16 x 16 sums. By the manual a product takes 16 cycles and its
+ * sum is ready after 52, a tile is loaded from L1 in 8: so four C are filled in turns, 2 A x 2 B or, up to 16 rows, 1 A
+ * x 4 B. For 64 columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a
+ * cycle, VNNI has 128. Nothing in this room has been measured on a machine with AMX yet.
  *
- * Vectors are the compiler's own, not intrinsics: tests/isa_emu.h compiles this room with tiles in plain C (MOE_TILE_*) for
- * machines that need not even have AVX-512. */
+ * Vectors are the compiler's own, not intrinsics: tests/isa_emu.h compiles this room with tiles in plain C (MOE_TILE_*)
+ * for machines that need not even have AVX-512. */
 
-#if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) || \
+#if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) ||                                                        \
                 (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)))
 #define MOE_AMX 1
 
@@ -1917,8 +1977,8 @@ static const moe_kernels moe_kernels_avx512vnni = {
 #define MOE_TILE_STORED(tile, base, stride) _tile_stored(tile, base, stride)
 #define MOE_TILE_DPBSSD(c, a, b) _tile_dpbssd(c, a, b)
 
-/* The processor has tiles, the system saves them (XCR0), and this process may use them: Linux wants to be asked, since saving
- * 8 KB more may not fit somebody's signal stack. Asking twice is harmless. */
+/* The processor has tiles, the system saves them (XCR0), and this process may use them: Linux wants to be asked, since
+ * saving 8 KB more may not fit somebody's signal stack. Asking twice is harmless. */
 static int moe_amx_available(void) {
     unsigned eax, ebx, ecx, edx, low, high;
     long answer = 158; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA); libc has no name for it under POSIX */
@@ -1938,7 +1998,7 @@ typedef int32_t moe_i32x16 __attribute__((vector_size(64)));
 typedef float moe_f32x16 __attribute__((vector_size(64)));
 
 enum {
-    MOE_AMX_ROWS = 5,       /* fewer are faster without tiles (by estimate: a B tile is then loaded for too few products) */
+    MOE_AMX_ROWS = 5, /* fewer are faster without tiles (by estimate: a B tile is then loaded for too few products) */
     MOE_AMX_BUFFER = 65536, /* bytes of expanded Q4 on the stack: two blocks of 2048 columns, read from L2 at worst */
 };
 
@@ -1949,9 +2009,9 @@ typedef struct moe_tile_config {
     uint8_t rows[16];
 } moe_tile_config;
 
-/* Tiles 0 to 3 are C, 4 is A. 5 is another A if a panel is two row tiles high, else B as 6 and 7 are. Configuring costs some
- * hundred cycles, and while tiles are configured every task switch saves 8 KB and a core cannot sleep deeply: hence once for a
- * linear, whose tasks are large, and not for as long as a thread lives. */
+/* Tiles 0 to 3 are C, 4 is A. 5 is another A if a panel is two row tiles high, else B as 6 and 7 are. Configuring costs
+ * some hundred cycles, and while tiles are configured every task switch saves 8 KB and a core cannot sleep deeply:
+ * hence once for a linear, whose tasks are large, and not for as long as a thread lives. */
 MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
     moe_tile_config config = { .palette = 1 };
     for (int t = 0; t < 8; t++) {
@@ -1962,8 +2022,8 @@ MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
     MOE_TILE_LOADCONFIG(&config);
 }
 
-/* Columns [k0, k1) of a block of a Q4 matrix as Q8 has them. There is no product of bytes, but a nibble n times |sub| stays
- * below 256, so one of 16 bits does two: (n - 8) s is n s - 8 s, and (15 - n) |s| - 7 |s| where s is negative. */
+/* Columns [k0, k1) of a block of a Q4 matrix as Q8 has them. There is no product of bytes, but a nibble n times |sub|
+ * stays below 256, so one of 16 bits does two: (n - 8) s is n s - 8 s, and (15 - n) |s| - 7 |s| where s is negative. */
 MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
     const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
@@ -1973,7 +2033,8 @@ MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0,
         moe_u32x16 negative, magnitude;
         moe_u16x32 factor, flip;
         moe_u8x64 offset;
-        for (int i = 0; i < 16; i++) lanes[i] = subs[i]; /* of __builtin_convertvector gcc 12 would make scalar code here */
+        for (int i = 0; i < 16; i++)
+            lanes[i] = subs[i]; /* of __builtin_convertvector gcc 12 would make scalar code here */
         memcpy(&s, lanes, sizeof s);
         negative = (moe_u32x16)(s >> 31);
         magnitude = ((moe_u32x16)s ^ negative) - negative;
@@ -1993,7 +2054,8 @@ MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0,
 }
 
 /* Add to C what `k` columns give: one row tile x up to four blocks. */
-MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *b, size_t b_next, size_t blocks, size_t k) {
+MOE_AMX_INLINE void moe_amx_one(const int8_t *a, size_t a_stride, const int8_t *b, size_t b_next, size_t blocks,
+                                size_t k) {
     for (; k; k -= 64, a += 64, b += 1024) {
         MOE_TILE_LOADD(4, a, a_stride);
         MOE_TILE_LOADD(5, b, 64);
@@ -2051,15 +2113,17 @@ MOE_AMX_INLINE void moe_amx_finish_rows(const moe_linear *l, const int32_t *sums
     }
 }
 
-MOE_AMX_TARGET static void moe_amx_finish(const moe_linear *l, const int32_t *sums, size_t row, size_t rows, size_t block) {
+MOE_AMX_TARGET static void moe_amx_finish(const moe_linear *l, const int32_t *sums, size_t row, size_t rows,
+                                          size_t block) {
     const size_t j = block * 16, n = moe_min(16, l->w->rows - j);
     if (n == 16) moe_amx_finish_rows(l, sums, row, rows, j, 16);
     else moe_amx_finish_rows(l, sums, row, rows, j, n);
 }
 
-/* Row tiles are of equal height, so that one configuration does for all; the last ones may begin early and repeat rows whose
- * results are there already. More than 16 rows make an even number of tiles, lower ones, since a product should take as many
- * cycles as A has rows. A panel of blocks stays near for all row tiles: Q8 in L1 or L2, Q4 expanded once if it fits. */
+/* Row tiles are of equal height, so that one configuration does for all; the last ones may begin early and repeat rows
+ * whose results are there already. More than 16 rows make an even number of tiles, lower ones, since a product should
+ * take as many cycles as A has rows. A panel of blocks stays near for all row tiles: Q8 in L1 or L2, Q4 expanded once
+ * if it fits. */
 MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size_t rows, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
     const size_t k = w->cols_padded, stride = moe_code_bytes(w->cols);
@@ -2082,8 +2146,12 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
                 const size_t n = moe_min(span, k - k0);
                 const int8_t *b = w->type == MOE_TYPE_Q8 ? (const int8_t *)w->data + (block * k + k0) * 16 : expanded;
                 if (w->type == MOE_TYPE_Q4 && (tile == 0 || span < k))
-                    for (size_t i = 0; i < blocks; i++) moe_amx_expand(w, block + i, k0, k0 + n, expanded + i * span * 16);
-                __asm__ volatile("" : : "r"(b) : "memory"); /* gcc 12 does not know that tile loads read what was stored */
+                    for (size_t i = 0; i < blocks; i++)
+                        moe_amx_expand(w, block + i, k0, k0 + n, expanded + i * span * 16);
+                __asm__ volatile(""
+                                 :
+                                 : "r"(b)
+                                 : "memory"); /* gcc 12 does not know that tile loads read what was stored */
                 if (high == 1) moe_amx_one(a + k0, stride, b, span * 16, blocks, n);
                 else moe_amx_two(a + k0, a1 + k0, stride, b, span * 16, blocks, n);
                 __asm__ volatile("" : : "r"(b) : "memory"); /* before it is overwritten */
@@ -2104,7 +2172,8 @@ MOE_AMX_TARGET static void moe_amx_panels(const moe_linear *l, size_t row0, size
 }
 
 static void moe_linear_amx(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
-    if (moe_type_quantised(l->w->type) && row1 - row0 >= MOE_AMX_ROWS) moe_amx_panels(l, row0, row1 - row0, block0, block1);
+    if (moe_type_quantised(l->w->type) && row1 - row0 >= MOE_AMX_ROWS)
+        moe_amx_panels(l, row0, row1 - row0, block0, block1);
     else MOE_AMX_REST(linear)(l, row0, row1, block0, block1);
 }
 
@@ -2126,13 +2195,14 @@ static const moe_kernels moe_kernels_amx = {
 #endif
 
 /* ==== 10. Kernels: NEON =======================================================================================
- * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since adding a
- * product of zeros to a lane leaves it as it was. Three rooms that differ in the quantised linears only: "neon" is every AArch64
- * machine, "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla (8 products into each). */
+ * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since
+ * adding a product of zeros to a lane leaves it as it was. Three rooms that differ in the quantised linears only:
+ * "neon" is every AArch64 machine, "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla (8 products
+ * into each). */
 
 #if MOE_ARM
-/* gcc declares sdot and smmla under an architecture, clang names features and declares them from version 16 on; before, the
- * assembler knows them. */
+/* gcc declares sdot and smmla under an architecture, clang names features and declares them from version 16 on; before,
+ * the assembler knows them. */
 #if defined(__clang__)
 #define MOE_DOTPROD __attribute__((target("dotprod")))
 #define MOE_I8MM __attribute__((target("dotprod,i8mm")))
@@ -2217,7 +2287,8 @@ MOE_INLINE float32x4_t moe_exp_neon(float32x4_t x) {
     y = moe_add_product_neon(vdupq_n_f32(MOE_EXP_2), y, r);
     y = moe_add_product_neon(r, y, vmulq_f32(r, r));
     y = vaddq_f32(y, vdupq_n_f32(1.0f));
-    y = vmulq_f32(y, vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23), vdupq_n_u32(0x3f800000u))));
+    y = vmulq_f32(y, vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23),
+                                                     vdupq_n_u32(0x3f800000u))));
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, low)));
 }
 
@@ -2254,8 +2325,8 @@ MOE_INLINE float32x4x4_t moe_load_weights_neon(moe_type type, const void *w, siz
 }
 
 /* n columns from column k on; see moe_float_rows_neon. */
-MOE_INLINE void moe_float_step_neon(const moe_linear *l, size_t row, const char *w, size_t k, size_t n, const size_t rows,
-                                    const moe_type type, float32x4_t sum[4][4]) {
+MOE_INLINE void moe_float_step_neon(const moe_linear *l, size_t row, const char *w, size_t k, size_t n,
+                                    const size_t rows, const moe_type type, float32x4_t sum[4][4]) {
     const float32x4x4_t weights = moe_load_weights_neon(type, w + k * (type == MOE_TYPE_F32 ? 4 : 2), n);
     for (size_t r = 0; r < rows; r++) {
         const float32x4x4_t x = moe_load_lanes_neon(l->x + (row + r) * l->x_stride + k, n);
@@ -2287,8 +2358,8 @@ MOE_INLINE void moe_float_block_neon(const moe_linear *l, size_t row0, size_t ro
     }
 }
 
-/* Integer sums [rows][16] of outputs [j, end) to floats; nothing beyond the matrix. fmax would turn the rectifier's -0 into
- * 0. */
+/* Integer sums [rows][16] of outputs [j, end) to floats; nothing beyond the matrix. fmax would turn the rectifier's -0
+ * into 0. */
 static void moe_finish_neon(const moe_linear *l, size_t row, size_t rows, size_t j, size_t end, const int32_t *sum) {
     const moe_matrix *m = l->w;
     for (size_t r = row; r < row + rows; r++, sum += 16)
@@ -2309,8 +2380,8 @@ MOE_INLINE int8x16_t moe_four_neon(const int8_t *codes) {
     return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 
-/* One block of 16 outputs of a Q8 matrix against up to 2 input rows. Two products fit 16 bits (2 * 127 * 127 = 32258), so
- * two lines are multiplied before a pair of neighbours is added to a 32-bit sum. */
+/* One block of 16 outputs of a Q8 matrix against up to 2 input rows. Two products fit 16 bits (2 * 127 * 127 = 32258),
+ * so two lines are multiplied before a pair of neighbours is added to a 32-bit sum. */
 MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
@@ -2337,7 +2408,8 @@ MOE_INLINE void moe_q8_rows_neon(const moe_linear *l, size_t row, size_t block, 
             }
         }
     }
-    for (size_t i = 0; i < 4 * rows; i++) vst1q_s32(sums + 4 * i, vpaddq_s32(sum[i / 4][i % 4 * 2], sum[i / 4][i % 4 * 2 + 1]));
+    for (size_t i = 0; i < 4 * rows; i++)
+        vst1q_s32(sums + 4 * i, vpaddq_s32(sum[i / 4][i % 4 * 2], sum[i / 4][i % 4 * 2 + 1]));
     moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
 }
 
@@ -2348,9 +2420,9 @@ MOE_INLINE int32_t moe_group_sum_neon(const int8_t *codes, size_t cols_padded, s
     return sum;
 }
 
-/* The same for Q4. Nibbles are code + 8, so 8 * sum(x) has to come off. A group's sum of x times code lies within 32 * 8 *
- * 127 = 32512: 16 bits hold it, and what wraps around on the way there does no harm. Sums over groups are unsigned, since
- * in a file with wild subs they may wrap around too. */
+/* The same for Q4. Nibbles are code + 8, so 8 * sum(x) has to come off. A group's sum of x times code lies within 32 *
+ * 8 * 127 = 32512: 16 bits hold it, and what wraps around on the way there does no harm. Sums over groups are unsigned,
+ * since in a file with wild subs they may wrap around too. */
 MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols);
@@ -2376,7 +2448,8 @@ MOE_INLINE void moe_q4_rows_neon(const moe_linear *l, size_t row, size_t block, 
 #pragma GCC unroll 2
                 for (size_t r = 0; r < rows; r++) {
                     int16x8_t *p = &part[r][2 * q];
-                    p[0] = vmlal_s8(vmlal_s8(p[0], vget_low_s8(w0), vget_low_s8(x0[r])), vget_low_s8(w1), vget_low_s8(x1[r]));
+                    p[0] = vmlal_s8(vmlal_s8(p[0], vget_low_s8(w0), vget_low_s8(x0[r])), vget_low_s8(w1),
+                                    vget_low_s8(x1[r]));
                     p[1] = vmlal_high_s8(vmlal_high_s8(p[1], w0, x0[r]), w1, x1[r]);
                 }
             }
@@ -2420,8 +2493,8 @@ static void moe_linear_neon(const moe_linear *l, size_t row0, size_t row1, size_
     }
 }
 
-/* With sdot: one block of 16 outputs of a Q8 matrix against up to 4 input rows, 16 columns at a time. Few rows spread the
- * lines over several sums, which would else wait for each other. */
+/* With sdot: one block of 16 outputs of a Q8 matrix against up to 4 input rows, 16 columns at a time. Few rows spread
+ * the lines over several sums, which would else wait for each other. */
 MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, size_t block, const size_t rows) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols), chains = 4 / rows;
@@ -2429,10 +2502,10 @@ MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, siz
     int32x4_t sum[4][4];
     int32_t sums[4 * 16];
     for (size_t i = 0; i < 4 * rows * chains; i++) sum[i / 4][i % 4] = vdupq_n_s32(0);
-#define MOE_LINE(i)                                                                                             \
-    for (size_t q = 0; q < 4; q++) {                                                                            \
-        const int8x16_t weights = vld1q_s8(w + (g + i) * 64 + 16 * q);                                          \
-        for (size_t r = 0; r < rows; r++) MOE_SDOT(sum[r + i % chains * rows][q], weights, x[r], i);            \
+#define MOE_LINE(i)                                                                                  \
+    for (size_t q = 0; q < 4; q++) {                                                                 \
+        const int8x16_t weights = vld1q_s8(w + (g + i) * 64 + 16 * q);                               \
+        for (size_t r = 0; r < rows; r++) MOE_SDOT(sum[r + i % chains * rows][q], weights, x[r], i); \
     }
     for (size_t g = 0; g < groups; g += 4) {
         int8x16_t x[4];
@@ -2449,9 +2522,10 @@ MOE_DOTPROD_INLINE void moe_q8_rows_dotprod(const moe_linear *l, size_t row, siz
     moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sums);
 }
 
-/* The same for Q4, outputs 4 * quad .. of a block; see moe_q4_rows_neon. A single row keeps the sums of high nibbles apart. */
-MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, size_t quad, const size_t rows,
-                                            const size_t quads) {
+/* The same for Q4, outputs 4 * quad .. of a block; see moe_q4_rows_neon. A single row keeps the sums of high nibbles
+ * apart. */
+MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, size_t block, size_t quad,
+                                            const size_t rows, const size_t quads) {
     const moe_matrix *m = l->w;
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols), apart = rows == 1;
     const uint8_t *w = (const uint8_t *)m->data + block * groups * 256 + 16 * quad;
@@ -2459,15 +2533,15 @@ MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, siz
     uint32x4_t sum[4][4];
     int32_t sums[4 * 16];
     for (size_t i = 0; i < quads * rows; i++) sum[i / quads][i % quads] = vdupq_n_u32(0);
-#define MOE_UNIT(u, half, lane0, lane1)                                                                         \
-    for (size_t q = 0; q < quads; q++) {                                                                        \
-        const uint8x16_t bytes = vld1q_u8(w + (g * 4 + u) * 64 + 16 * q);                                       \
-        const int8x16_t w0 = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15)));                              \
-        const int8x16_t w1 = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));                                         \
-        for (size_t r = 0; r < rows; r++) {                                                                     \
-            MOE_SDOT(part[r][q], w0, x[r][half], lane0);                                                        \
-            MOE_SDOT(part[r + apart][q], w1, x[r][half], lane1);                                                \
-        }                                                                                                       \
+#define MOE_UNIT(u, half, lane0, lane1)                                            \
+    for (size_t q = 0; q < quads; q++) {                                           \
+        const uint8x16_t bytes = vld1q_u8(w + (g * 4 + u) * 64 + 16 * q);          \
+        const int8x16_t w0 = vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15))); \
+        const int8x16_t w1 = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));            \
+        for (size_t r = 0; r < rows; r++) {                                        \
+            MOE_SDOT(part[r][q], w0, x[r][half], lane0);                           \
+            MOE_SDOT(part[r + apart][q], w1, x[r][half], lane1);                   \
+        }                                                                          \
     }
     for (size_t g = 0; g < groups; g++) {
         int8x16_t x[4][2];
@@ -2499,7 +2573,8 @@ MOE_DOTPROD_INLINE void moe_q4_rows_dotprod(const moe_linear *l, size_t row, siz
 }
 
 /* Four rows share half a block at a time, so that their sums and parts fit the registers. */
-MOE_DOTPROD static void moe_linear_dotprod(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
+MOE_DOTPROD static void moe_linear_dotprod(const moe_linear *l, size_t row0, size_t row1, size_t block0,
+                                           size_t block1) {
     if (!moe_type_quantised(l->w->type)) {
         moe_linear_neon(l, row0, row1, block0, block1);
         return;
@@ -2522,8 +2597,9 @@ MOE_DOTPROD static void moe_linear_dotprod(const moe_linear *l, size_t row0, siz
     }
 }
 
-/* smmla takes two rows and two outputs of 8 columns each. Of a block of weights, so many columns at a time are put in that
- * order (two neighbouring lines zipped; Q4 multiplied out to int8), for up to so many rows: 8 KiB that stay in L1. */
+/* smmla takes two rows and two outputs of 8 columns each. Of a block of weights, so many columns at a time are put in
+ * that order (two neighbouring lines zipped; Q4 multiplied out to int8), for up to so many rows: 8 KiB that stay in L1.
+ */
 enum { MOE_PANEL_COLS = 512, MOE_PANEL_ROWS = 64 };
 
 /* Columns [col, col + cols) of a block: panel [cols / 8][16][8]. */
@@ -2549,7 +2625,8 @@ MOE_INLINE void moe_panel_q4(const moe_matrix *m, size_t block, size_t col, size
             sub = vld1q_u8(four);
             for (size_t u = 0; u < 4; u++) {
                 const uint8x16_t bytes = vld1q_u8(w + 64 * u + 16 * q), eight = vdupq_n_u8(8);
-                const uint32x4_t w0 = vreinterpretq_u32_u8(vmulq_u8(vsubq_u8(vandq_u8(bytes, vdupq_n_u8(15)), eight), sub));
+                const uint32x4_t w0 =
+                    vreinterpretq_u32_u8(vmulq_u8(vsubq_u8(vandq_u8(bytes, vdupq_n_u8(15)), eight), sub));
                 const uint32x4_t w1 = vreinterpretq_u32_u8(vmulq_u8(vsubq_u8(vshrq_n_u8(bytes, 4), eight), sub));
                 vst1q_s8(panel + 128 * u + 32 * q, vreinterpretq_s8_u32(vzip1q_u32(w0, w1)));
                 vst1q_s8(panel + 128 * u + 32 * q + 16, vreinterpretq_s8_u32(vzip2q_u32(w0, w1)));
@@ -2558,7 +2635,8 @@ MOE_INLINE void moe_panel_q4(const moe_matrix *m, size_t block, size_t col, size
 }
 
 /* 8 rows x 8 outputs (half a panel): sum[8][16] += codes x panel. */
-MOE_I8MM_INLINE void moe_tile_i8mm(const int8_t *codes, size_t code_bytes, const int8_t *panel, size_t cols, int32_t *sum) {
+MOE_I8MM_INLINE void moe_tile_i8mm(const int8_t *codes, size_t code_bytes, const int8_t *panel, size_t cols,
+                                   int32_t *sum) {
     int32x4_t tile[4][4];
     for (size_t i = 0; i < 16; i++) tile[i / 4][i % 4] = vdupq_n_s32(0);
     for (size_t c = 0; c < cols; c += 16) {
@@ -2609,11 +2687,13 @@ static void moe_linear_i8mm(const moe_linear *l, size_t row0, size_t row1, size_
     size_t rest = row0;
     if (moe_type_quantised(l->w->type)) rest = row1 - (row1 - row0) % 8;
     for (size_t block = block0; block < block1; block++)
-        for (size_t r = row0; r < rest; r += MOE_PANEL_ROWS) moe_block_i8mm(l, r, moe_min(MOE_PANEL_ROWS, rest - r), block);
+        for (size_t r = row0; r < rest; r += MOE_PANEL_ROWS)
+            moe_block_i8mm(l, r, moe_min(MOE_PANEL_ROWS, rest - r), block);
     if (rest < row1) moe_linear_dotprod(l, rest, row1, block0, block1);
 }
 
-/* The order of floats without sign is that of their bits, NaN last. Within 2^22, the conversion rounds as moe_round does. */
+/* The order of floats without sign is that of their bits, NaN last. Within 2^22, the conversion rounds as moe_round
+ * does. */
 static float moe_quantise_neon(const float *x, size_t cols, int8_t *q) {
     const size_t padded = moe_round_up(cols, MOE_Q8_COLS);
     int16_t *sums = moe_code_sums(q, padded);
@@ -2642,7 +2722,8 @@ static float moe_quantise_neon(const float *x, size_t cols, int8_t *q) {
     return amax / 127.0f;
 }
 
-static void moe_lstm_cell_neon(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h, float *c_out) {
+static void moe_lstm_cell_neon(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h,
+                               float *c_out) {
     const float32x4_t forget = vdupq_n_f32(forget_bias);
     for (size_t j = 0; j < hidden; j += 4) {
         const size_t n = hidden - j;
@@ -2687,7 +2768,8 @@ static float moe_dot_neon(const float *a, const float *b, size_t n) {
 static void moe_axpy_neon(float a, const float *x, size_t n, float *y) {
     const float32x4_t factor = vdupq_n_f32(a);
     for (size_t i = 0; i < n; i += 4)
-        moe_store_neon(y + i, moe_add_product_neon(moe_load_neon(y + i, n - i), factor, moe_load_neon(x + i, n - i)), n - i);
+        moe_store_neon(y + i, moe_add_product_neon(moe_load_neon(y + i, n - i), factor, moe_load_neon(x + i, n - i)),
+                       n - i);
 }
 
 /* A comparison, not fmax or fmaxnm: those let NaN win, or a signalling one. */
@@ -2751,11 +2833,10 @@ static int moe_i8mm_available(void) {
 }
 
 /* The three rooms share all but the linear. */
-#define MOE_KERNELS_NEON(room)                                                                                  \
-    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room,                            \
-    .quantise = moe_quantise_neon, .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon,                    \
-    .score_additive = moe_score_additive_neon, .dot = moe_dot_neon, .axpy = moe_axpy_neon,                      \
-    .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
+#define MOE_KERNELS_NEON(room)                                                                                      \
+    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_neon, \
+    .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,            \
+    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
 static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
 static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
 static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
@@ -2767,17 +2848,13 @@ static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
 static const moe_kernels *const moe_kernel_rooms[] = {
     &moe_kernels_portable, /* worst first */
 #if MOE_X86
-    &moe_kernels_avx2,
-    &moe_kernels_avxvnni,
-    &moe_kernels_avx512vnni,
+    &moe_kernels_avx2,     &moe_kernels_avxvnni, &moe_kernels_avx512vnni,
 #endif
 #if MOE_AMX
     &moe_kernels_amx,
 #endif
 #if MOE_ARM
-    &moe_kernels_neon,
-    &moe_kernels_dotprod,
-    &moe_kernels_i8mm,
+    &moe_kernels_neon,     &moe_kernels_dotprod, &moe_kernels_i8mm,
 #endif
 };
 
@@ -2810,8 +2887,10 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
             return MOE_OK;
         }
         if (!automatic)
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "isa", "this machine cannot run the '%s' kernels; leave the "
-                            "choice to the program or ask for 'portable'", name);
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "isa",
+                            "this machine cannot run the '%s' kernels; leave the "
+                            "choice to the program or ask for 'portable'",
+                            name);
     }
     return moe_fail(error, MOE_ERROR_ARGUMENT, "isa", "no kernels are called '%s'; this build has: %s", name,
                     moe_isa_names());
@@ -3038,8 +3117,11 @@ static int moe_utf8_valid(const char *text, size_t length) {
     const uint8_t *p = (const uint8_t *)text, *end = p + length;
     while (p < end) {
         uint32_t lead = *p++, point, low;
-        int more = lead < 0x80 ? 0 : lead >= 0xc2 && lead < 0xe0 ? 1 : lead >= 0xe0 && lead < 0xf0 ? 2
-                   : lead >= 0xf0 && lead < 0xf5 ? 3 : -1;
+        int more = lead < 0x80                   ? 0
+                   : lead >= 0xc2 && lead < 0xe0 ? 1
+                   : lead >= 0xe0 && lead < 0xf0 ? 2
+                   : lead >= 0xf0 && lead < 0xf5 ? 3
+                                                 : -1;
         if (more < 0 || end - p < more) return 0;
         point = more == 0 ? lead : lead & (0x3fu >> more);
         low = more == 3 ? 0x10000u : more == 2 ? 0x800u : 0;
@@ -3143,14 +3225,14 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
     t->type = (moe_type)type;
     t->experts = layout == 1;
     if (layout > 1 || (layout == 1) != (t->n_dims == 3) || (t->n_dims == 1 && t->type != MOE_TYPE_F32))
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "layout %u, type %s and %u dimensions do not go together", layout,
-                        moe_type_name(t->type), t->n_dims);
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "layout %u, type %s and %u dimensions do not go together",
+                        layout, moe_type_name(t->type), t->n_dims);
     for (uint32_t i = 0; i < t->n_dims; i++)
         if (!t->dims[i] || t->dims[i] > INT32_MAX || !moe_mul(count, t->dims[i], &count))
             return moe_fail(error, MOE_ERROR_FORMAT, where, "dimension %u is %llu", i, (unsigned long long)t->dims[i]);
     if (moe_type_quantised(t->type) && (t->dims[1] > MOE_Q8_WIDEST || (t->experts && t->dims[2] > MOE_Q8_WIDEST)))
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "its rows are too long for %s: at most %d columns", moe_type_name(t->type),
-                        MOE_Q8_WIDEST);
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "its rows are too long for %s: at most %d columns",
+                        moe_type_name(t->type), MOE_Q8_WIDEST);
     if (t->experts && !moe_mul(count, 2, &count)) count = 0;
     t->parameters = count;
     if (!count || moe_tensor_bytes(t) != t->bytes)
@@ -3158,8 +3240,10 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
                         (unsigned long long)t->bytes, (unsigned long long)moe_tensor_bytes(t));
     if (t->offset % (t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN) || t->offset < *data_end || t->offset > f->bytes ||
         t->bytes > f->bytes - t->offset)
-        return moe_fail(error, MOE_ERROR_FORMAT, where, "offset %llu, %llu bytes: outside the file (%zu bytes), misaligned "
-                        "or overlapping", (unsigned long long)t->offset, (unsigned long long)t->bytes, f->bytes);
+        return moe_fail(error, MOE_ERROR_FORMAT, where,
+                        "offset %llu, %llu bytes: outside the file (%zu bytes), misaligned "
+                        "or overlapping",
+                        (unsigned long long)t->offset, (unsigned long long)t->bytes, f->bytes);
     *data_end = t->offset + t->bytes;
     return MOE_OK;
 }
@@ -3188,13 +3272,15 @@ static moe_status moe_check_unique(const void *first, size_t count, size_t strid
     qsort(order, count, sizeof *order, moe_compare_spans);
     for (size_t i = 1; i < count && status == MOE_OK; i++)
         if (moe_compare_spans(&order[i - 1], &order[i]) == 0)
-            status = moe_fail(error, MOE_ERROR_FORMAT, what, "'%.*s' stands twice", (int)order[i]->length, order[i]->data);
+            status =
+                moe_fail(error, MOE_ERROR_FORMAT, what, "'%.*s' stands twice", (int)order[i]->length, order[i]->data);
     moe_release(a, order, count * sizeof *order);
     return status;
 }
 
 /* Check everything but the tensors' contents. On failure nothing is left allocated. */
-static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a, moe_error *error) {
+static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
+                                 moe_error *error) {
     moe_cursor c = { data, 0, bytes, 0 };
     uint64_t file_bytes, data_end;
     uint32_t checksum, n_meta, n_tensors;
@@ -3217,33 +3303,37 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, co
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8", "file version %u, this program reads version %d",
                         f->version, MOE_FILE_VERSION);
     if (file_bytes != bytes)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 24", "the file has %zu bytes, its header says %llu: cut off or "
-                        "damaged", bytes, (unsigned long long)file_bytes);
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 24",
+                        "the file has %zu bytes, its header says %llu: cut off or "
+                        "damaged",
+                        bytes, (unsigned long long)file_bytes);
     if (f->header_bytes < MOE_HEADER_BYTES || f->header_bytes > bytes || f->header_bytes % 8)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 16", "impossible header size %llu",
                         (unsigned long long)f->header_bytes);
     if (moe_crc32(0, f->data + 16, (size_t)f->header_bytes - 16) != checksum)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "the header's checksum is wrong: the file is damaged");
     for (; c.at < MOE_HEADER_BYTES; c.at++)
-        if (f->data[c.at]) return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
+        if (f->data[c.at])
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
     c.end = (size_t)f->header_bytes;
     /* An entry takes 24 bytes at the least, so the counts cannot ask for more memory than the file's own size. */
     if (n_meta > f->header_bytes / 24 || n_tensors > f->header_bytes / 24)
-        return moe_fail(error, MOE_ERROR_FORMAT, "offset 32", "%u metadata entries and %u tensors do not fit the header",
-                        n_meta, n_tensors);
+        return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
+                        "%u metadata entries and %u tensors do not fit the header", n_meta, n_tensors);
     f->meta = moe_allocate_zeroed(a, n_meta * sizeof *f->meta);
     f->tensors = moe_allocate_zeroed(a, n_tensors * sizeof *f->tensors);
     f->n_meta = n_meta;
     f->n_tensors = n_tensors;
     if (!f->meta || !f->tensors)
-        status = moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %u metadata entries and %u tensors", n_meta,
-                          n_tensors);
+        status = moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %u metadata entries and %u tensors",
+                          n_meta, n_tensors);
     for (size_t i = 0; i < n_meta && status == MOE_OK; i++) status = moe_parse_meta(&c, &f->meta[i], error);
     data_end = f->header_bytes;
     for (size_t i = 0; i < n_tensors && status == MOE_OK; i++)
         status = moe_parse_tensor(&c, f, &data_end, &f->tensors[i], error);
     if (status == MOE_OK && c.at != c.end)
-        status = moe_fail(error, MOE_ERROR_FORMAT, "header", "%zu bytes too many after the tensor directory", c.end - c.at);
+        status =
+            moe_fail(error, MOE_ERROR_FORMAT, "header", "%zu bytes too many after the tensor directory", c.end - c.at);
     if (status == MOE_OK && data_end != bytes)
         status = moe_fail(error, MOE_ERROR_FORMAT, "end of file", "%llu bytes behind the last tensor",
                           (unsigned long long)(bytes - data_end));
@@ -3359,11 +3449,11 @@ typedef struct moe_layer {
     moe_gating parent, gate; /* over the groups; over the experts of a group or over all */
     moe_matrix features;     /* [F, D] F32: an MLP gate reads relu(features x + bias); rows 0: gates read x */
     const float *features_bias;
-    int relu_logits;         /* of both levels (Eigen et al.) */
+    int relu_logits; /* of both levels (Eigen et al.) */
     int sigmoid;
     float scale;
     moe_type expert_type;
-    const char *slabs;       /* [E] slabs of slab_stride bytes */
+    const char *slabs; /* [E] slabs of slab_stride bytes */
     size_t slab_stride, slab_down;
     int linear, relu;        /* experts are [relu](W x + b), one matrix each, all below one another: */
     moe_matrix stack;        /* [E * hidden, D] */
@@ -3381,24 +3471,25 @@ struct moe_model {
     moe_model_kind kind;
     int32_t vocabulary, bos, eos;
     int source_tag, source_bos, source_eos;
-    const moe_meta *never;      /* INTS or NULL */
-    const moe_meta *languages;  /* TEXTS or NULL */
-    const moe_meta *tags;       /* INTS */
-    size_t width;               /* D */
+    const moe_meta *never;     /* INTS or NULL */
+    const moe_meta *languages; /* TEXTS or NULL */
+    const moe_meta *tags;      /* INTS */
+    size_t width;              /* D */
     float embedding_scale;
     moe_matrix source_embedding, target_embedding, output; /* [V, D] */
-    const float *output_bias;   /* [V] or NULL */
-    size_t n_encoder, n_decoder; /* what is no encoder is "decoder" here: a language model's and a classifier's layers too */
+    const float *output_bias;                              /* [V] or NULL */
+    size_t n_encoder,
+        n_decoder; /* what is no encoder is "decoder" here: a language model's and a classifier's layers too */
     moe_layer encoder[MOE_MAX_LAYERS], decoder[MOE_MAX_LAYERS];
-    size_t memory_width;        /* columns of the encoder's output */
-    int attention_product;      /* Appendix G instead of additive */
+    size_t memory_width;   /* columns of the encoder's output */
+    int attention_product; /* Appendix G instead of additive */
     size_t attention_size, attention_layer, query_width;
-    int query_output;           /* the query is the layer's output, else its recurrent state */
-    int start_zero;             /* the first context is zero, else it attends with a zero query */
-    int context_current;        /* some layer reads the context of this step */
+    int query_output;    /* the query is the layer's output, else its recurrent state */
+    int start_zero;      /* the first context is zero, else it attends with a zero query */
+    int context_current; /* some layer reads the context of this step */
     moe_rules rules;
-    int decoder_from_encoder;   /* the decoder begins with the encoder's last states, else with zeros */
-    moe_matrix w_key, w_query;  /* [A, memory_width], [A, query_width] */
+    int decoder_from_encoder;  /* the decoder begins with the encoder's last states, else with zeros */
+    moe_matrix w_key, w_query; /* [A, memory_width], [A, query_width] */
     const float *attention_v, *attention_bias;
 };
 
@@ -3440,7 +3531,8 @@ static int64_t moe_read_int(moe_reader *r, const moe_meta *m, int64_t low, int64
     }
     v = moe_meta_int(m, 0);
     if (m->kind != MOE_META_INT) moe_reader_fail(r, "is not an integer");
-    else if (v < low || v > high) moe_reader_fail(r, "is %lld, allowed are %lld to %lld", (long long)v, (long long)low, (long long)high);
+    else if (v < low || v > high)
+        moe_reader_fail(r, "is %lld, allowed are %lld to %lld", (long long)v, (long long)low, (long long)high);
     return r->status == MOE_OK ? v : 0;
 }
 
@@ -3479,14 +3571,16 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
     if (!t) {
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is missing", r->key);
     } else if (t->experts || t->n_dims != 2 || t->dims[0] != rows || t->dims[1] != cols) {
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is [%llu, %llu], the layer list needs [%zu, %zu]",
-                             r->key, (unsigned long long)t->dims[0],
-                             (unsigned long long)(t->n_dims > 1 ? t->dims[1] : 0), rows, cols);
+        r->status =
+            moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s is [%llu, %llu], the layer list needs [%zu, %zu]",
+                     r->key, (unsigned long long)t->dims[0], (unsigned long long)(t->n_dims > 1 ? t->dims[1] : 0), rows,
+                     cols);
     } else {
         *out = moe_matrix_view(t->type, rows, cols, r->model->file.data + t->offset);
         for (size_t i = 0; out->scales && i < rows; i++)
             if (!(out->scales[i] >= 0 && out->scales[i] <= FLT_MAX)) {
-                r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0", i, r->key);
+                r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0",
+                                     i, r->key);
                 break;
             }
     }
@@ -3496,7 +3590,8 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
 static void moe_check_finite(moe_reader *r, const float *v, size_t n, const char *where) {
     for (size_t i = 0; r->status == MOE_OK && i < n; i++)
         if (!(v[i] >= -FLT_MAX && v[i] <= FLT_MAX))
-            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "element %zu of tensor %s is not a finite number", i, r->key);
+            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "element %zu of tensor %s is not a finite number",
+                                 i, r->key);
 }
 
 static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const char *format, const char *name) {
@@ -3513,8 +3608,8 @@ static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const
         return NULL;
     }
     if (t->n_dims != 1 || t->dims[0] != n) {
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s has %llu elements, the layer list needs %zu", r->key,
-                             (unsigned long long)t->dims[0], n);
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "tensor %s has %llu elements, the layer list needs %zu",
+                             r->key, (unsigned long long)t->dims[0], n);
         return NULL;
     }
     v = (const float *)(const void *)(r->model->file.data + t->offset);
@@ -3535,14 +3630,17 @@ static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t in) {
 }
 
 /* A matrix that is never quantised and holds finite numbers only, because routing hangs on it. */
-static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format, const char *name) {
+static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
+                           const char *name) {
     moe_bind_matrix(r, out, rows, cols, optional, format, name);
     if (r->status == MOE_OK && out->rows && out->type != MOE_TYPE_F32)
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s must be f32: routing is never quantised", r->key);
+        r->status =
+            moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s must be f32: routing is never quantised", r->key);
     moe_check_finite(r, out->data, out->rows * out->cols, r->key);
 }
 
-/* One level of gates over `n` experts or groups in all, `level` of which compete. `name`: "encoder.2.gate", "encoder.2.parent". */
+/* One level of gates over `n` experts or groups in all, `level` of which compete. `name`: "encoder.2.gate",
+ * "encoder.2.parent". */
 static void moe_bind_gating(moe_reader *r, moe_gating *g, size_t n, size_t in, const char *name) {
     moe_bind_exact(r, &g->weight, n, in, 0, "%s.weight", name);
     moe_bind_exact(r, &g->noise, n, in, 1, "%s.noise", name);
@@ -3578,8 +3676,10 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer, size_t in) {
     if (!t) {
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s is missing", r->key);
     } else if (!t->experts || t->dims[0] != layer->experts || t->dims[1] != layer->hidden || t->dims[2] != in) {
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s is [%llu, %llu, %llu], the layer list needs experts "
-                             "[%zu, %zu, %zu]", r->key, (unsigned long long)t->dims[0], (unsigned long long)t->dims[1],
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key,
+                             "tensor %s is [%llu, %llu, %llu], the layer list needs experts "
+                             "[%zu, %zu, %zu]",
+                             r->key, (unsigned long long)t->dims[0], (unsigned long long)t->dims[1],
                              (unsigned long long)t->dims[2], layer->experts, layer->hidden, in);
     } else {
         layer->expert_type = t->type;
@@ -3589,15 +3689,20 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer, size_t in) {
     }
 }
 
-/* Kind, k and policy of one level whose members are known. `p` is "encoder.2." or "encoder.2.parent."; what is not there comes
- * from `fallback`, if any. */
+/* Kind, k and policy of one level whose members are known. `p` is "encoder.2." or "encoder.2.parent."; what is not
+ * there comes from `fallback`, if any. */
 static void moe_read_gating(moe_reader *r, moe_gating *g, const moe_gating *fallback, const char *p) {
     static const char *const empties[] = { "top1", "zero", NULL };
-    g->kind = (moe_gate)moe_read_choice(r, moe_read(r, "%sgate", p), moe_file_gates, fallback ? (int)fallback->kind : -1);
+    g->kind =
+        (moe_gate)moe_read_choice(r, moe_read(r, "%sgate", p), moe_file_gates, fallback ? (int)fallback->kind : -1);
     const int all = g->kind == MOE_GATE_SOFTMAX;
-    g->k = (size_t)moe_read_int(r, moe_read(r, "%sk", p), all ? 0 : 1, (int64_t)g->level, fallback ? (int64_t)fallback->k : all ? 0 : -1);
+    g->k = (size_t)moe_read_int(r, moe_read(r, "%sk", p), all ? 0 : 1, (int64_t)g->level,
+                                fallback ? (int64_t)fallback->k
+                                : all    ? 0
+                                         : -1);
     if (!all && g->k > g->level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, g->level);
-    g->empty = (moe_empty)moe_read_choice(r, moe_read(r, "%sempty", p), empties, fallback ? (int)fallback->empty : MOE_EMPTY_TOP1);
+    g->empty = (moe_empty)moe_read_choice(r, moe_read(r, "%sempty", p), empties,
+                                          fallback ? (int)fallback->empty : MOE_EMPTY_TOP1);
 }
 
 static void moe_read_mixture(moe_reader *r, moe_layer *layer) {
@@ -3609,7 +3714,8 @@ static void moe_read_mixture(moe_reader *r, moe_layer *layer) {
     char prefix[64];
     layer->experts = (size_t)moe_read_int(r, moe_read(r, "%s.experts", n), 1, widest, 0);
     layer->groups = (size_t)moe_read_int(r, moe_read(r, "%s.groups", n), 0, (int64_t)layer->experts, 0);
-    if (layer->groups && layer->experts % layer->groups) moe_reader_fail(r, "is %zu, which does not divide %zu experts", layer->groups, layer->experts);
+    if (layer->groups && layer->experts % layer->groups)
+        moe_reader_fail(r, "is %zu, which does not divide %zu experts", layer->groups, layer->experts);
     if (r->status != MOE_OK) return;
     layer->gate.level = layer->groups ? layer->experts / layer->groups : layer->experts;
     layer->parent.level = layer->groups;
@@ -3630,8 +3736,8 @@ static void moe_read_mixture(moe_reader *r, moe_layer *layer) {
     }
 }
 
-/* Read one layer of a side and bind its weights; `in` are the columns that reach it, `context` those of the context, 0: there is
- * none to read. */
+/* Read one layer of a side and bind its weights; `in` are the columns that reach it, `context` those of the context, 0:
+ * there is none to read. */
 static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, size_t in, size_t context) {
     static const char *const kinds[] = { "lstm", "moe", NULL };
     static const char *const merges[] = { "concat", "sum", NULL };
@@ -3640,7 +3746,8 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
     const char *n = layer->name;
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
     layer->kind = (moe_layer_kind)moe_read_choice(r, moe_read(r, "%s.kind", n), kinds, -1);
-    if (r->model->kind == MOE_MODEL_CLASSIFIER && layer->kind != MOE_LAYER_MOE) moe_reader_fail(r, "must be \"moe\" in a classifier");
+    if (r->model->kind == MOE_MODEL_CLASSIFIER && layer->kind != MOE_LAYER_MOE)
+        moe_reader_fail(r, "must be \"moe\" in a classifier");
     layer->hidden = (size_t)moe_read_int(r, moe_read(r, "%s.hidden", n), 1, widest, 0);
     layer->residual = (int)moe_read_int(r, moe_read(r, "%s.residual", n), 0, 1, layer->kind == MOE_LAYER_MOE);
     layer->out = in;
@@ -3668,8 +3775,8 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
         moe_bind_experts(r, layer, in);
     }
     if (r->status == MOE_OK && layer->residual && layer->out != in)
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, n, "layer %s adds its input (%zu columns) to its output (%zu)", n, in,
-                             layer->out);
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, n, "layer %s adds its input (%zu columns) to its output (%zu)",
+                             n, in, layer->out);
 }
 
 static int32_t moe_read_token(moe_reader *r, const char *key, int required) {
@@ -3710,8 +3817,8 @@ static void moe_bind_attention(moe_reader *r, moe_model *m) {
     m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
 }
 
-/* The n-th LSTM layer of the decoder begins where the n-th of the encoder ended: at its last token, or, if it reads both ways, at
- * its first, where the backward direction ends. */
+/* The n-th LSTM layer of the decoder begins where the n-th of the encoder ended: at its last token, or, if it reads
+ * both ways, at its first, where the backward direction ends. */
 static void moe_pair_states(moe_reader *r, moe_model *m) {
     size_t e = 0, d = 0;
     snprintf(r->key, sizeof r->key, "decoder.init");
@@ -3721,19 +3828,22 @@ static void moe_pair_states(moe_reader *r, moe_model *m) {
         if (e == m->n_encoder || d == m->n_decoder) break;
         m->encoder[e].begins = d;
         if (m->encoder[e].hidden != m->decoder[d].hidden || m->encoder[e].state != m->decoder[d].state)
-            moe_reader_fail(r, "is \"encoder\", but %s and %s have states of other sizes", m->encoder[e].name, m->decoder[d].name);
+            moe_reader_fail(r, "is \"encoder\", but %s and %s have states of other sizes", m->encoder[e].name,
+                            m->decoder[d].name);
     }
     if (e < m->n_encoder || d < m->n_decoder)
         moe_reader_fail(r, "is \"encoder\", but the sides differ in their number of lstm layers");
 }
 
-/* Logits from the last layer's `width` columns; without a matrix of its own the output layer shares the target embedding. */
+/* Logits from the last layer's `width` columns; without a matrix of its own the output layer shares the target
+ * embedding. */
 static void moe_bind_output(moe_reader *r, moe_model *m, size_t width) {
     if (width != m->width && m->kind != MOE_MODEL_CLASSIFIER) {
         snprintf(r->key, sizeof r->key, "model.width");
         moe_reader_fail(r, "is %zu, the last decoder layer puts out %zu columns", m->width, width);
     }
-    moe_bind_matrix(r, &m->output, (size_t)m->vocabulary, width, m->kind != MOE_MODEL_CLASSIFIER, "%s", "output.weight");
+    moe_bind_matrix(r, &m->output, (size_t)m->vocabulary, width, m->kind != MOE_MODEL_CLASSIFIER, "%s",
+                    "output.weight");
     if (!m->output.rows) m->output = m->target_embedding;
     m->output_bias = moe_bind_vector(r, (size_t)m->vocabulary, 1, "%s", "output.bias");
 }
@@ -3894,7 +4004,8 @@ moe_status moe_model_open(const char *path, const moe_model_params *params, moe_
                                   : mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     code = errno;
     close(fd);
-    if (data == MAP_FAILED) return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(code));
+    if (data == MAP_FAILED)
+        return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(code));
     status = moe_model_create(data, (size_t)info.st_size, 1, params, out, error);
     if (status != MOE_OK) munmap(data, (size_t)info.st_size);
     return status;
@@ -3902,7 +4013,10 @@ moe_status moe_model_open(const char *path, const moe_model_params *params, moe_
 
 void moe_model_close(moe_model *m) {
     moe_allocator a;
-    union { const char *in; void *out; } data;
+    union {
+        const char *in;
+        void *out;
+    } data;
     if (!m) return;
     a = m->allocator;
     data.in = m->file.data;
@@ -4001,14 +4115,15 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
 }
 
 /* ---- Writing ----
- * One way for both writers: moe_model_save takes rows from an old file, moe_model_write from a function. Tensors go to disk
- * piece by piece (a slab, a matrix), so memory is that of one piece; the header, which holds their checksums, comes last. */
+ * One way for both writers: moe_model_save takes rows from an old file, moe_model_write from a function. Tensors go to
+ * disk piece by piece (a slab, a matrix), so memory is that of one piece; the header, which holds their checksums,
+ * comes last. */
 
 typedef struct moe_save {
     const moe_file *old; /* or NULL: */
     moe_fill_fn fill;
     void *fill_user;
-    int same_type;       /* no tensor of `old` changes its type */
+    int same_type; /* no tensor of `old` changes its type */
     const moe_meta_entry *entries;
     size_t n_entries;
     const moe_vector_entry *vectors; /* that are not taken from `old` */
@@ -4017,8 +4132,8 @@ typedef struct moe_save {
     size_t n_tensors;
     uint64_t file_bytes;
     size_t header_bytes;
-    char *header, *piece, *path; /* path: of the temporary file */
-    float *row;                  /* a row of floats; behind it its codes and subs */
+    char *header, *piece, *path;   /* path: of the temporary file */
+    float *row;                    /* a row of floats; behind it its codes and subs */
     const moe_tensor_info *misfit; /* a tensor whose numbers its type cannot hold */
 } moe_save;
 
@@ -4033,8 +4148,8 @@ static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *p
     return params->type;
 }
 
-/* Whether an old entry goes into the new file: golden translations and measured quality belong to one set of numbers, and what
- * the caller gives replaces what is there. */
+/* Whether an old entry goes into the new file: golden translations and measured quality belong to one set of numbers,
+ * and what the caller gives replaces what is there. */
 static int moe_save_meta(const moe_save *s, const moe_meta *m) {
     for (size_t i = 0; i < s->n_entries; i++)
         if (moe_span_is(m->key, s->entries[i].key)) return 0;
@@ -4045,9 +4160,10 @@ static int moe_save_meta(const moe_save *s, const moe_meta *m) {
 static moe_status moe_check_entries(const moe_meta_entry *entries, size_t count, moe_error *error) {
     for (size_t i = 0; i < count; i++) {
         const moe_meta_entry *e = &entries[i];
-        if (!e->key || !moe_name_valid((moe_span){ e->key, strlen(e->key) }) || e->kind < MOE_META_INT || e->kind > MOE_META_TEXT ||
-            (e->kind == MOE_META_TEXT && !moe_utf8_valid(e->text.data, e->text.length)))
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has a wrong key, kind or text", i);
+        if (!e->key || !moe_name_valid((moe_span){ e->key, strlen(e->key) }) || e->kind < MOE_META_INT ||
+            e->kind > MOE_META_TEXT || (e->kind == MOE_META_TEXT && !moe_utf8_valid(e->text.data, e->text.length)))
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has a wrong key, kind or text",
+                            i);
         for (size_t k = 0; k < i; k++)
             if (strcmp(e->key, entries[k].key) == 0)
                 return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata '%s' stands twice", e->key);
@@ -4113,7 +4229,8 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     return at;
 }
 
-/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. 0: it does not fit. */
+/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. 0: it does
+ * not fit. */
 static int moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, char *out) {
     const moe_tensor_info *t = &s->tensors[index];
     const size_t high = (size_t)t->dims[t->experts ? 1 : 0], wide = (size_t)t->dims[t->n_dims - 1];
@@ -4166,12 +4283,15 @@ static int moe_save_tensor(moe_save *s, size_t index, FILE *out) {
         t->checksum = moe_crc32(0, given->data, bytes);
         return fwrite(given->data, 1, bytes, out) == bytes;
     }
-    if (old && old->type == t->type) return fwrite(s->old->data + old->offset, 1, (size_t)old->bytes, out) == old->bytes;
+    if (old && old->type == t->type)
+        return fwrite(s->old->data + old->offset, 1, (size_t)old->bytes, out) == old->bytes;
     if (t->experts) moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
     t->checksum = 0;
     for (size_t p = 0; p < moe_pieces(t); p++) {
         memset(s->piece, 0, bytes);
-        if (!moe_save_matrix(s, index, p, 0, s->piece) || (t->experts && !moe_save_matrix(s, index, p, 1, s->piece + down))) return 0;
+        if (!moe_save_matrix(s, index, p, 0, s->piece) ||
+            (t->experts && !moe_save_matrix(s, index, p, 1, s->piece + down)))
+            return 0;
         t->checksum = moe_crc32(t->checksum, s->piece, bytes);
         if (fwrite(s->piece, 1, bytes, out) != bytes) return 0;
     }
@@ -4186,7 +4306,8 @@ static int moe_save_to(moe_save *s, FILE *out) {
         at = s->tensors[i].offset + s->tensors[i].bytes;
     }
     moe_save_header(s, s->header);
-    return fseek(out, 0, SEEK_SET) == 0 && fwrite(s->header, 1, s->header_bytes, out) == s->header_bytes && fflush(out) == 0;
+    return fseek(out, 0, SEEK_SET) == 0 && fwrite(s->header, 1, s->header_bytes, out) == s->header_bytes &&
+           fflush(out) == 0;
 }
 
 /* Place the tensors, whose names, types and shapes are there, and say how large header, piece and row are. */
@@ -4220,7 +4341,9 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
         if (pass) break;
         block_bytes = layout.used;
         layout.base = layout.overflow ? NULL : moe_allocate_zeroed(a, block_bytes);
-        if (!layout.base) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor", block_bytes);
+        if (!layout.base)
+            return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor",
+                            block_bytes);
     }
     snprintf(s->path, path_length, "%s.partial", path);
     out = fopen(s->path, "wb");
@@ -4232,8 +4355,8 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
         saved = moe_save_to(s, out);
         saved = (fclose(out) == 0) & saved;
         if (s->misfit) {
-            status = moe_fail(error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s", (int)s->misfit->name.length,
-                              s->misfit->name.data, moe_type_name(s->misfit->type));
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s",
+                              (int)s->misfit->name.length, s->misfit->name.data, moe_type_name(s->misfit->type));
             remove(s->path);
         } else if (!saved || rename(s->path, path) != 0) {
             status = moe_fail(error, MOE_ERROR_IO, "save", "cannot write %s: %s", path,
@@ -4245,14 +4368,17 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
     return status;
 }
 
-static moe_status moe_check_vectors(const moe_file *f, const moe_vector_entry *vectors, size_t count, moe_error *error) {
+static moe_status moe_check_vectors(const moe_file *f, const moe_vector_entry *vectors, size_t count,
+                                    moe_error *error) {
     for (size_t i = 0; i < count; i++) {
         const moe_vector_entry *v = &vectors[i];
         const moe_tensor_info *old = v->name ? moe_find_tensor(f, v->name) : NULL;
-        int fits = v->name && moe_name_valid((moe_span){ v->name, strlen(v->name) }) && v->data && v->n && v->n <= INT32_MAX &&
-                   (!old || old->n_dims == 1);
+        int fits = v->name && moe_name_valid((moe_span){ v->name, strlen(v->name) }) && v->data && v->n &&
+                   v->n <= INT32_MAX && (!old || old->n_dims == 1);
         for (size_t k = 0; k < i && fits; k++) fits = strcmp(v->name, vectors[k].name) != 0;
-        if (!fits) return moe_fail(error, MOE_ERROR_ARGUMENT, "vectors", "vector %zu has a wrong name or length, or stands twice", i);
+        if (!fits)
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "vectors",
+                            "vector %zu has a wrong name or length, or stands twice", i);
     }
     return MOE_OK;
 }
@@ -4260,8 +4386,13 @@ static moe_status moe_check_vectors(const moe_file *f, const moe_vector_entry *v
 moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error) {
     const moe_file *f = &model->file;
     const size_t bytes = (f->n_tensors + params->n_vectors) * sizeof(moe_tensor_info);
-    moe_save s = { .old = f, .same_type = !params->n_vectors, .entries = params->entries, .n_entries = params->n_entries,
-                   .vectors = params->vectors, .n_vectors = params->n_vectors, .n_tensors = f->n_tensors };
+    moe_save s = { .old = f,
+                   .same_type = !params->n_vectors,
+                   .entries = params->entries,
+                   .n_entries = params->n_entries,
+                   .vectors = params->vectors,
+                   .n_vectors = params->n_vectors,
+                   .n_tensors = f->n_tensors };
     moe_status status;
     if (!moe_type_known((uint32_t)params->type) || !moe_type_known((uint32_t)params->experts))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
@@ -4278,7 +4409,10 @@ moe_status moe_model_save(const moe_model *model, const char *path, const moe_sa
         const moe_vector_entry *v = &s.vectors[i];
         const moe_tensor_info *old = moe_find_tensor(f, v->name);
         moe_tensor_info *t = &s.tensors[old ? (size_t)(old - f->tensors) : s.n_tensors++];
-        *t = (moe_tensor_info){ .name = { v->name, strlen(v->name) }, .type = MOE_TYPE_F32, .n_dims = 1, .dims = { v->n } };
+        *t = (moe_tensor_info){ .name = { v->name, strlen(v->name) },
+                                .type = MOE_TYPE_F32,
+                                .n_dims = 1,
+                                .dims = { v->n } };
     }
     status = moe_save_run(&s, path, &model->allocator, error);
     moe_release(&model->allocator, s.tensors, bytes);
@@ -4288,7 +4422,10 @@ moe_status moe_model_save(const moe_model *model, const char *path, const moe_sa
 moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {
     const moe_allocator a = moe_allocator_or_default(&params->allocator);
     const size_t bytes = params->n_tensors * sizeof(moe_tensor_info);
-    moe_save s = { .fill = params->fill, .fill_user = params->user, .entries = params->entries, .n_entries = params->n_entries,
+    moe_save s = { .fill = params->fill,
+                   .fill_user = params->user,
+                   .entries = params->entries,
+                   .n_entries = params->n_entries,
                    .n_tensors = params->n_tensors };
     moe_status status = moe_check_entries(params->entries, params->n_entries, error);
     if (status != MOE_OK) return status;
@@ -4297,10 +4434,13 @@ moe_status moe_model_write(const char *path, const moe_write_params *params, moe
     for (size_t i = 0; i < s.n_tensors && status == MOE_OK; i++) {
         const moe_tensor_spec *spec = &params->tensors[i];
         moe_tensor_info *t = &s.tensors[i];
-        *t = (moe_tensor_info){ .name = { spec->name, spec->name ? strlen(spec->name) : 0 }, .type = spec->type,
-                                .n_dims = spec->n_dims, .experts = spec->n_dims == 3 };
-        status = moe_name_valid(t->name) && moe_type_known((uint32_t)t->type) && t->n_dims >= 1 && t->n_dims <= 3 ? MOE_OK
-                                                                                                        : MOE_ERROR_ARGUMENT;
+        *t = (moe_tensor_info){ .name = { spec->name, spec->name ? strlen(spec->name) : 0 },
+                                .type = spec->type,
+                                .n_dims = spec->n_dims,
+                                .experts = spec->n_dims == 3 };
+        status = moe_name_valid(t->name) && moe_type_known((uint32_t)t->type) && t->n_dims >= 1 && t->n_dims <= 3
+                     ? MOE_OK
+                     : MOE_ERROR_ARGUMENT;
         for (uint32_t d = 0; d < t->n_dims && status == MOE_OK; d++) {
             t->dims[d] = spec->dims[d];
             if (!spec->dims[d] || spec->dims[d] > INT32_MAX) status = MOE_ERROR_ARGUMENT;
@@ -4314,12 +4454,14 @@ moe_status moe_model_write(const char *path, const moe_write_params *params, moe
 }
 
 /* ==== 15. Graph ===============================================================================================
- * Owns tensors, the builders that chain them, and the plan that places them in memory. A graph is built and planned once
- * for a capacity of rows and run with the rows of the moment: every tensor of a graph has the same number of rows.
- * Invariant: after moe_graph_plan a tensor's bytes are its own from the node that makes it to the last that reads it. */
+ * Owns tensors, the builders that chain them, and the plan that places them in memory. A graph is built and planned
+ * once for a capacity of rows and run with the rows of the moment: every tensor of a graph has the same number of rows.
+ * Invariant: after moe_graph_plan a tensor's bytes are its own from the node that makes it to the last that reads it.
+ */
 
-static const char *const moe_op_names[] = { "input", "embed", "quantise", "linear", "add", "concat", "unary", "view", "gather",
-                                            "store", "lstm_step", "lstm_layer", "attention", "gate", "experts", "mix", "output" };
+static const char *const moe_op_names[] = { "input",     "embed", "quantise", "linear", "add",       "concat",
+                                            "unary",     "view",  "gather",   "store",  "lstm_step", "lstm_layer",
+                                            "attention", "gate",  "experts",  "mix",    "output" };
 _Static_assert(MOE_COUNT(moe_op_names) == MOE_OP_COUNT, "an op without a name");
 
 /* Keys and values of the source sentences under translation; sentences own segments of rows. */
@@ -4334,55 +4476,56 @@ struct moe_tensor {
     moe_op op;
     char name[48];
     moe_tensor *src[3];
-    size_t cols;            /* numbers in a row                                           */
-    size_t stride;          /* numbers from row to row                                    */
-    int quantised;          /* code rows [rows, stride] and, behind the capacity, scales  */
+    size_t cols;              /* numbers in a row                                           */
+    size_t stride;            /* numbers from row to row                                    */
+    int quantised;            /* code rows [rows, stride] and, behind the capacity, scales  */
     moe_tensor *quantised_as; /* the quantised twin of this tensor once somebody asked    */
     void *data;
     float *scales;
     /* parameters, by op */
-    const moe_matrix *matrix;   /* embed, linear                     */
-    const float *bias;          /* linear                            */
-    int add;                    /* linear: src[1] is added           */
-    int relu;                   /* linear; gate with groups: of its logits */
-    float factor;               /* embed                             */
+    const moe_matrix *matrix; /* embed, linear                     */
+    const float *bias;        /* linear                            */
+    int add;                  /* linear: src[1] is added           */
+    int relu;                 /* linear; gate with groups: of its logits */
+    float factor;             /* embed                             */
     moe_unary unary;
-    size_t column;              /* view: first column                */
-    float *state;               /* gather, store: [rows, cols]       */
-    const moe_layer *layer;     /* lstm_step, lstm_layer, gate, experts, mix */
-    const moe_gating *gating;   /* gate */
-    moe_gate gate;              /* gate: its kind; the session may want another than the file */
-    int grouped;                /* gate: src are features and selections of groups, else logits and perhaps logits of noise */
-    size_t capacity;            /* gate: experts that a row can select */
+    size_t column;            /* view: first column                */
+    float *state;             /* gather, store: [rows, cols]       */
+    const moe_layer *layer;   /* lstm_step, lstm_layer, gate, experts, mix */
+    const moe_gating *gating; /* gate */
+    moe_gate gate;            /* gate: its kind; the session may want another than the file */
+    int grouped;     /* gate: src are features and selections of groups, else logits and perhaps logits of noise */
+    size_t capacity; /* gate: experts that a row can select */
     const moe_lstm_weights *lstm;
     int backward;
-    float *last_r, *last_c;     /* lstm_layer: where the states after every sentence go, [slots, P] and [slots, H], or NULL */
-    const moe_model *model;     /* attention, topk */
-    moe_memory *memory;         /* attention       */
+    float *last_r,
+        *last_c; /* lstm_layer: where the states after every sentence go, [slots, P] and [slots, H], or NULL */
+    const moe_model *model; /* attention, topk */
+    moe_memory *memory;     /* attention       */
     /* plan */
-    size_t work_bytes;          /* scratch that lives during this node only */
+    size_t work_bytes; /* scratch that lives during this node only */
     void *work;
-    size_t first, last;         /* nodes between which the tensor is alive  */
+    size_t first, last; /* nodes between which the tensor is alive  */
     size_t offset, work_offset;
 };
 
 typedef struct moe_graph {
     moe_tensor *nodes;
-    size_t count, capacity; /* nodes  */
-    size_t rows;            /* capacity in rows */
+    size_t count, capacity;                     /* nodes  */
+    size_t rows;                                /* capacity in rows */
     size_t threads, sentences, max_source, top; /* what scratch depends on */
-    int traced;             /* somebody looks at every tensor */
-    int routed;             /* somebody looks at every selection */
-    int gating;             /* 1 + the kind of all gates; 0: that of the file */
-    int noise;              /* on logits of gates, drawn from noise_seed and the row's key */
+    int traced;                                 /* somebody looks at every tensor */
+    int routed;                                 /* somebody looks at every selection */
+    int gating;                                 /* 1 + the kind of all gates; 0: that of the file */
+    int noise;                                  /* on logits of gates, drawn from noise_seed and the row's key */
     uint64_t noise_seed;
-    moe_stats *stats;       /* where experts are counted, or NULL */
-    size_t bytes;           /* of the planned arena */
+    moe_stats *stats; /* where experts are counted, or NULL */
+    size_t bytes;     /* of the planned arena */
     int overflow;
 } moe_graph;
 
-/* Floats from row to row of an activation: cache lines, but no high power of two, at which the rows of a tile would fall into
- * the same few sets of the cache. */
+/* Floats from row to row of an activation: cache lines, but no high power of two, at which the rows of a tile would
+ * fall into the same few sets of the cache. */
 static size_t moe_row_stride(size_t cols) {
     const size_t stride = moe_round_up(cols, 16);
     return stride % 256 ? stride : stride + 16;
@@ -4404,7 +4547,9 @@ static moe_tensor *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char
     return t;
 }
 
-static moe_tensor *moe_op_input(moe_graph *g, size_t cols, const char *name) { return moe_add_node(g, MOE_OP_INPUT, cols, "%s", name); }
+static moe_tensor *moe_op_input(moe_graph *g, size_t cols, const char *name) {
+    return moe_add_node(g, MOE_OP_INPUT, cols, "%s", name);
+}
 
 static moe_tensor *moe_op_embed(moe_graph *g, const moe_matrix *table, float factor, const char *name) {
     moe_tensor *t = moe_add_node(g, MOE_OP_EMBED, table->cols, "%s", name);
@@ -4476,8 +4621,8 @@ static void moe_op_store(moe_graph *g, moe_tensor *x, float *state, const char *
     moe_op_pair(g, MOE_OP_STORE, x, NULL, x->cols, name)->state = state;
 }
 
-/* Floats in which a thread keeps z, the sums of the four gates, of as many rows and units as its cache holds; of one row at
- * least, for which gates that are no whole blocks of 16 outputs are not cut. */
+/* Floats in which a thread keeps z, the sums of the four gates, of as many rows and units as its cache holds; of one
+ * row at least, for which gates that are no whole blocks of 16 outputs are not cut. */
 static size_t moe_cell_floats(size_t rows, size_t hidden) {
     enum { FLOATS = 1 << 15 };
     return moe_max(moe_row_stride(4 * (hidden % 16 ? hidden : 16)), moe_min(FLOATS, rows * moe_row_stride(4 * hidden)));
@@ -4502,11 +4647,11 @@ static moe_tensor *moe_op_lstm_step(moe_graph *g, const moe_layer *layer, moe_te
 
 /* Scratch of a whole layer. */
 typedef struct moe_lstm_work {
-    float *c, *h, *r;           /* [sentences, H], [sentences, H], [sentences, P] */
+    float *c, *h, *r; /* [sentences, H], [sentences, H], [sentences, P] */
     int8_t *r_codes, *h_codes;
     float *r_scales, *h_scales;
-    float *z;                   /* per thread moe_cell_floats */
-    size_t before_z;            /* bytes */
+    float *z;        /* per thread moe_cell_floats */
+    size_t before_z; /* bytes */
 } moe_lstm_work;
 
 static moe_lstm_work moe_lstm_layout(const moe_graph *g, const moe_layer *layer, moe_layout *at) {
@@ -4556,8 +4701,8 @@ static moe_selection moe_selection_of(const moe_tensor *t, size_t row) {
     return (moe_selection){ words, words + 1, words + 2, (float *)(void *)(words + 2 + t->capacity) };
 }
 
-/* Scratch of a gate: per thread logits, noise, probabilities and the best rows of an expert; dense matrices where neighbours or
- * somebody outside look at them. */
+/* Scratch of a gate: per thread logits, noise, probabilities and the best rows of an expert; dense matrices where
+ * neighbours or somebody outside look at them. */
 typedef struct moe_gate_work {
     float *thread;
     size_t thread_floats;
@@ -4577,10 +4722,10 @@ static moe_gate_work moe_gate_layout(const moe_graph *g, const moe_tensor *t, mo
     return w;
 }
 
-/* A gate over everything: x are its logits, `second` those of the noise or NULL. A gate inside groups (`grouped`): x are the
- * features that gates read, `second` the selections of groups. */
-static moe_tensor *moe_op_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating, moe_tensor *x, moe_tensor *second,
-                               int grouped, const char *name) {
+/* A gate over everything: x are its logits, `second` those of the noise or NULL. A gate inside groups (`grouped`): x
+ * are the features that gates read, `second` the selections of groups. */
+static moe_tensor *moe_op_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating, moe_tensor *x,
+                               moe_tensor *second, int grouped, const char *name) {
     const size_t groups = grouped ? second->cols : 1;
     moe_tensor *t = moe_op_pair(g, MOE_OP_GATE, x, second, groups * gating->level, name);
     moe_layout work = { NULL, 0, 0 };
@@ -4608,14 +4753,14 @@ static size_t moe_expert_pairs(const moe_graph *g, const moe_tensor *gate) {
 }
 
 typedef struct moe_expert_work {
-    size_t *first;       /* [E + 1] first pair of every expert                     */
-    size_t *fill;        /* [E]                                                    */
-    uint32_t *pair_row;  /* [pairs] row of a pair, pairs sorted by expert          */
-    uint32_t *row_pair;  /* [pairs] pairs of a row in expert order                 */
-    size_t *row_first;   /* [rows + 1]                                             */
-    uint32_t *task;      /* [tasks, 3] expert, first pair, pairs                   */
-    float *out;          /* [pairs, D]                                             */
-    float *thread;       /* per thread: gathered inputs and hidden units of a tile */
+    size_t *first;      /* [E + 1] first pair of every expert                     */
+    size_t *fill;       /* [E]                                                    */
+    uint32_t *pair_row; /* [pairs] row of a pair, pairs sorted by expert          */
+    uint32_t *row_pair; /* [pairs] pairs of a row in expert order                 */
+    size_t *row_first;  /* [rows + 1]                                             */
+    uint32_t *task;     /* [tasks, 3] expert, first pair, pairs                   */
+    float *out;         /* [pairs, D]                                             */
+    float *thread;      /* per thread: gathered inputs and hidden units of a tile */
     size_t thread_floats;
 } moe_expert_work;
 
@@ -4625,7 +4770,8 @@ static size_t moe_expert_input_floats(const moe_layer *layer) {
 
 /* Scratch of a tile: inputs as floats or code rows, hidden units, hidden units as code rows, two scales a row. */
 static size_t moe_expert_tile_floats(const moe_layer *layer) {
-    return MOE_EXPERT_TILE * (moe_expert_input_floats(layer) + moe_row_stride(layer->hidden) + moe_code_bytes(layer->hidden) / sizeof(float) + 2);
+    return MOE_EXPERT_TILE * (moe_expert_input_floats(layer) + moe_row_stride(layer->hidden) +
+                              moe_code_bytes(layer->hidden) / sizeof(float) + 2);
 }
 
 static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_tensor *t, moe_layout *at) {
@@ -4671,11 +4817,11 @@ enum { MOE_OUTPUT_ROWS = 64 }; /* a task of the output layer: MOE_OUTPUT_CHUNK t
 /* What one chunk of the vocabulary says about the rows. Chunks are joined in index order. */
 typedef struct moe_output_work {
     size_t chunks;
-    float *max, *sum;     /* [rows, chunks] largest logit; sum of exp(logit - max)              */
-    float *logits;        /* [rows, chunks, top] the best of the chunk, falling, -infinity: none */
-    int32_t *ids;         /* [rows, chunks, top]                                                */
-    float *thread;        /* per thread: logits of a task                                       */
-    float *seen;          /* [threads, rows, top] the largest logits that a thread has met      */
+    float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
+    float *logits;    /* [rows, chunks, top] the best of the chunk, falling, -infinity: none */
+    int32_t *ids;     /* [rows, chunks, top]                                                */
+    float *thread;    /* per thread: logits of a task                                       */
+    float *seen;      /* [threads, rows, top] the largest logits that a thread has met      */
     size_t thread_floats;
 } moe_output_work;
 
@@ -4692,7 +4838,8 @@ static moe_output_work moe_output_layout(const moe_graph *g, size_t vocabulary, 
     return w;
 }
 
-/* The output layer and what the search needs of it. The [rows, vocabulary] matrix of logits exists only if it is traced. */
+/* The output layer and what the search needs of it. The [rows, vocabulary] matrix of logits exists only if it is
+ * traced. */
 static void moe_op_output(moe_graph *g, const moe_model *model, moe_tensor *x) {
     moe_tensor *input = moe_type_quantised(model->output.type) ? moe_op_quantise(g, x) : x;
     moe_tensor *t = moe_op_pair(g, MOE_OP_OUTPUT, input, NULL, model->output.rows, "decoder.logits");
@@ -4732,7 +4879,8 @@ static size_t moe_place(const moe_graph *g, size_t node, size_t bytes, size_t fi
         for (size_t i = 0; i <= node && fits; i++) {
             const moe_tensor *p = &g->nodes[i];
             const size_t size = i < node || own_output ? moe_tensor_size(g, p) : 0, work = i < node ? p->work_bytes : 0;
-            if (size && p->first <= last && p->last >= first && at < p->offset + size && p->offset < at + bytes) fits = 0;
+            if (size && p->first <= last && p->last >= first && at < p->offset + size && p->offset < at + bytes)
+                fits = 0;
             if (work && i >= first && i <= last && at < p->work_offset + work && p->work_offset < at + bytes) fits = 0;
         }
         if (fits && at < best) best = at;
@@ -4782,8 +4930,8 @@ static void moe_graph_place(moe_graph *g, char *arena) {
 
 /* ==== 16. Execution ===========================================================================================
  * Owns one compute function per op, the table of them that is the CPU backend, and what another device is told about a
- * graph. Invariant: a function writes its own tensor, its scratch and what the frame names, and splits only outputs over
- * threads. */
+ * graph. Invariant: a function writes its own tensor, its scratch and what the frame names, and splits only outputs
+ * over threads. */
 
 typedef struct moe_run {
     const moe_kernels *kernels;
@@ -4829,9 +4977,9 @@ static void moe_linear_task(void *arg, size_t task, size_t thread) {
                          moe_min(job->blocks, block + job->blocks_per_task));
 }
 
-/* A linear over `rows` rows on all threads. Tasks are cut along the outputs, in fours of blocks, so that a task reads its weights
- * once for all rows; a few for each thread even out what the threads lose to other work. Only where there are too few blocks
- * are rows cut too. Small products stay with the caller. */
+/* A linear over `rows` rows on all threads. Tasks are cut along the outputs, in fours of blocks, so that a task reads
+ * its weights once for all rows; a few for each thread even out what the threads lose to other work. Only where there
+ * are too few blocks are rows cut too. Small products stay with the caller. */
 static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows) {
     enum { LEAST = 1 << 16, PER_THREAD = 4, BLOCKS = 4, ROWS = 32 };
     const size_t blocks = moe_divide_up(l->w->rows, 16), cost = rows * blocks * 16 * l->w->cols;
@@ -4941,17 +5089,17 @@ static void moe_compute_store(const moe_run *run, const moe_tensor *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_store_row);
 }
 
-/* One step of LSTM cells for some rows. Cut along the units, and rows where they are many, so that z stays in a thread's cache
- * from the products to the cell. */
+/* One step of LSTM cells for some rows. Cut along the units, and rows where they are many, so that z stays in a
+ * thread's cache from the products to the cell. */
 typedef struct moe_cells {
     const moe_run *run;
     const moe_layer *layer;
-    const moe_linear *x;  /* w_x x + bias; NULL where r adds that */
-    const moe_linear *r;  /* w_r r */
+    const moe_linear *x; /* w_x x + bias; NULL where r adds that */
+    const moe_linear *r; /* w_r r */
     const float *c_in;
-    float *h, *c_out;     /* c_out may be c_in */
+    float *h, *c_out; /* c_out may be c_in */
     size_t c_in_stride, h_stride, c_out_stride;
-    float *z;             /* per thread moe_cell_floats */
+    float *z; /* per thread moe_cell_floats */
     size_t z_floats;
     size_t rows, unit_tasks, row_tasks;
 } moe_cells;
@@ -4977,10 +5125,12 @@ static void moe_cells_task(void *arg, size_t task, size_t thread) {
     const moe_cells *job = arg;
     const moe_kernels *kernels = job->run->kernels;
     const size_t hidden = job->layer->hidden, blocks = moe_divide_up(hidden, 16), cut = task / job->row_tasks;
-    const size_t unit = blocks * cut / job->unit_tasks * 16, end = moe_min(hidden, blocks * (cut + 1) / job->unit_tasks * 16);
+    const size_t unit = blocks * cut / job->unit_tasks * 16,
+                 end = moe_min(hidden, blocks * (cut + 1) / job->unit_tasks * 16);
     const size_t row0 = job->rows * (task % job->row_tasks) / job->row_tasks;
     const size_t row1 = job->rows * (task % job->row_tasks + 1) / job->row_tasks;
-    const size_t units = end - unit, stride = moe_row_stride(4 * units), parts = units == hidden ? 1 : 4, count = 4 * units / parts;
+    const size_t units = end - unit, stride = moe_row_stride(4 * units), parts = units == hidden ? 1 : 4,
+                 count = 4 * units / parts;
     float *z = job->z + thread * job->z_floats;
     for (size_t p = 0; p < parts; p++) {
         const size_t first = p * hidden + unit;
@@ -4990,14 +5140,20 @@ static void moe_cells_task(void *arg, size_t task, size_t thread) {
         moe_linear_piece(kernels, job->r, row0, row1 - row0, first, count, job->x != NULL, z + p * count, stride, next);
     }
     for (size_t row = row0; row < row1; row++)
-        kernels->lstm_cell(z + (row - row0) * stride, job->c_in + row * job->c_in_stride + unit, units, job->layer->forget_bias,
-                           job->h + row * job->h_stride + unit, job->c_out + row * job->c_out_stride + unit);
+        kernels->lstm_cell(z + (row - row0) * stride, job->c_in + row * job->c_in_stride + unit, units,
+                           job->layer->forget_bias, job->h + row * job->h_stride + unit,
+                           job->c_out + row * job->c_out_stride + unit);
 }
 
 static void moe_cells_run(moe_cells *job) {
-    enum { LEAST = 1 << 16, PER_THREAD = 4, UNITS = 192 }; /* few rows at a time for so many units, not the other way round */
+    enum {
+        LEAST = 1 << 16,
+        PER_THREAD = 4,
+        UNITS = 192
+    }; /* few rows at a time for so many units, not the other way round */
     const size_t hidden = job->layer->hidden, rows = job->rows, cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
-    const size_t threads = job->run->pool->count, wanted = moe_min(threads * PER_THREAD, rows * 4 * hidden * cols / LEAST);
+    const size_t threads = job->run->pool->count,
+                 wanted = moe_min(threads * PER_THREAD, rows * 4 * hidden * cols / LEAST);
     const size_t floats = job->z_floats / rows, units = moe_max(UNITS, floats > 16 ? (floats - 16) / 4 : 0);
     size_t most;
     job->unit_tasks = hidden % 16 ? 1 : moe_max(wanted, moe_divide_up(hidden, units));
@@ -5013,9 +5169,19 @@ static void moe_compute_lstm_step(const moe_run *run, const moe_tensor *t) {
     const moe_tensor *c = t->src[2];
     const size_t hidden = t->layer->hidden;
     moe_linear x = { .w = t->matrix, .bias = t->bias }, r = { .w = &t->lstm->w_r };
-    moe_cells job = { .run = run, .layer = t->layer, .x = &x, .r = &r, .c_in = c->data, .c_in_stride = c->stride,
-                      .h = t->data, .h_stride = t->stride, .c_out = (float *)t->data + hidden, .c_out_stride = t->stride,
-                      .z = t->work, .z_floats = moe_cell_floats(run->graph->rows, hidden), .rows = run->frame->rows };
+    moe_cells job = { .run = run,
+                      .layer = t->layer,
+                      .x = &x,
+                      .r = &r,
+                      .c_in = c->data,
+                      .c_in_stride = c->stride,
+                      .h = t->data,
+                      .h_stride = t->stride,
+                      .c_out = (float *)t->data + hidden,
+                      .c_out_stride = t->stride,
+                      .z = t->work,
+                      .z_floats = moe_cell_floats(run->graph->rows, hidden),
+                      .rows = run->frame->rows };
     moe_linear_input(&x, t->src[0], 0);
     moe_linear_input(&r, t->src[1], 0);
     moe_cells_run(&job);
@@ -5026,7 +5192,7 @@ typedef struct moe_recode {
     const moe_kernels *kernels;
     const float *from; /* [rows, stride] */
     size_t cols, stride, rows, rows_per_task;
-    int8_t *codes;     /* NULL: floats */
+    int8_t *codes; /* NULL: floats */
     float *scales, *floats;
 } moe_recode;
 
@@ -5035,16 +5201,25 @@ static void moe_recode_task(void *arg, size_t task, size_t thread) {
     (void)thread;
     for (size_t i = task * job->rows_per_task; i < moe_min(job->rows, (task + 1) * job->rows_per_task); i++) {
         const float *x = job->from + i * job->stride;
-        if (job->codes) job->scales[i] = job->kernels->quantise(x, job->cols, job->codes + i * moe_code_bytes(job->cols));
+        if (job->codes)
+            job->scales[i] = job->kernels->quantise(x, job->cols, job->codes + i * moe_code_bytes(job->cols));
         else memcpy(job->floats + i * job->cols, x, job->cols * sizeof *x);
     }
 }
 
-static void moe_recode_run(const moe_run *run, const moe_matrix *w, const float *from, size_t stride, size_t rows, int8_t *codes,
-                           float *scales, float *floats) {
-    moe_recode job = { run->kernels, from, w->cols, stride, rows, moe_max(1, 16384 / w->cols),
-                       moe_type_quantised(w->type) ? codes : NULL, scales, floats };
-    if (job.codes || floats != from) moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_recode_task, &job);
+static void moe_recode_run(const moe_run *run, const moe_matrix *w, const float *from, size_t stride, size_t rows,
+                           int8_t *codes, float *scales, float *floats) {
+    moe_recode job = { run->kernels,
+                       from,
+                       w->cols,
+                       stride,
+                       rows,
+                       moe_max(1, 16384 / w->cols),
+                       moe_type_quantised(w->type) ? codes : NULL,
+                       scales,
+                       floats };
+    if (job.codes || floats != from)
+        moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_recode_task, &job);
 }
 
 static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
@@ -5059,15 +5234,34 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
         const size_t step = t->backward ? f->steps - 1 - n : n, live = f->live[step], first = f->first[step];
         float *out = moe_row_of(t, first), *h = layer->projected ? s.h : out;
         const size_t h_stride = layer->projected ? hidden : t->stride;
-        const moe_linear r = { .w = &w->w_r, .x = s.r, .x_stride = state, .codes = s.r_codes, .scales = s.r_scales,
-                               .add = moe_row_of(t->src[0], first), .add_stride = t->src[0]->stride };
-        moe_cells cells = { .run = run, .layer = layer, .r = &r, .c_in = s.c, .c_in_stride = hidden, .h = h,
-                            .h_stride = h_stride, .c_out = s.c, .c_out_stride = hidden, .z = s.z,
-                            .z_floats = moe_cell_floats(run->graph->sentences, hidden), .rows = live };
+        const moe_linear r = { .w = &w->w_r,
+                               .x = s.r,
+                               .x_stride = state,
+                               .codes = s.r_codes,
+                               .scales = s.r_scales,
+                               .add = moe_row_of(t->src[0], first),
+                               .add_stride = t->src[0]->stride };
+        moe_cells cells = { .run = run,
+                            .layer = layer,
+                            .r = &r,
+                            .c_in = s.c,
+                            .c_in_stride = hidden,
+                            .h = h,
+                            .h_stride = h_stride,
+                            .c_out = s.c,
+                            .c_out_stride = hidden,
+                            .z = s.z,
+                            .z_floats = moe_cell_floats(run->graph->sentences, hidden),
+                            .rows = live };
         moe_cells_run(&cells);
         if (layer->projected) {
-            const moe_linear project = { .w = &w->w_proj, .x = s.h, .x_stride = hidden, .codes = s.h_codes,
-                                         .scales = s.h_scales, .y = out, .y_stride = t->stride };
+            const moe_linear project = { .w = &w->w_proj,
+                                         .x = s.h,
+                                         .x_stride = hidden,
+                                         .codes = s.h_codes,
+                                         .scales = s.h_scales,
+                                         .y = out,
+                                         .y_stride = t->stride };
             moe_recode_run(run, &w->w_proj, s.h, hidden, live, s.h_codes, s.h_scales, s.h);
             moe_linear_run(run, &project, live);
         }
@@ -5086,8 +5280,8 @@ static int moe_row_begins(const int32_t *parents, size_t row, size_t rows) {
     return parents[row] < 0 || (size_t)parents[row] >= rows;
 }
 
-/* Additive: s_i = v . tanh(key_i + query) (GNMT). Product: s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d (App. G), where the
- * memory already holds tanh(x U). p = softmax(s); context = sum p_i value_i. */
+/* Additive: s_i = v . tanh(key_i + query) (GNMT). Product: s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d (App. G), where
+ * the memory already holds tanh(x U). p = softmax(s); context = sum p_i value_i. */
 static void moe_compute_attention_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
     const moe_model *model = t->model;
     const moe_kernels *kernels = run->kernels;
@@ -5105,8 +5299,9 @@ static void moe_compute_attention_row(const moe_run *run, const moe_tensor *t, s
         if (model->attention_product)
             for (size_t d = 0; d < size; d++) scaled[d] = model->attention_v[d] * query[d];
         for (size_t i = 0; i < n; i++)
-            scores[i] = model->attention_product ? kernels->dot(keys + i * size, scaled, size)
-                                                 : kernels->score_additive(keys + i * size, query, model->attention_v, size);
+            scores[i] = model->attention_product
+                            ? kernels->dot(keys + i * size, scaled, size)
+                            : kernels->score_additive(keys + i * size, query, model->attention_v, size);
         sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
         for (size_t i = 0; i < n; i++) {
             scores[i] = scores[i] / sum;
@@ -5139,8 +5334,8 @@ static uint64_t moe_hash(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-/* Noise: a standard normal number from a row's key, a gate's name and an expert. Quantiles by Wichura's PPND7 (AS 241, Applied
- * Statistics 37, 1988), whose far tails 24 bits never reach. */
+/* Noise: a standard normal number from a row's key, a gate's name and an expert. Quantiles by Wichura's PPND7 (AS 241,
+ * Applied Statistics 37, 1988), whose far tails 24 bits never reach. */
 static float moe_normal(uint64_t key, size_t expert) {
     const uint32_t bits = (uint32_t)(moe_hash(key + expert) >> 41);
     const double u = ((double)bits + 0.5) / 8388608.0, q = u - 0.5;
@@ -5149,7 +5344,8 @@ static float moe_normal(uint64_t key, size_t expert) {
         return (float)(q * (((59.109374720 * r + 159.29113202) * r + 50.434271938) * r + 3.3871327179) /
                        (((67.187563600 * r + 78.757757664) * r + 17.895169469) * r + 1.0));
     r = sqrt(-(double)moe_logf((float)(q < 0 ? u : 1.0 - u))) - 1.6;
-    r = (((0.17023821103 * r + 1.3067284816) * r + 2.7568153900) * r + 1.4234372777) / ((0.12021132975 * r + 0.73700164250) * r + 1.0);
+    r = (((0.17023821103 * r + 1.3067284816) * r + 2.7568153900) * r + 1.4234372777) /
+        ((0.12021132975 * r + 0.73700164250) * r + 1.0);
     return (float)(q < 0 ? -r : r);
 }
 
@@ -5157,14 +5353,21 @@ static float moe_normal(uint64_t key, size_t expert) {
 static float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf(1.0f + moe_expf(x > 0.0f ? -x : x)); }
 
 /* Rows [first, first + n) of a F32 matrix times one row of features. */
-static void moe_gate_product(const moe_run *run, const moe_matrix *w, const float *bias, size_t first, size_t n, int relu, const float *x,
-                             float *y) {
+static void moe_gate_product(const moe_run *run, const moe_matrix *w, const float *bias, size_t first, size_t n,
+                             int relu, const float *x, float *y) {
     const moe_matrix part = moe_matrix_view(MOE_TYPE_F32, n, w->cols, (const float *)w->data + first * w->cols);
-    const moe_linear l = { .w = &part, .x = x, .x_stride = w->cols, .bias = bias ? bias + first : NULL, .relu = relu, .y = y, .y_stride = n };
+    const moe_linear l = { .w = &part,
+                           .x = x,
+                           .x_stride = w->cols,
+                           .bias = bias ? bias + first : NULL,
+                           .relu = relu,
+                           .y = y,
+                           .y_stride = n };
     run->kernels->linear(&l, 0, 1, 0, moe_divide_up(n, 16));
 }
 
-/* The logits of one group, or of everything, for one row; in `scratch` [2 * level] unless they lie in src[0] as they are. */
+/* The logits of one group, or of everything, for one row; in `scratch` [2 * level] unless they lie in src[0] as they
+ * are. */
 static const float *moe_gate_logits(const moe_run *run, const moe_tensor *t, size_t row, size_t group, float *scratch) {
     const moe_gating *gating = t->gating;
     const size_t n = gating->level, first = group * n;
@@ -5207,9 +5410,10 @@ static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t 
     return count;
 }
 
-/* Who is selected of n logits with probabilities p: by eq 19, by the mask of eq 18, or, if that is nobody, by the policy. */
-static size_t moe_select_masked(const moe_gating *gating, const float *p, const float *threshold, const char *mask, uint32_t *chosen,
-                                uint32_t *empty) {
+/* Who is selected of n logits with probabilities p: by eq 19, by the mask of eq 18, or, if that is nobody, by the
+ * policy. */
+static size_t moe_select_masked(const moe_gating *gating, const float *p, const float *threshold, const char *mask,
+                                uint32_t *chosen, uint32_t *empty) {
     size_t count = 0, best = 0;
     for (size_t i = 0; i < gating->level; i++) {
         if (p[i] > p[best]) best = i;
@@ -5221,10 +5425,10 @@ static size_t moe_select_masked(const moe_gating *gating, const float *p, const 
     return gating->empty == MOE_EMPTY_TOP1;
 }
 
-/* Select among the experts of one group (or all) and append them with their weights: softmax over the selected logits (eq 3, and
- * eq 16, which is the same number), times the group's own weight (eq 12). */
-static void moe_gate_append(const moe_run *run, const moe_tensor *t, size_t row, size_t group, const float *factor, const moe_gate_work *work,
-                            float *scratch) {
+/* Select among the experts of one group (or all) and append them with their weights: softmax over the selected logits
+ * (eq 3, and eq 16, which is the same number), times the group's own weight (eq 12). */
+static void moe_gate_append(const moe_run *run, const moe_tensor *t, size_t row, size_t group, const float *factor,
+                            const moe_gate_work *work, float *scratch) {
     const moe_kernels *kernels = run->kernels;
     const moe_gating *gating = t->gating;
     const size_t n = gating->level, first = group * n, at = row * t->cols + first;
@@ -5239,7 +5443,8 @@ static void moe_gate_append(const moe_run *run, const moe_tensor *t, size_t row,
     else if (t->gate == MOE_GATE_SOFTMAX)
         for (size_t i = 0; i < n; i++) chosen[i] = (uint32_t)i;
     else
-        count = moe_select_masked(gating, p, t->gate == MOE_GATE_THRESHOLD ? gating->threshold + first : NULL, work->mask ? work->mask + at : NULL, chosen, s.empty);
+        count = moe_select_masked(gating, p, t->gate == MOE_GATE_THRESHOLD ? gating->threshold + first : NULL,
+                                  work->mask ? work->mask + at : NULL, chosen, s.empty);
     for (size_t j = 0; j < count; j++) weights[j] = logits[chosen[j]];
     sum = kernels->exp_sum(weights, count, kernels->max(weights, count), weights);
     for (size_t j = 0; j < count; j++) {
@@ -5260,7 +5465,8 @@ static void moe_compute_gate_row(const moe_run *run, const moe_tensor *t, size_t
     if (t->grouped) {
         const moe_selection groups = moe_selection_of(t->src[1], row);
         *s.empty = *groups.empty;
-        for (size_t j = 0; j < *groups.count; j++) moe_gate_append(run, t, row, groups.experts[j], &groups.weights[j], &work, scratch);
+        for (size_t j = 0; j < *groups.count; j++)
+            moe_gate_append(run, t, row, groups.experts[j], &groups.weights[j], &work, scratch);
     } else {
         moe_gate_append(run, t, row, 0, NULL, &work, scratch);
     }
@@ -5292,11 +5498,13 @@ static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
     m = moe_min(competing, moe_max(1, t->gating->k * competing / t->gating->level));
     for (size_t i = 0; i < m; i++) best[i] = moe_from_bits(0xff800000u);
     for (size_t r = 0; r < job->rows && m; r++)
-        if (moe_gate_competes(t, r, expert)) moe_keep_best(best, rows, m, work.probabilities[r * t->cols + expert], (int32_t)r);
+        if (moe_gate_competes(t, r, expert))
+            moe_keep_best(best, rows, m, work.probabilities[r * t->cols + expert], (int32_t)r);
     for (size_t i = 0; i < m && best[i] >= 0.0f; i++) work.mask[(size_t)rows[i] * t->cols + expert] = 1;
 }
 
-/* A batchwise gate sees all rows before it selects: probabilities first, then the mask by columns, then once more by rows. */
+/* A batchwise gate sees all rows before it selects: probabilities first, then the mask by columns, then once more by
+ * rows. */
 static void moe_compute_gate(const moe_run *run, const moe_tensor *t) {
     const size_t cost = t->grouped ? t->src[1]->gating->level * t->gating->level : 16 * t->gating->level;
     moe_row_job job = { run, t, run->frame->rows, 1, moe_compute_gate_row };
@@ -5332,11 +5540,23 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
     float *inputs = work->thread + thread * work->thread_floats;
     float *units = inputs + MOE_EXPERT_TILE * moe_expert_input_floats(layer);
     int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * unit_stride);
-    float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes), *unit_scales = scales + MOE_EXPERT_TILE;
-    moe_linear first = { .w = &up, .x = inputs, .x_stride = width, .codes = (int8_t *)(void *)inputs, .scales = scales,
-                         .relu = 1, .y = units, .y_stride = unit_stride };
-    moe_linear second = { .w = &down, .x = units, .x_stride = unit_stride, .codes = unit_codes, .scales = unit_scales,
-                          .y = work->out + pair * out_stride, .y_stride = out_stride };
+    float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes),
+          *unit_scales = scales + MOE_EXPERT_TILE;
+    moe_linear first = { .w = &up,
+                         .x = inputs,
+                         .x_stride = width,
+                         .codes = (int8_t *)(void *)inputs,
+                         .scales = scales,
+                         .relu = 1,
+                         .y = units,
+                         .y_stride = unit_stride };
+    moe_linear second = { .w = &down,
+                          .x = units,
+                          .x_stride = unit_stride,
+                          .codes = unit_codes,
+                          .scales = unit_scales,
+                          .y = work->out + pair * out_stride,
+                          .y_stride = out_stride };
     for (size_t i = 0; i < rows; i++) {
         const size_t row = work->pair_row[pair + i];
         if (x->quantised) {
@@ -5367,8 +5587,8 @@ static void moe_combine_task(void *arg, size_t task, size_t thread) {
         for (size_t c = 0; c < width; c++) y[c] = y[c] * job->t->layer->scale;
 }
 
-/* Count, sort the (row, expert) pairs by expert, cut them into tasks, run them from one queue, combine per row. A token may
- * select any number of experts, so rows go in chunks whose pairs fit the plan; chunks do not change a bit. */
+/* Count, sort the (row, expert) pairs by expert, cut them into tasks, run them from one queue, combine per row. A token
+ * may select any number of experts, so rows go in chunks whose pairs fit the plan; chunks do not change a bit. */
 static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
     const moe_tensor *gate = t->src[1];
     const size_t rows = run->frame->rows, n = t->layer->experts, capacity = moe_expert_pairs(run->graph, gate);
@@ -5427,11 +5647,11 @@ static void moe_compute_mix(const moe_run *run, const moe_tensor *t) {
     moe_for_rows(run, t, run->frame->rows, t->src[0]->cols, moe_compute_mix_row);
 }
 
-/* The `top` largest of x[n] with their ids, falling, but for those below `seen`: the largest of this row that this thread has
- * met, which x joins. What is left out has `top` larger ones elsewhere, so the whole row's best are the same whoever met what.
- * Returns the largest of x. */
-static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id, float *seen,
-                           float *best, int32_t *ids) {
+/* The `top` largest of x[n] with their ids, falling, but for those below `seen`: the largest of this row that this
+ * thread has met, which x joins. What is left out has `top` larger ones elsewhere, so the whole row's best are the same
+ * whoever met what. Returns the largest of x. */
+static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
+                           float *seen, float *best, int32_t *ids) {
     enum { BLOCK = 64 };
     const float lowest = moe_from_bits(0xff800000u);
     float largest = lowest;
@@ -5465,11 +5685,16 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     const moe_tensor *t = job->t, *x = t->src[0];
     const moe_frame *f = job->run->frame;
     const moe_kernels *kernels = job->run->kernels;
-    const size_t chunk = task / job->row_tasks, row0 = task % job->row_tasks * MOE_OUTPUT_ROWS, top = job->run->graph->top;
+    const size_t chunk = task / job->row_tasks, row0 = task % job->row_tasks * MOE_OUTPUT_ROWS,
+                 top = job->run->graph->top;
     const size_t rows = moe_min(MOE_OUTPUT_ROWS, f->rows - row0), column = chunk * MOE_OUTPUT_CHUNK;
     const moe_matrix w = moe_matrix_part(t->matrix, column, MOE_OUTPUT_CHUNK);
-    float *logits = work->thread + thread * work->thread_floats, *seen = work->seen + thread * job->run->graph->rows * top;
-    moe_linear l = { .w = &w, .bias = t->bias ? t->bias + column : NULL, .y = logits, .y_stride = moe_row_stride(MOE_OUTPUT_CHUNK) };
+    float *logits = work->thread + thread * work->thread_floats,
+          *seen = work->seen + thread * job->run->graph->rows * top;
+    moe_linear l = { .w = &w,
+                     .bias = t->bias ? t->bias + column : NULL,
+                     .y = logits,
+                     .y_stride = moe_row_stride(MOE_OUTPUT_CHUNK) };
     moe_linear_input(&l, x, row0);
     kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
     for (size_t r = 0; r < rows; r++) {
@@ -5485,8 +5710,8 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
             y[(size_t)t->model->eos - column] = moe_from_bits(0xff800000u);
         if (f->want[row] >= 0 && (size_t)f->want[row] >= column && (size_t)f->want[row] < column + w.rows)
             f->want_logprob[row] = y[(size_t)f->want[row] - column];
-        work->max[at] = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
-                                      work->ids + at * top);
+        work->max[at] = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top,
+                                      work->logits + at * top, work->ids + at * top);
         work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
     }
 }
@@ -5517,7 +5742,8 @@ static void moe_output_join(const moe_run *run, const moe_tensor *t, size_t row,
 
 static void moe_compute_output(const moe_run *run, const moe_tensor *t) {
     moe_layout at = { t->work, 0, 0 };
-    moe_output_job job = { run, t, moe_output_layout(run->graph, t->cols, &at), moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
+    moe_output_job job = { run, t, moe_output_layout(run->graph, t->cols, &at),
+                           moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
     for (size_t i = 0; i < run->graph->threads * run->graph->rows * run->graph->top; i++)
         job.work.seen[i] = moe_from_bits(0xff800000u);
     moe_pool_run(run->pool, job.work.chunks * job.row_tasks, moe_output_task, &job);
@@ -5556,8 +5782,9 @@ static const moe_backend moe_backend_cpu = {
 static moe_status moe_backend_check(const moe_backend *backend, const moe_graph *g, moe_error *error) {
     for (size_t i = 0; i < g->count; i++)
         if (!backend->compute[g->nodes[i].op])
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, g->nodes[i].name, "the %s backend cannot do '%s', which %s needs",
-                            backend->name, moe_op_names[g->nodes[i].op], g->nodes[i].name);
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, g->nodes[i].name,
+                            "the %s backend cannot do '%s', which %s needs", backend->name,
+                            moe_op_names[g->nodes[i].op], g->nodes[i].name);
     return MOE_OK;
 }
 
@@ -5581,7 +5808,8 @@ static void moe_graph_run(const moe_backend *backend, const moe_run *run, moe_tr
 }
 
 /* The seam to a device (moe.h, Backends): a node in plain words. `nodes` are those of the graph, in its order. */
-static moe_node moe_describe_node(const moe_graph *g, const moe_tensor *t, const moe_node *nodes, const int32_t *never) {
+static moe_node moe_describe_node(const moe_graph *g, const moe_tensor *t, const moe_node *nodes,
+                                  const int32_t *never) {
     const moe_layer *layer = t->layer;
     moe_node n;
     memset(&n, 0, sizeof n);
@@ -5646,8 +5874,10 @@ static moe_device_graph moe_describe_graph(const moe_graph *g, moe_node *nodes, 
     return (moe_device_graph){ nodes, g->count, g->rows, g->sentences, g->max_source, g->top };
 }
 
-/* The device that a name asks for: *out NULL for the processor, *index where there are several. *automatic: nobody asked. */
-static moe_status moe_choose_device(const char *name, const moe_device_api **out, int *index, int *automatic, moe_error *error) {
+/* The device that a name asks for: *out NULL for the processor, *index where there are several. *automatic: nobody
+ * asked. */
+static moe_status moe_choose_device(const char *name, const moe_device_api **out, int *index, int *automatic,
+                                    moe_error *error) {
     const moe_device_api *api = NULL;
     const char *number;
     char *end;
@@ -5664,7 +5894,8 @@ static moe_status moe_choose_device(const char *name, const moe_device_api **out
     }
     if (strcmp(name, "cpu") == 0) return MOE_OK;
     if (strncmp(name, "cuda", 4) != 0 || (name[4] && name[4] != ':'))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "no device is called '%s'; there are cpu, cuda and cuda:N", name);
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "no device is called '%s'; there are cpu, cuda and cuda:N",
+                        name);
     if (name[4]) {
         number = name + 5;
         errno = 0;
@@ -5672,8 +5903,10 @@ static moe_status moe_choose_device(const char *name, const moe_device_api **out
         if (*number < '0' || *number > '9' || *end || errno || n > 4096)
             return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "'%s' should be cuda: and a number", name);
     }
-    if (!api) return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "this build has no CUDA: build it with make CUDA=1, or use "
-                              "the device cpu");
+    if (!api)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device",
+                        "this build has no CUDA: build it with make CUDA=1, or use "
+                        "the device cpu");
     *out = api;
     *index = (int)n;
     return MOE_OK;
@@ -5683,7 +5916,8 @@ static moe_status moe_choose_device(const char *name, const moe_device_api **out
  * Owns the two graphs of a translation model. Invariant: only the layer list decides what is in them. */
 
 /* Logits of a gate over everything; with them those of the noise, if it is wanted. */
-static moe_tensor *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating, moe_tensor *features, const char *part) {
+static moe_tensor *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating,
+                                       moe_tensor *features, const char *part) {
     char name[48];
     moe_tensor *logits, *noise = NULL;
     snprintf(name, sizeof name, "%s.%s.logits", layer->name, part);
@@ -5695,7 +5929,8 @@ static moe_tensor *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, con
     return moe_op_gate(g, layer, gating, logits, noise, 0, name);
 }
 
-/* Who gets x: one gate, or one over groups and one inside them (eq 12), each over x or over the hidden units of an MLP. */
+/* Who gets x: one gate, or one over groups and one inside them (eq 12), each over x or over the hidden units of an MLP.
+ */
 static moe_tensor *moe_build_gate(moe_graph *g, const moe_layer *layer, moe_tensor *x) {
     char name[48];
     moe_tensor *parent;
@@ -5729,17 +5964,21 @@ static moe_tensor *moe_build_moe(moe_graph *g, const moe_layer *layer, moe_tenso
 }
 
 /* An LSTM layer over packed sentences, one or both directions. `last_r` and `last_c`: see moe_tensor. */
-static moe_tensor *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_tensor *x, float *last_r, float *last_c) {
+static moe_tensor *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_tensor *x, float *last_r,
+                                          float *last_c) {
     char name[48];
     moe_tensor *y[2] = { NULL, NULL }, *out;
     for (int d = 0; d <= layer->bidirectional; d++) {
         snprintf(name, sizeof name, "%s.%s.input", layer->name, d ? "bwd" : "fwd");
-        y[d] = moe_op_lstm_layer(g, layer, d, moe_op_linear(g, &layer->direction[d].w_x, x, layer->direction[d].bias, NULL, name));
+        y[d] = moe_op_lstm_layer(g, layer, d,
+                                 moe_op_linear(g, &layer->direction[d].w_x, x, layer->direction[d].bias, NULL, name));
     }
     y[layer->bidirectional]->last_r = last_r;
     y[layer->bidirectional]->last_c = last_c;
     snprintf(name, sizeof name, "%s.merged", layer->name);
-    out = !layer->bidirectional ? y[0] : layer->merge_sum ? moe_op_add(g, y[0], y[1], name) : moe_op_concat(g, y[0], y[1], name);
+    out = !layer->bidirectional ? y[0]
+          : layer->merge_sum    ? moe_op_add(g, y[0], y[1], name)
+                                : moe_op_concat(g, y[0], y[1], name);
     snprintf(name, sizeof name, "%s.output", layer->name);
     return layer->residual ? moe_op_add(g, x, out, name) : out;
 }
@@ -5747,16 +5986,17 @@ static moe_tensor *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, 
 /* What the decoder carries from step to step, [rows, cols] each. */
 typedef struct moe_decoder_state {
     float *r[MOE_MAX_LAYERS], *c[MOE_MAX_LAYERS]; /* of every LSTM layer: [rows, P], [rows, H] */
-    float *query;   /* [rows, query width], where the query is a layer's output */
-    float *context; /* [rows, memory width], where the context is carried */
+    float *query;                                 /* [rows, query width], where the query is a layer's output */
+    float *context;                               /* [rows, memory width], where the context is carried */
 } moe_decoder_state;
 
 static void moe_build_encoder(moe_graph *g, const moe_model *m, moe_memory *memory, const moe_decoder_state *begin) {
     moe_tensor *x = moe_op_embed(g, &m->source_embedding, m->embedding_scale, "encoder.embedding"), *keys;
     for (size_t i = 0; i < m->n_encoder; i++) {
         const moe_layer *layer = &m->encoder[i];
-        x = layer->kind == MOE_LAYER_MOE ? moe_build_moe(g, layer, x)
-                                         : moe_build_encoder_lstm(g, layer, x, begin->r[layer->begins], begin->c[layer->begins]);
+        x = layer->kind == MOE_LAYER_MOE
+                ? moe_build_moe(g, layer, x)
+                : moe_build_encoder_lstm(g, layer, x, begin->r[layer->begins], begin->c[layer->begins]);
     }
     moe_op_store(g, x, memory->values, "encoder.values");
     keys = moe_op_linear(g, &m->w_key, x, NULL, NULL, "encoder.keys");
@@ -5770,10 +6010,10 @@ static int moe_reads_previous(const moe_model *m) {
     return 0;
 }
 
-/* `begin` are the states that a sentence in slot n begins with, as row rows + n of `s`, which the encoder writes; query and context
- * begin with zeros. NULL throughout where everything does. */
-static void moe_decoder_state_layout(const moe_model *m, size_t rows, size_t slots, moe_decoder_state *s, moe_decoder_state *begin,
-                                     moe_layout *at) {
+/* `begin` are the states that a sentence in slot n begins with, as row rows + n of `s`, which the encoder writes; query
+ * and context begin with zeros. NULL throughout where everything does. */
+static void moe_decoder_state_layout(const moe_model *m, size_t rows, size_t slots, moe_decoder_state *s,
+                                     moe_decoder_state *begin, moe_layout *at) {
     const size_t used = rows;
     if (m->decoder_from_encoder) rows += slots;
     for (size_t i = 0; i < m->n_decoder; i++)
@@ -5803,9 +6043,9 @@ static moe_tensor *moe_build_attention(moe_graph *g, const moe_model *m, moe_mem
 
 /* One step for every live hypothesis. All states are gathered first and stored last, so no second buffer is needed.
  *
- * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, that is done at the
- * start of the step from the carried query; else the context is made right after the attention's layer, and carried where a
- * layer reads the previous one. */
+ * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, that is done
+ * at the start of the step from the carried query; else the context is made right after the attention's layer, and
+ * carried where a layer reads the previous one. */
 static void moe_build_decoder(moe_graph *g, const moe_model *m, moe_memory *memory, moe_decoder_state *s) {
     moe_tensor *r[MOE_MAX_LAYERS] = { NULL }, *c[MOE_MAX_LAYERS] = { NULL }, *previous = NULL, *current = NULL;
     moe_tensor *x = moe_op_embed(g, &m->target_embedding, m->embedding_scale, "decoder.embedding");
@@ -5821,7 +6061,8 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, moe_memory *memo
     if (m->context_current) {
         if (reads_previous) previous = moe_op_gather(g, s->context, m->memory_width, "decoder.previous");
     } else if (m->kind == MOE_MODEL_TRANSLATION) {
-        moe_tensor *query = m->query_output ? moe_op_gather(g, s->query, m->query_width, "decoder.carried") : r[m->attention_layer];
+        moe_tensor *query =
+            m->query_output ? moe_op_gather(g, s->query, m->query_width, "decoder.carried") : r[m->attention_layer];
         previous = moe_build_attention(g, m, memory, query);
     }
     for (size_t i = 0; i < m->n_decoder; i++) {
@@ -5863,31 +6104,32 @@ static void moe_build_classifier(moe_graph *g, const moe_model *m) {
 }
 
 /* ==== 18. Beam search =========================================================================================
- * Owns the hypotheses of one sentence. The code is the last section of moe.h, so that a device compiles the same; it says how
- * the search goes. Invariant: what happens here depends on the sentence's own rows only, so that any batch gives the same
- * result, and nothing is allocated or looked up but what the slot points to, so that it runs anywhere. */
+ * Owns the hypotheses of one sentence. The code is the last section of moe.h, so that a device compiles the same; it
+ * says how the search goes. Invariant: what happens here depends on the sentence's own rows only, so that any batch
+ * gives the same result, and nothing is allocated or looked up but what the slot points to, so that it runs anywhere.
+ */
 
 #define MOE_SEARCH static inline
 #include "moe.h"
 
 /* ==== 19. Reranking ===========================================================================================
  * Owns the translations that are to be reranked and wait for the log-probability of their source given each hypothesis.
- * Invariant: the outcome depends on the sentence alone; what is waited for is asked for before anything new is begun, so that
- * places for twice the sentences of a batch are always enough. */
+ * Invariant: the outcome depends on the sentence alone; what is waited for is asked for before anything new is begun,
+ * so that places for twice the sentences of a batch are always enough. */
 
 typedef struct moe_waiting {
     void *user; /* the request's */
     int used, broken;
-    uint64_t arrival;      /* 0: the sentence is still being translated */
-    int32_t source_tag;    /* -1: to be found out */
+    uint64_t arrival;   /* 0: the sentence is still being translated */
+    int32_t source_tag; /* -1: to be found out */
     size_t n, n_source;
-    size_t asked, answered; /* of the questions of the round: which language, then hypotheses, best first */
-    size_t language;       /* the most probable so far */
-    float best;            /* score of a reranked hypothesis so far */
-    int32_t *source;       /* [n_source] without tag and end */
+    size_t asked, answered;     /* of the questions of the round: which language, then hypotheses, best first */
+    size_t language;            /* the most probable so far */
+    float best;                 /* score of a reranked hypothesis so far */
+    int32_t *source;            /* [n_source] without tag and end */
     moe_hypothesis *hypotheses; /* [n] */
-    int32_t *ids;          /* [beam, max_target] what they point to */
-    float *logprobs;       /* [beam, max_target + 1] */
+    int32_t *ids;               /* [beam, max_target] what they point to */
+    float *logprobs;            /* [beam, max_target + 1] */
 } moe_waiting;
 
 /* What a slot works for. */
@@ -5959,8 +6201,9 @@ static int moe_rerank_keep(moe_reranker *r, moe_waiting *w, const moe_result *fo
         float *logprobs = w->logprobs + h * (r->max_target + 1);
         w->hypotheses[h] = hypotheses[h];
         w->hypotheses[h].ids = memcpy(ids, hypotheses[h].ids, hypotheses[h].n_ids * sizeof *ids);
-        w->hypotheses[h].token_logprobs = memcpy(logprobs, hypotheses[h].token_logprobs,
-                                                 (hypotheses[h].n_ids + (size_t)hypotheses[h].finished) * sizeof *logprobs);
+        w->hypotheses[h].token_logprobs =
+            memcpy(logprobs, hypotheses[h].token_logprobs,
+                   (hypotheses[h].n_ids + (size_t)hypotheses[h].finished) * sizeof *logprobs);
     }
     w->user = found->user;
     w->n = n;
@@ -5969,8 +6212,8 @@ static int moe_rerank_keep(moe_reranker *r, moe_waiting *w, const moe_result *fo
     return 1;
 }
 
-/* Questions of this round: the source in every language given the best hypothesis, or in its language given each that can still
- * win. Scores only fall, so those that are below the best reranked one cannot. */
+/* Questions of this round: the source in every language given the best hypothesis, or in its language given each that
+ * can still win. Scores only fall, so those that are below the best reranked one cannot. */
 static size_t moe_rerank_questions(const moe_reranker *r, const moe_waiting *w) {
     size_t n = 1;
     if (w->source_tag < 0) return r->model->tags->count;
@@ -5984,7 +6227,8 @@ static size_t moe_rerank_questions(const moe_reranker *r, const moe_waiting *w) 
 static size_t moe_rerank_due(const moe_reranker *r) {
     size_t n = 0;
     for (size_t i = 0; i < r->n; i++)
-        if (r->waiting[i].used && r->waiting[i].arrival) n += moe_rerank_questions(r, &r->waiting[i]) - r->waiting[i].asked;
+        if (r->waiting[i].used && r->waiting[i].arrival)
+            n += moe_rerank_questions(r, &r->waiting[i]) - r->waiting[i].asked;
     return n;
 }
 
@@ -6016,12 +6260,13 @@ static void moe_rerank_sort(moe_waiting *w) {
     }
 }
 
-static float moe_rerank_score(const moe_reranker *r, const moe_search *s, const moe_waiting *w, const moe_hypothesis *h) {
+static float moe_rerank_score(const moe_reranker *r, const moe_search *s, const moe_waiting *w,
+                              const moe_hypothesis *h) {
     return h->score + r->weight * (h->reverse / moe_length_penalty(s, w->n_source + 1));
 }
 
-/* The answer to a question; answers come in any order. Returns 1 when it was the last: the hypotheses that were reranked stand in
- * their new order. */
+/* The answer to a question; answers come in any order. Returns 1 when it was the last: the hypotheses that were
+ * reranked stand in their new order. */
 static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const moe_ticket *ticket, float logprob) {
     moe_waiting *w = ticket->waiting;
     const size_t which = ticket->question;
@@ -6048,8 +6293,9 @@ static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const m
 }
 
 /* ==== 20. Sessions ============================================================================================
- * Owns a session's one block of memory, the queue of requests and the loop. Invariant: rows of a step are the live hypotheses
- * of the active slots in slot order; a finished sentence's slot and memory are free for the next request at once. */
+ * Owns a session's one block of memory, the queue of requests and the loop. Invariant: rows of a step are the live
+ * hypotheses of the active slots in slot order; a finished sentence's slot and memory are free for the next request at
+ * once. */
 
 struct moe_session {
     const moe_model *model;
@@ -6071,23 +6317,23 @@ struct moe_session {
     moe_memory memory;
     moe_decoder_state state, begin;
     size_t rows, encode_tokens;
-    size_t n_slots;     /* batch, and with reranking those of questions */
-    moe_slot *slots;    /* [n_slots]; on a device without hypotheses */
+    size_t n_slots;      /* batch, and with reranking those of questions */
+    moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
     moe_ticket *tickets; /* [n_slots] */
     moe_reranker reranker;
     size_t *by_segment; /* [n_active] active slots as their segments follow each other */
     size_t n_active;
     /* the group of sentences that is being encoded */
-    int32_t *staged;       /* [encode_tokens] their ids, one behind the other */
+    int32_t *staged;                                              /* [encode_tokens] their ids, one behind the other */
     size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [n_slots] */
-    int32_t *packed;       /* [encode_tokens] */
-    size_t *destination;   /* [encode_tokens] */
-    size_t *live, *first;  /* [max_source] */
+    int32_t *packed;                                              /* [encode_tokens] */
+    size_t *destination;                                          /* [encode_tokens] */
+    size_t *live, *first;                                         /* [max_source] */
     /* the frame of a decoder step; on a device only what a classifier needs of it */
     int32_t *ids, *parents, *want, *top_ids;
     size_t *segment, *length;
     uint64_t *keys; /* [most rows of either graph], NULL without noise */
-    char *hold; /* NULL unless translations have a least length */
+    char *hold;     /* NULL unless translations have a least length */
     float *want_logprob, *top_logprobs, *attention, *coverage, *coverage_next;
     moe_live *next;
     /* results */
@@ -6097,7 +6343,9 @@ struct moe_session {
     moe_stats stats;
 };
 
-const char *moe_rules_name(moe_rules rules) { return (unsigned)rules <= MOE_RULES_MLPERF ? moe_rules_names[rules] : "?"; }
+const char *moe_rules_name(moe_rules rules) {
+    return (unsigned)rules <= MOE_RULES_MLPERF ? moe_rules_names[rules] : "?";
+}
 
 int moe_session_params_preset(moe_session_params *p, const char *name) {
     static const struct {
@@ -6150,7 +6398,8 @@ moe_session_params moe_session_params_default(const moe_model *m) {
     p.length_constant = (float)moe_meta_number(m, "decode.length_constant", 0, 1e6, 5);
     p.coverage_penalty = (float)moe_meta_number(m, "decode.coverage_penalty", 0, 100, 0);
     p.prune = (float)moe_meta_number(m, "decode.prune", 0, 1e6, 0);
-    if (moe_can_rerank(m) && m->rules == MOE_RULES_PAPER) p.rerank = (float)moe_meta_number(m, "decode.rerank", 0, 100, 0);
+    if (moe_can_rerank(m) && m->rules == MOE_RULES_PAPER)
+        p.rerank = (float)moe_meta_number(m, "decode.rerank", 0, 100, 0);
     p.max_len_factor = (float)moe_meta_number(m, "decode.max_len_factor", 0, 1e6, 2);
     p.max_len_offset = (int)moe_meta_number(m, "decode.max_len_offset", 0, 1 << 16, 10);
     p.rules = m->rules;
@@ -6173,14 +6422,17 @@ static moe_status moe_check_gating(const moe_model *m, const char *name, int *ga
     moe_gate kind;
     if (!name) return MOE_OK;
     if (!moe_gate_parse(name, &kind))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "gating", "no gate is called '%s'; there are softmax, topk, threshold and batchwise", name);
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "gating",
+                        "no gate is called '%s'; there are softmax, topk, threshold and batchwise", name);
     for (size_t i = 0; (layer = moe_find_mixture(m, i)); i++)
         for (int parent = 0; parent <= (layer->groups > 0); parent++) {
             const moe_gating *g = parent ? &layer->parent : &layer->gate;
             if (kind == MOE_GATE_THRESHOLD && !g->threshold)
-                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating", "%s has no thresholds; moe-calibrate can find some", layer->name);
+                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating",
+                                "%s has no thresholds; moe-calibrate can find some", layer->name);
             if ((kind == MOE_GATE_TOPK || kind == MOE_GATE_BATCHWISE) && !g->k)
-                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating", "%s does not say how many experts it wants (k)", layer->name);
+                return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating", "%s does not say how many experts it wants (k)",
+                                layer->name);
         }
     *gating = 1 + (int)kind;
     return MOE_OK;
@@ -6189,7 +6441,8 @@ static moe_status moe_check_gating(const moe_model *m, const char *name, int *ga
 static moe_status moe_check_noise(const moe_model *m, moe_error *error) {
     for (size_t i = 0; i < moe_model_mixture_count(m); i++)
         if (!moe_model_mixture(m, i).noise)
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "noise", "%s has no weights for noise: it was not trained with noisy top-k",
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "noise",
+                            "%s has no weights for noise: it was not trained with noisy top-k",
                             moe_model_mixture(m, i).layer);
     return MOE_OK;
 }
@@ -6211,20 +6464,25 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_real("prune", (double)p->prune, 1e6, error));
     MOE_TRY(moe_check_real("rerank", (double)p->rerank, 100, error));
     if (p->rerank != 0.0f && !moe_can_rerank(m))
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank", "rerank must be 0: the model has no tags of several languages, with which it could "
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "rerank",
+                        "rerank must be 0: the model has no tags of several languages, with which it could "
                         "translate back");
     MOE_TRY(moe_check_real("max_len_factor", (double)p->max_len_factor, 1e6, error));
     MOE_TRY(moe_check_int("max_len_offset", p->max_len_offset, 0, 1 << 20, error));
     MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULES_MLPERF, error));
     if (p->rules != MOE_RULES_PAPER && p->prune != 0.0f)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "prune", "the %s rules know no pruning: prune must be 0", moe_rules_name(p->rules));
-    if (p->rules >= MOE_RULES_TF && p->coverage_penalty != 0.0f)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "coverage_penalty", "the %s rules know no coverage: coverage_penalty must be 0",
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "prune", "the %s rules know no pruning: prune must be 0",
                         moe_rules_name(p->rules));
+    if (p->rules >= MOE_RULES_TF && p->coverage_penalty != 0.0f)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "coverage_penalty",
+                        "the %s rules know no coverage: coverage_penalty must be 0", moe_rules_name(p->rules));
     if (p->rules != MOE_RULES_PAPER && p->rerank != 0.0f)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "rerank", "the %s rules know no reranking: rerank must be 0", moe_rules_name(p->rules));
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "rerank", "the %s rules know no reranking: rerank must be 0",
+                        moe_rules_name(p->rules));
     if (m->kind != MOE_MODEL_TRANSLATION) {
-        if (p->attention) return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention", "this model does not translate: it has no attention");
+        if (p->attention)
+            return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention",
+                            "this model does not translate: it has no attention");
         p->max_source = 2;
         p->coverage_penalty = 0;
     }
@@ -6239,11 +6497,12 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 /* More nodes than either graph of a model can have. */
 static size_t moe_session_nodes(const moe_model *m) { return 64 + 24 * (m->n_encoder + m->n_decoder); }
 
-/* Carve everything but the arena; with at->base NULL this only measures. What the graphs carry from run to run comes from
- * `states`, which is device memory on a device and else `at` itself. */
+/* Carve everything but the arena; with at->base NULL this only measures. What the graphs carry from run to run comes
+ * from `states`, which is device memory on a device and else `at` itself. */
 static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *states) {
     const moe_model *m = s->model;
-    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest, slots = s->n_slots;
+    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest,
+                 slots = s->n_slots;
     const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
     const size_t nodes = moe_session_nodes(m);
     const int here = !s->api; /* this is where hypotheses are searched */
@@ -6299,7 +6558,8 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
     if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
     s->segment = moe_carve(at, s->rows, sizeof *s->segment);
     s->length = moe_carve(at, s->rows, sizeof *s->length);
-    if (s->search.beta != 0.0f || s->params.attention) s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
+    if (s->search.beta != 0.0f || s->params.attention)
+        s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
     if (s->search.beta != 0.0f) {
         s->coverage = moe_carve(at, s->rows * max_source, sizeof(float));
         s->coverage_next = moe_carve(at, s->rows * max_source, sizeof(float));
@@ -6319,7 +6579,8 @@ static moe_status moe_session_build(moe_session *s, moe_error *error) {
     if (s->model->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(&s->encoder, s->model, &s->memory, &s->begin);
     if (s->model->kind == MOE_MODEL_CLASSIFIER) moe_build_classifier(&s->decoder, s->model);
     else moe_build_decoder(&s->decoder, s->model, &s->memory, &s->state);
-    for (size_t i = 0; s->api && i < s->encoder.count; i++) s->encoder.nodes[i].work_bytes = 0; /* a device has its own scratch */
+    for (size_t i = 0; s->api && i < s->encoder.count; i++)
+        s->encoder.nodes[i].work_bytes = 0; /* a device has its own scratch */
     for (size_t i = 0; s->api && i < s->decoder.count; i++) s->decoder.nodes[i].work_bytes = 0;
     MOE_TRY(moe_graph_plan(&s->encoder, error));
     MOE_TRY(moe_graph_plan(&s->decoder, error));
@@ -6328,7 +6589,8 @@ static moe_status moe_session_build(moe_session *s, moe_error *error) {
 }
 
 /* Fill in what the parameters decide, before any memory is laid out. */
-static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const moe_session_params *params, moe_error *error) {
+static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const moe_session_params *params,
+                                      moe_error *error) {
     size_t batch, beam;
     memset(s, 0, sizeof *s);
     s->model = m;
@@ -6343,18 +6605,31 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
     if (s->params.noise) MOE_TRY(moe_check_noise(m, error));
     MOE_TRY(moe_choose_device(s->params.device ? s->params.device : getenv("MOE_DEVICE"), &s->api, &s->device_index,
                               &s->device_automatic, error));
-    s->search = (moe_search){ .beam = s->params.beam, .nbest = s->params.nbest, .alpha = s->params.length_penalty,
-                              .constant = s->params.length_constant, .beta = s->params.coverage_penalty,
-                              .prune = s->params.prune, .rules = s->params.rules, .bos = m->bos, .eos = m->eos,
-                              .min_target = (size_t)s->params.min_target, .max_target = (size_t)s->params.max_target,
+    s->search = (moe_search){ .beam = s->params.beam,
+                              .nbest = s->params.nbest,
+                              .alpha = s->params.length_penalty,
+                              .constant = s->params.length_constant,
+                              .beta = s->params.coverage_penalty,
+                              .prune = s->params.prune,
+                              .rules = s->params.rules,
+                              .bos = m->bos,
+                              .eos = m->eos,
+                              .min_target = (size_t)s->params.min_target,
+                              .max_target = (size_t)s->params.max_target,
                               .from_encoder = m->decoder_from_encoder };
     s->n_slots = batch;
     s->rows = m->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
     if (s->params.rerank > 0.0f && beam > 1) {
-        const size_t questions = moe_max(beam, 4 * batch); /* of one row each: enough to fill a step, or to ask all about one sentence */
+        const size_t questions =
+            moe_max(beam, 4 * batch); /* of one row each: enough to fill a step, or to ask all about one sentence */
         s->search.nbest = (int)beam;
-        s->reranker = (moe_reranker){ .model = m, .weight = s->params.rerank, .all = s->params.nbest > 1, .n = 2 * batch, .beam = beam,
-                                      .max_source = (size_t)s->params.max_source, .max_target = (size_t)s->params.max_target };
+        s->reranker = (moe_reranker){ .model = m,
+                                      .weight = s->params.rerank,
+                                      .all = s->params.nbest > 1,
+                                      .n = 2 * batch,
+                                      .beam = beam,
+                                      .max_source = (size_t)s->params.max_source,
+                                      .max_target = (size_t)s->params.max_target };
         s->n_slots += questions;
         s->rows += questions;
     }
@@ -6363,16 +6638,19 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
     s->encoder.noise = s->params.noise;
     s->encoder.noise_seed = s->params.noise_seed;
     s->decoder = s->encoder;
-    s->decoder.top = moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? s->params.nbest : s->params.beam + 1), (size_t)m->vocabulary);
+    s->decoder.top = moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? s->params.nbest : s->params.beam + 1),
+                             (size_t)m->vocabulary);
     s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
     /* A request is pulled before its length is known, so there is always room for a longest one. */
-    s->memory.tokens = (size_t)s->params.max_source + (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
+    s->memory.tokens = (size_t)s->params.max_source +
+                       (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
                        32 * (s->n_slots - batch);
     s->memory.width = m->memory_width;
     return MOE_OK;
 }
 
-/* Lay out, allocate, build. The graphs are built twice: once on memory that is thrown away, to know the arena's size. */
+/* Lay out, allocate, build. The graphs are built twice: once on memory that is thrown away, to know the arena's size.
+ */
 static moe_status moe_session_make(moe_session *s, moe_error *error) {
     const size_t nodes = moe_session_nodes(s->model), trial_bytes = 2 * nodes * sizeof(moe_tensor);
     moe_layout measured = { NULL, 0, 0 }, states = { NULL, 0, 0 };
@@ -6381,10 +6659,14 @@ static moe_status moe_session_make(moe_session *s, moe_error *error) {
     size_t arena;
     moe_session_layout(s, &measured, s->api ? &states : &measured);
     if (measured.overflow || states.overflow)
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "session", "these parameters ask for more memory than can be addressed");
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "session",
+                        "these parameters ask for more memory than can be addressed");
     trial = moe_allocate_zeroed(&s->allocator, trial_bytes);
-    if (!trial) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session: %zu MB are needed, ask for a smaller "
-                                "batch, beam or max_source", measured.used >> 20);
+    if (!trial)
+        return moe_fail(error, MOE_ERROR_MEMORY, "session",
+                        "no memory for a session: %zu MB are needed, ask for a smaller "
+                        "batch, beam or max_source",
+                        measured.used >> 20);
     s->encoder.nodes = trial;
     s->decoder.nodes = trial + nodes;
     status = moe_session_build(s, error);
@@ -6408,7 +6690,8 @@ static void moe_log(const moe_session *s, const char *format, ...) {
 
 /* States, activations and weights on the device. The host's block is carved. */
 static moe_status moe_session_bind(moe_session *s, size_t state_bytes, moe_error *error) {
-    const moe_device_params params = { s->allocator, s->device_index, s->params.device_memory, s->params.log, s->params.log_user };
+    const moe_device_params params = { s->allocator, s->device_index, s->params.device_memory, s->params.log,
+                                       s->params.log_user };
     moe_layout states = { NULL, 0, 0 }, unused = { NULL, 0, 0 };
     moe_session carved = *s;
     moe_device_graph graphs[2];
@@ -6437,9 +6720,13 @@ static moe_status moe_session_bind(moe_session *s, size_t state_bytes, moe_error
 
 static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
     moe_layout at = { NULL, 0, 0 }, states = { NULL, 0, 0 };
-    s->block = s->allocator.allocate(s->allocator.user, s->block_bytes + 64); /* not zeroed: pages are touched when they are used */
-    if (!s->block) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session: %zu MB are needed, ask for a smaller "
-                                   "batch, beam or max_source", s->block_bytes >> 20);
+    s->block = s->allocator.allocate(s->allocator.user,
+                                     s->block_bytes + 64); /* not zeroed: pages are touched when they are used */
+    if (!s->block)
+        return moe_fail(error, MOE_ERROR_MEMORY, "session",
+                        "no memory for a session: %zu MB are needed, ask for a smaller "
+                        "batch, beam or max_source",
+                        s->block_bytes >> 20);
     at.base = s->block + (64 - (uintptr_t)s->block % 64) % 64;
     s->encoder.count = s->decoder.count = 0;
     moe_session_layout(s, &at, s->api ? &states : &at);
@@ -6471,11 +6758,12 @@ static moe_status moe_session_create(moe_session *prepared, moe_session **out, m
     s->stats.device = "cpu";
     if (s->api) s->stats.device = s->api->describe(s->device, &s->stats.device_bytes);
     if (s->api)
-        moe_log(s, "%s, %d sentences x beam %d, %llu MB of its memory", s->stats.device, s->params.batch, s->params.beam,
-                (unsigned long long)(s->stats.device_bytes >> 20));
+        moe_log(s, "%s, %d sentences x beam %d, %llu MB of its memory", s->stats.device, s->params.batch,
+                s->params.beam, (unsigned long long)(s->stats.device_bytes >> 20));
     else
         moe_log(s, "%s backend, %s kernels, %d threads, %d sentences x beam %d, %llu KB of memory", s->backend->name,
-                s->kernels->name, s->params.threads, s->params.batch, s->params.beam, (unsigned long long)(s->stats.bytes >> 10));
+                s->kernels->name, s->params.threads, s->params.batch, s->params.beam,
+                (unsigned long long)(s->stats.bytes >> 10));
     *out = s;
     return MOE_OK;
 }
@@ -6490,7 +6778,8 @@ static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s works on the device cpu only", what) : MOE_OK;
 }
 
-moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out, moe_error *error) {
+moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
+                           moe_error *error) {
     moe_session prepared;
     moe_session_params on_cpu;
     moe_error why = { MOE_OK, "", "" };
@@ -6499,7 +6788,8 @@ moe_status moe_session_new(const moe_model *model, const moe_session_params *par
     if (prepared.api && !prepared.device_automatic) MOE_TRY(moe_check_device(&prepared, error));
     if (!prepared.api || !prepared.device_automatic) return moe_session_create(&prepared, out, error);
     status = moe_check_device(&prepared, &why);
-    if (status == MOE_OK) status = prepared.api->count(&why) > 0 ? moe_session_create(&prepared, out, &why) : MOE_ERROR_UNSUPPORTED;
+    if (status == MOE_OK)
+        status = prepared.api->count(&why) > 0 ? moe_session_create(&prepared, out, &why) : MOE_ERROR_UNSUPPORTED;
     if (status == MOE_OK) return MOE_OK;
     moe_log(&prepared, "the processor takes over from %s: %s", prepared.api->name, why.message);
     on_cpu = prepared.params;
@@ -6533,14 +6823,16 @@ moe_stats moe_session_stats(const moe_session *s) {
 }
 
 /* Tell the caller where row `row` went: all mixtures of the graph. */
-static void moe_report_row(const moe_session *s, const moe_graph *g, size_t row, void *user, size_t position, int32_t token) {
+static void moe_report_row(const moe_session *s, const moe_graph *g, size_t row, void *user, size_t position,
+                           int32_t token) {
     for (size_t i = 0; i < g->count; i++) {
         const moe_tensor *t = &g->nodes[i];
         moe_selection chosen;
         moe_routing routing;
         if (t->op != MOE_OP_GATE || t->gating != &t->layer->gate) continue; /* not the gate over groups */
         chosen = moe_selection_of(t, row);
-        routing = (moe_routing){ user, t->layer->name, position, token, (int)*chosen.empty, *chosen.count, chosen.experts, chosen.weights };
+        routing = (moe_routing){ user,          t->layer->name, position,      token, (int)*chosen.empty,
+                                 *chosen.count, chosen.experts, chosen.weights };
         s->params.routing(s->params.routing_user, &routing);
     }
 }
@@ -6569,7 +6861,8 @@ static size_t moe_find_segment(const moe_session *s, size_t need) {
 /* Slot `at`, whose segment is set, joins the active ones. */
 static void moe_activate(moe_session *s, size_t at) {
     size_t i = s->n_active++;
-    for (; i > 0 && s->slots[s->by_segment[i - 1]].segment > s->slots[at].segment; i--) s->by_segment[i] = s->by_segment[i - 1];
+    for (; i > 0 && s->slots[s->by_segment[i - 1]].segment > s->slots[at].segment; i--)
+        s->by_segment[i] = s->by_segment[i - 1];
     s->by_segment[i] = at;
     s->slots[at].active = 1;
 }
@@ -6582,7 +6875,8 @@ static void moe_deactivate(moe_session *s, size_t at) {
     s->slots[at].active = 0;
 }
 
-static void moe_refuse(const moe_request *request, moe_done_fn done, void *user, moe_status status, const char *message) {
+static void moe_refuse(const moe_request *request, moe_done_fn done, void *user, moe_status status,
+                       const char *message) {
     moe_result result = { request->user, status, message, 0, NULL };
     done(user, &result);
 }
@@ -6590,15 +6884,18 @@ static void moe_refuse(const moe_request *request, moe_done_fn done, void *user,
 /* 1 if the request can be served, else it has been refused. */
 static int moe_check_request(const moe_session *s, const moe_request *q, moe_done_fn done, void *user) {
     const moe_model *m = s->model;
-    const size_t extra = moe_source_extra(m), max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
+    const size_t extra = moe_source_extra(m), max_source = (size_t)s->params.max_source,
+                 max_target = (size_t)s->params.max_target;
     char message[160];
     for (size_t i = 0; i < q->n_source; i++)
         if (q->source[i] < 0 || q->source[i] >= m->vocabulary) {
-            snprintf(message, sizeof message, "source token %d is outside the vocabulary (0 to %d)", (int)q->source[i], (int)m->vocabulary - 1);
+            snprintf(message, sizeof message, "source token %d is outside the vocabulary (0 to %d)", (int)q->source[i],
+                     (int)m->vocabulary - 1);
             return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
         }
     for (size_t i = 0; q->target && i < q->n_target; i++)
-        if (q->target[i] < 0 || q->target[i] >= m->vocabulary || moe_is_never(m, q->target[i]) || q->target[i] == m->eos) {
+        if (q->target[i] < 0 || q->target[i] >= m->vocabulary || moe_is_never(m, q->target[i]) ||
+            q->target[i] == m->eos) {
             snprintf(message, sizeof message, "target token %d cannot be generated by this model", (int)q->target[i]);
             return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
         }
@@ -6618,7 +6915,8 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
         if (q->target && !q->prefix && !q->n_source) return 1;
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "a language model scores a target and takes no source"), 0;
     }
-    if (q->n_source + extra == 0 || (q->n_source == 0 && !q->target)) { /* nothing to translate is an empty translation */
+    if (q->n_source + extra == 0 ||
+        (q->n_source == 0 && !q->target)) { /* nothing to translate is an empty translation */
         moe_hypothesis nothing = { .ids = NULL };
         moe_result result = { q->user, MOE_OK, "", 1, &nothing };
         done(user, &result);
@@ -6628,7 +6926,9 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
 }
 
 /* Whether slot `at` works for a translation that waits. */
-static int moe_is_question(const moe_session *s, size_t at) { return s->tickets[at].waiting && s->tickets[at].question != SIZE_MAX; }
+static int moe_is_question(const moe_session *s, size_t at) {
+    return s->tickets[at].waiting && s->tickets[at].question != SIZE_MAX;
+}
 
 /* Put a checked request into slot `at`; its ids go behind the `staged` ones. Returns the tokens staged. */
 static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *ticket, size_t at, size_t staged) {
@@ -6668,8 +6968,12 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
 
 /* Encode the staged sentences: sorted by falling length, packed by time step. */
 static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
-    moe_frame frame = { .ids = s->packed, .live = s->live, .first = s->first, .destination = s->destination,
-                        .sentence = s->sentence, .keys = s->keys };
+    moe_frame frame = { .ids = s->packed,
+                        .live = s->live,
+                        .first = s->first,
+                        .destination = s->destination,
+                        .sentence = s->sentence,
+                        .keys = s->keys };
     if (!s->encoder.count) return MOE_OK; /* a language model */
     for (size_t i = 0; i < group; i++) {
         const size_t length = s->slots[s->staged_slot[i]].length;
@@ -6697,7 +7001,8 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     for (size_t step = 0; s->params.routing && step < frame.steps; step++)
         for (size_t i = 0; i < s->live[step]; i++)
             if (!moe_is_question(s, s->sentence[i]))
-                moe_report_row(s, &s->encoder, s->first[step] + i, s->slots[s->sentence[i]].user, step, s->packed[s->first[step] + i]);
+                moe_report_row(s, &s->encoder, s->first[step] + i, s->slots[s->sentence[i]].user, step,
+                               s->packed[s->first[step] + i]);
     return MOE_OK;
 }
 
@@ -6716,9 +7021,10 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
     return n;
 }
 
-/* The `due` questions of translations that wait, then, if `more`, requests of the caller, as slots, staging room and attention
- * memory allow. *last: the last answer of the pull function. */
-static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_error *error) {
+/* The `due` questions of translations that wait, then, if `more`, requests of the caller, as slots, staging room and
+ * attention memory allow. *last: the last answer of the pull function. */
+static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn pull, moe_done_fn done, void *user,
+                             int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
     size_t group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
@@ -6732,7 +7038,9 @@ static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn p
             moe_rerank_ask(&s->reranker, &request, &ticket);
             due--;
         } else {
-            if (moe_reranker_full(&s->reranker) || moe_pull_request(s, pull, done, user, last, &request) != MOE_PULL_REQUEST) break;
+            if (moe_reranker_full(&s->reranker) ||
+                moe_pull_request(s, pull, done, user, last, &request) != MOE_PULL_REQUEST)
+                break;
             ticket = (moe_ticket){ moe_rerank_begin(&s->reranker, &request), SIZE_MAX };
         }
         s->staged_slot[group] = at;
@@ -6744,8 +7052,8 @@ static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn p
 
 /* ---- Decoding ---- */
 
-/* Slot `at` is done and has the first `n` of s->hypotheses: hand them over, or keep them until they can be reranked. Its place
- * is free. */
+/* Slot `at` is done and has the first `n` of s->hypotheses: hand them over, or keep them until they can be reranked.
+ * Its place is free. */
 static void moe_deliver(moe_session *s, size_t at, size_t n, moe_done_fn done, void *user) {
     const moe_ticket ticket = s->tickets[at];
     moe_waiting *w = ticket.waiting;
@@ -6753,7 +7061,9 @@ static void moe_deliver(moe_session *s, size_t at, size_t n, moe_done_fn done, v
     const int question = moe_is_question(s, at);
     moe_deactivate(s, at);
     if (question) {
-        if (!moe_rerank_answer(&s->reranker, &s->search, &ticket, n ? s->hypotheses[0].logprob : moe_from_bits(0x7fc00000u))) return;
+        if (!moe_rerank_answer(&s->reranker, &s->search, &ticket,
+                               n ? s->hypotheses[0].logprob : moe_from_bits(0x7fc00000u)))
+            return;
         result = (moe_result){ w->user, MOE_OK, "", w->broken ? 0 : w->n, w->hypotheses };
     } else if (w && n && moe_rerank_keep(&s->reranker, w, &result)) {
         return;
@@ -6823,8 +7133,8 @@ static void moe_add_coverage(moe_session *s, size_t rows) {
     s->coverage_next = swap;
 }
 
-/* NVIDIA's: coverage [batch, beam, stride] belongs to a place in the beam and is not moved with the hypotheses. A finished one
- * looks at nothing; as long as there is one hypothesis only, every place looks where it does. */
+/* NVIDIA's: coverage [batch, beam, stride] belongs to a place in the beam and is not moved with the hypotheses. A
+ * finished one looks at nothing; as long as there is one hypothesis only, every place looks where it does. */
 static void moe_add_place_coverage(moe_session *s) {
     const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
     for (size_t i = 0; i < (size_t)s->params.batch; i++) {
@@ -6839,8 +7149,8 @@ static void moe_add_place_coverage(moe_session *s) {
     }
 }
 
-/* The hypotheses of a slot that is done on a device, which says so at `words`. Returns how many; *slot: whose; *next: what
- * follows them. */
+/* The hypotheses of a slot that is done on a device, which says so at `words`. Returns how many; *slot: whose; *next:
+ * what follows them. */
 static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slot, const int32_t **next) {
     const size_t n = (size_t)words[1];
     *slot = (size_t)words[0];
@@ -6848,7 +7158,8 @@ static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slo
     for (size_t h = 0; h < n; h++) {
         const size_t n_ids = (size_t)words[0];
         const float *numbers = (const float *)(const void *)words;
-        s->hypotheses[h] = (moe_hypothesis){ words + 4, numbers + 4 + n_ids, n_ids, numbers[2], numbers[3], words[1], 0.0f };
+        s->hypotheses[h] =
+            (moe_hypothesis){ words + 4, numbers + 4 + n_ids, n_ids, numbers[2], numbers[3], words[1], 0.0f };
         words += 4 + 2 * n_ids + (size_t)words[1];
     }
     *next = words;
@@ -6872,7 +7183,8 @@ static moe_status moe_step_on_device(moe_session *s, moe_done_fn done, void *use
 /* Tell the caller where the decoder went and looked in a row of slot `slot`. */
 static void moe_report_live(const moe_session *s, const moe_slot *slot, size_t row) {
     const moe_model *m = s->model;
-    const float *weights = s->params.attention ? s->attention + row * (size_t)s->params.max_source + m->source_tag + m->source_bos : NULL;
+    const float *weights =
+        s->params.attention ? s->attention + row * (size_t)s->params.max_source + m->source_tag + m->source_bos : NULL;
     const moe_attention attention = { slot->user, slot->steps, slot->length - moe_source_extra(m), weights };
     if (s->params.routing) moe_report_row(s, &s->decoder, row, slot->user, slot->steps, s->ids[row]);
     if (s->params.attention) s->params.attention(s->params.attention_user, &attention);
@@ -6881,9 +7193,19 @@ static void moe_report_live(const moe_session *s, const moe_slot *slot, size_t r
 static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
     const size_t stride = (size_t)s->params.max_source;
     moe_answer answer = { s->decoder.top, s->top_ids, s->top_logprobs, s->want_logprob, NULL, stride };
-    moe_frame frame = { .rows = moe_fill_frame(s), .ids = s->ids, .parents = s->parents, .segment = s->segment, .length = s->length,
-                        .attention = s->attention, .attention_stride = stride, .want = s->want,
-                        .want_logprob = s->want_logprob, .hold = s->hold, .keys = s->keys, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
+    moe_frame frame = { .rows = moe_fill_frame(s),
+                        .ids = s->ids,
+                        .parents = s->parents,
+                        .segment = s->segment,
+                        .length = s->length,
+                        .attention = s->attention,
+                        .attention_stride = stride,
+                        .want = s->want,
+                        .want_logprob = s->want_logprob,
+                        .hold = s->hold,
+                        .keys = s->keys,
+                        .top_ids = s->top_ids,
+                        .top_logprobs = s->top_logprobs };
     MOE_TRY(moe_session_run(s, &s->decoder, &frame, error));
     for (size_t i = 0; (s->params.routing || s->params.attention) && i < s->n_slots; i++)
         for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live && !moe_is_question(s, i); h++)
@@ -6911,7 +7233,8 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
         const int more = answer != MOE_PULL_END && moe_free_slots(s, 0, batch) >= moe_max(1, batch / 4);
         if (ask || more) {
             status = moe_refill(s, due, more, pull, done, user, &answer, error);
-            if (answer == MOE_PULL_CANCEL) status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
+            if (answer == MOE_PULL_CANCEL)
+                status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
         if (status != MOE_OK) break;
         if (s->n_active) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
@@ -6933,14 +7256,21 @@ static uint64_t moe_row_key(const float *inputs, size_t n) {
     return key;
 }
 
-moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs, moe_error *error) {
-    const size_t batch = (size_t)s->params.batch, width = s->model->width, top = s->decoder.top, nbest = (size_t)s->params.nbest;
+moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
+                        moe_error *error) {
+    const size_t batch = (size_t)s->params.batch, width = s->model->width, top = s->decoder.top,
+                 nbest = (size_t)s->params.nbest;
     if (s->model->kind != MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "classify", "this model is no classifier");
     for (size_t row0 = 0; row0 < rows; row0 += batch) {
         const size_t n = moe_min(batch, rows - row0);
-        const moe_frame frame = { .rows = n, .inputs = inputs + row0 * width, .keys = s->keys, .want = s->want,
-                                  .want_logprob = s->want_logprob, .top_ids = s->top_ids, .top_logprobs = s->top_logprobs };
+        const moe_frame frame = { .rows = n,
+                                  .inputs = inputs + row0 * width,
+                                  .keys = s->keys,
+                                  .want = s->want,
+                                  .want_logprob = s->want_logprob,
+                                  .top_ids = s->top_ids,
+                                  .top_logprobs = s->top_logprobs };
         for (size_t r = 0; r < n; r++) {
             s->want[r] = -1;
             if (s->keys) s->keys[r] = moe_row_key(inputs + (row0 + r) * width, width);
@@ -6949,7 +7279,8 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
         for (size_t r = 0; r < n; r++) {
             if (s->params.routing) moe_report_row(s, &s->decoder, r, NULL, row0 + r, -1);
             if (!(s->top_logprobs[r * top] <= 0.0f))
-                return moe_fail(error, MOE_ERROR_NUMERIC, "classify", "row %zu gives not-a-number: its inputs or the model's weights are broken", row0 + r);
+                return moe_fail(error, MOE_ERROR_NUMERIC, "classify",
+                                "row %zu gives not-a-number: its inputs or the model's weights are broken", row0 + r);
             for (size_t i = 0; i < nbest; i++) {
                 classes[(row0 + r) * nbest + i] = i < top ? s->top_ids[r * top + i] : -1;
                 logprobs[(row0 + r) * nbest + i] = i < top ? s->top_logprobs[r * top + i] : moe_from_bits(0xff800000u);

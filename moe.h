@@ -175,14 +175,15 @@ typedef enum moe_gate { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD, MOE
 const char *moe_gate_name(moe_gate gate);            /* "softmax", ... "?" if unknown */
 int moe_gate_parse(const char *name, moe_gate *out); /* 1 and *out set, or 0 */
 
-/* The mixtures of a model, encoder first. With two levels (App. B) a gate over the groups comes before those inside them. */
+/* The mixtures of a model, encoder first. With two levels (App. B) a gate over the groups comes before those inside
+ * them. */
 typedef struct moe_mixture {
-    const char *layer; /* "encoder.2" */
+    const char *layer;      /* "encoder.2" */
     size_t experts, groups; /* in all; 0 groups: one level */
     moe_gate gate, parent_gate;
-    size_t k, parent_k;     /* wanted of a group's (or all) experts, of the groups; 0 where a softmax takes all */
-    size_t hidden;          /* units of an expert */
-    int noise;              /* 1: the file has W_noise of eq 4 */
+    size_t k, parent_k; /* wanted of a group's (or all) experts, of the groups; 0 where a softmax takes all */
+    size_t hidden;      /* units of an expert */
+    int noise;          /* 1: the file has W_noise of eq 4 */
 } moe_mixture;
 
 size_t moe_model_mixture_count(const moe_model *model);
@@ -203,7 +204,7 @@ size_t moe_model_meta_texts(const moe_model *model, size_t index, moe_span *out,
 
 /* One entry to be written: an integer, a real or a text. */
 typedef struct moe_meta_entry {
-    const char *key; /* 1 to 255 of [a-z0-9._-] */
+    const char *key;    /* 1 to 255 of [a-z0-9._-] */
     moe_meta_kind kind; /* MOE_META_INT, MOE_META_REAL or MOE_META_TEXT */
     int64_t integer;
     double real;
@@ -218,31 +219,31 @@ typedef struct moe_vector_entry {
 } moe_vector_entry;
 
 typedef struct moe_save_params {
-    moe_type type;    /* matrices; gates, thresholds and biases stay F32 */
-    moe_type experts; /* experts */
+    moe_type type;                 /* matrices; gates, thresholds and biases stay F32 */
+    moe_type experts;              /* experts */
     const moe_meta_entry *entries; /* [n_entries] metadata to add or replace; may be NULL */
     size_t n_entries;
     const moe_vector_entry *vectors; /* [n_vectors] vectors to add or replace; may be NULL */
     size_t n_vectors;
 } moe_save_params;
 
-/* Write the model to `path`, perhaps in other number formats. The file appears whole under its name or not at all. Metadata are
- * kept, but for golden.* and quality.* when a type or a vector changes: they belong to one set of numbers. Going from a coarse type to a
- * finer one is allowed but gains nothing back.
- * Errors: MOE_ERROR_ARGUMENT (also a number that the type cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO. */
+/* Write the model to `path`, perhaps in other number formats. The file appears whole under its name or not at all.
+ * Metadata are kept, but for golden.* and quality.* when a type or a vector changes: they belong to one set of numbers.
+ * Going from a coarse type to a finer one is allowed but gains nothing back. Errors: MOE_ERROR_ARGUMENT (also a number
+ * that the type cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO. */
 moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error);
 
-/* A model file from nothing, in the memory of its largest matrix or expert: for converters and benchmarks. Nothing but names,
- * types and shapes is checked; moe_model_open says whether the result is a model. */
+/* A model file from nothing, in the memory of its largest matrix or expert: for converters and benchmarks. Nothing but
+ * names, types and shapes is checked; moe_model_open says whether the result is a model. */
 typedef struct moe_tensor_spec {
     const char *name;
-    moe_type type;    /* F32 where n_dims is 1 */
-    uint32_t n_dims;  /* 1 a vector, 2 a matrix [out, in], 3 experts [experts, hidden, width] */
+    moe_type type;   /* F32 where n_dims is 1 */
+    uint32_t n_dims; /* 1 a vector, 2 a matrix [out, in], 3 experts [experts, hidden, width] */
     uint64_t dims[3];
 } moe_tensor_spec;
 
-/* Fill out[cols] with row `row` of a tensor. Of experts, `piece` is the expert, rows 0 .. hidden-1 are its up matrix and the
- * following `width` rows its down matrix. Rows come in the order of the file, each once. */
+/* Fill out[cols] with row `row` of a tensor. Of experts, `piece` is the expert, rows 0 .. hidden-1 are its up matrix
+ * and the following `width` rows its down matrix. Rows come in the order of the file, each once. */
 typedef void (*moe_fill_fn)(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols);
 
 typedef struct moe_write_params {
@@ -262,10 +263,10 @@ typedef struct moe_tensor_info {
     moe_span name;
     moe_type type;
     uint32_t n_dims;
-    uint64_t dims[4];    /* [out, in]; experts: [experts, hidden, width], each slab holds up [hidden, width] */
-                         /* and down [width, hidden]                                                         */
-    int experts;         /* 1: a row of expert slabs, each aligned to 4096 bytes */
-    uint64_t offset;     /* from the start of the file */
+    uint64_t dims[4]; /* [out, in]; experts: [experts, hidden, width], each slab holds up [hidden, width] */
+                      /* and down [width, hidden]                                                         */
+    int experts;      /* 1: a row of expert slabs, each aligned to 4096 bytes */
+    uint64_t offset;  /* from the start of the file */
     uint64_t bytes;
     uint64_t parameters; /* numbers that were trained, padding not counted */
     uint32_t checksum;   /* CRC-32 (IEEE) of the bytes */
@@ -276,7 +277,7 @@ moe_tensor_info moe_model_tensor(const moe_model *model, size_t index); /* all z
 
 uint64_t moe_model_file_bytes(const moe_model *model);
 uint32_t moe_model_file_version(const moe_model *model);
-int32_t moe_model_vocabulary(const moe_model *model);          /* token ids are 0 .. vocabulary-1 */
+int32_t moe_model_vocabulary(const moe_model *model); /* token ids are 0 .. vocabulary-1 */
 size_t moe_model_language_count(const moe_model *model);
 moe_span moe_model_language(const moe_model *model, size_t i); /* "en" */
 /* Token id of a target language's tag; -1 if the model does not know the language. */
@@ -287,26 +288,25 @@ int32_t moe_model_language_tag(const moe_model *model, const char *code);
 typedef struct moe_session moe_session;
 
 /* Sees the output of every graph node after it ran: rows x cols floats, row r begins at data + r * stride.
- * `name` is the node's (for instance "encoder.2.gate", "decoder.logits"). Gates are shown dense, [rows, experts] with 0 where an
- * expert is not selected, and after "encoder.2.gate" come "encoder.2.gate.probabilities", the softmax before the mask (0 in
- * groups that were not selected). Slow; for tests and analysis. */
-typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols,
-                             size_t stride);
+ * `name` is the node's (for instance "encoder.2.gate", "decoder.logits"). Gates are shown dense, [rows, experts] with 0
+ * where an expert is not selected, and after "encoder.2.gate" come "encoder.2.gate.probabilities", the softmax before
+ * the mask (0 in groups that were not selected). Slow; for tests and analysis. */
+typedef void (*moe_trace_fn)(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride);
 
 /* Where one token went in one mixture. */
 typedef struct moe_routing {
-    void *user;              /* the request's */
-    const char *layer;       /* "encoder.2" */
-    size_t position;         /* of the token: in the source with tag and end; in the target, 0 reads the begin token; a row */
-    int32_t token;           /* that the position reads; -1 in a classifier */
-    int empty;               /* 1: a mask selected nothing and the model's policy stepped in */
-    size_t n;                /* experts */
+    void *user;        /* the request's */
+    const char *layer; /* "encoder.2" */
+    size_t position;   /* of the token: in the source with tag and end; in the target, 0 reads the begin token; a row */
+    int32_t token;     /* that the position reads; -1 in a classifier */
+    int empty;         /* 1: a mask selected nothing and the model's policy stepped in */
+    size_t n;          /* experts */
     const uint32_t *experts; /* [n] ascending */
     const float *weights;    /* [n] */
 } moe_routing;
 
-/* Called for every token and mixture while requests are under way. A beam shows the rows of all its hypotheses; to see those of
- * one translation, score it: they are the same bytes. */
+/* Called for every token and mixture while requests are under way. A beam shows the rows of all its hypotheses; to see
+ * those of one translation, score it: they are the same bytes. */
 typedef void (*moe_routing_fn)(void *user, const moe_routing *routing);
 
 /* Where the decoder looked for one token: the attention's weights, of which the whole row adds up to 1. */
@@ -320,16 +320,17 @@ typedef struct moe_attention {
 /* Called for every token while requests are under way, as moe_routing_fn is. */
 typedef void (*moe_attention_fn)(void *user, const moe_attention *attention);
 
-/* How a beam is searched. The last three are those of engines whose checkpoints this one reads, quirks included. They keep
- * `beam` hypotheses side by side, finished ones among them, until all have finished or the length limit is reached; a cut
- * hypothesis competes with the finished ones, and pruning is not known. Each looks at its own sentence only. */
+/* How a beam is searched. The last three are those of engines whose checkpoints this one reads, quirks included. They
+ * keep `beam` hypotheses side by side, finished ones among them, until all have finished or the length limit is
+ * reached; a cut hypothesis competes with the finished ones, and pruning is not known. Each looks at its own sentence
+ * only. */
 typedef enum moe_rules {
-    MOE_RULES_PAPER = 0, /* GNMT section 7: finished hypotheses leave the beam; lengths count the end token               */
-    MOE_RULES_NVIDIA,    /* NVIDIA's PyTorch GNMT: penalties when all have finished (at the length limit: none), lengths  */
-                         /* count begin and end, coverage stays with the place in the beam when hypotheses change places  */
-    MOE_RULES_TF,        /* tensorflow/nmt: the beam is ordered by normalised score at every step; the end is not counted; */
-                         /* no coverage penalty                                                                           */
-    MOE_RULES_MLPERF     /* the same with later versions of TensorFlow 1: the end counts from the step after it           */
+    MOE_RULES_PAPER = 0, /* GNMT section 7: finished hypotheses leave the beam; lengths count the end token */
+    MOE_RULES_NVIDIA, /* NVIDIA's PyTorch GNMT: penalties when all have finished (at the length limit: none), lengths */
+    /* count begin and end, coverage stays with the place in the beam when hypotheses change places  */
+    MOE_RULES_TF, /* tensorflow/nmt: the beam is ordered by normalised score at every step; the end is not counted; */
+                  /* no coverage penalty                                                                           */
+    MOE_RULES_MLPERF /* the same with later versions of TensorFlow 1: the end counts from the step after it           */
 } moe_rules;
 
 typedef struct moe_session_params {
@@ -347,69 +348,70 @@ typedef struct moe_session_params {
     float coverage_penalty; /* beta of GNMT eq 14; 0: none                                                  */
     float prune;            /* log-probability margin of GNMT section 7, used per step and on finished      */
                             /* hypotheses; 0: no pruning                                                    */
-    float rerank;           /* weight of log P(source | translation) in the score, by the same model (the noisy channel, */
-                            /* Yee et al. 2019, arXiv 1908.05731): each of the beam's hypotheses is scored in that  */
-                            /* direction before the best is chosen; 0: none. For models of several languages. With a beam */
-                            /* of 1 there is nothing to choose and this has no effect                       */
-    int32_t source_tag;     /* for that, default tag of the language that sources are in; -1: it is the one under */
-                            /* which the source is most probable, given the best translation before that    */
-    float max_len_factor;   /* a target ends after max_len_factor * pieces + max_len_offset tokens          */
+    float rerank;       /* weight of log P(source | translation) in the score, by the same model (the noisy channel, */
+                        /* Yee et al. 2019, arXiv 1908.05731): each of the beam's hypotheses is scored in that  */
+                        /* direction before the best is chosen; 0: none. For models of several languages. With a beam */
+                        /* of 1 there is nothing to choose and this has no effect                       */
+    int32_t source_tag; /* for that, default tag of the language that sources are in; -1: it is the one under */
+                        /* which the source is most probable, given the best translation before that    */
+    float max_len_factor; /* a target ends after max_len_factor * pieces + max_len_offset tokens          */
     int max_len_offset;
     moe_rules rules;
-    const char *isa;        /* kernels to use, see moe_isa_names; NULL: $MOE_ISA, else the best here        */
-    const char *device;     /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU where one can be used */
-    size_t device_memory;   /* bytes of GPU memory the session may take; 0: whatever is free. Experts that  */
-                            /* do not fit stay in host memory and are fetched when a token goes to them     */
-    moe_log_fn log;         /* may be NULL */
+    const char *isa;      /* kernels to use, see moe_isa_names; NULL: $MOE_ISA, else the best here        */
+    const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU where one can be used */
+    size_t device_memory; /* bytes of GPU memory the session may take; 0: whatever is free. Experts that  */
+                          /* do not fit stay in host memory and are fetched when a token goes to them     */
+    moe_log_fn log;       /* may be NULL */
     void *log_user;
-    const char *gating;     /* NULL: the file's gates. "softmax", "topk", "threshold", "batchwise": this kind in every mixture, */
-                            /* of which "batchwise" breaks the promise: a result depends on what shares its batch */
-    int noise;              /* 1: noise on the logits of gates (eq 4), drawn from noise_seed and the tokens so far alone */
+    const char
+        *gating; /* NULL: the file's gates. "softmax", "topk", "threshold", "batchwise": this kind in every mixture, */
+                 /* of which "batchwise" breaks the promise: a result depends on what shares its batch */
+    int noise;   /* 1: noise on the logits of gates (eq 4), drawn from noise_seed and the tokens so far alone */
     uint64_t noise_seed;
     moe_routing_fn routing; /* may be NULL */
     void *routing_user;
     moe_attention_fn attention; /* may be NULL */
     void *attention_user;
-    moe_trace_fn trace;     /* may be NULL */
+    moe_trace_fn trace; /* may be NULL */
     void *trace_user;
 } moe_session_params;
 
 /* The model's own decode defaults where its file states them. */
 moe_session_params moe_session_params_default(const moe_model *model);
 
-/* Set rules, beam, penalties, pruning and length limit to those of "paper", "nvidia", "tf" or "mlperf", none of which reranks: 1,
- * or 0 and nothing is changed if the name is another. */
+/* Set rules, beam, penalties, pruning and length limit to those of "paper", "nvidia", "tf" or "mlperf", none of which
+ * reranks: 1, or 0 and nothing is changed if the name is another. */
 int moe_session_params_preset(moe_session_params *params, const char *name);
 const char *moe_rules_name(moe_rules rules); /* "paper", ... "?" if unknown */
 
-/* `params` NULL: defaults. A GPU that was asked for by name is used or is an error; without a name the processor takes over
- * where there is no GPU or it fails here, and the log says why. Errors: MOE_ERROR_ARGUMENT (names the parameter),
+/* `params` NULL: defaults. A GPU that was asked for by name is used or is an error; without a name the processor takes
+ * over where there is no GPU or it fails here, and the log says why. Errors: MOE_ERROR_ARGUMENT (names the parameter),
  * MOE_ERROR_MEMORY, MOE_ERROR_UNSUPPORTED (this machine or build lacks the instruction set or device asked for),
  * MOE_ERROR_DEVICE. */
 moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
                            moe_error *error);
 void moe_session_free(moe_session *session); /* NULL is fine */
 
-/* Bytes that a session with these parameters allocates, computed without allocating them. On a GPU: those of the host. */
-moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out,
-                             moe_error *error);
+/* Bytes that a session with these parameters allocates, computed without allocating them. On a GPU: those of the host.
+ */
+moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error);
 
 typedef struct moe_stats {
-    uint64_t sentences;     /* requests; what reranking asks of the model is among the steps and rows only */
-    uint64_t source_tokens; /* tag and end included                                  */
-    uint64_t target_tokens; /* of the best hypotheses, end included                  */
-    uint64_t steps;         /* decoder steps                                         */
-    uint64_t rows;          /* hypotheses advanced over all steps                    */
-    uint64_t bytes;         /* memory of the session                                 */
-    const char *isa;        /* kernels in use                                        */
-    const char *device;     /* "cpu", or the GPU: "cuda:0 NVIDIA H200"               */
-    uint64_t device_bytes;  /* memory of the GPU that the session holds              */
-    uint64_t expert_pairs;  /* (row, expert) pairs that expert layers computed       */
-    uint64_t expert_visits; /* experts that had a row, over all runs of such a layer; */
-                            /* rows that do not fit at once run one chunk after the other */
+    uint64_t sentences;             /* requests; what reranking asks of the model is among the steps and rows only */
+    uint64_t source_tokens;         /* tag and end included                                  */
+    uint64_t target_tokens;         /* of the best hypotheses, end included                  */
+    uint64_t steps;                 /* decoder steps                                         */
+    uint64_t rows;                  /* hypotheses advanced over all steps                    */
+    uint64_t bytes;                 /* memory of the session                                 */
+    const char *isa;                /* kernels in use                                        */
+    const char *device;             /* "cpu", or the GPU: "cuda:0 NVIDIA H200"               */
+    uint64_t device_bytes;          /* memory of the GPU that the session holds              */
+    uint64_t expert_pairs;          /* (row, expert) pairs that expert layers computed       */
+    uint64_t expert_visits;         /* experts that had a row, over all runs of such a layer; */
+                                    /* rows that do not fit at once run one chunk after the other */
     uint64_t experts, experts_held; /* GPU: of all layers, those that are in its memory at a time */
-    uint64_t expert_hits;    /* GPU that does not hold all: visits of experts that were there... */
-    uint64_t expert_fetches; /* ...and of those that had to be fetched from host memory          */
+    uint64_t expert_hits;           /* GPU that does not hold all: visits of experts that were there... */
+    uint64_t expert_fetches;        /* ...and of those that had to be fetched from host memory          */
     uint64_t expert_fetch_bytes;
 } moe_stats;
 
@@ -424,31 +426,31 @@ typedef struct moe_request {
     size_t n_source;
     const int32_t *target; /* NULL: translate. Else [n_target]: compute its log-probability instead */
     size_t n_target;
-    int prefix;            /* 1: `target` is how translations begin, and the search finds how they go on; what it costs */
-                           /* counts. Limits on length include it and leave room for one more token at least */
-    int32_t target_tag;    /* preset to the session's */
-    int32_t source_tag;    /* the same; of use with reranking only */
-    void *user;            /* handed back with the result */
+    int prefix;         /* 1: `target` is how translations begin, and the search finds how they go on; what it costs */
+                        /* counts. Limits on length include it and leave room for one more token at least */
+    int32_t target_tag; /* preset to the session's */
+    int32_t source_tag; /* the same; of use with reranking only */
+    void *user;         /* handed back with the result */
 } moe_request;
 
 typedef struct moe_hypothesis {
-    const int32_t *ids;           /* [n_ids] without begin and end */
-    const float *token_logprobs;  /* [n_ids + finished] natural logarithms; the end token's comes last */
+    const int32_t *ids;          /* [n_ids] without begin and end */
+    const float *token_logprobs; /* [n_ids + finished] natural logarithms; the end token's comes last */
     size_t n_ids;
-    float logprob;                /* their sum */
-    float score;                  /* logprob / length penalty + coverage penalty (GNMT eq 14); reranked: + rerank * reverse */
-                                  /* over the length penalty of the source */
-    int finished;                 /* 0: cut at the length limit, no end token */
-    float reverse;                /* log P(source | this), end included, where it was reranked; else 0. It is not where the */
-                                  /* session's limits leave no room for the source as a target, or for one of the */
-                                  /* hypotheses as a source: then the order is that of the search alone */
+    float logprob; /* their sum */
+    float score;   /* logprob / length penalty + coverage penalty (GNMT eq 14); reranked: + rerank * reverse */
+                   /* over the length penalty of the source */
+    int finished;  /* 0: cut at the length limit, no end token */
+    float reverse; /* log P(source | this), end included, where it was reranked; else 0. It is not where the */
+                   /* session's limits leave no room for the source as a target, or for one of the */
+                   /* hypotheses as a source: then the order is that of the search alone */
 } moe_hypothesis;
 
 typedef struct moe_result {
     void *user;
-    moe_status status;            /* MOE_OK, or why this request has no hypotheses; the others go on */
-    const char *message;          /* one line where status is not MOE_OK, else "" */
-    size_t n_hypotheses;          /* best first; scoring returns exactly one */
+    moe_status status;                /* MOE_OK, or why this request has no hypotheses; the others go on */
+    const char *message;              /* one line where status is not MOE_OK, else "" */
+    size_t n_hypotheses;              /* best first; scoring returns exactly one */
     const moe_hypothesis *hypotheses; /* valid during the call only */
 } moe_result;
 
@@ -462,13 +464,15 @@ typedef void (*moe_done_fn)(void *user, const moe_result *result);
 
 /* Pull requests until MOE_PULL_END, decode them together, hand over each as soon as it is final.
  * A request that cannot be served (too long, unknown id) is handed over with its own status; the return value
- * is about the session: MOE_OK, MOE_ERROR_CANCELLED, MOE_ERROR_DEVICE, MOE_ERROR_MEMORY (of a GPU). After the first two the
- * session can be used again; after a failure of the GPU what was under way is lost and every call fails in the same way. */
+ * is about the session: MOE_OK, MOE_ERROR_CANCELLED, MOE_ERROR_DEVICE, MOE_ERROR_MEMORY (of a GPU). After the first two
+ * the session can be used again; after a failure of the GPU what was under way is lost and every call fails in the same
+ * way. */
 moe_status moe_translate(moe_session *session, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error);
 
-/* Classify `rows` rows of inputs [rows, moe_model_width] with a classifier: the session's `nbest` most probable classes of each,
- * best first, into classes [rows, nbest] and their log-probabilities into logprobs [rows, nbest]. In portions of the session's
- * batch. Errors: MOE_ERROR_ARGUMENT (another kind of model), MOE_ERROR_NUMERIC (a row gave not-a-number), MOE_ERROR_DEVICE. */
+/* Classify `rows` rows of inputs [rows, moe_model_width] with a classifier: the session's `nbest` most probable classes
+ * of each, best first, into classes [rows, nbest] and their log-probabilities into logprobs [rows, nbest]. In portions
+ * of the session's batch. Errors: MOE_ERROR_ARGUMENT (another kind of model), MOE_ERROR_NUMERIC (a row gave
+ * not-a-number), MOE_ERROR_DEVICE. */
 moe_status moe_classify(moe_session *session, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
                         moe_error *error);
 
@@ -480,38 +484,39 @@ const char *moe_isa_names(void);
 int moe_isa_available(const char *name);
 
 /* ---- Backends (for moe-cuda.cu and tests; not for applications) ---------------------------------------- *
- * What a session tells a device about its two graphs, in plain structs. The session plans; the device owns two blocks whose
- * addresses the plan is made of (states and activations), the weights, and its own scratch. Every row of a tensor is
- * computed from the same row of its inputs, so a device may run any rows together.
+ * What a session tells a device about its two graphs, in plain structs. The session plans; the device owns two blocks
+ * whose addresses the plan is made of (states and activations), the weights, and its own scratch. Every row of a tensor
+ * is computed from the same row of its inputs, so a device may run any rows together.
  *
- * Order of calls: count, open, allocate (states, activations), bind, run..., close. For translations and scores the device
- * searches as well: run is for the encoder, then come begin... and step; only ids go up, and what is done comes down. */
+ * Order of calls: count, open, allocate (states, activations), bind, run..., close. For translations and scores the
+ * device searches as well: run is for the encoder, then come begin... and step; only ids go up, and what is done comes
+ * down. */
 
 typedef enum moe_op {
-    MOE_OP_INPUT,     /* rows of the frame's inputs                             */
-    MOE_OP_EMBED,     /* ids -> rows of an embedding, times scale               */
-    MOE_OP_QUANTISE,  /* rows -> int8 codes and a scale per row                 */
-    MOE_OP_LINEAR,    /* x -> w x + bias, or w x + another tensor               */
+    MOE_OP_INPUT,    /* rows of the frame's inputs                             */
+    MOE_OP_EMBED,    /* ids -> rows of an embedding, times scale               */
+    MOE_OP_QUANTISE, /* rows -> int8 codes and a scale per row                 */
+    MOE_OP_LINEAR,   /* x -> w x + bias, or w x + another tensor               */
     MOE_OP_ADD,
     MOE_OP_CONCAT,
-    MOE_OP_UNARY,     /* sigmoid, tanh                                          */
-    MOE_OP_VIEW,      /* some columns of another tensor, no work                */
-    MOE_OP_GATHER,    /* state -> rows of the parents, zero for a new sentence  */
-    MOE_OP_STORE,     /* rows -> state or, in the encoder, attention memory     */
-    MOE_OP_LSTM_STEP, /* x, r, c -> [h | c]: the products with both matrices and the cell */
+    MOE_OP_UNARY,      /* sigmoid, tanh                                          */
+    MOE_OP_VIEW,       /* some columns of another tensor, no work                */
+    MOE_OP_GATHER,     /* state -> rows of the parents, zero for a new sentence  */
+    MOE_OP_STORE,      /* rows -> state or, in the encoder, attention memory     */
+    MOE_OP_LSTM_STEP,  /* x, r, c -> [h | c]: the products with both matrices and the cell */
     MOE_OP_LSTM_LAYER, /* input products of packed sentences -> outputs         */
-    MOE_OP_ATTENTION, /* projected query -> context                             */
-    MOE_OP_GATE,      /* logits, or features and a gate over groups, -> selections */
-    MOE_OP_EXPERTS,   /* x, selections -> sum of weighted expert outputs        */
-    MOE_OP_MIX,       /* outputs of all experts side by side, selections -> the same sum */
-    MOE_OP_OUTPUT,    /* logits, best tokens and their log-probabilities        */
+    MOE_OP_ATTENTION,  /* projected query -> context                             */
+    MOE_OP_GATE,       /* logits, or features and a gate over groups, -> selections */
+    MOE_OP_EXPERTS,    /* x, selections -> sum of weighted expert outputs        */
+    MOE_OP_MIX,        /* outputs of all experts side by side, selections -> the same sum */
+    MOE_OP_OUTPUT,     /* logits, best tokens and their log-probabilities        */
     MOE_OP_COUNT
 } moe_op;
 
 typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH } moe_unary;
 
-/* A row of selections, as MOE_OP_GATE makes it, is `stride` words of 32 bits: how many experts, 1 if a mask was empty, then
- * uint32 experts [capacity] ascending and float weights [capacity]. */
+/* A row of selections, as MOE_OP_GATE makes it, is `stride` words of 32 bits: how many experts, 1 if a mask was empty,
+ * then uint32 experts [capacity] ascending and float weights [capacity]. */
 
 /* A weight matrix [rows, cols] = [out, in] where its bytes lie; room 4 of moe.c says how. */
 typedef struct moe_matrix {
@@ -531,35 +536,35 @@ typedef struct moe_node {
     moe_op op;
     const char *name;
     const struct moe_node *src[3];
-    size_t cols;               /* numbers in a row                                                        */
-    size_t stride;             /* from row to row: numbers, of codes bytes; 0: the rows need not be there */
-    void *data;                /* [rows, stride]                                                          */
-    float *scales;             /* quantise: [rows]                                                        */
-    const moe_matrix *matrix;  /* embed, linear, output; lstm_step: of x                                  */
-    const float *bias;         /* linear, lstm_step, output: [rows of the matrix] or NULL                 */
-    int add;                   /* linear: src[1] is added instead of a bias                               */
-    int relu;                  /* linear; gate over the experts of groups: of its logits                  */
-    float factor;              /* embed: scale; lstm_*: forget bias; experts: scale                       */
+    size_t cols;              /* numbers in a row                                                        */
+    size_t stride;            /* from row to row: numbers, of codes bytes; 0: the rows need not be there */
+    void *data;               /* [rows, stride]                                                          */
+    float *scales;            /* quantise: [rows]                                                        */
+    const moe_matrix *matrix; /* embed, linear, output; lstm_step: of x                                  */
+    const float *bias;        /* linear, lstm_step, output: [rows of the matrix] or NULL                 */
+    int add;                  /* linear: src[1] is added instead of a bias                               */
+    int relu;                 /* linear; gate over the experts of groups: of its logits                  */
+    float factor;             /* embed: scale; lstm_*: forget bias; experts: scale                       */
     moe_unary unary;
-    float *state;              /* gather, store: [rows, cols] without gaps                                */
-    size_t hidden;             /* lstm_*: H; experts: hidden units; mix: columns of an expert             */
+    float *state;                   /* gather, store: [rows, cols] without gaps                                */
+    size_t hidden;                  /* lstm_*: H; experts: hidden units; mix: columns of an expert             */
     const moe_matrix *w_r, *w_proj; /* lstm_*: of r; lstm_layer: w_proj, NULL without projection           */
-    int backward;              /* lstm_layer                                                              */
-    float *last_r, *last_c;    /* lstm_layer: [slots, P], [slots, H] states after every sentence, or NULL */
-    size_t experts;            /* gate, experts, mix: in all                                              */
-    size_t level, k;           /* gate: so many compete, so many are wanted                               */
-    size_t capacity;           /* gate: experts that a row can select                                     */
-    moe_gate gate;             /* gate: its kind                                                          */
-    int grouped;               /* gate: src[0] are features, src[1] selections of groups of `level` experts; the */
-                               /* logits of a selected group are its rows of `matrix` (F32) times features, plus `bias` */
-    int empty_zero;            /* gate: nothing is selected where the mask is empty, else the best one    */
-    const float *threshold;    /* gate: [experts]                                                         */
-    moe_matrix up, down;       /* experts: of expert 0; the others follow every slab_stride bytes         */
+    int backward;                   /* lstm_layer                                                              */
+    float *last_r, *last_c;         /* lstm_layer: [slots, P], [slots, H] states after every sentence, or NULL */
+    size_t experts;                 /* gate, experts, mix: in all                                              */
+    size_t level, k;                /* gate: so many compete, so many are wanted                               */
+    size_t capacity;                /* gate: experts that a row can select                                     */
+    moe_gate gate;                  /* gate: its kind                                                          */
+    int grouped;                    /* gate: src[0] are features, src[1] selections of groups of `level` experts; the */
+    /* logits of a selected group are its rows of `matrix` (F32) times features, plus `bias` */
+    int empty_zero;         /* gate: nothing is selected where the mask is empty, else the best one    */
+    const float *threshold; /* gate: [experts]                                                         */
+    moe_matrix up, down;    /* experts: of expert 0; the others follow every slab_stride bytes         */
     size_t slab_stride;
-    int product, start_zero;   /* attention: Appendix G instead of additive; the first context is zero    */
-    const float *v;            /* attention: [src[0]->cols]                                               */
+    int product, start_zero;    /* attention: Appendix G instead of additive; the first context is zero    */
+    const float *v;             /* attention: [src[0]->cols]                                               */
     const float *keys, *values; /* attention: [tokens, src[0]->cols], [tokens, cols]                      */
-    const int32_t *never;      /* output: tokens that are never generated                                 */
+    const int32_t *never;       /* output: tokens that are never generated                                 */
     size_t n_never;
     int32_t eos;
 } moe_node;
@@ -567,31 +572,31 @@ typedef struct moe_node {
 /* What differs from run to run. All of it is in host memory. */
 typedef struct moe_frame {
     size_t rows;
-    const int32_t *ids;         /* [rows] */
-    const float *inputs;        /* [rows, columns of the input] */
-    const uint64_t *keys;       /* [rows] what the noise of a row is drawn from */
+    const int32_t *ids;   /* [rows] */
+    const float *inputs;  /* [rows, columns of the input] */
+    const uint64_t *keys; /* [rows] what the noise of a row is drawn from */
     /* encoder: sentences sorted by falling length, packed by time step */
-    size_t steps;               /* longest sentence */
-    const size_t *live;         /* [steps] sentences that reach step t */
-    const size_t *first;        /* [steps] row of the first of them */
-    const size_t *destination;  /* [rows] row in the attention memory */
-    const size_t *sentence;     /* [live[0]] slot of each */
+    size_t steps;              /* longest sentence */
+    const size_t *live;        /* [steps] sentences that reach step t */
+    const size_t *first;       /* [steps] row of the first of them */
+    const size_t *destination; /* [rows] row in the attention memory */
+    const size_t *sentence;    /* [live[0]] slot of each */
     /* decoder, where the processor searches; classifiers have want, top_ids and top_logprobs of it */
-    const int32_t *parents;     /* [rows] row of the step before; -1, or a row past the graph's: sentence begins */
+    const int32_t *parents;         /* [rows] row of the step before; -1, or a row past the graph's: sentence begins */
     const size_t *segment, *length; /* [rows] source sentence in the attention memory */
-    float *attention;           /* [rows, max_source] weights, or NULL if nobody needs them; a device's stay there */
+    float *attention; /* [rows, max_source] weights, or NULL if nobody needs them; a device's stay there */
     size_t attention_stride;
-    const int32_t *want;        /* [rows] token to score, -1: give the best ones */
-    float *want_logprob;        /* [rows] */
-    const char *hold;           /* [rows] 1: the translation is too short to end here; NULL: none is */
-    int32_t *top_ids;           /* [rows, top], best first, ties by lower id */
-    float *top_logprobs;        /* [rows, top]; NaN in a broken row */
+    const int32_t *want; /* [rows] token to score, -1: give the best ones */
+    float *want_logprob; /* [rows] */
+    const char *hold;    /* [rows] 1: the translation is too short to end here; NULL: none is */
+    int32_t *top_ids;    /* [rows, top], best first, ties by lower id */
+    float *top_logprobs; /* [rows, top]; NaN in a broken row */
 } moe_frame;
 
 typedef struct moe_device_graph {
     const moe_node *nodes; /* in the order in which they run */
     size_t count;
-    size_t rows;           /* capacity */
+    size_t rows; /* capacity */
     size_t sentences, max_source, top;
 } moe_device_graph;
 
@@ -610,8 +615,8 @@ typedef struct moe_device_results {
 typedef struct moe_device_params {
     moe_allocator allocator; /* for host memory */
     int index;               /* which of the devices */
-    size_t memory;           /* bytes that may be taken; 0: whatever is free. Experts that do not fit are fetched as needed */
-    moe_log_fn log;          /* may be NULL */
+    size_t memory;  /* bytes that may be taken; 0: whatever is free. Experts that do not fit are fetched as needed */
+    moe_log_fn log; /* may be NULL */
     void *log_user;
 } moe_device_params;
 
@@ -620,22 +625,24 @@ typedef struct moe_device_api {
     /* Devices here; where there are none, `error` says why. */
     int (*count)(moe_error *error);
     moe_status (*open)(const moe_device_params *params, moe_device **out, moe_error *error);
-    /* Device memory, zeroed, that lives as long as the device. NULL, and no error, where params->memory is too little: bind, which
-     * knows how much is needed in all, then fails. */
+    /* Device memory, zeroed, that lives as long as the device. NULL, and no error, where params->memory is too little:
+     * bind, which knows how much is needed in all, then fails. */
     moe_status (*allocate)(moe_device *device, size_t bytes, const char *what, void **out, moe_error *error);
-    /* Take the graphs (encoder, decoder), which stay where they are, as their weights do: upload these, allocate everything
-     * else. With `search` (copied) the device searches, a slot for each of the decoder's sentences; NULL: run is given its
-     * frames. */
-    moe_status (*bind)(moe_device *device, const moe_device_graph graphs[2], const moe_search *search, moe_error *error);
+    /* Take the graphs (encoder, decoder), which stay where they are, as their weights do: upload these, allocate
+     * everything else. With `search` (copied) the device searches, a slot for each of the decoder's sentences; NULL:
+     * run is given its frames. */
+    moe_status (*bind)(moe_device *device, const moe_device_graph graphs[2], const moe_search *search,
+                       moe_error *error);
     /* Run graph `which` and fill what the frame names. With a trace every tensor is shown, slowly. */
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
                       moe_error *error);
-    /* A sentence takes slot `at`, where none is under way: segment, length, limit, scoring and n_target of `slot`, and its
-     * target, are copied and go up with the next step. */
+    /* A sentence takes slot `at`, where none is under way: segment, length, limit, scoring and n_target of `slot`, and
+     * its target, are copied and go up with the next step. */
     void (*begin)(moe_device *device, size_t at, const moe_slot *slot, const int32_t *target);
     void (*forget)(moe_device *device); /* all sentences */
     /* A decoder step for every sentence under way, of which there is at least one. */
-    moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out, moe_error *error);
+    moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out,
+                       moe_error *error);
     const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
     /* Fill in the fields of moe_stats that begin with expert; what the device itself counts is 0 after a failure. */
     void (*stats)(moe_device *device, moe_stats *stats);
@@ -650,24 +657,24 @@ const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
 #endif /* MOE_H */
 
 /* ---- The search, one definition for the processor and for devices (not for applications) ---------------- *
- * A file that declares moe_expf and moe_logf, defines MOE_SEARCH (what goes before a function: static inline) and then includes
- * this header gets the beam search of a sentence: moe.c in room 18, moe-cuda.cu for its kernels. It is written in what C11 and
- * C++17 have in common, and every product and sum is rounded by itself.
+ * A file that declares moe_expf and moe_logf, defines MOE_SEARCH (what goes before a function: static inline) and then
+ * includes this header gets the beam search of a sentence: moe.c in room 18, moe-cuda.cu for its kernels. It is written
+ * in what C11 and C++17 have in common, and every product and sum is rounded by itself.
  *
- * Invariant: what happens to a sentence depends on its own rows only, and ties are broken by rank, so that any batch gives the
- * same result.
+ * Invariant: what happens to a sentence depends on its own rows only, and ties are broken by rank, so that any batch
+ * gives the same result.
  *
  * A step: the candidates of all live hypotheses in falling order of accumulated log-probability (ties: better-ranked
- * hypothesis, then better token). Walking down, an end token among the first `beam` candidates finishes a hypothesis, other
- * tokens go on until `beam` are live. Candidates worse than the best one by more than the pruning margin are not looked at;
- * finished ones worse than the best finished score by more than it are dropped (GNMT section 7).
- * The sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (the live ones are then
- * kept as unfinished, behind all finished ones), or nbest have finished and no live one can still beat the best.
+ * hypothesis, then better token). Walking down, an end token among the first `beam` candidates finishes a hypothesis,
+ * other tokens go on until `beam` are live. Candidates worse than the best one by more than the pruning margin are not
+ * looked at; finished ones worse than the best finished score by more than it are dropped (GNMT section 7). The
+ * sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (the live ones are
+ * then kept as unfinished, behind all finished ones), or nbest have finished and no live one can still beat the best.
  *
  * Where the beginning of the translation is given, one hypothesis follows it first, and the steps are counted.
  *
- * That is MOE_RULES_PAPER, moe_search_step. The other rules (above: which they are) keep finished hypotheses in the beam and
- * share moe_beam_step; what tells them apart is in moe_rank and moe_score. */
+ * That is MOE_RULES_PAPER, moe_search_step. The other rules (above: which they are) keep finished hypotheses in the
+ * beam and share moe_beam_step; what tells them apart is in moe_rank and moe_score. */
 #if defined(MOE_SEARCH) && !defined(MOE_SEARCH_IS_DEFINED)
 #define MOE_SEARCH_IS_DEFINED
 #include <float.h>
@@ -682,10 +689,10 @@ typedef struct moe_live {
     int32_t last; /* index of its last token, -1 at the beginning */
     size_t row;   /* in the step at hand; before the first one SIZE_MAX */
     /* moe_beam_step only */
-    float rank;   /* what the beam is ordered by */
-    float latest; /* log-probability of its last token, the end counted */
-    int32_t id;   /* that token */
-    int ended;    /* it has its end token and no row any more */
+    float rank;    /* what the beam is ordered by */
+    float latest;  /* log-probability of its last token, the end counted */
+    int32_t id;    /* that token */
+    int ended;     /* it has its end token and no row any more */
     size_t tokens; /* without the end token */
 } moe_live;
 
@@ -711,20 +718,20 @@ struct moe_search {
 struct moe_slot {
     int active;
     void *user;
-    uint64_t key;             /* of its source, for noise */
-    size_t segment, length;   /* its tokens in the attention memory */
-    size_t limit;             /* longest target, end included */
-    size_t steps;             /* decoder steps made */
-    moe_token *tokens;        /* [max_target * beam] */
+    uint64_t key;           /* of its source, for noise */
+    size_t segment, length; /* its tokens in the attention memory */
+    size_t limit;           /* longest target, end included */
+    size_t steps;           /* decoder steps made */
+    moe_token *tokens;      /* [max_target * beam] */
     size_t n_tokens;
-    moe_live *live;           /* [beam] best first */
+    moe_live *live; /* [beam] best first */
     size_t n_live;
-    moe_finished *finished;   /* [2 * beam] */
+    moe_finished *finished; /* [2 * beam] */
     size_t n_finished, n_ended;
-    int32_t *target;          /* [max_target] to be scored or, without scoring, to begin with */
+    int32_t *target; /* [max_target] to be scored or, without scoring, to begin with */
     size_t n_target;
     int scoring;
-    int broken;               /* not-a-number turned up */
+    int broken; /* not-a-number turned up */
 };
 
 /* What a live hypothesis asks of the decoder. */
@@ -737,9 +744,9 @@ typedef struct moe_row {
 /* What the decoder answered, by row. */
 typedef struct moe_answer {
     size_t top;
-    const int32_t *top_ids;                    /* [rows, top], best first */
-    const float *top_logprobs, *want_logprob;  /* [rows, top], [rows] */
-    const float *coverage;                     /* [rows, stride], NVIDIA's by place: [slots, beam, stride]; NULL: no penalty */
+    const int32_t *top_ids;                   /* [rows, top], best first */
+    const float *top_logprobs, *want_logprob; /* [rows, top], [rows] */
+    const float *coverage; /* [rows, stride], NVIDIA's by place: [slots, beam, stride]; NULL: no penalty */
     size_t stride;
 } moe_answer;
 
@@ -802,7 +809,8 @@ MOE_SEARCH float moe_seen_penalty(const moe_search *s, const float *coverage, si
 }
 
 /* What a hypothesis of `tokens` tokens is worth; `ended`: and an end token. */
-MOE_SEARCH float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage, size_t length) {
+MOE_SEARCH float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage,
+                           size_t length) {
     switch (s->rules) {
     case MOE_RULES_NVIDIA: return logprob / moe_length_penalty(s, tokens + 2) + moe_seen_penalty(s, coverage, length);
     case MOE_RULES_TF:
@@ -894,7 +902,8 @@ MOE_SEARCH int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
            slot->finished[0].score >= slot->live[0].logprob / moe_length_penalty(s, slot->limit);
 }
 
-/* What the beam is ordered by: log-probability, or that over the length penalty. `before`: it had ended in a step before. */
+/* What the beam is ordered by: log-probability, or that over the length penalty. `before`: it had ended in a step
+ * before. */
 MOE_SEARCH float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
     if (s->rules == MOE_RULES_NVIDIA) return logprob;
     return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules == MOE_RULES_MLPERF));
@@ -909,10 +918,11 @@ MOE_SEARCH void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const mo
     next[at] = *candidate;
 }
 
-/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are, and the beam is what is best of them
- * and of all continuations. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token costs at least as
- * much as any other of its log-probability, so the `top` best tokens of a row are enough. */
-MOE_SEARCH int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const float *coverage, moe_live *next) {
+/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are, and the beam is what is best
+ * of them and of all continuations. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token
+ * costs at least as much as any other of its log-probability, so the `top` best tokens of a row are enough. */
+MOE_SEARCH int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const float *coverage,
+                             moe_live *next) {
     size_t n = 0, ended = 0;
     int cut;
     slot->steps++;
@@ -948,8 +958,9 @@ MOE_SEARCH int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
     for (size_t h = 0; h < n; h++) {
         const moe_live *l = &slot->live[h];
         const float *seen = coverage ? coverage + h * a->stride : NULL;
-        const float score = s->rules != MOE_RULES_NVIDIA || cut ? l->rank /* NVIDIA's: of a cut beam nothing is normalised */
-                                                                : moe_score(s, l->logprob, l->tokens, 1, seen, slot->length);
+        const float score = s->rules != MOE_RULES_NVIDIA || cut
+                                ? l->rank /* NVIDIA's: of a cut beam nothing is normalised */
+                                : moe_score(s, l->logprob, l->tokens, 1, seen, slot->length);
         const float end = l->ended ? l->latest : 0.0f;
         const moe_finished f = { l->logprob, score, end, l->last, l->tokens, slot->n_ended++, l->ended };
         slot->finished[slot->n_finished++] = f;
@@ -982,8 +993,9 @@ MOE_SEARCH int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
     int done;
     if (slot->scoring || slot->steps < slot->n_target) {
         const size_t row = slot->live[0].row;
-        done = moe_score_step(s, slot, a->want_logprob[row],
-                              a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);
+        done =
+            moe_score_step(s, slot, a->want_logprob[row],
+                           a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);
     } else if (s->rules == MOE_RULES_PAPER) {
         done = moe_search_step(s, slot, a, next);
     } else {

@@ -1,16 +1,16 @@
-/* cuda_emu.h - the part of CUDA and cuBLAS that moe-cuda.cu uses, on the processor, so that machines without a GPU test it.
+/* cuda_emu.h - the part of CUDA and cuBLAS that moe-cuda.cu uses, on the processor, so that machines without a GPU test
+ * it.
  *
- * In front of moe-cuda.cu (`g++ -x c++ -include tests/cuda_emu.h -DMOE_CUDA_EMULATOR`) this file is all of CUDA; from C it
- * only declares the controls at its head.
+ * In front of moe-cuda.cu (`g++ -x c++ -include tests/cuda_emu.h -DMOE_CUDA_EMULATOR`) this file is all of CUDA; from C
+ * it only declares the controls at its head.
  *
- *   Kernels   The blocks of a launch run one after the other, the threads of a block in fibres that meet at __syncthreads. A
- *             fibre runs thread after thread until one waits, so a kernel without barriers is plain loops. A thread that
- *             ends while others wait is an error, as are blocks that are no multiple of a warp.
- *   Time      Nothing that is asynchronous happens before somebody waits for the stream or an event: a buffer that is reused
- *             or read too early is seen. Between begin and end of a capture work goes into a graph.
- *   Memory    Device memory comes from malloc, filled with a pattern, so that sanitizers see what leaves it; copies are
- *             checked against the blocks that exist.
- *   Failures  emu_fail(n, code, ...) makes the n-th call from now fail that can fail.
+ *   Kernels   The blocks of a launch run one after the other, the threads of a block in fibres that meet at
+ * __syncthreads. A fibre runs thread after thread until one waits, so a kernel without barriers is plain loops. A
+ * thread that ends while others wait is an error, as are blocks that are no multiple of a warp. Time      Nothing that
+ * is asynchronous happens before somebody waits for the stream or an event: a buffer that is reused or read too early
+ * is seen. Between begin and end of a capture work goes into a graph. Memory    Device memory comes from malloc, filled
+ * with a pattern, so that sanitizers see what leaves it; copies are checked against the blocks that exist. Failures
+ * emu_fail(n, code, ...) makes the n-th call from now fail that can fail.
  */
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
@@ -22,14 +22,15 @@ extern "C" {
 #endif
 enum { EMU_OUT_OF_MEMORY = 2, EMU_OLD_DRIVER = 35, EMU_NO_DEVICE = 100, EMU_LOST = 719, EMU_NO_IMAGE = 209 };
 
-void emu_reset(int devices);                  /* forget failures; so many GPUs                                       */
+void emu_reset(int devices);                   /* forget failures; so many GPUs                                       */
 void emu_fail(size_t nth, int code, int stay); /* the nth call (from 1) gives `code`; with `stay` all that follow too */
-size_t emu_calls(void);                       /* calls that can fail, since emu_reset or emu_fail                    */
-size_t emu_live(void);                        /* blocks, streams, events, handles, graphs that were not given back   */
+size_t emu_calls(void);                        /* calls that can fail, since emu_reset or emu_fail                    */
+size_t emu_live(void);                         /* blocks, streams, events, handles, graphs that were not given back   */
 size_t emu_graph_launches(void);
-size_t emu_gemms(void);                       /* products that cuBLAS made                                           */
-extern size_t emu_memory;                     /* bytes of the device                                                  */
-extern size_t emu_few_rows, emu_pairs, emu_sums; /* moe-cuda.cu's limits of the same names, small so that tests pass them */
+size_t emu_gemms(void);   /* products that cuBLAS made                                           */
+extern size_t emu_memory; /* bytes of the device                                                  */
+extern size_t emu_few_rows, emu_pairs,
+    emu_sums; /* moe-cuda.cu's limits of the same names, small so that tests pass them */
 #ifdef __cplusplus
 }
 #endif
@@ -73,13 +74,23 @@ typedef enum { cudaStreamCaptureModeThreadLocal = 1 } cudaStreamCaptureMode;
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
 typedef std::function<void()> emu_work;
-struct emu_graph { std::vector<emu_work> work; };
-struct emu_stream { std::deque<emu_work> queue; emu_graph *capture; };
-struct emu_event { emu_stream *stream; };
+struct emu_graph {
+    std::vector<emu_work> work;
+};
+struct emu_stream {
+    std::deque<emu_work> queue;
+    emu_graph *capture;
+};
+struct emu_event {
+    emu_stream *stream;
+};
 typedef emu_stream *cudaStream_t;
 typedef emu_event *cudaEvent_t;
 typedef emu_graph *cudaGraph_t, *cudaGraphExec_t;
-struct cudaDeviceProp { char name[256]; int major, minor; };
+struct cudaDeviceProp {
+    char name[256];
+    int major, minor;
+};
 
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
@@ -93,11 +104,18 @@ typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
 typedef enum { CUDA_R_8I = 3, CUDA_R_32I = 10 } cudaDataType_t;
 typedef enum { CUBLAS_COMPUTE_32I = 70 } cublasComputeType_t;
 typedef enum { CUBLAS_GEMM_DEFAULT = -1 } cublasGemmAlgo_t;
-struct emu_blas { emu_stream *stream; void *workspace; };
+struct emu_blas {
+    emu_stream *stream;
+    void *workspace;
+};
 typedef emu_blas *cublasHandle_t;
 
-struct alignas(16) int4 { int x, y, z, w; };
-struct emu_index { unsigned x, y, z; };
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
+struct emu_index {
+    unsigned x, y, z;
+};
 
 #define MOE_STAGE_BYTES ((size_t)4096)
 #define MOE_WORKSPACE ((size_t)1024)
@@ -166,8 +184,8 @@ static void drain(emu_stream *s) {
 
 /* ---- Fibres ---- */
 
-/* Save the registers that a function call keeps on this stack, its pointer at *from, and go on where another one stopped. Not
- * swapcontext: that asks the system for the signal mask, which is most of a test's time. */
+/* Save the registers that a function call keeps on this stack, its pointer at *from, and go on where another one
+ * stopped. Not swapcontext: that asks the system for the signal mask, which is most of a test's time. */
 #if defined(__x86_64__)
 __asm__(".text\nemu_switch:\n"
         "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
@@ -280,8 +298,8 @@ static void run_block(const std::function<void()> &body, const char *name) {
         std::vector<fibre *> phase;
         phase.swap(sched.waiting);
         if (phase.size() != blockDim.x) {
-            fprintf(stderr, "cuda_emu: %s: %zu of %u threads wait at a barrier, the others are gone\n", name, phase.size(),
-                    blockDim.x);
+            fprintf(stderr, "cuda_emu: %s: %zu of %u threads wait at a barrier, the others are gone\n", name,
+                    phase.size(), blockDim.x);
             abort();
         }
         for (fibre *f : phase) to_fibre(f);
@@ -355,14 +373,15 @@ static cudaError_t emu_launch(emu_stream *stream, size_t grid, size_t block, con
 #define MOE_LAUNCH(d, kernel, grid, block, ...)                                                                  \
     do {                                                                                                         \
         if ((d)->status == MOE_OK)                                                                               \
-            moe_check(d, emu_launch((d)->stream, (size_t)(grid), (size_t)(block), #kernel, kernel, __VA_ARGS__), #kernel); \
+            moe_check(d, emu_launch((d)->stream, (size_t)(grid), (size_t)(block), #kernel, kernel, __VA_ARGS__), \
+                      #kernel);                                                                                  \
     } while (0)
 
 /* ---- The runtime ---- */
 
-#define EMU_CALL()                                                                                               \
-    std::lock_guard<std::recursive_mutex> emu_lock(emu::mutex);                                                  \
-    const cudaError_t emu_due = emu::due();                                                                      \
+#define EMU_CALL()                                              \
+    std::lock_guard<std::recursive_mutex> emu_lock(emu::mutex); \
+    const cudaError_t emu_due = emu::due();                     \
     if (emu_due != cudaSuccess) return emu_due
 
 static inline const char *cudaGetErrorString(cudaError_t code) {
@@ -471,22 +490,25 @@ static inline cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cuda
     emu::put(s, [=]() { memset(p, value, bytes); });
     return cudaSuccess;
 }
-static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) {
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                          cudaStream_t s) {
     EMU_CALL();
     if (!emu::inside(emu::device_blocks, kind == cudaMemcpyHostToDevice ? to : from, bytes) ||
-        !emu::inside(emu::host_blocks, kind == cudaMemcpyHostToDevice ? from : to, bytes)) /* only pinned memory is used here */
+        !emu::inside(emu::host_blocks, kind == cudaMemcpyHostToDevice ? from : to,
+                     bytes)) /* only pinned memory is used here */
         return emu::last = cudaErrorInvalidValue;
     emu::put(s, [=]() { memcpy(to, from, bytes); });
     return cudaSuccess;
 }
-static inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                                            size_t height, cudaMemcpyKind, cudaStream_t s) {
+static inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                                            size_t width, size_t height, cudaMemcpyKind, cudaStream_t s) {
     EMU_CALL();
-    if (width > to_pitch || width > from_pitch || (height && !emu::inside(emu::device_blocks, from,
-                                                                          (height - 1) * from_pitch + width)))
+    if (width > to_pitch || width > from_pitch ||
+        (height && !emu::inside(emu::device_blocks, from, (height - 1) * from_pitch + width)))
         return emu::last = cudaErrorInvalidValue;
     emu::put(s, [=]() {
-        for (size_t i = 0; i < height; i++) memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+        for (size_t i = 0; i < height; i++)
+            memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
     });
     return cudaSuccess;
 }
@@ -523,14 +545,14 @@ static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s)
 
 /* ---- cuBLAS ---- */
 
-#define EMU_BLAS_CALL()                                                                                          \
-    std::lock_guard<std::recursive_mutex> emu_lock(emu::mutex);                                                  \
-    const cudaError_t emu_due = emu::due();                                                                      \
-    if (emu_due != cudaSuccess)                                                                                  \
-        return emu_due == cudaErrorMemoryAllocation ? CUBLAS_STATUS_ALLOC_FAILED : CUBLAS_STATUS_EXECUTION_FAILED
+#define EMU_BLAS_CALL()                                                                                       \
+    std::lock_guard<std::recursive_mutex> emu_lock(emu::mutex);                                               \
+    const cudaError_t emu_due = emu::due();                                                                   \
+    if (emu_due != cudaSuccess)                                                                               \
+    return emu_due == cudaErrorMemoryAllocation ? CUBLAS_STATUS_ALLOC_FAILED : CUBLAS_STATUS_EXECUTION_FAILED
 
 static inline const char *cublasGetStatusString(cublasStatus_t code) {
-    return code == CUBLAS_STATUS_ALLOC_FAILED ? "CUBLAS_STATUS_ALLOC_FAILED"
+    return code == CUBLAS_STATUS_ALLOC_FAILED    ? "CUBLAS_STATUS_ALLOC_FAILED"
            : code == CUBLAS_STATUS_INVALID_VALUE ? "CUBLAS_STATUS_INVALID_VALUE"
            : code == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED"
                                                  : "CUBLAS_STATUS_EXECUTION_FAILED";
@@ -558,10 +580,10 @@ static inline cublasStatus_t cublasSetWorkspace(cublasHandle_t h, void *p, size_
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* int8 products only, and what the real one refuses of them: other layouts than T x N, m or k that are no multiple of 4,
- * leading dimensions that are too small or no multiple of 4, pointers that are not aligned to 4 bytes. */
-static inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
-                                          const void *alpha, const void *a, cudaDataType_t ta_type, int lda,
+/* int8 products only, and what the real one refuses of them: other layouts than T x N, m or k that are no multiple of
+ * 4, leading dimensions that are too small or no multiple of 4, pointers that are not aligned to 4 bytes. */
+static inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n,
+                                          int k, const void *alpha, const void *a, cudaDataType_t ta_type, int lda,
                                           const void *b, cudaDataType_t tb_type, int ldb, const void *beta, void *c,
                                           cudaDataType_t tc_type, int ldc, cublasComputeType_t compute,
                                           cublasGemmAlgo_t) {
@@ -570,9 +592,9 @@ static inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta
     memcpy(&one, alpha, 4);
     memcpy(&zero, beta, 4);
     if (m <= 0 || n <= 0 || k <= 0 || lda < k || ldb < k || ldc < m) return CUBLAS_STATUS_INVALID_VALUE;
-    if (ta != CUBLAS_OP_T || tb != CUBLAS_OP_N || ta_type != CUDA_R_8I || tb_type != CUDA_R_8I || tc_type != CUDA_R_32I ||
-        compute != CUBLAS_COMPUTE_32I || m % 4 || k % 4 || lda % 4 || ldb % 4 || ldc % 4 || (uintptr_t)a % 4 ||
-        (uintptr_t)b % 4 || (uintptr_t)c % 4 || one != 1 || zero != 0)
+    if (ta != CUBLAS_OP_T || tb != CUBLAS_OP_N || ta_type != CUDA_R_8I || tb_type != CUDA_R_8I ||
+        tc_type != CUDA_R_32I || compute != CUBLAS_COMPUTE_32I || m % 4 || k % 4 || lda % 4 || ldb % 4 || ldc % 4 ||
+        (uintptr_t)a % 4 || (uintptr_t)b % 4 || (uintptr_t)c % 4 || one != 1 || zero != 0)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!emu::inside(emu::device_blocks, a, (size_t)(m - 1) * (size_t)lda + (size_t)k) ||
         !emu::inside(emu::device_blocks, b, (size_t)(n - 1) * (size_t)ldb + (size_t)k) ||
@@ -582,7 +604,8 @@ static inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta
     emu::put(h->stream, [=]() {
         for (int j = 0; j < n; j++)
             for (int i = 0; i < m; i++) {
-                const int8_t *x = (const int8_t *)a + (size_t)i * (size_t)lda, *y = (const int8_t *)b + (size_t)j * (size_t)ldb;
+                const int8_t *x = (const int8_t *)a + (size_t)i * (size_t)lda,
+                             *y = (const int8_t *)b + (size_t)j * (size_t)ldb;
                 int32_t sum = 0;
                 for (int l = 0; l < k; l++) sum += x[l] * y[l];
                 ((int32_t *)c)[(size_t)j * (size_t)ldc + (size_t)i] = sum;

@@ -1,11 +1,12 @@
-/* gpu_run.c - random sentences through a model on a device, for tests/gpu-check: results as text for cmp, speed on stderr.
+/* gpu_run.c - random sentences through a model on a device, for tests/gpu-check: results as text for cmp, speed on
+ * stderr.
  *
  * Usage: gpu_run MODEL DEVICE SENTENCES LENGTH BATCH BEAM [trace | least]
  *        gpu_run write DIRECTORY     small models of the gating family, which moe-make-random does not make
  * Sentences have 1 to 2 * LENGTH - 1 tokens, the same ones in every run. A language model scores up to LENGTH tokens, a
- * classifier gets rows of numbers and gives its BEAM best classes. With `trace` a line for every tensor of every step: its name,
- * size and a sum of its bits; two devices are to be traced with the same BATCH. With `least` the session gets no more of the
- * GPU's memory than it says it needs: experts are fetched. */
+ * classifier gets rows of numbers and gives its BEAM best classes. With `trace` a line for every tensor of every step:
+ * its name, size and a sum of its bits; two devices are to be traced with the same BATCH. With `least` the session gets
+ * no more of the GPU's memory than it says it needs: experts are fetched. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
@@ -85,8 +86,12 @@ static moe_status classify(moe_session *s, feed *f, size_t width, size_t best, m
 }
 
 static int write_models(const char *directory) {
-    static const struct { const char *name; mw_model *(*make)(uint32_t type, uint64_t seed); } models[] = {
-        { "two-levels", mw_hierarchical }, { "language", mw_language_model }, { "classifier", mw_classifier } };
+    static const struct {
+        const char *name;
+        mw_model *(*make)(uint32_t type, uint64_t seed);
+    } models[] = { { "two-levels", mw_hierarchical },
+                   { "language", mw_language_model },
+                   { "classifier", mw_classifier } };
     for (size_t i = 0; i < 6; i++) {
         mw_model *m = models[i / 2].make(i % 2 ? MW_Q8 : MW_F32, 1);
         const mw_image image = mw_build(m);
@@ -150,7 +155,8 @@ int main(int argc, char **argv) {
     if (argc > 7 && strcmp(argv[7], "trace") == 0) p.trace = trace;
     else if (argc > 7) p.device_memory = 1; /* the error says how much it has to be */
     if (p.device_memory && moe_session_new(m, &p, &s, &e)) {
-        if (sscanf(e.message, "cuda:%*d: %zu MB are needed at least", &least) != 1) return fprintf(stderr, "%s\n", e.message), 3;
+        if (sscanf(e.message, "cuda:%*d: %zu MB are needed at least", &least) != 1)
+            return fprintf(stderr, "%s\n", e.message), 3;
         p.device_memory = least << 20;
     }
     if (!s && moe_session_new(m, &p, &s, &e)) return fprintf(stderr, "%s\n", e.message), 3;
@@ -176,12 +182,12 @@ int main(int argc, char **argv) {
         fprintf(stderr, "%llu of %llu experts held, %llu fetched, %llu visits found theirs; ",
                 (unsigned long long)stats.experts_held, (unsigned long long)stats.experts,
                 (unsigned long long)stats.expert_fetches, (unsigned long long)stats.expert_hits);
-    fprintf(stderr, "%s: opened in %.2f s; %.3f s, %llu target tokens, %llu steps of %.1f rows, %.3f ms a step, "
+    fprintf(stderr,
+            "%s: opened in %.2f s; %.3f s, %llu target tokens, %llu steps of %.1f rows, %.3f ms a step, "
             "%.0f target tokens/s\n",
             stats.device, opened - begin, translated - opened, (unsigned long long)stats.target_tokens,
-                (unsigned long long)stats.steps,
-            (double)stats.rows / (double)(stats.steps ? stats.steps : 1), 1e3 * (translated - opened) / (double)(stats.steps
-                ? stats.steps : 1),
+            (unsigned long long)stats.steps, (double)stats.rows / (double)(stats.steps ? stats.steps : 1),
+            1e3 * (translated - opened) / (double)(stats.steps ? stats.steps : 1),
             (double)stats.target_tokens / (translated - opened));
     moe_session_free(s);
     moe_model_close(m);

@@ -1,9 +1,9 @@
-/* isa_emu.h - instructions that moe.c uses and few machines have, by the pseudocode of Intel's manual (volume 2): the tiles of AMX
- * (palette 1) in plain C, and AVX-VNNI's vpdpbusd in AVX2.
+/* isa_emu.h - instructions that moe.c uses and few machines have, by the pseudocode of Intel's manual (volume 2): the
+ * tiles of AMX (palette 1) in plain C, and AVX-VNNI's vpdpbusd in AVX2.
  *
- * Included before moe.c (the Makefile says -include, and makes test_NAME-emulated of test_NAME so) it gives any x86-64 machine an
- * AMX room, and one with AVX2 that of AVX-VNNI. What a processor would refuse ends the program: it is a mistake of the kernel,
- * whatever numbers come out. */
+ * Included before moe.c (the Makefile says -include, and makes test_NAME-emulated of test_NAME so) it gives any x86-64
+ * machine an AMX room, and one with AVX2 that of AVX-VNNI. What a processor would refuse ends the program: it is a
+ * mistake of the kernel, whatever numbers come out. */
 #ifndef ISA_EMU_H
 #define ISA_EMU_H
 
@@ -35,7 +35,8 @@ static inline int moe_avxvnni_available(void) {
 /* sum[n] += sum over i of u[4 n + i] * s[4 n + i], unsigned by signed; sums wrap. */
 __attribute__((target("avx2"))) static inline __m256i avxvnni_dpbusd(__m256i sum, __m256i u, __m256i s) {
     const __m256i ones = _mm256_set1_epi16(1);
-    const __m256i even = _mm256_mullo_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+    const __m256i even =
+        _mm256_mullo_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
     const __m256i odd = _mm256_mullo_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
     return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(even, ones), _mm256_madd_epi16(odd, ones)));
 }
@@ -65,7 +66,7 @@ typedef struct amx_state {
     uint8_t rows[AMX_TILES], colsb[AMX_TILES];
     uint8_t tile[AMX_TILES][AMX_ROWS][AMX_ROW_BYTES];
     size_t configurations, products;
-    int expect_fault;  /* a test of the emulator: count faults and go on */
+    int expect_fault; /* a test of the emulator: count faults and go on */
     size_t faults;
 } amx_state;
 
@@ -78,7 +79,7 @@ static inline int amx_fault(const char *instruction, const char *why) {
     fprintf(stderr, "isa_emu: %s: %s\n", instruction, why);
     abort();
 }
-#define AMX_REFUSE(condition, instruction, why)                                                                  \
+#define AMX_REFUSE(condition, instruction, why)            \
     if ((condition) && amx_fault(instruction, why)) return
 
 static inline int amx_configured(int t) { return t >= 0 && t < AMX_TILES && amx.palette == 1 && amx.rows[t] > 0; }
@@ -90,7 +91,8 @@ static inline void amx_release(void) {
     memset(amx.tile, 0, sizeof amx.tile);
 }
 
-/* 64 bytes: palette, start row, 14 reserved, 16 x uint16 bytes of a row, 16 x uint8 rows; tiles 8 to 15 do not exist. */
+/* 64 bytes: palette, start row, 14 reserved, 16 x uint16 bytes of a row, 16 x uint8 rows; tiles 8 to 15 do not exist.
+ */
 static inline void amx_loadconfig(const void *config) {
     uint8_t bytes[64];
     uint16_t colsb[16];
@@ -140,7 +142,8 @@ static inline void amx_stored(int t, void *base, size_t stride) {
 static inline void amx_dpbssd(int c, int a, int b) {
     AMX_REFUSE(!amx_configured(a) || !amx_configured(b) || !amx_configured(c), "tdpbssd", "a tile is not configured");
     AMX_REFUSE(a == b || a == c || b == c, "tdpbssd", "a tile is named twice");
-    AMX_REFUSE(amx.colsb[a] % 4 || amx.colsb[b] % 4 || amx.colsb[c] % 4, "tdpbssd", "rows that are no multiple of 4 bytes");
+    AMX_REFUSE(amx.colsb[a] % 4 || amx.colsb[b] % 4 || amx.colsb[c] % 4, "tdpbssd",
+               "rows that are no multiple of 4 bytes");
     AMX_REFUSE(amx.rows[a] != amx.rows[c], "tdpbssd", "A and C differ in rows");
     AMX_REFUSE(amx.colsb[a] / 4 != amx.rows[b], "tdpbssd", "the columns of A are not the rows of B");
     AMX_REFUSE(amx.colsb[b] != amx.colsb[c], "tdpbssd", "B and C differ in columns");

@@ -45,8 +45,8 @@ static inline size_t mw_rounds(size_t n) { return mw_slow() ? n / 20 + 1 : n; }
 /* ---- Allocator that counts, checks sizes and fails on demand ---- */
 
 typedef struct mw_heap {
-    size_t calls;       /* allocations and reallocations asked for */
-    size_t fail_at;     /* the call (from 1) that fails; 0: none   */
+    size_t calls;   /* allocations and reallocations asked for */
+    size_t fail_at; /* the call (from 1) that fails; 0: none   */
     size_t blocks, bytes, peak;
     size_t wrong_sizes; /* releases with another size than was allocated */
 } mw_heap;
@@ -92,7 +92,7 @@ typedef struct mw_meta {
     uint32_t kind;
     unsigned char *value; /* what follows the key, lengths included, without the last padding */
     size_t bytes;
-    size_t at;            /* offset of the entry in the image */
+    size_t at; /* offset of the entry in the image */
 } mw_meta;
 
 typedef struct mw_tensor {
@@ -111,8 +111,8 @@ typedef struct mw_model {
     mw_tensor tensors[64];
     size_t n_tensors;
     uint64_t random;
-    uint32_t type;        /* of matrices */
-    size_t header_bytes;  /* known once built */
+    uint32_t type;       /* of matrices */
+    size_t header_bytes; /* known once built */
 } mw_model;
 
 typedef struct mw_image {
@@ -161,7 +161,9 @@ static inline void mw_blob(mw_model *m, const char *key, uint32_t kind, const vo
     free(value);
 }
 
-static inline void mw_text(mw_model *m, const char *key, const char *text) { mw_blob(m, key, MW_TEXT, text, strlen(text)); }
+static inline void mw_text(mw_model *m, const char *key, const char *text) {
+    mw_blob(m, key, MW_TEXT, text, strlen(text));
+}
 
 static inline void mw_ints(mw_model *m, const char *key, const int64_t *v, uint64_t n) {
     unsigned char *value = mw_zeros(8 + 8 * (size_t)n);
@@ -281,7 +283,8 @@ static inline mw_tensor *mw_add_tensor(mw_model *m, const char *name, uint32_t t
     return t;
 }
 
-static inline mw_tensor *mw_matrix(mw_model *m, const char *name, uint32_t type, size_t rows, size_t cols, const float *w) {
+static inline mw_tensor *mw_matrix(mw_model *m, const char *name, uint32_t type, size_t rows, size_t cols,
+                                   const float *w) {
     mw_tensor *t = mw_add_tensor(m, name, type, 0, mw_matrix_bytes(type, rows, cols));
     t->n_dims = 2;
     t->dims[0] = rows;
@@ -296,7 +299,8 @@ static inline float *mw_random_values(mw_model *m, size_t n, float amplitude) {
     return w;
 }
 
-static inline mw_tensor *mw_random_matrix(mw_model *m, const char *name, uint32_t type, size_t rows, size_t cols, float amplitude) {
+static inline mw_tensor *mw_random_matrix(mw_model *m, const char *name, uint32_t type, size_t rows, size_t cols,
+                                          float amplitude) {
     float *w = mw_random_values(m, rows * cols, amplitude);
     mw_tensor *t = mw_matrix(m, name, type, rows, cols, w);
     free(w);
@@ -321,8 +325,8 @@ static inline size_t mw_slab_stride(uint32_t type, size_t hidden, size_t width) 
     return mw_up(mw_slab_down(type, hidden, width) + mw_matrix_bytes(type, width, hidden), 4096);
 }
 
-static inline mw_tensor *mw_random_experts(mw_model *m, const char *name, uint32_t type, size_t n, size_t hidden, size_t width,
-                                    float amplitude) {
+static inline mw_tensor *mw_random_experts(mw_model *m, const char *name, uint32_t type, size_t n, size_t hidden,
+                                           size_t width, float amplitude) {
     const size_t stride = mw_slab_stride(type, hidden, width);
     mw_tensor *t = mw_add_tensor(m, name, type, 1, n * stride);
     t->n_dims = 3;
@@ -330,7 +334,8 @@ static inline mw_tensor *mw_random_experts(mw_model *m, const char *name, uint32
     t->dims[1] = hidden;
     t->dims[2] = width;
     for (size_t e = 0; e < n; e++) {
-        float *up = mw_random_values(m, hidden * width, amplitude), *down = mw_random_values(m, hidden * width, amplitude);
+        float *up = mw_random_values(m, hidden * width, amplitude),
+              *down = mw_random_values(m, hidden * width, amplitude);
         mw_pack(type, hidden, width, up, t->data + e * stride);
         mw_pack(type, width, hidden, down, t->data + e * stride + mw_slab_down(type, hidden, width));
         free(up);
@@ -472,7 +477,8 @@ static inline void mw_lstm(mw_model *m, const char *prefix, size_t in, size_t hi
     mw_lstm_tensors(m, prefix, in, hidden, proj);
 }
 
-static inline void mw_bidirectional(mw_model *m, const char *prefix, size_t in, size_t hidden, size_t proj, const char *merge) {
+static inline void mw_bidirectional(mw_model *m, const char *prefix, size_t in, size_t hidden, size_t proj,
+                                    const char *merge) {
     mw_text(m, mw_name(prefix, "kind"), "lstm");
     mw_int(m, mw_name(prefix, "hidden"), (int64_t)hidden);
     mw_int(m, mw_name(prefix, "proj"), (int64_t)proj);
@@ -489,11 +495,13 @@ static inline void mw_moe(mw_model *m, const char *prefix, size_t n, size_t k, s
     mw_int(m, mw_name(prefix, "hidden"), (int64_t)hidden);
     mw_text(m, mw_name(prefix, "gate"), gate);
     mw_random_matrix(m, mw_name(prefix, "gate.weight"), MW_F32, n, MW_WIDTH, 0.8f);
-    if (strcmp(gate, "threshold") == 0) mw_random_vector(m, mw_name(prefix, "gate.threshold"), n, 0.5f / (float)n, 1.4f / (float)n);
+    if (strcmp(gate, "threshold") == 0)
+        mw_random_vector(m, mw_name(prefix, "gate.threshold"), n, 0.5f / (float)n, 1.4f / (float)n);
     mw_random_experts(m, mw_name(prefix, "experts"), m->type, n, hidden, MW_WIDTH, 0.6f);
 }
 
-static inline void mw_attention(mw_model *m, const char *kind, const char *query, const char *start, size_t memory, size_t width, int bias) {
+static inline void mw_attention(mw_model *m, const char *kind, const char *query, const char *start, size_t memory,
+                                size_t width, int bias) {
     mw_text(m, "attention.kind", kind);
     mw_int(m, "attention.size", 12);
     mw_text(m, "attention.query", query);
@@ -504,7 +512,8 @@ static inline void mw_attention(mw_model *m, const char *kind, const char *query
     if (bias) mw_random_vector(m, "attention.bias", 12, -0.3f, 0.3f);
 }
 
-/* A random model. Token ids: 0 pad, 1 unknown, 2 begin, 3 end, 4 and 5 the tags of English and German where it has languages. */
+/* A random model. Token ids: 0 pad, 1 unknown, 2 begin, 3 end, 4 and 5 the tags of English and German where it has
+ * languages. */
 static inline mw_model *mw_small(int variant, uint32_t type, uint64_t seed) {
     static const char *const codes[] = { "en", "de" };
     static const int64_t tags[] = { MW_TAG_EN, MW_TAG_DE }, never[] = { 0, 1, 2, 4, 5 };
@@ -607,7 +616,8 @@ static inline mw_model *mw_small(int variant, uint32_t type, uint64_t seed) {
 
 /* ---- The gating family, and models without encoder ---- */
 
-static inline void mw_random_gate(mw_model *m, const char *prefix, const char *part, const char *gate, size_t n, size_t level, size_t in) {
+static inline void mw_random_gate(mw_model *m, const char *prefix, const char *part, const char *gate, size_t n,
+                                  size_t level, size_t in) {
     const char *names = mw_name(prefix, part);
     mw_random_matrix(m, mw_name(names, ".weight"), MW_F32, n, in, 0.8f);
     mw_random_vector(m, mw_name(names, ".bias"), n, -0.5f, 0.5f);
@@ -615,10 +625,11 @@ static inline void mw_random_gate(mw_model *m, const char *prefix, const char *p
         mw_random_vector(m, mw_name(names, ".threshold"), n, 0.7f / (float)level, 1.5f / (float)level);
 }
 
-/* A mixture over `in` columns: of two levels where there are groups, with an MLP gate of `units`, 0: none; experts are one matrix
- * each, or have a hidden layer. Gates have biases. */
-static inline void mw_mixture(mw_model *m, const char *prefix, size_t in, size_t n, size_t k, const char *gate, size_t groups, size_t parent_k,
-                       const char *parent, size_t units, int linear, size_t hidden) {
+/* A mixture over `in` columns: of two levels where there are groups, with an MLP gate of `units`, 0: none; experts are
+ * one matrix each, or have a hidden layer. Gates have biases. */
+static inline void mw_mixture(mw_model *m, const char *prefix, size_t in, size_t n, size_t k, const char *gate,
+                              size_t groups, size_t parent_k, const char *parent, size_t units, int linear,
+                              size_t hidden) {
     const size_t features = units ? units : in;
     mw_text(m, mw_name(prefix, "kind"), "moe");
     mw_int(m, mw_name(prefix, "experts"), (int64_t)n);

@@ -2,8 +2,9 @@
  *
  *     parity MODEL LANG < pairs > dump
  *
- * Each input line: source ids TAB target ids. The target is scored, one sentence at a time, and the output of every graph node is
- * written as a record: u32 name length, name, u32 rows, u32 cols, rows * cols floats; a record named "line" ends each line. */
+ * Each input line: source ids TAB target ids. The target is scored, one sentence at a time, and the output of every
+ * graph node is written as a record: u32 name length, name, u32 rows, u32 cols, rows * cols floats; a record named
+ * "line" ends each line. */
 #include "../moe.h"
 
 #include <stdio.h>
@@ -33,7 +34,8 @@ static void trace(void *user, const char *name, const float *data, size_t rows, 
 
 static size_t read_ids(char *text, int32_t *ids) {
     size_t n = 0;
-    for (char *word = strtok(text, " \n"); word && n < MAX_IDS; word = strtok(NULL, " \n")) ids[n++] = (int32_t)strtol(word, NULL, 10);
+    for (char *word = strtok(text, " \n"); word && n < MAX_IDS; word = strtok(NULL, " \n"))
+        ids[n++] = (int32_t)strtol(word, NULL, 10);
     return n;
 }
 

@@ -1,5 +1,5 @@
-/* test_cuda.c - moe-cuda.cu on the processor, through cuda_emu.h: every kernel against portable, whole models against the CPU
- * backend, bit for bit, and every call of CUDA failing once. Two NaNs count as equal whatever their payload. */
+/* test_cuda.c - moe-cuda.cu on the processor, through cuda_emu.h: every kernel against portable, whole models against
+ * the CPU backend, bit for bit, and every call of CUDA failing once. Two NaNs count as equal whatever their payload. */
 #include "../moe.c"
 
 #include "cuda_emu.h"
@@ -9,9 +9,9 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
-#define CHECK(condition, ...)                                                                                    \
-    do {                                                                                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__);                                                                 \
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
     } while (0)
 
 static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u; }
@@ -28,8 +28,8 @@ static void defaults(void) {
 
 /* Plain numbers, and now and then one that is tiny, huge or none. */
 static float number(uint64_t *random, int broken) {
-    static const uint32_t odd[] = { 0, 0x80000000u, 1, 0x807fffffu, 0x00800000u, 0x7f7fffffu, 0xff7fffffu, 0x7f800000u,
-        0xff800000u, 0x7fc00000u };
+    static const uint32_t odd[] = { 0,           0x80000000u, 1,           0x807fffffu, 0x00800000u,
+                                    0x7f7fffffu, 0xff7fffffu, 0x7f800000u, 0xff800000u, 0x7fc00000u };
     const size_t roll = mw_below(random, 64);
     if (roll == 0) return moe_from_bits(odd[mw_below(random, broken ? MOE_COUNT(odd) : 5)]);
     return roll < 60 ? mw_uniform(random, -3, 3) : mw_uniform(random, -120, 120);
@@ -68,8 +68,8 @@ static void compare(void *user, const char *name, const float *data, size_t rows
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < cols; c++)
             CHECK(same(j->rows[i][r * cols + c], data[r * stride + c]),
-                  "%s, row %zu of %zu, column %zu of %zu: %a, the CPU has %a", name, r, rows, c,
-                  cols, (double)data[r * stride + c], (double)j->rows[i][r * cols + c]);
+                  "%s, row %zu of %zu, column %zu of %zu: %a, the CPU has %a", name, r, rows, c, cols,
+                  (double)data[r * stride + c], (double)j->rows[i][r * cols + c]);
 }
 
 static void forget(journal *j) {
@@ -85,14 +85,20 @@ typedef struct bench {
     const void *states; /* copied to where the graph reads and writes them */
     size_t state_bytes;
     moe_frame frames[2];
-        /* with two_frames: of the processor and of the device, which give different places for what comes back */
+    /* with two_frames: of the processor and of the device, which give different places for what comes back */
     int two_frames;
     size_t most_bytes; /* of the device's memory; 0: any number */
 } bench;
 
 static moe_graph bench_graph(const bench *b, moe_tensor *nodes, size_t capacity, void *states, int on_device) {
-    moe_graph g = { .nodes = nodes, .capacity = capacity, .rows = b->capacity, .threads = 1, .sentences = b->sentences,
-                    .max_source = b->max_source, .top = b->top, .traced = 1 };
+    moe_graph g = { .nodes = nodes,
+                    .capacity = capacity,
+                    .rows = b->capacity,
+                    .threads = 1,
+                    .sentences = b->sentences,
+                    .max_source = b->max_source,
+                    .top = b->top,
+                    .traced = 1 };
     moe_error e;
     b->build(&g, b->user, states);
     for (size_t i = 0; on_device && i < g.count; i++) g.nodes[i].work_bytes = 0; /* as a session does */
@@ -136,8 +142,8 @@ static void run_both(const bench *b, int which) {
     graphs[which] = moe_describe_graph(&g, plain, NULL);
     graphs[!which].top = graphs[!which].max_source = graphs[!which].rows = 1;
     CHECK(api->bind(device, graphs, NULL, &e) == MOE_OK, "%s: %s", e.where, e.message);
-    CHECK(api->run(device, which, b->two_frames ? &b->frames[1] : &b->frame, compare, &j, &e) == MOE_OK, "%s: %s", e.where,
-          e.message);
+    CHECK(api->run(device, which, b->two_frames ? &b->frames[1] : &b->frame, compare, &j, &e) == MOE_OK, "%s: %s",
+          e.where, e.message);
     CHECK(j.at == j.count, "%zu nodes of %zu", j.at, j.count);
     api->describe(device, &bytes);
     CHECK(!b->most_bytes || bytes < b->most_bytes, "%llu bytes of the device were taken", (unsigned long long)bytes);
@@ -160,7 +166,8 @@ static moe_matrix pack(moe_type type, size_t rows, size_t cols, const float *x, 
     return moe_matrix_view(type, rows, cols, *blob);
 }
 
-/* embed -> linear with bias, without and with relu -> linear with another tensor added -> sigmoid, tanh, add, concat, view */
+/* embed -> linear with bias, without and with relu -> linear with another tensor added -> sigmoid, tanh, add, concat,
+ * view */
 typedef struct linears {
     moe_matrix table, first, second;
     const float *bias;
@@ -185,8 +192,8 @@ static void rows_of_ids(int32_t *ids, size_t rows, size_t n, uint64_t *random) {
 
 static void products_and_rows_equal_the_cpu(void **state) {
     static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_BF16 };
-    static const size_t shapes[][3] = { { 1, 1, 1 }, { 2, 17, 16 }, { 7, 64, 33 }, { 8, 63, 100 }, { 9, 130, 15 },
-        { 16, 513, 48 }, { 33, 31, 70 }, { 45, 200, 64 } };
+    static const size_t shapes[][3] = { { 1, 1, 1 },    { 2, 17, 16 },   { 7, 64, 33 },  { 8, 63, 100 },
+                                        { 9, 130, 15 }, { 16, 513, 48 }, { 33, 31, 70 }, { 45, 200, 64 } };
     uint64_t random = 5;
     (void)state;
     defaults();
@@ -194,14 +201,19 @@ static void products_and_rows_equal_the_cpu(void **state) {
         for (size_t s = 0; s < MOE_COUNT(shapes); s++) {
             const size_t rows = shapes[s][0], cols = shapes[s][1], out = shapes[s][2], vocabulary = 19;
             float *x = numbers(&random, vocabulary * cols, s % 2), *w = numbers(&random, 2 * out * cols, 0),
-                *bias = numbers(&random, out, 0);
+                  *bias = numbers(&random, out, 0);
             void *blobs[3];
             int32_t ids[64];
             linears l = { pack(s % 3 ? MOE_TYPE_F32 : types[t], vocabulary, cols, x, &blobs[0]),
-                pack(types[t], out, cols, w, &blobs[1]),
-                          pack(types[t], out, cols, w + out * cols, &blobs[2]), bias };
-            bench b = { .rows = rows, .capacity = rows + s % 3, .sentences = 1, .max_source = 1, .top = 1,
-                .build = build_linears, .user = &l };
+                          pack(types[t], out, cols, w, &blobs[1]), pack(types[t], out, cols, w + out * cols, &blobs[2]),
+                          bias };
+            bench b = { .rows = rows,
+                        .capacity = rows + s % 3,
+                        .sentences = 1,
+                        .max_source = 1,
+                        .top = 1,
+                        .build = build_linears,
+                        .user = &l };
             rows_of_ids(ids, rows, vocabulary, &random);
             b.frame = (moe_frame){ .rows = rows, .ids = ids };
             emu_few_rows = s % 2 ? 4 : 32;
@@ -234,10 +246,21 @@ static void states_and_steps_equal_the_cpu(void **state) {
         float *w_x = numbers(&random, 4 * hidden * width, 0), *w_r = numbers(&random, 4 * hidden * hidden, 0),
               *bias = numbers(&random, 4 * hidden, 0), *values = numbers(&random, rows * (2 * hidden + width), s % 2);
         void *blobs[2];
-        moe_layer layer = { .kind = MOE_LAYER_LSTM, .hidden = hidden, .state = hidden, .forget_bias = 0.75f, .name = "layer" };
+        moe_layer layer = { .kind = MOE_LAYER_LSTM,
+                            .hidden = hidden,
+                            .state = hidden,
+                            .forget_bias = 0.75f,
+                            .name = "layer" };
         const int32_t parents[5] = { 3, -1, 0, 3, 2 };
-        bench b = { .rows = rows, .capacity = rows, .sentences = 1, .max_source = 1, .top = 1, .build = build_step, .user = &layer,
-                    .states = values, .state_bytes = rows * (2 * hidden + width) * sizeof *values,
+        bench b = { .rows = rows,
+                    .capacity = rows,
+                    .sentences = 1,
+                    .max_source = 1,
+                    .top = 1,
+                    .build = build_step,
+                    .user = &layer,
+                    .states = values,
+                    .state_bytes = rows * (2 * hidden + width) * sizeof *values,
                     .frame = { .rows = rows, .parents = parents } };
         layer.direction[0].w_x = pack(x_type, 4 * hidden, width, w_x, &blobs[0]);
         layer.direction[0].w_r = pack(r_type, 4 * hidden, hidden, w_r, &blobs[1]);
@@ -263,28 +286,34 @@ static void build_mixture(moe_graph *g, void *user, void *states) {
 
 static void mixtures_equal_the_cpu(void **state) {
     static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
-    static const size_t shapes[][5] = { /* rows, experts, k, hidden, width */
-        { 1, 1, 1, 3, 5 }, { 4, 5, 2, 40, 16 }, { 5, 130, 3, 17, 70 }, { 40, 6, 2, 33, 24 }, { 7, 300, 5, 4, 8 },
-            { 36, 3, 3, 65, 64 },
+    static const size_t shapes[][5] = {
+        /* rows, experts, k, hidden, width */
+        { 1, 1, 1, 3, 5 },    { 4, 5, 2, 40, 16 }, { 5, 130, 3, 17, 70 },
+        { 40, 6, 2, 33, 24 }, { 7, 300, 5, 4, 8 }, { 36, 3, 3, 65, 64 },
     };
     uint64_t random = 7;
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(types) * MOE_COUNT(shapes) * 4; i++) {
         const size_t *shape = shapes[i / 4 % MOE_COUNT(shapes)], rows = shape[0], n = shape[1], hidden = shape[3],
-            width = shape[4], vocabulary = 13;
+                     width = shape[4], vocabulary = 13;
         const moe_type type = types[i / 4 / MOE_COUNT(shapes)];
         const int kind = (int)(i % 4); /* softmax, top k, threshold with each policy for the empty mask */
         float *x = numbers(&random, vocabulary * width, 0), *logits = numbers(&random, vocabulary * n, 0),
-            *w = numbers(&random, 2 * hidden * width, 0);
+              *w = numbers(&random, 2 * hidden * width, 0);
         float *threshold = mw_zeros(n * sizeof *threshold);
         uint64_t down = 0;
         const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
         void *slabs, *blobs[2];
         int32_t ids[64];
         mixture m = { .logits = pack(MOE_TYPE_F32, vocabulary, n, logits, &blobs[0]),
-            .x = pack(MOE_TYPE_F32, vocabulary, width, x, &blobs[1]) };
-        bench b = { .rows = rows, .capacity = rows, .sentences = 1, .max_source = 1, .top = 1, .build = build_mixture,
-            .user = &m };
+                      .x = pack(MOE_TYPE_F32, vocabulary, width, x, &blobs[1]) };
+        bench b = { .rows = rows,
+                    .capacity = rows,
+                    .sentences = 1,
+                    .max_source = 1,
+                    .top = 1,
+                    .build = build_mixture,
+                    .user = &m };
         if (n * hidden > 2000 && type != MOE_TYPE_Q8) { /* once is enough of the large ones */
             free(x), free(logits), free(w), free(threshold), free(blobs[0]), free(blobs[1]);
             continue;
@@ -298,25 +327,38 @@ static void mixtures_equal_the_cpu(void **state) {
         for (size_t e = 0; e < n; e++) {
             int8_t *scratch = mw_zeros(2 * moe_round_up(moe_max(hidden, width), 64));
             for (size_t k = 0; k < 8; k++) w[mw_below(&random, 2 * hidden * width)] = number(&random, 0);
-            for (size_t r = 0; r < hidden; r++) moe_pack_row(type, hidden, width, r, w + r * width, (char *)slabs + e * slab,
-                                                             scratch);
+            for (size_t r = 0; r < hidden; r++)
+                moe_pack_row(type, hidden, width, r, w + r * width, (char *)slabs + e * slab, scratch);
             for (size_t r = 0; r < width; r++)
-                moe_pack_row(type, width, hidden, r, w + hidden * width + r * hidden, (char *)slabs + e * slab + down, scratch);
+                moe_pack_row(type, width, hidden, r, w + hidden * width + r * hidden, (char *)slabs + e * slab + down,
+                             scratch);
             free(scratch);
         }
         for (size_t r = 0; r < vocabulary; r++) /* ties, and rows where no expert passes */
-            for (size_t e = 0; e < n; e++) logits[r * n + e] = r % 3 == 1 ? (float)(e % 4) : r % 3 == 2 ? 1.0f
-                : logits[r * n + e] * 0.05f;
+            for (size_t e = 0; e < n; e++)
+                logits[r * n + e] = r % 3 == 1 ? (float)(e % 4) : r % 3 == 2 ? 1.0f : logits[r * n + e] * 0.05f;
         if (i % 5 == 4) /* no numbers, first among them and later */
-            for (size_t r = 0; r < vocabulary; r++) logits[r * n + mw_below(&random, 2 * n) % n] = moe_from_bits(0x7fc00000u);
+            for (size_t r = 0; r < vocabulary; r++)
+                logits[r * n + mw_below(&random, 2 * n) % n] = moe_from_bits(0x7fc00000u);
         memcpy(blobs[0], logits, vocabulary * n * sizeof *logits);
         for (size_t e = 0; e < n; e++) threshold[e] = mw_uniform(&random, 0.8f, 1.8f) / (float)n;
-        m.layer = (moe_layer){ .kind = MOE_LAYER_MOE, .name = "layer", .hidden = hidden, .out = width, .experts = n,
-                               .gate = { .kind = kind == 0 ? MOE_GATE_SOFTMAX : kind == 1 ? MOE_GATE_TOPK : MOE_GATE_THRESHOLD,
-                                         .level = n, .k = shape[2], .threshold = threshold,
+        m.layer = (moe_layer){ .kind = MOE_LAYER_MOE,
+                               .name = "layer",
+                               .hidden = hidden,
+                               .out = width,
+                               .experts = n,
+                               .gate = { .kind = kind == 0   ? MOE_GATE_SOFTMAX
+                                                 : kind == 1 ? MOE_GATE_TOPK
+                                                             : MOE_GATE_THRESHOLD,
+                                         .level = n,
+                                         .k = shape[2],
+                                         .threshold = threshold,
                                          .empty = kind == 3 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1 },
                                .scale = i % 7 ? 0.75f : 1.0f,
-                               .expert_type = type, .slabs = slabs, .slab_stride = slab, .slab_down = (size_t)down };
+                               .expert_type = type,
+                               .slabs = slabs,
+                               .slab_stride = slab,
+                               .slab_down = (size_t)down };
         rows_of_ids(ids, rows, vocabulary, &random);
         b.frame = (moe_frame){ .rows = rows, .ids = ids };
         run_both(&b, 0);
@@ -324,8 +366,8 @@ static void mixtures_equal_the_cpu(void **state) {
     }
 }
 
-/* Two levels over inputs: a gate over groups, whose logits are rows of a table, one inside them over features, then experts of
- * both kinds. */
+/* Two levels over inputs: a gate over groups, whose logits are rows of a table, one inside them over features, then
+ * experts of both kinds. */
 typedef struct hierarchy {
     moe_layer layer;
     moe_matrix logits;
@@ -334,7 +376,8 @@ typedef struct hierarchy {
 static void build_hierarchy(moe_graph *g, void *user, void *states) {
     hierarchy *h = user;
     moe_layer *l = &h->layer;
-    moe_tensor *logits = moe_op_embed(g, &h->logits, 1.0f, "logits"), *x = moe_op_input(g, l->out, "x"), *features = x, *gate;
+    moe_tensor *logits = moe_op_embed(g, &h->logits, 1.0f, "logits"), *x = moe_op_input(g, l->out, "x"), *features = x,
+               *gate;
     (void)states;
     if (l->features.rows) {
         features = moe_op_linear(g, &l->features, x, l->features_bias, NULL, "features");
@@ -346,15 +389,23 @@ static void build_hierarchy(moe_graph *g, void *user, void *states) {
     moe_op_mix(g, l, moe_op_linear(g, &l->stack, x, l->stack_bias, NULL, "stack"), gate);
 }
 
-static moe_gating level(int kind, size_t n, size_t k, const float *threshold) { /* softmax, top k, threshold with either policy */
+static moe_gating level(int kind, size_t n, size_t k,
+                        const float *threshold) { /* softmax, top k, threshold with either policy */
     const moe_gate kinds[] = { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD, MOE_GATE_THRESHOLD };
-    return (moe_gating){ .kind = kinds[kind], .level = n, .k = k, .empty = kind == 3 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1,
+    return (moe_gating){ .kind = kinds[kind],
+                         .level = n,
+                         .k = k,
+                         .empty = kind == 3 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1,
                          .threshold = threshold };
 }
 
 static void two_levels_equal_the_cpu(void **state) {
-    static const size_t shapes[][8] = { /* rows, groups, of them wanted, experts of a group, of them wanted, units, hidden, width */
-        { 1, 1, 1, 1, 1, 0, 3, 5 }, { 9, 3, 2, 5, 2, 7, 6, 8 }, { 6, 4, 1, 70, 3, 0, 2, 33 }, { 40, 130, 4, 3, 1, 40, 1, 6 },
+    static const size_t shapes[][8] = {
+        /* rows, groups, of them wanted, experts of a group, of them wanted, units, hidden, width */
+        { 1, 1, 1, 1, 1, 0, 3, 5 },
+        { 9, 3, 2, 5, 2, 7, 6, 8 },
+        { 6, 4, 1, 70, 3, 0, 2, 33 },
+        { 40, 130, 4, 3, 1, 40, 1, 6 },
     };
     uint64_t random = 17;
     (void)state;
@@ -363,10 +414,10 @@ static void two_levels_equal_the_cpu(void **state) {
         const size_t units = shape[5], hidden = shape[6], width = shape[7], in = units ? units : width, vocabulary = 6;
         const moe_type type = i % 3 ? MOE_TYPE_F32 : MOE_TYPE_Q8;
         float *logits = numbers(&random, vocabulary * groups, 0), *weight = numbers(&random, n * in, 0),
-            *bias = numbers(&random, n, i % 7 == 6), *features = numbers(&random, units * width, 0),
-            *feature_bias = numbers(&random, units, 0), *stack = numbers(&random, n * hidden * width, 0),
-            *stack_bias = numbers(&random, n * hidden, 0), *inputs = numbers(&random, rows * width, i % 7 == 5),
-            *up = numbers(&random, n * 2 * hidden * width, 0);
+              *bias = numbers(&random, n, i % 7 == 6), *features = numbers(&random, units * width, 0),
+              *feature_bias = numbers(&random, units, 0), *stack = numbers(&random, n * hidden * width, 0),
+              *stack_bias = numbers(&random, n * hidden, 0), *inputs = numbers(&random, rows * width, i % 7 == 5),
+              *up = numbers(&random, n * 2 * hidden * width, 0);
         float *thresholds = mw_zeros((groups + n) * sizeof *thresholds);
         uint64_t down = 0;
         const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
@@ -374,8 +425,13 @@ static void two_levels_equal_the_cpu(void **state) {
         int32_t ids[64];
         int8_t *scratch = mw_zeros(2 * moe_round_up(moe_max(hidden, width), 64));
         hierarchy h;
-        bench b = { .rows = rows, .capacity = rows + i % 2, .sentences = 1, .max_source = 1, .top = 1, .build = build_hierarchy,
-            .user = &h };
+        bench b = { .rows = rows,
+                    .capacity = rows + i % 2,
+                    .sentences = 1,
+                    .max_source = 1,
+                    .top = 1,
+                    .build = build_hierarchy,
+                    .user = &h };
         defaults();
         emu_few_rows = i % 5 ? 2 : 1000;
         emu_pairs = i % 2 ? 1 << 14 : n + 3;
@@ -384,7 +440,9 @@ static void two_levels_equal_the_cpu(void **state) {
         for (size_t e = 0; e < n; e++) thresholds[groups + e] = mw_uniform(&random, 0.8f, 1.8f) / (float)each;
         for (size_t r = 0; r < vocabulary; r++) /* ties, and rows where no group passes */
             for (size_t e = 0; e < groups; e++)
-                logits[r * groups + e] = r % 3 == 1 ? (float)(e % 4) : r % 3 == 2 ? 1.0f : logits[r * groups + e] * 0.05f;
+                logits[r * groups + e] = r % 3 == 1   ? (float)(e % 4)
+                                         : r % 3 == 2 ? 1.0f
+                                                      : logits[r * groups + e] * 0.05f;
         for (size_t e = 1; e < n; e++) { /* ties again, and gates near a threshold */
             for (size_t c = 0; c < in; c++)
                 weight[e * in + c] = e % 3 == 1 ? weight[(e - 1) * in + c] : weight[e * in + c] * 0.02f;
@@ -400,9 +458,18 @@ static void two_levels_equal_the_cpu(void **state) {
                 moe_pack_row(type, width, hidden, r, from + hidden * width + r * hidden, to + down, scratch);
         }
         h.logits = pack(MOE_TYPE_F32, vocabulary, groups, logits, &blobs[0]);
-        h.layer = (moe_layer){ .kind = MOE_LAYER_MOE, .name = "layer", .hidden = hidden, .out = width, .experts = n,
-                               .groups = groups, .relu_logits = i / 8 % 2, .scale = i % 7 ? 0.75f : 1.0f, .expert_type = type,
-                               .slabs = slabs, .slab_stride = slab, .slab_down = (size_t)down,
+        h.layer = (moe_layer){ .kind = MOE_LAYER_MOE,
+                               .name = "layer",
+                               .hidden = hidden,
+                               .out = width,
+                               .experts = n,
+                               .groups = groups,
+                               .relu_logits = i / 8 % 2,
+                               .scale = i % 7 ? 0.75f : 1.0f,
+                               .expert_type = type,
+                               .slabs = slabs,
+                               .slab_stride = slab,
+                               .slab_down = (size_t)down,
                                .stack_bias = i % 4 < 2 ? stack_bias : NULL };
         h.layer.parent = level((int)(i / 4 % 4), groups, shape[2], thresholds);
         h.layer.gate = level((int)(i % 4), each, shape[4], thresholds + groups);
@@ -420,7 +487,8 @@ static void two_levels_equal_the_cpu(void **state) {
     }
 }
 
-/* The paper's largest mixture but for the sizes of experts: what the device takes does not grow with rows times experts. */
+/* The paper's largest mixture but for the sizes of experts: what the device takes does not grow with rows times
+ * experts. */
 static void build_many(moe_graph *g, void *user, void *states) {
     hierarchy *h = user;
     moe_layer *l = &h->layer;
@@ -434,20 +502,35 @@ static void many_experts_take_little_memory(void **state) {
     enum { GROUPS = 512, EACH = 256, EXPERTS = GROUPS * EACH, WIDTH = 3, ROWS = 3, CAPACITY = 2048, IDS = 4 };
     uint64_t random = 18;
     float *logits = numbers(&random, IDS * GROUPS, 0), *weight = numbers(&random, EXPERTS * WIDTH, 0),
-        *inputs = numbers(&random, ROWS * WIDTH, 0), slab[2 * WIDTH] = { 1, -2, 3, -4, 5, 6 };
+          *inputs = numbers(&random, ROWS * WIDTH, 0), slab[2 * WIDTH] = { 1, -2, 3, -4, 5, 6 };
     const int32_t ids[ROWS] = { 2, 0, 3 };
     void *blobs[2];
     hierarchy h;
-    bench b = { .rows = ROWS, .capacity = CAPACITY, .sentences = 1, .max_source = 1, .top = 1, .build = build_many, .user = &h,
+    bench b = { .rows = ROWS,
+                .capacity = CAPACITY,
+                .sentences = 1,
+                .max_source = 1,
+                .top = 1,
+                .build = build_many,
+                .user = &h,
                 .frame = { .rows = ROWS, .ids = ids, .inputs = inputs },
                 .most_bytes = (size_t)CAPACITY * EXPERTS * sizeof(float) / 16 };
     (void)state;
     defaults();
     emu_sums = 1 << 20;
     h.logits = pack(MOE_TYPE_F32, IDS, GROUPS, logits, &blobs[0]);
-    h.layer = (moe_layer){ .kind = MOE_LAYER_MOE, .name = "layer", .hidden = 1, .out = WIDTH, .experts = EXPERTS, .groups = GROUPS,
-                           .scale = 1, .expert_type = MOE_TYPE_F32, .slabs = (const char *)slab, .slab_down = sizeof slab / 2,
-                           .parent = level(1, GROUPS, 2, NULL), .gate = level(1, EACH, 2, NULL) }; /* all of one slab */
+    h.layer = (moe_layer){ .kind = MOE_LAYER_MOE,
+                           .name = "layer",
+                           .hidden = 1,
+                           .out = WIDTH,
+                           .experts = EXPERTS,
+                           .groups = GROUPS,
+                           .scale = 1,
+                           .expert_type = MOE_TYPE_F32,
+                           .slabs = (const char *)slab,
+                           .slab_down = sizeof slab / 2,
+                           .parent = level(1, GROUPS, 2, NULL),
+                           .gate = level(1, EACH, 2, NULL) }; /* all of one slab */
     h.layer.gate.weight = pack(MOE_TYPE_F32, EXPERTS, WIDTH, weight, &blobs[1]);
     run_both(&b, 0);
     free(logits), free(weight), free(inputs), free(blobs[0]), free(blobs[1]);
@@ -477,17 +560,28 @@ static void attention_equals_the_cpu(void **state) {
         const size_t segment[ROWS] = { 0, 7, 49, 0, 100, 199 }, length[ROWS] = { 7, 42, LONGEST_SOURCE, 1, 17, 1 };
         const size_t size = i % 2 ? 20 : 133, width = i < 4 ? 9 : 140;
         float *queries = numbers(&random, 4 * size, 0), *v = numbers(&random, size, 0),
-            *states = numbers(&random, TOKENS * (size + width), 0);
+              *states = numbers(&random, TOKENS * (size + width), 0);
         float weights[ROWS * LONGEST_SOURCE] = { 0 };
         int32_t want[ROWS] = { 0 };
         float logprobs[ROWS];
         void *blob;
         attending a = { .tokens = TOKENS, .width = width, .queries = pack(MOE_TYPE_F32, 4, size, queries, &blob) };
-        bench b = { .rows = ROWS, .capacity = ROWS, .sentences = 1, .max_source = LONGEST_SOURCE, .top = 1,
-            .build = build_attention, .user = &a,
-                    .states = states, .state_bytes = TOKENS * (size + width) * sizeof *states,
-                    .frame = { .rows = ROWS, .ids = ids, .parents = parents, .segment = segment, .length = length,
-                        .want = want, .want_logprob = logprobs } };
+        bench b = { .rows = ROWS,
+                    .capacity = ROWS,
+                    .sentences = 1,
+                    .max_source = LONGEST_SOURCE,
+                    .top = 1,
+                    .build = build_attention,
+                    .user = &a,
+                    .states = states,
+                    .state_bytes = TOKENS * (size + width) * sizeof *states,
+                    .frame = { .rows = ROWS,
+                               .ids = ids,
+                               .parents = parents,
+                               .segment = segment,
+                               .length = length,
+                               .want = want,
+                               .want_logprob = logprobs } };
         a.model.attention_product = i / 2 % 2;
         a.model.start_zero = i % 3 == 0;
         a.model.attention_size = size;
@@ -520,19 +614,25 @@ static void outputs_equal_the_cpu(void **state) {
         const size_t n = vocabularies[i / 2], cols = 20, top = moe_min(n, i % 2 ? 5 : 65);
         int32_t ids[ROWS], want[ROWS], *tops[2];
         char hold[ROWS];
-        float *x = numbers(&random, TABLE * cols, 0), *w = numbers(&random, n * cols, 0), *bias = numbers(&random, n, 0),
-            *logprobs[2], wanted[2][ROWS];
+        float *x = numbers(&random, TABLE * cols, 0), *w = numbers(&random, n * cols, 0),
+              *bias = numbers(&random, n, 0), *logprobs[2], wanted[2][ROWS];
         void *blobs[2];
         choosing c = { .x = pack(MOE_TYPE_F32, TABLE, cols, x, &blobs[0]) };
-        bench b = { .rows = ROWS, .capacity = ROWS, .sentences = 1, .max_source = 1, .top = top, .build = build_output,
-            .user = &c };
+        bench b = { .rows = ROWS,
+                    .capacity = ROWS,
+                    .sentences = 1,
+                    .max_source = 1,
+                    .top = top,
+                    .build = build_output,
+                    .user = &c };
         defaults();
         emu_few_rows = i % 4 == 1 ? 2 : 32;
         emu_sums = i % 4 == 1 ? 1 : 1 << 24;
         for (size_t r = 1; r < n; r++) /* ties within a chunk and across chunks */
             if (r % 7 == 1) memcpy(w + r * cols, w + (r - 1) * cols, cols * sizeof *w), bias[r] = bias[r - 1];
-        for (size_t k = 0; k < cols; k++) ((float *)blobs[0])[3 * cols + k] = k == 5 ? moe_from_bits(0x7fc00000u) : 1.0f,
-            ((float *)blobs[0])[4 * cols + k] = 0;
+        for (size_t k = 0; k < cols; k++)
+            ((float *)blobs[0])[3 * cols + k] = k == 5 ? moe_from_bits(0x7fc00000u) : 1.0f,
+                                           ((float *)blobs[0])[4 * cols + k] = 0;
         c.model.output = pack(i % 2 ? MOE_TYPE_Q8 : MOE_TYPE_F32, n, cols, w, &blobs[1]);
         c.model.output_bias = i % 3 ? bias : NULL;
         c.model.eos = (int32_t)n / 2;
@@ -555,13 +655,15 @@ static void outputs_equal_the_cpu(void **state) {
         b.two_frames = 1;
         run_both(&b, 1);
         for (size_t r = 0; r < ROWS; r++) {
-            if (want[r] >= 0) CHECK(same(wanted[0][r], wanted[1][r]), "vocabulary %zu, row %zu: wanted %a, the CPU has %a", n,
-                                    r, (double)wanted[1][r], (double)wanted[0][r]);
+            if (want[r] >= 0)
+                CHECK(same(wanted[0][r], wanted[1][r]), "vocabulary %zu, row %zu: wanted %a, the CPU has %a", n, r,
+                      (double)wanted[1][r], (double)wanted[0][r]);
             for (size_t k = 0; want[r] < 0 && k < top; k++)
-                CHECK(tops[0][r * top + k] == tops[1][r * top + k] && same(logprobs[0][r * top + k], logprobs[1][r * top + k]),
+                CHECK(tops[0][r * top + k] == tops[1][r * top + k] &&
+                          same(logprobs[0][r * top + k], logprobs[1][r * top + k]),
                       "vocabulary %zu, row %zu, place %zu: token %d, %a; the CPU has %d, %a", n, r, k,
-                          (int)tops[1][r * top + k],
-                      (double)logprobs[1][r * top + k], (int)tops[0][r * top + k], (double)logprobs[0][r * top + k]);
+                      (int)tops[1][r * top + k], (double)logprobs[1][r * top + k], (int)tops[0][r * top + k],
+                      (double)logprobs[0][r * top + k]);
         }
         for (int side = 0; side < 2; side++) free(tops[side]), free(logprobs[side]), free(blobs[side]);
         free(x), free(w), free(bias);
@@ -580,7 +682,8 @@ static fixture open_model(mw_model *m) {
     fixture f = { .m = m };
     moe_error e = { MOE_OK, "", "" };
     f.image = mw_build(m);
-    CHECK(moe_model_open_memory(f.image.data, f.image.bytes, NULL, &f.model, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    CHECK(moe_model_open_memory(f.image.data, f.image.bytes, NULL, &f.model, &e) == MOE_OK, "%s: %s", e.where,
+          e.message);
     return f;
 }
 
@@ -617,8 +720,9 @@ typedef struct answer {
 } answer;
 
 typedef struct feed {
-    size_t next, most, scored; /* sentences in all; every fifth of them from number `scored` is scored, of the ones after */
-                               /* these the beginning of the translation is given */
+    size_t next, most,
+        scored; /* sentences in all; every fifth of them from number `scored` is scored, of the ones after */
+                /* these the beginning of the translation is given */
     size_t answered;
     int cancelled; /* after this many */
     int language;  /* a language model: no source, always a target */
@@ -706,15 +810,22 @@ static void assert_same_answers(const feed *cpu, const feed *gpu, const moe_sess
               "%s, batch %d, beam %d, rules %d: sentence %zu differs", what, p->batch, p->beam, (int)p->rules, i);
 }
 
-static void assert_same_counts(const moe_stats *cpu, const moe_stats *gpu, const moe_session_params *p, const char *what) {
-    const struct { const char *name; uint64_t cpu, gpu; } counts[] = {
-        { "sentences", cpu->sentences, gpu->sentences }, { "source tokens", cpu->source_tokens, gpu->source_tokens },
-        { "target tokens", cpu->target_tokens, gpu->target_tokens }, { "steps", cpu->steps, gpu->steps },
-        { "rows", cpu->rows, gpu->rows }, { "pairs of rows and experts", cpu->expert_pairs, gpu->expert_pairs },
+static void assert_same_counts(const moe_stats *cpu, const moe_stats *gpu, const moe_session_params *p,
+                               const char *what) {
+    const struct {
+        const char *name;
+        uint64_t cpu, gpu;
+    } counts[] = {
+        { "sentences", cpu->sentences, gpu->sentences },
+        { "source tokens", cpu->source_tokens, gpu->source_tokens },
+        { "target tokens", cpu->target_tokens, gpu->target_tokens },
+        { "steps", cpu->steps, gpu->steps },
+        { "rows", cpu->rows, gpu->rows },
+        { "pairs of rows and experts", cpu->expert_pairs, gpu->expert_pairs },
     };
     for (size_t i = 0; i < MOE_COUNT(counts); i++)
-        CHECK(counts[i].cpu == counts[i].gpu, "%s, batch %d, beam %d: %llu %s, the CPU has %llu", what, p->batch, p->beam,
-              (unsigned long long)counts[i].gpu, counts[i].name, (unsigned long long)counts[i].cpu);
+        CHECK(counts[i].cpu == counts[i].gpu, "%s, batch %d, beam %d: %llu %s, the CPU has %llu", what, p->batch,
+              p->beam, (unsigned long long)counts[i].gpu, counts[i].name, (unsigned long long)counts[i].cpu);
     CHECK(emu_pairs < 100 || cpu->expert_visits >= gpu->expert_visits, /* the CPU's chunks of rows may be smaller */
           "%s, batch %d, beam %d: %llu visits of experts, the CPU has %llu", what, p->batch, p->beam,
           (unsigned long long)gpu->expert_visits, (unsigned long long)cpu->expert_visits);
@@ -737,8 +848,8 @@ static feed *assert_sides_agree(const moe_model *model, const moe_session_params
 }
 
 
-static void assert_models_agree(const moe_model *model, int batch, int beam, float coverage, int min_target, const char *gating,
-                                const char *what) {
+static void assert_models_agree(const moe_model *model, int batch, int beam, float coverage, int min_target,
+                                const char *gating, const char *what) {
     moe_session_params p = params_for(model, "cpu", batch, beam);
     p.coverage_penalty = coverage;
     p.min_target = min_target;
@@ -763,8 +874,8 @@ static void models_give_the_bytes_of_the_cpu(void **state) {
                 defaults();
                 emu_few_rows = i % 2 ? 2 : 32; /* cuBLAS, the kernel */
                 emu_pairs = i % 3 ? 1 << 14 : 6;
-                assert_models_agree(t ? others[t - 1].model : f32.model, batches[i / 2], beams[i % 2], i % 3 == 1 ? 0.2f
-                                    : 0.0f, i == 4 ? 3 : 0, NULL, what);
+                assert_models_agree(t ? others[t - 1].model : f32.model, batches[i / 2], beams[i % 2],
+                                    i % 3 == 1 ? 0.2f : 0.0f, i == 4 ? 3 : 0, NULL, what);
                 if (i % 2 == 0) CHECK(emu_graph_launches() > 0, "no step was a CUDA graph");
                 if (i % 2 && (t == 1 || t == 2)) CHECK(emu_gemms() > 0, "cuBLAS was not used");
             }
@@ -775,8 +886,8 @@ static void models_give_the_bytes_of_the_cpu(void **state) {
 
 /* ---- The search ---- */
 
-/* Every rule with every beam; of penalty, pruning, number of results and least length every three together, and nothing else
- * with pruning where rules do not know it; batches and limits take turns. */
+/* Every rule with every beam; of penalty, pruning, number of results and least length every three together, and nothing
+ * else with pruning where rules do not know it; batches and limits take turns. */
 static void searches_give_the_bytes_of_the_cpu(void **state) {
     static const int batches[] = { 1, 3, 8 }, beams[] = { 1, 2, 5 };
     fixture models[] = { open_model(mw_small(MW_GNMT, MW_F32, 11)), open_model(mw_small(MW_FROM_ENCODER, MW_F32, 12)) };
@@ -784,7 +895,8 @@ static void searches_give_the_bytes_of_the_cpu(void **state) {
     (void)state;
     defaults();
     for (int i = 0; i < 2; i++) /* so that not all are cut */
-        mw_put32(models[i].image.data + mw_find_tensor(models[i].m, "output.bias")->offset + 4 * MW_EOS, moe_to_bits(3.0f));
+        mw_put32(models[i].image.data + mw_find_tensor(models[i].m, "output.bias")->offset + 4 * MW_EOS,
+                 moe_to_bits(3.0f));
     for (size_t k = 0; k < 4 * 3 * 16; k++) {
         const int rules = (int)(k / 48), coverage = k % 2 != 0, prune = k / 2 % 2 != 0, odd = (int)(k / 4 + k / 8) % 2;
         const moe_model *model = models[(k + k / 16) % 2].model;
@@ -871,7 +983,8 @@ static void broken_sentences_are_those_of_the_cpu(void **state) {
             p.coverage_penalty = rules < MOE_RULES_TF ? 0.2f : 0.0f;
             answers = assert_sides_agree(f.model, &p, "broken");
             for (size_t i = 0; i < SENTENCES; i++) {
-                CHECK((answers->answers[i].status == MOE_ERROR_NUMERIC) == (answers->answers[i].n == 0), "sentence %zu", i);
+                CHECK((answers->answers[i].status == MOE_ERROR_NUMERIC) == (answers->answers[i].n == 0), "sentence %zu",
+                      i);
                 broken += answers->answers[i].n == 0;
             }
             CHECK(broken > 0 && broken < SENTENCES, "%zu sentences are broken", broken);
@@ -906,7 +1019,8 @@ static void cancelled_sentences_are_forgotten(void **state) {
     drop(&f);
 }
 
-/* Frames, hypotheses and results are the device's: what the host has does not grow with beam, and hardly with targets. */
+/* Frames, hypotheses and results are the device's: what the host has does not grow with beam, and hardly with targets.
+ */
 static void sessions_keep_little_on_the_host(void **state) {
     fixture f = open_model(mw_small(MW_GNMT, MW_F32, 11));
     moe_session_params p = params_for(f.model, "cuda", 64, 1);
@@ -959,18 +1073,22 @@ static void assert_classifiers_agree(const moe_model *model, int batch, const ch
         CHECK(strncmp(moe_session_stats(s).device, p.device, 3) == 0, "%s", moe_session_stats(s).device);
         moe_session_free(s);
     }
-    CHECK(memcmp(&sides[0], &sides[1], sizeof sides[0]) == 0, "%s, batch %d: classes or their probabilities differ", what, batch);
+    CHECK(memcmp(&sides[0], &sides[1], sizeof sides[0]) == 0, "%s, batch %d: classes or their probabilities differ",
+          what, batch);
     CHECK(emu_live() == 0, "%s: %zu things are left", what, emu_live());
 }
 
 static mw_model *family(int which) {
-    return which == 0 ? mw_hierarchical(MW_F32, 11) : which == 1 ? mw_language_model(MW_F32, 11) : mw_classifier(MW_F32, 11);
+    return which == 0   ? mw_hierarchical(MW_F32, 11)
+           : which == 1 ? mw_language_model(MW_F32, 11)
+                        : mw_classifier(MW_F32, 11);
 }
 
 /* Two-level gates, MLP gates and linear experts; models without encoder; gates of another kind than the file's. */
 static void gating_gives_the_bytes_of_the_cpu(void **state) {
-    static const char *const models[] = { "two levels", "language model", "classifier" }, *const gatings[] = { NULL, "softmax",
-        "topk" };
+    static const char *const models[] = { "two levels", "language model", "classifier" }, *const gatings[] = {
+        NULL, "softmax", "topk"
+    };
     static const moe_type types[] = { MOE_TYPE_Q8, MOE_TYPE_F32, MOE_TYPE_Q4, MOE_TYPE_BF16 };
     static const int batches[] = { 1, 3, 8 };
     (void)state;
@@ -999,7 +1117,11 @@ static void gating_gives_the_bytes_of_the_cpu(void **state) {
 
 /* Every tensor of every step, as a line. */
 typedef struct lines {
-    struct { char name[64]; size_t rows, cols; uint64_t sum; } line[4096];
+    struct {
+        char name[64];
+        size_t rows, cols;
+        uint64_t sum;
+    } line[4096];
     size_t n;
 } lines;
 
@@ -1085,8 +1207,10 @@ static sizes measure(const moe_model *m, moe_session_params p) {
         s.experts += l->experts;
         s.largest = moe_max(s.largest, bytes);
     }
-    CHECK(moe_session_stats(session).experts == s.experts && moe_session_stats(session).experts_held == s.experts, "all fit");
-    CHECK(moe_session_stats(session).expert_fetches == 0 && moe_session_stats(session).expert_fetch_bytes == 0, "none is fetched");
+    CHECK(moe_session_stats(session).experts == s.experts && moe_session_stats(session).experts_held == s.experts,
+          "all fit");
+    CHECK(moe_session_stats(session).expert_fetches == 0 && moe_session_stats(session).expert_fetch_bytes == 0,
+          "none is fetched");
     moe_session_free(session);
     s.fixed += 2 * 4096; /* weights on their way go through two of MOE_STAGE_BYTES, which only fetching keeps */
     return s;
@@ -1094,10 +1218,15 @@ static sizes measure(const moe_model *m, moe_session_params p) {
 
 static size_t budget(const sizes *s, size_t slots) { return s->fixed + slots * s->largest; }
 
-/* A second opinion on what is fetched: a table of experts with the time of their last use. A trace shows who is visited. */
+/* A second opinion on what is fetched: a table of experts with the time of their last use. A trace shows who is
+ * visited. */
 typedef struct simulation {
     const moe_model *model;
-    struct { const moe_layer *layer; size_t expert; uint64_t used; } slot[64];
+    struct {
+        const moe_layer *layer;
+        size_t expert;
+        uint64_t used;
+    } slot[64];
     size_t slots;
     uint64_t time, pairs, visits, hits, fetches, bytes;
     unsigned char visited[64];
@@ -1117,8 +1246,10 @@ static void simulate_visit(simulation *s, const moe_layer *l, size_t expert) {
     s->slot[at].expert = expert;
     s->slot[at].used = ++s->time;
     s->fetches++;
-    up = l->expert_type == MOE_TYPE_F32 ? l->hidden * l->out * 4 : moe_round_up(l->hidden, 16) * moe_round_up(l->out, 64);
-    down = l->expert_type == MOE_TYPE_F32 ? l->hidden * l->out * 4 : moe_round_up(l->out, 16) * moe_round_up(l->hidden, 64);
+    up = l->expert_type == MOE_TYPE_F32 ? l->hidden * l->out * 4
+                                        : moe_round_up(l->hidden, 16) * moe_round_up(l->out, 64);
+    down = l->expert_type == MOE_TYPE_F32 ? l->hidden * l->out * 4
+                                          : moe_round_up(l->out, 16) * moe_round_up(l->hidden, 64);
     s->bytes += l->expert_type == MOE_TYPE_Q4 ? (up + down) / 2 + (up + down) / 32 : up + down;
     if (l->expert_type != MOE_TYPE_F32) s->bytes += (moe_round_up(l->hidden, 16) + moe_round_up(l->out, 16)) * 4;
 }
@@ -1148,7 +1279,8 @@ static void fetches_are_those_of_a_simulation(void **state) {
     size_t replaced = 0;
     (void)state;
     for (int which = 0; which < 3; which++) { /* flat, two levels, both sides with experts of one shape */
-        fixture f32 = open_model(which == 1 ? mw_hierarchical(MW_F32, 11) : mw_small(which ? MW_CARRIED_QUERY : MW_GNMT, MW_F32, 11));
+        fixture f32 = open_model(which == 1 ? mw_hierarchical(MW_F32, 11)
+                                            : mw_small(which ? MW_CARRIED_QUERY : MW_GNMT, MW_F32, 11));
         for (size_t t = 0; t < MOE_COUNT(types); t++) {
             fixture f = converted(&f32, types[t]);
             moe_session_params p = params_for(f.model, "cuda", 3, 2);
@@ -1166,15 +1298,17 @@ static void fetches_are_those_of_a_simulation(void **state) {
                 answers = translate(f.model, &p);
                 s = answers->stats;
                 free(answers);
-                CHECK(s.experts == size.experts && s.experts_held == slots, "%zu slots: %d of %d", slots, (int)s.experts_held,
-                      (int)s.experts);
-                if (size.all > p.device_memory) CHECK(s.device_bytes <= p.device_memory, "more than the budget is taken");
-                CHECK(s.expert_pairs == sim.pairs && s.expert_visits == sim.visits, "%d pairs, %d visits; the trace shows %d, %d",
-                      (int)s.expert_pairs, (int)s.expert_visits, (int)sim.pairs, (int)sim.visits);
+                CHECK(s.experts == size.experts && s.experts_held == slots, "%zu slots: %d of %d", slots,
+                      (int)s.experts_held, (int)s.experts);
+                if (size.all > p.device_memory)
+                    CHECK(s.device_bytes <= p.device_memory, "more than the budget is taken");
+                CHECK(s.expert_pairs == sim.pairs && s.expert_visits == sim.visits,
+                      "%d pairs, %d visits; the trace shows %d, %d", (int)s.expert_pairs, (int)s.expert_visits,
+                      (int)sim.pairs, (int)sim.visits);
                 CHECK(s.expert_hits == sim.hits && s.expert_fetches == sim.fetches && s.expert_fetch_bytes == sim.bytes,
-                      "model %d, type %zu, %zu slots: %d hits, %d fetches, %d bytes; it should be %d, %d, %d", which, t, slots,
-                      (int)s.expert_hits, (int)s.expert_fetches, (int)s.expert_fetch_bytes, (int)sim.hits, (int)sim.fetches,
-                      (int)sim.bytes);
+                      "model %d, type %zu, %zu slots: %d hits, %d fetches, %d bytes; it should be %d, %d, %d", which, t,
+                      slots, (int)s.expert_hits, (int)s.expert_fetches, (int)s.expert_fetch_bytes, (int)sim.hits,
+                      (int)sim.fetches, (int)sim.bytes);
                 replaced += s.expert_fetches > slots;
             }
             drop(&f);
@@ -1190,7 +1324,8 @@ static void fetching_gives_the_bytes_of_the_cpu(void **state) {
     static const int batches[] = { 1, 8, 3 };
     (void)state;
     for (int which = 0; which < 4; which++) {
-        fixture f32 = open_model(which < 2 ? mw_small(which ? MW_BOTH_CONTEXTS : MW_GNMT, MW_F32, 11) : family(which == 3 ? 2 : 0));
+        fixture f32 = open_model(which < 2 ? mw_small(which ? MW_BOTH_CONTEXTS : MW_GNMT, MW_F32, 11)
+                                           : family(which == 3 ? 2 : 0));
         for (size_t t = 0; t < MOE_COUNT(types); t++) {
             fixture f = converted(&f32, types[t]);
             for (int i = 0; i < 5; i++) {
@@ -1235,11 +1370,13 @@ static void memory_that_is_needed_is_named(void **state) {
     size = measure(f.model, p);
     least = (budget(&size, 1) >> 20) + 1;
     /* an expert does not fit, weights, scratch, more and more of it, not even cuBLAS's workspace */
-    const size_t allowances[] = { budget(&size, 1) - 1, size.fixed - 12000, size.fixed - 24000, size.fixed / 2, size.fixed / 4, 100 };
+    const size_t allowances[] = { budget(&size, 1) - 1, size.fixed - 12000, size.fixed - 24000,
+                                  size.fixed / 2,       size.fixed / 4,     100 };
     for (int i = 0; i < 6; i++) {
         p.device_memory = allowances[i];
         CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_ERROR_MEMORY && strstr(e.message, "allow more") &&
-                  strstr(e.message, "--device cpu") && strstr(e.message, "to hold all experts"), "%d: %s", i, e.message);
+                  strstr(e.message, "--device cpu") && strstr(e.message, "to hold all experts"),
+              "%d: %s", i, e.message);
         CHECK(megabytes(e.message, "cuda:0: ") == least, "%d: %zu MB: %s", i, least, e.message);
     }
     p.device_memory = least << 20;
@@ -1252,7 +1389,8 @@ static void memory_that_is_needed_is_named(void **state) {
           size.experts);
     moe_session_free(s);
     emu_memory = budget(&size, 0) + 64;
-    CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_ERROR_MEMORY && strstr(e.message, "free") && strstr(e.message, "--device cpu"),
+    CHECK(moe_session_new(f.model, &p, &s, &e) == MOE_ERROR_MEMORY && strstr(e.message, "free") &&
+              strstr(e.message, "--device cpu"),
           "%s", e.message);
     CHECK(megabytes(e.message, "cuda:0: ") == least, "%zu MB: %s", least, e.message);
     defaults();
@@ -1262,11 +1400,11 @@ static void memory_that_is_needed_is_named(void **state) {
 
 /* ---- What goes wrong ---- */
 
-/* Every call fails once: opening fails or the failure comes out of the translation, and nothing is left behind. What was
- * handed over before is right. `held`: experts that are on the device, 0: however many. `few` sentences that end after two steps:
- * no call is left out, else of the launches most are. */
-static void sweep(const moe_model *model, const feed *wanted, const moe_session_params *p, size_t held, int code, int stay,
-                  int few) {
+/* Every call fails once: opening fails or the failure comes out of the translation, and nothing is left behind. What
+ * was handed over before is right. `held`: experts that are on the device, 0: however many. `few` sentences that end
+ * after two steps: no call is left out, else of the launches most are. */
+static void sweep(const moe_model *model, const feed *wanted, const moe_session_params *p, size_t held, int code,
+                  int stay, int few) {
     size_t opened = 0, calls = 0, step = 1;
     for (size_t nth = 1;; nth += step) {
         feed *feeding = make_feed(model);
@@ -1285,8 +1423,8 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
             status = moe_translate(s, pull, done, feeding, &e);
             for (size_t i = 0; i < feeding->most; i++)
                 if (feeding->answers[i].place) {
-                    CHECK(memcmp(&feeding->answers[i], &wanted->answers[i], sizeof(answer)) == 0, "call %zu fails: answer %zu",
-                          nth, i);
+                    CHECK(memcmp(&feeding->answers[i], &wanted->answers[i], sizeof(answer)) == 0,
+                          "call %zu fails: answer %zu", nth, i);
                     answered++;
                 }
             if (status != MOE_OK) {
@@ -1306,9 +1444,13 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
             CHECK(status == MOE_OK && answered == wanted->most, "%zu answers, %s", answered, e.message);
             break;
         }
-        if (status == MOE_OK) continue; /* CUDA graphs and the free memory in a message are asked for in vain without harm */
-        CHECK(strstr(e.message, code == EMU_LOST ? "failure" : code == EMU_OLD_DRIVER ? "driver" : "memory") ||
-                  strstr(e.message, "CUBLAS"), "call %zu: %s", nth, e.message);
+        if (status == MOE_OK)
+            continue; /* CUDA graphs and the free memory in a message are asked for in vain without harm */
+        CHECK(strstr(e.message, code == EMU_LOST         ? "failure"
+                                : code == EMU_OLD_DRIVER ? "driver"
+                                                         : "memory") ||
+                  strstr(e.message, "CUBLAS"),
+              "call %zu: %s", nth, e.message);
         CHECK(strstr(e.message, "--device cpu"), "call %zu says nothing to do: %s", nth, e.message);
     }
     CHECK(opened > 0 && calls > 100, "%zu calls, %zu sessions", calls, opened);
@@ -1316,7 +1458,9 @@ static void sweep(const moe_model *model, const feed *wanted, const moe_session_
 
 /* With all experts on the device, and with two of them. */
 static void failures_leave_nothing_behind(void **state) {
-    static const struct { int code, stay; } failures[] = { { EMU_OUT_OF_MEMORY, 0 }, { EMU_LOST, 1 }, { EMU_OLD_DRIVER, 0 } };
+    static const struct {
+        int code, stay;
+    } failures[] = { { EMU_OUT_OF_MEMORY, 0 }, { EMU_LOST, 1 }, { EMU_OLD_DRIVER, 0 } };
     fixture f = open_model(mw_small(MW_GNMT, MW_Q8, 11));
     moe_session_params p = params_for(f.model, "cuda", 3, 2);
     feed *wanted;
@@ -1373,7 +1517,8 @@ static void classifiers_leave_nothing_behind(void **state) {
             size_t reached = 1, worked = 0;
             for (size_t nth = 1; nth <= reached + 1; nth++) {
                 mw_heap heap = { .fail_at = host ? nth : 0 };
-                const moe_model_params counted = { .allocator = { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, &heap } };
+                const moe_model_params counted = { .allocator = { mw_heap_allocate, mw_heap_reallocate, mw_heap_release,
+                                                                  &heap } };
                 moe_error e = { MOE_OK, "", "" };
                 moe_session *s = NULL;
                 moe_model *model = NULL;
@@ -1395,8 +1540,8 @@ static void classifiers_leave_nothing_behind(void **state) {
                 if (status != MOE_OK)
                     CHECK(strstr(e.message, "memory") || strstr(e.message, "CUBLAS"), "call %zu: %s", nth, e.message);
                 CHECK(emu_live() == 0, "call %zu fails: %zu things are left on the device", nth, emu_live());
-                CHECK(heap.blocks == 0 && heap.wrong_sizes == 0, "call %zu fails: %zu blocks are left, %zu had another size", nth,
-                      heap.blocks, heap.wrong_sizes);
+                CHECK(heap.blocks == 0 && heap.wrong_sizes == 0,
+                      "call %zu fails: %zu blocks are left, %zu had another size", nth, heap.blocks, heap.wrong_sizes);
                 if (nth > reached) CHECK(status == MOE_OK, "%s", e.message);
             }
             CHECK(worked > 0 && reached > 3, "%zu calls", reached);
@@ -1429,20 +1574,22 @@ static void devices_are_chosen_as_asked(void **state) {
     CHECK(try_device(&f, "auto", 0, &e, name) == MOE_OK && strcmp(name, "cuda:0 emulated") == 0, "auto: %s", name);
     CHECK(try_device(&f, "cuda:0", 0, &e, name) == MOE_OK && strcmp(name, "cuda:0 emulated") == 0, "cuda:0: %s", name);
     CHECK(try_device(&f, "cpu", 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "cpu: %s", name);
-    CHECK(try_device(&f, "cuda:1", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "there is no cuda:1"), "%s",
-          e.message);
+    CHECK(try_device(&f, "cuda:1", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "there is no cuda:1"),
+          "%s", e.message);
     CHECK(try_device(&f, "cuda:x", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
     CHECK(try_device(&f, "cuda:", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
     CHECK(try_device(&f, "cudas", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
     CHECK(try_device(&f, "tpu", 0, &e, name) == MOE_ERROR_ARGUMENT, "%s", e.message);
-    CHECK(try_device(&f, "cuda", 1 << 14, &e, name) == MOE_ERROR_MEMORY && strstr(e.message, "allowed"), "%s", e.message);
+    CHECK(try_device(&f, "cuda", 1 << 14, &e, name) == MOE_ERROR_MEMORY && strstr(e.message, "allowed"), "%s",
+          e.message);
     CHECK(try_device(&f, NULL, 1 << 14, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "the processor takes over");
     for (int i = 0; i < 2; i++) { /* what only the processor does */
         moe_session_params p = params_for(f.model, i ? NULL : "cuda", 2, 2);
         moe_session *s = NULL;
         p.gating = "batchwise";
         CHECK(moe_session_new(f.model, &p, &s, &e) == (i ? MOE_OK : MOE_ERROR_UNSUPPORTED), "batchwise: %s", e.message);
-        CHECK(i ? strcmp(moe_session_stats(s).device, "cpu") == 0 : strstr(e.message, "batchwise") != NULL, "%s", e.message);
+        CHECK(i ? strcmp(moe_session_stats(s).device, "cpu") == 0 : strstr(e.message, "batchwise") != NULL, "%s",
+              e.message);
         moe_session_free(s);
     }
     setenv("MOE_DEVICE", "cpu", 1);
@@ -1450,12 +1597,13 @@ static void devices_are_chosen_as_asked(void **state) {
     unsetenv("MOE_DEVICE");
     emu_reset(0);
     CHECK(try_device(&f, "cuda", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "no GPU") &&
-          strstr(e.message, "nvidia-smi"), "%s", e.message);
+              strstr(e.message, "nvidia-smi"),
+          "%s", e.message);
     CHECK(try_device(&f, NULL, 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "no GPU: the processor");
     defaults();
     emu_fail(1, EMU_OLD_DRIVER, 1);
-    CHECK(try_device(&f, "cuda", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "update the NVIDIA driver"), "%s",
-          e.message);
+    CHECK(try_device(&f, "cuda", 0, &e, name) == MOE_ERROR_UNSUPPORTED && strstr(e.message, "update the NVIDIA driver"),
+          "%s", e.message);
     CHECK(try_device(&f, NULL, 0, &e, name) == MOE_OK && strcmp(name, "cpu") == 0, "old driver: the processor");
     assert_int_equal(emu_live(), 0);
     drop(&f);

@@ -33,9 +33,9 @@ static void *direct_realloc(void *p, size_t n) {
 #include <sys/resource.h>
 #include <cmocka.h>
 
-#define CHECK(condition, ...)                                                                                    \
-    do {                                                                                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__);                                                                 \
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
     } while (0)
 
 /* ---- Helpers ---- */
@@ -45,7 +45,8 @@ static moe_model_params hooked(mw_heap *heap, int verify) {
     return (moe_model_params){ { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, heap }, .verify = verify };
 }
 
-/* The image must be refused with this status, name the culprit (and its companion, if any), and leave nothing behind. */
+/* The image must be refused with this status, name the culprit (and its companion, if any), and leave nothing behind.
+ */
 static void refuse(mw_image image, int verify, moe_status want, const char *culprit, const char *companion) {
     mw_heap heap;
     moe_model_params params = hooked(&heap, verify);
@@ -57,7 +58,8 @@ static void refuse(mw_image image, int verify, moe_status want, const char *culp
     status = moe_model_open_memory(image.data, image.bytes, &params, &model, &e);
     if (status == MOE_OK) moe_model_close(model);
     snprintf(all, sizeof all, "%s: %s", e.where, e.message);
-    CHECK(status == want, "%s expected, got %s (%s), culprit %s", moe_status_name(want), moe_status_name(status), all, culprit);
+    CHECK(status == want, "%s expected, got %s (%s), culprit %s", moe_status_name(want), moe_status_name(status), all,
+          culprit);
     assert_int_equal(e.code, want);
     CHECK(strstr(all, culprit) != NULL, "'%s' does not name %s", all, culprit);
     CHECK(!companion || strstr(all, companion) != NULL, "'%s' does not say %s", all, companion);
@@ -65,7 +67,8 @@ static void refuse(mw_image image, int verify, moe_status want, const char *culp
     assert_ptr_equal(model, (void *)&untouched);
     assert_int_equal(heap.blocks, 0);
     assert_int_equal(heap.wrong_sizes, 0);
-    assert_int_equal(moe_model_open_memory(image.data, image.bytes, &params, &model, NULL), want); /* an error is optional */
+    assert_int_equal(moe_model_open_memory(image.data, image.bytes, &params, &model, NULL),
+                     want); /* an error is optional */
 }
 
 static void refuse_format(mw_image image, const char *culprit) { refuse(image, 0, MOE_ERROR_FORMAT, culprit, NULL); }
@@ -158,7 +161,8 @@ static void every_small_model_opens_in_every_type(void **state) {
             moe_model_params params = hooked(&heap, 1);
             moe_model *model = NULL;
             moe_error e = { MOE_OK, "", "" };
-            CHECK(moe_model_open_memory(f.image.data, f.image.bytes, &params, &model, &e) == MOE_OK, "variant %d: %s: %s", variant, e.where, e.message);
+            CHECK(moe_model_open_memory(f.image.data, f.image.bytes, &params, &model, &e) == MOE_OK,
+                  "variant %d: %s: %s", variant, e.where, e.message);
             assert_int_equal(moe_model_vocabulary(model), MW_VOCABULARY);
             assert_int_equal(moe_model_file_bytes(model), f.image.bytes);
             assert_int_equal(moe_model_file_version(model), 1);
@@ -489,7 +493,8 @@ static void foreign_characters_in_keys_are_refused(void **state) {
     static const unsigned char bad[] = { 'A', 'Z', ' ', '/', ':', '`', '{', 0, 0x80, 0xff, '\n', '%' };
     fixture f = small();
     (void)state;
-    for (size_t i = 0; i < sizeof bad; i++) break_byte(&f, f.m->meta[2].at + 9, bad[i], MOE_ERROR_FORMAT, offset_where(f.m->meta[2].at));
+    for (size_t i = 0; i < sizeof bad; i++)
+        break_byte(&f, f.m->meta[2].at + 9, bad[i], MOE_ERROR_FORMAT, offset_where(f.m->meta[2].at));
     drop(&f);
 }
 
@@ -517,11 +522,37 @@ static void duplicate_keys_are_refused_by_name(void **state) {
 }
 
 static void broken_utf8_is_refused_by_key(void **state) {
-    static const char *const broken[] = { "\x80", "\xc0\x80", "\xc1\xbf", "\xc3", "\xc3(", "\xe0\x80\x80", "\xe0\x9f\xbf", "\xe2\x82", "\xe2\x82(",
-                                          "\xed\xa0\x80", "\xed\xbf\xbf", "\xf0\x80\x80\x80", "\xf0\x8f\xbf\xbf", "\xf0\x9f\x98", "\xf4\x90\x80\x80",
-                                          "\xf5\x80\x80\x80", "\xf8\x88\x80\x80\x80", "\xfe", "\xff", "good until here \xbf" };
-    static const char *const good[] = { "", "a", "\x7f", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80", "\xef\xbf\xbf",
-                                        "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf" };
+    static const char *const broken[] = { "\x80",
+                                          "\xc0\x80",
+                                          "\xc1\xbf",
+                                          "\xc3",
+                                          "\xc3(",
+                                          "\xe0\x80\x80",
+                                          "\xe0\x9f\xbf",
+                                          "\xe2\x82",
+                                          "\xe2\x82(",
+                                          "\xed\xa0\x80",
+                                          "\xed\xbf\xbf",
+                                          "\xf0\x80\x80\x80",
+                                          "\xf0\x8f\xbf\xbf",
+                                          "\xf0\x9f\x98",
+                                          "\xf4\x90\x80\x80",
+                                          "\xf5\x80\x80\x80",
+                                          "\xf8\x88\x80\x80\x80",
+                                          "\xfe",
+                                          "\xff",
+                                          "good until here \xbf" };
+    static const char *const good[] = { "",
+                                        "a",
+                                        "\x7f",
+                                        "\xc2\x80",
+                                        "\xdf\xbf",
+                                        "\xe0\xa0\x80",
+                                        "\xed\x9f\xbf",
+                                        "\xee\x80\x80",
+                                        "\xef\xbf\xbf",
+                                        "\xf0\x90\x80\x80",
+                                        "\xf4\x8f\xbf\xbf" };
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(broken); i++) {
         const char *texts[2] = { "fine", broken[i] };
@@ -537,8 +568,10 @@ static void broken_utf8_is_refused_by_key(void **state) {
 }
 
 static void text_lengths_that_overflow_are_refused_by_key(void **state) {
-    static const uint64_t lengths[] = { UINT64_MAX, UINT64_MAX - 7, (uint64_t)1 << 63, (uint64_t)1 << 32, 1 << 20, INT64_MAX };
-    static const char *const keys[] = { "general.name", "languages.codes", "languages.tags", "info.bytes", "info.reals" };
+    static const uint64_t lengths[] = { UINT64_MAX,        UINT64_MAX - 7, (uint64_t)1 << 63,
+                                        (uint64_t)1 << 32, 1 << 20,        INT64_MAX };
+    static const char *const keys[] = { "general.name", "languages.codes", "languages.tags", "info.bytes",
+                                        "info.reals" };
     mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
     const uint64_t zero = 0;
     fixture f;
@@ -602,7 +635,8 @@ static void unknown_number_format_is_unsupported_and_names_the_tensor(void **sta
 
 static void impossible_layout_names_the_tensor(void **state) {
     fixture f = small();
-    const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"), *experts = mw_find_tensor(f.m, "encoder.1.experts");
+    const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"),
+                    *experts = mw_find_tensor(f.m, "encoder.1.experts");
     const mw_tensor *vector = mw_find_tensor(f.m, "attention.v");
     (void)state;
     break32(&f, matrix->at + 4, 1, MOE_ERROR_FORMAT, tensor_where(matrix));
@@ -619,7 +653,8 @@ static void impossible_number_of_dimensions_is_refused_at_its_offset(void **stat
     fixture f = small();
     const mw_tensor *t = &f.m->tensors[2];
     (void)state;
-    for (size_t i = 0; i < MOE_COUNT(counts); i++) break32(&f, t->at + 8, counts[i], MOE_ERROR_FORMAT, offset_where(t->at));
+    for (size_t i = 0; i < MOE_COUNT(counts); i++)
+        break32(&f, t->at + 8, counts[i], MOE_ERROR_FORMAT, offset_where(t->at));
     drop(&f);
 }
 
@@ -629,8 +664,10 @@ static void impossible_tensor_name_is_refused_at_its_offset(void **state) {
     fixture f = small();
     const mw_tensor *t = &f.m->tensors[4];
     (void)state;
-    for (size_t i = 0; i < MOE_COUNT(lengths); i++) break32(&f, t->at + 12, lengths[i], MOE_ERROR_FORMAT, offset_where(t->at));
-    for (size_t i = 0; i < sizeof bad; i++) break_byte(&f, mw_at_name(t) + 2, bad[i], MOE_ERROR_FORMAT, offset_where(t->at));
+    for (size_t i = 0; i < MOE_COUNT(lengths); i++)
+        break32(&f, t->at + 12, lengths[i], MOE_ERROR_FORMAT, offset_where(t->at));
+    for (size_t i = 0; i < sizeof bad; i++)
+        break_byte(&f, mw_at_name(t) + 2, bad[i], MOE_ERROR_FORMAT, offset_where(t->at));
     drop(&f);
 }
 
@@ -657,7 +694,8 @@ static void impossible_dimensions_name_the_tensor(void **state) {
 static void dimensions_whose_product_overflows_name_the_tensor(void **state) {
     for (uint32_t type = 0; type < 4; type++) {
         fixture f = build(mw_small(MW_GNMT, type, 1));
-        const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"), *experts = mw_find_tensor(f.m, "encoder.1.experts");
+        const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"),
+                        *experts = mw_find_tensor(f.m, "encoder.1.experts");
         (void)state;
         for (uint64_t v = (uint64_t)1 << 30; v <= INT32_MAX; v += 0x3fffffff) {
             mw_put64(f.image.data + matrix->at + 16, v);
@@ -677,9 +715,11 @@ static void dimensions_whose_product_overflows_name_the_tensor(void **state) {
 
 static void misaligned_tensors_are_named(void **state) {
     fixture f = small();
-    const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"), *experts = mw_find_tensor(f.m, "encoder.1.experts");
+    const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"),
+                    *experts = mw_find_tensor(f.m, "encoder.1.experts");
     (void)state;
-    for (size_t by = 1; by < 64; by *= 2) break64(&f, mw_at_offset(matrix), matrix->offset + by, MOE_ERROR_FORMAT, tensor_where(matrix));
+    for (size_t by = 1; by < 64; by *= 2)
+        break64(&f, mw_at_offset(matrix), matrix->offset + by, MOE_ERROR_FORMAT, tensor_where(matrix));
     break64(&f, mw_at_offset(experts), experts->offset + 64, MOE_ERROR_FORMAT, tensor_where(experts));
     break64(&f, mw_at_offset(experts), experts->offset + 2048, MOE_ERROR_FORMAT, tensor_where(experts));
     drop(&f);
@@ -693,8 +733,10 @@ static void overlapping_tensors_are_named(void **state) {
         break64(&f, mw_at_offset(t), f.m->tensors[i - 1].offset, MOE_ERROR_FORMAT, tensor_where(t));
         break64(&f, mw_at_offset(t), f.m->tensors[0].offset, MOE_ERROR_FORMAT, tensor_where(t));
     }
-    break64(&f, mw_at_offset(&f.m->tensors[0]), 0, MOE_ERROR_FORMAT, tensor_where(&f.m->tensors[0])); /* over the header */
-    break64(&f, mw_at_offset(&f.m->tensors[0]), f.m->header_bytes / 64 * 64 - 64, MOE_ERROR_FORMAT, tensor_where(&f.m->tensors[0]));
+    break64(&f, mw_at_offset(&f.m->tensors[0]), 0, MOE_ERROR_FORMAT,
+            tensor_where(&f.m->tensors[0])); /* over the header */
+    break64(&f, mw_at_offset(&f.m->tensors[0]), f.m->header_bytes / 64 * 64 - 64, MOE_ERROR_FORMAT,
+            tensor_where(&f.m->tensors[0]));
     drop(&f);
 }
 
@@ -706,7 +748,8 @@ static void tensors_outside_the_file_are_named(void **state) {
         break64(&f, mw_at_offset(t), mw_up(f.image.bytes, 4096), MOE_ERROR_FORMAT, tensor_where(t));
         break64(&f, mw_at_offset(t), UINT64_MAX - 4095, MOE_ERROR_FORMAT, tensor_where(t));
         break64(&f, mw_at_offset(t), (uint64_t)1 << 63, MOE_ERROR_FORMAT, tensor_where(t));
-        break64(&f, mw_at_offset(t), (0 - t->bytes) & ~(uint64_t)4095, MOE_ERROR_FORMAT, tensor_where(t)); /* the end wraps around */
+        break64(&f, mw_at_offset(t), (0 - t->bytes) & ~(uint64_t)4095, MOE_ERROR_FORMAT,
+                tensor_where(t)); /* the end wraps around */
     }
     drop(&f);
 }
@@ -819,10 +862,12 @@ static void every_wrong_shape_names_the_tensor_and_both_shapes(void **state) {
 }
 
 static void every_missing_required_key_is_named(void **state) {
-    static const char *const keys[] = { "general.architecture", "vocab.size", "model.width", "token.bos", "token.eos", "encoder.layers",
-                                        "decoder.layers", "attention.kind", "attention.size", "attention.query", "encoder.0.kind",
-                                        "encoder.0.hidden", "encoder.1.kind", "encoder.1.experts", "encoder.1.gate", "encoder.1.k",
-                                        "encoder.1.hidden", "decoder.2.hidden" };
+    static const char *const keys[] = {
+        "general.architecture", "vocab.size",       "model.width",     "token.bos",         "token.eos",
+        "encoder.layers",       "decoder.layers",   "attention.kind",  "attention.size",    "attention.query",
+        "encoder.0.kind",       "encoder.0.hidden", "encoder.1.kind",  "encoder.1.experts", "encoder.1.gate",
+        "encoder.1.k",          "encoder.1.hidden", "decoder.2.hidden"
+    };
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(keys); i++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -832,9 +877,11 @@ static void every_missing_required_key_is_named(void **state) {
 }
 
 static void words_that_nobody_knows_are_refused_by_key(void **state) {
-    static const char *const keys[] = { "general.architecture", "encoder.0.kind", "encoder.1.kind", "encoder.0.merge", "encoder.1.gate",
-                                        "encoder.1.empty", "encoder.1.output", "encoder.1.activation", "decoder.0.context",
-                                        "attention.kind", "attention.query", "attention.start", "decoder.init" };
+    static const char *const keys[] = { "general.architecture", "encoder.0.kind",       "encoder.1.kind",
+                                        "encoder.0.merge",      "encoder.1.gate",       "encoder.1.empty",
+                                        "encoder.1.output",     "encoder.1.activation", "decoder.0.context",
+                                        "attention.kind",       "attention.query",      "attention.start",
+                                        "decoder.init" };
     static const char *const words[] = { "", "LSTM", "lst", "lstmm", "something else" };
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(keys); i++) {
@@ -854,18 +901,56 @@ static void numbers_out_of_range_are_refused_by_key(void **state) {
     static const struct {
         const char *key;
         int64_t value;
-    } cases[] = { { "vocab.size", 0 }, { "vocab.size", 1 }, { "vocab.size", -5 }, { "vocab.size", INT64_MAX }, { "vocab.size", (int64_t)1 << 32 },
-                  { "model.width", 0 }, { "model.width", INT64_MIN }, { "model.width", (int64_t)1 << 33 },
-                  { "token.pad", MW_VOCABULARY }, { "token.pad", -2 }, { "token.unk", MW_VOCABULARY }, { "token.unk", INT64_MIN },
-                  { "token.bos", -1 }, { "token.bos", MW_VOCABULARY }, { "token.eos", -1 }, { "token.eos", MW_VOCABULARY }, { "token.eos", INT64_MAX },
-                  { "source.tag", 2 }, { "source.tag", -1 }, { "source.bos", 2 }, { "source.eos", 7 },
-                  { "encoder.layers", 0 }, { "encoder.layers", -1 }, { "encoder.layers", 65 }, { "decoder.layers", 0 }, { "decoder.layers", 65 },
-                  { "decoder.layers", INT64_MAX }, { "encoder.0.hidden", 0 }, { "encoder.0.hidden", -1 }, { "encoder.0.hidden", INT64_MAX },
-                  { "encoder.0.proj", -1 }, { "encoder.0.proj", INT64_MAX }, { "encoder.0.bidirectional", 2 }, { "encoder.0.residual", 2 },
-                  { "encoder.1.experts", 0 }, { "encoder.1.experts", -1 }, { "encoder.1.experts", INT64_MAX },
-                  { "encoder.1.k", 0 }, { "encoder.1.k", 5 }, { "encoder.1.k", -1 }, { "encoder.1.hidden", 0 },
-                  { "encoder.1.groups", 5 }, { "encoder.1.groups", -1 }, { "encoder.1.residual", 2 }, { "decoder.1.k", 6 }, { "decoder.1.k", 0 },
-                  { "attention.size", 0 }, { "attention.size", INT64_MAX }, { "attention.layer", -1 }, { "attention.layer", 3 },
+    } cases[] = { { "vocab.size", 0 },
+                  { "vocab.size", 1 },
+                  { "vocab.size", -5 },
+                  { "vocab.size", INT64_MAX },
+                  { "vocab.size", (int64_t)1 << 32 },
+                  { "model.width", 0 },
+                  { "model.width", INT64_MIN },
+                  { "model.width", (int64_t)1 << 33 },
+                  { "token.pad", MW_VOCABULARY },
+                  { "token.pad", -2 },
+                  { "token.unk", MW_VOCABULARY },
+                  { "token.unk", INT64_MIN },
+                  { "token.bos", -1 },
+                  { "token.bos", MW_VOCABULARY },
+                  { "token.eos", -1 },
+                  { "token.eos", MW_VOCABULARY },
+                  { "token.eos", INT64_MAX },
+                  { "source.tag", 2 },
+                  { "source.tag", -1 },
+                  { "source.bos", 2 },
+                  { "source.eos", 7 },
+                  { "encoder.layers", 0 },
+                  { "encoder.layers", -1 },
+                  { "encoder.layers", 65 },
+                  { "decoder.layers", 0 },
+                  { "decoder.layers", 65 },
+                  { "decoder.layers", INT64_MAX },
+                  { "encoder.0.hidden", 0 },
+                  { "encoder.0.hidden", -1 },
+                  { "encoder.0.hidden", INT64_MAX },
+                  { "encoder.0.proj", -1 },
+                  { "encoder.0.proj", INT64_MAX },
+                  { "encoder.0.bidirectional", 2 },
+                  { "encoder.0.residual", 2 },
+                  { "encoder.1.experts", 0 },
+                  { "encoder.1.experts", -1 },
+                  { "encoder.1.experts", INT64_MAX },
+                  { "encoder.1.k", 0 },
+                  { "encoder.1.k", 5 },
+                  { "encoder.1.k", -1 },
+                  { "encoder.1.hidden", 0 },
+                  { "encoder.1.groups", 5 },
+                  { "encoder.1.groups", -1 },
+                  { "encoder.1.residual", 2 },
+                  { "decoder.1.k", 6 },
+                  { "decoder.1.k", 0 },
+                  { "attention.size", 0 },
+                  { "attention.size", INT64_MAX },
+                  { "attention.layer", -1 },
+                  { "attention.layer", 3 },
                   { "attention.layer", INT64_MAX } };
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(cases); i++) {
@@ -917,7 +1002,11 @@ static void hidden_sizes_that_the_tensors_do_not_have_name_a_tensor(void **state
 }
 
 static void token_lists_out_of_range_are_refused_by_key(void **state) {
-    static const int64_t lists[][2] = { { MW_VOCABULARY, 4 }, { 4, -1 }, { INT64_MAX, 4 }, { 4, INT64_MIN }, { (int64_t)1 << 32, 4 } };
+    static const int64_t lists[][2] = { { MW_VOCABULARY, 4 },
+                                        { 4, -1 },
+                                        { INT64_MAX, 4 },
+                                        { 4, INT64_MIN },
+                                        { (int64_t)1 << 32, 4 } };
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(lists); i++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -998,7 +1087,9 @@ static void decoder_must_end_with_the_models_width(void **state) {
 }
 
 static void numbers_that_are_none_in_vectors_name_the_tensor(void **state) {
-    static const char *const vectors[] = { "encoder.0.fwd.bias", "encoder.1.gate.threshold", "attention.v", "attention.bias", "output.bias", "decoder.0.bias" };
+    static const char *const vectors[] = { "encoder.0.fwd.bias", "encoder.1.gate.threshold",
+                                           "attention.v",        "attention.bias",
+                                           "output.bias",        "decoder.0.bias" };
     static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x7f800001u, 0xffffffffu };
     fixture f = small();
     (void)state;
@@ -1286,7 +1377,8 @@ static float *unpack(uint32_t type, size_t rows, size_t cols, const unsigned cha
     return w;
 }
 
-static void convert(uint32_t from, uint32_t to, size_t rows, size_t cols, const unsigned char *blob, unsigned char *out) {
+static void convert(uint32_t from, uint32_t to, size_t rows, size_t cols, const unsigned char *blob,
+                    unsigned char *out) {
     float *w = unpack(from, rows, cols, blob);
     mw_pack(to, rows, cols, w, out);
     free(w);
@@ -1311,7 +1403,8 @@ static unsigned char *expected_tensor(const mw_tensor *t, uint32_t to, size_t *b
         out = mw_zeros(*bytes);
         for (size_t e = 0; e < a; e++) {
             convert(t->type, to, b, c, t->data + e * old, out + e * stride);
-            convert(t->type, to, c, b, t->data + e * old + mw_slab_down(t->type, b, c), out + e * stride + mw_slab_down(to, b, c));
+            convert(t->type, to, c, b, t->data + e * old + mw_slab_down(t->type, b, c),
+                    out + e * stride + mw_slab_down(to, b, c));
         }
     } else {
         *bytes = mw_matrix_bytes(to, a, b);
@@ -1358,7 +1451,8 @@ static void saving_converts_as_the_format_says(void **state) {
                 model = open_image(f.image);
                 save_as(model, in_directory("saved.bin"), to);
                 image = read_file(in_directory("saved.bin"));
-                CHECK(moe_model_open(in_directory("saved.bin"), &params, &saved, &e) == MOE_OK, "%s: %s", e.where, e.message);
+                CHECK(moe_model_open(in_directory("saved.bin"), &params, &saved, &e) == MOE_OK, "%s: %s", e.where,
+                      e.message);
                 assert_int_equal(moe_model_tensor_count(saved), m->n_tensors);
                 end = (size_t)mw_get64(image.data + 16);
                 for (size_t i = 0; i < m->n_tensors; i++) {
@@ -1369,7 +1463,8 @@ static void saving_converts_as_the_format_says(void **state) {
                     assert_memory_equal(info.name.data, t->name, strlen(t->name));
                     assert_int_equal(info.type, gate_or_vector(t) ? MW_F32 : to);
                     assert_int_equal(info.bytes, bytes);
-                    CHECK(memcmp(image.data + info.offset, want, bytes) == 0, "%s, %u to %u: other bytes", t->name, from, to);
+                    CHECK(memcmp(image.data + info.offset, want, bytes) == 0, "%s, %u to %u: other bytes", t->name,
+                          from, to);
                     for (; end < info.offset; end++) assert_int_equal(image.data[end], 0); /* gaps are zero */
                     end = (size_t)(info.offset + info.bytes);
                     free(want);
@@ -1378,7 +1473,8 @@ static void saving_converts_as_the_format_says(void **state) {
                 for (size_t i = 0; i < m->n_meta; i++) { /* golden.* and quality.* belong to one set of numbers */
                     const char *key = m->meta[i].key;
                     const int bound = strncmp(key, "golden.", 7) == 0 || strncmp(key, "quality.", 8) == 0;
-                    CHECK((moe_model_meta_find(saved, key) >= 0) == (from == to || !bound), "%s, %u to %u", key, from, to);
+                    CHECK((moe_model_meta_find(saved, key) >= 0) == (from == to || !bound), "%s, %u to %u", key, from,
+                          to);
                 }
                 moe_model_close(saved);
                 moe_model_close(model);
@@ -1452,10 +1548,14 @@ static void no_rows(void *user, size_t tensor, size_t piece, size_t row, float *
 /* A file from nothing: what cannot be a tensor or an entry is refused before a row is asked for. */
 static void writing_impossible_tensors_is_refused_and_leaves_nothing(void **state) {
     static const moe_tensor_spec wrong[] = {
-        { "Upper", MOE_TYPE_F32, 1, { 4 } },      { "", MOE_TYPE_F32, 1, { 4 } },
-        { NULL, MOE_TYPE_F32, 1, { 4 } },         { "a", (moe_type)5, 2, { 4, 4 } },
-        { "a", MOE_TYPE_Q8, 1, { 4 } },           { "a", MOE_TYPE_F32, 0, { 4 } },
-        { "a", MOE_TYPE_F32, 4, { 4, 4, 4 } },    { "a", MOE_TYPE_F32, 2, { 4, 0 } },
+        { "Upper", MOE_TYPE_F32, 1, { 4 } },
+        { "", MOE_TYPE_F32, 1, { 4 } },
+        { NULL, MOE_TYPE_F32, 1, { 4 } },
+        { "a", (moe_type)5, 2, { 4, 4 } },
+        { "a", MOE_TYPE_Q8, 1, { 4 } },
+        { "a", MOE_TYPE_F32, 0, { 4 } },
+        { "a", MOE_TYPE_F32, 4, { 4, 4, 4 } },
+        { "a", MOE_TYPE_F32, 2, { 4, 0 } },
         { "a", MOE_TYPE_F32, 2, { 4, (uint64_t)1 << 40 } },
     };
     const char *path = in_directory("written.bin");
@@ -1468,7 +1568,8 @@ static void writing_impossible_tensors_is_refused_and_leaves_nothing(void **stat
         assert_string_equal(e.where, "tensors");
     }
     {
-        const moe_meta_entry entries[] = { { .key = "a.b", .kind = MOE_META_INT }, { .key = "a.b", .kind = MOE_META_REAL } };
+        const moe_meta_entry entries[] = { { .key = "a.b", .kind = MOE_META_INT },
+                                           { .key = "a.b", .kind = MOE_META_REAL } };
         moe_write_params p = { .entries = entries, .n_entries = 2, .fill = no_rows, .user = &rows };
         assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
         CHECK(strstr(e.message, "a.b") != NULL, "'%s' does not name the key", e.message);
@@ -1483,8 +1584,9 @@ static void a_number_that_the_type_cannot_hold_is_refused(void **state) {
         moe_type type;
         float number;
         int fits;
-    } cases[] = { { MOE_TYPE_F16, 65519.996f, 1 }, { MOE_TYPE_F16, 65520.0f, 0 }, { MOE_TYPE_F16, -1e6f, 0 }, { MOE_TYPE_BF16, 1e38f, 1 },
-                  { MOE_TYPE_BF16, FLT_MAX, 0 }, { MOE_TYPE_Q8, 1e38f, 1 }, { MOE_TYPE_Q4, 1e6f, 1 } };
+    } cases[] = { { MOE_TYPE_F16, 65519.996f, 1 }, { MOE_TYPE_F16, 65520.0f, 0 }, { MOE_TYPE_F16, -1e6f, 0 },
+                  { MOE_TYPE_BF16, 1e38f, 1 },     { MOE_TYPE_BF16, FLT_MAX, 0 }, { MOE_TYPE_Q8, 1e38f, 1 },
+                  { MOE_TYPE_Q4, 1e6f, 1 } };
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(cases); i++) {
         mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
@@ -1497,11 +1599,13 @@ static void a_number_that_the_type_cannot_hold_is_refused(void **state) {
         memcpy(image.data + t->offset + 8, &cases[i].number, 4);
         assert_int_equal(moe_model_open_memory(image.data, image.bytes, NULL, &model, &e), MOE_OK);
         if (cases[i].fits) {
-            CHECK(moe_model_save(model, in_directory("held.bin"), &p, &e) == MOE_OK, "%s: %s", moe_type_name(p.type), e.message);
+            CHECK(moe_model_save(model, in_directory("held.bin"), &p, &e) == MOE_OK, "%s: %s", moe_type_name(p.type),
+                  e.message);
             remove(in_directory("held.bin"));
         } else {
             assert_int_equal(moe_model_save(model, in_directory("held.bin"), &p, &e), MOE_ERROR_ARGUMENT);
-            CHECK(strstr(e.message, "encoder.0.fwd.w_x") && strstr(e.message, moe_type_name(p.type)), "'%s'", e.message);
+            CHECK(strstr(e.message, "encoder.0.fwd.w_x") && strstr(e.message, moe_type_name(p.type)), "'%s'",
+                  e.message);
             assert_false(exists(in_directory("held.bin")) || exists(in_directory("held.bin.partial")));
         }
         moe_model_close(model);
@@ -1521,14 +1625,23 @@ static void saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothin
     (void)state;
     assert_int_equal(moe_model_open_memory(f.image.data, f.image.bytes, &params, &model, &e), MOE_OK);
     before = heap.bytes;
-    assert_int_equal(moe_model_save(model, in_directory("no/such/place.bin"), &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, &e), MOE_ERROR_IO);
+    assert_int_equal(moe_model_save(model, in_directory("no/such/place.bin"),
+                                    &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, &e),
+                     MOE_ERROR_IO);
     CHECK(strstr(e.message, "no/such/place.bin") != NULL, "'%s' does not name the file", e.message);
-    assert_int_equal(moe_model_save(model, directory, &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, &e), MOE_ERROR_IO); /* a directory cannot be replaced */
+    assert_int_equal(moe_model_save(model, directory, &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 },
+                                    &e),
+                     MOE_ERROR_IO); /* a directory cannot be replaced */
     snprintf(partial, sizeof partial, "%s.partial", directory);
     assert_false(exists(partial));
-    assert_int_equal(moe_model_save(model, in_directory("no/such/place.bin"), &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, NULL), MOE_ERROR_IO);
-    assert_int_equal(moe_model_save(model, in_directory("saved.bin"), &(moe_save_params){ .type = (moe_type)5 }, &e), MOE_ERROR_ARGUMENT);
-    assert_int_equal(moe_model_save(model, in_directory("saved.bin"), &(moe_save_params){ .experts = (moe_type)16 }, &e), MOE_ERROR_ARGUMENT);
+    assert_int_equal(moe_model_save(model, in_directory("no/such/place.bin"),
+                                    &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, NULL),
+                     MOE_ERROR_IO);
+    assert_int_equal(moe_model_save(model, in_directory("saved.bin"), &(moe_save_params){ .type = (moe_type)5 }, &e),
+                     MOE_ERROR_ARGUMENT);
+    assert_int_equal(moe_model_save(model, in_directory("saved.bin"), &(moe_save_params){ .experts = (moe_type)16 },
+                                    &e),
+                     MOE_ERROR_ARGUMENT);
     assert_string_equal(e.where, "type");
     assert_int_equal(heap.bytes, before);
     assert_int_equal(heap.wrong_sizes, 0);
@@ -1560,7 +1673,8 @@ static void a_full_disk_leaves_the_old_file_and_no_partial_one(void **state) {
         limit.rlim_cur = n;
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
         memset(&e, 0, sizeof e);
-        status = moe_model_save(model, in_directory("kept.bin"), &(moe_save_params){ .type = MOE_TYPE_F16, .experts = MOE_TYPE_F16 }, &e);
+        status = moe_model_save(model, in_directory("kept.bin"),
+                                &(moe_save_params){ .type = MOE_TYPE_F16, .experts = MOE_TYPE_F16 }, &e);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
         CHECK(status == MOE_ERROR_IO, "limit %zu: %s, %s", n, moe_status_name(status), e.message);
         assert_non_null(strstr(e.message, "kept.bin"));
@@ -1590,7 +1704,8 @@ static void saving_survives_the_failure_of_every_allocation(void **state) {
         heap.calls = 0;
         heap.fail_at = n;
         direct_allocations = 0;
-        status = moe_model_save(model, in_directory("again.bin"), &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, &e);
+        status = moe_model_save(model, in_directory("again.bin"),
+                                &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, &e);
         assert_int_equal(direct_allocations, 0);
         assert_int_equal(heap.bytes, before);
         assert_int_equal(heap.wrong_sizes, 0);
@@ -1674,8 +1789,28 @@ static void use_model(const moe_model *model) {
 }
 
 static void random_damage_never_crashes(void **state) {
-    static const uint64_t odd[] = { 0, 1, 2, 3, 7, 8, 63, 64, 255, 256, 4096, INT32_MAX, UINT32_MAX, (uint64_t)1 << 31, (uint64_t)1 << 32, (uint64_t)1 << 61,
-                                    INT64_MAX, (uint64_t)1 << 63, UINT64_MAX, 0x7fc00001, 0x7f800000, 0xffc00000 };
+    static const uint64_t odd[] = { 0,
+                                    1,
+                                    2,
+                                    3,
+                                    7,
+                                    8,
+                                    63,
+                                    64,
+                                    255,
+                                    256,
+                                    4096,
+                                    INT32_MAX,
+                                    UINT32_MAX,
+                                    (uint64_t)1 << 31,
+                                    (uint64_t)1 << 32,
+                                    (uint64_t)1 << 61,
+                                    INT64_MAX,
+                                    (uint64_t)1 << 63,
+                                    UINT64_MAX,
+                                    0x7fc00001,
+                                    0x7f800000,
+                                    0xffc00000 };
     uint64_t random = 2024;
     size_t opened = 0, tried = 0;
     mw_heap heap;
@@ -1698,10 +1833,14 @@ static void random_damage_never_crashes(void **state) {
                 case 1: image.data[at] ^= (unsigned char)(1u << mw_below(&random, 8)); break;
                 case 2: mw_put32(image.data + at / 4 * 4, (uint32_t)odd[mw_below(&random, MOE_COUNT(odd))]); break;
                 case 3: mw_put64(image.data + at / 8 * 8, odd[mw_below(&random, MOE_COUNT(odd))]); break;
-                default: image.data[at / 8 * 8] = (unsigned char)(image.data[at / 8 * 8] + (mw_next(&random) & 1 ? 1 : 255)); break;
+                default:
+                    image.data[at / 8 * 8] = (unsigned char)(image.data[at / 8 * 8] + (mw_next(&random) & 1 ? 1 : 255));
+                    break;
                 }
             }
-            if (mw_below(&random, 4)) mw_put32(image.data + 8, 1), mw_put64(image.data + 16, f.m->header_bytes), mw_put64(image.data + 24, image.bytes);
+            if (mw_below(&random, 4))
+                mw_put32(image.data + 8, 1), mw_put64(image.data + 16, f.m->header_bytes),
+                    mw_put64(image.data + 24, image.bytes);
             mw_seal(image);
             if (moe_model_open_memory(image.data, image.bytes, &params, &model, &e) == MOE_OK) {
                 use_model(model);

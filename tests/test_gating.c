@@ -1,5 +1,5 @@
-/* test_gating.c - gates in whole sessions: neighbours, noise, overrides, routing, thresholds that are written, models without an
- * encoder, and headers that state what no gate can do. The values of gates are in test_golden.c. */
+/* test_gating.c - gates in whole sessions: neighbours, noise, overrides, routing, thresholds that are written, models
+ * without an encoder, and headers that state what no gate can do. The values of gates are in test_golden.c. */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
@@ -15,14 +15,15 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
-#define CHECK(condition, ...)                                                                                    \
-    do {                                                                                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__);                                                                 \
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
     } while (0)
 
 /* The models of tests/make_golden.py. */
 #define GOLDEN "tests/golden/model-"
-static const char *const translators[] = { GOLDEN "hierarchy-topk.bin", GOLDEN "hierarchy-threshold.bin", GOLDEN "base.bin" };
+static const char *const translators[] = { GOLDEN "hierarchy-topk.bin", GOLDEN "hierarchy-threshold.bin",
+                                           GOLDEN "base.bin" };
 static const char *const language_models[] = { GOLDEN "language.bin", GOLDEN "language-hierarchy.bin" };
 static const char *const classifiers[] = { GOLDEN "deep.bin", GOLDEN "deep-sparse.bin" };
 
@@ -45,7 +46,8 @@ static moe_session_params params_for(const moe_model *m) {
     p.threads = p.batch = 1;
     p.isa = "portable";
     p.max_source = p.max_target = 64;
-    if (moe_model_language_count(m)) p.target_tag = moe_model_language_tag(m, "de") >= 0 ? moe_model_language_tag(m, "de") : 4;
+    if (moe_model_language_count(m))
+        p.target_tag = moe_model_language_tag(m, "de") >= 0 ? moe_model_language_tag(m, "de") : 4;
     return p;
 }
 
@@ -126,7 +128,8 @@ static void done(void *user, const moe_result *r) {
     s->told->n_ids[i] = h->n_ids;
     s->told->score[i] = h->score;
     if (h->n_ids) memcpy(s->told->ids[i], h->ids, h->n_ids * sizeof *h->ids);
-    if (h->n_ids + (size_t)h->finished) memcpy(s->told->logprobs[i], h->token_logprobs, (h->n_ids + (size_t)h->finished) * sizeof(float));
+    if (h->n_ids + (size_t)h->finished)
+        memcpy(s->told->logprobs[i], h->token_logprobs, (h->n_ids + (size_t)h->finished) * sizeof(float));
 }
 
 static void keep_route(void *user, const moe_routing *r) {
@@ -136,7 +139,9 @@ static void keep_route(void *user, const moe_routing *r) {
     to->sentence = r->user ? (size_t)((size_t *)r->user - s->n_source) : 0;
     to->position = r->position, to->n = r->n, to->token = r->token, to->empty = r->empty;
     snprintf(to->layer, sizeof to->layer, "%s", r->layer);
-    if (r->n) memcpy(to->experts, r->experts, r->n * sizeof *r->experts), memcpy(to->weights, r->weights, r->n * sizeof *r->weights);
+    if (r->n)
+        memcpy(to->experts, r->experts, r->n * sizeof *r->experts),
+            memcpy(to->weights, r->weights, r->n * sizeof *r->weights);
 }
 
 static void run(const moe_model *m, const moe_session_params *params, script *s) {
@@ -186,7 +191,8 @@ static void compare_everywhere(const char *path, int noise) {
             p.isa = moe_kernel_rooms[room]->name;
             if (!moe_isa_available(p.isa)) continue;
             run(m, &p, other);
-            CHECK(memcmp(first->told, other->told, sizeof *first->told) == 0, "%s: batch %d, %s: other results", path, p.batch, p.isa);
+            CHECK(memcmp(first->told, other->told, sizeof *first->told) == 0, "%s: batch %d, %s: other results", path,
+                  p.batch, p.isa);
             qsort(other->routes, other->n_routes, sizeof *other->routes, by_place);
             assert_int_equal(first->n_routes, other->n_routes);
             assert_memory_equal(first->routes, other->routes, first->n_routes * sizeof *first->routes);
@@ -205,7 +211,8 @@ static void routes_are_lists_in_order_that_add_up_to_one(void **state) {
     size_t empty = 0, several = 0;
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(translators) + MOE_COUNT(language_models); i++) {
-        moe_model *m = open_model(i < MOE_COUNT(translators) ? translators[i] : language_models[i - MOE_COUNT(translators)]);
+        moe_model *m =
+            open_model(i < MOE_COUNT(translators) ? translators[i] : language_models[i - MOE_COUNT(translators)]);
         script *s = new_script(m, 9);
         const moe_session_params p = params_for(m);
         size_t tokens = 0;
@@ -220,7 +227,8 @@ static void routes_are_lists_in_order_that_add_up_to_one(void **state) {
                 assert_true(r->weights[e] > 0 && (e == 0 || r->experts[e] > r->experts[e - 1]));
             }
             /* a group whose own mask is empty takes its weight with it; else they add up to one */
-            CHECK(r->empty ? sum < 1.00001f : fabs((double)sum - 1) < 1e-5, "%s: weights of %s add up to %g", moe_model_mixture(m, 0).layer, r->layer, (double)sum);
+            CHECK(r->empty ? sum < 1.00001f : fabs((double)sum - 1) < 1e-5, "%s: weights of %s add up to %g",
+                  moe_model_mixture(m, 0).layer, r->layer, (double)sum);
             empty += (size_t)r->empty;
             several += r->n > 1;
         }
@@ -231,7 +239,8 @@ static void routes_are_lists_in_order_that_add_up_to_one(void **state) {
                 const route *r = &s->routes[k];
                 if (strcmp(r->layer, moe_model_mixture(m, x).layer) != 0) continue;
                 seen++;
-                if (strncmp(r->layer, "decoder", 7) == 0 && r->position) assert_int_equal(r->token, s->target[r->sentence][r->position - 1]);
+                if (strncmp(r->layer, "decoder", 7) == 0 && r->position)
+                    assert_int_equal(r->token, s->target[r->sentence][r->position - 1]);
             }
             if (strncmp(moe_model_mixture(m, x).layer, "decoder", 7) == 0) assert_int_equal(seen, tokens);
             else assert_true(seen > 0);
@@ -254,17 +263,20 @@ static void noise_is_normal(void **state) {
     (void)state;
     for (size_t i = 0; i < N; i++) {
         const uint64_t key = moe_hash(i / 50);
-        const double x = (double)moe_normal(key, i % 50), u = ((double)(uint32_t)(moe_hash(key + i % 50) >> 41) + 0.5) / 8388608.0;
+        const double x = (double)moe_normal(key, i % 50),
+                     u = ((double)(uint32_t)(moe_hash(key + i % 50) >> 41) + 0.5) / 8388608.0;
         sum += x, squares += x * x, fourth += x * x * x * x;
         worst = fmax(worst, fabs(phi(x) - u));
         for (int b = 0; b < 7; b++) below[b] += x < b - 3;
     }
     assert_true(worst < 1e-6); /* it is the quantile of its uniform number */
-    CHECK(fabs(sum / N) < 0.01 && fabs(squares / N - 1) < 0.015 && fabs(fourth / N - 3) < 0.1, "mean %g, variance %g, kurtosis %g", sum / N,
-          squares / N, fourth / N);
-    for (int b = 0; b < 7; b++) CHECK(fabs((double)below[b] / N - phi(b - 3)) < 0.004, "%zu of %d below %d", below[b], N, b - 3);
+    CHECK(fabs(sum / N) < 0.01 && fabs(squares / N - 1) < 0.015 && fabs(fourth / N - 3) < 0.1,
+          "mean %g, variance %g, kurtosis %g", sum / N, squares / N, fourth / N);
+    for (int b = 0; b < 7; b++)
+        CHECK(fabs((double)below[b] / N - phi(b - 3)) < 0.004, "%zu of %d below %d", below[b], N, b - 3);
     for (float x = -30; x < 30; x += 0.37f)
-        CHECK(fabs((double)moe_softplus(x) - log1p(exp((double)x))) < 1e-6 * (1 + fabs((double)x)), "softplus(%g)", (double)x);
+        CHECK(fabs((double)moe_softplus(x) - log1p(exp((double)x))) < 1e-6 * (1 + fabs((double)x)), "softplus(%g)",
+              (double)x);
 }
 
 /* With noise the promise holds all the same: it hangs on the seed and the tokens so far. */
@@ -284,7 +296,8 @@ static void noise_is_seeded_and_blind_to_neighbours(void **state) {
     assert_memory_equal(noisy->told->logprobs[1], noisy->told->logprobs[2], sizeof(float));
     p.noise_seed = 4;
     run(m, &p, other);
-    for (size_t i = 0; i < SENTENCES; i++) differ += memcmp(noisy->told->logprobs[i], other->told->logprobs[i], sizeof noisy->told->logprobs[i]) != 0;
+    for (size_t i = 0; i < SENTENCES; i++)
+        differ += memcmp(noisy->told->logprobs[i], other->told->logprobs[i], sizeof noisy->told->logprobs[i]) != 0;
     assert_true(differ > SENTENCES / 2);
     free_script(quiet), free_script(noisy), free_script(other);
     moe_model_close(m);
@@ -292,7 +305,8 @@ static void noise_is_seeded_and_blind_to_neighbours(void **state) {
 
 /* ---- Overrides ---- */
 
-static void refuse_session(const moe_model *m, const moe_session_params *p, moe_status status, const char *where, const char *word) {
+static void refuse_session(const moe_model *m, const moe_session_params *p, moe_status status, const char *where,
+                           const char *word) {
     moe_session *s = NULL;
     moe_error e = { MOE_OK, "", "" };
     assert_int_equal(moe_session_new(m, p, &s, &e), status);
@@ -360,7 +374,8 @@ static void count_columns(void *user, const char *name, const float *data, size_
     size_t m, selected = 0, single = 0, k = 0;
     if (!strstr(name, ".gate") || strstr(name, "logits") || strstr(name, "probabilities")) return;
     for (size_t i = 0; i < moe_model_mixture_count(c->model); i++)
-        if (strncmp(name, moe_model_mixture(c->model, i).layer, strlen(name) - 5) == 0) k = moe_model_mixture(c->model, i).k;
+        if (strncmp(name, moe_model_mixture(c->model, i).layer, strlen(name) - 5) == 0)
+            k = moe_model_mixture(c->model, i).k;
     m = k * rows / cols > 1 ? k * rows / cols : 1;
     for (size_t e = 0; e < cols; e++) {
         size_t count = 0;
@@ -402,11 +417,15 @@ static void batchwise_gives_every_expert_as_many_rows(void **state) {
 
 /* ---- Thresholds that are written ---- */
 
-static moe_model *saved_with(const moe_model *m, const moe_meta_entry *entries, size_t n_entries, const moe_vector_entry *vectors, size_t n_vectors,
-                             moe_status want, moe_error *e) {
+static moe_model *saved_with(const moe_model *m, const moe_meta_entry *entries, size_t n_entries,
+                             const moe_vector_entry *vectors, size_t n_vectors, moe_status want, moe_error *e) {
     char path[] = "/tmp/moe-gating-XXXXXX"; /* mkdtemp's template */
     char file[64];
-    const moe_save_params p = { .type = MOE_TYPE_F32, .experts = MOE_TYPE_F32, .entries = entries, .n_entries = n_entries, .vectors = vectors,
+    const moe_save_params p = { .type = MOE_TYPE_F32,
+                                .experts = MOE_TYPE_F32,
+                                .entries = entries,
+                                .n_entries = n_entries,
+                                .vectors = vectors,
                                 .n_vectors = n_vectors };
     moe_model *out = NULL;
     moe_status status;
@@ -454,11 +473,15 @@ static void thresholds_can_be_added_and_replaced(void **state) {
 static void vectors_that_do_not_fit_are_refused(void **state) {
     moe_model *m = open_model(GOLDEN "language.bin");
     const float t[8] = { 0 };
-    const moe_vector_entry bad[][2] = { { { NULL, t, 8 } }, { { "decoder.1.gate.threshold", NULL, 8 } }, { { "x", t, 0 } },
-                                        { { "embedding.weight", t, 8 } }, { { "Not A Name", t, 8 } } , { { "x", t, 8 }, { "x", t, 8 } } };
+    const moe_vector_entry bad[][2] = { { { NULL, t, 8 } },         { { "decoder.1.gate.threshold", NULL, 8 } },
+                                        { { "x", t, 0 } },          { { "embedding.weight", t, 8 } },
+                                        { { "Not A Name", t, 8 } }, { { "x", t, 8 }, { "x", t, 8 } } };
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(bad); i++) {
-        const moe_save_params p = { .type = MOE_TYPE_F32, .experts = MOE_TYPE_F32, .vectors = bad[i], .n_vectors = i == 5 ? 2 : 1 };
+        const moe_save_params p = { .type = MOE_TYPE_F32,
+                                    .experts = MOE_TYPE_F32,
+                                    .vectors = bad[i],
+                                    .n_vectors = i == 5 ? 2 : 1 };
         moe_error e;
         assert_int_equal(moe_model_save(m, "/tmp/moe-gating-never", &p, &e), MOE_ERROR_ARGUMENT);
         assert_string_equal(e.where, "vectors");
@@ -475,12 +498,14 @@ static void refuse_entry(const char *path, const char *key, const char *text, in
     moe_error e = { MOE_OK, "", "" };
     if (text) entry = text_entry(key, text);
     assert_null(saved_with(m, &entry, 1, NULL, 0, MOE_ERROR_FORMAT, &e));
-    CHECK(strstr(e.where, key) && strstr(e.message, word), "%s = %s %lld: '%s' at '%s'", key, text ? text : "", (long long)value, e.message, e.where);
+    CHECK(strstr(e.where, key) && strstr(e.message, word), "%s = %s %lld: '%s' at '%s'", key, text ? text : "",
+          (long long)value, e.message, e.where);
     moe_model_close(m);
 }
 
 static void impossible_gates_are_refused_by_their_field(void **state) {
-    static const char hierarchy[] = GOLDEN "hierarchy-topk.bin", language[] = GOLDEN "language.bin", deep[] = GOLDEN "deep.bin";
+    static const char hierarchy[] = GOLDEN "hierarchy-topk.bin", language[] = GOLDEN "language.bin",
+                      deep[] = GOLDEN "deep.bin";
     (void)state;
     refuse_entry(hierarchy, "encoder.1.groups", NULL, 5, "divide");
     refuse_entry(hierarchy, "encoder.1.groups", NULL, 13, "allowed");
@@ -511,7 +536,8 @@ static void missing_and_broken_thresholds_are_refused_by_name(void **state) {
         const char *key;
         int64_t value;
         const char *tensor;
-    } others[] = { { "encoder.1.gate.hidden", 7, "encoder.1.gate.hidden.weight" }, { "encoder.1.groups", 6, "encoder.1.parent.weight" } };
+    } others[] = { { "encoder.1.gate.hidden", 7, "encoder.1.gate.hidden.weight" },
+                   { "encoder.1.groups", 6, "encoder.1.parent.weight" } };
     moe_error e = { MOE_OK, "", "" };
     (void)state;
     assert_null(saved_with(m, &gate, 1, NULL, 0, MOE_ERROR_FORMAT, &e));

@@ -1,8 +1,9 @@
-/* test_golden.c - the engine against values that tools/reference.py computed in float64 (tests/make_golden.py writes them).
+/* test_golden.c - the engine against values that tools/reference.py computed in float64 (tests/make_golden.py writes
+ * them).
  *
- * Every op runs through its graph builder, planner and executor, with every kernel room of this machine. Tolerances: 1e-5 for an op,
- * 2e-4 for what a whole model computes (random weights magnify rounding more than trained ones: tests/parity.py holds those to 1e-4);
- * selected experts and translations must be the same. */
+ * Every op runs through its graph builder, planner and executor, with every kernel room of this machine. Tolerances:
+ * 1e-5 for an op, 2e-4 for what a whole model computes (random weights magnify rounding more than trained ones:
+ * tests/parity.py holds those to 1e-4); selected experts and translations must be the same. */
 #include "../moe.c"
 
 #include <setjmp.h>
@@ -36,7 +37,8 @@ static golden open_golden(const char *path) {
     g.data = (char *)g.memory + (64 - (uintptr_t)g.memory % 64) % 64;
     assert_int_equal(fread(g.data, 1, (size_t)bytes, in), bytes);
     fclose(in);
-    if (moe_file_parse(&g.file, g.data, (size_t)bytes, &g.allocator, &error) != MOE_OK) fail_msg("%s: %s", path, error.message);
+    if (moe_file_parse(&g.file, g.data, (size_t)bytes, &g.allocator, &error) != MOE_OK)
+        fail_msg("%s: %s", path, error.message);
     return g;
 }
 
@@ -58,7 +60,8 @@ static part find_part(const golden *g, const char *prefix, const char *name) {
     snprintf(key, sizeof key, "%s%s%s", prefix, name ? "." : "", name ? name : "");
     t = moe_find_tensor(&g->file, key);
     if (!t) return (part){ NULL, 0, 0, NULL };
-    return (part){ (float *)(void *)((char *)g->data + t->offset), t->n_dims > 1 ? (size_t)t->dims[0] : 1, (size_t)t->dims[t->n_dims - 1], t };
+    return (part){ (float *)(void *)((char *)g->data + t->offset), t->n_dims > 1 ? (size_t)t->dims[0] : 1,
+                   (size_t)t->dims[t->n_dims - 1], t };
 }
 
 static part need_part(const golden *g, const char *prefix, const char *name) {
@@ -114,8 +117,13 @@ static bench *new_bench(size_t rows, size_t sentences) {
     bench *b = calloc(1, sizeof *b);
     assert_non_null(b);
     assert_true(rows <= MAX_ROWS);
-    b->graph = (moe_graph){ .nodes = b->nodes, .capacity = MOE_COUNT(b->nodes), .rows = rows, .threads = 2,
-                            .sentences = sentences, .max_source = MAX_ROWS, .traced = 1 };
+    b->graph = (moe_graph){ .nodes = b->nodes,
+                            .capacity = MOE_COUNT(b->nodes),
+                            .rows = rows,
+                            .threads = 2,
+                            .sentences = sentences,
+                            .max_source = MAX_ROWS,
+                            .traced = 1 };
     for (size_t r = 0; r < rows; r++) b->parents[r] = (int32_t)r;
     b->frame.rows = rows;
     b->frame.parents = b->parents;
@@ -123,7 +131,9 @@ static bench *new_bench(size_t rows, size_t sentences) {
 }
 
 /* A tensor whose rows are those of `data`. */
-static moe_tensor *input(bench *b, const float *data, size_t cols) { return moe_op_gather(&b->graph, (float *)(uintptr_t)data, cols, "input"); }
+static moe_tensor *input(bench *b, const float *data, size_t cols) {
+    return moe_op_gather(&b->graph, (float *)(uintptr_t)data, cols, "input");
+}
 
 /* Tensors that a trace showed, by name: rows behind rows. */
 enum { MAX_SEEN = 16 };
@@ -153,18 +163,21 @@ static void keep_gates(void *user, const char *name, const float *data, size_t r
         s->entries[s->count++].cols = cols;
     }
     assert_true((s->entries[i].rows + rows) * cols <= MOE_COUNT(s->entries[i].data));
-    for (size_t r = 0; r < rows; r++) memcpy(s->entries[i].data + s->entries[i].rows++ * cols, data + r * stride, cols * sizeof *data);
+    for (size_t r = 0; r < rows; r++)
+        memcpy(s->entries[i].data + s->entries[i].rows++ * cols, data + r * stride, cols * sizeof *data);
 }
 
 /* What keep_gates saw under `name`. */
 static float *seen(seen_list *s, const char *name, size_t rows, size_t cols) {
     for (size_t i = 0; i < s->count; i++)
-        if (strcmp(s->entries[i].name, name) == 0 && s->entries[i].rows == rows && s->entries[i].cols == cols) return s->entries[i].data;
+        if (strcmp(s->entries[i].name, name) == 0 && s->entries[i].rows == rows && s->entries[i].cols == cols)
+            return s->entries[i].data;
     fail_msg("the trace has no %s of %zu x %zu", name, rows, cols);
     return NULL;
 }
 
-/* Plan and run with `kernels`; what reaches `result` lies in b->out afterwards, what gates show in `gates` (may be NULL). */
+/* Plan and run with `kernels`; what reaches `result` lies in b->out afterwards, what gates show in `gates` (may be
+ * NULL). */
 static void run_traced(bench *b, moe_tensor *result, const moe_kernels *kernels, seen_list *gates) {
     moe_run run = { kernels, NULL, &b->graph, &b->frame };
     moe_error error;
@@ -182,7 +195,9 @@ static void run_traced(bench *b, moe_tensor *result, const moe_kernels *kernels,
     moe_pool_free(b->pool, b->pool->count);
 }
 
-static void run_bench(bench *b, moe_tensor *result, const moe_kernels *kernels) { run_traced(b, result, kernels, NULL); }
+static void run_bench(bench *b, moe_tensor *result, const moe_kernels *kernels) {
+    run_traced(b, result, kernels, NULL);
+}
 
 static void free_bench(bench *b) {
     free(b->arena);
@@ -195,7 +210,8 @@ static void free_bench(bench *b) {
 typedef void (*case_fn)(const golden *g, const char *name, const moe_kernels *kernels);
 
 static void check_linear(const golden *g, const char *name, const moe_kernels *kernels) {
-    part x = need_part(g, name, "x"), w = need_part(g, name, "w"), bias = find_part(g, name, "bias"), y = need_part(g, name, "y");
+    part x = need_part(g, name, "x"), w = need_part(g, name, "w"), bias = find_part(g, name, "bias"),
+         y = need_part(g, name, "y");
     moe_matrix m = matrix(w);
     bench *b = new_bench(x.rows, 1);
     run_bench(b, moe_op_linear(&b->graph, &m, input(b, x.data, x.cols), bias.data, NULL, "y"), kernels);
@@ -218,7 +234,8 @@ static void check_embedding(const golden *g, const char *name, const moe_kernels
 
 static moe_lstm_weights lstm_weights(const golden *g, const char *name) {
     part w_proj = find_part(g, name, "w_proj");
-    moe_lstm_weights w = { .w_x = matrix(need_part(g, name, "w_x")), .w_r = matrix(need_part(g, name, "w_r")),
+    moe_lstm_weights w = { .w_x = matrix(need_part(g, name, "w_x")),
+                           .w_r = matrix(need_part(g, name, "w_r")),
                            .bias = need_part(g, name, "bias").data };
     if (w_proj.data) w.w_proj = matrix(w_proj);
     return w;
@@ -226,7 +243,9 @@ static moe_lstm_weights lstm_weights(const golden *g, const char *name) {
 
 static moe_layer lstm_layer(const golden *g, const char *name, const char *weights) {
     const moe_meta *forget = find_value(g, name, "forget_bias");
-    moe_layer layer = { .kind = MOE_LAYER_LSTM, .name = "layer", .forget_bias = forget ? (float)moe_meta_real(forget, 0) : 0 };
+    moe_layer layer = { .kind = MOE_LAYER_LSTM,
+                        .name = "layer",
+                        .forget_bias = forget ? (float)moe_meta_real(forget, 0) : 0 };
     layer.direction[0] = layer.direction[1] = lstm_weights(g, weights);
     layer.hidden = layer.direction[0].w_r.rows / 4;
     layer.state = layer.direction[0].w_r.cols;
@@ -246,7 +265,8 @@ static void check_lstm_step(const golden *g, const char *name, const moe_kernels
         y = moe_op_view(&b->graph, y, cell ? layer.hidden : 0, layer.hidden, "part");
         if (!cell && layer.projected) y = moe_op_linear(&b->graph, &w->w_proj, y, NULL, NULL, "r");
         run_bench(b, y, kernels);
-        expect_close(name, b->out, cell ? c_out.data : r_out.data, cell ? c_out.rows * c_out.cols : r_out.rows * r_out.cols, op_tolerance);
+        expect_close(name, b->out, cell ? c_out.data : r_out.data,
+                     cell ? c_out.rows * c_out.cols : r_out.rows * r_out.cols, op_tolerance);
         free_bench(b);
     }
 }
@@ -258,7 +278,8 @@ static void pack(bench *b, const moe_meta *lengths, size_t *row_of) {
         size_t at = i;
         start[i] = total;
         total += (size_t)moe_meta_int(lengths, i);
-        for (; at > 0 && moe_meta_int(lengths, order[at - 1]) < moe_meta_int(lengths, i); at--) order[at] = order[at - 1];
+        for (; at > 0 && moe_meta_int(lengths, order[at - 1]) < moe_meta_int(lengths, i); at--)
+            order[at] = order[at - 1];
         order[at] = i;
     }
     b->frame.steps = (size_t)moe_meta_int(lengths, order[0]);
@@ -287,9 +308,11 @@ static void check_lstm_layer(const golden *g, const char *name, const moe_kernel
         bench *b = new_bench(x.rows, lengths->count);
         pack(b, lengths, row_of);
         permute(x.data, x.rows, x.cols, row_of, packed, 0);
-        run_bench(b, moe_op_lstm_layer(&b->graph, &layer, backward,
-                                       moe_op_linear(&b->graph, &layer.direction[0].w_x, input(b, packed, x.cols),
-                                                     layer.direction[0].bias, NULL, "zx")), kernels);
+        run_bench(b,
+                  moe_op_lstm_layer(&b->graph, &layer, backward,
+                                    moe_op_linear(&b->graph, &layer.direction[0].w_x, input(b, packed, x.cols),
+                                                  layer.direction[0].bias, NULL, "zx")),
+                  kernels);
         permute(b->out, y.rows, y.cols, row_of, unpacked, 1);
         expect_close(name, unpacked, y.data, y.rows * y.cols, op_tolerance);
         free_bench(b);
@@ -321,8 +344,10 @@ static void check_bidirectional(const golden *g, const char *name, const moe_ker
 }
 
 static void check_attention(const golden *g, const char *name, const moe_kernels *kernels) {
-    part memory = need_part(g, name, "memory"), query = need_part(g, name, "query"), w_key = need_part(g, name, "w_key");
-    part w_query = need_part(g, name, "w_query"), bias = find_part(g, name, "bias"), context = need_part(g, name, "context");
+    part memory = need_part(g, name, "memory"), query = need_part(g, name, "query"),
+         w_key = need_part(g, name, "w_key");
+    part w_query = need_part(g, name, "w_query"), bias = find_part(g, name, "bias"),
+         context = need_part(g, name, "context");
     part weights = need_part(g, name, "weights");
     const moe_meta *lengths = need_value(g, name, "lengths"), *sentence = need_value(g, name, "sentence");
     static moe_model model;
@@ -356,7 +381,8 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     b->frame.attention_stride = MAX_ROWS;
     run_bench(b, moe_build_attention(&b->graph, &model, &stored, input(b, query.data, query.cols)), kernels);
     expect_close(name, b->out, context.data, context.rows * context.cols, op_tolerance);
-    for (size_t r = 0; r < query.rows; at += length[r++]) expect_close(name, attention + r * MAX_ROWS, weights.data + at, length[r], op_tolerance);
+    for (size_t r = 0; r < query.rows; at += length[r++])
+        expect_close(name, attention + r * MAX_ROWS, weights.data + at, length[r], op_tolerance);
     assert_int_equal(at, weights.cols);
     free_bench(b);
 }
@@ -385,7 +411,9 @@ static int gate_layer(const golden *g, const char *name, const char *prefix, moe
 
 static void expect_same_experts(const char *name, const float *got, const float *wanted, size_t n) {
     for (size_t i = 0; i < n; i++)
-        if ((got[i] != 0) != (wanted[i] != 0)) fail_msg("%s: element %zu: the engine %s this expert", name, i, got[i] != 0 ? "selects" : "does not select");
+        if ((got[i] != 0) != (wanted[i] != 0))
+            fail_msg("%s: element %zu: the engine %s this expert", name, i,
+                     got[i] != 0 ? "selects" : "does not select");
 }
 
 static void expect_gate(const char *name, seen_list *gates, const char *tensor, part wanted) {
@@ -488,7 +516,8 @@ static void read_gating(const golden *g, const char *name, size_t in, moe_model 
 }
 
 /* Noise of eq 4 as a bias of one row: the numbers are the case's, the softplus is the engine's. */
-static void add_noise(moe_gating *gating, const float *x, const float *normal, const moe_kernels *kernels, float *bias) {
+static void add_noise(moe_gating *gating, const float *x, const float *normal, const moe_kernels *kernels,
+                      float *bias) {
     const moe_run run = { kernels, NULL, NULL, NULL };
     const size_t n = gating->weight.rows;
     moe_gate_product(&run, &gating->noise, NULL, 0, n, 0, x, bias);
@@ -498,7 +527,8 @@ static void add_noise(moe_gating *gating, const float *x, const float *normal, c
 
 static void check_routing(const golden *g, const char *name, const moe_kernels *kernels) {
     static const char *const shown[] = { "gate", "gate.probabilities", "parent", "parent.probabilities" };
-    const part x = need_part(g, name, "x"), normal = find_part(g, name, "normal.gate"), above = find_part(g, name, "normal.parent");
+    const part x = need_part(g, name, "x"), normal = find_part(g, name, "normal.gate"),
+               above = find_part(g, name, "normal.parent");
     static moe_model model;
     moe_layer layer;
     float bias[2][64];
@@ -508,8 +538,10 @@ static void check_routing(const golden *g, const char *name, const moe_kernels *
         const size_t rows = normal.data ? 1 : x.rows;
         bench *b = new_bench(rows, 1);
         if (moe_meta_int(need_value(g, name, "batchwise"), 0)) b->graph.gating = 1 + MOE_GATE_BATCHWISE;
-        if (normal.data) add_noise(&layer.gate, x.data + row * x.cols, normal.data + row * normal.cols, kernels, bias[0]);
-        if (above.data) add_noise(&layer.parent, x.data + row * x.cols, above.data + row * above.cols, kernels, bias[1]);
+        if (normal.data)
+            add_noise(&layer.gate, x.data + row * x.cols, normal.data + row * normal.cols, kernels, bias[0]);
+        if (above.data)
+            add_noise(&layer.parent, x.data + row * x.cols, above.data + row * above.cols, kernels, bias[1]);
         moe_build_gate(&b->graph, &layer, input(b, x.data + row * x.cols, x.cols));
         run_traced(b, NULL, kernels, &gates);
         for (size_t i = 0; i < (layer.groups ? 4 : 2); i++) {
@@ -545,16 +577,20 @@ static void check_layer(const golden *g, const char *name, const moe_kernels *ke
     free_bench(b);
 }
 
-/* Both log-softmax and top run through the one op that the decoder has; its matrix is the identity, so that the logits are given. */
-static void run_top(const golden *g, const char *name, part logits, const moe_meta *never, size_t k, const int32_t *want, int32_t *ids,
-                    float *logprobs, float *want_logprob, const moe_kernels *kernels) {
+/* Both log-softmax and top run through the one op that the decoder has; its matrix is the identity, so that the logits
+ * are given. */
+static void run_top(const golden *g, const char *name, part logits, const moe_meta *never, size_t k,
+                    const int32_t *want, int32_t *ids, float *logprobs, float *want_logprob,
+                    const moe_kernels *kernels) {
     static moe_model model;
     bench *b = new_bench(logits.rows, 1);
     float *identity = calloc(logits.cols * logits.cols, sizeof *identity);
-    float *finite = calloc(logits.rows * logits.cols, sizeof *finite); /* an infinity times the zeros would be no number */
+    float *finite =
+        calloc(logits.rows * logits.cols, sizeof *finite); /* an infinity times the zeros would be no number */
     (void)g, (void)name;
     for (size_t i = 0; i < logits.cols; i++) identity[i * logits.cols + i] = 1;
-    for (size_t i = 0; i < logits.rows * logits.cols; i++) finite[i] = logits.data[i] < -1e30f ? -1e30f : logits.data[i];
+    for (size_t i = 0; i < logits.rows * logits.cols; i++)
+        finite[i] = logits.data[i] < -1e30f ? -1e30f : logits.data[i];
     memset(&model, 0, sizeof model);
     model.never = never;
     model.output = moe_matrix_view(MOE_TYPE_F32, logits.cols, logits.cols, identity);
@@ -578,7 +614,8 @@ static void check_log_softmax(const golden *g, const char *name, const moe_kerne
     for (size_t v = 0; v < logits.cols; v++) {
         for (size_t r = 0; r < logits.rows; r++) want[r] = (int32_t)v;
         run_top(g, name, logits, never, 1, want, NULL, NULL, got, kernels);
-        for (size_t r = 0; r < logits.rows; r++) expect_close(name, &got[r], &logp.data[r * logp.cols + v], 1, op_tolerance);
+        for (size_t r = 0; r < logits.rows; r++)
+            expect_close(name, &got[r], &logp.data[r * logp.cols + v], 1, op_tolerance);
     }
 }
 
@@ -596,9 +633,12 @@ static void check_top(const golden *g, const char *name, const moe_kernels *kern
 
 static void check_score(const golden *g, const char *name, const moe_kernels *kernels) {
     part coverage = need_part(g, name, "coverage");
-    const double logprob = moe_meta_real(need_value(g, name, "logprob"), 0), wanted = moe_meta_real(need_value(g, name, "score"), 0);
+    const double logprob = moe_meta_real(need_value(g, name, "logprob"), 0),
+                 wanted = moe_meta_real(need_value(g, name, "score"), 0);
     const size_t length = (size_t)moe_meta_int(need_value(g, name, "length"), 0);
-    const moe_search s = { .beam = 1, .nbest = 1, .alpha = (float)moe_meta_real(need_value(g, name, "alpha"), 0),
+    const moe_search s = { .beam = 1,
+                           .nbest = 1,
+                           .alpha = (float)moe_meta_real(need_value(g, name, "alpha"), 0),
                            .constant = (float)moe_meta_real(need_value(g, name, "constant"), 0),
                            .beta = (float)moe_meta_real(need_value(g, name, "beta"), 0) };
     moe_finished finished[2];
@@ -610,11 +650,24 @@ static void check_score(const golden *g, const char *name, const moe_kernels *ke
 }
 
 static void check_cases(const char *list, size_t least) {
-    static const struct { const char *op; case_fn check; } checks[] = {
-        { "linear", check_linear }, { "embedding", check_embedding }, { "lstm-step", check_lstm_step },
-        { "lstm-layer", check_lstm_layer }, { "bidirectional", check_bidirectional }, { "attention", check_attention },
-        { "gate", check_gate }, { "experts", check_experts }, { "moe", check_moe }, { "log-softmax", check_log_softmax },
-        { "top", check_top }, { "score", check_score }, { "routing", check_routing }, { "layer", check_layer },
+    static const struct {
+        const char *op;
+        case_fn check;
+    } checks[] = {
+        { "linear", check_linear },
+        { "embedding", check_embedding },
+        { "lstm-step", check_lstm_step },
+        { "lstm-layer", check_lstm_layer },
+        { "bidirectional", check_bidirectional },
+        { "attention", check_attention },
+        { "gate", check_gate },
+        { "experts", check_experts },
+        { "moe", check_moe },
+        { "log-softmax", check_log_softmax },
+        { "top", check_top },
+        { "score", check_score },
+        { "routing", check_routing },
+        { "layer", check_layer },
     };
     golden g = open_golden(GOLDEN "ops.bin");
     const moe_meta *cases = moe_find_meta(&g.file, list);
@@ -708,7 +761,8 @@ static void script_compare(script *s, size_t index) {
     forced = need_part(s->expect, "forced", key);
     assert_int_equal(s->encoder_rows, encoder.data ? encoder.rows : 0);
     assert_int_equal(s->logit_rows, forced.rows);
-    if (encoder.data) expect_close("encoder output", s->encoder, encoder.data, encoder.rows * encoder.cols, model_tolerance);
+    if (encoder.data)
+        expect_close("encoder output", s->encoder, encoder.data, encoder.rows * encoder.cols, model_tolerance);
     expect_close("logits", s->logits, forced.data, forced.rows * forced.cols, model_tolerance);
     for (size_t i = 0; i < s->gates.count && s->traced; i++) {
         const part wanted = need_part(s->expect, trace, s->gates.entries[i].name);
@@ -735,7 +789,8 @@ static void script_done(void *user, const moe_result *result) {
         at->hypotheses[h].reverse = from->reverse;
         at->hypotheses[h].finished = from->finished;
         memcpy(at->hypotheses[h].ids, from->ids, from->n_ids * sizeof *from->ids);
-        memcpy(at->hypotheses[h].logprobs, from->token_logprobs, (from->n_ids + (size_t)from->finished) * sizeof(float));
+        memcpy(at->hypotheses[h].logprobs, from->token_logprobs,
+               (from->n_ids + (size_t)from->finished) * sizeof(float));
     }
     if (s->alone) script_compare(s, (size_t)(at - s->sentences));
 }
@@ -757,7 +812,8 @@ static void check_run(const moe_model *model, script *s, const char *run, const 
     const moe_meta *owner = need_value(s->expect, run, "sentence"), *ids = need_value(s->expect, run, "ids");
     const moe_meta *scores = need_value(s->expect, run, "score"), *logprobs = need_value(s->expect, run, "logprob");
     const moe_meta *reverses = need_value(s->expect, run, "reverse");
-    const moe_meta *finished = need_value(s->expect, run, "finished"), *tokens = need_value(s->expect, run, "token_logprobs");
+    const moe_meta *finished = need_value(s->expect, run, "finished"),
+                   *tokens = need_value(s->expect, run, "token_logprobs");
     size_t seen[MAX_SENTENCES] = { 0 }, token = 0;
     p.isa = isa;
     p.batch = batch;
@@ -781,8 +837,11 @@ static void check_run(const moe_model *model, script *s, const char *run, const 
         const size_t h = seen[at - s->sentences]++;
         int32_t wanted[MAX_IDS];
         const size_t n = parse_ids(moe_meta_text(ids, i), wanted);
-        float score = (float)moe_meta_real(scores, i), logprob = (float)moe_meta_real(logprobs, i), reverse = (float)moe_meta_real(reverses, i);
-        if (h >= at->n_hypotheses) fail_msg("%s: sentence %d has %zu hypotheses, the reference has more", run, (int)moe_meta_int(owner, i), at->n_hypotheses);
+        float score = (float)moe_meta_real(scores, i), logprob = (float)moe_meta_real(logprobs, i),
+              reverse = (float)moe_meta_real(reverses, i);
+        if (h >= at->n_hypotheses)
+            fail_msg("%s: sentence %d has %zu hypotheses, the reference has more", run, (int)moe_meta_int(owner, i),
+                     at->n_hypotheses);
         assert_int_equal(at->hypotheses[h].finished, moe_meta_int(finished, i));
         assert_int_equal(at->hypotheses[h].n_ids, n);
         assert_memory_equal(at->hypotheses[h].ids, wanted, n * sizeof *wanted);
@@ -838,7 +897,8 @@ static moe_model *open_model(const char *name, golden *expect) {
     snprintf(path, sizeof path, GOLDEN "model-%s.expect.bin", name);
     *expect = open_golden(path);
     snprintf(path, sizeof path, GOLDEN "model-%s.bin", name);
-    if (moe_model_open(path, &(moe_model_params){ .verify = 1 }, &model, &error) != MOE_OK) fail_msg("%s: %s", path, error.message);
+    if (moe_model_open(path, &(moe_model_params){ .verify = 1 }, &model, &error) != MOE_OK)
+        fail_msg("%s: %s", path, error.message);
     return model;
 }
 
@@ -889,7 +949,8 @@ static void check_language(const char *name) {
     s.expect = &expect;
     s.traced = 1;
     s.count = texts->count;
-    for (size_t i = 0; i < s.count; i++) s.sentences[i].n_target = parse_ids(moe_meta_text(texts, i), s.sentences[i].target);
+    for (size_t i = 0; i < s.count; i++)
+        s.sentences[i].n_target = parse_ids(moe_meta_text(texts, i), s.sentences[i].target);
     for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++) {
         size_t token = 0;
         if (!moe_isa_available(moe_kernel_rooms[room]->name)) continue;
@@ -928,11 +989,13 @@ static void check_classifier(const char *name) {
             assert_int_equal(moe_session_new(model, &p, &session, &error), MOE_OK);
             assert_int_equal(moe_classify(session, x.data, x.rows, classes, got, &error), MOE_OK);
             for (size_t i = 0; i < x.rows * logprobs.cols; i++) {
-                expect_close(name, &got[i], &logprobs.data[i / logprobs.cols * logprobs.cols + (size_t)classes[i]], 1, model_tolerance);
+                expect_close(name, &got[i], &logprobs.data[i / logprobs.cols * logprobs.cols + (size_t)classes[i]], 1,
+                             model_tolerance);
                 if (i % logprobs.cols) assert_true(got[i] <= got[i - 1]);
             }
             assert_true(gates.count > 0);
-            for (size_t i = 0; i < gates.count; i++) expect_gate(name, &gates, gates.entries[i].name, need_part(&expect, "trace", gates.entries[i].name));
+            for (size_t i = 0; i < gates.count; i++)
+                expect_gate(name, &gates, gates.entries[i].name, need_part(&expect, "trace", gates.entries[i].name));
             assert_int_not_equal(moe_translate(session, script_pull, script_done, NULL, &error), MOE_OK);
             moe_session_free(session);
         }
@@ -955,11 +1018,20 @@ static void test_deep_sparse(void **state) { (void)state, check_classifier("deep
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops), cmocka_unit_test(test_model_base), cmocka_unit_test(test_model_untied),
-        cmocka_unit_test(test_model_product), cmocka_unit_test(test_model_zero), cmocka_unit_test(test_model_gnmt),
-        cmocka_unit_test(test_model_second), cmocka_unit_test(test_gating), cmocka_unit_test(test_hierarchy_topk),
-        cmocka_unit_test(test_hierarchy_threshold), cmocka_unit_test(test_language), cmocka_unit_test(test_language_hierarchy),
-        cmocka_unit_test(test_deep), cmocka_unit_test(test_deep_sparse),
+        cmocka_unit_test(test_ops),
+        cmocka_unit_test(test_model_base),
+        cmocka_unit_test(test_model_untied),
+        cmocka_unit_test(test_model_product),
+        cmocka_unit_test(test_model_zero),
+        cmocka_unit_test(test_model_gnmt),
+        cmocka_unit_test(test_model_second),
+        cmocka_unit_test(test_gating),
+        cmocka_unit_test(test_hierarchy_topk),
+        cmocka_unit_test(test_hierarchy_threshold),
+        cmocka_unit_test(test_language),
+        cmocka_unit_test(test_language_hierarchy),
+        cmocka_unit_test(test_deep),
+        cmocka_unit_test(test_deep_sparse),
     };
     return cmocka_run_group_tests_name("golden values of tools/reference.py", tests, NULL, NULL);
 }

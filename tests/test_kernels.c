@@ -1,6 +1,6 @@
 /* test_kernels.c - number formats, elementary functions, kernels of every room against portable, thread pool, planner.
- * Bits are compared, not values; only two NaNs count as equal whatever their payload (the results of a request with a NaN in
- * it are refused, so no payload is ever seen). */
+ * Bits are compared, not values; only two NaNs count as equal whatever their payload (the results of a request with a
+ * NaN in it are refused, so no payload is ever seen). */
 #include "../moe.c"
 
 #include "model_writer.h"
@@ -15,17 +15,19 @@ static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u
 
 static int same(float a, float b) { return moe_to_bits(a) == moe_to_bits(b) || (is_nan(a) && is_nan(b)); }
 
-#define CHECK(condition, ...)                                                                                    \
-    do {                                                                                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__);                                                                 \
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
     } while (0)
 
 /* Kinds of numbers: what a network holds, zeros and subnormals, huge ones, infinities and NaNs, all mixed. */
 enum { PLAIN, TINY, HUGE_NUMBERS, BROKEN, MIXED, KINDS };
 
 static float number(uint64_t *random, int kind) {
-    static const uint32_t tiny[] = { 0, 0x80000000u, 1, 0x80000001u, 0x007fffffu, 0x807fffffu, 0x00800000u, 0x80800000u, 0x00400000u };
-    static const uint32_t broken[] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0x7fffffffu, 0xffffffffu, 0x7f800001u };
+    static const uint32_t tiny[] = { 0,           0x80000000u, 1,           0x80000001u, 0x007fffffu,
+                                     0x807fffffu, 0x00800000u, 0x80800000u, 0x00400000u };
+    static const uint32_t broken[] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc00000u,
+                                       0x7fc00001u, 0x7fffffffu, 0xffffffffu, 0x7f800001u };
     const size_t roll = mw_below(random, 16);
     if (kind == MIXED) kind = (int)mw_below(random, BROKEN);
     if (kind == TINY && roll < 12) return moe_from_bits(tiny[mw_below(random, MOE_COUNT(tiny))]);
@@ -112,12 +114,16 @@ static void bf16_every_pattern_has_its_value_and_comes_back(void **state) {
 static void rounds_midpoints_to_even(uint16_t (*to)(float), int mantissa_bits) {
     const uint32_t infinity = (0x7fffu >> mantissa_bits) << mantissa_bits;
     for (uint32_t h = 0; h + 1 < infinity; h++) {
-        const float midpoint = (float)((half_value((uint16_t)h, mantissa_bits) + half_value((uint16_t)(h + 1), mantissa_bits)) / 2);
+        const float midpoint =
+            (float)((half_value((uint16_t)h, mantissa_bits) + half_value((uint16_t)(h + 1), mantissa_bits)) / 2);
         const uint32_t even = h & 1 ? h + 1 : h, bits = moe_to_bits(midpoint);
         const uint32_t below = to(moe_from_bits(bits - 1)), above = to(moe_from_bits(bits + 1));
-        if ((half_value((uint16_t)h, mantissa_bits) + half_value((uint16_t)(h + 1), mantissa_bits)) / 2 != (double)midpoint) continue;
+        if ((half_value((uint16_t)h, mantissa_bits) + half_value((uint16_t)(h + 1), mantissa_bits)) / 2 !=
+            (double)midpoint)
+            continue;
         CHECK(to(midpoint) == even, "%d bits: midpoint above %04x goes to %04x", mantissa_bits, h, to(midpoint));
-        CHECK(to(-midpoint) == (even | 0x8000), "%d bits: midpoint below -%04x goes to %04x", mantissa_bits, h, to(-midpoint));
+        CHECK(to(-midpoint) == (even | 0x8000), "%d bits: midpoint below -%04x goes to %04x", mantissa_bits, h,
+              to(-midpoint));
         CHECK(below == h, "%d bits: just below the midpoint above %04x goes to %04x", mantissa_bits, h, below);
         CHECK(above == h + 1, "%d bits: just above the midpoint above %04x goes to %04x", mantissa_bits, h, above);
     }
@@ -131,7 +137,7 @@ static void f16_rounds_half_to_even(void **state) {
     assert_int_equal(moe_f32_to_f16(-65520.0f), 0xfc00);
     assert_int_equal(moe_f32_to_f16(FLT_MAX), 0x7c00);
     assert_int_equal(moe_f32_to_f16(INFINITY), 0x7c00);
-    assert_int_equal(moe_f32_to_f16(0x1p-25f), 0);          /* half the smallest: to even, zero */
+    assert_int_equal(moe_f32_to_f16(0x1p-25f), 0); /* half the smallest: to even, zero */
     assert_int_equal(moe_f32_to_f16(0x1.000002p-25f), 1);
     assert_int_equal(moe_f32_to_f16(-FLT_MIN), 0x8000);
     assert_int_equal(moe_f32_to_f16(moe_from_bits(1)), 0);
@@ -142,7 +148,8 @@ static void bf16_rounds_half_to_even(void **state) {
     rounds_midpoints_to_even(moe_f32_to_bf16, 7);
     assert_int_equal(moe_f32_to_bf16(FLT_MAX), 0x7f80);
     assert_int_equal(moe_f32_to_bf16(-INFINITY), 0xff80);
-    assert_true((moe_f32_to_bf16(moe_from_bits(0x7f800001u)) & 0x7fff) > 0x7f80); /* a low payload must not become infinity */
+    assert_true((moe_f32_to_bf16(moe_from_bits(0x7f800001u)) & 0x7fff) >
+                0x7f80); /* a low payload must not become infinity */
 }
 
 static void halves_agree_with_the_slow_conversion(void **state) {
@@ -152,9 +159,11 @@ static void halves_agree_with_the_slow_conversion(void **state) {
         float f = moe_from_bits((uint32_t)mw_next(&random));
         if (is_nan(f)) continue;
         if (fabsf(f) < 65520.0f)
-            CHECK(moe_f32_to_f16(f) == mw_half(f, 0), "f16 of %a is %04x, not %04x", (double)f, moe_f32_to_f16(f), mw_half(f, 0));
+            CHECK(moe_f32_to_f16(f) == mw_half(f, 0), "f16 of %a is %04x, not %04x", (double)f, moe_f32_to_f16(f),
+                  mw_half(f, 0));
         if (fabsf(f) < 3.3e38f)
-            CHECK(moe_f32_to_bf16(f) == mw_half(f, 1), "bf16 of %a is %04x, not %04x", (double)f, moe_f32_to_bf16(f), mw_half(f, 1));
+            CHECK(moe_f32_to_bf16(f) == mw_half(f, 1), "bf16 of %a is %04x, not %04x", (double)f, moe_f32_to_bf16(f),
+                  mw_half(f, 1));
     }
 }
 
@@ -173,16 +182,22 @@ static void packed_rows_lie_where_the_format_says(void **state) {
             assert_int_equal(moe_matrix_bytes((moe_type)types[k], rows, cols), bytes);
             if (rows > 2) memset(w + cols, 0, cols * 4); /* a row of zeros */
             mw_pack(types[k], rows, cols, w, want);
-            for (size_t r = 0; r < rows; r++) moe_pack_row((moe_type)types[k], rows, cols, r, w + r * cols, got, scratch);
-            CHECK(memcmp(want, got, bytes) == 0, "type %u, %zux%zu: other bytes than the format says", types[k], rows, cols);
+            for (size_t r = 0; r < rows; r++)
+                moe_pack_row((moe_type)types[k], rows, cols, r, w + r * cols, got, scratch);
+            CHECK(memcmp(want, got, bytes) == 0, "type %u, %zux%zu: other bytes than the format says", types[k], rows,
+                  cols);
             m = moe_matrix_view((moe_type)types[k], rows, cols, got);
             for (size_t r = 0; r < rows; r++) {
                 moe_matrix_row(&m, r, back);
                 for (size_t c = 0; c < cols; c++) {
-                    const double error = fabs((double)back[c] - (double)w[r * cols + c]), size = fabs((double)w[r * cols + c]);
-                    const double allowed = types[k] == MW_F32 ? 0 : types[k] == MW_F16 ? size / 2048 + 1e-7
-                                         : types[k] == MW_BF16 ? size / 256 : 120.0 / 254 * 1.001;
-                    CHECK(error <= allowed, "type %u: %g came back as %g", types[k], (double)w[r * cols + c], (double)back[c]);
+                    const double error = fabs((double)back[c] - (double)w[r * cols + c]),
+                                 size = fabs((double)w[r * cols + c]);
+                    const double allowed = types[k] == MW_F32    ? 0
+                                           : types[k] == MW_F16  ? size / 2048 + 1e-7
+                                           : types[k] == MW_BF16 ? size / 256
+                                                                 : 120.0 / 254 * 1.001;
+                    CHECK(error <= allowed, "type %u: %g came back as %g", types[k], (double)w[r * cols + c],
+                          (double)back[c]);
                 }
             }
             free(w), free(back), free(want), free(got), free(scratch);
@@ -218,14 +233,16 @@ static void type_names_parse_back(void **state) {
     assert_false(moe_type_parse("f32 ", &t));
     assert_string_equal(moe_type_name((moe_type)77), "?");
     assert_string_equal(moe_status_name((moe_status)77), "unknown");
-    for (int s = MOE_OK; s <= MOE_ERROR_CANCELLED; s++) assert_string_not_equal(moe_status_name((moe_status)s), "unknown");
+    for (int s = MOE_OK; s <= MOE_ERROR_CANCELLED; s++)
+        assert_string_not_equal(moe_status_name((moe_status)s), "unknown");
 }
 
 /* ---- Quantising ---- */
 
 static void quantise_rounds_half_to_even_within_127(void **state) {
     int8_t q[128];
-    float x[16] = { 127, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 126.5f, -126.5f, 125.5f, -127, 0.49999997f, -0.0f, 3.5f, 4.5f, -3.5f };
+    float x[16] = { 127,     0.5f,   1.5f, 2.5f,        -0.5f, -1.5f, -2.5f, 126.5f,
+                    -126.5f, 125.5f, -127, 0.49999997f, -0.0f, 3.5f,  4.5f,  -3.5f };
     static const int want[16] = { 127, 0, 2, 2, 0, -2, -2, 126, -126, 126, -127, 0, 0, 4, 4, -4 };
     (void)state;
     for (size_t r = 0; r < MOE_COUNT(moe_kernel_rooms); r++) {
@@ -251,8 +268,8 @@ static void quantise_codes_are_the_nearest_ones(void **state) {
         const float scale = moe_quantise_row(x, n, q);
         for (size_t i = 0; i < n; i++) {
             CHECK(q[i] >= -127, "code %d", q[i]);
-            CHECK(fabs((double)x[i] - (double)q[i] * (double)scale) <= 0.5001 * (double)scale, "%g became %d of %g", (double)x[i],
-                  q[i], (double)scale);
+            CHECK(fabs((double)x[i] - (double)q[i] * (double)scale) <= 0.5001 * (double)scale, "%g became %d of %g",
+                  (double)x[i], q[i], (double)scale);
         }
         for (size_t i = 0; i < padded; i++) {
             sum = i % 32 ? sum + q[i] : q[i];
@@ -275,7 +292,8 @@ static void quantise_keeps_damage_visible(void **state) {
                     for (size_t i = 0; i < n; i++) x[i] = (float)i - 20.5f;
                     x[at] = moe_from_bits(damage[k]);
                     memset(q, 99, sizeof q);
-                    CHECK(is_nan(moe_kernel_rooms[r]->quantise(x, n, q)), "%08x at %zu of %zu is lost", damage[k], at, n);
+                    CHECK(is_nan(moe_kernel_rooms[r]->quantise(x, n, q)), "%08x at %zu of %zu is lost", damage[k], at,
+                          n);
                     for (size_t i = 0; i < moe_code_bytes(n); i++) CHECK(q[i] == 0, "a broken row has code %d", q[i]);
                 }
         memset(x, 0, sizeof x);
@@ -297,8 +315,10 @@ static void quantise_is_the_same_in_every_room(void **state) {
                 memset(q0, 1, bytes), memset(q1, 2, bytes);
                 s0 = oracle->quantise(x, n, q0);
                 s1 = room_at(room)->quantise(x, n, q1);
-                CHECK(same(s0, s1), "%s, %zu columns, kind %d: scale %a, portable %a", room_at(room)->name, n, kind, (double)s1, (double)s0);
-                CHECK(memcmp(q0, q1, bytes) == 0, "%s, %zu columns, kind %d: other codes", room_at(room)->name, n, kind);
+                CHECK(same(s0, s1), "%s, %zu columns, kind %d: scale %a, portable %a", room_at(room)->name, n, kind,
+                      (double)s1, (double)s0);
+                CHECK(memcmp(q0, q1, bytes) == 0, "%s, %zu columns, kind %d: other codes", room_at(room)->name, n,
+                      kind);
                 free(x), free(q0), free(q1);
             }
 }
@@ -338,14 +358,16 @@ static void log_is_within_3e_7_relative(void **state) {
     (void)state;
     for (uint32_t bits = 0x00800000u; bits < 0x7f800000u; bits += step) {
         const float x = moe_from_bits(bits);
-        const double want = log((double)x), error = want == 0 ? (double)moe_logf(x) : fabs((double)moe_logf(x) - want) / fabs(want);
+        const double want = log((double)x),
+                     error = want == 0 ? (double)moe_logf(x) : fabs((double)moe_logf(x) - want) / fabs(want);
         if (error > worst) worst = error;
         CHECK(error < 3e-7, "log(%a) is %a, off by %g", (double)x, (double)moe_logf(x), error);
     }
     for (uint32_t bits = 0x3f700000u; bits < 0x3f900000u; bits += 37) { /* around 1 */
         const float x = moe_from_bits(bits);
         const double want = log((double)x);
-        CHECK(fabs((double)moe_logf(x) - want) <= 3e-7 * fabs(want), "log(%a) is %a, not %a", (double)x, (double)moe_logf(x), want);
+        CHECK(fabs((double)moe_logf(x) - want) <= 3e-7 * fabs(want), "log(%a) is %a, not %a", (double)x,
+              (double)moe_logf(x), want);
     }
     assert_true(moe_to_bits(moe_logf(1.0f)) == 0);
     assert_true(moe_logf(0.0f) == -INFINITY && moe_logf(-0.0f) == -INFINITY);
@@ -360,13 +382,15 @@ static void tanh_and_sigmoid_are_within_2e_7_absolute(void **state) {
     (void)state;
     for (double at = -100; at <= 100; at += step) {
         const float x = (float)at;
-        const double t = fabs((double)moe_tanhf(x) - tanh((double)x)), s = fabs((double)moe_sigmoidf(x) - 1 / (1 + exp(-(double)x)));
+        const double t = fabs((double)moe_tanhf(x) - tanh((double)x)),
+                     s = fabs((double)moe_sigmoidf(x) - 1 / (1 + exp(-(double)x)));
         if (t > worst_tanh) worst_tanh = t;
         if (s > worst_sigmoid) worst_sigmoid = s;
         CHECK(t < 2e-7, "tanh(%a) is off by %g", (double)x, t);
         CHECK(s < 2e-7, "sigmoid(%a) is off by %g", (double)x, s);
         CHECK(same(moe_tanhf(-x), -moe_tanhf(x)), "tanh(%a) is not odd", (double)x);
-        CHECK(moe_tanhf(x) >= -1 && moe_tanhf(x) <= 1 && moe_sigmoidf(x) >= 0 && moe_sigmoidf(x) <= 1, "%a leaves the range", (double)x);
+        CHECK(moe_tanhf(x) >= -1 && moe_tanhf(x) <= 1 && moe_sigmoidf(x) >= 0 && moe_sigmoidf(x) <= 1,
+              "%a leaves the range", (double)x);
     }
     assert_true(moe_tanhf(INFINITY) == 1.0f && moe_tanhf(-INFINITY) == -1.0f);
     assert_true(moe_sigmoidf(INFINITY) == 1.0f && moe_sigmoidf(-FLT_MAX) < 1e-37f);
@@ -390,9 +414,11 @@ static void no_function_swallows_a_nan_whatever_its_payload(void **state) {
                         const moe_kernels *k = moe_kernel_rooms[r];
                         float in[9] = { x, x, x, x, x, x, x, x, x }, out[9];
                         k->unary(MOE_UNARY_SIGMOID, in, 9, out);
-                        for (int i = 0; i < 9; i++) CHECK(is_nan(out[i]), "%s: sigmoid of NaN %08x is %a", k->name, bits, (double)out[i]);
+                        for (int i = 0; i < 9; i++)
+                            CHECK(is_nan(out[i]), "%s: sigmoid of NaN %08x is %a", k->name, bits, (double)out[i]);
                         k->unary(MOE_UNARY_TANH, in, 9, out);
-                        for (int i = 0; i < 9; i++) CHECK(is_nan(out[i]), "%s: tanh of NaN %08x is %a", k->name, bits, (double)out[i]);
+                        for (int i = 0; i < 9; i++)
+                            CHECK(is_nan(out[i]), "%s: tanh of NaN %08x is %a", k->name, bits, (double)out[i]);
                         CHECK(is_nan(k->exp_sum(in, 9, 0, out)), "%s: exp_sum loses NaN %08x", k->name, bits);
                     }
             }
@@ -429,7 +455,8 @@ static void portable_sums_run_over_16_lanes_in_the_fixed_tree(void **state) {
         for (size_t k = 0; k < n; k++) exact += (double)a[k] * (double)b[k], size += fabs((double)a[k] * (double)b[k]);
         for (size_t half = 8; half; half /= 2)
             for (size_t l = 0; l < half; l++) lane[l] = lane[l] + lane[l + half];
-        CHECK(same(lane[0], oracle->dot(a, b, n)), "dot of %zu: %a, by definition %a", n, (double)oracle->dot(a, b, n), (double)lane[0]);
+        CHECK(same(lane[0], oracle->dot(a, b, n)), "dot of %zu: %a, by definition %a", n, (double)oracle->dot(a, b, n),
+              (double)lane[0]);
         CHECK(fabs((double)lane[0] - exact) <= 1e-5 * size, "dot of %zu: %g, exactly %g", n, (double)lane[0], exact);
         free(a), free(b);
     }
@@ -439,12 +466,15 @@ static void portable_lstm_cell_follows_its_formula_in_gate_order_ifgo(void **sta
     uint64_t random = 22;
     (void)state;
     for (size_t n = 1; n <= 40; n++) {
-        float *z = numbers(&random, 4 * n, PLAIN), *c = numbers(&random, n, PLAIN), *h = mw_zeros(n * 4), *out = mw_zeros(n * 4);
+        float *z = numbers(&random, 4 * n, PLAIN), *c = numbers(&random, n, PLAIN), *h = mw_zeros(n * 4),
+              *out = mw_zeros(n * 4);
         oracle->lstm_cell(z, c, n, 0.75f, h, out);
         for (size_t j = 0; j < n; j++) {
-            const double i = 1 / (1 + exp(-(double)z[j])), f = 1 / (1 + exp(-(double)z[n + j] - 0.75)), g = tanh((double)z[2 * n + j]);
+            const double i = 1 / (1 + exp(-(double)z[j])), f = 1 / (1 + exp(-(double)z[n + j] - 0.75)),
+                         g = tanh((double)z[2 * n + j]);
             const double o = 1 / (1 + exp(-(double)z[3 * n + j])), want = f * (double)c[j] + i * g;
-            CHECK(fabs((double)out[j] - want) < 1e-6 * (1 + fabs((double)c[j])), "c is %g, not %g", (double)out[j], want);
+            CHECK(fabs((double)out[j] - want) < 1e-6 * (1 + fabs((double)c[j])), "c is %g, not %g", (double)out[j],
+                  want);
             CHECK(fabs((double)h[j] - o * tanh(want)) < 1e-5, "h is %g, not %g", (double)h[j], o * tanh(want));
         }
         free(z), free(c), free(h), free(out);
@@ -455,7 +485,8 @@ static void portable_scores_and_softmax_sums_follow_their_formulas(void **state)
     uint64_t random = 23;
     (void)state;
     for (size_t n = 1; n <= 70; n++) {
-        float *key = numbers(&random, n, PLAIN), *query = numbers(&random, n, PLAIN), *v = numbers(&random, n, PLAIN), *e = mw_zeros(n * 4);
+        float *key = numbers(&random, n, PLAIN), *query = numbers(&random, n, PLAIN), *v = numbers(&random, n, PLAIN),
+              *e = mw_zeros(n * 4);
         float max = oracle->max(key, n), sum = oracle->exp_sum(key, n, max, e), best = key[0];
         double score = 0, size = 0, total = 0;
         for (size_t i = 0; i < n; i++) {
@@ -485,7 +516,8 @@ static void dot_is_the_same_in_every_room(void **state) {
                 const size_t n = width_at(w);
                 float *a = numbers(&random, n, kind), *b = numbers(&random, n, kind == BROKEN ? PLAIN : kind);
                 const float x = oracle->dot(a, b, n), y = room_at(room)->dot(a, b, n);
-                CHECK(same(x, y), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)y, (double)x);
+                CHECK(same(x, y), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)y,
+                      (double)x);
                 free(a), free(b);
             }
 }
@@ -497,11 +529,13 @@ static void axpy_is_the_same_in_every_room(void **state) {
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w);
-                float *x = numbers(&random, n, kind), *y0 = numbers(&random, n, kind), *y1 = copy_of(y0, n), a = number(&random, kind);
+                float *x = numbers(&random, n, kind), *y0 = numbers(&random, n, kind), *y1 = copy_of(y0, n),
+                      a = number(&random, kind);
                 oracle->axpy(a, x, n, y0);
                 room_at(room)->axpy(a, x, n, y1);
                 for (size_t i = 0; i < n; i++)
-                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d, %zu: %a, portable %a", room_at(room)->name, n, kind, i, (double)y1[i], (double)y0[i]);
+                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d, %zu: %a, portable %a", room_at(room)->name, n, kind,
+                          i, (double)y1[i], (double)y0[i]);
                 free(x), free(y0), free(y1);
             }
 }
@@ -515,7 +549,8 @@ static void max_is_the_same_in_every_room(void **state) {
                 const size_t n = width_at(w);
                 float *x = numbers(&random, n, kind);
                 const float a = oracle->max(x, n), b = room_at(room)->max(x, n);
-                CHECK(same(a, b) || (a == 0 && b == 0), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)b, (double)a);
+                CHECK(same(a, b) || (a == 0 && b == 0), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n,
+                      kind, (double)b, (double)a);
                 free(x);
             }
         assert_true(room_at(room)->max(NULL, 0) == -INFINITY);
@@ -530,10 +565,12 @@ static void max_of_mixed_zeros_has_the_same_sign_in_every_room(void **state) {
         for (size_t n = 1; n <= 70; n++)
             for (int round = 0; round < 20; round++) {
                 float *x = mw_zeros(n * 4), a, b;
-                for (size_t i = 0; i < n; i++) x[i] = mw_below(&random, 3) == 0 ? -1.0f : mw_below(&random, 2) ? 0.0f : -0.0f;
+                for (size_t i = 0; i < n; i++)
+                    x[i] = mw_below(&random, 3) == 0 ? -1.0f : mw_below(&random, 2) ? 0.0f : -0.0f;
                 a = oracle->max(x, n);
                 b = room_at(room)->max(x, n);
-                CHECK(moe_to_bits(a) == moe_to_bits(b), "%s, n %zu: %08x, portable %08x", room_at(room)->name, n, moe_to_bits(b), moe_to_bits(a));
+                CHECK(moe_to_bits(a) == moe_to_bits(b), "%s, n %zu: %08x, portable %08x", room_at(room)->name, n,
+                      moe_to_bits(b), moe_to_bits(a));
                 free(x);
             }
 }
@@ -547,8 +584,9 @@ static void max_ignores_nan_in_every_room(void **state) {
                     float x[40];
                     for (size_t i = 0; i < n; i++) x[i] = (float)i;
                     x[at] = NAN;
-                    assert_true(moe_kernel_rooms[r]->max(x, n) ==
-                                (n == 1 ? -INFINITY : at == n - 1 ? (float)n - 2 : (float)n - 1));
+                    assert_true(moe_kernel_rooms[r]->max(x, n) == (n == 1        ? -INFINITY
+                                                                   : at == n - 1 ? (float)n - 2
+                                                                                 : (float)n - 1));
                 }
 }
 
@@ -563,12 +601,16 @@ static void exp_sum_is_the_same_in_every_room(void **state) {
                 const float shift = mw_below(&random, 4) ? oracle->max(x, n) : number(&random, kind);
                 a = oracle->exp_sum(x, n, shift, y0);
                 b = room_at(room)->exp_sum(x, n, shift, y1);
-                CHECK(same(a, b), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)b, (double)a);
-                for (size_t i = 0; i < n; i++) CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d: element %zu", room_at(room)->name, n, kind, i);
-                CHECK(same(a, room_at(room)->exp_sum(x, n, shift, NULL)), "%s: another sum without output", room_at(room)->name);
+                CHECK(same(a, b), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)b,
+                      (double)a);
+                for (size_t i = 0; i < n; i++)
+                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d: element %zu", room_at(room)->name, n, kind, i);
+                CHECK(same(a, room_at(room)->exp_sum(x, n, shift, NULL)), "%s: another sum without output",
+                      room_at(room)->name);
                 CHECK(same(a, oracle->exp_sum(x, n, shift, NULL)), "portable: another sum without output");
                 CHECK(same(a, room_at(room)->exp_sum(x, n, shift, x)), "%s: another sum in place", room_at(room)->name);
-                for (size_t i = 0; i < n; i++) CHECK(same(y0[i], x[i]), "%s, n %zu: element %zu in place", room_at(room)->name, n, i);
+                for (size_t i = 0; i < n; i++)
+                    CHECK(same(y0[i], x[i]), "%s, n %zu: element %zu in place", room_at(room)->name, n, i);
                 free(x), free(y0), free(y1);
             }
 }
@@ -586,9 +628,11 @@ static void unary_is_the_same_in_every_room(void **state) {
                     oracle->unary(what[u], x, n, y0);
                     room_at(room)->unary(what[u], x, n, y1);
                     for (size_t i = 0; i < n; i++)
-                        CHECK(same(y0[i], y1[i]), "%s, unary %zu of %a: %a, portable %a", room_at(room)->name, u, (double)x[i], (double)y1[i], (double)y0[i]);
+                        CHECK(same(y0[i], y1[i]), "%s, unary %zu of %a: %a, portable %a", room_at(room)->name, u,
+                              (double)x[i], (double)y1[i], (double)y0[i]);
                     room_at(room)->unary(what[u], x, n, x);
-                    for (size_t i = 0; i < n; i++) CHECK(same(y0[i], x[i]), "%s, unary %zu: element %zu in place", room_at(room)->name, u, i);
+                    for (size_t i = 0; i < n; i++)
+                        CHECK(same(y0[i], x[i]), "%s, unary %zu: element %zu in place", room_at(room)->name, u, i);
                     free(x), free(y0), free(y1);
                 }
 }
@@ -606,7 +650,8 @@ static void unary_is_the_same_over_all_exponents(void **state) {
                 oracle->unary((moe_unary)u, x, 64, y0);
                 room_at(room)->unary((moe_unary)u, x, 64, y1);
                 for (int i = 0; i < 64; i++)
-                    CHECK(same(y0[i], y1[i]), "%s, unary %d of %08x: %a, portable %a", room_at(room)->name, u, moe_to_bits(x[i]), (double)y1[i], (double)y0[i]);
+                    CHECK(same(y0[i], y1[i]), "%s, unary %d of %08x: %a, portable %a", room_at(room)->name, u,
+                          moe_to_bits(x[i]), (double)y1[i], (double)y0[i]);
             }
     }
 }
@@ -618,9 +663,12 @@ static void score_additive_is_the_same_in_every_room(void **state) {
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w);
-                float *key = numbers(&random, n, kind), *query = numbers(&random, n, kind), *v = numbers(&random, n, kind);
-                const float a = oracle->score_additive(key, query, v, n), b = room_at(room)->score_additive(key, query, v, n);
-                CHECK(same(a, b), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)b, (double)a);
+                float *key = numbers(&random, n, kind), *query = numbers(&random, n, kind),
+                      *v = numbers(&random, n, kind);
+                const float a = oracle->score_additive(key, query, v, n),
+                            b = room_at(room)->score_additive(key, query, v, n);
+                CHECK(same(a, b), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)b,
+                      (double)a);
                 free(key), free(query), free(v);
             }
 }
@@ -638,9 +686,11 @@ static void lstm_cell_is_the_same_in_every_room_also_in_place(void **state) {
                 oracle->lstm_cell(z, c, n, bias, h0, c0);
                 room_at(room)->lstm_cell(z, c, n, bias, h1, c1);
                 for (size_t i = 0; i < n; i++)
-                    CHECK(same(h0[i], h1[i]) && same(c0[i], c1[i]), "%s, H %zu, kind %d: unit %zu", room_at(room)->name, n, kind, i);
+                    CHECK(same(h0[i], h1[i]) && same(c0[i], c1[i]), "%s, H %zu, kind %d: unit %zu", room_at(room)->name,
+                          n, kind, i);
                 room_at(room)->lstm_cell(z, c, n, bias, h1, c);
-                for (size_t i = 0; i < n; i++) CHECK(same(c0[i], c[i]), "%s, H %zu: unit %zu in place", room_at(room)->name, n, i);
+                for (size_t i = 0; i < n; i++)
+                    CHECK(same(c0[i], c[i]), "%s, H %zu: unit %zu in place", room_at(room)->name, n, i);
                 free(z), free(c), free(h0), free(h1), free(c0), free(c1);
             }
 }
@@ -659,8 +709,10 @@ typedef struct linear_case {
 
 enum { GUARD = 0x7fedcba9 }; /* no result is this NaN */
 
-/* All buffers exactly as large as the contract asks for. addend: 0 none, 1 bias, 2 add; the rectifier is on in half of the cases. */
-static linear_case make_linear(uint64_t *random, moe_type type, size_t rows, size_t in, size_t out, int addend, int kind) {
+/* All buffers exactly as large as the contract asks for. addend: 0 none, 1 bias, 2 add; the rectifier is on in half of
+ * the cases. */
+static linear_case make_linear(uint64_t *random, moe_type type, size_t rows, size_t in, size_t out, int addend,
+                               int kind) {
     linear_case c = { .rows = rows, .in = in, .out = out, .type = type };
     int8_t *scratch = mw_zeros(2 * mw_up(in, 64));
     c.x_stride = in + mw_below(random, 3);
@@ -675,7 +727,8 @@ static linear_case make_linear(uint64_t *random, moe_type type, size_t rows, siz
     if (moe_type_quantised(type)) {
         c.codes = mw_zeros(rows * moe_code_bytes(in));
         c.scales = mw_zeros(rows * 4);
-        for (size_t r = 0; r < rows; r++) c.scales[r] = moe_quantise_row(c.x + r * c.x_stride, in, c.codes + r * moe_code_bytes(in));
+        for (size_t r = 0; r < rows; r++)
+            c.scales[r] = moe_quantise_row(c.x + r * c.x_stride, in, c.codes + r * moe_code_bytes(in));
         c.linear.codes = c.codes;
         c.linear.scales = c.scales;
     } else {
@@ -691,7 +744,9 @@ static linear_case make_linear(uint64_t *random, moe_type type, size_t rows, siz
     return c;
 }
 
-static void free_linear(linear_case *c) { free(c->x), free(c->w), free(c->bias), free(c->add), free(c->scales), free(c->codes), free(c->blob); }
+static void free_linear(linear_case *c) {
+    free(c->x), free(c->w), free(c->bias), free(c->add), free(c->scales), free(c->codes), free(c->blob);
+}
 
 static float *guarded(size_t n) {
     float *y = mw_zeros(n * 4);
@@ -699,8 +754,10 @@ static float *guarded(size_t n) {
     return y;
 }
 
-static void compare_linear(const moe_kernels *room, linear_case *c, size_t row0, size_t row1, size_t block0, size_t block1) {
-    const size_t n = (c->rows - 1) * c->y_stride + c->out; /* the last row ends the buffer: nothing may be written behind */
+static void compare_linear(const moe_kernels *room, linear_case *c, size_t row0, size_t row1, size_t block0,
+                           size_t block1) {
+    const size_t n =
+        (c->rows - 1) * c->y_stride + c->out; /* the last row ends the buffer: nothing may be written behind */
     float *y0 = guarded(n), *y1 = guarded(n);
     moe_linear l = c->linear;
     l.w = &c->matrix;
@@ -711,10 +768,11 @@ static void compare_linear(const moe_kernels *room, linear_case *c, size_t row0,
     for (size_t i = 0; i < n; i++) {
         const size_t r = i / c->y_stride, j = i % c->y_stride;
         if (r < row0 || r >= row1 || j >= c->out || j < block0 * 16 || j >= block1 * 16)
-            CHECK(moe_to_bits(y0[i]) == GUARD && moe_to_bits(y1[i]) == GUARD, "%s %s wrote outside, at row %zu column %zu", room->name,
-                  moe_type_name(c->type), r, j);
+            CHECK(moe_to_bits(y0[i]) == GUARD && moe_to_bits(y1[i]) == GUARD,
+                  "%s %s wrote outside, at row %zu column %zu", room->name, moe_type_name(c->type), r, j);
         else
-            CHECK(same(y0[i], y1[i]) && moe_to_bits(y1[i]) != GUARD, "%s %s [%zu, %zu] x %zu rows, output %zu of row %zu: %a, portable %a", room->name,
+            CHECK(same(y0[i], y1[i]) && moe_to_bits(y1[i]) != GUARD,
+                  "%s %s [%zu, %zu] x %zu rows, output %zu of row %zu: %a, portable %a", room->name,
                   moe_type_name(c->type), c->out, c->in, c->rows, j, r, (double)y1[i], (double)y0[i]);
     }
     free(y0), free(y1);
@@ -745,14 +803,16 @@ static void linear_q4_is_the_same_in_every_room(void **state) { (void)state, lin
 
 /* Where rows are cut into tiles every count is another case, and so is a Q4 matrix too wide for a buffer. */
 static void linear_quantised_is_the_same_at_every_row_count_and_width(void **state) {
-    static const size_t ins[] = { 1, 33, 63, 65, 127, 191, 511 }, wide[] = { 1023, 1089, 2111, 4160 }, heights[] = { 1, 5, 16, 17, 33, 67 };
+    static const size_t ins[] = { 1, 33, 63, 65, 127, 191, 511 }, wide[] = { 1023, 1089, 2111, 4160 },
+                        heights[] = { 1, 5, 16, 17, 33, 67 };
     uint64_t random = 52;
     (void)state;
     for (size_t room = 0; room_at(room); room++)
         for (int q4 = 0; q4 < 2; q4++) {
             const moe_type type = q4 ? MOE_TYPE_Q4 : MOE_TYPE_Q8;
             for (size_t i = 0; i < 67 + MOE_COUNT(heights) * MOE_COUNT(wide); i++) {
-                const size_t rows = i < 67 ? i + 1 : heights[(i - 67) / MOE_COUNT(wide)], out = 1 + mw_below(&random, 100);
+                const size_t rows = i < 67 ? i + 1 : heights[(i - 67) / MOE_COUNT(wide)],
+                             out = 1 + mw_below(&random, 100);
                 const size_t in = i < 67 ? ins[mw_below(&random, MOE_COUNT(ins))] : wide[(i - 67) % MOE_COUNT(wide)];
                 linear_case c;
                 if (mw_slow() && mw_below(&random, 8)) continue;
@@ -764,7 +824,9 @@ static void linear_quantised_is_the_same_at_every_row_count_and_width(void **sta
 }
 
 #if MOE_AMX
-MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) { moe_amx_expand(m, block, k0, k1, out); }
+MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
+    moe_amx_expand(m, block, k0, k1, out);
+}
 
 /* What the room does beside its tiles is AVX-512 here where the machine has that, and plain C under emulation. */
 static void amx_expands_and_finishes_as_portable_does(void **state) {
@@ -774,17 +836,19 @@ static void amx_expands_and_finishes_as_portable_does(void **state) {
     if (!moe_avx512_available()) skip();
 #endif
     for (size_t round = 0; round < mw_rounds(200); round++) {
-        const size_t rows = 1 + mw_below(&random, 16), in = 1 + mw_below(&random, 300), out = 1 + mw_below(&random, 60), block = (out - 1) / 16;
+        const size_t rows = 1 + mw_below(&random, 16), in = 1 + mw_below(&random, 300), out = 1 + mw_below(&random, 60),
+                     block = (out - 1) / 16;
         linear_case c = make_linear(&random, MOE_TYPE_Q4, rows, in, out, (int)(round % 3), round % 2 ? MIXED : BROKEN);
-        const size_t cols = c.matrix.cols_padded, k0 = mw_below(&random, cols / 64) * 64, n = (rows - 1) * c.y_stride + out;
+        const size_t cols = c.matrix.cols_padded, k0 = mw_below(&random, cols / 64) * 64,
+                     n = (rows - 1) * c.y_stride + out;
         int8_t *line = mw_zeros((cols - k0) * 16);
         int32_t *sums = mw_zeros(rows * 64);
         float *y = guarded(n);
         expand(&c.matrix, block, k0, cols, line);
         for (size_t k = k0; k < cols; k++)
             for (size_t j = 0; j < 16; j++)
-                CHECK(line[moe_q8_index(cols - k0, j, k - k0)] == moe_matrix_code(&c.matrix, block * 16 + j, k), "column %zu of output %zu is %d", k,
-                      block * 16 + j, line[moe_q8_index(cols - k0, j, k - k0)]);
+                CHECK(line[moe_q8_index(cols - k0, j, k - k0)] == moe_matrix_code(&c.matrix, block * 16 + j, k),
+                      "column %zu of output %zu is %d", k, block * 16 + j, line[moe_q8_index(cols - k0, j, k - k0)]);
         for (size_t i = 0; i < rows * 16; i++) sums[i] = (int32_t)mw_next(&random) >> mw_below(&random, 30);
         c.linear.w = &c.matrix;
         c.linear.y = y;
@@ -792,8 +856,10 @@ static void amx_expands_and_finishes_as_portable_does(void **state) {
         for (size_t i = 0; i < n; i++) {
             const size_t r = i / c.y_stride, j = i % c.y_stride;
             if (j >= block * 16 && j < out) {
-                const float want = (float)sums[r * 16 + j % 16] * (c.scales[r] * c.matrix.scales[j]) + moe_linear_addend(&c.linear, r, j);
-                CHECK(same(y[i], c.linear.relu ? moe_reluf(want) : want), "output %zu of row %zu: %a", j, r, (double)y[i]);
+                const float want = (float)sums[r * 16 + j % 16] * (c.scales[r] * c.matrix.scales[j]) +
+                                   moe_linear_addend(&c.linear, r, j);
+                CHECK(same(y[i], c.linear.relu ? moe_reluf(want) : want), "output %zu of row %zu: %a", j, r,
+                      (double)y[i]);
             } else {
                 CHECK(moe_to_bits(y[i]) == GUARD, "wrote outside, at row %zu column %zu", r, j);
             }
@@ -809,15 +875,18 @@ static void amx_linear_configures_once_multiplies_no_more_than_it_must_and_relea
     (void)state;
     for (size_t rows = 1; rows <= 67; rows++)
         for (int q4 = 0; q4 < 2; q4++) {
-            const size_t in = 1 + mw_below(&random, 200), out = 1 + mw_below(&random, 150), blocks = moe_divide_up(out, 16);
+            const size_t in = 1 + mw_below(&random, 200), out = 1 + mw_below(&random, 150),
+                         blocks = moe_divide_up(out, 16);
             const size_t tiles = rows < MOE_AMX_ROWS ? 0 : rows <= 16 ? 1 : rows <= 32 ? 2 : rows <= 64 ? 4 : 6;
             const size_t configurations = amx.configurations, products = amx.products;
             linear_case c = make_linear(&random, q4 ? MOE_TYPE_Q4 : MOE_TYPE_Q8, rows, in, out, 0, PLAIN);
             compare_linear(&moe_kernels_amx, &c, 0, rows, 0, blocks);
             CHECK(amx.palette == 0, "%zu rows: tiles were not released", rows);
-            CHECK(amx.configurations - configurations == (tiles > 0), "%zu rows: %zu configurations", rows, amx.configurations - configurations);
-            CHECK(amx.products - products == tiles * blocks * c.matrix.cols_padded / 64, "%zu rows, %zu blocks, %zu columns: %zu products", rows,
-                  blocks, c.matrix.cols_padded, amx.products - products);
+            CHECK(amx.configurations - configurations == (tiles > 0), "%zu rows: %zu configurations", rows,
+                  amx.configurations - configurations);
+            CHECK(amx.products - products == tiles * blocks * c.matrix.cols_padded / 64,
+                  "%zu rows, %zu blocks, %zu columns: %zu products", rows, blocks, c.matrix.cols_padded,
+                  amx.products - products);
             free_linear(&c);
         }
 }
@@ -837,13 +906,13 @@ static void amx_emulation_faults_and_multiplies_as_the_manual_says(void **state)
     uint8_t bytes[16 * 64], back[16 * 64];
     int32_t sum;
     (void)state;
-#define FAULTS(statement)                                                                                        \
-    do {                                                                                                         \
-        const size_t faults_before = amx.faults;                                                                 \
-        amx.expect_fault = 1;                                                                                    \
-        statement;                                                                                               \
-        amx.expect_fault = 0;                                                                                    \
-        CHECK(amx.faults > faults_before, "no fault: %s", #statement);                                           \
+#define FAULTS(statement)                                              \
+    do {                                                               \
+        const size_t faults_before = amx.faults;                       \
+        amx.expect_fault = 1;                                          \
+        statement;                                                     \
+        amx.expect_fault = 0;                                          \
+        CHECK(amx.faults > faults_before, "no fault: %s", #statement); \
     } while (0)
     for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)(i * 7 + 3);
     amx_release();
@@ -884,7 +953,8 @@ static void amx_emulation_faults_and_multiplies_as_the_manual_says(void **state)
     for (size_t m = 0; m < 3; m++)
         for (size_t n = 0; n < 2; n++) {
             int32_t want = 0;
-            for (size_t k = 0; k < 12; k++) want += 2 * (int8_t)bytes[m * 64 + k] * (int8_t)bytes[512 + k / 4 * 16 + 4 * n + k % 4];
+            for (size_t k = 0; k < 12; k++)
+                want += 2 * (int8_t)bytes[m * 64 + k] * (int8_t)bytes[512 + k / 4 * 16 + 4 * n + k % 4];
             memcpy(&sum, back + m * 32 + 4 * n, 4);
             assert_int_equal(sum, want);
         }
@@ -899,7 +969,8 @@ static void q4_lies_where_its_description_says(void **state) {
     uint64_t random = 49;
     (void)state;
     for (size_t round = 0; round < mw_rounds(60); round++) {
-        const size_t out = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 150), rows = mw_up(out, 16), cols = mw_up(in, 64);
+        const size_t out = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 150), rows = mw_up(out, 16),
+                     cols = mw_up(in, 64);
         float *w = numbers(&random, out * in, PLAIN), *back = mw_zeros(in * 4);
         int8_t *scratch = mw_zeros(2 * cols);
         unsigned char *blob = mw_zeros((size_t)moe_matrix_bytes(MOE_TYPE_Q4, out, in));
@@ -925,7 +996,8 @@ static void q4_lies_where_its_description_says(void **state) {
                 if (c >= in) continue;
                 assert_true(back[c] == (float)(code * sub) * scales[r]);
                 /* half a step of the coarsest sub, or one where -8 and 7 differ */
-                CHECK(fabsf(back[c] - w[r * in + c]) <= 15.1f * scales[r], "row %zu, column %zu: %g became %g", r, c, (double)w[r * in + c], (double)back[c]);
+                CHECK(fabsf(back[c] - w[r * in + c]) <= 15.1f * scales[r], "row %zu, column %zu: %g became %g", r, c,
+                      (double)w[r * in + c], (double)back[c]);
             }
             assert_int_equal(sums[r], sum);
         }
@@ -957,10 +1029,13 @@ static void linear_writes_only_its_rows_and_blocks(void **state) {
     for (size_t room = 0; room < 1 || room_at(room); room++)
         for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
             for (size_t round = 0; round < mw_rounds(100); round++) {
-                const size_t rows = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 90), out = 1 + mw_below(&random, 90);
-                const size_t blocks = moe_divide_up(out, 16), row0 = mw_below(&random, rows), block0 = mw_below(&random, blocks);
+                const size_t rows = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 90),
+                             out = 1 + mw_below(&random, 90);
+                const size_t blocks = moe_divide_up(out, 16), row0 = mw_below(&random, rows),
+                             block0 = mw_below(&random, blocks);
                 linear_case c = make_linear(&random, (moe_type)type, rows, in, out, (int)mw_below(&random, 3), PLAIN);
-                compare_linear(room_at(room) ? room_at(room) : oracle, &c, row0, row0 + 1 + mw_below(&random, rows - row0), block0,
+                compare_linear(room_at(room) ? room_at(room) : oracle, &c, row0,
+                               row0 + 1 + mw_below(&random, rows - row0), block0,
                                block0 + 1 + mw_below(&random, blocks - block0));
                 free_linear(&c);
             }
@@ -972,7 +1047,8 @@ static void portable_linear_computes_wx_plus_addend(void **state) {
     (void)state;
     for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
         for (size_t round = 0; round < mw_rounds(150); round++) {
-            const size_t rows = 1 + mw_below(&random, 9), in = 1 + mw_below(&random, 200), out = 1 + mw_below(&random, 60);
+            const size_t rows = 1 + mw_below(&random, 9), in = 1 + mw_below(&random, 200),
+                         out = 1 + mw_below(&random, 60);
             const int addend = (int)mw_below(&random, 3);
             linear_case c = make_linear(&random, (moe_type)type, rows, in, out, addend, PLAIN);
             float *y = guarded(rows * c.y_stride), *w = mw_zeros(in * 4);
@@ -982,15 +1058,20 @@ static void portable_linear_computes_wx_plus_addend(void **state) {
             for (size_t j = 0; j < out; j++) {
                 moe_matrix_row(&c.matrix, j, w);
                 for (size_t r = 0; r < rows; r++) {
-                    double want = addend == 1 ? (double)c.bias[j] : addend == 2 ? (double)c.add[r * c.add_stride + j] : 0, size = fabs(want);
+                    double want = addend == 1   ? (double)c.bias[j]
+                                  : addend == 2 ? (double)c.add[r * c.add_stride + j]
+                                                : 0,
+                           size = fabs(want);
                     for (size_t k = 0; k < in; k++) {
-                        const double x = moe_type_quantised((moe_type)type) ? (double)c.codes[r * moe_code_bytes(in) + k] * (double)c.scales[r] : (double)c.x[r * c.x_stride + k];
+                        const double x = moe_type_quantised((moe_type)type)
+                                             ? (double)c.codes[r * moe_code_bytes(in) + k] * (double)c.scales[r]
+                                             : (double)c.x[r * c.x_stride + k];
                         want += x * (double)w[k];
                         size += fabs(x * (double)w[k]);
                     }
                     if (c.linear.relu && want < 0) want = 0;
-                    CHECK(fabs((double)y[r * c.y_stride + j] - want) <= 2e-6 * size + 1e-30, "%s: %g, exactly %g", moe_type_name((moe_type)type),
-                          (double)y[r * c.y_stride + j], want);
+                    CHECK(fabs((double)y[r * c.y_stride + j] - want) <= 2e-6 * size + 1e-30, "%s: %g, exactly %g",
+                          moe_type_name((moe_type)type), (double)y[r * c.y_stride + j], want);
                 }
             }
             free(y), free(w), free_linear(&c);
@@ -1027,7 +1108,8 @@ static void linear_rows_do_not_depend_on_their_neighbours(void **state) {
     for (size_t room = 0; room < 1 || room_at(room); room++)
         for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
             for (size_t round = 0; round < mw_rounds(30); round++) {
-                const size_t rows = 9, in = 1 + mw_below(&random, 90), out = 1 + mw_below(&random, 40), blocks = moe_divide_up(out, 16);
+                const size_t rows = 9, in = 1 + mw_below(&random, 90), out = 1 + mw_below(&random, 40),
+                             blocks = moe_divide_up(out, 16);
                 linear_case c = make_linear(&random, (moe_type)type, rows, in, out, 2, PLAIN);
                 const moe_kernels *k = room_at(room) ? room_at(room) : oracle;
                 float *whole = guarded(rows * c.y_stride), *parts = guarded(rows * c.y_stride);
@@ -1106,7 +1188,8 @@ static void pool_runs_every_task_exactly_once(void **state) {
             memset(&check.runs, 0, sizeof check.runs);
             moe_pool_run(pool, tasks, pool_task, &check);
             for (size_t i = 0; i < 600; i++)
-                CHECK(check.runs[i] == (i < tasks), "%zu threads, task %zu of %zu ran %u times", threads, i, tasks, check.runs[i]);
+                CHECK(check.runs[i] == (i < tasks), "%zu threads, task %zu of %zu ran %u times", threads, i, tasks,
+                      check.runs[i]);
         }
         assert_int_equal(check.bad_thread, 0);
         stop_pool(pool);
@@ -1199,7 +1282,8 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
     for (size_t i = 0; i < 2; i++) {
         moe_layer *l = &c->layers[i];
         snprintf(l->name, sizeof l->name, "layer.%zu", i);
-        l->hidden = 12, l->state = 12, l->out = 16, l->experts = 5, l->gate = (moe_gating){ .kind = MOE_GATE_TOPK, .level = 5, .k = 2 };
+        l->hidden = 12, l->state = 12, l->out = 16, l->experts = 5,
+        l->gate = (moe_gating){ .kind = MOE_GATE_TOPK, .level = 5, .k = 2 };
         l->expert_type = l->direction[0].w_x.type = i ? MOE_TYPE_Q8 : MOE_TYPE_F32;
     }
     c->model.attention_size = 7;
@@ -1212,7 +1296,8 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
         case 1:
             if (a->cols == 16 || a->cols == 5) {
                 const size_t which = a->cols == 16 ? mw_below(random, 6) : 6 + mw_below(random, 2);
-                made = moe_op_linear(g, &c->matrices[which], a, NULL, b->cols == c->matrices[which].rows ? b : NULL, "linear");
+                made = moe_op_linear(g, &c->matrices[which], a, NULL, b->cols == c->matrices[which].rows ? b : NULL,
+                                     "linear");
             }
             break;
         case 2:
@@ -1364,12 +1449,17 @@ static void planned_graphs_compute_what_unplanned_ones_do(void **state) {
         moe_pool *pool = start_pool(1 + round % 3);
         int32_t ids[12], parents[12];
         moe_frame frame = { .rows = rows, .ids = ids, .parents = parents };
-        moe_run run = { moe_kernel_rooms[round % 2 && moe_isa_available(moe_kernel_rooms[MOE_COUNT(moe_kernel_rooms) - 1]->name)
-                                             ? MOE_COUNT(moe_kernel_rooms) - 1 : 0], pool, &c->graph, &frame };
+        moe_run run = {
+            moe_kernel_rooms[round % 2 && moe_isa_available(moe_kernel_rooms[MOE_COUNT(moe_kernel_rooms) - 1]->name)
+                                 ? MOE_COUNT(moe_kernel_rooms) - 1
+                                 : 0],
+            pool, &c->graph, &frame
+        };
         trace_log logs[2] = { { NULL, 0, 0 }, { NULL, 0, 0 } };
         void *own[GRAPH_NODES] = { NULL }, *arena = NULL;
         moe_error e;
-        for (size_t i = 0; i < 12; i++) ids[i] = (int32_t)mw_below(&random, 16), parents[i] = (int32_t)mw_below(&random, rows + 1) - 1;
+        for (size_t i = 0; i < 12; i++)
+            ids[i] = (int32_t)mw_below(&random, 16), parents[i] = (int32_t)mw_below(&random, rows + 1) - 1;
         assert_int_equal(moe_graph_plan(&c->graph, &e), MOE_OK);
         assert_int_equal(moe_backend_check(&moe_backend_cpu, &c->graph, &e), MOE_OK);
         arena = mw_allocate_image(c->graph.bytes).data;
@@ -1387,7 +1477,8 @@ static void planned_graphs_compute_what_unplanned_ones_do(void **state) {
         }
         moe_graph_run(&moe_backend_cpu, &run, trace_into, &logs[1]);
         assert_int_equal(logs[0].used, logs[1].used);
-        for (size_t i = 0; i < logs[0].used; i++) CHECK(same(logs[0].data[i], logs[1].data[i]), "number %zu differs", i);
+        for (size_t i = 0; i < logs[0].used; i++)
+            CHECK(same(logs[0].data[i], logs[1].data[i]), "number %zu differs", i);
         for (size_t i = 0; i < c->graph.count; i++) free(own[i]);
         free(arena), free(logs[0].data), free(logs[1].data);
         stop_pool(pool);
@@ -1424,7 +1515,8 @@ typedef struct moe_case {
     void *arena;
 } moe_case;
 
-/* A matrix by the test's own writer, or by the engine's for q4, which q4_lies_where_its_description_says has checked. */
+/* A matrix by the test's own writer, or by the engine's for q4, which q4_lies_where_its_description_says has checked.
+ */
 static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsigned char *out) {
     int8_t *scratch;
     if (type != MOE_TYPE_Q4) {
@@ -1436,25 +1528,36 @@ static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsign
     free(scratch);
 }
 
-/* Cells of a width that is cut into pieces of units and of one that cannot be, for few rows and for so many that rows are cut too:
- * products and cells of whole matrices by the portable room say what must come out. */
+/* Cells of a width that is cut into pieces of units and of one that cannot be, for few rows and for so many that rows
+ * are cut too: products and cells of whole matrices by the portable room say what must come out. */
 static void lstm_steps_equal_their_parts_however_they_are_cut(void **state) {
     static const uint32_t types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
-    static const size_t shapes[][4] = { { 1, 8, 16, 3 }, { 3, 40, 24, 24 }, { 1, 64, 512, 64 }, { 70, 33, 208, 96 },
-        { 300, 16, 160, 32 }, { 90, 20, 107, 50 }, { 17, 70, 336, 40 } }; /* rows, inputs, units, columns of r */
+    static const size_t shapes[][4] = { { 1, 8, 16, 3 },     { 3, 40, 24, 24 },    { 1, 64, 512, 64 },
+                                        { 70, 33, 208, 96 }, { 300, 16, 160, 32 }, { 90, 20, 107, 50 },
+                                        { 17, 70, 336, 40 } }; /* rows, inputs, units, columns of r */
     uint64_t random = 63;
     (void)state;
     for (size_t s = 0; s < MOE_COUNT(shapes) * MOE_COUNT(types); s++) {
-        const size_t *shape = shapes[s / MOE_COUNT(types)], rows = shape[0], width = shape[1], hidden = shape[2], cols = shape[3];
-        const uint32_t type = types[s % MOE_COUNT(types)], r_type = types[(s + s / MOE_COUNT(types)) % MOE_COUNT(types)];
-        float *x = numbers(&random, rows * width, PLAIN), *r = numbers(&random, rows * cols, PLAIN), *c = numbers(&random, rows * hidden, PLAIN);
+        const size_t *shape = shapes[s / MOE_COUNT(types)], rows = shape[0], width = shape[1], hidden = shape[2],
+                     cols = shape[3];
+        const uint32_t type = types[s % MOE_COUNT(types)],
+                       r_type = types[(s + s / MOE_COUNT(types)) % MOE_COUNT(types)];
+        float *x = numbers(&random, rows * width, PLAIN), *r = numbers(&random, rows * cols, PLAIN),
+              *c = numbers(&random, rows * hidden, PLAIN);
         float *w_x = numbers(&random, 4 * hidden * width, PLAIN), *w_r = numbers(&random, 4 * hidden * cols, PLAIN);
-        float *bias = numbers(&random, 4 * hidden, PLAIN), *z = mw_zeros(rows * 4 * hidden * 4), *want = mw_zeros(rows * 2 * hidden * 4);
+        float *bias = numbers(&random, 4 * hidden, PLAIN), *z = mw_zeros(rows * 4 * hidden * 4),
+              *want = mw_zeros(rows * 2 * hidden * 4);
         int8_t *codes[2] = { mw_zeros(rows * moe_code_bytes(width)), mw_zeros(rows * moe_code_bytes(cols)) };
         float *scales[2] = { mw_zeros(rows * 4), mw_zeros(rows * 4) };
-        unsigned char *blobs[2] = { mw_allocate_image((size_t)moe_matrix_bytes((moe_type)type, 4 * hidden, width)).data,
-            mw_allocate_image((size_t)moe_matrix_bytes((moe_type)r_type, 4 * hidden, cols)).data };
-        moe_layer layer = { .kind = MOE_LAYER_LSTM, .name = "layer", .hidden = hidden, .state = cols, .forget_bias = 0.5f };
+        unsigned char *blobs[2] = {
+            mw_allocate_image((size_t)moe_matrix_bytes((moe_type)type, 4 * hidden, width)).data,
+            mw_allocate_image((size_t)moe_matrix_bytes((moe_type)r_type, 4 * hidden, cols)).data
+        };
+        moe_layer layer = { .kind = MOE_LAYER_LSTM,
+                            .name = "layer",
+                            .hidden = hidden,
+                            .state = cols,
+                            .forget_bias = 0.5f };
         int32_t *parents = mw_zeros(rows * 4);
         moe_linear l = { .y = z, .y_stride = 4 * hidden };
         pack(type, 4 * hidden, width, w_x, blobs[0]);
@@ -1467,13 +1570,16 @@ static void lstm_steps_equal_their_parts_however_they_are_cut(void **state) {
             scales[0][i] = oracle->quantise(x + i * width, width, codes[0] + i * moe_code_bytes(width));
             scales[1][i] = oracle->quantise(r + i * cols, cols, codes[1] + i * moe_code_bytes(cols));
         }
-        l.w = &layer.direction[0].w_x, l.bias = bias, l.x = x, l.x_stride = width, l.codes = codes[0], l.scales = scales[0];
+        l.w = &layer.direction[0].w_x, l.bias = bias, l.x = x, l.x_stride = width, l.codes = codes[0],
+        l.scales = scales[0];
         oracle->linear(&l, 0, rows, 0, moe_divide_up(4 * hidden, 16));
-        l.w = &layer.direction[0].w_r, l.bias = NULL, l.x = r, l.x_stride = cols, l.codes = codes[1], l.scales = scales[1];
+        l.w = &layer.direction[0].w_r, l.bias = NULL, l.x = r, l.x_stride = cols, l.codes = codes[1],
+        l.scales = scales[1];
         l.add = z, l.add_stride = 4 * hidden;
         oracle->linear(&l, 0, rows, 0, moe_divide_up(4 * hidden, 16));
         for (size_t i = 0; i < rows; i++)
-            oracle->lstm_cell(z + i * 4 * hidden, c + i * hidden, hidden, 0.5f, want + i * 2 * hidden, want + i * 2 * hidden + hidden);
+            oracle->lstm_cell(z + i * 4 * hidden, c + i * hidden, hidden, 0.5f, want + i * 2 * hidden,
+                              want + i * 2 * hidden + hidden);
         for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++)
             for (size_t threads = 1; threads < 4; threads++) {
                 moe_tensor nodes[8], *y;
@@ -1488,14 +1594,16 @@ static void lstm_steps_equal_their_parts_however_they_are_cut(void **state) {
                     continue;
                 }
                 y = moe_op_gather(&g, r, cols, "r");
-                y = moe_op_lstm_step(&g, &layer, moe_op_gather(&g, x, width, "x"), y, moe_op_gather(&g, c, hidden, "c"));
+                y = moe_op_lstm_step(&g, &layer, moe_op_gather(&g, x, width, "x"), y,
+                                     moe_op_gather(&g, c, hidden, "c"));
                 assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
                 arena = mw_allocate_image(g.bytes).data;
                 moe_graph_place(&g, arena);
                 moe_graph_run(&moe_backend_cpu, &run, NULL, NULL);
                 for (size_t i = 0; i < rows * 2 * hidden; i++)
                     CHECK(same(((float *)y->data)[i / (2 * hidden) * y->stride + i % (2 * hidden)], want[i]),
-                          "%s, %zu threads, shape %zu: number %zu differs", moe_kernel_rooms[room]->name, threads, s, i);
+                          "%s, %zu threads, shape %zu: number %zu differs", moe_kernel_rooms[room]->name, threads, s,
+                          i);
                 free(arena);
                 stop_pool(pool);
             }
@@ -1505,7 +1613,8 @@ static void lstm_steps_equal_their_parts_however_they_are_cut(void **state) {
 }
 
 /* A graph of a gate over given logits and an expert layer over given inputs. */
-static moe_case *make_moe(uint64_t *random, moe_gate gate, size_t experts, size_t k, size_t hidden, size_t width, size_t rows, uint32_t type) {
+static moe_case *make_moe(uint64_t *random, moe_gate gate, size_t experts, size_t k, size_t hidden, size_t width,
+                          size_t rows, uint32_t type) {
     moe_case *c = mw_zeros(sizeof *c);
     moe_layer *l = &c->layer;
     moe_error e;
@@ -1544,7 +1653,8 @@ static moe_case *make_moe(uint64_t *random, moe_gate gate, size_t experts, size_
     return c;
 }
 
-static void run_moe(moe_case *c, moe_pool *pool, const moe_kernels *kernels, const int32_t *rows_of, size_t rows, trace_log *log) {
+static void run_moe(moe_case *c, moe_pool *pool, const moe_kernels *kernels, const int32_t *rows_of, size_t rows,
+                    trace_log *log) {
     moe_frame frame = { .rows = rows, .parents = rows_of };
     moe_run run = { kernels, pool, &c->graph, &frame };
     moe_graph_run(&moe_backend_cpu, &run, trace_into, log);
@@ -1601,15 +1711,16 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
             if (!any && c->layer.gate.empty == MOE_EMPTY_TOP1) on[best] = 1;
             for (size_t i = 0; i < n; i++) kept += on[i] ? p[i] : 0;
             for (size_t i = 0; i < n; i++) {
-                CHECK(fabs((double)g[i] - (on[i] ? p[i] / kept : 0)) < 1e-6, "gate %d, expert %zu: %g, not %g", (int)kind, i, (double)g[i],
-                      on[i] ? p[i] / kept : 0);
+                CHECK(fabs((double)g[i] - (on[i] ? p[i] / kept : 0)) < 1e-6, "gate %d, expert %zu: %g, not %g",
+                      (int)kind, i, (double)g[i], on[i] ? p[i] / kept : 0);
                 CHECK(on[i] || moe_to_bits(g[i]) == 0, "an expert that was not selected has a weight");
             }
             for (size_t j = 0; j < 7; j++) { /* y = sum of g_i * down_i relu(up_i x) */
                 double want = 0, size = 1e-3;
                 for (size_t i = 0; i < n; i++) {
                     const float *up = (const float *)(const void *)(c->slabs + i * c->layer.slab_stride);
-                    const float *down = (const float *)(const void *)(c->slabs + i * c->layer.slab_stride + c->layer.slab_down);
+                    const float *down =
+                        (const float *)(const void *)(c->slabs + i * c->layer.slab_stride + c->layer.slab_down);
                     for (size_t h = 0; h < 5; h++) {
                         double unit = 0, magnitude = 0;
                         for (size_t q = 0; q < 7; q++) {
@@ -1620,7 +1731,8 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
                         size += (double)g[i] * fabs((double)down[j * 5 + h]) * magnitude;
                     }
                 }
-                CHECK(fabs((double)out.y[r * 7 + j] - want) <= 1e-5 * size, "experts put out %g, not %g", (double)out.y[r * 7 + j], want);
+                CHECK(fabs((double)out.y[r * 7 + j] - want) <= 1e-5 * size, "experts put out %g, not %g",
+                      (double)out.y[r * 7 + j], want);
             }
         }
         free_moe(c);
@@ -1634,13 +1746,15 @@ static void experts_give_the_same_bits_in_chunks_batches_threads_and_rooms(void 
     (void)state;
     for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
         for (size_t round = 0; round < mw_rounds(25); round++) {
-            const size_t rows = 40, n = 2 + mw_below(&random, 12), hidden = 1 + mw_below(&random, 40), width = 1 + mw_below(&random, 40);
+            const size_t rows = 40, n = 2 + mw_below(&random, 12), hidden = 1 + mw_below(&random, 40),
+                         width = 1 + mw_below(&random, 40);
             moe_case *c = make_moe(&random, MOE_GATE_THRESHOLD, n, 1, hidden, width, rows, type);
             trace_log whole = { NULL, 0, 0 };
             int32_t parents[40];
             moe_pool *pools[3] = { start_pool(1), start_pool(2), start_pool(3) };
             for (size_t r = 0; r < rows; r++) parents[r] = (int32_t)r;
-            for (size_t i = 0; i < n; i++) c->threshold[i] = round % 3 == 0 ? 0 : round % 3 == 1 ? 0.5f / (float)n : 0.9f;
+            for (size_t i = 0; i < n; i++)
+                c->threshold[i] = round % 3 == 0 ? 0 : round % 3 == 1 ? 0.5f / (float)n : 0.9f;
             run_moe(c, pools[0], oracle, parents, rows, &whole);
             for (size_t p = 0; p < 3; p++)
                 for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++) {
@@ -1655,7 +1769,8 @@ static void experts_give_the_same_bits_in_chunks_batches_threads_and_rooms(void 
                 trace_log log = { NULL, 0, 0 };
                 run_moe(c, pools[1], oracle, &parents[r], 1, &log);
                 assert_memory_equal(log.data, whole.data + r * n, n * 4);
-                assert_memory_equal(log.data + log.used - width, whole.data + whole.used - (rows - r) * width, width * 4);
+                assert_memory_equal(log.data + log.used - width, whole.data + whole.used - (rows - r) * width,
+                                    width * 4);
                 free(log.data);
             }
             free(whole.data);

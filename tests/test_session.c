@@ -1,4 +1,5 @@
-/* test_session.c - sessions: parameters, requests, the promise of the same bytes, beam search, memory, broken weights. */
+/* test_session.c - sessions: parameters, requests, the promise of the same bytes, beam search, memory, broken weights.
+ */
 #if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
@@ -32,9 +33,9 @@ static void *direct_realloc(void *p, size_t n) {
 #include <stdarg.h>
 #include <cmocka.h>
 
-#define CHECK(condition, ...)                                                                                    \
-    do {                                                                                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__);                                                                 \
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
     } while (0)
 
 /* ---- Helpers: models ---- */
@@ -52,7 +53,8 @@ static fixture *open_model(mw_model *m) {
     moe_error e = { MOE_OK, "", "" };
     f->m = m;
     f->image = mw_build(m);
-    CHECK(moe_model_open_memory(f->image.data, f->image.bytes, &params, &f->model, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    CHECK(moe_model_open_memory(f->image.data, f->image.bytes, &params, &f->model, &e) == MOE_OK, "%s: %s", e.where,
+          e.message);
     return f;
 }
 
@@ -101,8 +103,8 @@ typedef struct request_feed {
     size_t n, next;
     heard *heard;
     uint64_t random;
-    int later;           /* answers MOE_PULL_LATER now and then */
-    size_t cancel_after; /* requests; 0: never */
+    int later;                                         /* answers MOE_PULL_LATER now and then */
+    size_t cancel_after;                               /* requests; 0: never */
     int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid until the next pull only */
 } request_feed;
 
@@ -147,7 +149,8 @@ static void done(void *user, const moe_result *r) {
         heard_hypothesis *to = &h->hypotheses[i];
         CHECK(from->n_ids <= LONGEST, "a hypothesis of %zu tokens", from->n_ids);
         if (from->n_ids) memcpy(to->ids, from->ids, from->n_ids * sizeof *to->ids);
-        if (from->n_ids + (size_t)from->finished) memcpy(to->logprobs, from->token_logprobs, (from->n_ids + (size_t)from->finished) * sizeof *to->logprobs);
+        if (from->n_ids + (size_t)from->finished)
+            memcpy(to->logprobs, from->token_logprobs, (from->n_ids + (size_t)from->finished) * sizeof *to->logprobs);
         to->n_ids = from->n_ids;
         to->logprob = from->logprob;
         to->score = from->score;
@@ -161,11 +164,13 @@ static ask *random_asks(uint64_t seed, size_t n) {
     ask *asks = mw_zeros(n * sizeof *asks);
     for (size_t i = 0; i < n; i++) {
         asks[i].n_source = i % 5 == 4 ? 20 - i % 3 : 1 + mw_below(&seed, 14);
-        for (size_t k = 0; k < asks[i].n_source; k++) asks[i].source[k] = 6 + (int32_t)mw_below(&seed, MW_VOCABULARY - 6);
+        for (size_t k = 0; k < asks[i].n_source; k++)
+            asks[i].source[k] = 6 + (int32_t)mw_below(&seed, MW_VOCABULARY - 6);
         asks[i].tag = i % 3 == 0 ? MW_TAG_DE : 0;
         asks[i].prefix = i % 4 == 2;
         asks[i].n_target = asks[i].prefix ? i / 4 : 0;
-        for (size_t k = 0; k < asks[i].n_target; k++) asks[i].target[k] = 6 + (int32_t)mw_below(&seed, MW_VOCABULARY - 6);
+        for (size_t k = 0; k < asks[i].n_target; k++)
+            asks[i].target[k] = 6 + (int32_t)mw_below(&seed, MW_VOCABULARY - 6);
     }
     return asks;
 }
@@ -187,7 +192,12 @@ static moe_session *new_session(const fixture *f, const moe_session_params *p) {
 }
 
 static void translate_with(moe_session *s, const ask *asks, size_t n, const size_t *order, int later, heard *out) {
-    request_feed feed = { .asks = asks, .n = n, .order = order, .heard = out, .random = 1 + (uint64_t)later, .later = later };
+    request_feed feed = { .asks = asks,
+                          .n = n,
+                          .order = order,
+                          .heard = out,
+                          .random = 1 + (uint64_t)later,
+                          .later = later };
     moe_error e = { MOE_OK, "", "" };
     memset(out, 0, n * sizeof *out);
     CHECK(moe_translate(s, pull, done, &feed, &e) == MOE_OK, "%s: %s", e.where, e.message);
@@ -205,8 +215,9 @@ static heard *translate(const fixture *f, const moe_session_params *p, const ask
 static void assert_same(const heard *a, const heard *b, size_t n, const char *what) {
     for (size_t i = 0; i < n; i++)
         if (memcmp(&a[i], &b[i], sizeof a[i]) != 0)
-            fail_msg("%s changes the result of sentence %zu: %zu ids, score %a; before %zu ids, score %a", what, i, b[i].hypotheses[0].n_ids,
-                     (double)b[i].hypotheses[0].score, a[i].hypotheses[0].n_ids, (double)a[i].hypotheses[0].score);
+            fail_msg("%s changes the result of sentence %zu: %zu ids, score %a; before %zu ids, score %a", what, i,
+                     b[i].hypotheses[0].n_ids, (double)b[i].hypotheses[0].score, a[i].hypotheses[0].n_ids,
+                     (double)a[i].hypotheses[0].score);
 }
 
 /* ---- The same bytes everywhere ---- */
@@ -221,15 +232,29 @@ typedef struct setting {
 } setting;
 
 static const setting settings[] = {
-    { MW_GNMT, MW_F32, 1, 0 },          { MW_GNMT, MW_F32, 4, 0 },           { MW_GNMT, MW_Q8, 2, 0 },
-    { MW_GNMT, MW_Q8, 8, 0 },           { MW_GNMT, MW_F16, 4, 0 },           { MW_GNMT, MW_BF16, 2, 0 },
-    { MW_PRODUCT, MW_F32, 2, 0 },       { MW_PRODUCT, MW_Q8, 4, 0 },         { MW_PRODUCT, MW_Q8, 1, 0 },
-    { MW_BOTH_CONTEXTS, MW_F32, 8, 0 }, { MW_BOTH_CONTEXTS, MW_Q8, 4, 0 },   { MW_BOTH_CONTEXTS, MW_BF16, 1, 0 },
-    { MW_CARRIED_QUERY, MW_F32, 4, 0 }, { MW_CARRIED_QUERY, MW_Q8, 2, 0 },   { MW_CARRIED_QUERY, MW_F16, 8, 0 },
-    { MW_FROM_ENCODER, MW_F32, 3, 0 },  { MW_FROM_ENCODER, MW_Q8, 4, MOE_RULES_TF },
-    { MW_PRODUCT, MW_F32, 6, MOE_RULES_NVIDIA }, { MW_FROM_ENCODER, MW_F32, 5, MOE_RULES_MLPERF },
+    { MW_GNMT, MW_F32, 1, 0 },
+    { MW_GNMT, MW_F32, 4, 0 },
+    { MW_GNMT, MW_Q8, 2, 0 },
+    { MW_GNMT, MW_Q8, 8, 0 },
+    { MW_GNMT, MW_F16, 4, 0 },
+    { MW_GNMT, MW_BF16, 2, 0 },
+    { MW_PRODUCT, MW_F32, 2, 0 },
+    { MW_PRODUCT, MW_Q8, 4, 0 },
+    { MW_PRODUCT, MW_Q8, 1, 0 },
+    { MW_BOTH_CONTEXTS, MW_F32, 8, 0 },
+    { MW_BOTH_CONTEXTS, MW_Q8, 4, 0 },
+    { MW_BOTH_CONTEXTS, MW_BF16, 1, 0 },
+    { MW_CARRIED_QUERY, MW_F32, 4, 0 },
+    { MW_CARRIED_QUERY, MW_Q8, 2, 0 },
+    { MW_CARRIED_QUERY, MW_F16, 8, 0 },
+    { MW_FROM_ENCODER, MW_F32, 3, 0 },
+    { MW_FROM_ENCODER, MW_Q8, 4, MOE_RULES_TF },
+    { MW_PRODUCT, MW_F32, 6, MOE_RULES_NVIDIA },
+    { MW_FROM_ENCODER, MW_F32, 5, MOE_RULES_MLPERF },
     { MW_BOTH_CONTEXTS, MW_Q8, 4, MOE_RULES_NVIDIA },
-    { MW_GNMT, MW_Q8, 6, 0 },           { MW_CARRIED_QUERY, MW_F32, 4, 0 },  { MW_GNMT, MW_F32, 3, 0 }, /* reranked */
+    { MW_GNMT, MW_Q8, 6, 0 },
+    { MW_CARRIED_QUERY, MW_F32, 4, 0 },
+    { MW_GNMT, MW_F32, 3, 0 }, /* reranked */
 };
 enum { RERANKED = 20 }; /* the settings from here on */
 
@@ -307,9 +332,12 @@ static void baselines_are_lively(void **state) {
             several += h->n > 1;
             for (size_t j = 0; j < h->n; j++) h->hypotheses[j].finished ? finished++ : cut++;
             long_ones += h->hypotheses[0].n_ids > 5;
-            different += k > 0 && memcmp(h->hypotheses[0].ids, h[-1].hypotheses[0].ids, sizeof h->hypotheses[0].ids) != 0;
+            different +=
+                k > 0 && memcmp(h->hypotheses[0].ids, h[-1].hypotheses[0].ids, sizeof h->hypotheses[0].ids) != 0;
         }
-    print_message("# hypotheses: %zu finished, %zu cut; sentences: %zu with several, %zu long, %zu unlike the one before\n", finished, cut, several, long_ones, different);
+    print_message(
+        "# hypotheses: %zu finished, %zu cut; sentences: %zu with several, %zu long, %zu unlike the one before\n",
+        finished, cut, several, long_ones, different);
     assert_true(finished > least && cut > least && several > least && long_ones > least && different > least);
 }
 
@@ -408,7 +436,8 @@ static void two_sessions_of_one_model_run_in_two_threads(void **state) {
         moe_model *counted = models[i]->model, *plain = NULL;
         pthread_t threads[2];
         moe_error e;
-        assert_int_equal(moe_model_open_memory(models[i]->image.data, models[i]->image.bytes, NULL, &plain, &e), MOE_OK);
+        assert_int_equal(moe_model_open_memory(models[i]->image.data, models[i]->image.bytes, NULL, &plain, &e),
+                         MOE_OK);
         models[i]->model = plain;
         for (size_t k = 0; k < 2; k++) assert_int_equal(pthread_create(&threads[k], NULL, translate_in_thread, &i), 0);
         for (size_t k = 0; k < 2; k++) {
@@ -425,7 +454,8 @@ static void two_sessions_of_one_model_run_in_two_threads(void **state) {
 /* ---- Hypotheses ---- */
 
 static float length_penalty(const moe_session_params *p, size_t tokens) {
-    return (float)pow((double)(p->length_constant + (float)tokens) / (double)(p->length_constant + 1), (double)p->length_penalty);
+    return (float)pow((double)(p->length_constant + (float)tokens) / (double)(p->length_constant + 1),
+                      (double)p->length_penalty);
 }
 
 static void hypotheses_add_up_and_stand_in_order(void **state) {
@@ -444,26 +474,30 @@ static void hypotheses_add_up_and_stand_in_order(void **state) {
                     sum = sum + y->logprobs[t];
                     CHECK(y->logprobs[t] <= 0, "log-probability %g", (double)y->logprobs[t]);
                 }
-                CHECK(moe_to_bits(sum) == moe_to_bits(y->logprob), "the log-probabilities add up to %a, not %a", (double)sum, (double)y->logprob);
+                CHECK(moe_to_bits(sum) == moe_to_bits(y->logprob), "the log-probabilities add up to %a, not %a",
+                      (double)sum, (double)y->logprob);
                 CHECK(tokens <= limit, "%zu tokens where %zu are allowed", tokens, limit);
                 CHECK(y->finished || y->n_ids == limit, "cut at %zu instead of %zu", y->n_ids, limit);
-                CHECK(!j || y[-1].score >= y->score || (!p.rules && y[-1].finished > y->finished), "a worse hypothesis stands first");
+                CHECK(!j || y[-1].score >= y->score || (!p.rules && y[-1].finished > y->finished),
+                      "a worse hypothesis stands first");
                 for (size_t t = 0; t < y->n_ids; t++) {
                     CHECK(y->ids[t] != MW_EOS, "the end token is among the ids");
-                    CHECK(!moe_is_never(models[i]->model, y->ids[t]), "token %d is never to be generated", (int)y->ids[t]);
+                    CHECK(!moe_is_never(models[i]->model, y->ids[t]), "token %d is never to be generated",
+                          (int)y->ids[t]);
                 }
                 if (p.rules) continue; /* test_gnmt.py compares their scores' order with another program */
                 if (p.coverage_penalty == 0 && p.rerank == 0)
-                    CHECK(fabsf(y->score - y->logprob / length_penalty(&p, tokens)) < 1e-5f * (1 + fabsf(y->score)), "score %g of log-probability %g",
-                          (double)y->score, (double)y->logprob);
-                else
-                    CHECK(y->score <= y->logprob / length_penalty(&p, tokens) + 1e-4f, "a penalty above zero");
+                    CHECK(fabsf(y->score - y->logprob / length_penalty(&p, tokens)) < 1e-5f * (1 + fabsf(y->score)),
+                          "score %g of log-probability %g", (double)y->score, (double)y->logprob);
+                else CHECK(y->score <= y->logprob / length_penalty(&p, tokens) + 1e-4f, "a penalty above zero");
                 CHECK((p.rerank == 0) == (y->reverse == 0), "the source has log-probability %g", (double)y->reverse);
                 if (j) {
                     const heard_hypothesis *before = y - 1;
                     CHECK(before->finished >= y->finished, "a cut hypothesis stands before a finished one");
-                    CHECK(before->finished != y->finished || before->score >= y->score, "a worse hypothesis stands before a better one");
-                    CHECK(before->n_ids != y->n_ids || before->finished != y->finished || memcmp(before->ids, y->ids, y->n_ids * 4) != 0,
+                    CHECK(before->finished != y->finished || before->score >= y->score,
+                          "a worse hypothesis stands before a better one");
+                    CHECK(before->n_ids != y->n_ids || before->finished != y->finished ||
+                              memcmp(before->ids, y->ids, y->n_ids * 4) != 0,
                           "the same hypothesis twice");
                 }
             }
@@ -521,7 +555,8 @@ static void scoring_gives_the_bits_that_translating_gave(void **state) {
                 assert_memory_equal(y->ids, wanted[k]->ids, sizeof y->ids);
                 assert_memory_equal(y->logprobs, wanted[k]->logprobs, y->n_ids * 4);
                 if (!wanted[k]->finished) continue;
-                assert_true(settings[i].rules || i >= RERANKED || moe_to_bits(y->score) == moe_to_bits(wanted[k]->score)); /* other rules look at the beam */
+                assert_true(settings[i].rules || i >= RERANKED ||
+                            moe_to_bits(y->score) == moe_to_bits(wanted[k]->score)); /* other rules look at the beam */
                 out[k].hypotheses[0].score = wanted[k]->score;
                 out[k].hypotheses[0].reverse = wanted[k]->reverse;
                 assert_memory_equal(y, wanted[k], sizeof *y);
@@ -533,7 +568,8 @@ static void scoring_gives_the_bits_that_translating_gave(void **state) {
     }
 }
 
-/* A greedy search that begins as it ended goes the same way; one that begins otherwise begins so, at the cost that scoring gives. */
+/* A greedy search that begins as it ended goes the same way; one that begins otherwise begins so, at the cost that
+ * scoring gives. */
 static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
     (void)state;
     for (size_t i = 0; i < settings_in_use(); i++) {
@@ -549,7 +585,8 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
         for (size_t k = 0; k < SENTENCES; k++) {
             const heard_hypothesis *y = &free_ones[k].hypotheses[0];
             asks[k].prefix = 1;
-            asks[k].n_target = moe_min(k, y->n_ids - (size_t)(y->n_ids && !y->finished)); /* a cut one may fill the limit */
+            asks[k].n_target =
+                moe_min(k, y->n_ids - (size_t)(y->n_ids && !y->finished)); /* a cut one may fill the limit */
             memcpy(asks[k].target, y->ids, sizeof y->ids);
         }
         led = translate(models[i], &p, asks, SENTENCES);
@@ -559,7 +596,8 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
         p.beam = p.nbest = settings[i].beam;
         for (size_t k = 0; k < SENTENCES; k++) {
             asks[k].n_target = k == 7 ? (size_t)p.max_target - 1 : k % 6;
-            for (size_t x = 0; x < asks[k].n_target; x++) asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
+            for (size_t x = 0; x < asks[k].n_target; x++)
+                asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
         }
         led = translate(models[i], &p, asks, SENTENCES);
         for (size_t k = 0; k < SENTENCES; k++) asks[k].scoring = 1;
@@ -570,7 +608,8 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
                 const heard_hypothesis *y = &led[k].hypotheses[h];
                 assert_in_range(y->n_ids, asks[k].n_target, p.max_target);
                 assert_memory_equal(y->ids, asks[k].target, asks[k].n_target * sizeof *y->ids);
-                assert_memory_equal(y->logprobs, scored[k].hypotheses[0].logprobs, asks[k].n_target * sizeof *y->logprobs);
+                assert_memory_equal(y->logprobs, scored[k].hypotheses[0].logprobs,
+                                    asks[k].n_target * sizeof *y->logprobs);
             }
         }
         free(led), free(scored), free(asks);
@@ -595,7 +634,9 @@ static void scoring_and_translating_share_a_batch(void **state) {
     out = translate(f, &p, asks, SENTENCES);
     for (size_t k = 0; k < SENTENCES; k++)
         if (!asks[k].scoring) assert_memory_equal(&out[k], &baselines[1][k], sizeof out[k]);
-        else assert_memory_equal(out[k].hypotheses[0].logprobs, baselines[1][k].hypotheses[0].logprobs, out[k].hypotheses[0].n_ids * 4);
+        else
+            assert_memory_equal(out[k].hypotheses[0].logprobs, baselines[1][k].hypotheses[0].logprobs,
+                                out[k].hypotheses[0].n_ids * 4);
     free(out);
     free(asks);
 }
@@ -603,7 +644,8 @@ static void scoring_and_translating_share_a_batch(void **state) {
 /* ---- Reranking ---- */
 
 /* log P(source | each hypothesis) in language `tag`, from requests that score. */
-static void score_back(const fixture *f, moe_session_params p, const ask *asked, const heard *translated, int32_t tag, float *out) {
+static void score_back(const fixture *f, moe_session_params p, const ask *asked, const heard *translated, int32_t tag,
+                       float *out) {
     ask back[MOST];
     heard *h;
     memset(back, 0, sizeof back);
@@ -642,7 +684,9 @@ static int rerank_by_hand(const fixture *f, const moe_session_params *p, const a
         size_t at = translated->n++;
         y.reverse = back[language][j];
         y.score = y.score + p->rerank * (y.reverse / moe_length_penalty(&search, asked->n_source + 1));
-        for (; at > 0 && translated->hypotheses[at - 1].finished == y.finished && translated->hypotheses[at - 1].score < y.score; at--)
+        for (; at > 0 && translated->hypotheses[at - 1].finished == y.finished &&
+               translated->hypotheses[at - 1].score < y.score;
+             at--)
             translated->hypotheses[at] = translated->hypotheses[at - 1];
         translated->hypotheses[at] = y;
     }
@@ -662,7 +706,8 @@ static void reranking_is_what_scoring_the_other_way_says(void **state) {
             plain = p;
             plain.rerank = 0;
             wanted = translate(models[i], &plain, sentences, SENTENCES);
-            for (size_t k = 0; k < SENTENCES; k++) changed += (size_t)rerank_by_hand(models[i], &p, &sentences[k], &wanted[k]);
+            for (size_t k = 0; k < SENTENCES; k++)
+                changed += (size_t)rerank_by_hand(models[i], &p, &sentences[k], &wanted[k]);
             got = translate(models[i], &p, sentences, SENTENCES);
             assert_same(wanted, got, SENTENCES, "reranking");
             free(got);
@@ -843,12 +888,15 @@ static int by_score(const void *a, const void *b) {
 }
 
 /* Slow and plain: every prefix is run from its beginning, by scoring it, and looked at through the trace. */
-static size_t plain_beam_search(const fixture *f, moe_session *scorer, logits_log *log, const moe_session_params *p, const ask *a, path *out) {
+static size_t plain_beam_search(const fixture *f, moe_session *scorer, logits_log *log, const moe_session_params *p,
+                                const ask *a, path *out) {
     static candidate candidates[8 * MW_VOCABULARY];
     path live[8], next[8];
     size_t n_live = 1, n_out = 0, order = 0;
     const size_t given = a->prefix ? a->n_target : 0, beam = (size_t)p->beam;
-    const size_t limit = moe_max(given + 1, moe_min((size_t)p->max_target, (size_t)(p->max_len_factor * (float)a->n_source) + (size_t)p->max_len_offset));
+    const size_t limit =
+        moe_max(given + 1, moe_min((size_t)p->max_target,
+                                   (size_t)(p->max_len_factor * (float)a->n_source) + (size_t)p->max_len_offset));
     memset(live, 0, sizeof live);
     for (size_t step = 1;; step++) {
         size_t n = 0, n_next = 0;
@@ -866,7 +914,9 @@ static size_t plain_beam_search(const fixture *f, moe_session *scorer, logits_lo
             for (int32_t v = 0; v < MW_VOCABULARY; v++)
                 if (!moe_is_never(f->model, v)) sum += exp((double)log->last[v] - max);
             for (int32_t v = 0; v < MW_VOCABULARY; v++)
-                if (!moe_is_never(f->model, v)) candidates[n++] = (candidate){ live[h].logprob + (double)log->last[v] - max - log1p(sum - 1), h, v };
+                if (!moe_is_never(f->model, v))
+                    candidates[n++] =
+                        (candidate){ live[h].logprob + (double)log->last[v] - max - log1p(sum - 1), h, v };
         }
         qsort(candidates, n, sizeof *candidates, by_logprob);
         for (size_t c = 0; c < n && n_next < beam; c++) {
@@ -908,7 +958,8 @@ static size_t compare_with_the_rules(fixture *f, int variant) {
     static const struct {
         int beam, nbest;
         float alpha, prune;
-    } cases[] = { { 1, 1, 0.6f, 0 }, { 2, 1, 0.6f, 0 }, { 4, 4, 0.6f, 0 }, { 4, 2, 0, 0 }, { 8, 3, 1.2f, 0 }, { 4, 4, 0.6f, 2 }, { 4, 1, 0.2f, 0.5f } };
+    } cases[] = { { 1, 1, 0.6f, 0 }, { 2, 1, 0.6f, 0 }, { 4, 4, 0.6f, 0 },   { 4, 2, 0, 0 },
+                  { 8, 3, 1.2f, 0 }, { 4, 4, 0.6f, 2 }, { 4, 1, 0.2f, 0.5f } };
     size_t hypotheses = 0;
     logits_log log;
     moe_session_params sp = params_for(f->model);
@@ -928,13 +979,18 @@ static size_t compare_with_the_rules(fixture *f, int variant) {
         for (size_t k = 0; k < mw_rounds(3); k++) {
             path want[32];
             const size_t n = plain_beam_search(f, scorer, &log, &p, &asks[k], want);
-            CHECK(got[k].n == n, "variant %d case %zu sentence %zu: %zu hypotheses, by the rules %zu", variant, c, k, got[k].n, n);
+            CHECK(got[k].n == n, "variant %d case %zu sentence %zu: %zu hypotheses, by the rules %zu", variant, c, k,
+                  got[k].n, n);
             for (size_t j = 0; j < n; j++, hypotheses++) {
                 const heard_hypothesis *y = &got[k].hypotheses[j];
-                CHECK(y->n_ids == want[j].n && memcmp(y->ids, want[j].ids, y->n_ids * 4) == 0, "variant %d case %zu sentence %zu: other ids in rank %zu", variant, c, k, j);
-                CHECK(y->finished == want[j].finished, "variant %d case %zu sentence %zu rank %zu: finished %d", variant, c, k, j, y->finished);
-                CHECK(fabs((double)y->logprob - want[j].logprob) < 1e-3, "log-probability %g, by the rules %g", (double)y->logprob, want[j].logprob);
-                CHECK(fabs((double)y->score - want[j].score) < 1e-3, "score %g, by the rules %g", (double)y->score, want[j].score);
+                CHECK(y->n_ids == want[j].n && memcmp(y->ids, want[j].ids, y->n_ids * 4) == 0,
+                      "variant %d case %zu sentence %zu: other ids in rank %zu", variant, c, k, j);
+                CHECK(y->finished == want[j].finished, "variant %d case %zu sentence %zu rank %zu: finished %d",
+                      variant, c, k, j, y->finished);
+                CHECK(fabs((double)y->logprob - want[j].logprob) < 1e-3, "log-probability %g, by the rules %g",
+                      (double)y->logprob, want[j].logprob);
+                CHECK(fabs((double)y->score - want[j].score) < 1e-3, "score %g, by the rules %g", (double)y->score,
+                      want[j].score);
             }
         }
         free(got);
@@ -955,7 +1011,8 @@ static void beam_search_follows_the_written_rules(void **state) {
 
 /* Tokens 6 and 7, 8 and 9, ... are twins with the same weights: every second candidate is a tie. */
 static void ties_go_to_the_better_rank_and_the_lower_token(void **state) {
-    static const char *const tensors[] = { "source.embedding.weight", "target.embedding.weight", "output.weight", "output.bias" };
+    static const char *const tensors[] = { "source.embedding.weight", "target.embedding.weight", "output.weight",
+                                           "output.bias" };
     mw_model *m = mw_small(MW_PRODUCT, MW_F32, 7);
     fixture *f;
     (void)state;
@@ -995,7 +1052,8 @@ static void pruned_hypotheses_are_within_the_margin(void **state) {
             assert_int_equal(out[k].status, MOE_OK);
             assert_true(out[k].n >= 1);
             for (size_t j = 1; j < out[k].n && out[k].hypotheses[j].finished; j++)
-                CHECK(out[k].hypotheses[j].score >= out[k].hypotheses[0].score - p.prune, "a hypothesis outside the margin");
+                CHECK(out[k].hypotheses[j].score >= out[k].hypotheses[0].score - p.prune,
+                      "a hypothesis outside the margin");
         }
         free(out);
     }
@@ -1079,12 +1137,15 @@ static void coverage_penalty_is_that_of_eq_14(void **state) {
             }
             for (size_t i = 0; i < log.tokens; i++) coverage[i] += exp(scores[i]) / sum;
             for (size_t i = 0; i < shown.n; i++) /* behind the tag */
-                CHECK(fabs((double)shown.weights[t][i] - exp(scores[i + 1]) / sum) < 1e-5, "sentence %zu, token %zu: weight %zu", k, t, i);
+                CHECK(fabs((double)shown.weights[t][i] - exp(scores[i + 1]) / sum) < 1e-5,
+                      "sentence %zu, token %zu: weight %zu", k, t, i);
         }
         for (size_t i = 0; i < log.tokens; i++) penalty += log1p((coverage[i] < 1 ? coverage[i] : 1) - 1);
         penalty *= (double)p.coverage_penalty;
-        CHECK(fabs((double)h.hypotheses[0].score - (double)(h.hypotheses[0].logprob / length_penalty(&p, log.steps)) - penalty) < 1e-4,
-              "score %g, log-probability %g, penalty %g", (double)h.hypotheses[0].score, (double)h.hypotheses[0].logprob, penalty);
+        CHECK(fabs((double)h.hypotheses[0].score - (double)(h.hypotheses[0].logprob / length_penalty(&p, log.steps)) -
+                   penalty) < 1e-4,
+              "score %g, log-probability %g, penalty %g", (double)h.hypotheses[0].score,
+              (double)h.hypotheses[0].logprob, penalty);
     }
     moe_session_free(s);
     free(asks);
@@ -1101,7 +1162,8 @@ static void attention_is_the_same_bytes_in_any_batch(void **state) {
         for (size_t k = 0; k < SENTENCES; k++) {
             asks[k].scoring = 1;
             asks[k].n_target = k % 9;
-            for (size_t x = 0; x < asks[k].n_target; x++) asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
+            for (size_t x = 0; x < asks[k].n_target; x++)
+                asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
         }
         for (int round = 0; round < 2; round++) {
             heard *out = mw_zeros(SENTENCES * sizeof *out);
@@ -1119,7 +1181,8 @@ static void attention_is_the_same_bytes_in_any_batch(void **state) {
             free(out);
         }
         assert_memory_equal(shown[0], shown[1], SENTENCES * sizeof **shown);
-        for (size_t k = 0; k < SENTENCES; k++) assert_true(shown[0][k].tokens == asks[k].n_target + 1 && shown[0][k].n == asks[k].n_source);
+        for (size_t k = 0; k < SENTENCES; k++)
+            assert_true(shown[0][k].tokens == asks[k].n_target + 1 && shown[0][k].n == asks[k].n_source);
         free(shown[0]), free(shown[1]), free(asks);
     }
 }
@@ -1131,7 +1194,8 @@ static void target_is_cut_at_the_length_limit(void **state) {
         float factor;
         int offset, max_target;
         size_t limit; /* for five pieces */
-    } cases[] = { { 0, 3, 30, 3 }, { 0, 0, 30, 1 }, { 0.5f, 0, 30, 2 }, { 1.9f, 1, 30, 10 }, { 1e6f, 5, 7, 7 }, { 1, 1 << 20, 9, 9 }, { 0, 2, 2, 2 } };
+    } cases[] = { { 0, 3, 30, 3 },   { 0, 0, 30, 1 },      { 0.5f, 0, 30, 2 }, { 1.9f, 1, 30, 10 },
+                  { 1e6f, 5, 7, 7 }, { 1, 1 << 20, 9, 9 }, { 0, 2, 2, 2 } };
     fixture *f = small(MW_GNMT, MW_F32);
     ask *asks = random_asks(6, 12);
     (void)state;
@@ -1147,7 +1211,8 @@ static void target_is_cut_at_the_length_limit(void **state) {
             for (size_t k = 0; k < 12; k++)
                 for (size_t j = 0; j < out[k].n; j++) {
                     const heard_hypothesis *y = &out[k].hypotheses[j];
-                    const size_t limit = moe_max(cases[c].limit, asks[k].n_target + 1); /* one more than what is given */
+                    const size_t limit =
+                        moe_max(cases[c].limit, asks[k].n_target + 1); /* one more than what is given */
                     CHECK(y->n_ids + (size_t)y->finished <= limit, "case %zu: %zu tokens", c, y->n_ids);
                     CHECK(y->finished || y->n_ids == limit, "case %zu: cut at %zu", c, y->n_ids);
                     cut += !y->finished;
@@ -1193,13 +1258,15 @@ static void sources_up_to_max_source_are_served_and_longer_ones_refused(void **s
         ask asks[30];
         heard out[30], alone[30];
         moe_session_params p = params_for(f->model);
-        const size_t extra = variant == MW_BOTH_CONTEXTS || variant == MW_FROM_ENCODER ? 1 : 2; /* tag or begin, and end */
+        const size_t extra =
+            variant == MW_BOTH_CONTEXTS || variant == MW_FROM_ENCODER ? 1 : 2; /* tag or begin, and end */
         moe_session *s;
         uint64_t random = 8;
         memset(asks, 0, sizeof asks);
         for (size_t k = 0; k < 30; k++) {
             asks[k].n_source = 30 - extra + (k % 3 == 2 ? 1 + k % 2 : 0);
-            for (size_t i = 0; i < asks[k].n_source; i++) asks[k].source[i] = 6 + (int32_t)mw_below(&random, MW_VOCABULARY - 6);
+            for (size_t i = 0; i < asks[k].n_source; i++)
+                asks[k].source[i] = 6 + (int32_t)mw_below(&random, MW_VOCABULARY - 6);
         }
         p.max_source = 30;
         p.beam = 2;
@@ -1281,16 +1348,26 @@ static void broken_requests_come_back_alone_and_the_others_go_on(void **state) {
                 size_t at;
                 moe_status status;
                 const char *says;
-            } broken[] = { { 1, MOE_ERROR_ARGUMENT, "-1" }, { 3, MOE_ERROR_ARGUMENT, "40" }, { 4, MOE_ERROR_LIMIT, "42" }, { 6, MOE_ERROR_ARGUMENT, "40" },
-                           { 7, MOE_ERROR_ARGUMENT, "-7" }, { 9, MOE_ERROR_ARGUMENT, "tag" }, { 10, MOE_ERROR_ARGUMENT, "tag" }, { 12, MOE_ERROR_ARGUMENT, "3" },
-                           { 13, MOE_ERROR_ARGUMENT, "5" }, { 15, MOE_ERROR_ARGUMENT, "2147483647" }, { 16, MOE_ERROR_ARGUMENT, "-2147483648" } };
+            } broken[] = { { 1, MOE_ERROR_ARGUMENT, "-1" },
+                           { 3, MOE_ERROR_ARGUMENT, "40" },
+                           { 4, MOE_ERROR_LIMIT, "42" },
+                           { 6, MOE_ERROR_ARGUMENT, "40" },
+                           { 7, MOE_ERROR_ARGUMENT, "-7" },
+                           { 9, MOE_ERROR_ARGUMENT, "tag" },
+                           { 10, MOE_ERROR_ARGUMENT, "tag" },
+                           { 12, MOE_ERROR_ARGUMENT, "3" },
+                           { 13, MOE_ERROR_ARGUMENT, "5" },
+                           { 15, MOE_ERROR_ARGUMENT, "2147483647" },
+                           { 16, MOE_ERROR_ARGUMENT, "-2147483648" } };
             size_t b = 0;
             while (b < MOE_COUNT(broken) && broken[b].at != k) b++;
             if (b == MOE_COUNT(broken)) {
                 assert_memory_equal(&out[k], &baselines[1][k], sizeof out[k]);
             } else {
-                CHECK(out[k].status == broken[b].status, "request %zu: %s, %s", k, moe_status_name(out[k].status), out[k].message);
-                CHECK(strstr(out[k].message, broken[b].says) != NULL, "request %zu: '%s' does not say %s", k, out[k].message, broken[b].says);
+                CHECK(out[k].status == broken[b].status, "request %zu: %s, %s", k, moe_status_name(out[k].status),
+                      out[k].message);
+                CHECK(strstr(out[k].message, broken[b].says) != NULL, "request %zu: '%s' does not say %s", k,
+                      out[k].message, broken[b].says);
                 assert_int_equal(out[k].n, 0);
             }
         }
@@ -1413,7 +1490,11 @@ static void a_cancelled_session_can_be_used_again(void **state) {
             moe_session_params p = setting_params(i);
             moe_session *s;
             heard *out = mw_zeros(SENTENCES * sizeof *out);
-            request_feed feed = { .asks = sentences, .n = SENTENCES, .heard = out, .cancel_after = after, .later = after % 2 == 0 };
+            request_feed feed = { .asks = sentences,
+                                  .n = SENTENCES,
+                                  .heard = out,
+                                  .cancel_after = after,
+                                  .later = after % 2 == 0 };
             moe_error e;
             p.batch = 5;
             p.threads = 2;
@@ -1572,8 +1653,10 @@ static void defaults_come_from_the_file(void **state) {
     f = open_model(m);
     p = moe_session_params_default(f->model);
     assert_true(p.beam == 3 && p.nbest == 1 && p.max_source == 33 && p.max_target == 44 && p.max_len_offset == 6);
-    assert_true(p.length_penalty == 0.25f && p.length_constant == 4 && p.coverage_penalty == 0.125f && p.prune == 2.5f && p.max_len_factor == 1.5f);
-    assert_true(p.rerank == 0.75f && p.source_tag == -1 && p.target_tag == -1 && p.isa == NULL && p.log == NULL && p.trace == NULL && p.threads == 0);
+    assert_true(p.length_penalty == 0.25f && p.length_constant == 4 && p.coverage_penalty == 0.125f &&
+                p.prune == 2.5f && p.max_len_factor == 1.5f);
+    assert_true(p.rerank == 0.75f && p.source_tag == -1 && p.target_tag == -1 && p.isa == NULL && p.log == NULL &&
+                p.trace == NULL && p.threads == 0);
     {
         moe_session *s = NULL;
         moe_error e;
@@ -1589,15 +1672,19 @@ static void defaults_come_from_the_file(void **state) {
     f = open_model(m);
     p = moe_session_params_default(f->model);
     assert_true(p.beam == 4 && p.max_source == 512 && p.max_target == 512 && p.max_len_offset == 10);
-    assert_true(p.length_penalty == 0.6f && p.length_constant == 5 && p.coverage_penalty == 0 && p.prune == 0 && p.max_len_factor == 2);
+    assert_true(p.length_penalty == 0.6f && p.length_constant == 5 && p.coverage_penalty == 0 && p.prune == 0 &&
+                p.max_len_factor == 2);
     assert_true(p.rerank == 0);
     drop(f);
 }
 
 static void odd_defaults_in_the_file_still_make_a_session(void **state) {
     static const double odd[] = { (double)NAN, (double)INFINITY, -1, 1e300, 0 };
-    static const char *const keys[] = { "decode.beam", "decode.length_penalty", "decode.length_constant", "decode.coverage_penalty", "decode.prune", "decode.rerank",
-                                        "decode.max_len_factor", "decode.max_len_offset", "limit.source", "limit.target" };
+    static const char *const keys[] = {
+        "decode.beam",  "decode.length_penalty", "decode.length_constant", "decode.coverage_penalty",
+        "decode.prune", "decode.rerank",         "decode.max_len_factor",  "decode.max_len_offset",
+        "limit.source", "limit.target"
+    };
     (void)state;
     for (size_t k = 0; k < MOE_COUNT(keys); k++)
         for (size_t i = 0; i < MOE_COUNT(odd); i++) {
@@ -1609,7 +1696,8 @@ static void odd_defaults_in_the_file_still_make_a_session(void **state) {
             moe_error e = { MOE_OK, "", "" };
             mw_real(m, keys[k], odd[i]);
             image = mw_build(m);
-            if (moe_model_open_memory(image.data, image.bytes, NULL, &model, &e) == MOE_OK) { /* refusing it would be fine, too */
+            if (moe_model_open_memory(image.data, image.bytes, NULL, &model, &e) ==
+                MOE_OK) { /* refusing it would be fine, too */
                 p = moe_session_params_default(model);
                 p.threads = 1, p.batch = 1;
                 CHECK(moe_session_new(model, &p, &s, &e) == MOE_OK, "%s = %g: %s", keys[k], odd[i], e.message);
@@ -1708,7 +1796,8 @@ static void session_bytes_is_what_is_allocated(void **state) {
                 size_t bytes = 0;
                 moe_session *s;
                 moe_error e;
-                p.batch = 1 + (int)mw_below(&random, 40), p.beam = 1 + (int)mw_below(&random, 10), p.nbest = 1 + (int)mw_below(&random, (size_t)p.beam);
+                p.batch = 1 + (int)mw_below(&random, 40), p.beam = 1 + (int)mw_below(&random, 10),
+                p.nbest = 1 + (int)mw_below(&random, (size_t)p.beam);
                 p.max_source = 2 + (int)mw_below(&random, 100), p.max_target = 2 + (int)mw_below(&random, 100);
                 p.threads = 1 + (int)mw_below(&random, 3);
                 p.coverage_penalty = mw_below(&random, 2) ? 0.1f : 0;
@@ -1736,7 +1825,8 @@ static void session_bytes_does_not_allocate_what_it_counts(void **state) {
     p.coverage_penalty = 0.1f;
     f->heap.peak = f->heap.bytes;
     assert_int_equal(moe_session_bytes(f->model, &p, &bytes, &e), MOE_OK);
-    CHECK(f->heap.peak - f->heap.bytes < bytes / 4, "%zu bytes were allocated to find out about %zu", f->heap.peak - f->heap.bytes, bytes);
+    CHECK(f->heap.peak - f->heap.bytes < bytes / 4, "%zu bytes were allocated to find out about %zu",
+          f->heap.peak - f->heap.bytes, bytes);
     drop(f);
 }
 
@@ -1819,7 +1909,8 @@ static void keep_names(void *user, const char *name, const float *data, size_t r
     log->calls++;
     CHECK(rows > 0 && cols > 0 && stride >= cols, "%s: %zu rows, %zu columns, stride %zu", name, rows, cols, stride);
     for (size_t r = 0; r < rows; r++)
-        for (size_t c = 0; c < cols; c++) CHECK(data[r * stride + c] == data[r * stride + c], "%s is not a number", name);
+        for (size_t c = 0; c < cols; c++)
+            CHECK(data[r * stride + c] == data[r * stride + c], "%s is not a number", name);
     if (strstr(name, ".gate") && !strstr(name, "logits"))
         for (size_t r = 0; r < rows; r++) {
             double sum = 0;
@@ -1831,10 +1922,12 @@ static void keep_names(void *user, const char *name, const float *data, size_t r
 }
 
 static void trace_sees_every_node_by_name(void **state) {
-    static const char *const names[] = { "encoder.embedding", "encoder.0.fwd", "encoder.0.bwd", "encoder.0.merged", "encoder.1.gate.logits", "encoder.1.gate",
-                                         "encoder.1.experts", "encoder.1.output", "encoder.2.output", "encoder.keys", "decoder.embedding",
-                                         "decoder.query", "decoder.context", "decoder.0.r_next", "decoder.1.gate", "decoder.1.experts",
-                                         "decoder.2.output", "decoder.logits" };
+    static const char *const names[] = { "encoder.embedding", "encoder.0.fwd",         "encoder.0.bwd",
+                                         "encoder.0.merged",  "encoder.1.gate.logits", "encoder.1.gate",
+                                         "encoder.1.experts", "encoder.1.output",      "encoder.2.output",
+                                         "encoder.keys",      "decoder.embedding",     "decoder.query",
+                                         "decoder.context",   "decoder.0.r_next",      "decoder.1.gate",
+                                         "decoder.1.experts", "decoder.2.output",      "decoder.logits" };
     (void)state;
     for (uint32_t type = 0; type < 4; type += 3) {
         fixture *f = small(MW_GNMT, type);
@@ -1871,7 +1964,8 @@ static void statistics_count_what_happened(void **state) {
     p.batch = 3;
     s = new_session(f, &p);
     stats = moe_session_stats(s);
-    assert_true(stats.sentences == 0 && stats.steps == 0 && stats.rows == 0 && stats.target_tokens == 0 && stats.source_tokens == 0);
+    assert_true(stats.sentences == 0 && stats.steps == 0 && stats.rows == 0 && stats.target_tokens == 0 &&
+                stats.source_tokens == 0);
     assert_string_equal(stats.isa, "portable");
     translate_with(s, asks, 8, NULL, 0, out);
     for (size_t k = 0; k < 8; k++)
@@ -1891,7 +1985,8 @@ static void statistics_count_what_happened(void **state) {
 
 /* ---- Broken weights ---- */
 
-static const uint32_t not_numbers[] = { 0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0x7f800001u, 0x7fffffffu, 0xffffffffu, 0xff923456u };
+static const uint32_t not_numbers[] = { 0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0x7f800001u,
+                                        0x7fffffffu, 0xffffffffu, 0xff923456u };
 
 static void poke(fixture *f, const char *tensor, size_t index, uint32_t bits) {
     const mw_tensor *t = mw_find_tensor(f->m, tensor);
@@ -1952,7 +2047,8 @@ static void a_nan_in_one_embedding_breaks_only_the_sentences_with_it(void **stat
                         assert_memory_equal(&out[k], &good[k], sizeof out[k]);
                         continue;
                     }
-                    CHECK(out[k].status == MOE_ERROR_NUMERIC, "NaN %08x, sentence %zu: %s", not_numbers[b], k, moe_status_name(out[k].status));
+                    CHECK(out[k].status == MOE_ERROR_NUMERIC, "NaN %08x, sentence %zu: %s", not_numbers[b], k,
+                          moe_status_name(out[k].status));
                     assert_int_equal(out[k].n, 0);
                     assert_true(strlen(out[k].message) > 0);
                 }
@@ -1964,12 +2060,14 @@ static void a_nan_in_one_embedding_breaks_only_the_sentences_with_it(void **stat
 }
 
 static void a_nan_in_any_matrix_is_numeric_never_a_translation(void **state) {
-    static const char *const tensors[] = { "encoder.0.fwd.w_x", "encoder.0.bwd.w_r", "encoder.0.fwd.w_proj", "encoder.2.w_x", "decoder.0.w_x", "decoder.2.w_x",
-                                           "attention.w_key", "attention.w_query", "output.weight" };
+    static const char *const tensors[] = { "encoder.0.fwd.w_x", "encoder.0.bwd.w_r", "encoder.0.fwd.w_proj",
+                                           "encoder.2.w_x",     "decoder.0.w_x",     "decoder.2.w_x",
+                                           "attention.w_key",   "attention.w_query", "output.weight" };
     (void)state;
     for (size_t t = 0; t < MOE_COUNT(tensors); t++)
         for (size_t b = 0; b < MOE_COUNT(not_numbers); b++) {
-            const int tied = strcmp(tensors[t], "output.weight") == 0; /* the model has none: an embedding of no source stands in */
+            const int tied =
+                strcmp(tensors[t], "output.weight") == 0; /* the model has none: an embedding of no source stands in */
             fixture *f = small(tied ? MW_PRODUCT : MW_GNMT, MW_F32);
             moe_session_params p = params_for(f->model);
             ask *asks = random_asks(17, 6);
@@ -1983,7 +2081,8 @@ static void a_nan_in_any_matrix_is_numeric_never_a_translation(void **state) {
             asks[0].scoring = 1, asks[0].n_target = 2, asks[0].target[0] = 8, asks[0].target[1] = 9;
             out = translate(f, &p, asks, 6);
             for (size_t k = 0; k < 6; k++)
-                CHECK(out[k].status == MOE_ERROR_NUMERIC, "NaN %08x in %s: sentence %zu is %s", not_numbers[b], tensors[t], k, moe_status_name(out[k].status));
+                CHECK(out[k].status == MOE_ERROR_NUMERIC, "NaN %08x in %s: sentence %zu is %s", not_numbers[b],
+                      tensors[t], k, moe_status_name(out[k].status));
             free(out), free(asks);
             drop(f);
         }
@@ -1999,7 +2098,8 @@ static void infinite_and_huge_weights_do_not_crash(void **state) {
             moe_session_params p;
             ask *asks = random_asks(18, 3);
             heard *out;
-            if (probe->tensors[t].n_dims == 1 || strstr(probe->tensors[t].name, "gate.weight") || (mw_slow() && t % 5)) {
+            if (probe->tensors[t].n_dims == 1 || strstr(probe->tensors[t].name, "gate.weight") ||
+                (mw_slow() && t % 5)) {
                 free(asks);
                 continue;
             }
@@ -2065,7 +2165,8 @@ static void a_model_that_may_generate_nothing_is_numeric(void **state) {
         assert_int_equal(out[k].status, MOE_OK);
         assert_int_equal(out[k].n, 1);
         assert_false(out[k].hypotheses[0].finished);
-        for (size_t i = 0; i < out[k].hypotheses[0].n_ids; i++) assert_int_equal(out[k].hypotheses[0].ids[i], MW_VOCABULARY - 1);
+        for (size_t i = 0; i < out[k].hypotheses[0].n_ids; i++)
+            assert_int_equal(out[k].hypotheses[0].ids[i], MW_VOCABULARY - 1);
         assert_true(out[k].hypotheses[0].logprob == 0);
     }
     free(out), free(asks);

@@ -34,7 +34,8 @@ static void every_character_is_valid(void **state) {
     }
 }
 
-/* Every seventh string of three bytes against a decoder that is written the other way round: decode, encode, compare. */
+/* Every seventh string of three bytes against a decoder that is written the other way round: decode, encode, compare.
+ */
 static void short_strings_agree_with_a_plain_decoder(void **state) {
     (void)state;
     for (uint32_t bits = 0; bits < 1u << 24; bits += 7) {
@@ -64,10 +65,13 @@ static void cuts_fall_between_characters(void **state) {
 /* A model file must not be able to send control sequences to a terminal. */
 static void cleaned_text_holds_no_controls(void **state) {
     (void)state;
-    const char dirty[] = "a\x1b[2Jb\0c\xC2\x9B" "d\xFF\ne\x7F\xC3\xA9";
+    const char dirty[] = "a\x1b[2Jb\0c\xC2\x9B"
+                         "d\xFF\ne\x7F\xC3\xA9";
     text_bytes out = { 0 };
     text_append_clean(&out, dirty, sizeof dirty - 1);
-    assert_string_equal(out.data, "a\xEF\xBF\xBD[2Jb\xEF\xBF\xBD" "c\xEF\xBF\xBD" "d\xEF\xBF\xBD e\xEF\xBF\xBD\xC3\xA9");
+    assert_string_equal(out.data, "a\xEF\xBF\xBD[2Jb\xEF\xBF\xBD"
+                                  "c\xEF\xBF\xBD"
+                                  "d\xEF\xBF\xBD e\xEF\xBF\xBD\xC3\xA9");
     text_bytes_free(&out);
 }
 
@@ -117,8 +121,10 @@ static void read_back(const char *data, size_t length, size_t step, text_bytes *
 
 static void lines_survive_any_cutting(void **state) {
     (void)state;
-    const char in[] = "\xEF\xBB\xBFone\r\n\ntwo\n\r\nth\rree\n\xEF\xBB\xBF" "four\nNUL \0 inside\nlast";
-    const char wanted[] = "one||two||th\rree|\xEF\xBB\xBF" "four|NUL \0 inside|last|";
+    const char in[] = "\xEF\xBB\xBFone\r\n\ntwo\n\r\nth\rree\n\xEF\xBB\xBF"
+                      "four\nNUL \0 inside\nlast";
+    const char wanted[] = "one||two||th\rree|\xEF\xBB\xBF"
+                          "four|NUL \0 inside|last|";
     for (size_t step = 1; step < sizeof in; step++) {
         text_bytes out = { 0 };
         read_back(in, sizeof in - 1, step, &out);
@@ -170,12 +176,26 @@ static void an_endless_line_needs_little_memory(void **state) {
 /* ==== 3. Sentences ====================================================================================== */
 
 static void sentences_end_where_readers_see_it(void **state) {
-    static const char *const texts[] = { /* | where one ends */
-        "Hello.| How are you?| Fine!", "no end at all", "One. two. three", "", "  ", "Wait... what?| Yes!!| No?!| So.",
-        "Dr. No met Mr. Smith and J. R. Ewing.| Then he left.", "Am 3. Oktober kam er, z. B. nach Art. 5 und weiter.| Gut.",
-        "He said: \"Stop.\"| She did.| (Really.)| 12 men came.", "Il dit : \xC2\xAB Non ! \xC2\xBB| Bien.",
-        "\xC2\xBFQu\xC3\xA9?| \xC2\xA1Nada!| \xC3\x89l lo sabe. \xC3\xA9l no", "Ende\xE2\x80\xA6| Anfang", "3.14 is pi.| 2.5 is not.",
-        "Ver 2.0.| New", "\xE5\xA5\xBD\xE3\x80\x82|\xE5\xA5\xBD\xEF\xBC\x81", ". . .| A", "U.S. Army.| Go", "end of 1999.| Begin",
+    static const char *const texts[] = {
+        /* | where one ends */
+        "Hello.| How are you?| Fine!",
+        "no end at all",
+        "One. two. three",
+        "",
+        "  ",
+        "Wait... what?| Yes!!| No?!| So.",
+        "Dr. No met Mr. Smith and J. R. Ewing.| Then he left.",
+        "Am 3. Oktober kam er, z. B. nach Art. 5 und weiter.| Gut.",
+        "He said: \"Stop.\"| She did.| (Really.)| 12 men came.",
+        "Il dit : \xC2\xAB Non ! \xC2\xBB| Bien.",
+        "\xC2\xBFQu\xC3\xA9?| \xC2\xA1Nada!| \xC3\x89l lo sabe. \xC3\xA9l no",
+        "Ende\xE2\x80\xA6| Anfang",
+        "3.14 is pi.| 2.5 is not.",
+        "Ver 2.0.| New",
+        "\xE5\xA5\xBD\xE3\x80\x82|\xE5\xA5\xBD\xEF\xBC\x81",
+        ". . .| A",
+        "U.S. Army.| Go",
+        "end of 1999.| Begin",
     };
     (void)state;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
@@ -199,16 +219,26 @@ static void sentences_end_where_readers_see_it(void **state) {
 }
 
 static void capitals_come_and_go(void **state) {
-    static const struct { const char *shouted, *calm; } texts[] = {
+    static const struct {
+        const char *shouted, *calm;
+    } texts[] = {
         { "THE END IS NEAR. GO HOME!", "The end is near. Go home!" },
         { "\xC3\x89L NI\xC3\x91O JUEGA", "\xC3\x89l ni\xC3\xB1o juega" }, /* É Ñ */
         { "\xC2\xBFQU\xC3\x89 PASA AQU\xC3\x8D?", "\xC2\xBFQu\xC3\xA9 pasa aqu\xC3\xAD?" },
         { "ZA\xC5\xBB\xC3\x93\xC5\x81\xC4\x86 G\xC4\x98\xC5\x9AL\xC4\x84 JA\xC5\xB9\xC5\x83",
           "Za\xC5\xBC\xC3\xB3\xC5\x82\xC4\x87 g\xC4\x99\xC5\x9Bl\xC4\x85 ja\xC5\xBA\xC5\x84" },
-        { "\xD0\x9C\xD0\x98\xD0\xA0 \xD0\x95\xD0\xA1\xD0\xA2 \xD0\x81\xD0\x96", "\xD0\x9C\xD0\xB8\xD1\x80 \xD0\xB5\xD1\x81\xD1\x82 \xD1\x91\xD0\xB6" },
+        { "\xD0\x9C\xD0\x98\xD0\xA0 \xD0\x95\xD0\xA1\xD0\xA2 \xD0\x81\xD0\x96",
+          "\xD0\x9C\xD0\xB8\xD1\x80 \xD0\xB5\xD1\x81\xD1\x82 \xD1\x91\xD0\xB6" },
         { "12 %, WIR UND \xE2\x82\xAC SIE", "12 %, Wir und \xE2\x82\xAC sie" },
     };
-    static const char *const quiet[] = { "", "NATO AND", "THE END is NEAR", "A B C D E", "STRA\xC3\x9F""E AUF UND", "12 34 56 78", "NATO" };
+    static const char *const quiet[] = { "",
+                                         "NATO AND",
+                                         "THE END is NEAR",
+                                         "A B C D E",
+                                         "STRA\xC3\x9F"
+                                         "E AUF UND",
+                                         "12 34 56 78",
+                                         "NATO" };
     char line[64];
     (void)state;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
@@ -222,7 +252,10 @@ static void capitals_come_and_go(void **state) {
         assert_string_equal(line, texts[i].shouted);
     }
     for (size_t i = 0; i < sizeof quiet / sizeof *quiet; i++) assert_false(text_is_shouted(quiet[i], strlen(quiet[i])));
-    memcpy(line, "Stra\xC3\x9F""e \xC3\xBF", 10);
+    memcpy(line,
+           "Stra\xC3\x9F"
+           "e \xC3\xBF",
+           10);
     text_shout(line, 9);
     assert_memory_equal(line, "STRASSE \xC5\xB8", 10);
 }
@@ -275,17 +308,17 @@ static void damaged_tokenisers_are_refused(void **state) {
     (void)state;
     REFUSED("", "empty");
     REFUSED("garbage that is no protocol buffer", "not a SentencePiece model");
-    REFUSED("\x0A\xFF\xFF\xFF\xFF\x0F", "cut short");                          /* a length beyond the end       */
-    REFUSED("\x0A\x05\x0A\x7Fxyz", "cut short");                                /* the same, one level down      */
-    REFUSED("\x08\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", "endless");     /* a varint of eleven bytes      */
-    REFUSED("\x0A\x00", "empty or holds a NUL");                                /* a piece without text          */
+    REFUSED("\x0A\xFF\xFF\xFF\xFF\x0F", "cut short");                       /* a length beyond the end       */
+    REFUSED("\x0A\x05\x0A\x7Fxyz", "cut short");                            /* the same, one level down      */
+    REFUSED("\x08\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", "endless"); /* a varint of eleven bytes      */
+    REFUSED("\x0A\x00", "empty or holds a NUL");                            /* a piece without text          */
     REFUSED("\x0A\x03\x0A\x01\x00", "empty or holds a NUL");
-    REFUSED("\x0A\x05\x0A\x01x\x18\x06", "<0xHH>");                             /* a byte piece called x         */
-    REFUSED("\x0A\x08\x0A\x01x\x15\x00\x00\xC0\x7F", "no number");              /* a score that is NaN           */
-    REFUSED("\x0A\x03\x0A\x01x\x1A\x04\x12\x02zz", "normalisation");            /* a character map of two bytes  */
-    REFUSED("\x0A\x03\x0A\x01x\x1A\x0A\x12\x08\xFF\xFF\xFF\xFFzzzz", "normalisation");        /* trie beyond its end */
+    REFUSED("\x0A\x05\x0A\x01x\x18\x06", "<0xHH>");                  /* a byte piece called x         */
+    REFUSED("\x0A\x08\x0A\x01x\x15\x00\x00\xC0\x7F", "no number");   /* a score that is NaN           */
+    REFUSED("\x0A\x03\x0A\x01x\x1A\x04\x12\x02zz", "normalisation"); /* a character map of two bytes  */
+    REFUSED("\x0A\x03\x0A\x01x\x1A\x0A\x12\x08\xFF\xFF\xFF\xFFzzzz", "normalisation"); /* trie beyond its end */
     REFUSED("\x0A\x03\x0A\x01x\x1A\x0B\x12\x09\x04\x00\x00\x00\x00\x04\x00\x00\x00", "normalisation"); /* too small */
-    REFUSED("\x0A\x03\x0A\x01x", "SentencePiece refuses");                      /* no unknown piece              */
+    REFUSED("\x0A\x03\x0A\x01x", "SentencePiece refuses"); /* no unknown piece              */
 }
 
 /* The character map's trie may not lead back to where it was: the library's walk would not end its matches in 32. */
@@ -295,7 +328,7 @@ static void a_trie_with_a_circle_is_refused(void **state) {
     char model[9 + 3 + 3 + 4 + 4 * UNITS + 1];
     const size_t map = 4 + 4 * UNITS + 1;
     uint32_t units[UNITS] = { 0 };
-    units[0] = 1u << 10;                        /* children of the root from unit 1 ^ c      */
+    units[0] = 1u << 10;                          /* children of the root from unit 1 ^ c      */
     units[1 ^ 'a'] = 'a' | (uint32_t)('a' << 10); /* back to base 1: 'a' leads to itself      */
     size_t n = 0;
     memcpy(model + n, "\x0A\x03\x0A\x01x", 5), n += 5;

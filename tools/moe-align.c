@@ -8,8 +8,8 @@
  *   5. Lines     in, through the model, out
  *   6. Main
  */
-#define _GNU_SOURCE         /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE    /* and on macOS         */
+#define _GNU_SOURCE      /* getopt_long on Linux */
+#define _DARWIN_C_SOURCE /* and on macOS         */
 
 #include "moe.h"
 #include "tools/program.h"
@@ -31,49 +31,53 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-align -m MODEL -s LANG -t LANG [OPTION]...\n"
-          "Says which words belong together in UTF-8 lines of source TAB translation from standard input. For each one, in order,\n"
-          "a line such as 0-0 1-2 2-1 comes out (the format of Moses): number of a word of the source, from 0, and of the\n"
-          "translation. Words are what spaces separate.\n"
-          "\n"
-          "  -m, --model FILE          a translation model\n"
-          "  -s, --source LANG         language of the source, such as en, and\n"
-          "  -t, --target LANG         of the translation; a model that knows no languages needs neither\n"
-          "  -i, --input FILE          read this instead of standard input\n"
-          "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
-          "                            lines that were finished, whole\n"
-          "      --share X             link two words if neither fits another one more than 1 / X times as well: 1 links those\n"
-          "                            that fit each other best, less gives more links (default: 0.7)\n"
-          "      --ids                 lines are token ids separated by spaces; these are the words\n"
-          "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces; these are the words\n"
-          "      --max-len N           longest source and longest translation, in tokens\n"
-          "  -v, --verbose             say on standard error what is used\n"
-          "  -q, --quiet               no progress; lines that fail are still reported\n"
-          "\n"
-          "How well two words fit is how much the model looks at the one when it writes the other. A model that knows both\n"
-          "languages is asked in both directions, and the product counts.\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_SPEED("lines looked at")
-          "\n"
-          "A line that cannot be aligned gives an empty line, and standard error says which and why.\n"
-          "\n"
-          PROGRAM_HELP_EXIT("all aligned", "some lines were not")
-          "\n"
-          "Example: paste in.en out.de | moe-align -m models/en-de-fr-es.bin -s en -t de\n",
-          to);
+    fputs(
+        "Usage: moe-align -m MODEL -s LANG -t LANG [OPTION]...\n"
+        "Says which words belong together in UTF-8 lines of source TAB translation from standard input. For each one, in order,\n"
+        "a line such as 0-0 1-2 2-1 comes out (the format of Moses): number of a word of the source, from 0, and of the\n"
+        "translation. Words are what spaces separate.\n"
+        "\n"
+        "  -m, --model FILE          a translation model\n"
+        "  -s, --source LANG         language of the source, such as en, and\n"
+        "  -t, --target LANG         of the translation; a model that knows no languages needs neither\n"
+        "  -i, --input FILE          read this instead of standard input\n"
+        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
+        "                            lines that were finished, whole\n"
+        "      --share X             link two words if neither fits another one more than 1 / X times as well: 1 links those\n"
+        "                            that fit each other best, less gives more links (default: 0.7)\n"
+        "      --ids                 lines are token ids separated by spaces; these are the words\n"
+        "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces; these are the words\n"
+        "      --max-len N           longest source and longest translation, in tokens\n"
+        "  -v, --verbose             say on standard error what is used\n"
+        "  -q, --quiet               no progress; lines that fail are still reported\n"
+        "\n"
+        "How well two words fit is how much the model looks at the one when it writes the other. A model that knows both\n"
+        "languages is asked in both directions, and the product counts.\n"
+        "\n",
+        to);
+    fputs(
+        PROGRAM_HELP_SPEED(
+            "lines looked at") "\n"
+                               "A line that cannot be aligned gives an empty line, and standard error says which and why.\n"
+                               "\n" PROGRAM_HELP_EXIT(
+                                   "all aligned",
+                                   "some lines were not") "\n"
+                                                          "Example: paste in.en out.de | moe-align -m models/en-de-fr-es.bin -s en -t de\n",
+        to);
 }
 
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     enum { SHARE = 256 };
-    static const struct option known[] = {
-        PROGRAM_OPTIONS, { "input", required_argument, NULL, 'i' },
-        { "source", required_argument, NULL, 's' }, { "target", required_argument, NULL, 't' },
-        { "share", required_argument, NULL, SHARE }, { "ids", no_argument, NULL, PROGRAM_IDS },
-        { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED }, { "max-len", required_argument, NULL, PROGRAM_MAX_LEN },
-        { NULL, 0, NULL, 0 }
-    };
+    static const struct option known[] = { PROGRAM_OPTIONS,
+                                           { "input", required_argument, NULL, 'i' },
+                                           { "source", required_argument, NULL, 's' },
+                                           { "target", required_argument, NULL, 't' },
+                                           { "share", required_argument, NULL, SHARE },
+                                           { "ids", no_argument, NULL, PROGRAM_IDS },
+                                           { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED },
+                                           { "max-len", required_argument, NULL, PROGRAM_MAX_LEN },
+                                           { NULL, 0, NULL, 0 } };
     *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .share = 0.7f };
     int c, status = -1;
     while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT "i:s:t:", known, NULL)) != -1) {
@@ -85,9 +89,11 @@ static int parse_options(int argc, char **argv, options *o) {
         }
     }
     if (status >= 0) return status;
-    if (optind < argc) return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
+    if (optind < argc)
+        return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
     if (!o->common.model) return program_usage_error("say which model with -m");
-    if (o->common.ids && o->common.pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
+    if (o->common.ids && o->common.pretokenized)
+        return program_usage_error("--ids and --pretokenized do not go together");
     if (o->share > 1.0f) return program_usage_error("--share is at most 1");
     return -1;
 }
@@ -103,12 +109,12 @@ typedef struct side {
 
 typedef struct pair {
     uint64_t line;
-    side sides[2];       /* source, translation */
+    side sides[2]; /* source, translation */
     struct look {
         struct pair *pair;
-        float *weights;  /* [ids of the side that is written, ids of the side that is looked at] */
+        float *weights; /* [ids of the side that is written, ids of the side that is looked at] */
         size_t capacity;
-    } looks[2];          /* at the source, at the translation */
+    } looks[2]; /* at the source, at the translation */
     int failed;
     char note[256];
 } pair;
@@ -119,8 +125,8 @@ static void refuse(pair *p, const char *why) {
 }
 
 /* The words of `text`, each as ids: pieces never reach over a space. More than `most` in all are refused. */
-static moe_status read_side(const text_front *front, const program_common *o, const char *text, size_t length, size_t most, side *s, pair *p,
-                            moe_error *error) {
+static moe_status read_side(const text_front *front, const program_common *o, const char *text, size_t length,
+                            size_t most, side *s, pair *p, moe_error *error) {
     text_ids ids = { 0 };
     moe_status status = MOE_OK;
     s->ids.length = s->word.length = s->words = 0;
@@ -136,18 +142,21 @@ static moe_status read_side(const text_front *front, const program_common *o, co
         else if (status) refuse(p, why.message), status = MOE_OK;
         const int32_t word = (int32_t)s->words++;
         if (!status && !p->failed) status = text_ids_append(&s->ids, ids.data, ids.length, error);
-        for (size_t i = 0; !status && !p->failed && i < ids.length; i++) status = text_ids_append(&s->word, &word, 1, error);
+        for (size_t i = 0; !status && !p->failed && i < ids.length; i++)
+            status = text_ids_append(&s->word, &word, 1, error);
     }
     text_ids_free(&ids);
     if (s->ids.length > most && !p->failed) {
         p->failed = 1;
-        snprintf(p->note, sizeof p->note, "one side has %zu tokens, at most %zu fit; --max-len allows more", s->ids.length, most);
+        snprintf(p->note, sizeof p->note, "one side has %zu tokens, at most %zu fit; --max-len allows more",
+                 s->ids.length, most);
     }
     return status;
 }
 
 /* Errors: MOE_ERROR_MEMORY; a line that is no pair fails for itself. */
-static moe_status read_pair(const text_front *front, const program_common *o, const text_line *line, size_t most, pair *p, moe_error *error) {
+static moe_status read_pair(const text_front *front, const program_common *o, const text_line *line, size_t most,
+                            pair *p, moe_error *error) {
     const char *tab = memchr(line->data, '\t', line->length);
     const size_t source = tab ? (size_t)(tab - line->data) : line->length;
     char why[64];
@@ -170,12 +179,12 @@ typedef struct app {
     const options *options;
     text_front front;
     moe_session *session;
-    int32_t tags[2];    /* of the languages; -1: the model knows none */
-    int directions;     /* 2: the model translates back too */
-    size_t most;        /* tokens of a side that can be a source and a target */
+    int32_t tags[2]; /* of the languages; -1: the model knows none */
+    int directions;  /* 2: the model translates back too */
+    size_t most;     /* tokens of a side that can be a source and a target */
     pair pairs[LINES];
-    size_t n, next;     /* pairs; requests made of them */
-    float *fit;         /* [capacity] of link_words */
+    size_t n, next; /* pairs; requests made of them */
+    float *fit;     /* [capacity] of link_words */
     size_t capacity;
     text_bytes block;
     program_output out;
@@ -202,10 +211,16 @@ static int pull(void *user, int wait, moe_request *request) {
         const side *read = &p->sides[at], *written = &p->sides[1 - at];
         if (program_signal || a->trouble.code) return MOE_PULL_CANCEL;
         if (p->failed || !read->ids.length || !written->ids.length) continue;
-        if (grow(&p->looks[at].weights, &p->looks[at].capacity, read->ids.length * written->ids.length, &a->trouble)) return MOE_PULL_CANCEL;
+        if (grow(&p->looks[at].weights, &p->looks[at].capacity, read->ids.length * written->ids.length, &a->trouble))
+            return MOE_PULL_CANCEL;
         p->looks[at].pair = p;
-        *request = (moe_request){ .source = read->ids.data, .n_source = read->ids.length, .target = written->ids.data,
-                                  .n_target = written->ids.length, .target_tag = a->tags[1 - at], .source_tag = -1, .user = &p->looks[at] };
+        *request = (moe_request){ .source = read->ids.data,
+                                  .n_source = read->ids.length,
+                                  .target = written->ids.data,
+                                  .n_target = written->ids.length,
+                                  .target_tag = a->tags[1 - at],
+                                  .source_tag = -1,
+                                  .user = &p->looks[at] };
         a->next++;
         return MOE_PULL_REQUEST;
     }
@@ -217,7 +232,8 @@ static void look(void *user, const moe_attention *attention) {
     const size_t written = l->pair->sides[l == &l->pair->looks[0]].ids.length;
     (void)user;
     if (attention->position < written) /* the end belongs to no word */
-        memcpy(l->weights + attention->position * attention->n, attention->weights, attention->n * sizeof *attention->weights);
+        memcpy(l->weights + attention->position * attention->n, attention->weights,
+               attention->n * sizeof *attention->weights);
 }
 
 static void done(void *user, const moe_result *result) {
@@ -229,8 +245,8 @@ static void done(void *user, const moe_result *result) {
 
 /* ==== 4. Links ========================================================================================== */
 
-/* What the words of one side look at, into fit [words of `written`, words of `read`]: of the pieces the largest weight, divided by what
- * the word looks at in all. */
+/* What the words of one side look at, into fit [words of `written`, words of `read`]: of the pieces the largest weight,
+ * divided by what the word looks at in all. */
 static void look_of_words(const side *written, const side *read, const float *weights, float *fit) {
     memset(fit, 0, written->words * read->words * sizeof *fit);
     for (size_t j = 0; j < written->ids.length; j++)
@@ -252,7 +268,8 @@ static moe_status link_words(app *a, const pair *p, text_bytes *out, moe_error *
     const char *between = "";
     if (!source->ids.length || !target->ids.length) return MOE_OK;
     if (grow(&a->fit, &a->capacity, 2 * n * m + n + m, error)) return error->code;
-    float *fit = a->fit, *back = fit + n * m, *best = back + n * m; /* [m, n], [n, m], [n] of the source's words and [m] */
+    float *fit = a->fit, *back = fit + n * m,
+          *best = back + n * m; /* [m, n], [n, m], [n] of the source's words and [m] */
     look_of_words(target, source, p->looks[0].weights, fit);
     if (a->directions == 2) look_of_words(source, target, p->looks[1].weights, back);
     memset(best, 0, (n + m) * sizeof *best);
@@ -281,7 +298,9 @@ static text_read read_lines(app *a, text_reader *reader) {
     text_line line;
     for (a->n = 0; a->n < LINES; a->n++) {
         state = text_reader_next(reader, a->n == 0, &line);
-        if (state != TEXT_READ_LINE || read_pair(&a->front, &a->options->common, &line, a->most, &a->pairs[a->n], &a->trouble)) break;
+        if (state != TEXT_READ_LINE ||
+            read_pair(&a->front, &a->options->common, &line, a->most, &a->pairs[a->n], &a->trouble))
+            break;
     }
     return state;
 }
@@ -322,11 +341,13 @@ static int align(app *a, int in) {
     program_progress_hide();
     text_reader_free(&reader);
     if (a->out.error) return program_complain("%s: %s", a->out.name, strerror(a->out.error)), EXIT_INPUT_OUTPUT;
-    if (problem) return program_complain("%s: %s", o->input ? o->input : "standard input", strerror(problem)), EXIT_INPUT_OUTPUT;
+    if (problem)
+        return program_complain("%s: %s", o->input ? o->input : "standard input", strerror(problem)), EXIT_INPUT_OUTPUT;
     if (program_signal) return program_stopped(o, &a->out);
     if (a->trouble.code) return program_complain("%s", a->trouble.message), EXIT_MODEL;
     if (a->progress.failed)
-        program_complain("%llu of %llu lines could not be aligned", (unsigned long long)a->progress.failed, (unsigned long long)a->progress.lines);
+        program_complain("%llu of %llu lines could not be aligned", (unsigned long long)a->progress.failed,
+                         (unsigned long long)a->progress.lines);
     return a->progress.failed ? EXIT_SOME_LINES : EXIT_DONE;
 }
 
@@ -339,7 +360,8 @@ static int choose_languages(app *a) {
     a->tags[0] = a->tags[1] = -1;
     a->directions = moe_model_language_count(a->front.model) > 1 ? 2 : 1;
     for (int i = 0; i < 2; i++) {
-        if (codes[i] && text_language(&a->front, codes[i], &a->tags[i], &e)) return program_complain("-%c: %s", "st"[i], e.message), EXIT_USAGE;
+        if (codes[i] && text_language(&a->front, codes[i], &a->tags[i], &e))
+            return program_complain("-%c: %s", "st"[i], e.message), EXIT_USAGE;
         if (!codes[i] && moe_model_language_count(a->front.model) > (size_t)(1 - i))
             return program_ask_language(&a->front, "-s and -t which languages the two sides are in");
     }

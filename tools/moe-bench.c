@@ -1,4 +1,5 @@
-/* moe-bench - speed of single layers and of whole models, beside what this machine could do: see usage() below, or --help.
+/* moe-bench - speed of single layers and of whole models, beside what this machine could do: see usage() below, or
+ * --help.
  *
  * Contents
  *   1. Options      what to measure
@@ -9,8 +10,8 @@
  *   6. Models       whole translations of a forced length
  *   7. Main
  *
- * moe.c is included, not linked: layers are built by its builders, placed by its planner and run by its executor, and bounds
- * are computed from the very nodes that were run. Nothing here is a second implementation of anything.
+ * moe.c is included, not linked: layers are built by its builders, placed by its planner and run by its executor, and
+ * bounds are computed from the very nodes that were run. Nothing here is a second implementation of anything.
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -70,7 +71,8 @@ static void usage(FILE *to) {
         "its time per decoder step; rss_mb, peak memory of a process that does this only, mapped model included.\n"
         "With --profile also lines what: \"profile\", one for each node that took 0.2 % of a run, one for the others and one\n"
         "for what is in no node.\n"
-        "\n", to);
+        "\n",
+        to);
     fputs(
         "roofline_share is bound / ms_median. The bound of a call is the sum over its nodes of max(integer operations /\n"
         "integer peak + float operations / float peak, weights / bandwidth of the level that holds the working set + inputs /\n"
@@ -122,7 +124,8 @@ static int parse_texts(const char *name, const char *text, text_list *out) {
     snprintf(out->text, sizeof out->text, "%s", text);
     for (out->count = 0; at; out->count++) {
         char *comma = strchr(at, ',');
-        if (out->count == MAX_LIST || !*at || *at == ',') return bad_usage(name, text, "1 to 16 words with commas between");
+        if (out->count == MAX_LIST || !*at || *at == ',')
+            return bad_usage(name, text, "1 to 16 words with commas between");
         out->values[out->count] = at;
         if (comma) *comma++ = '\0';
         at = comma;
@@ -230,7 +233,7 @@ typedef struct machine {
 /* A loop of instructions that do not wait for each other. Written as assembly where there is something to say about
  * instructions: a compiler would hoist the products out of the loop, and no target attribute is needed. */
 typedef struct peak {
-    const char *isa; /* a kernel room whose name begins so */
+    const char *isa;               /* a kernel room whose name begins so */
     double integer_ops, float_ops; /* of a turn */
     void (*integer)(size_t turns), (*floating)(size_t turns);
 } peak;
@@ -265,11 +268,14 @@ static void float_portable(size_t turns) {
 #define LOW_REGISTERS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7"
 #define REGISTERS LOW_REGISTERS, "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15"
 /* All registers zero, `turns` times `body`, the upper halves clean again. */
-#define ASM_LOOP(body)                                                                                                   \
-    __asm__ volatile("vzeroall\n1:\n\t" body "dec %0\n\tjnz 1b\n\tvzeroupper" : "+r"(turns) : : "cc", "memory", REGISTERS)
+#define ASM_LOOP(body)                                                        \
+    __asm__ volatile("vzeroall\n1:\n\t" body "dec %0\n\tjnz 1b\n\tvzeroupper" \
+                     : "+r"(turns)                                            \
+                     :                                                        \
+                     : "cc", "memory", REGISTERS)
 
-#define MADDUBS(t, a)                                                                                                    \
-    "vpmaddubsw %%ymm14, %%ymm13, %%ymm" #t "\n\tvpmaddwd %%ymm15, %%ymm" #t ", %%ymm" #t "\n\tvpaddd %%ymm" #t           \
+#define MADDUBS(t, a)                                                                                           \
+    "vpmaddubsw %%ymm14, %%ymm13, %%ymm" #t "\n\tvpmaddwd %%ymm15, %%ymm" #t ", %%ymm" #t "\n\tvpaddd %%ymm" #t \
     ", %%ymm" #a ", %%ymm" #a "\n\t"
 static void integer_avx2(size_t turns) {
     ASM_LOOP(MADDUBS(7, 0) MADDUBS(8, 1) MADDUBS(9, 2) MADDUBS(10, 3) MADDUBS(11, 4) MADDUBS(12, 5));
@@ -280,13 +286,13 @@ static void float_avx2(size_t turns) {
 }
 #define DPBUSD_VEX(a) "%{vex%} vpdpbusd %%ymm14, %%ymm15, %%ymm" #a "\n\t"
 static void integer_avxvnni(size_t turns) {
-    ASM_LOOP(DPBUSD_VEX(0) DPBUSD_VEX(1) DPBUSD_VEX(2) DPBUSD_VEX(3) DPBUSD_VEX(4) DPBUSD_VEX(5) DPBUSD_VEX(6) DPBUSD_VEX(7)
-             DPBUSD_VEX(8) DPBUSD_VEX(9) DPBUSD_VEX(10) DPBUSD_VEX(11));
+    ASM_LOOP(DPBUSD_VEX(0) DPBUSD_VEX(1) DPBUSD_VEX(2) DPBUSD_VEX(3) DPBUSD_VEX(4) DPBUSD_VEX(5) DPBUSD_VEX(6)
+                 DPBUSD_VEX(7) DPBUSD_VEX(8) DPBUSD_VEX(9) DPBUSD_VEX(10) DPBUSD_VEX(11));
 }
 #define DPBUSD(a) "vpdpbusd %%zmm14, %%zmm15, %%zmm" #a "\n\t"
 static void integer_avx512(size_t turns) {
-    ASM_LOOP(DPBUSD(0) DPBUSD(1) DPBUSD(2) DPBUSD(3) DPBUSD(4) DPBUSD(5) DPBUSD(6) DPBUSD(7) DPBUSD(8) DPBUSD(9) DPBUSD(10)
-             DPBUSD(11));
+    ASM_LOOP(DPBUSD(0) DPBUSD(1) DPBUSD(2) DPBUSD(3) DPBUSD(4) DPBUSD(5) DPBUSD(6) DPBUSD(7) DPBUSD(8) DPBUSD(9)
+                 DPBUSD(10) DPBUSD(11));
 }
 /* Products and sums apart: taking turns they get 15 % less through where registers of 64 bytes go in halves (Zen 4). */
 #define MUL(a) "vmulps %%zmm14, %%zmm" #a ", %%zmm" #a "\n\t"
@@ -294,11 +300,15 @@ static void integer_avx512(size_t turns) {
 static void float_avx512(size_t turns) {
     ASM_LOOP(MUL(0) MUL(1) MUL(2) MUL(3) MUL(4) MUL(5) ADD(6) ADD(7) ADD(8) ADD(9) ADD(10) ADD(11));
 }
-/* Eight tiles of 16 rows of 64 bytes: four sums, two left sides, two right ones. The kernel room that asked for the tiles'
- * permission is the one that is measured, so it has been granted. */
+/* Eight tiles of 16 rows of 64 bytes: four sums, two left sides, two right ones. The kernel room that asked for the
+ * tiles' permission is the one that is measured, so it has been granted. */
 #define TDPB(a, l, r) "tdpbssd %%tmm" #r ", %%tmm" #l ", %%tmm" #a "\n\t"
 static void integer_amx(size_t turns) {
-    struct { uint8_t palette, start, zero[14]; uint16_t columns[16]; uint8_t rows[16]; } shape = { .palette = 1 };
+    struct {
+        uint8_t palette, start, zero[14];
+        uint16_t columns[16];
+        uint8_t rows[16];
+    } shape = { .palette = 1 };
     for (size_t i = 0; i < 8; i++) {
         shape.columns[i] = 64;
         shape.rows[i] = 16;
@@ -307,17 +317,19 @@ static void integer_amx(size_t turns) {
                      "tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3\n\t"
                      "tilezero %%tmm4\n\ttilezero %%tmm5\n\ttilezero %%tmm6\n\ttilezero %%tmm7\n"
                      "1:\n\t" TDPB(0, 4, 6) TDPB(1, 4, 7) TDPB(2, 5, 6) TDPB(3, 5, 7) "dec %0\n\tjnz 1b\n\ttilerelease"
-                     : "+r"(turns) : "m"(shape) : "cc", "memory");
+                     : "+r"(turns)
+                     : "m"(shape)
+                     : "cc", "memory");
 }
 #endif
 
 #if defined(__aarch64__)
 #define NEON_REGISTERS "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v16", "v17"
-#define NEON_LOOP(first, body)                                                                                           \
+#define NEON_LOOP(first, body) \
     __asm__ volatile(first "1:\n\t" body "subs %0, %0, #1\n\tb.ne 1b" : "+r"(turns) : : "cc", "memory", NEON_REGISTERS)
-#define NEON_ZERO                                                                                                        \
-    "movi v0.4s, #0\n\tmovi v1.4s, #0\n\tmovi v2.4s, #0\n\tmovi v3.4s, #0\n\tmovi v4.4s, #0\n\tmovi v5.4s, #0\n\t"        \
-    "movi v6.4s, #0\n\tmovi v7.4s, #0\n\tmovi v8.4s, #0\n\tmovi v9.4s, #0\n\tmovi v10.4s, #0\n\tmovi v11.4s, #0\n\t"      \
+#define NEON_ZERO                                                                                                    \
+    "movi v0.4s, #0\n\tmovi v1.4s, #0\n\tmovi v2.4s, #0\n\tmovi v3.4s, #0\n\tmovi v4.4s, #0\n\tmovi v5.4s, #0\n\t"   \
+    "movi v6.4s, #0\n\tmovi v7.4s, #0\n\tmovi v8.4s, #0\n\tmovi v9.4s, #0\n\tmovi v10.4s, #0\n\tmovi v11.4s, #0\n\t" \
     "movi v16.4s, #0\n\tmovi v17.4s, #0\n\t"
 #define SMULL(t, a) "smull v" #t ".8h, v16.8b, v17.8b\n\tsadalp v" #a ".4s, v" #t ".8h\n\t"
 static void integer_neon(size_t turns) {
@@ -326,13 +338,13 @@ static void integer_neon(size_t turns) {
 /* sdot and smmla va.4s, v16.16b, v17.16b as numbers: assemblers know them from Armv8.2 and 8.6 on only. */
 #define SDOT(a) ".inst 0x4e919600 + " #a "\n\t"
 static void integer_dot(size_t turns) {
-    NEON_LOOP(NEON_ZERO, SDOT(0) SDOT(1) SDOT(2) SDOT(3) SDOT(4) SDOT(5) SDOT(6) SDOT(7) SDOT(8)
-              SDOT(9) SDOT(10) SDOT(11));
+    NEON_LOOP(NEON_ZERO,
+              SDOT(0) SDOT(1) SDOT(2) SDOT(3) SDOT(4) SDOT(5) SDOT(6) SDOT(7) SDOT(8) SDOT(9) SDOT(10) SDOT(11));
 }
 #define SMMLA(a) ".inst 0x4e91a600 + " #a "\n\t"
 static void integer_i8mm(size_t turns) {
-    NEON_LOOP(NEON_ZERO, SMMLA(0) SMMLA(1) SMMLA(2) SMMLA(3) SMMLA(4) SMMLA(5) SMMLA(6) SMMLA(7)
-              SMMLA(8) SMMLA(9) SMMLA(10) SMMLA(11));
+    NEON_LOOP(NEON_ZERO, SMMLA(0) SMMLA(1) SMMLA(2) SMMLA(3) SMMLA(4) SMMLA(5) SMMLA(6) SMMLA(7) SMMLA(8) SMMLA(9)
+                             SMMLA(10) SMMLA(11));
 }
 #define FMULADD(a, b) "fmul v" #a ".4s, v" #a ".4s, v16.4s\n\tfadd v" #b ".4s, v" #b ".4s, v17.4s\n\t"
 static void float_neon(size_t turns) {
@@ -367,7 +379,7 @@ typedef struct machine_job {
     size_t turns;
     const char *data; /* or a buffer to read: `bytes` for each task, the next part of `all` in each attempt */
     size_t bytes, all;
-    int wide; /* registers of 32 bytes */
+    int wide;                     /* registers of 32 bytes */
     double busy[MOE_MAX_THREADS]; /* processor time of each task */
 } machine_job;
 
@@ -382,13 +394,16 @@ static int wide_registers(void) {
 /* `bytes` is a multiple of 512. */
 static void read_bytes(const char *data, size_t bytes, int wide) {
 #if MOE_X86
-#define LOADS(at)                                                                                                        \
-    "vmovdqa " #at "(%0), %%ymm0\n\tvmovdqa " #at "+32(%0), %%ymm1\n\tvmovdqa " #at "+64(%0), %%ymm2\n\tvmovdqa " #at       \
+#define LOADS(at)                                                                                                     \
+    "vmovdqa " #at "(%0), %%ymm0\n\tvmovdqa " #at "+32(%0), %%ymm1\n\tvmovdqa " #at "+64(%0), %%ymm2\n\tvmovdqa " #at \
     "+96(%0), %%ymm3\n\t"
     size_t turns = bytes / 512;
     if (wide) {
-        __asm__ volatile("1:\n\t" LOADS(0) LOADS(128) LOADS(256) LOADS(384) "add $512, %0\n\tdec %1\n\tjnz 1b\n\tvzeroupper"
-                         : "+r"(data), "+r"(turns) : : "cc", "memory", LOW_REGISTERS);
+        __asm__ volatile("1:\n\t" LOADS(0) LOADS(128) LOADS(256)
+                             LOADS(384) "add $512, %0\n\tdec %1\n\tjnz 1b\n\tvzeroupper"
+                         : "+r"(data), "+r"(turns)
+                         :
+                         : "cc", "memory", LOW_REGISTERS);
         return;
     }
 #endif
@@ -412,8 +427,9 @@ static void machine_task(void *arg, size_t task, size_t thread) {
     job->busy[task] = seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin;
 }
 
-/* Turns a second of all threads together: the best of many short attempts, because on a shared machine only a short one has a
- * chance of running on all processors at once. What a processor has for itself (`own`) is not shared: its own clock counts. */
+/* Turns a second of all threads together: the best of many short attempts, because on a shared machine only a short one
+ * has a chance of running on all processors at once. What a processor has for itself (`own`) is not shared: its own
+ * clock counts. */
 static double most_turns(moe_pool *pool, machine_job *job, int own) {
     const double threads = (double)pool->count, processors = (double)sysconf(_SC_NPROCESSORS_ONLN), start = now();
     const char *data = job->data;
@@ -469,7 +485,8 @@ static size_t cache_size(int level, size_t fallback) {
 #ifdef __APPLE__
     uint64_t bytes = 0;
     size_t length = sizeof bytes;
-    if (sysctlbyname(level == 2 ? "hw.l2cachesize" : "hw.l3cachesize", &bytes, &length, NULL, 0) || !bytes) return fallback;
+    if (sysctlbyname(level == 2 ? "hw.l2cachesize" : "hw.l3cachesize", &bytes, &length, NULL, 0) || !bytes)
+        return fallback;
     return (size_t)bytes;
 #else
     char path[80];
@@ -523,14 +540,17 @@ static void measure_peaks(machine *m, moe_pool *pool) {
 
 static void report_machine(report *r, const machine *m) {
     char line[512];
-    snprintf(line, sizeof line, "{\"what\":\"machine\",\"cpu\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"dram_gbytes_s\":%.2f,"
+    snprintf(line, sizeof line,
+             "{\"what\":\"machine\",\"cpu\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"dram_gbytes_s\":%.2f,"
              "\"cache_gbytes_s\":%.2f,\"l2_gbytes_s\":%.2f,\"cache_bytes\":%zu,\"l2_bytes\":%zu,\"integer_gops\":%.1f,"
-             "\"float_gops\":%.1f}", m->cpu, m->kernels->name, m->threads, m->dram * 1e-9, m->cache * 1e-9, m->l2 * 1e-9,
-             m->cache_bytes, m->l2_bytes, m->integer * 1e-9, m->floating * 1e-9);
+             "\"float_gops\":%.1f}",
+             m->cpu, m->kernels->name, m->threads, m->dram * 1e-9, m->cache * 1e-9, m->l2 * 1e-9, m->cache_bytes,
+             m->l2_bytes, m->integer * 1e-9, m->floating * 1e-9);
     emit(r, line);
     clear(r);
     if (r->table)
-        fprintf(stderr, "%s, %zu threads, %s: memory %.1f, cache %.1f, L2 %.1f GB/s; integers %.0f, floats %.0f Gop/s\n",
+        fprintf(stderr,
+                "%s, %zu threads, %s: memory %.1f, cache %.1f, L2 %.1f GB/s; integers %.0f, floats %.0f Gop/s\n",
                 m->cpu, m->threads, m->kernels->name, m->dram * 1e-9, m->cache * 1e-9, m->l2 * 1e-9, m->integer * 1e-9,
                 m->floating * 1e-9);
 }
@@ -541,7 +561,8 @@ enum { FUNCTION = 30 }; /* float operations of an exp, a tanh, a sigmoid */
 
 /* How a graph is being run. */
 typedef struct load {
-    double rows, steps, sentences, source; /* rows of every tensor; encoder: time steps, sentences; decoder: source tokens */
+    double rows, steps, sentences,
+        source;      /* rows of every tensor; encoder: time steps, sentences; decoder: source tokens */
     double resident; /* weights that the graph reads over and over */
 } load;
 
@@ -565,7 +586,8 @@ static void add_product(cost *c, const moe_matrix *w, double rows) {
 }
 
 static double slab_bytes(const moe_layer *l) {
-    return (double)(moe_matrix_bytes(l->expert_type, l->hidden, l->out) + moe_matrix_bytes(l->expert_type, l->out, l->hidden));
+    return (double)(moe_matrix_bytes(l->expert_type, l->hidden, l->out) +
+                    moe_matrix_bytes(l->expert_type, l->out, l->hidden));
 }
 
 /* All the weights that a node can read. */
@@ -574,7 +596,8 @@ static double node_weights(const moe_tensor *t) {
     case MOE_OP_LINEAR:
     case MOE_OP_OUTPUT: return matrix_bytes(t->matrix);
     case MOE_OP_LSTM_STEP: return matrix_bytes(t->matrix) + matrix_bytes(&t->lstm->w_r);
-    case MOE_OP_LSTM_LAYER: return matrix_bytes(&t->lstm->w_r) + (t->layer->projected ? matrix_bytes(&t->lstm->w_proj) : 0);
+    case MOE_OP_LSTM_LAYER:
+        return matrix_bytes(&t->lstm->w_r) + (t->layer->projected ? matrix_bytes(&t->lstm->w_proj) : 0);
     case MOE_OP_EXPERTS: return (double)t->layer->experts * slab_bytes(t->layer);
     default: return 0;
     }
@@ -597,7 +620,8 @@ static cost node_cost(const machine *m, const moe_tensor *t, const load *l) {
     double resident = l->resident, times = 1, compute, memory;
     cost c = { 0, 0, 0, 0, 0 };
     for (size_t s = 0; s < MOE_COUNT(t->src); s++)
-        if (t->src[s] && t->op != MOE_OP_VIEW) c.inputs += rows * (double)t->src[s]->cols * (t->src[s]->quantised ? 1 : 4);
+        if (t->src[s] && t->op != MOE_OP_VIEW)
+            c.inputs += rows * (double)t->src[s]->cols * (t->src[s]->quantised ? 1 : 4);
     switch (t->op) {
     case MOE_OP_EMBED: c.inputs += rows * matrix_bytes(t->matrix) / (double)t->matrix->rows; break;
     case MOE_OP_GATHER: c.inputs += rows * cols * 4; break;
@@ -706,7 +730,7 @@ typedef struct layer_bench {
     double *streams; /* [reps] bytes a second when the stack's memory was only read, right after */
     size_t calls, call;
     double wall, busy; /* of all repetitions: time, and processor time of all threads */
-    double begin; /* when the inputs were there */
+    double begin;      /* when the inputs were there */
     size_t seen;
 } layer_bench;
 
@@ -742,7 +766,8 @@ static int pack_matrix(moe_type type, size_t rows, size_t cols, float spread, ui
     return row && scratch;
 }
 
-static int make_matrix(stack *s, moe_type type, size_t rows, size_t cols, float spread, uint64_t *random, moe_matrix *out) {
+static int make_matrix(stack *s, moe_type type, size_t rows, size_t cols, float spread, uint64_t *random,
+                       moe_matrix *out) {
     void *blob = own(s, (size_t)moe_matrix_bytes(type, rows, cols));
     if (!blob || !pack_matrix(type, rows, cols, spread, random, blob)) return 0;
     *out = moe_matrix_view(type, rows, cols, blob);
@@ -770,7 +795,8 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
     snprintf(s->layer.name, sizeof s->layer.name, "%s", what);
     if (!(s->x = make_floats(s, s->pool * width, 1, &random))) return 0;
     if (strcmp(what, "dense") == 0) return make_matrix(s, type, hidden, width, 2, &random, &s->dense);
-    if (strcmp(what, "softmax") == 0) return make_matrix(s, type, (size_t)o->vocabulary, width, 4, &random, &s->model.output);
+    if (strcmp(what, "softmax") == 0)
+        return make_matrix(s, type, (size_t)o->vocabulary, width, 4, &random, &s->model.output);
     if (strcmp(what, "attention") == 0) {
         const size_t tokens = s->sentences * (size_t)o->src_len;
         s->memory = (moe_memory){ .tokens = tokens, .width = width };
@@ -823,7 +849,8 @@ static void build_layer(layer_bench *b) {
     moe_tensor *x = moe_op_gather(g, s->x, l->out, "input");
     if (strcmp(s->what, "lstm") == 0) {
         const moe_lstm_weights *w = &l->direction[0];
-        moe_tensor *r = moe_op_gather(g, s->r, l->state, "lstm.r"), *c = moe_op_gather(g, s->c, l->hidden, "lstm.c"), *z;
+        moe_tensor *r = moe_op_gather(g, s->r, l->state, "lstm.r"), *c = moe_op_gather(g, s->c, l->hidden, "lstm.c"),
+                   *z;
         b->inputs = 3;
         z = moe_op_lstm_step(g, l, x, r, c);
         c = moe_op_view(g, z, l->hidden, l->hidden, "lstm.c_next");
@@ -854,8 +881,13 @@ static int make_layer_bench(const options *o, stack *s, const machine *m, size_t
     const size_t top = strcmp(s->what, "softmax") ? 1 : moe_min(beam + 1, tokens);
     moe_error e;
     *b = (layer_bench){ .of = s, .machine = m, .rows = rows };
-    b->graph = (moe_graph){ .nodes = calloc(LAYER_NODES, sizeof(moe_tensor)), .capacity = LAYER_NODES, .rows = rows,
-                            .threads = m->threads, .sentences = s->sentences, .max_source = (size_t)o->src_len, .top = top };
+    b->graph = (moe_graph){ .nodes = calloc(LAYER_NODES, sizeof(moe_tensor)),
+                            .capacity = LAYER_NODES,
+                            .rows = rows,
+                            .threads = m->threads,
+                            .sentences = s->sentences,
+                            .max_source = (size_t)o->src_len,
+                            .top = top };
     b->ints = calloc(rows * (2 + top), sizeof *b->ints);
     b->floats = calloc(rows * (1 + top), sizeof *b->floats);
     b->sizes = calloc(rows * 2, sizeof *b->sizes);
@@ -866,8 +898,13 @@ static int make_layer_bench(const options *o, stack *s, const machine *m, size_t
     if (moe_graph_plan(&b->graph, &e) || posix_memalign(&b->arena, 4096, b->graph.bytes)) return 0;
     memset(b->arena, 0, b->graph.bytes);
     moe_graph_place(&b->graph, b->arena);
-    b->frame = (moe_frame){ .rows = rows, .parents = b->ints, .want = b->ints + rows, .top_ids = b->ints + 2 * rows,
-                            .want_logprob = b->floats, .top_logprobs = b->floats + rows, .segment = b->sizes,
+    b->frame = (moe_frame){ .rows = rows,
+                            .parents = b->ints,
+                            .want = b->ints + rows,
+                            .top_ids = b->ints + 2 * rows,
+                            .want_logprob = b->floats,
+                            .top_logprobs = b->floats + rows,
+                            .segment = b->sizes,
                             .length = b->sizes + rows };
     for (size_t r = 0; r < rows; r++) {
         b->ints[rows + r] = -1;
@@ -910,7 +947,10 @@ static int in_memory(const layer_bench *b) { return graph_weights(&b->graph) > (
 static double time_stream(const layer_bench *b, moe_pool *pool, size_t rep) {
     const stack *s = b->of;
     const size_t bytes = moe_min(32u << 20, s->most_bytes / 2) / pool->count / 512 * 512, all = bytes * pool->count;
-    machine_job job = { .turns = 1, .data = s->most + rep % (s->most_bytes / all) * all, .bytes = bytes, .wide = wide_registers() };
+    machine_job job = { .turns = 1,
+                        .data = s->most + rep % (s->most_bytes / all) * all,
+                        .bytes = bytes,
+                        .wide = wide_registers() };
     const double begin = now();
     moe_pool_run(pool, pool->count, machine_task, &job);
     return (double)all / (now() - begin);
@@ -927,23 +967,26 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
     timing t;
     double gops, gbytes;
     if (in_memory(b)) { /* before the seconds are sorted */
-        for (int rep = 0; rep < o->reps; rep++) b->streams[rep] = (c.weights + c.inputs) / b->seconds[rep] / b->streams[rep];
+        for (int rep = 0; rep < o->reps; rep++)
+            b->streams[rep] = (c.weights + c.inputs) / b->seconds[rep] / b->streams[rep];
         snprintf(share, sizeof share, "%.3f", sum_up(b->streams, (size_t)o->reps).median);
     }
     t = sum_up(b->seconds, (size_t)o->reps);
     gops = (c.integer + c.floating) / t.median * 1e-9;
     gbytes = (c.weights + c.inputs) / t.median * 1e-9;
-    snprintf(line, sizeof line, "{\"what\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"rows\":%zu,\"experts\":%zu,"
+    snprintf(line, sizeof line,
+             "{\"what\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"rows\":%zu,\"experts\":%zu,"
              "\"k\":%zu,\"d\":%zu,\"hidden\":%zu,\"vocabulary\":%zu,\"src_len\":%d,\"ms_median\":%.5g,\"ms_min\":%.5g,"
-             "\"gops\":%.4g,\"gbytes_s\":%.4g,\"roofline_share\":%.3f,\"dram_share\":%s,\"cpu_share\":%.2f}", s->what,
-             moe_type_name(s->type),
-             b->machine->kernels->name, b->machine->threads, b->rows, l->experts, l->gate.k, l->out,
-             vocabulary || s->memory.keys ? 0 : l->hidden, vocabulary, s->memory.keys ? o->src_len : 0, t.median * 1e3,
-             t.least * 1e3, gops, gbytes, c.seconds / t.median, share, b->busy / b->wall / (double)b->machine->threads);
+             "\"gops\":%.4g,\"gbytes_s\":%.4g,\"roofline_share\":%.3f,\"dram_share\":%s,\"cpu_share\":%.2f}",
+             s->what, moe_type_name(s->type), b->machine->kernels->name, b->machine->threads, b->rows, l->experts,
+             l->gate.k, l->out, vocabulary || s->memory.keys ? 0 : l->hidden, vocabulary,
+             s->memory.keys ? o->src_len : 0, t.median * 1e3, t.least * 1e3, gops, gbytes, c.seconds / t.median, share,
+             b->busy / b->wall / (double)b->machine->threads);
     emit(r, line);
     if (r->table)
         fprintf(stderr, "%-10s %-5s %-10s %6zu %11.4f %11.4f %9.1f %8.2f %8.0f %%\n", s->what, moe_type_name(s->type),
-                b->machine->kernels->name, b->rows, t.median * 1e3, t.least * 1e3, gops, gbytes, 100 * c.seconds / t.median);
+                b->machine->kernels->name, b->rows, t.median * 1e3, t.least * 1e3, gops, gbytes,
+                100 * c.seconds / t.median);
 }
 
 static int bench_layers(report *r, const options *o, const machine *machines, moe_pool *pool) {
@@ -976,8 +1019,8 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
         }
     clear(r);
     if (ok && r->table)
-        fprintf(stderr, "%-10s %-5s %-10s %6s %11s %11s %9s %8s %10s\n", "layer", "type", "kernels", "rows", "ms median",
-                "ms min", "Gop/s", "GB/s", "of bound");
+        fprintf(stderr, "%-10s %-5s %-10s %6s %11s %11s %9s %8s %10s\n", "layer", "type", "kernels", "rows",
+                "ms median", "ms min", "Gop/s", "GB/s", "of bound");
     for (size_t i = 0; ok && i < n; i++) report_layer(r, o, &benches[i]);
     for (size_t i = 0; benches && i < n; i++) free_layer_bench(&benches[i]);
     for (size_t i = 0; stacks && i < n_stacks; i++) free_stack(&stacks[i]);
@@ -990,7 +1033,10 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
 
 /* What a node of a session's graphs cost, found again by the name. */
 typedef struct profile {
-    struct { moe_tensor like; double seconds; } nodes[256]; /* names and ops */
+    struct {
+        moe_tensor like;
+        double seconds;
+    } nodes[256]; /* names and ops */
     size_t count;
 } profile;
 
@@ -1083,8 +1129,8 @@ static void free_model_bench(model_bench *b) {
     b->seconds = NULL;
 }
 
-/* Peak memory of a process that opens the model, makes the session and translates once; 0 where that failed, and the caller
- * will find out why. Also reads the file into the page cache. */
+/* Peak memory of a process that opens the model, makes the session and translates once; 0 where that failed, and the
+ * caller will find out why. Also reads the file into the page cache. */
 static double probe_memory(const options *o, const model_bench *like) {
     struct rusage used;
     int status;
@@ -1106,8 +1152,8 @@ static double probe_memory(const options *o, const model_bench *like) {
 #endif
 }
 
-/* The least time of the whole batch: groups through the encoder as the session admits them, then step by step. Of all nodes, or
- * of those with the name and op of `like`. */
+/* The least time of the whole batch: groups through the encoder as the session admits them, then step by step. Of all
+ * nodes, or of those with the name and op of `like`. */
 static double model_bound(const options *o, const model_bench *b, const moe_tensor *like) {
     const moe_session *s = b->session;
     const size_t batch = (size_t)b->batch, max_source = (size_t)s->params.max_source;
@@ -1142,8 +1188,8 @@ static void name_model(const char *path, char *out, size_t size) {
     plain(path, strlen(path), out, size);
 }
 
-/* A backend that keeps time. The session is found from the graph, its profile from the trace's user pointer, which no trace
- * uses meanwhile. */
+/* A backend that keeps time. The session is found from the graph, its profile from the trace's user pointer, which no
+ * trace uses meanwhile. */
 static void profile_compute(const moe_run *run, const moe_tensor *t) {
     const int decoder = strncmp(t->name, "decoder", 7) == 0;
     const size_t offset = decoder ? offsetof(moe_session, decoder) : offsetof(moe_session, encoder);
@@ -1167,9 +1213,11 @@ static void report_node(report *r, const model_bench *b, const char *node, const
                         double bound) {
     char model[128], line[512];
     name_model(b->path, model, sizeof model);
-    snprintf(line, sizeof line, "{\"what\":\"profile\",\"model\":\"%s\",\"isa\":\"%s\",\"batch\":%d,\"beam\":%d,"
-             "\"node\":\"%s\",\"op\":\"%s\",\"ms\":%.4g,\"share\":%.4f,\"roofline_share\":%.3f}", model,
-             b->machine->kernels->name, b->batch, b->beam, node, op, seconds * 1e3, seconds / whole, bound / seconds);
+    snprintf(line, sizeof line,
+             "{\"what\":\"profile\",\"model\":\"%s\",\"isa\":\"%s\",\"batch\":%d,\"beam\":%d,"
+             "\"node\":\"%s\",\"op\":\"%s\",\"ms\":%.4g,\"share\":%.4f,\"roofline_share\":%.3f}",
+             model, b->machine->kernels->name, b->batch, b->beam, node, op, seconds * 1e3, seconds / whole,
+             bound / seconds);
     emit(r, line);
     if (r->table)
         fprintf(stderr, "  %5.1f %%  %10.3f ms  %4.0f %% of bound  %-10s %s\n", 100 * seconds / whole, seconds * 1e3,
@@ -1219,18 +1267,20 @@ static void report_model(report *r, const options *o, model_bench *b) {
     char model[128], type[16], line[512];
     name_model(b->path, model, sizeof model);
     name_types(b->model, type, sizeof type);
-    snprintf(line, sizeof line, "{\"what\":\"model\",\"model\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,"
-             "\"batch\":%d,\"beam\":%d,\"src_len\":%d,\"tgt_len\":%d,\"tok_s\":%.5g,\"ms_per_step\":%.4g,\"ms_median\":%.5g,"
-             "\"ms_min\":%.5g,\"session_mb\":%.1f,\"rss_mb\":%.1f,\"roofline_share\":%.3f,\"cpu_share\":%.2f}", model, type,
-             isa, b->machine->threads, b->batch, b->beam, o->src_len, o->tgt_len, tok_s, ms_per_step, t.median * 1e3,
-             t.least * 1e3, (double)b->session->stats.bytes / 1048576, b->rss_mb, share, cpu_share);
+    snprintf(
+        line, sizeof line,
+        "{\"what\":\"model\",\"model\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,"
+        "\"batch\":%d,\"beam\":%d,\"src_len\":%d,\"tgt_len\":%d,\"tok_s\":%.5g,\"ms_per_step\":%.4g,\"ms_median\":%.5g,"
+        "\"ms_min\":%.5g,\"session_mb\":%.1f,\"rss_mb\":%.1f,\"roofline_share\":%.3f,\"cpu_share\":%.2f}",
+        model, type, isa, b->machine->threads, b->batch, b->beam, o->src_len, o->tgt_len, tok_s, ms_per_step,
+        t.median * 1e3, t.least * 1e3, (double)b->session->stats.bytes / 1048576, b->rss_mb, share, cpu_share);
     emit(r, line);
     if (r->table)
-        fprintf(stderr, "%-24s %-6s %-10s %5d %4d %9.1f %9.3f %10.2f %8.1f %7.0f %%\n", model, type, isa, b->batch, b->beam,
-                tok_s, ms_per_step, t.least * 1e3, b->rss_mb, 100 * share);
+        fprintf(stderr, "%-24s %-6s %-10s %5d %4d %9.1f %9.3f %10.2f %8.1f %7.0f %%\n", model, type, isa, b->batch,
+                b->beam, tok_s, ms_per_step, t.least * 1e3, b->rss_mb, 100 * share);
     if (b->shorter)
-        fprintf(stderr, "moe-bench: %s: %zu of %d translations ended before --tgt-len %d\n", model, b->shorter, b->batch,
-                o->tgt_len);
+        fprintf(stderr, "moe-bench: %s: %zu of %d translations ended before --tgt-len %d\n", model, b->shorter,
+                b->batch, o->tgt_len);
 }
 
 /* Models and sessions, before anything is measured: what is wrong with them is said at once. */
@@ -1278,21 +1328,44 @@ static int bench_models(report *r, const options *o, model_bench *benches, size_
 /* ==== 7. Main ============================================================================================ */
 
 static int parse_options(int argc, char **argv, options *o) {
-    enum { BATCH = 256, BEAM, SRC_LEN, TGT_LEN, PROFILE, LAYER, ROWS, TYPE, EXPERTS, K, WIDTH, HIDDEN, VOCABULARY, ISA, THREADS,
-           REPS };
-    static const char layers[] = "moe,lstm,dense,softmax,attention";
-    static const struct option known[] = {
-        { "batch", required_argument, NULL, BATCH },     { "beam", required_argument, NULL, BEAM },
-        { "src-len", required_argument, NULL, SRC_LEN }, { "tgt-len", required_argument, NULL, TGT_LEN },
-        { "profile", no_argument, NULL, PROFILE },       { "layer", required_argument, NULL, LAYER },
-        { "rows", required_argument, NULL, ROWS },       { "type", required_argument, NULL, TYPE },
-        { "experts", required_argument, NULL, EXPERTS }, { "k", required_argument, NULL, K },
-        { "width", required_argument, NULL, WIDTH },     { "hidden", required_argument, NULL, HIDDEN },
-        { "vocabulary", required_argument, NULL, VOCABULARY }, { "isa", required_argument, NULL, ISA },
-        { "threads", required_argument, NULL, THREADS }, { "reps", required_argument, NULL, REPS },
-        { "help", no_argument, NULL, 'h' },              { "version", no_argument, NULL, 'V' },
-        { NULL, 0, NULL, 0 }
+    enum {
+        BATCH = 256,
+        BEAM,
+        SRC_LEN,
+        TGT_LEN,
+        PROFILE,
+        LAYER,
+        ROWS,
+        TYPE,
+        EXPERTS,
+        K,
+        WIDTH,
+        HIDDEN,
+        VOCABULARY,
+        ISA,
+        THREADS,
+        REPS
     };
+    static const char layers[] = "moe,lstm,dense,softmax,attention";
+    static const struct option known[] = { { "batch", required_argument, NULL, BATCH },
+                                           { "beam", required_argument, NULL, BEAM },
+                                           { "src-len", required_argument, NULL, SRC_LEN },
+                                           { "tgt-len", required_argument, NULL, TGT_LEN },
+                                           { "profile", no_argument, NULL, PROFILE },
+                                           { "layer", required_argument, NULL, LAYER },
+                                           { "rows", required_argument, NULL, ROWS },
+                                           { "type", required_argument, NULL, TYPE },
+                                           { "experts", required_argument, NULL, EXPERTS },
+                                           { "k", required_argument, NULL, K },
+                                           { "width", required_argument, NULL, WIDTH },
+                                           { "hidden", required_argument, NULL, HIDDEN },
+                                           { "vocabulary", required_argument, NULL, VOCABULARY },
+                                           { "isa", required_argument, NULL, ISA },
+                                           { "threads", required_argument, NULL, THREADS },
+                                           { "reps", required_argument, NULL, REPS },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { "version", no_argument, NULL, 'V' },
+                                           { NULL, 0, NULL, 0 } };
     const char *isa = getenv("MOE_ISA");
     int good = 1;
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
@@ -1339,7 +1412,8 @@ static int parse_options(int argc, char **argv, options *o) {
     if (!o->beam.count) parse_ints("beam", o->n_models ? "1,4" : "4", 1, MOE_MAX_BEAM, &o->beam);
     for (size_t i = 0; i < o->types.count; i++) {
         moe_type type;
-        if (!moe_type_parse(o->types.values[i], &type)) return bad_usage("type", o->types.values[i], "q8, q4, f32, f16, bf16");
+        if (!moe_type_parse(o->types.values[i], &type))
+            return bad_usage("type", o->types.values[i], "q8, q4, f32, f16, bf16");
     }
     for (size_t i = 0; i < o->layers.count; i++) {
         text_list all;
@@ -1382,7 +1456,8 @@ int main(int argc, char **argv) {
         benches[i].rss_mb = probe_memory(&o, &benches[i]);
     }
     code = open_models(&r, &o, models, benches, n);
-    if (!code && (!(pool = calloc(1, sizeof *pool)) || moe_pool_start(pool, (size_t)o.threads, &e))) code = out_of_memory();
+    if (!code && (!(pool = calloc(1, sizeof *pool)) || moe_pool_start(pool, (size_t)o.threads, &e)))
+        code = out_of_memory();
     progress(&r, "measuring this machine");
     if (!code && !measure_bandwidth(&machines[0], pool)) code = out_of_memory();
     for (size_t i = 0; i < o.isas.count && !code; i++) {

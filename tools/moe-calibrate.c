@@ -9,13 +9,14 @@
  *   6. Table      what has changed
  *   7. Main
  *
- * The closed form. Of X rows, an expert that competes with n-1 others for k places shall get m = k X / n (rounded down, at least
- * 1). Those with its m largest probabilities are the ones above the (m+1)-th largest, so that one is its threshold: eq 18
- * becomes eq 19; of equal probabilities on both sides of the border none is selected. With two levels X is counted for each
- * group: the rows that selected it.
+ * The closed form. Of X rows, an expert that competes with n-1 others for k places shall get m = k X / n (rounded down,
+ * at least 1). Those with its m largest probabilities are the ones above the (m+1)-th largest, so that one is its
+ * threshold: eq 18 becomes eq 19; of equal probabilities on both sides of the border none is selected. With two levels
+ * X is counted for each group: the rows that selected it.
  *
- * Memory. m + 1 probabilities are kept of every expert, k X + n numbers for a gate, however many experts there are. To know m the
- * rows are counted first: where one level is all there is, from the lengths of the lines; with groups by a pass of its own.
+ * Memory. m + 1 probabilities are kept of every expert, k X + n numbers for a gate, however many experts there are. To
+ * know m the rows are counted first: where one level is all there is, from the lengths of the lines; with groups by a
+ * pass of its own.
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -42,46 +43,48 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-calibrate -m IN -o OUT --text FILE [OPTION]...\n"
-          "Writes the model IN to OUT with threshold gates, whatever gates it had: every mixture gets thresholds such that over\n"
-          "the text each expert is selected for an equal share of the tokens, k of n on average. All else stays as it is.\n"
-          "\n"
-          "  -m, --model IN            the model: a translation model or a language model\n"
-          "  -o, --output OUT          the file to write; it appears whole or not at all\n"
-          "      --text FILE           what to measure with. For a translation model, lines as moe-quantize --measure reads them:\n"
-          "                            source language TAB target language TAB source TAB target; where the target is missing\n"
-          "                            IN translates first. For a language model, lines of text. A few thousand lines will do\n"
-          "      --k N                 experts wanted for a token, where a softmax gate does not say how many (of two levels:\n"
-          "                            of each that does not)\n"
-          "      --ids                 texts are token ids separated by spaces\n"
-          "      --pretokenized        texts are pieces of the model's vocabulary separated by spaces\n"
-          "      --max-len N           leave out lines with more tokens than this\n"
-          "      --threads N, --batch N, --isa NAME, --no-mmap  as in moe-translate; they do not change the result\n"
-          "  -v, --verbose             say on standard error what is used\n"
-          "  -q, --quiet               no progress and no table\n"
-          "  -h, --help                this text\n"
-          "  -V, --version             versions\n"
-          "\n"
-          "IN is measured with its own gates, a decoder on the given targets. An expert's threshold is the (m+1)-th largest of its\n"
-          "probabilities, m = k x tokens / n; inside a group only tokens count that selected the group. The table on standard\n"
-          "output compares OUT with IN on the same text: experts for a token, empty masks, variation of the experts' loads, and\n"
-          "which of the (token, expert) pairs are the same.\n"
-          "\n"
-          "Golden sentences and measured quality belong to IN and are left out; tools/convert.py --golden and moe-quantize\n"
-          "--measure make new ones. Memory beside the model: 8 bytes for each (token, expert) pair that is selected.\n"
-          "\n"
-          "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a file could not be read or written.\n",
-          to);
+    fputs(
+        "Usage: moe-calibrate -m IN -o OUT --text FILE [OPTION]...\n"
+        "Writes the model IN to OUT with threshold gates, whatever gates it had: every mixture gets thresholds such that over\n"
+        "the text each expert is selected for an equal share of the tokens, k of n on average. All else stays as it is.\n"
+        "\n"
+        "  -m, --model IN            the model: a translation model or a language model\n"
+        "  -o, --output OUT          the file to write; it appears whole or not at all\n"
+        "      --text FILE           what to measure with. For a translation model, lines as moe-quantize --measure reads them:\n"
+        "                            source language TAB target language TAB source TAB target; where the target is missing\n"
+        "                            IN translates first. For a language model, lines of text. A few thousand lines will do\n"
+        "      --k N                 experts wanted for a token, where a softmax gate does not say how many (of two levels:\n"
+        "                            of each that does not)\n"
+        "      --ids                 texts are token ids separated by spaces\n"
+        "      --pretokenized        texts are pieces of the model's vocabulary separated by spaces\n"
+        "      --max-len N           leave out lines with more tokens than this\n"
+        "      --threads N, --batch N, --isa NAME, --no-mmap  as in moe-translate; they do not change the result\n"
+        "  -v, --verbose             say on standard error what is used\n"
+        "  -q, --quiet               no progress and no table\n"
+        "  -h, --help                this text\n"
+        "  -V, --version             versions\n"
+        "\n"
+        "IN is measured with its own gates, a decoder on the given targets. An expert's threshold is the (m+1)-th largest of its\n"
+        "probabilities, m = k x tokens / n; inside a group only tokens count that selected the group. The table on standard\n"
+        "output compares OUT with IN on the same text: experts for a token, empty masks, variation of the experts' loads, and\n"
+        "which of the (token, expert) pairs are the same.\n"
+        "\n"
+        "Golden sentences and measured quality belong to IN and are left out; tools/convert.py --golden and moe-quantize\n"
+        "--measure make new ones. Memory beside the model: 8 bytes for each (token, expert) pair that is selected.\n"
+        "\n"
+        "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a file could not be read or written.\n",
+        to);
 }
 
 static int parse_options(int argc, char **argv, options *o) {
     enum { TEXT = 256, K };
-    static const struct option known[] = {
-        PROGRAM_OPTIONS,
-        { "text", required_argument, NULL, TEXT }, { "k", required_argument, NULL, K },
-        { "ids", no_argument, NULL, PROGRAM_IDS }, { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED },
-        { "max-len", required_argument, NULL, PROGRAM_MAX_LEN }, { NULL, 0, NULL, 0 }
-    };
+    static const struct option known[] = { PROGRAM_OPTIONS,
+                                           { "text", required_argument, NULL, TEXT },
+                                           { "k", required_argument, NULL, K },
+                                           { "ids", no_argument, NULL, PROGRAM_IDS },
+                                           { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED },
+                                           { "max-len", required_argument, NULL, PROGRAM_MAX_LEN },
+                                           { NULL, 0, NULL, 0 } };
     *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .k = -1 };
     int c, status = -1;
     while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT, known, NULL)) != -1) {
@@ -93,10 +96,13 @@ static int parse_options(int argc, char **argv, options *o) {
     }
     if (status >= 0) return status;
     if (optind < argc) return program_usage_error("'%s' is one word too many", argv[optind]);
-    if (!o->common.model || !o->common.output || !o->text) return program_usage_error("wants -m IN, -o OUT and --text FILE");
-    if (o->common.ids && o->common.pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
+    if (!o->common.model || !o->common.output || !o->text)
+        return program_usage_error("wants -m IN, -o OUT and --text FILE");
+    if (o->common.ids && o->common.pretokenized)
+        return program_usage_error("--ids and --pretokenized do not go together");
     if (strcmp(o->common.model, o->common.output) == 0 || program_same_file(o->common.model, o->common.output))
-        return program_usage_error("%s and %s are the same file; write to another name", o->common.model, o->common.output);
+        return program_usage_error("%s and %s are the same file; write to another name", o->common.model,
+                                   o->common.output);
     return -1;
 }
 
@@ -117,14 +123,14 @@ typedef struct level {
     char k_key[40];         /* "encoder.2.k", "encoder.2.parent.k" */
     size_t n, compete, k;   /* in all; of which so many compete, `blocks` times; wanted */
     size_t blocks;
-    int k_given;            /* the file does not say k, or too much: it must be written */
-    uint64_t *rows, *seen;  /* [blocks] that competed: as assumed, and in this pass */
-    size_t *first;          /* [n + 1] */
-    size_t *count;          /* [n] */
-    float *kept;            /* of expert i the m + 1 largest at first[i]: a heap, the least one on top */
-    float *threshold;       /* [n] */
-    float *old;             /* [n] or NULL */
-    size_t unseen;          /* experts that never competed */
+    int k_given;           /* the file does not say k, or too much: it must be written */
+    uint64_t *rows, *seen; /* [blocks] that competed: as assumed, and in this pass */
+    size_t *first;         /* [n + 1] */
+    size_t *count;         /* [n] */
+    float *kept;           /* of expert i the m + 1 largest at first[i]: a heap, the least one on top */
+    float *threshold;      /* [n] */
+    float *old;            /* [n] or NULL */
+    size_t unseen;         /* experts that never competed */
 } level;
 
 static void level_free(level *l) {
@@ -193,7 +199,8 @@ static void level_see(level *l, const float *p) {
     }
 }
 
-/* What the pass found. An expert that never competed keeps its threshold, or gets the mean of the others' so far known. */
+/* What the pass found. An expert that never competed keeps its threshold, or gets the mean of the others' so far known.
+ */
 static void level_end(level *l) {
     double sum = 0;
     size_t known = 0;
@@ -223,7 +230,8 @@ static moe_status read_old(const char *path, const moe_model *m, level *l, moe_e
         int fd = open(path, O_RDONLY | O_CLOEXEC);
         ssize_t got = fd < 0 ? -1 : pread(fd, l->old, bytes, (off_t)t.offset);
         if (fd >= 0) close(fd);
-        if (t.bytes != bytes || got != (ssize_t)bytes) return fail(e, MOE_ERROR_IO, "the thresholds of IN cannot be read again");
+        if (t.bytes != bytes || got != (ssize_t)bytes)
+            return fail(e, MOE_ERROR_IO, "the thresholds of IN cannot be read again");
     }
     return MOE_OK;
 }
@@ -252,14 +260,14 @@ typedef struct calibration {
     const options *options;
     const moe_model *model;
     text_sample sample;
-    char *left_out;     /* [lines] the model cannot score them */
+    char *left_out; /* [lines] the model cannot score them */
     mixture *mixtures;
     size_t n_mixtures;
     level *levels;
     size_t n_levels;
-    picks *picks;       /* [lines, mixtures] of IN, but for softmax gates, which pick everybody */
+    picks *picks; /* [lines, mixtures] of IN, but for softmax gates, which pick everybody */
     const char *verb;
-    int which;          /* 0 IN, 1 OUT */
+    int which; /* 0 IN, 1 OUT */
     int translating;
     size_t next;
     moe_error trouble;
@@ -294,7 +302,9 @@ static uint64_t picks_same(picks *p, const moe_routing *r) {
     return same;
 }
 
-static int everybody(const mixture *x) { return x->about.gate == MOE_GATE_SOFTMAX && (!x->parent || x->about.parent_gate == MOE_GATE_SOFTMAX); }
+static int everybody(const mixture *x) {
+    return x->about.gate == MOE_GATE_SOFTMAX && (!x->parent || x->about.parent_gate == MOE_GATE_SOFTMAX);
+}
 
 static void see_routing(void *user, const moe_routing *r) {
     calibration *c = user;
@@ -320,7 +330,8 @@ static void see_trace(void *user, const char *name, const float *data, size_t ro
 }
 
 /* A level, and how many it wants. */
-static moe_status add_level(calibration *c, const mixture *x, const char *part, size_t n, size_t compete, size_t k, level **out, moe_error *e) {
+static moe_status add_level(calibration *c, const mixture *x, const char *part, size_t n, size_t compete, size_t k,
+                            level **out, moe_error *e) {
     level *l = &c->levels[c->n_levels++];
     *l = (level){ .n = n, .compete = compete, .blocks = n / compete, .k = k };
     snprintf(l->name, sizeof l->name, "%s.%s", x->about.layer, part);
@@ -329,7 +340,8 @@ static moe_status add_level(calibration *c, const mixture *x, const char *part, 
     if (!k && c->options->k < 0) {
         e->code = MOE_ERROR_ARGUMENT;
         snprintf(e->where, sizeof e->where, "%s", l->name);
-        snprintf(e->message, sizeof e->message, "a softmax gate that does not say how many experts are wanted; say it with --k");
+        snprintf(e->message, sizeof e->message,
+                 "a softmax gate that does not say how many experts are wanted; say it with --k");
         return e->code;
     }
     if (!k) l->k = (size_t)c->options->k;
@@ -352,7 +364,9 @@ static moe_status find_mixtures(calibration *c, moe_error *e) {
         x->about = moe_model_mixture(c->model, c->n_mixtures);
         const moe_mixture *a = &x->about;
         if (a->groups) status = add_level(c, x, "parent", a->groups, a->groups, a->parent_k, &x->parent, e);
-        if (!status) status = add_level(c, x, "gate", a->experts, a->groups ? a->experts / a->groups : a->experts, a->k, &x->gate, e);
+        if (!status)
+            status =
+                add_level(c, x, "gate", a->experts, a->groups ? a->experts / a->groups : a->experts, a->k, &x->gate, e);
         for (int i = 0; i < 2 && !status; i++)
             if (!(x->of[i].load = calloc(a->experts, sizeof *x->of[i].load))) status = no_memory(e);
     }
@@ -374,7 +388,9 @@ static int pull(void *user, int wait, moe_request *request) {
     calibration *c = user;
     (void)wait;
     if (c->trouble.code) return MOE_PULL_CANCEL;
-    while (c->next < c->sample.count && (c->left_out[c->next] || (c->translating && c->sample.pairs[c->next].has_target))) c->next++;
+    while (c->next < c->sample.count &&
+           (c->left_out[c->next] || (c->translating && c->sample.pairs[c->next].has_target)))
+        c->next++;
     if (c->next == c->sample.count) return MOE_PULL_END;
     text_pair *p = &c->sample.pairs[c->next++];
     request->source = p->source.data ? p->source.data : nothing;
@@ -395,7 +411,8 @@ static void done(void *user, const moe_result *result) {
     text_pair *p = result->user;
     if (result->status == MOE_ERROR_LIMIT || result->status == MOE_ERROR_ARGUMENT) c->left_out[p - c->sample.pairs] = 1;
     else if (result->status) fail(&c->trouble, result->status, result->message);
-    else if (c->translating) text_ids_set(&p->target, result->hypotheses[0].ids, result->hypotheses[0].n_ids, &c->trouble);
+    else if (c->translating)
+        text_ids_set(&p->target, result->hypotheses[0].ids, result->hypotheses[0].n_ids, &c->trouble);
 }
 
 /* All lines through a model. */
@@ -434,7 +451,8 @@ static void assume_rows(calibration *c, size_t source_extra) {
         decoder += c->sample.pairs[i].target.length + 1;
     }
     for (size_t i = 0; i < c->n_levels; i++)
-        if (c->levels[i].blocks == 1) c->levels[i].rows[0] = strncmp(c->levels[i].name, "encoder.", 8) == 0 ? encoder : decoder;
+        if (c->levels[i].blocks == 1)
+            c->levels[i].rows[0] = strncmp(c->levels[i].name, "encoder.", 8) == 0 ? encoder : decoder;
 }
 
 /* Collect; again if the rows were not those assumed. Then they are known. */
@@ -490,7 +508,8 @@ static moe_status types_of(const moe_model *m, moe_save_params *params, moe_erro
         snprintf(name, sizeof name, "%.*s", (int)(t.name.length < 255 ? t.name.length : 255), t.name.data);
         if (t.n_dims == 1 || strstr(name, ".gate.") || strstr(name, ".parent.")) continue;
         if (known[t.experts]++ && *type != t.type)
-            return fail(e, MOE_ERROR_UNSUPPORTED, "its matrices have several number formats; let moe-quantize write it in one");
+            return fail(e, MOE_ERROR_UNSUPPORTED,
+                        "its matrices have several number formats; let moe-quantize write it in one");
         *type = t.type;
     }
     return MOE_OK;
@@ -506,11 +525,14 @@ static moe_status save(calibration *c, moe_error *e) {
     moe_status status = entries && vectors && names ? types_of(c->model, &params, e) : no_memory(e);
     for (size_t i = 0; i < c->n_levels && !status; i++) {
         const level *l = &c->levels[i];
-        const char *stem = strrchr(l->name, '.'); /* "encoder.2.gate" is a key, "encoder.2.parent" is "encoder.2.parent.gate" */
+        const char *stem =
+            strrchr(l->name, '.'); /* "encoder.2.gate" is a key, "encoder.2.parent" is "encoder.2.parent.gate" */
         snprintf(names[i][0], sizeof names[i][0], strcmp(stem, ".gate") == 0 ? "%s" : "%s.gate", l->name);
         snprintf(names[i][1], sizeof names[i][1], "%s.threshold", l->name);
         entries[params.n_entries++] = (moe_meta_entry){ .key = names[i][0], .kind = MOE_META_TEXT, .text = word };
-        if (l->k_given) entries[params.n_entries++] = (moe_meta_entry){ .key = l->k_key, .kind = MOE_META_INT, .integer = (int64_t)l->k };
+        if (l->k_given)
+            entries[params.n_entries++] =
+                (moe_meta_entry){ .key = l->k_key, .kind = MOE_META_INT, .integer = (int64_t)l->k };
         vectors[params.n_vectors++] = (moe_vector_entry){ names[i][1], l->threshold, l->n };
     }
     if (!status) status = moe_model_save(c->model, c->options->common.output, &params, e);
@@ -550,15 +572,15 @@ static void print_table(const calibration *c) {
     for (size_t i = 0; i < c->sample.count; i++) left_out += (size_t)c->left_out[i];
     printf("%zu lines", c->sample.count - left_out);
     if (left_out) printf(", %zu more left out that the model cannot score", left_out);
-    printf("; before -> after\n\n%-12s %9s %7s %18s %20s %18s %12s\n", "mixture", "tokens", "wanted", "experts a token", "empty masks %",
-           "CV(load)", "same pairs");
+    printf("; before -> after\n\n%-12s %9s %7s %18s %20s %18s %12s\n", "mixture", "tokens", "wanted", "experts a token",
+           "empty masks %", "CV(load)", "same pairs");
     for (size_t i = 0; i < c->n_mixtures; i++) {
         const mixture *x = &c->mixtures[i];
         const tally *a = &x->of[0], *b = &x->of[1];
-        printf("%-12s %9llu %7zu %7.3f -> %7.3f %8.3f -> %8.3f %7.3f -> %7.3f %10.2f %%\n", x->about.layer, (unsigned long long)a->rows,
-               x->gate->k * (x->parent ? x->parent->k : 1), share(a->pairs, a->rows), share(b->pairs, b->rows),
-               100 * share(a->empty, a->rows), 100 * share(b->empty, b->rows), variation(a, x->about.experts),
-               variation(b, x->about.experts), 100 * share(x->same, a->pairs));
+        printf("%-12s %9llu %7zu %7.3f -> %7.3f %8.3f -> %8.3f %7.3f -> %7.3f %10.2f %%\n", x->about.layer,
+               (unsigned long long)a->rows, x->gate->k * (x->parent ? x->parent->k : 1), share(a->pairs, a->rows),
+               share(b->pairs, b->rows), 100 * share(a->empty, a->rows), 100 * share(b->empty, b->rows),
+               variation(a, x->about.experts), variation(b, x->about.experts), 100 * share(x->same, a->pairs));
     }
     putchar('\n');
     for (size_t i = 0; i < c->n_levels; i++) print_level(&c->levels[i]);
@@ -569,7 +591,8 @@ static void print_table(const calibration *c) {
 /* OUT on the same text. */
 static moe_status measure_out(calibration *c, moe_error *e) {
     moe_model *after;
-    moe_status status = moe_model_open(c->options->common.output, &(moe_model_params){ .copy = c->options->common.no_mmap }, &after, e);
+    moe_status status =
+        moe_model_open(c->options->common.output, &(moe_model_params){ .copy = c->options->common.no_mmap }, &after, e);
     if (status) return status;
     c->which = 1;
     status = pass(c, after, "comparing", 0, e);
@@ -587,7 +610,8 @@ int main(int argc, char **argv) {
     const moe_model_params params = { .verify = 1, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };
-    if (text_open(o.common.model, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(o.common.model, &e), EXIT_MODEL;
+    if (text_open(o.common.model, TEXT_IDS_ONLY, &params, &front, &e))
+        return program_file_error(o.common.model, &e), EXIT_MODEL;
     calibration c = { .options = &o, .model = front.model };
     const char *file = o.common.model;
     moe_status got = MOE_OK;

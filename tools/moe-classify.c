@@ -10,8 +10,8 @@
  *   7. Labels     the right answers
  *   8. Main
  */
-#define _GNU_SOURCE         /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE    /* and on macOS         */
+#define _GNU_SOURCE      /* getopt_long on Linux */
+#define _DARWIN_C_SOURCE /* and on macOS         */
 
 #include "moe.h"
 #include "tools/program.h"
@@ -36,43 +36,43 @@
 typedef struct options {
     program_common common;
     const char *labels;
-    char **files;    /* [n_files] */
+    char **files;           /* [n_files] */
     int n_files, top, x, y; /* x, y -1: not given */
 } options;
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-classify -m MODEL [OPTION]... [FILE]...\n"
-          "Says for each row of the files, or of standard input, which class a classifier finds most probable: CLASS TAB\n"
-          "PROBABILITY, one line for each row, in order.\n"
-          "\n"
-          "  FILE: images in the IDX format of MNIST (as they are: gzip -dc what ends in .gz), pixels scaled to 0 .. 1;\n"
-          "        or text, one row of numbers in each line, with spaces, TABs or commas between them\n"
-          "\n"
-          "  -m, --model MODEL         the model\n"
-          "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
-          "                            lines that were finished, whole\n"
-          "      --top N               the N most probable classes: CLASS TAB PROBABILITY TAB CLASS ... (default 1)\n"
-          "      --offset X,Y          columns and rows left of and above an image that is smaller than the model's square\n"
-          "                            input (default: it is in the middle)\n"
-          "      --labels FILE         the right classes, an IDX file of bytes; standard error gets the accuracy\n"
-          "      --json                one JSON object per row: class, name, probability, logprob, top; label where there is one;\n"
-          "                            error where a row could not be classified\n"
-          "      --stats               seconds and memory to standard error at the end\n"
-          "  -v, --verbose             say on standard error what is used\n"
-          "  -q, --quiet               no warnings; rows that fail are still reported\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_GATES("row")
-          "\n"
-          PROGRAM_HELP_SPEED("rows classified")
-          "\n"
-          "An empty line gives an empty line. A row that cannot be classified gives an empty line too, and standard error says\n"
-          "which and why.\n"
-          "\n"
-          PROGRAM_HELP_EXIT("all classified", "some rows were not, or had no label")
-          "\n"
-          "Example: gzip -dc t10k-images-idx3-ubyte.gz | moe-classify -m digits.bin --labels t10k-labels-idx1-ubyte\n",
-          to);
+    fputs(
+        "Usage: moe-classify -m MODEL [OPTION]... [FILE]...\n"
+        "Says for each row of the files, or of standard input, which class a classifier finds most probable: CLASS TAB\n"
+        "PROBABILITY, one line for each row, in order.\n"
+        "\n"
+        "  FILE: images in the IDX format of MNIST (as they are: gzip -dc what ends in .gz), pixels scaled to 0 .. 1;\n"
+        "        or text, one row of numbers in each line, with spaces, TABs or commas between them\n"
+        "\n"
+        "  -m, --model MODEL         the model\n"
+        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
+        "                            lines that were finished, whole\n"
+        "      --top N               the N most probable classes: CLASS TAB PROBABILITY TAB CLASS ... (default 1)\n"
+        "      --offset X,Y          columns and rows left of and above an image that is smaller than the model's square\n"
+        "                            input (default: it is in the middle)\n"
+        "      --labels FILE         the right classes, an IDX file of bytes; standard error gets the accuracy\n"
+        "      --json                one JSON object per row: class, name, probability, logprob, top; label where there is one;\n"
+        "                            error where a row could not be classified\n"
+        "      --stats               seconds and memory to standard error at the end\n"
+        "  -v, --verbose             say on standard error what is used\n"
+        "  -q, --quiet               no warnings; rows that fail are still reported\n"
+        "\n",
+        to);
+    fputs(
+        PROGRAM_HELP_GATES("row") "\n" PROGRAM_HELP_SPEED(
+            "rows classified") "\n"
+                               "An empty line gives an empty line. A row that cannot be classified gives an empty line too, and standard error says\n"
+                               "which and why.\n"
+                               "\n" PROGRAM_HELP_EXIT(
+                                   "all classified",
+                                   "some rows were not, or had no label") "\n"
+                                                                          "Example: gzip -dc t10k-images-idx3-ubyte.gz | moe-classify -m digits.bin --labels t10k-labels-idx1-ubyte\n",
+        to);
 }
 
 static int parse_offset(const char *text, options *o) {
@@ -85,14 +85,19 @@ static int parse_offset(const char *text, options *o) {
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     enum { TOP = 256, LABELS, OFFSET };
-    static const struct option known[] = {
-        PROGRAM_OPTIONS, PROGRAM_GATE_OPTIONS,
-        { "json", no_argument, NULL, PROGRAM_JSON },  { "stats", no_argument, NULL, PROGRAM_STATS },
-        { "top", required_argument, NULL, TOP },      { "labels", required_argument, NULL, LABELS },
-        { "offset", required_argument, NULL, OFFSET }, { NULL, 0, NULL, 0 }
-    };
+    static const struct option known[] = { PROGRAM_OPTIONS,
+                                           PROGRAM_GATE_OPTIONS,
+                                           { "json", no_argument, NULL, PROGRAM_JSON },
+                                           { "stats", no_argument, NULL, PROGRAM_STATS },
+                                           { "top", required_argument, NULL, TOP },
+                                           { "labels", required_argument, NULL, LABELS },
+                                           { "offset", required_argument, NULL, OFFSET },
+                                           { NULL, 0, NULL, 0 } };
     program_common *common = &o->common;
-    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .top = 1, .x = -1, .y = -1 };
+    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
+                    .top = 1,
+                    .x = -1,
+                    .y = -1 };
     int c, status = -1;
     while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT, known, NULL)) != -1) {
         switch (c) {
@@ -122,11 +127,11 @@ static int parse_options(int argc, char **argv, options *o) {
 enum { NO_LABEL = -1 };
 
 typedef struct row {
-    uint64_t number;       /* from 1, over all files */
+    uint64_t number;        /* from 1, over all files */
     int classified, failed; /* neither: an empty line */
-    size_t input;          /* where its numbers are, if it is to be classified */
+    size_t input;           /* where its numbers are, if it is to be classified */
     routing_sentence *routing;
-    char note[200];        /* if it failed */
+    char note[200]; /* if it failed */
 } row;
 
 typedef struct app {
@@ -134,12 +139,12 @@ typedef struct app {
     const moe_model *model;
     moe_session *session;
     size_t width, classes, top, batch;
-    ptrdiff_t names;      /* metadata entry, or -1 */
-    row *rows;            /* [batch] */
-    float *inputs;        /* [batch, width] of the rows that are to be classified */
-    row **owners;         /* [batch] whose they are */
-    int32_t *best;        /* [batch, top] */
-    float *logprobs;      /* [batch, top] */
+    ptrdiff_t names;                      /* metadata entry, or -1 */
+    row *rows;                            /* [batch] */
+    float *inputs;                        /* [batch, width] of the rows that are to be classified */
+    row **owners;                         /* [batch] whose they are */
+    int32_t *best;                        /* [batch, top] */
+    float *logprobs;                      /* [batch, top] */
     size_t n_rows, n_inputs, first_input; /* first_input: of the call under way */
     text_bytes block;
     program_output out;
@@ -147,8 +152,8 @@ typedef struct app {
     unsigned char *labels; /* [n_labels] or NULL */
     size_t n_labels;
     uint64_t seen, failed, labelled, right;
-    const char *file;     /* that is read */
-    int status;           /* -1: go on */
+    const char *file; /* that is read */
+    int status;       /* -1: go on */
 } app;
 
 static int app_allocate(app *a) {
@@ -201,7 +206,9 @@ PROGRAM_PRINTF(2, 3) static void fail_row(row *r, const char *format, ...) {
 
 /* ==== 3. Lines ========================================================================================== */
 
-static int label_of(const app *a, const row *r) { return r->number <= a->n_labels ? a->labels[r->number - 1] : NO_LABEL; }
+static int label_of(const app *a, const row *r) {
+    return r->number <= a->n_labels ? a->labels[r->number - 1] : NO_LABEL;
+}
 
 static void append_class(const app *a, int32_t class, text_bytes *out) {
     moe_span name = a->names < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(a->model, (size_t)a->names, (size_t)class);
@@ -266,7 +273,8 @@ static void classify(app *a, size_t first, size_t n) {
     a->first_input = first;
     for (size_t i = first; i < first + n; i++)
         if (a->owners[i]->routing) a->owners[i]->routing->n_entries = a->owners[i]->routing->n = 0;
-    moe_status status = moe_classify(a->session, a->inputs + first * a->width, n, a->best + first * a->top, a->logprobs + first * a->top, &e);
+    moe_status status = moe_classify(a->session, a->inputs + first * a->width, n, a->best + first * a->top,
+                                     a->logprobs + first * a->top, &e);
     if (status == MOE_ERROR_NUMERIC && n > 1) {
         for (size_t i = 0; i < n; i++) classify(a, first + i, 1);
     } else if (status == MOE_ERROR_NUMERIC) {
@@ -309,7 +317,8 @@ static void flush_rows(app *a) {
     if (a->block.failed) out_of_memory(a);
     if (a->status < 0 && a->block.length) program_write(&a->out, a->block.data, a->block.length);
     if (a->out.error && a->status < 0) {
-        program_complain("%s: %s; %llu whole lines were written", a->out.name, strerror(a->out.error), (unsigned long long)a->out.lines);
+        program_complain("%s: %s; %llu whole lines were written", a->out.name, strerror(a->out.error),
+                         (unsigned long long)a->out.lines);
         stop(a, EXIT_INPUT_OUTPUT);
     }
     a->n_rows = a->n_inputs = 0;
@@ -342,11 +351,13 @@ static size_t read_bytes(app *a, int fd, unsigned char *out, size_t n) {
     return got;
 }
 
-static size_t big_endian(const unsigned char *p) { return (size_t)p[0] << 24 | (size_t)p[1] << 16 | (size_t)p[2] << 8 | p[3]; }
+static size_t big_endian(const unsigned char *p) {
+    return (size_t)p[0] << 24 | (size_t)p[1] << 16 | (size_t)p[2] << 8 | p[3];
+}
 
 typedef struct placement {
-    size_t rows, cols;   /* of an image */
-    size_t side, x, y;   /* columns of the model's input, and where the image begins */
+    size_t rows, cols; /* of an image */
+    size_t side, x, y; /* columns of the model's input, and where the image begins */
 } placement;
 
 static size_t square_side(size_t n) {
@@ -360,19 +371,25 @@ static int place(app *a, placement *p) {
     const options *o = a->options;
     p->side = square_side(a->width);
     if (!p->rows || !p->cols || p->rows > a->width || p->cols > a->width) {
-        program_complain("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows, a->width);
+        program_complain("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows,
+                         a->width);
         return 0;
     }
     if (p->rows * p->cols == a->width && o->x < 0) return p->side = p->cols, p->x = p->y = 0, 1;
     if (!p->side || p->rows > p->side || p->cols > p->side) {
-        if (p->side) program_complain("%s: images of %zu x %zu do not fit into the model's input of %zu x %zu", a->file, p->cols, p->rows, p->side, p->side);
-        else program_complain("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows, a->width);
+        if (p->side)
+            program_complain("%s: images of %zu x %zu do not fit into the model's input of %zu x %zu", a->file, p->cols,
+                             p->rows, p->side, p->side);
+        else
+            program_complain("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows,
+                             a->width);
         return 0;
     }
     p->x = o->x < 0 ? (p->side - p->cols) / 2 : (size_t)o->x;
     p->y = o->y < 0 ? (p->side - p->rows) / 2 : (size_t)o->y;
     if (p->x <= p->side - p->cols && p->y <= p->side - p->rows) return 1;
-    program_complain("--offset %zu,%zu: images of %zu x %zu end outside the model's input of %zu x %zu", p->x, p->y, p->cols, p->rows, p->side, p->side);
+    program_complain("--offset %zu,%zu: images of %zu x %zu end outside the model's input of %zu x %zu", p->x, p->y,
+                     p->cols, p->rows, p->side, p->side);
     return 0;
 }
 
@@ -402,7 +419,8 @@ static void read_images(app *a, int fd) {
         float *x = next_input(a);
         memset(x, 0, a->width * sizeof *x);
         for (size_t r = 0; r < p.rows; r++)
-            for (size_t c = 0; c < p.cols; c++) x[(p.y + r) * p.side + p.x + c] = (float)pixels[r * p.cols + c] / 255.0f;
+            for (size_t c = 0; c < p.cols; c++)
+                x[(p.y + r) * p.side + p.x + c] = (float)pixels[r * p.cols + c] / 255.0f;
         add_input(a, add_row(a));
         if (a->n_rows == a->batch) flush_rows(a);
     }
@@ -480,8 +498,10 @@ static void read_input(app *a, int fd) {
     if (n && (head[0] == 0 || head[0] == 0x1F)) n += read_bytes(a, fd, head + 1, 3);
     if (program_signal || a->status >= 0) return;
     if (n == 4 && big_endian(head) == 0x00000803) read_images(a, fd);
-    else if (n >= 2 && head[0] == 0x1F && head[1] == 0x8B) input_error(a, "it is compressed: gzip -dc %s | moe-classify ...", a->options->n_files ? a->file : "FILE");
-    else if (n && head[0] == 0) input_error(a, "it is neither text nor an IDX file of images (bytes, three dimensions)");
+    else if (n >= 2 && head[0] == 0x1F && head[1] == 0x8B)
+        input_error(a, "it is compressed: gzip -dc %s | moe-classify ...", a->options->n_files ? a->file : "FILE");
+    else if (n && head[0] == 0)
+        input_error(a, "it is neither text nor an IDX file of images (bytes, three dimensions)");
     else read_numbers(a, fd, head, n);
     if (!program_signal) flush_rows(a);
 }
@@ -499,14 +519,18 @@ static void read_labels(app *a) {
         return;
     }
     if (read_bytes(a, fd, head, sizeof head) != sizeof head || big_endian(head) != 0x00000801) {
-        if (a->status < 0) input_error(a, head[0] == 0x1F ? "it is compressed: gzip -dc it first" : "it is not an IDX file of labels (bytes, one dimension)");
+        if (a->status < 0)
+            input_error(a, head[0] == 0x1F ? "it is compressed: gzip -dc it first"
+                                           : "it is not an IDX file of labels (bytes, one dimension)");
     } else {
         a->n_labels = big_endian(head + 4);
         if (!(a->labels = malloc(a->n_labels + !a->n_labels))) out_of_memory(a);
-        else if (read_bytes(a, fd, a->labels, a->n_labels) != a->n_labels || read_bytes(a, fd, &more, 1)) input_error(a, "it does not hold %zu labels", a->n_labels);
+        else if (read_bytes(a, fd, a->labels, a->n_labels) != a->n_labels || read_bytes(a, fd, &more, 1))
+            input_error(a, "it does not hold %zu labels", a->n_labels);
         for (size_t i = 0; i < a->n_labels && a->status < 0; i++)
             if (a->labels[i] >= a->classes) {
-                program_complain("%s: label %zu is %d, but the model has %zu classes", file, i + 1, a->labels[i], a->classes);
+                program_complain("%s: label %zu is %d, but the model has %zu classes", file, i + 1, a->labels[i],
+                                 a->classes);
                 stop(a, EXIT_USAGE);
             }
     }
@@ -516,10 +540,12 @@ static void read_labels(app *a) {
 /* The accuracy; and rows and labels must go together. */
 static int report_labels(const app *a) {
     if (!a->labels) return EXIT_DONE;
-    fprintf(stderr, "accuracy         %.4f (%llu of %llu)\n", a->labelled ? (double)a->right / (double)a->labelled : 0.0,
-            (unsigned long long)a->right, (unsigned long long)a->labelled);
+    fprintf(stderr, "accuracy         %.4f (%llu of %llu)\n",
+            a->labelled ? (double)a->right / (double)a->labelled : 0.0, (unsigned long long)a->right,
+            (unsigned long long)a->labelled);
     if (a->seen == a->n_labels) return EXIT_DONE;
-    program_complain("%s: it has %zu labels for %llu rows", a->options->labels, a->n_labels, (unsigned long long)a->seen);
+    program_complain("%s: it has %zu labels for %llu rows", a->options->labels, a->n_labels,
+                     (unsigned long long)a->seen);
     return EXIT_SOME_LINES;
 }
 
@@ -527,10 +553,12 @@ static int report_labels(const app *a) {
 
 static void report_stats(const app *a, double elapsed) {
     moe_stats s = moe_session_stats(a->session);
-    fprintf(stderr, "rows             %llu, %llu of them failed\nseconds          %.3f\nrows/s           %.1f\n"
-            "peak memory      %.1f MiB resident, %.1f MiB of it the session's\nkernels          %s\n", (unsigned long long)a->seen,
-            (unsigned long long)a->failed, elapsed, elapsed > 0 ? (double)a->seen / elapsed : 0.0, program_resident(),
-            (double)s.bytes / 1048576.0, s.isa ? s.isa : "?");
+    fprintf(stderr,
+            "rows             %llu, %llu of them failed\nseconds          %.3f\nrows/s           %.1f\n"
+            "peak memory      %.1f MiB resident, %.1f MiB of it the session's\nkernels          %s\n",
+            (unsigned long long)a->seen, (unsigned long long)a->failed, elapsed,
+            elapsed > 0 ? (double)a->seen / elapsed : 0.0, program_resident(), (double)s.bytes / 1048576.0,
+            s.isa ? s.isa : "?");
     program_expert_stats(&s);
 }
 
@@ -551,7 +579,8 @@ static int run(app *a, int in) {
     if (o->common.stats) report_stats(a, program_seconds() - begin);
     int status = report_labels(a);
     if (!a->failed) return status;
-    program_complain("%llu of %llu rows could not be classified", (unsigned long long)a->failed, (unsigned long long)a->seen);
+    program_complain("%llu of %llu rows could not be classified", (unsigned long long)a->failed,
+                     (unsigned long long)a->seen);
     return EXIT_SOME_LINES;
 }
 
@@ -567,8 +596,12 @@ int main(int argc, char **argv) {
     status = program_open(c, MOE_MODEL_CLASSIFIER, TEXT_IDS_ONLY, &front);
     if (status >= 0) return status;
     moe_session_params params = moe_session_params_default(front.model);
-    app a = { .options = &o, .model = front.model, .width = moe_model_width(front.model), .classes = (size_t)moe_model_vocabulary(front.model),
-              .names = moe_model_meta_find(front.model, "classes.names"), .status = -1 };
+    app a = { .options = &o,
+              .model = front.model,
+              .width = moe_model_width(front.model),
+              .classes = (size_t)moe_model_vocabulary(front.model),
+              .names = moe_model_meta_find(front.model, "classes.names"),
+              .status = -1 };
     program_apply(c, &params);
     a.top = (size_t)o.top < a.classes ? (size_t)o.top : a.classes;
     params.beam = params.nbest = (int)a.top;

@@ -28,18 +28,19 @@
 #include <string.h>
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-info [OPTION]... MODEL\n"
-          "Says what is in a model file.\n"
-          "\n"
-          "      --tensors       list the tensors too\n"
-          "      --attribution   only the licence and the sources that the model was trained on, in full\n"
-          "      --check         read everything and compare the checksums\n"
-          "      --json          all of it as one JSON object, every metadata entry and tensor included\n"
-          "  -h, --help          this text\n"
-          "  -V, --version       version\n"
-          "\n"
-          "Exit status: 0 fine, 2 usage, 3 the file is not a model, or is damaged, 4 it cannot be read, or output failed.\n",
-          to);
+    fputs(
+        "Usage: moe-info [OPTION]... MODEL\n"
+        "Says what is in a model file.\n"
+        "\n"
+        "      --tensors       list the tensors too\n"
+        "      --attribution   only the licence and the sources that the model was trained on, in full\n"
+        "      --check         read everything and compare the checksums\n"
+        "      --json          all of it as one JSON object, every metadata entry and tensor included\n"
+        "  -h, --help          this text\n"
+        "  -V, --version       version\n"
+        "\n"
+        "Exit status: 0 fine, 2 usage, 3 the file is not a model, or is damaged, 4 it cannot be read, or output failed.\n",
+        to);
 }
 
 /* ==== 1. Metadata ======================================================================================= */
@@ -73,13 +74,14 @@ static int span_begins(moe_span s, const char *prefix) {
 /* ==== 2. Numbers ======================================================================================== */
 
 typedef struct count {
-    uint64_t parameters, active; /* in all; used for one token              */
-    uint64_t expert_parameters;  /* of `parameters`                 */
+    uint64_t parameters, active;     /* in all; used for one token              */
+    uint64_t expert_parameters;      /* of `parameters`                 */
     uint64_t bytes[MOE_TYPE_Q4 + 1]; /* of tensors, by type */
     uint64_t tensors[MOE_TYPE_Q4 + 1];
 } count;
 
-/* The mixture that a layer or a tensor of it ("encoder.2.experts") belongs to; without a layer: it is none of a mixture. */
+/* The mixture that a layer or a tensor of it ("encoder.2.experts") belongs to; without a layer: it is none of a
+ * mixture. */
 static moe_mixture mixture_of(const moe_model *m, moe_span name) {
     for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
         moe_mixture x = moe_model_mixture(m, i);
@@ -101,7 +103,8 @@ static uint64_t used_of(const moe_model *m, const moe_tensor_info *t) {
     if (!x.layer || !x.experts) return t->parameters;
     if (rest.length > 6 && memcmp(rest.data + rest.length - 6, ".noise", 6) == 0) return 0;
     size_t groups = x.groups ? selected(x.parent_gate, x.parent_k, x.groups) : 1, of = x.groups ? x.groups : 1;
-    if (span_begins(rest, ".experts")) return t->parameters / x.experts * groups * selected(x.gate, x.k, x.experts / of);
+    if (span_begins(rest, ".experts"))
+        return t->parameters / x.experts * groups * selected(x.gate, x.k, x.experts / of);
     if (span_begins(rest, ".gate.") && !span_begins(rest, ".gate.hidden")) return t->parameters / of * groups;
     return t->parameters;
 }
@@ -144,8 +147,9 @@ static const char *human_count(uint64_t n, char out[32]) {
 static void describe_level(moe_gate gate, size_t k, const char *empty, text_bytes *out) {
     if (gate == MOE_GATE_SOFTMAX) text_append_string(out, "all used (softmax gate)");
     else if (gate == MOE_GATE_TOPK) text_printf(out, "the best %zu used for each token", k);
-    else text_printf(out, "%zu used for a token on average (threshold gate), %s", k,
-                     strcmp(empty, "zero") == 0 ? "none if none passes" : "the best if none passes");
+    else
+        text_printf(out, "%zu used for a token on average (threshold gate), %s", k,
+                    strcmp(empty, "zero") == 0 ? "none if none passes" : "the best if none passes");
 }
 
 /* "bidirectional LSTM, 2 x 512 cells, projected to 2 x 256, residual" */
@@ -167,11 +171,16 @@ static void describe_layer(const moe_model *m, const char *side, int64_t n, text
         snprintf(key, size, "%s.%lld", side, (long long)n);
         moe_mixture x = mixture_of(m, (moe_span){ key, strlen(key) });
         int linear = strcmp(get_text(m, KEY("expert"), "mlp", word, sizeof word), "linear") == 0;
-        text_printf(out, linear ? "mixture of %zu linear experts of %zu columns" : "mixture of %zu experts of %zu hidden units", x.experts, x.hidden);
-        if (linear && strcmp(get_text(m, KEY("activation"), "relu", word, sizeof word), "relu") == 0) text_append_string(out, " and relu");
+        text_printf(out,
+                    linear ? "mixture of %zu linear experts of %zu columns"
+                           : "mixture of %zu experts of %zu hidden units",
+                    x.experts, x.hidden);
+        if (linear && strcmp(get_text(m, KEY("activation"), "relu", word, sizeof word), "relu") == 0)
+            text_append_string(out, " and relu");
         if (x.groups) {
             text_printf(out, ", in %zu groups of %zu: of the groups ", x.groups, x.experts / x.groups);
-            get_text(m, KEY("empty"), "top1", word, sizeof word); /* what the groups' policy is unless they have their own */
+            get_text(m, KEY("empty"), "top1", word,
+                     sizeof word); /* what the groups' policy is unless they have their own */
             char own[64];
             describe_level(x.parent_gate, x.parent_k, get_text(m, KEY("parent.empty"), word, own, sizeof own), out);
             text_append_string(out, "; inside them ");
@@ -179,7 +188,8 @@ static void describe_layer(const moe_model *m, const char *side, int64_t n, text
             text_append_string(out, ", ");
         }
         describe_level(x.gate, x.k, get_text(m, KEY("empty"), "top1", word, sizeof word), out);
-        if (get_int(m, KEY("gate.hidden"), 0)) text_printf(out, ", gate with a hidden layer of %lld", (long long)get_int(m, KEY("gate.hidden"), 0));
+        if (get_int(m, KEY("gate.hidden"), 0))
+            text_printf(out, ", gate with a hidden layer of %lld", (long long)get_int(m, KEY("gate.hidden"), 0));
         if (get_int(m, KEY("gate.relu"), 0)) text_append_string(out, ", logits rectified");
         if (x.noise) text_append_string(out, ", noise on request");
         get_text(m, KEY("output"), "sigmoid", word, sizeof word);
@@ -197,7 +207,9 @@ static int64_t layers(const moe_model *m, const char *key) {
 }
 
 static const char *kind_of(const moe_model *m) {
-    static const char *const names[] = { [MOE_MODEL_TRANSLATION] = "translation", [MOE_MODEL_LANGUAGE] = "language", [MOE_MODEL_CLASSIFIER] = "classifier" };
+    static const char *const names[] = { [MOE_MODEL_TRANSLATION] = "translation",
+                                         [MOE_MODEL_LANGUAGE] = "language",
+                                         [MOE_MODEL_CLASSIFIER] = "classifier" };
     return names[moe_model_get_kind(m)];
 }
 
@@ -228,8 +240,10 @@ static void append_value(const moe_model *m, size_t i, text_bytes *out) {
     }
     for (size_t k = 0; k < n; k++) {
         if (k) text_append_string(out, kind == MOE_META_TEXTS ? "; " : " ");
-        if (kind == MOE_META_INT || kind == MOE_META_INTS) text_printf(out, "%lld", (long long)moe_model_meta_int(m, i, k));
-        else if (kind == MOE_META_REAL || kind == MOE_META_REALS) text_printf(out, "%.10g", moe_model_meta_real(m, i, k));
+        if (kind == MOE_META_INT || kind == MOE_META_INTS)
+            text_printf(out, "%lld", (long long)moe_model_meta_int(m, i, k));
+        else if (kind == MOE_META_REAL || kind == MOE_META_REALS)
+            text_printf(out, "%.10g", moe_model_meta_real(m, i, k));
         else {
             moe_span s = moe_model_meta_text(m, i, k);
             text_append_clean(out, s.data, s.length);
@@ -316,22 +330,26 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     const moe_model *m = front->model;
     char a[64], b[64], c[32], d[32];
     count n = count_all(m);
-    printf("%s: %s, file version %u\n", path, human_bytes(moe_model_file_bytes(m), c), (unsigned)moe_model_file_version(m));
+    printf("%s: %s, file version %u\n", path, human_bytes(moe_model_file_bytes(m), c),
+           (unsigned)moe_model_file_version(m));
     if (checked) printf("Checksums of all %zu tensors are right.\n", moe_model_tensor_count(m));
     printf("\nModel\n");
     print_text(m, "name", "general.name");
     print_text(m, "description", "general.description");
     print_text(m, "licence", "general.licence");
     print_text(m, "attribution", "general.attribution");
-    printf("  %-18s %s\n", "kind", moe_model_get_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
-           : moe_model_get_kind(m) == MOE_MODEL_LANGUAGE ? "says how probable a text is: moe-score" : "says what class a row of numbers is of: moe-classify");
+    printf("  %-18s %s\n", "kind",
+           moe_model_get_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
+           : moe_model_get_kind(m) == MOE_MODEL_LANGUAGE  ? "says how probable a text is: moe-score"
+                                                          : "says what class a row of numbers is of: moe-classify");
     if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
         printf("  %-18s %zu\n  %-18s %d\n", "inputs", moe_model_width(m), "classes", (int)moe_model_vocabulary(m));
         print_text(m, "names", "classes.names");
     } else {
         text_bytes languages = { 0 };
         text_languages(front, &languages);
-        if (languages.failed || languages.length) printf("  %-18s %s\n", "languages", languages.failed ? "?" : languages.data);
+        if (languages.failed || languages.length)
+            printf("  %-18s %s\n", "languages", languages.failed ? "?" : languages.data);
         else if (moe_model_get_kind(m) == MOE_MODEL_TRANSLATION) printf("  %-18s one direction only\n", "languages");
         text_bytes_free(&languages);
         printf("  %-18s %d tokens, tokeniser: %s%s\n", "vocabulary", (int)moe_model_vocabulary(m),
@@ -340,14 +358,17 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     }
 
     printf("\nArchitecture: %s\n", get_text(m, "general.architecture", "?", a, sizeof a));
-    if (moe_model_get_kind(m) != MOE_MODEL_CLASSIFIER) printf("  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
+    if (moe_model_get_kind(m) != MOE_MODEL_CLASSIFIER)
+        printf("  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
     for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) print_layers(m, sides[i]);
     if (moe_model_get_kind(m) == MOE_MODEL_TRANSLATION) {
-        printf("  %-18s %s, size %lld, query from decoder %lld (%s)\n", "attention", get_text(m, "attention.kind", "?", a, sizeof a),
-               (long long)get_int(m, "attention.size", 0), (long long)get_int(m, "attention.layer", 0),
-               get_text(m, "attention.query", "state", b, sizeof b));
-        printf("  %-18s %s\n", "decoder begins", strcmp(get_text(m, "decoder.init", "zero", a, sizeof a), "encoder") == 0
-               ? "with the encoder's last states" : "with zeros");
+        printf("  %-18s %s, size %lld, query from decoder %lld (%s)\n", "attention",
+               get_text(m, "attention.kind", "?", a, sizeof a), (long long)get_int(m, "attention.size", 0),
+               (long long)get_int(m, "attention.layer", 0), get_text(m, "attention.query", "state", b, sizeof b));
+        printf("  %-18s %s\n", "decoder begins",
+               strcmp(get_text(m, "decoder.init", "zero", a, sizeof a), "encoder") == 0
+                   ? "with the encoder's last states"
+                   : "with zeros");
     }
 
     printf("\nSize\n");
@@ -363,9 +384,11 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     moe_error e;
     p.threads = 1; /* the same figure on every machine */
     if (moe_session_bytes(m, &p, &bytes, &e)) printf("  %-18s cannot be said: %s\n", "a session", e.message);
-    else if (moe_model_get_kind(m) != MOE_MODEL_TRANSLATION) printf("  %-18s %s beside the file: batch %d, 1 thread\n", "a session", human_bytes(bytes, c), p.batch);
-    else printf("  %-18s %s beside the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n", "a session",
-                human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
+    else if (moe_model_get_kind(m) != MOE_MODEL_TRANSLATION)
+        printf("  %-18s %s beside the file: batch %d, 1 thread\n", "a session", human_bytes(bytes, c), p.batch);
+    else
+        printf("  %-18s %s beside the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n", "a session",
+               human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
 
     print_entries(m, "Decoding, unless told otherwise", "decode.");
     print_entries(m, "Training", "training.");
@@ -424,7 +447,8 @@ static void json_metadata(const moe_model *m, cJSON *into) {
             size_t n = moe_model_meta_length(m, i);
             moe_span *texts = kind == MOE_META_TEXTS ? malloc((n + !n) * sizeof *texts) : NULL;
             if (texts) n = moe_model_meta_texts(m, i, texts, n);
-            for (size_t k = 0; k < n; k++) cJSON_AddItemToArray(list, texts ? json_span(texts[k]) : json_element(m, i, k));
+            for (size_t k = 0; k < n; k++)
+                cJSON_AddItemToArray(list, texts ? json_span(texts[k]) : json_element(m, i, k));
             free(texts);
         }
     }
@@ -488,7 +512,8 @@ static int print_json(const text_front *front, const char *path, int checked) {
     }
     cJSON_AddItemToObject(root, "vocabulary", json_whole(moe_model_vocabulary(m)));
     cJSON *languages = cJSON_AddArrayToObject(root, "languages");
-    for (size_t i = 0; i < moe_model_language_count(m); i++) cJSON_AddItemToArray(languages, json_span(moe_model_language(m, i)));
+    for (size_t i = 0; i < moe_model_language_count(m); i++)
+        cJSON_AddItemToArray(languages, json_span(moe_model_language(m, i)));
     cJSON_AddItemToObject(root, "parameters", json_whole((int64_t)n.parameters));
     cJSON_AddItemToObject(root, "parameters_in_experts", json_whole((int64_t)n.expert_parameters));
     cJSON_AddItemToObject(root, "parameters_per_token", json_whole((int64_t)n.active));
@@ -531,12 +556,13 @@ static int print_json(const text_front *front, const char *path, int checked) {
 
 int main(int argc, char **argv) {
     enum { TENSORS = 256, ATTRIBUTION, CHECK, JSON };
-    static const struct option known[] = {
-        { "tensors", no_argument, NULL, TENSORS }, { "check", no_argument, NULL, CHECK },
-        { "attribution", no_argument, NULL, ATTRIBUTION },
-        { "json", no_argument, NULL, JSON },       { "help", no_argument, NULL, 'h' },
-        { "version", no_argument, NULL, 'V' },     { NULL, 0, NULL, 0 }
-    };
+    static const struct option known[] = { { "tensors", no_argument, NULL, TENSORS },
+                                           { "check", no_argument, NULL, CHECK },
+                                           { "attribution", no_argument, NULL, ATTRIBUTION },
+                                           { "json", no_argument, NULL, JSON },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { "version", no_argument, NULL, 'V' },
+                                           { NULL, 0, NULL, 0 } };
     int tensors = 0, attribution = 0, check = 0, json = 0, status = program_begin("moe-info");
     if (status >= 0) return status;
     for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {

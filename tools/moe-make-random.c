@@ -1,4 +1,5 @@
-/* moe-make-random - write a model of a published size with random weights, for benchmarks: see usage() below, or --help.
+/* moe-make-random - write a model of a published size with random weights, for benchmarks: see usage() below, or
+ * --help.
  *
  * Contents
  *   1. Shapes   the layer lists of Shazeer et al. 2017, App. C and E
@@ -21,9 +22,9 @@ enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 /* ==== 1. Shapes ========================================================================================= */
 
-/* Translation: encoder lstm, lstm, [moe,] lstm; decoder lstm with attention, [moe,] lstm; residuals around all of them. A language
- * model (no attention): lstm, moe, lstm. With groups two levels of gates, `k` of each; the paper does not say how it split its
- * 512 and 2048 experts. */
+/* Translation: encoder lstm, lstm, [moe,] lstm; decoder lstm with attention, [moe,] lstm; residuals around all of them.
+ * A language model (no attention): lstm, moe, lstm. With groups two levels of gates, `k` of each; the paper does not
+ * say how it split its 512 and 2048 experts. */
 typedef struct shape {
     const char *name, *words;
     int vocabulary, width, hidden, attention, experts, groups, k, expert_hidden;
@@ -32,22 +33,30 @@ typedef struct shape {
 static const shape shapes[] = {
     { "paper-dense", "the paper's network without its mixtures", 32000, 512, 2048, 512, 0, 0, 0, 0 },
     { "paper-32", "32 experts of 2048, 4 for a token", 32000, 512, 2048, 512, 32, 0, 4, 2048 },
-    { "paper-512", "16 groups of 32 experts, 2 x 2 for a token, 2.2 billion weights", 32000, 512, 2048, 512, 512, 16, 2, 2048 },
-    { "paper-2048", "32 groups of 64 experts, 2 x 2 for a token, 8.7 billion weights", 32000, 512, 2048, 512, 2048, 32, 2, 2048 },
-    { "multilingual-512", "512 experts of 8192, 2 for a token, 8.7 billion weights", 32000, 512, 2048, 512, 512, 0, 2, 8192 },
+    { "paper-512", "16 groups of 32 experts, 2 x 2 for a token, 2.2 billion weights", 32000, 512, 2048, 512, 512, 16, 2,
+      2048 },
+    { "paper-2048", "32 groups of 64 experts, 2 x 2 for a token, 8.7 billion weights", 32000, 512, 2048, 512, 2048, 32,
+      2, 2048 },
+    { "multilingual-512", "512 experts of 8192, 2 for a token, 8.7 billion weights", 32000, 512, 2048, 512, 512, 0, 2,
+      8192 },
     { "lm-32", "language model: 32 experts of 1024, 4 for a token", 32000, 512, 512, 0, 32, 0, 4, 1024 },
-    { "lm-4096", "language model: 16 groups of 256 experts, 2 x 2 for a token, 4.3 billion weights", 32000, 512, 512, 0, 4096, 16, 2, 1024 },
-    { "lm-131072", "language model: 256 groups of 512 experts, smaller than the paper's (128-32-128), 2 x 2 for a token", 32000, 128, 128, 0, 131072,
-      256, 2, 32 },
+    { "lm-4096", "language model: 16 groups of 256 experts, 2 x 2 for a token, 4.3 billion weights", 32000, 512, 512, 0,
+      4096, 16, 2, 1024 },
+    { "lm-131072",
+      "language model: 256 groups of 512 experts, smaller than the paper's (128-32-128), 2 x 2 for a token", 32000, 128,
+      128, 0, 131072, 256, 2, 32 },
     { "small", "the size of the shipped model", 8000, 256, 512, 256, 32, 0, 2, 512 },
 };
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-make-random --preset NAME -o FILE [OPTION]...\n"
-          "Writes a model of a published size with random weights. What it says means nothing, at the speed of a real one.\n"
-          "\n"
-          "      --preset NAME    one of\n", to);
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) fprintf(to, "                         %-16s  %s\n", shapes[i].name, shapes[i].words);
+    fputs(
+        "Usage: moe-make-random --preset NAME -o FILE [OPTION]...\n"
+        "Writes a model of a published size with random weights. What it says means nothing, at the speed of a real one.\n"
+        "\n"
+        "      --preset NAME    one of\n",
+        to);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        fprintf(to, "                         %-16s  %s\n", shapes[i].name, shapes[i].words);
     fputs("  -o FILE              model file to write\n"
           "      --type TYPE      of the matrices: f32, f16, bf16, q8 (default), q4\n"
           "      --experts TYPE   of the experts, if another\n"
@@ -56,7 +65,8 @@ static void usage(FILE *to) {
           "  -V, --version        version\n"
           "\n"
           "Needs little memory: rows are made, packed and written one expert at a time.\n"
-          "Exit status: 0 done, 2 usage, 3 memory ran out, 4 FILE could not be written.\n", to);
+          "Exit status: 0 done, 2 usage, 3 memory ran out, 4 FILE could not be written.\n",
+          to);
 }
 
 /* ==== 2. Model ========================================================================================== */
@@ -83,7 +93,8 @@ static const char *name_of(maker *m, const char *prefix, const char *rest) {
 }
 
 static void put_int(maker *m, const char *prefix, const char *key, int64_t value) {
-    m->entries[m->n_entries++] = (moe_meta_entry){ .key = name_of(m, prefix, key), .kind = MOE_META_INT, .integer = value };
+    m->entries[m->n_entries++] =
+        (moe_meta_entry){ .key = name_of(m, prefix, key), .kind = MOE_META_INT, .integer = value };
 }
 
 static void put_text(maker *m, const char *prefix, const char *key, const char *value) {
@@ -91,9 +102,11 @@ static void put_text(maker *m, const char *prefix, const char *key, const char *
         (moe_meta_entry){ .key = name_of(m, prefix, key), .kind = MOE_META_TEXT, .text = { value, strlen(value) } };
 }
 
-static void put_matrix(maker *m, const char *prefix, const char *name, int rows, int cols, moe_type type, float spread) {
+static void put_matrix(maker *m, const char *prefix, const char *name, int rows, int cols, moe_type type,
+                       float spread) {
     m->spread[m->n_tensors] = spread;
-    m->tensors[m->n_tensors++] = (moe_tensor_spec){ name_of(m, prefix, name), type, 2, { (uint64_t)rows, (uint64_t)cols, 0 } };
+    m->tensors[m->n_tensors++] =
+        (moe_tensor_spec){ name_of(m, prefix, name), type, 2, { (uint64_t)rows, (uint64_t)cols, 0 } };
 }
 
 static void put_vector(maker *m, const char *prefix, const char *name, int n, float spread) {
@@ -125,8 +138,11 @@ static void put_moe(maker *m, const shape *s, const char *prefix) {
     put_matrix(m, prefix, "gate.weight", s->experts, s->width, MOE_TYPE_F32, 4);
     if (s->groups) put_matrix(m, prefix, "parent.weight", s->groups, s->width, MOE_TYPE_F32, 4);
     m->spread[m->n_tensors] = 2;
-    m->tensors[m->n_tensors++] = (moe_tensor_spec){ name_of(m, prefix, "experts"), m->experts, 3,
-                                                    { (uint64_t)s->experts, (uint64_t)s->expert_hidden, (uint64_t)s->width } };
+    m->tensors[m->n_tensors++] =
+        (moe_tensor_spec){ name_of(m, prefix, "experts"),
+                           m->experts,
+                           3,
+                           { (uint64_t)s->experts, (uint64_t)s->expert_hidden, (uint64_t)s->width } };
 }
 
 static void describe_translation(maker *m, const shape *s) {
@@ -198,12 +214,13 @@ static int parse_type(const char *name, moe_type *type) {
 
 int main(int argc, char **argv) {
     enum { PRESET = 256, TYPE, EXPERTS, SEED };
-    static const struct option known[] = {
-        { "preset", required_argument, NULL, PRESET }, { "type", required_argument, NULL, TYPE },
-        { "experts", required_argument, NULL, EXPERTS }, { "seed", required_argument, NULL, SEED },
-        { "help", no_argument, NULL, 'h' },            { "version", no_argument, NULL, 'V' },
-        { NULL, 0, NULL, 0 }
-    };
+    static const struct option known[] = { { "preset", required_argument, NULL, PRESET },
+                                           { "type", required_argument, NULL, TYPE },
+                                           { "experts", required_argument, NULL, EXPERTS },
+                                           { "seed", required_argument, NULL, SEED },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { "version", no_argument, NULL, 'V' },
+                                           { NULL, 0, NULL, 0 } };
     static maker m;
     const char *preset = NULL, *out = NULL, *type = "q8", *experts = NULL, *seed = "1";
     const shape *s = NULL;
@@ -221,17 +238,23 @@ int main(int argc, char **argv) {
         }
     }
     if (!preset || !out || optind != argc)
-        return fputs("moe-make-random: wants --preset NAME and -o FILE; see moe-make-random --help\n", stderr), EXIT_USAGE;
+        return fputs("moe-make-random: wants --preset NAME and -o FILE; see moe-make-random --help\n", stderr),
+               EXIT_USAGE;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         if (strcmp(shapes[i].name, preset) == 0) s = &shapes[i];
-    if (!s) return fprintf(stderr, "moe-make-random: no preset is called '%s'; --help lists them\n", preset), EXIT_USAGE;
+    if (!s)
+        return fprintf(stderr, "moe-make-random: no preset is called '%s'; --help lists them\n", preset), EXIT_USAGE;
     if (!parse_type(type, &m.type) || !parse_type(experts ? experts : type, &m.experts)) return EXIT_USAGE;
     m.random = strtoull(seed, &end, 10);
     if (!*seed || *end) return fprintf(stderr, "moe-make-random: --seed wants a number, not '%s'\n", seed), EXIT_USAGE;
     m.show = isatty(2);
     describe(&m, s);
-    const moe_write_params params = { .entries = m.entries, .n_entries = m.n_entries, .tensors = m.tensors, .n_tensors = m.n_tensors,
-                                      .fill = fill, .user = &m };
+    const moe_write_params params = { .entries = m.entries,
+                                      .n_entries = m.n_entries,
+                                      .tensors = m.tensors,
+                                      .n_tensors = m.n_tensors,
+                                      .fill = fill,
+                                      .user = &m };
     moe_error e;
     moe_status status = moe_model_write(out, &params, &e);
     moe_model *model;

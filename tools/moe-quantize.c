@@ -19,29 +19,30 @@
 #include <unistd.h>
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-quantize [OPTION]... IN OUT TYPE\n"
-          "Writes the model IN to OUT with its matrices in another number format.\n"
-          "\n"
-          "  TYPE: f32   4 bytes a weight\n"
-          "        f16   2 bytes, 11 bits of precision\n"
-          "        bf16  2 bytes, 8 bits of precision and the range of f32\n"
-          "        q8    1 byte, one scale per row\n"
-          "        q4    a little over half a byte, one scale for every 32 weights\n"
-          "\n"
-          "      --experts TYPE   another type for the experts, where most weights are: `--experts q4` with q8 for the rest is\n"
-          "                       the usual form, at hardly any loss\n"
-          "      --measure FILE   compare OUT with IN on a sample and write the loss into OUT; moe-info shows it. Lines: source\n"
-          "                       language TAB target language TAB source TAB target; for a language model just text\n"
-          "      --ids            its texts are token ids\n"
-          "  -h, --help           this text\n"
-          "  -V, --version        version\n"
-          "\n"
-          "Gates, thresholds and biases stay f32. OUT appears whole under its name or not at all. What a file has lost\n"
-          "by rounding does not come back: quantise from the f32 file. Golden sentences belong to IN and are left out when a\n"
-          "type changes; tools/convert.py --golden adds new ones.\n"
-          "\n"
-          "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a file could not be read or written.\n",
-          to);
+    fputs(
+        "Usage: moe-quantize [OPTION]... IN OUT TYPE\n"
+        "Writes the model IN to OUT with its matrices in another number format.\n"
+        "\n"
+        "  TYPE: f32   4 bytes a weight\n"
+        "        f16   2 bytes, 11 bits of precision\n"
+        "        bf16  2 bytes, 8 bits of precision and the range of f32\n"
+        "        q8    1 byte, one scale per row\n"
+        "        q4    a little over half a byte, one scale for every 32 weights\n"
+        "\n"
+        "      --experts TYPE   another type for the experts, where most weights are: `--experts q4` with q8 for the rest is\n"
+        "                       the usual form, at hardly any loss\n"
+        "      --measure FILE   compare OUT with IN on a sample and write the loss into OUT; moe-info shows it. Lines: source\n"
+        "                       language TAB target language TAB source TAB target; for a language model just text\n"
+        "      --ids            its texts are token ids\n"
+        "  -h, --help           this text\n"
+        "  -V, --version        version\n"
+        "\n"
+        "Gates, thresholds and biases stay f32. OUT appears whole under its name or not at all. What a file has lost\n"
+        "by rounding does not come back: quantise from the f32 file. Golden sentences belong to IN and are left out when a\n"
+        "type changes; tools/convert.py --golden adds new ones.\n"
+        "\n"
+        "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a file could not be read or written.\n",
+        to);
 }
 
 /* ==== 1. Measure ======================================================================================== */
@@ -101,7 +102,8 @@ static int pull(void *user, int wait, moe_request *request) {
     }
     request->target_tag = p->tag;
     if (w->show && w->next % 16 == 0)
-        fprintf(stderr, "\r%s: %s %zu of %zu ", w->which ? "after" : "before", w->scoring ? "scoring" : "translating", w->next, w->s->text.count);
+        fprintf(stderr, "\r%s: %s %zu of %zu ", w->which ? "after" : "before", w->scoring ? "scoring" : "translating",
+                w->next, w->s->text.count);
     return MOE_PULL_REQUEST;
 }
 
@@ -155,8 +157,8 @@ static const char *main_type(const moe_model *m) {
 }
 
 /* Compare OUT with IN and write what was found into OUT. */
-static moe_status measure(const text_front *in, const char *out, const moe_save_params *params, const char *sample_path, int ids,
-                          moe_error *e) {
+static moe_status measure(const text_front *in, const char *out, const moe_save_params *params, const char *sample_path,
+                          int ids, moe_error *e) {
     sample s = { .verdicts = NULL };
     text_front after;
     double tokens = 0, before_sum = 0, after_sum = 0, same = 0, count = 0;
@@ -176,9 +178,11 @@ static moe_status measure(const text_front *in, const char *out, const moe_save_
         before_sum -= p->logprob[0];
         after_sum -= p->logprob[1];
         same += p->output[0].length == p->output[1].length &&
-                (!p->output[0].length || !memcmp(p->output[0].data, p->output[1].data, p->output[0].length * sizeof(int32_t)));
+                (!p->output[0].length ||
+                 !memcmp(p->output[0].data, p->output[1].data, p->output[0].length * sizeof(int32_t)));
     }
-    const char *base = strrchr(sample_path, '/') ? strrchr(sample_path, '/') + 1 : sample_path, *type = main_type(in->model);
+    const char *base = strrchr(sample_path, '/') ? strrchr(sample_path, '/') + 1 : sample_path,
+               *type = main_type(in->model);
     const moe_meta_entry entries[] = {
         { .key = "quality.sample", .kind = MOE_META_TEXT, .text = { base, strlen(base) } },
         { .key = "quality.sentences", .kind = MOE_META_INT, .integer = (int64_t)count },
@@ -198,7 +202,8 @@ static moe_status measure(const text_front *in, const char *out, const moe_save_
         status = moe_model_save(after.model, out, &p, e);
         fprintf(stderr, "%s: %.4f nats per token before, %.4f after", base, before_sum / tokens, after_sum / tokens);
         if (s.translates) fprintf(stderr, "; %.1f %% of %.0f translations the same", 100 * same / count, count);
-        if (count < (double)s.text.count) fprintf(stderr, "; %.0f lines left out that the model cannot score", (double)s.text.count - count);
+        if (count < (double)s.text.count)
+            fprintf(stderr, "; %.0f lines left out that the model cannot score", (double)s.text.count - count);
         fputc('\n', stderr);
     }
     text_close(&after);
@@ -226,12 +231,12 @@ static int parse_type(const char *name, moe_type *type) {
 
 int main(int argc, char **argv) {
     enum { EXPERTS = 256, MEASURE, IDS };
-    static const struct option known[] = {
-        { "experts", required_argument, NULL, EXPERTS }, { "measure", required_argument, NULL, MEASURE },
-        { "ids", no_argument, NULL, IDS },               { "help", no_argument, NULL, 'h' },
-        { "version", no_argument, NULL, 'V' },
-        { NULL, 0, NULL, 0 }
-    };
+    static const struct option known[] = { { "experts", required_argument, NULL, EXPERTS },
+                                           { "measure", required_argument, NULL, MEASURE },
+                                           { "ids", no_argument, NULL, IDS },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { "version", no_argument, NULL, 'V' },
+                                           { NULL, 0, NULL, 0 } };
     const char *experts = NULL, *sample_path = NULL;
     int ids = 0, begun = program_begin("moe-quantize");
     if (begun >= 0) return begun;
@@ -248,13 +253,16 @@ int main(int argc, char **argv) {
     if (optind + 3 != argc) return program_usage_error("wants IN OUT TYPE");
     const char *in = argv[optind], *out = argv[optind + 1];
     moe_save_params params = { .type = MOE_TYPE_F32 };
-    if (!parse_type(argv[optind + 2], &params.type) || !parse_type(experts ? experts : argv[optind + 2], &params.experts)) return EXIT_USAGE;
+    if (!parse_type(argv[optind + 2], &params.type) ||
+        !parse_type(experts ? experts : argv[optind + 2], &params.experts))
+        return EXIT_USAGE;
     if (strcmp(in, out) == 0 || program_same_file(in, out))
         return program_usage_error("%s and %s are the same file; write to another name", in, out);
     /* The weights are about to be rounded and saved under fresh checksums, so damage must be found now or never. */
     text_front front;
     moe_error e;
-    if (text_open(in, sample_path && !ids ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front, &e))
+    if (text_open(in, sample_path && !ids ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front,
+                  &e))
         return program_file_error(in, &e);
     if (sample_path && moe_model_get_kind(front.model) == MOE_MODEL_CLASSIFIER) {
         text_close(&front);
@@ -266,7 +274,8 @@ int main(int argc, char **argv) {
     text_close(&front);
     if (!status) status = size_of(out, &after, &e);
     if (status) return program_file_error(sample_path && status == MOE_ERROR_ARGUMENT ? sample_path : out, &e);
-    fprintf(stderr, "%s: %.1f MiB -> %s: %.1f MiB (%s%s%s)\n", in, (double)before / 1048576, out, (double)after / 1048576,
-            moe_type_name(params.type), experts ? ", experts " : "", experts ? moe_type_name(params.experts) : "");
+    fprintf(stderr, "%s: %.1f MiB -> %s: %.1f MiB (%s%s%s)\n", in, (double)before / 1048576, out,
+            (double)after / 1048576, moe_type_name(params.type), experts ? ", experts " : "",
+            experts ? moe_type_name(params.experts) : "");
     return EXIT_DONE;
 }

@@ -14,7 +14,8 @@
  * The input is what --routing of moe-translate, moe-score or moe-classify writes: a header, then a line for every token
  * and layer; layer by layer in a sentence, sentences in order. So one layer of one sentence is held, to know the words
  * around a token, then counted and forgotten. What stays grows with experts x distinct tokens at most: 80 bytes, and 8
- * to 16 of a table, for each pair of an expert and a token that occurred. The sentences that the page shows are kept too.
+ * to 16 of a table, for each pair of an expert and a token that occurred. The sentences that the page shows are kept
+ * too.
  *
  * The page only draws. Every number in it was computed here, and stands in it as JSON (<script id="data">), as follows.
  *
@@ -40,8 +41,8 @@
  *                                [t, empty, experts in all, expert, weight, expert, weight, ... largest first] }
  *   tokens[]                     [text or null, id or null]; both null: what a classifier reads is no token
  */
-#define _GNU_SOURCE         /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE    /* and on macOS         */
+#define _GNU_SOURCE      /* getopt_long on Linux */
+#define _DARWIN_C_SOURCE /* and on macOS         */
 
 #include "moe.h"
 #include "tools/program.h"
@@ -66,44 +67,48 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-routing FILE -o PAGE.html [OPTION]...\n"
-          "Makes one self-contained web page of what moe-translate --routing wrote: load and importance of every expert, dead\n"
-          "experts, empty masks, the tokens that each expert prefers, and sentences coloured by expert.\n"
-          "\n"
-          "  FILE                  routing, as JSON lines; - for standard input\n"
-          "  -o, --output PAGE     the page; - for standard output. It appears whole or not at all\n"
-          "      --title TEXT      title of the page (default: Routing of MODEL)\n"
-          "      --top N           tokens listed for an expert, by weight and by lift (default 12); 0 counts no tokens\n"
-          "      --min-count N     tokens that an expert got less often are not ranked by lift (default 5)\n"
-          "      --experts N       experts in each layer whose tokens are listed, those with the largest loads (default 1024)\n"
-          "      --sentences N     sentences that the page can show, the first ones (default 500); counts are of all\n"
-          "      --json            the summary as one JSON object instead of the page, to standard output without -o\n"
-          "  -h, --help            this text\n"
-          "  -V, --version         version\n"
-          "\n"
-          "Load is the number of tokens that an expert got, importance the sum of their weights, CV the population standard\n"
-          "deviation over experts divided by the mean. Lift is a token's share among the tokens of an expert divided by its\n"
-          "share among those of the layer.\n"
-          "\n"
-          "Memory grows with the pairs of an expert and a distinct token that occur (about 100 bytes each), with --sentences,\n"
-          "and with the longest sentence; not with the number of lines.\n"
-          "\n"
-          "Exit status: 0 done, 2 usage, 3 the input is not a routing file (or memory ran out), 4 input or output failed.\n"
-          "\n"
-          "Example: moe-translate -m models/en-de-fr-es.bin -t de --routing r.jsonl < text && moe-routing r.jsonl -o r.html\n",
-          to);
+    fputs(
+        "Usage: moe-routing FILE -o PAGE.html [OPTION]...\n"
+        "Makes one self-contained web page of what moe-translate --routing wrote: load and importance of every expert, dead\n"
+        "experts, empty masks, the tokens that each expert prefers, and sentences coloured by expert.\n"
+        "\n"
+        "  FILE                  routing, as JSON lines; - for standard input\n"
+        "  -o, --output PAGE     the page; - for standard output. It appears whole or not at all\n"
+        "      --title TEXT      title of the page (default: Routing of MODEL)\n"
+        "      --top N           tokens listed for an expert, by weight and by lift (default 12); 0 counts no tokens\n"
+        "      --min-count N     tokens that an expert got less often are not ranked by lift (default 5)\n"
+        "      --experts N       experts in each layer whose tokens are listed, those with the largest loads (default 1024)\n"
+        "      --sentences N     sentences that the page can show, the first ones (default 500); counts are of all\n"
+        "      --json            the summary as one JSON object instead of the page, to standard output without -o\n"
+        "  -h, --help            this text\n"
+        "  -V, --version         version\n"
+        "\n"
+        "Load is the number of tokens that an expert got, importance the sum of their weights, CV the population standard\n"
+        "deviation over experts divided by the mean. Lift is a token's share among the tokens of an expert divided by its\n"
+        "share among those of the layer.\n"
+        "\n"
+        "Memory grows with the pairs of an expert and a distinct token that occur (about 100 bytes each), with --sentences,\n"
+        "and with the longest sentence; not with the number of lines.\n"
+        "\n"
+        "Exit status: 0 done, 2 usage, 3 the input is not a routing file (or memory ran out), 4 input or output failed.\n"
+        "\n"
+        "Example: moe-translate -m models/en-de-fr-es.bin -t de --routing r.jsonl < text && moe-routing r.jsonl -o r.html\n",
+        to);
 }
 
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     enum { TITLE = 256, TOP, MIN_COUNT, EXPERTS, SENTENCES, JSON };
-    static const struct option known[] = {
-        { "output", required_argument, NULL, 'o' },         { "title", required_argument, NULL, TITLE },
-        { "top", required_argument, NULL, TOP },            { "min-count", required_argument, NULL, MIN_COUNT },
-        { "experts", required_argument, NULL, EXPERTS },    { "sentences", required_argument, NULL, SENTENCES },
-        { "json", no_argument, NULL, JSON },                { "help", no_argument, NULL, 'h' },
-        { "version", no_argument, NULL, 'V' },              { NULL, 0, NULL, 0 }
-    };
+    static const struct option known[] = { { "output", required_argument, NULL, 'o' },
+                                           { "title", required_argument, NULL, TITLE },
+                                           { "top", required_argument, NULL, TOP },
+                                           { "min-count", required_argument, NULL, MIN_COUNT },
+                                           { "experts", required_argument, NULL, EXPERTS },
+                                           { "sentences", required_argument, NULL, SENTENCES },
+                                           { "json", no_argument, NULL, JSON },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { "version", no_argument, NULL, 'V' },
+                                           { NULL, 0, NULL, 0 } };
     *o = (options){ .top = 12, .min_count = 5, .experts = 1024, .sentences = 500 };
     int bad = -1;
     for (int c; bad < 0 && (c = getopt_long(argc, argv, "o:hV", known, NULL)) != -1;) {
@@ -132,12 +137,12 @@ static int parse_options(int argc, char **argv, options *o) {
 /* ==== 2. State ========================================================================================== */
 
 enum {
-    MAX_LINE = 1 << 28,      /* bytes: 131,072 experts with a weight each are 3 MB               */
+    MAX_LINE = 1 << 28, /* bytes: 131,072 experts with a weight each are 3 MB               */
     MAX_LAYERS = 2 * MOE_MAX_LAYERS,
-    MAX_EXPERTS = 1 << 24,   /* of all layers together                                           */
-    MAX_TOKEN = 1024,        /* bytes of a token, and of the names in the header                 */
-    CONTEXT = 6,             /* tokens of context on each side                                   */
-    SHOWN = 8                /* experts that a sentence names for one token: those with the largest weights */
+    MAX_EXPERTS = 1 << 24, /* of all layers together                                           */
+    MAX_TOKEN = 1024,      /* bytes of a token, and of the names in the header                 */
+    CONTEXT = 6,           /* tokens of context on each side                                   */
+    SHOWN = 8              /* experts that a sentence names for one token: those with the largest weights */
 };
 
 #define NO_TOKEN UINT32_MAX
@@ -154,8 +159,8 @@ typedef struct token {
 typedef struct pair {
     uint32_t expert, token;
     uint64_t count;
-    double sum;  /* of weights */
-    float best;  /* the largest one, and where it was first */
+    double sum;                   /* of weights */
+    float best;                   /* the largest one, and where it was first */
     uint32_t around[2 * CONTEXT]; /* tokens before and after, NO_TOKEN: the sentence has none there */
     int64_t line;
 } pair;
@@ -165,14 +170,14 @@ typedef struct layer {
     const char *gate;
     int64_t experts, groups, k;
     uint64_t tokens, empty;
-    uint64_t *load;       /* [experts]     */
-    double *importance;   /* [experts]     */
-    uint64_t *histogram;  /* [experts + 1] tokens by how many experts they got */
-    uint64_t *seen;       /* [seen_capacity] times that a token came here, by its number */
+    uint64_t *load;      /* [experts]     */
+    double *importance;  /* [experts]     */
+    uint64_t *histogram; /* [experts + 1] tokens by how many experts they got */
+    uint64_t *seen;      /* [seen_capacity] times that a token came here, by its number */
     size_t seen_capacity;
     pair *pairs;
     size_t n_pairs, pairs_capacity;
-    uint32_t *table;      /* [table_size] index + 1 of a pair, 0: free; a power of two or 0 */
+    uint32_t *table; /* [table_size] index + 1 of a pair, 0: free; a power of two or 0 */
     size_t table_size;
 } layer;
 
@@ -221,7 +226,7 @@ typedef struct routing {
     shown_weight *shown_weights;
     size_t n_shown, shown_capacity, n_shown_weights, shown_weights_capacity;
 
-    uint64_t number;   /* of the line of the input, from 1 */
+    uint64_t number;    /* of the line of the input, from 1 */
     text_bytes trouble; /* what is wrong with it */
 } routing;
 
@@ -278,7 +283,8 @@ static int room(void *array, size_t *capacity, size_t need, size_t element) {
 static void routing_free(routing *r) {
     for (size_t i = 0; i < r->n_layers; i++) {
         layer *l = &r->layers[i];
-        free(l->name), free(l->load), free(l->importance), free(l->histogram), free(l->seen), free(l->pairs), free(l->table);
+        free(l->name), free(l->load), free(l->importance), free(l->histogram), free(l->seen), free(l->pairs),
+            free(l->table);
     }
     free(r->model), free(r->layers), free(r->tokens), free(r->table), free(r->rows), free(r->experts), free(r->weights);
     free(r->shown), free(r->shown_weights);
@@ -300,7 +306,9 @@ static uint64_t hash_token(int64_t id, const char *text, size_t length) {
     return mix(h);
 }
 
-static uint64_t hash_pair(uint32_t expert, uint32_t token_number) { return mix(((uint64_t)expert << 32 | token_number) + 1); }
+static uint64_t hash_pair(uint32_t expert, uint32_t token_number) {
+    return mix(((uint64_t)expert << 32 | token_number) + 1);
+}
 
 /* A table with more than half of its slots taken is made anew, empty, with twice as many. 1: as it was, 2: anew, 0: no
  * memory. */
@@ -333,7 +341,8 @@ static uint32_t intern(routing *r, int64_t id, const char *text, size_t length) 
     size_t at = (size_t)hash_token(id, text, length) & (r->table_size - 1);
     for (; r->table[at]; at = (at + 1) & (r->table_size - 1)) {
         const token *t = &r->tokens[r->table[at] - 1];
-        if (t->id == id && t->length == length && memcmp(r->texts.data + t->text, text, length) == 0) return r->table[at] - 1;
+        if (t->id == id && t->length == length && memcmp(r->texts.data + t->text, text, length) == 0)
+            return r->table[at] - 1;
     }
     size_t begin = r->texts.length;
     text_append(&r->texts, text, length);
@@ -398,8 +407,12 @@ static int keep_row(routing *r, size_t i) {
         memmove(to + at + 1, to + at, (kept - at - 1) * sizeof *to);
         to[at] = one;
     }
-    r->shown[r->n_shown++] = (shown_row){ .line = r->line, .layer = (uint32_t)r->current, .token = w->token,
-                                          .n = (uint32_t)w->n, .kept = (uint32_t)kept, .empty = w->empty,
+    r->shown[r->n_shown++] = (shown_row){ .line = r->line,
+                                          .layer = (uint32_t)r->current,
+                                          .token = w->token,
+                                          .n = (uint32_t)w->n,
+                                          .kept = (uint32_t)kept,
+                                          .empty = w->empty,
                                           .first = r->n_shown_weights };
     r->n_shown_weights += kept;
     return 0;
@@ -427,7 +440,8 @@ static int count_rows(routing *r) {
 
 /* ==== 4. Reading ======================================================================================== */
 
-/* The named fields of an object, each at most once; others are nobody's business. found[i] is NULL where there is none. */
+/* The named fields of an object, each at most once; others are nobody's business. found[i] is NULL where there is none.
+ */
 static int fields(routing *r, const cJSON *object, const char *const names[], const cJSON *found[], size_t n) {
     for (size_t i = 0; i < n; i++) found[i] = NULL;
     for (const cJSON *c = object->child; c; c = c->next)
@@ -463,7 +477,8 @@ static const char *known_gate(const char *name) {
     return NULL;
 }
 
-/* {"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"} into the next layer. *total: experts so far. */
+/* {"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"} into the next layer. *total: experts so far.
+ */
 static int read_layer(routing *r, const cJSON *from, int64_t *total) {
     static const char *const names[] = { "layer", "experts", "groups", "k", "gate" };
     const cJSON *f[5];
@@ -474,8 +489,7 @@ static int read_layer(routing *r, const cJSON *from, int64_t *total) {
     if ((status = fields(r, from, names, f, 5)) || (status = string(r, "layer", f[0], &name)) ||
         (status = whole(r, "experts", f[1], 1, MAX_EXPERTS, &l->experts)) ||
         (status = whole(r, "groups", f[2], 0, l->experts, &l->groups)) ||
-        (status = whole(r, "k", f[3], 0, l->experts, &l->k)) ||
-        (status = string(r, "gate", f[4], &gate)))
+        (status = whole(r, "k", f[3], 0, l->experts, &l->k)) || (status = string(r, "gate", f[4], &gate)))
         return status;
     if (!*name) return fail(r, "layer: is empty");
     for (size_t i = 0; i < r->n_layers; i++)
@@ -551,7 +565,8 @@ static int in_order(routing *r, int64_t line, size_t index, int64_t position) {
         return fail(r, "layer: '%s' comes after '%s' in a sentence; layers must be in the header's order",
                     quoted(r->layers[index].name).text, quoted(r->layers[r->current].name).text);
     if (line == r->line && index == r->current && r->n_rows && position <= r->rows[r->n_rows - 1].position)
-        return fail(r, "position: %lld comes after %lld", (long long)position, (long long)r->rows[r->n_rows - 1].position);
+        return fail(r, "position: %lld comes after %lld", (long long)position,
+                    (long long)r->rows[r->n_rows - 1].position);
     return 0;
 }
 
@@ -571,7 +586,8 @@ static int read_token(routing *r, const cJSON *from) {
     int status;
     if ((status = fields(r, from, names, f, 8)) || (status = whole(r, "line", f[0], 1, max_whole, &line)) ||
         (status = string(r, "layer", f[1], &name)) || (status = whole(r, "position", f[2], 0, INT32_MAX, &position)) ||
-        (f[3] && (status = whole(r, "id", f[3], 0, INT32_MAX, &id))) || (f[4] && (status = string(r, "token", f[4], &text))))
+        (f[3] && (status = whole(r, "id", f[3], 0, INT32_MAX, &id))) ||
+        (f[4] && (status = string(r, "token", f[4], &text))))
         return status;
     if (!find_layer(r, name, &index)) return fail(r, "layer: '%s' is not in the header", quoted(name).text);
     if ((status = in_order(r, line, index, position))) return status;
@@ -587,8 +603,8 @@ static int read_token(routing *r, const cJSON *from) {
     if (!n && !cJSON_IsTrue(f[7])) return fail(r, "experts: there are none, though empty is false");
     uint32_t number = intern(r, id, text, strlen(text));
     if (number == NO_TOKEN || !room(&r->rows, &r->rows_capacity, r->n_rows + 1, sizeof *r->rows)) return no_memory(r);
-    r->rows[r->n_rows++] = (row){ .token = number, .first = r->n_weights, .n = n, .position = position,
-                                  .empty = cJSON_IsTrue(f[7]) };
+    r->rows[r->n_rows++] =
+        (row){ .token = number, .first = r->n_weights, .n = n, .position = position, .empty = cJSON_IsTrue(f[7]) };
     r->n_weights += n;
     return 0;
 }
@@ -607,7 +623,8 @@ static int has_nul(const char *data, size_t length) {
 static int read_line(routing *r, const char *data, size_t length) { /* data[length] is 0 */
     size_t blank = strspn(data, " \t\r");
     if (blank == length) return fail(r, r->number == 1 ? "the header is missing" : "is blank");
-    if (text_utf8_valid(data, length) != length) return fail(r, "byte %zu is not UTF-8", text_utf8_valid(data, length) + 1);
+    if (text_utf8_valid(data, length) != length)
+        return fail(r, "byte %zu is not UTF-8", text_utf8_valid(data, length) + 1);
     if (has_nul(data, length)) return fail(r, "holds a NUL character");
     const char *end = data;
     cJSON *json = cJSON_ParseWithLengthOpts(data, length + 1, &end, 1);
@@ -791,8 +808,8 @@ static void put_head(const routing *r, const char *title, text_bytes *out) {
     put_string(out, title, strlen(title));
     text_append_string(out, ",\"model\":");
     put_string(out, r->model, strlen(r->model));
-    text_printf(out, ",\"made_by\":\"moe-routing %s\",\"sentences\":%llu,\"tokens_routed\":%llu,\"layers\":[\n", moe_version(),
-                (unsigned long long)r->sentences, (unsigned long long)routed);
+    text_printf(out, ",\"made_by\":\"moe-routing %s\",\"sentences\":%llu,\"tokens_routed\":%llu,\"layers\":[\n",
+                moe_version(), (unsigned long long)r->sentences, (unsigned long long)routed);
 }
 
 static void put_summary(const routing *r, const char *title, text_bytes *out) {
@@ -856,8 +873,8 @@ static void put_around(routing *r, const uint32_t *around, uint32_t *order, size
 }
 
 /* One expert; `p` are its n > 0 pairs, `c` has room for as many. */
-static void put_expert(routing *r, const layer *l, const pair *p, size_t n, candidate *c, uint32_t *order, size_t *n_order,
-                       text_bytes *out) {
+static void put_expert(routing *r, const layer *l, const pair *p, size_t n, candidate *c, uint32_t *order,
+                       size_t *n_order, text_bytes *out) {
     size_t top = (size_t)r->options->top, ranked = 0;
     double load = (double)l->load[p->expert];
     for (size_t i = 0; i < n; i++) c[i] = (candidate){ (double)p[i].best, p[i].sum, &p[i] };

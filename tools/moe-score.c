@@ -7,8 +7,8 @@
  *   4. Totals     what is said at the end
  *   5. Main
  */
-#define _GNU_SOURCE         /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE    /* and on macOS         */
+#define _GNU_SOURCE      /* getopt_long on Linux */
+#define _DARWIN_C_SOURCE /* and on macOS         */
 
 #include "moe.h"
 #include "tools/program.h"
@@ -26,48 +26,54 @@
 /* ==== 1. Options ======================================================================================== */
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-score -m MODEL [OPTION]...\n"
-          "Says how probable a language model finds UTF-8 lines from standard input: for each one, in order, the natural\n"
-          "logarithm of its probability TAB tokens TAB perplexity. The end of the line is a token too. Totals go to standard\n"
-          "error: perplexity is exp(nats / count); of words and characters the line's end counts as one.\n"
-          "\n"
-          "  -m, --model FILE          the model\n"
-          "  -i, --input FILE          read this instead of standard input\n"
-          "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
-          "                            lines that were finished, whole\n"
-          "      --ids                 lines are token ids separated by spaces\n"
-          "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces; unknown ones become the\n"
-          "                            unknown token\n"
-          "      --json                one JSON object per line: text, logprob, tokens, perplexity, ids, token_logprobs; error\n"
-          "                            where a line could not be scored\n"
-          "      --max-len N           longest line, in tokens, its end included\n"
-          "      --truncate            cut a line at the first thing that cannot be used, rather than leave it out\n"
-          "      --stats               seconds and memory to standard error at the end\n"
-          "  -v, --verbose             say on standard error what is used\n"
-          "  -q, --quiet               no progress, no warnings and no totals; lines that fail are still reported\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_GATES("token")
-          "\n"
-          PROGRAM_HELP_SPEED("lines scored")
-          "\n"
-          "An empty line is scored as well: its end alone. A line that cannot be scored, because it is too long for one, gives\n"
-          "an empty line, and standard error says which and why. Translations are scored by moe-translate --score.\n"
-          "\n"
-          PROGRAM_HELP_EXIT("all scored", "some lines were not")
-          "\n"
-          "Example: echo 'Good morning!' | moe-score -m lm.bin\n",
-          to);
+    fputs(
+        "Usage: moe-score -m MODEL [OPTION]...\n"
+        "Says how probable a language model finds UTF-8 lines from standard input: for each one, in order, the natural\n"
+        "logarithm of its probability TAB tokens TAB perplexity. The end of the line is a token too. Totals go to standard\n"
+        "error: perplexity is exp(nats / count); of words and characters the line's end counts as one.\n"
+        "\n"
+        "  -m, --model FILE          the model\n"
+        "  -i, --input FILE          read this instead of standard input\n"
+        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
+        "                            lines that were finished, whole\n"
+        "      --ids                 lines are token ids separated by spaces\n"
+        "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces; unknown ones become the\n"
+        "                            unknown token\n"
+        "      --json                one JSON object per line: text, logprob, tokens, perplexity, ids, token_logprobs; error\n"
+        "                            where a line could not be scored\n"
+        "      --max-len N           longest line, in tokens, its end included\n"
+        "      --truncate            cut a line at the first thing that cannot be used, rather than leave it out\n"
+        "      --stats               seconds and memory to standard error at the end\n"
+        "  -v, --verbose             say on standard error what is used\n"
+        "  -q, --quiet               no progress, no warnings and no totals; lines that fail are still reported\n"
+        "\n",
+        to);
+    fputs(
+        PROGRAM_HELP_GATES("token") "\n" PROGRAM_HELP_SPEED(
+            "lines scored") "\n"
+                            "An empty line is scored as well: its end alone. A line that cannot be scored, because it is too long for one, gives\n"
+                            "an empty line, and standard error says which and why. Translations are scored by moe-translate --score.\n"
+                            "\n" PROGRAM_HELP_EXIT(
+                                "all scored",
+                                "some lines were not") "\n"
+                                                       "Example: echo 'Good morning!' | moe-score -m lm.bin\n",
+        to);
 }
 
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, program_common *o) {
-    static const struct option known[] = { PROGRAM_OPTIONS, PROGRAM_GATE_OPTIONS, PROGRAM_STREAM_OPTIONS, PROGRAM_LINE_OPTIONS, { NULL, 0, NULL, 0 } };
+    static const struct option known[] = { PROGRAM_OPTIONS,
+                                           PROGRAM_GATE_OPTIONS,
+                                           PROGRAM_STREAM_OPTIONS,
+                                           PROGRAM_LINE_OPTIONS,
+                                           { NULL, 0, NULL, 0 } };
     *o = (program_common){ .usage = usage, .threads = -1, .batch = -1, .max_len = -1 };
     int c, status = -1;
-    while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT "i:", known, NULL)) != -1) status = program_option(o, c);
+    while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT "i:", known, NULL)) != -1)
+        status = program_option(o, c);
     if (status >= 0) return status;
-    if (optind < argc) return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
+    if (optind < argc)
+        return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
     if (!o->model) return program_usage_error("say which model with -m");
     if (o->ids && o->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
     return -1;
@@ -92,7 +98,8 @@ static void json_line(text_job *job, const moe_hypothesis *h) {
     if (h) {
         cJSON_AddItemToObject(object, "logprob", program_json_float(h->logprob));
         cJSON_AddNumberToObject(object, "tokens", (double)tokens_of(h));
-        cJSON_AddItemToObject(object, "perplexity", program_json_float((float)perplexity(-(double)h->logprob, (double)tokens_of(h))));
+        cJSON_AddItemToObject(object, "perplexity",
+                              program_json_float((float)perplexity(-(double)h->logprob, (double)tokens_of(h))));
         cJSON_AddItemToObject(object, "ids", program_json_ids(h->ids, h->n_ids));
         cJSON *list = cJSON_AddArrayToObject(object, "token_logprobs");
         for (size_t i = 0; i < tokens_of(h); i++) cJSON_AddItemToArray(list, program_json_float(h->token_logprobs[i]));
@@ -163,18 +170,26 @@ static void app_totals(const program_flow *flow, const moe_session *session, dou
     moe_stats s = moe_session_stats(session);
     if (!flow->options->quiet) {
         fprintf(stderr, "lines            %llu, %llu of them failed\ntokens           %llu (ends of lines included)\n",
-                (unsigned long long)flow->progress.lines, (unsigned long long)flow->progress.failed, (unsigned long long)a->tokens);
-        if (a->tokens) fprintf(stderr, "nats per token   %.6f\nperplexity       %.6g per token\n", a->nats / (double)a->tokens, perplexity(a->nats, (double)a->tokens));
+                (unsigned long long)flow->progress.lines, (unsigned long long)flow->progress.failed,
+                (unsigned long long)a->tokens);
+        if (a->tokens)
+            fprintf(stderr, "nats per token   %.6f\nperplexity       %.6g per token\n", a->nats / (double)a->tokens,
+                    perplexity(a->nats, (double)a->tokens));
         if (a->words)
-            fprintf(stderr, "                 %.6g per word (%llu), %.6g per character (%llu)\n", perplexity(a->text_nats, (double)a->words),
-                    (unsigned long long)a->words, perplexity(a->text_nats, (double)a->characters), (unsigned long long)a->characters);
+            fprintf(stderr, "                 %.6g per word (%llu), %.6g per character (%llu)\n",
+                    perplexity(a->text_nats, (double)a->words), (unsigned long long)a->words,
+                    perplexity(a->text_nats, (double)a->characters), (unsigned long long)a->characters);
         if (flow->unknown_pieces)
-            fprintf(stderr, "unknown pieces   %llu of %llu\n", (unsigned long long)flow->unknown_pieces, (unsigned long long)flow->pieces);
+            fprintf(stderr, "unknown pieces   %llu of %llu\n", (unsigned long long)flow->unknown_pieces,
+                    (unsigned long long)flow->pieces);
     }
     if (flow->options->stats) {
-        fprintf(stderr, "seconds          %.3f\ntokens/s         %.1f\npeak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
-                "kernels          %s\n", elapsed, elapsed > 0 ? (double)a->tokens / elapsed : 0.0, program_resident(),
-                (double)s.bytes / 1048576.0, s.isa ? s.isa : "?");
+        fprintf(
+            stderr,
+            "seconds          %.3f\ntokens/s         %.1f\npeak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
+            "kernels          %s\n",
+            elapsed, elapsed > 0 ? (double)a->tokens / elapsed : 0.0, program_resident(), (double)s.bytes / 1048576.0,
+            s.isa ? s.isa : "?");
         program_expert_stats(&s);
     }
 }
@@ -191,15 +206,25 @@ int main(int argc, char **argv) {
     text_front front;
     status = program_open(&o, MOE_MODEL_LANGUAGE, program_level(&o), &front);
     if (status >= 0) return status;
-    app a = { .flow = { .options = &o, .front = &front, .done_word = "scored", .blank_too = 1, .ask = app_ask, .see = app_see,
-                        .line = app_line, .leave = app_leave, .stats = app_totals } };
+    app a = { .flow = { .options = &o,
+                        .front = &front,
+                        .done_word = "scored",
+                        .blank_too = 1,
+                        .ask = app_ask,
+                        .see = app_see,
+                        .line = app_line,
+                        .leave = app_leave,
+                        .stats = app_totals } };
     moe_session_params params = moe_session_params_default(front.model);
     moe_session *session = NULL;
     program_apply(&o, &params);
     params.beam = params.nbest = 1;
     if (o.routing) params.routing = routing_keep_of_job;
-    a.flow.line_options = (text_options){ .ids = o.ids, .pretokenized = o.pretokenized, .truncate = o.truncate,
-                                          .max_source = (size_t)params.max_target, .max_target = (size_t)params.max_target };
+    a.flow.line_options = (text_options){ .ids = o.ids,
+                                          .pretokenized = o.pretokenized,
+                                          .truncate = o.truncate,
+                                          .max_source = (size_t)params.max_target,
+                                          .max_target = (size_t)params.max_target };
     status = program_session(&o, front.model, &params, "a line's score", &session);
     if (status < 0) status = program_routing_open(&o, &front, &a.routing);
     if (status < 0) status = program_routing_close(&a.routing, program_flow_run(&a.flow, session));

@@ -8,8 +8,8 @@
  *   5. Self-test    the golden sentences inside the model
  *   6. Main
  */
-#define _GNU_SOURCE         /* getopt_long on Linux */
-#define _DARWIN_C_SOURCE    /* and on macOS         */
+#define _GNU_SOURCE      /* getopt_long on Linux */
+#define _DARWIN_C_SOURCE /* and on macOS         */
 
 #include "moe.h"
 #include "tools/program.h"
@@ -31,106 +31,134 @@
 typedef struct options {
     program_common common;
     const char *target, *source, *device;
-    int beam, nbest, batch_tokens, gpu_memory, split; /* -1: not given */
+    int beam, nbest, batch_tokens, gpu_memory, split;      /* -1: not given */
     float length_penalty, coverage_penalty, prune, rerank; /* NaN: not given */
     const char *preset;
     int score, prefix, self_test;
 } options;
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-translate -m MODEL -t LANG [OPTION]...\n"
-          "Translates UTF-8 lines from standard input, one line out for each line in, in order.\n"
-          "\n"
-          "Files and languages\n"
-          "  -m, --model FILE          the model\n"
-          "  -t, --target LANG         language to translate into, such as de\n"
-          "  -s, --source LANG         language of the input, which the model else finds out by itself; used by --rerank\n"
-          "  -i, --input FILE          read this instead of standard input\n"
-          "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
-          "                            lines that were finished, whole\n"
-          "\n"
-          "Search\n"
-          "      --preset NAME         search as the engine of a checkpoint does: paper, nvidia, tf or mlperf (default: what\n"
-          "                            the model says); the options below change parts of it\n"
-          "      --beam N              hypotheses kept at each step; 1 is greedy (default: the model's)\n"
-          "      --nbest N             give the N best translations, separated by TABs (in --json: a list)\n"
-          "      --length-penalty A    alpha of the GNMT length penalty; 0 is none\n"
-          "      --coverage-penalty B  beta of the GNMT coverage penalty; 0 is none\n"
-          "      --prune MARGIN        drop hypotheses this much worse than the best (natural log); 0 is never\n"
-          "      --rerank W            choose among the hypotheses of the beam by how well each explains the input too: W times\n"
-          "                            the log-probability of the input given it is added to its score (noisy channel). Better\n"
-          "                            and slower; 0 is never (default: the model's). Models of several languages can do it\n"
-          "      --max-len N           longest line and longest translation, in tokens\n"
-          "      --split N             translate lines of more than N characters sentence by sentence; 0: never (default: 120; 0 with\n"
-          "                            --json, --nbest, --score, --prefix, --routing, --ids and --pretokenized, which show whole\n"
-          "                            lines)\n"
-          "      --truncate            cut a line at the first thing that cannot be used, rather than leave it out\n"
-          "\n"
-          "Input and output\n"
-          "      --ids                 lines are token ids separated by spaces, in and out\n"
-          "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces, in and out; unknown\n"
-          "                            ones become the unknown token (tools/moses-bpe.py makes them for Moses + BPE)\n"
-          "      --score               lines are source TAB target; gives the target's log-probability TAB tokens\n"
-          "      --prefix              lines are source TAB first words of its translation; gives the whole translation that begins\n"
-          "                            with them\n"
-          "      --json                one JSON object per line: source, prefix, translation, score, ids, token_logprobs,\n"
-          "                            nbest; error where a line could not be translated\n"
-          "      --stats               tokens, seconds and memory to standard error at the end\n"
-          "  -v, --verbose             say on standard error what is used: kernels or GPU, memory\n"
-          "  -q, --quiet               no progress and no warnings; lines that fail are still reported\n"
-          "\n",
-          to);
-    fputs(PROGRAM_HELP_GATES("token")
-          "                            The routing is that of the best translation, which is scored for it once more\n"
-          "\n"
-          "Speed (none of these changes a single byte of the output)\n"
-          "      --threads N           threads that compute (default: one per processor)\n"
-          "      --batch N             sentences decoded at once\n"
-          "      --batch-tokens N      source tokens decoded at once, about: many short sentences or few long ones\n"
-          "      --no-mmap             read the model into memory of its own: a tenth faster, slower to start\n"
-          "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"
-          "      --device NAME         cpu, cuda or cuda:N; without it a GPU where this build and machine have one that\n"
-          "                            works (default: MOE_DEVICE)\n"
-          "      --gpu-memory MB       memory of the GPU to take at most (default: whatever is free). Experts that do not fit\n"
-          "                            stay in host memory and are fetched when a token goes to them: slower, same bytes\n"
-          "\n"
-          "      --self-test           translate the sentences stored in the model and compare; needs only -m\n"
-          "  -h, --help                this text\n"
-          "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
-          "\n"
-          "A line in capitals is translated as if it were in small letters, and the translation is put in capitals.\n"
-          "An empty line gives an empty line. A line that cannot be translated, or a sentence of a line that is split,\n"
-          "gives nothing too, and standard error says which and why. CRLF line ends are read, LF is written.\n"
-          "\n"
-          PROGRAM_HELP_EXIT("all translated", "some lines were not (or the self-test failed)")
-          "\n"
-          "Example: echo 'Good morning!' | moe-translate -m models/en-de-fr-es.bin -t de\n",
-          to);
+    fputs(
+        "Usage: moe-translate -m MODEL -t LANG [OPTION]...\n"
+        "Translates UTF-8 lines from standard input, one line out for each line in, in order.\n"
+        "\n"
+        "Files and languages\n"
+        "  -m, --model FILE          the model\n"
+        "  -t, --target LANG         language to translate into, such as de\n"
+        "  -s, --source LANG         language of the input, which the model else finds out by itself; used by --rerank\n"
+        "  -i, --input FILE          read this instead of standard input\n"
+        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
+        "                            lines that were finished, whole\n"
+        "\n"
+        "Search\n"
+        "      --preset NAME         search as the engine of a checkpoint does: paper, nvidia, tf or mlperf (default: what\n"
+        "                            the model says); the options below change parts of it\n"
+        "      --beam N              hypotheses kept at each step; 1 is greedy (default: the model's)\n"
+        "      --nbest N             give the N best translations, separated by TABs (in --json: a list)\n"
+        "      --length-penalty A    alpha of the GNMT length penalty; 0 is none\n"
+        "      --coverage-penalty B  beta of the GNMT coverage penalty; 0 is none\n"
+        "      --prune MARGIN        drop hypotheses this much worse than the best (natural log); 0 is never\n"
+        "      --rerank W            choose among the hypotheses of the beam by how well each explains the input too: W times\n"
+        "                            the log-probability of the input given it is added to its score (noisy channel). Better\n"
+        "                            and slower; 0 is never (default: the model's). Models of several languages can do it\n"
+        "      --max-len N           longest line and longest translation, in tokens\n"
+        "      --split N             translate lines of more than N characters sentence by sentence; 0: never (default: 120; 0 with\n"
+        "                            --json, --nbest, --score, --prefix, --routing, --ids and --pretokenized, which show whole\n"
+        "                            lines)\n"
+        "      --truncate            cut a line at the first thing that cannot be used, rather than leave it out\n"
+        "\n"
+        "Input and output\n"
+        "      --ids                 lines are token ids separated by spaces, in and out\n"
+        "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces, in and out; unknown\n"
+        "                            ones become the unknown token (tools/moses-bpe.py makes them for Moses + BPE)\n"
+        "      --score               lines are source TAB target; gives the target's log-probability TAB tokens\n"
+        "      --prefix              lines are source TAB first words of its translation; gives the whole translation that begins\n"
+        "                            with them\n"
+        "      --json                one JSON object per line: source, prefix, translation, score, ids, token_logprobs,\n"
+        "                            nbest; error where a line could not be translated\n"
+        "      --stats               tokens, seconds and memory to standard error at the end\n"
+        "  -v, --verbose             say on standard error what is used: kernels or GPU, memory\n"
+        "  -q, --quiet               no progress and no warnings; lines that fail are still reported\n"
+        "\n",
+        to);
+    fputs(
+        PROGRAM_HELP_GATES(
+            "token") "                            The routing is that of the best translation, which is scored for it once more\n"
+                     "\n"
+                     "Speed (none of these changes a single byte of the output)\n"
+                     "      --threads N           threads that compute (default: one per processor)\n"
+                     "      --batch N             sentences decoded at once\n"
+                     "      --batch-tokens N      source tokens decoded at once, about: many short sentences or few long ones\n"
+                     "      --no-mmap             read the model into memory of its own: a tenth faster, slower to start\n"
+                     "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"
+                     "      --device NAME         cpu, cuda or cuda:N; without it a GPU where this build and machine have one that\n"
+                     "                            works (default: MOE_DEVICE)\n"
+                     "      --gpu-memory MB       memory of the GPU to take at most (default: whatever is free). Experts that do not fit\n"
+                     "                            stay in host memory and are fetched when a token goes to them: slower, same bytes\n"
+                     "\n"
+                     "      --self-test           translate the sentences stored in the model and compare; needs only -m\n"
+                     "  -h, --help                this text\n"
+                     "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
+                     "\n"
+                     "A line in capitals is translated as if it were in small letters, and the translation is put in capitals.\n"
+                     "An empty line gives an empty line. A line that cannot be translated, or a sentence of a line that is split,\n"
+                     "gives nothing too, and standard error says which and why. CRLF line ends are read, LF is written.\n"
+                     "\n" PROGRAM_HELP_EXIT(
+                         "all translated",
+                         "some lines were not (or the self-test failed)") "\n"
+                                                                          "Example: echo 'Good morning!' | moe-translate -m models/en-de-fr-es.bin -t de\n",
+        to);
 }
 
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
     enum {
-        BEAM = 256, NBEST, BATCH_TOKENS, LENGTH_PENALTY, COVERAGE_PENALTY, PRUNE, PRESET, SCORE, SELF_TEST, DEVICE, GPU_MEMORY,
-        SPLIT, RERANK, PREFIX
+        BEAM = 256,
+        NBEST,
+        BATCH_TOKENS,
+        LENGTH_PENALTY,
+        COVERAGE_PENALTY,
+        PRUNE,
+        PRESET,
+        SCORE,
+        SELF_TEST,
+        DEVICE,
+        GPU_MEMORY,
+        SPLIT,
+        RERANK,
+        PREFIX
     };
-    static const struct option known[] = {
-        PROGRAM_OPTIONS, PROGRAM_GATE_OPTIONS, PROGRAM_STREAM_OPTIONS, PROGRAM_LINE_OPTIONS,
-        { "target", required_argument, NULL, 't' },       { "source", required_argument, NULL, 's' },
-        { "beam", required_argument, NULL, BEAM },        { "nbest", required_argument, NULL, NBEST },
-        { "batch-tokens", required_argument, NULL, BATCH_TOKENS },
-        { "length-penalty", required_argument, NULL, LENGTH_PENALTY },
-        { "coverage-penalty", required_argument, NULL, COVERAGE_PENALTY },
-        { "prune", required_argument, NULL, PRUNE },      { "rerank", required_argument, NULL, RERANK },
-        { "preset", required_argument, NULL, PRESET },
-        { "score", no_argument, NULL, SCORE },            { "self-test", no_argument, NULL, SELF_TEST },
-        { "device", required_argument, NULL, DEVICE },    { "gpu-memory", required_argument, NULL, GPU_MEMORY },
-        { "split", required_argument, NULL, SPLIT },      { "prefix", no_argument, NULL, PREFIX },
-        { NULL, 0, NULL, 0 }
-    };
+    static const struct option known[] = { PROGRAM_OPTIONS,
+                                           PROGRAM_GATE_OPTIONS,
+                                           PROGRAM_STREAM_OPTIONS,
+                                           PROGRAM_LINE_OPTIONS,
+                                           { "target", required_argument, NULL, 't' },
+                                           { "source", required_argument, NULL, 's' },
+                                           { "beam", required_argument, NULL, BEAM },
+                                           { "nbest", required_argument, NULL, NBEST },
+                                           { "batch-tokens", required_argument, NULL, BATCH_TOKENS },
+                                           { "length-penalty", required_argument, NULL, LENGTH_PENALTY },
+                                           { "coverage-penalty", required_argument, NULL, COVERAGE_PENALTY },
+                                           { "prune", required_argument, NULL, PRUNE },
+                                           { "rerank", required_argument, NULL, RERANK },
+                                           { "preset", required_argument, NULL, PRESET },
+                                           { "score", no_argument, NULL, SCORE },
+                                           { "self-test", no_argument, NULL, SELF_TEST },
+                                           { "device", required_argument, NULL, DEVICE },
+                                           { "gpu-memory", required_argument, NULL, GPU_MEMORY },
+                                           { "split", required_argument, NULL, SPLIT },
+                                           { "prefix", no_argument, NULL, PREFIX },
+                                           { NULL, 0, NULL, 0 } };
     program_common *common = &o->common;
-    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 }, .beam = -1, .nbest = -1,
-                    .batch_tokens = -1, .gpu_memory = -1, .split = -1, .length_penalty = NAN, .coverage_penalty = NAN, .prune = NAN,
+    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
+                    .beam = -1,
+                    .nbest = -1,
+                    .batch_tokens = -1,
+                    .gpu_memory = -1,
+                    .split = -1,
+                    .length_penalty = NAN,
+                    .coverage_penalty = NAN,
+                    .prune = NAN,
                     .rerank = NAN };
     int c, status = -1;
     while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT "i:t:s:", known, NULL)) != -1) {
@@ -155,22 +183,28 @@ static int parse_options(int argc, char **argv, options *o) {
         }
     }
     if (status >= 0) return status;
-    if (optind < argc) return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
+    if (optind < argc)
+        return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
     if (!common->model) return program_usage_error("say which model with -m");
-    if (o->beam > 0 && o->nbest > o->beam) return program_usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
+    if (o->beam > 0 && o->nbest > o->beam)
+        return program_usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
     moe_session_params preset = { 0 };
     if (o->preset && !moe_session_params_preset(&preset, o->preset))
         return program_usage_error("--preset is paper, nvidia, tf or mlperf, not '%s'", o->preset);
     if (common->ids && common->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
     if (o->score && o->prefix) return program_usage_error("--score and --prefix do not go together");
     if (o->score && o->nbest > 0) return program_usage_error("--score and --nbest do not go together");
-    const int whole = common->json || o->nbest > 0 || o->score || o->prefix || common->routing || common->ids || common->pretokenized;
+    const int whole =
+        common->json || o->nbest > 0 || o->score || o->prefix || common->routing || common->ids || common->pretokenized;
     if (whole && o->split > 0)
-        return program_usage_error("--split does not go together with --json, --nbest, --score, --prefix, --routing, --ids or --pretokenized");
+        return program_usage_error(
+            "--split does not go together with --json, --nbest, --score, --prefix, --routing, --ids or --pretokenized");
     if (o->split < 0) o->split = whole ? 0 : 120;
-    if (o->self_test && (o->score || o->prefix || common->ids || common->pretokenized || common->json || common->input || common->output || common->routing))
+    if (o->self_test && (o->score || o->prefix || common->ids || common->pretokenized || common->json ||
+                         common->input || common->output || common->routing))
         return program_usage_error("--self-test reads and writes nothing else");
-    if (o->self_test && (common->gating || common->noise)) return program_usage_error("--self-test is for the model's own gates");
+    if (o->self_test && (common->gating || common->noise))
+        return program_usage_error("--self-test is for the model's own gates");
     return -1;
 }
 
@@ -200,8 +234,8 @@ static void apply_options(const options *o, moe_session_params *p) {
 /* ==== 2. Lines ========================================================================================== */
 
 /* What a hypothesis says: text, or ids with --ids, or pieces with --pretokenized. */
-static moe_status append_translation(const text_front *front, const options *o, const text_job *job, const moe_hypothesis *h,
-                                     text_bytes *out, moe_error *error) {
+static moe_status append_translation(const text_front *front, const options *o, const text_job *job,
+                                     const moe_hypothesis *h, text_bytes *out, moe_error *error) {
     const size_t begin = out->length;
     moe_status status = MOE_OK;
     if (o->common.pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
@@ -212,8 +246,8 @@ static moe_status append_translation(const text_front *front, const options *o, 
 }
 
 /* Add what a hypothesis has to an object. The keys are documented in README.md: later programs depend on them. */
-static moe_status json_hypothesis(const text_front *front, const options *o, const text_job *job, const moe_hypothesis *h,
-                                  cJSON *object, moe_error *error) {
+static moe_status json_hypothesis(const text_front *front, const options *o, const text_job *job,
+                                  const moe_hypothesis *h, cJSON *object, moe_error *error) {
     if (!o->score) {
         text_bytes text = { 0 };
         moe_status status = append_translation(front, o, job, h, &text, error);
@@ -228,7 +262,8 @@ static moe_status json_hypothesis(const text_front *front, const options *o, con
     else cJSON_AddNumberToObject(object, "tokens", (double)(h->n_ids + (h->finished != 0)));
     cJSON_AddItemToObject(object, "ids", program_json_ids(h->ids, h->n_ids));
     cJSON *list = cJSON_AddArrayToObject(object, "token_logprobs");
-    for (size_t i = 0; i < h->n_ids + (h->finished != 0); i++) cJSON_AddItemToArray(list, program_json_float(h->token_logprobs[i]));
+    for (size_t i = 0; i < h->n_ids + (h->finished != 0); i++)
+        cJSON_AddItemToArray(list, program_json_float(h->token_logprobs[i]));
     return MOE_OK;
 }
 
@@ -241,7 +276,8 @@ static moe_status json_line(const text_front *front, const options *o, text_job 
     else cJSON_AddStringToObject(object, "source", job->source.length ? job->source.data : "");
     if (o->score || o->prefix)
         cJSON_AddStringToObject(object, o->score ? "target" : "prefix", job->target.length ? job->target.data : "");
-    cJSON_AddItemToObject(object, "source_ids", program_json_ids(job->source_ids.data, job->failed ? 0 : job->source_ids.length));
+    cJSON_AddItemToObject(object, "source_ids",
+                          program_json_ids(job->source_ids.data, job->failed ? 0 : job->source_ids.length));
     moe_status status = MOE_OK;
     if (result && result->n_hypotheses) {
         status = json_hypothesis(front, o, job, &result->hypotheses[0], object, error);
@@ -284,12 +320,12 @@ static moe_status plain_line(const text_front *front, const options *o, text_job
 typedef struct app {
     program_flow flow; /* first: the functions below are handed it */
     const options *options;
-    routing_file routing;   /* of --routing */
-    moe_session *second;    /* scores what was translated; NULL without --routing */
-    text_queue translated;  /* what waits for that, in order */
+    routing_file routing;  /* of --routing */
+    moe_session *second;   /* scores what was translated; NULL without --routing */
+    text_queue translated; /* what waits for that, in order */
     size_t waiting, second_batch;
-    text_job *next;         /* of those the first that was not pulled yet */
-    moe_error trouble;      /* of the second session */
+    text_job *next;    /* of those the first that was not pulled yet */
+    moe_error trouble; /* of the second session */
 } app;
 
 static const int32_t nothing[1] = { 0 }; /* ids of an empty text: a target is told from none by its pointer */
@@ -341,10 +377,9 @@ static void app_stats(const program_flow *f, const moe_session *session, double 
             "device           %s\n",
             (unsigned long long)f->progress.lines, (unsigned long long)f->progress.failed,
             (unsigned long long)s.source_tokens, (unsigned long long)f->unknown_pieces, (unsigned long long)f->pieces,
-            (unsigned long long)s.target_tokens, elapsed,
-            elapsed > 0 ? (double)s.target_tokens / elapsed : 0.0, (unsigned long long)s.steps,
-            s.steps ? (double)s.rows / (double)s.steps : 0.0, program_resident(), (double)s.bytes / 1048576.0, s.isa ? s.isa : "?",
-            s.device ? s.device : "?");
+            (unsigned long long)s.target_tokens, elapsed, elapsed > 0 ? (double)s.target_tokens / elapsed : 0.0,
+            (unsigned long long)s.steps, s.steps ? (double)s.rows / (double)s.steps : 0.0, program_resident(),
+            (double)s.bytes / 1048576.0, s.isa ? s.isa : "?", s.device ? s.device : "?");
     if (s.device_bytes) fprintf(stderr, "device memory    %.1f MiB\n", (double)s.device_bytes / 1048576.0);
     program_expert_stats(&s);
 }
@@ -373,7 +408,8 @@ static void second_done(void *user, const moe_result *result) {
     job->finished = 1;
     if (result->status) {
         a->trouble.code = result->status;
-        snprintf(a->trouble.message, sizeof a->trouble.message, "line %llu has no routing: %.200s", (unsigned long long)job->line, result->message);
+        snprintf(a->trouble.message, sizeof a->trouble.message, "line %llu has no routing: %.200s",
+                 (unsigned long long)job->line, result->message);
     }
     for (; !a->trouble.code && (job = text_queue_first(&a->translated)); text_queue_remove(&a->translated))
         routing_put(&a->routing, job->extra, &a->trouble);
@@ -464,7 +500,8 @@ static int self_test_pull(void *user, int wait, moe_request *request) {
     moe_span ids = moe_model_meta_text(t->front->model, t->source_ids, t->next);
     moe_span language = moe_model_meta_text(t->front->model, t->language, t->next);
     char code[32];
-    snprintf(code, sizeof code, "%.*s", language.length < 31 ? (int)language.length : 31, language.data ? language.data : "");
+    snprintf(code, sizeof code, "%.*s", language.length < 31 ? (int)language.length : 31,
+             language.data ? language.data : "");
     if (text_parse_ids(t->front, ids.data, ids.length, &t->ids, &t->trouble)) return MOE_PULL_CANCEL;
     if (code[0] && text_language(t->front, code, &request->target_tag, &t->trouble)) return MOE_PULL_CANCEL;
     request->source = ids_of(&t->ids);
@@ -510,8 +547,10 @@ static const char *self_test_text(self_test *t, ptrdiff_t source, ptrdiff_t targ
 /* Verdict lines on stdout; the exit status. */
 static int run_self_test(const text_front *front, moe_session *session, const char *model) {
     const moe_model *m = front->model;
-    ptrdiff_t source_ids = moe_model_meta_find(m, "golden.source_ids"), target_ids = moe_model_meta_find(m, "golden.target_ids");
-    ptrdiff_t language = moe_model_meta_find(m, "golden.language"), source_language = moe_model_meta_find(m, "golden.source_language");
+    ptrdiff_t source_ids = moe_model_meta_find(m, "golden.source_ids"),
+              target_ids = moe_model_meta_find(m, "golden.target_ids");
+    ptrdiff_t language = moe_model_meta_find(m, "golden.language"),
+              source_language = moe_model_meta_find(m, "golden.source_language");
     ptrdiff_t source = moe_model_meta_find(m, "golden.source"), target = moe_model_meta_find(m, "golden.target");
     size_t n = source_ids < 0 ? 0 : moe_model_meta_length(m, (size_t)source_ids);
     if (!n || target_ids < 0 || language < 0 || moe_model_meta_length(m, (size_t)target_ids) != n ||
@@ -519,8 +558,12 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
         program_complain("%s: this model holds no sentences to test with (golden.*)", model);
         return EXIT_MODEL;
     }
-    self_test t = { .front = front, .n = n, .source_ids = (size_t)source_ids, .target_ids = (size_t)target_ids,
-                    .language = (size_t)language, .results = calloc(n, sizeof(golden)) };
+    self_test t = { .front = front,
+                    .n = n,
+                    .source_ids = (size_t)source_ids,
+                    .target_ids = (size_t)target_ids,
+                    .language = (size_t)language,
+                    .results = calloc(n, sizeof(golden)) };
     if (!t.results) return program_complain("out of memory"), EXIT_MODEL;
     int status = EXIT_DONE;
     size_t failed = 0;
@@ -533,7 +576,9 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
         golden *g = &t.results[i];
         moe_span wanted = moe_model_meta_text(m, t.target_ids, i), to = moe_model_meta_text(m, t.language, i);
         moe_span from = source_language < 0 ? (moe_span){ "?", 1 } : moe_model_meta_text(m, (size_t)source_language, i);
-        const char *why = g->message.length ? g->message.data : span_is(wanted, &g->got) ? NULL : "the translation differs";
+        const char *why = g->message.length          ? g->message.data
+                          : span_is(wanted, &g->got) ? NULL
+                                                     : "the translation differs";
         if (!why && front->tokeniser && source >= 0 && target >= 0) why = self_test_text(&t, source, target, i);
         text_bytes line = { 0 };
         text_printf(&line, "%s %3zu  ", why ? "FAIL" : "ok  ", i + 1);
@@ -569,12 +614,24 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
 /* Everything once model and session stand. */
 static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params) {
     const program_common *c = &o->common;
-    app a = { .options = o, .flow = { .options = c, .front = front, .done_word = "translated", .split = o->split, .ask = app_ask,
-                                      .see = app_see, .line = app_line, .stats = c->stats ? app_stats : NULL } };
-    a.flow.line_options = (text_options){ .ids = c->ids, .pretokenized = c->pretokenized, .truncate = c->truncate,
-                                          .pairs = o->score ? "--score" : o->prefix ? "--prefix" : NULL,
+    app a = { .options = o,
+              .flow = { .options = c,
+                        .front = front,
+                        .done_word = "translated",
+                        .split = o->split,
+                        .ask = app_ask,
+                        .see = app_see,
+                        .line = app_line,
+                        .stats = c->stats ? app_stats : NULL } };
+    a.flow.line_options = (text_options){ .ids = c->ids,
+                                          .pretokenized = c->pretokenized,
+                                          .truncate = c->truncate,
+                                          .pairs = o->score    ? "--score"
+                                                   : o->prefix ? "--prefix"
+                                                               : NULL,
                                           .calm = !c->ids && !c->pretokenized && !o->score && !o->prefix,
-                                          .max_source = (size_t)params->max_source, .max_target = (size_t)params->max_target };
+                                          .max_source = (size_t)params->max_source,
+                                          .max_target = (size_t)params->max_target };
     int status = -1;
     if (c->routing) {
         a.flow.leave = app_leave;
@@ -587,7 +644,8 @@ static int run(const options *o, const text_front *front, moe_session *session, 
 /* The language tag that the options name. */
 static int choose_language(const options *o, const text_front *front, moe_session_params *params) {
     moe_error e;
-    if (o->source && text_language(front, o->source, &params->source_tag, &e)) return program_complain("-s: %s", e.message), EXIT_USAGE;
+    if (o->source && text_language(front, o->source, &params->source_tag, &e))
+        return program_complain("-s: %s", e.message), EXIT_USAGE;
     if (o->target && text_language(front, o->target, &params->target_tag, &e))
         return program_complain("-t: %s", e.message), EXIT_USAGE;
     if (!o->target && !o->self_test && moe_model_language_count(front->model))

@@ -65,7 +65,8 @@ void program_expert_stats(const moe_stats *s) {
                 (double)s->expert_pairs / (double)s->expert_visits, (unsigned long long)s->expert_pairs,
                 (unsigned long long)s->expert_visits);
     if (s->experts)
-        fprintf(stderr, "experts held     %llu of %llu\n", (unsigned long long)s->experts_held, (unsigned long long)s->experts);
+        fprintf(stderr, "experts held     %llu of %llu\n", (unsigned long long)s->experts_held,
+                (unsigned long long)s->experts);
     if (s->experts_held < s->experts)
         fprintf(stderr, "experts fetched  %llu times (%.1f MiB); %llu visits found theirs\n",
                 (unsigned long long)s->expert_fetches, (double)s->expert_fetch_bytes / 1048576.0,
@@ -159,7 +160,8 @@ static int parse_seed(program_common *o, const char *text) {
 
 static int parse_gating(program_common *o, const char *name) {
     moe_gate ignored;
-    if (!moe_gate_parse(name, &ignored)) return program_usage_error("--gating is softmax, topk, threshold or batchwise, not '%s'", name);
+    if (!moe_gate_parse(name, &ignored))
+        return program_usage_error("--gating is softmax, topk, threshold or batchwise, not '%s'", name);
     o->gating = name;
     return -1;
 }
@@ -186,7 +188,8 @@ int program_option(program_common *o, int c) {
     case PROGRAM_TRUNCATE: o->truncate = 1; break;
     case 'h': o->usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
     case 'V':
-        printf("%s %s (SentencePiece %s; kernels: %s)\n", program_name, moe_version(), spm_library_version(), moe_isa_names());
+        printf("%s %s (SentencePiece %s; kernels: %s)\n", program_name, moe_version(), spm_library_version(),
+               moe_isa_names());
         return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
     default: fprintf(stderr, "Try %s --help\n", program_name); return EXIT_USAGE; /* getopt said why */
     }
@@ -246,7 +249,9 @@ int program_session(const program_common *o, const moe_model *model, const moe_s
                     moe_session **session) {
     moe_error e;
     moe_status made = moe_session_new(model, params, session, &e);
-    if (made) return program_complain("%s", e.message), made == MOE_ERROR_ARGUMENT || made == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
+    if (made)
+        return program_complain("%s", e.message),
+               made == MOE_ERROR_ARGUMENT || made == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
     if (!o->quiet && params->gating && strcmp(params->gating, moe_gate_name(MOE_GATE_BATCHWISE)) == 0)
         program_complain("batchwise gating: %s depends on what shares its batch", unit);
     return -1;
@@ -271,7 +276,8 @@ void program_write(program_output *out, const char *data, size_t length) {
     while (whole && data[whole - 1] != '\n') whole--;
     for (size_t i = 0; i < whole; i++) out->lines += data[i] == '\n';
     out->good += (off_t)whole;
-    if (whole < done && out->ours && ftruncate(out->fd, out->good)) { /* it stays, then; the exit status tells */ }
+    if (whole < done && out->ours && ftruncate(out->fd, out->good)) { /* it stays, then; the exit status tells */
+    }
 }
 
 static int same_file(const struct stat *x, const struct stat *y) {
@@ -318,7 +324,8 @@ int program_open_streams(const program_common *o, int *in, program_output *out) 
     const char *victim;
     *in = STDIN_FILENO;
     *out = (program_output){ .fd = STDOUT_FILENO, .name = "standard output" };
-    if (o->input && (*in = open(o->input, O_RDONLY)) < 0) return program_complain("%s: %s", o->input, strerror(errno)), EXIT_INPUT_OUTPUT;
+    if (o->input && (*in = open(o->input, O_RDONLY)) < 0)
+        return program_complain("%s: %s", o->input, strerror(errno)), EXIT_INPUT_OUTPUT;
     if (!o->input && closed[0]) return program_complain("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
     if (!o->output && closed[1]) return program_complain("standard output is closed; use -o FILE"), EXIT_INPUT_OUTPUT;
     if (o->routing && (victim = would_overwrite(o, o->routing, *in))) {
@@ -344,7 +351,8 @@ int program_close_streams(const program_common *o, int in, program_output *out, 
 
 int program_stopped(const program_common *o, const program_output *out) {
     if (!o->quiet)
-        program_complain("stopped by signal %d; %llu whole lines were written", (int)program_signal, (unsigned long long)out->lines);
+        program_complain("stopped by signal %d; %llu whole lines were written", (int)program_signal,
+                         (unsigned long long)out->lines);
     return 128 + (int)program_signal;
 }
 
@@ -389,14 +397,17 @@ void program_json_output(cJSON *object, text_bytes *out) {
 
 static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };
 
-static int must_stop(const program_flow *f) { return program_signal || f->out.error || f->read_error || f->trouble.code; }
+static int must_stop(const program_flow *f) {
+    return program_signal || f->out.error || f->read_error || f->trouble.code;
+}
 
 /* Everything that is final leaves now, in one write. */
 static void drain(program_flow *f) {
     text_bytes *block = &f->block;
     size_t whole = 0; /* bytes of whole lines */
     for (text_job *job; !f->trouble.code && (job = text_queue_first(&f->queue)); text_queue_remove(&f->queue)) {
-        if (job->failed || (job->cut && !f->options->quiet)) program_complain("line %llu: %s", (unsigned long long)job->line, job->note);
+        if (job->failed || (job->cut && !f->options->quiet))
+            program_complain("line %llu: %s", (unsigned long long)job->line, job->note);
         if (block->length > whole && job->output.length) text_append(block, " ", 1);
         text_append(block, job->output.data, job->output.length);
         f->line_failed |= job->failed;
@@ -504,7 +515,8 @@ static void flow_done(void *user, const moe_result *result) {
 
 static int flow_through(program_flow *f, moe_session *session) {
     const program_common *o = f->options;
-    if (!o->quiet && isatty(f->reader.fd) && isatty(STDERR_FILENO)) fputs("One sentence per line; end with ^D.\n", stderr);
+    if (!o->quiet && isatty(f->reader.fd) && isatty(STDERR_FILENO))
+        fputs("One sentence per line; end with ^D.\n", stderr);
     f->progress.on = !o->quiet && isatty(STDERR_FILENO) && !isatty(f->out.fd) && !isatty(f->reader.fd);
     f->progress.begin = program_seconds();
 
@@ -514,7 +526,8 @@ static int flow_through(program_flow *f, moe_session *session) {
     program_progress_hide();
 
     if (f->out.error) {
-        program_complain("%s: %s; %llu whole lines were written", f->out.name, strerror(f->out.error), (unsigned long long)f->out.lines);
+        program_complain("%s: %s; %llu whole lines were written", f->out.name, strerror(f->out.error),
+                         (unsigned long long)f->out.lines);
         return EXIT_INPUT_OUTPUT;
     }
     if (f->read_error) {
@@ -522,12 +535,15 @@ static int flow_through(program_flow *f, moe_session *session) {
                          (unsigned long long)f->reader.lines);
         return EXIT_INPUT_OUTPUT;
     }
-    if (f->trouble.code) return program_complain("%s", f->trouble.message), f->trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+    if (f->trouble.code)
+        return program_complain("%s", f->trouble.message),
+               f->trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
     if (program_signal) return program_stopped(o, &f->out);
     if (status) return program_complain("%s", e.message), EXIT_MODEL;
     if (f->stats) f->stats(f, session, elapsed);
     if (f->progress.failed)
-        program_complain("%llu of %llu lines could not be %s", (unsigned long long)f->progress.failed, (unsigned long long)f->progress.lines, f->done_word);
+        program_complain("%llu of %llu lines could not be %s", (unsigned long long)f->progress.failed,
+                         (unsigned long long)f->progress.lines, f->done_word);
     return f->progress.failed ? EXIT_SOME_LINES : EXIT_DONE;
 }
 

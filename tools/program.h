@@ -2,10 +2,11 @@
  *
  *   program_common   the options that several programs have, with their words in --help
  *   program_output   stdout or -o: whole lines, or an error
- *   program_flow     lines in, moe_translate, lines out, in order; tools/moe-translate.c and tools/moe-score.c are the examples
+ *   program_flow     lines in, moe_translate, lines out, in order; tools/moe-translate.c and tools/moe-score.c are the
+ * examples
  *
- * Unlike text.c this prints, to standard error and under the name that program_begin was told. Functions that return int
- * return an exit status, or -1: go on.
+ * Unlike text.c this prints, to standard error and under the name that program_begin was told. Functions that return
+ * int return an exit status, or -1: go on.
  */
 #ifndef PROGRAM_H
 #define PROGRAM_H
@@ -31,23 +32,25 @@
 
 enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
-#define PROGRAM_HELP_EXIT(done, some) \
-    "Exit status: 0 " done ", 1 " some ", 2 usage, 3 model or memory, 4 input or output,\n128 + N stopped by signal N.\n"
+#define PROGRAM_HELP_EXIT(done, some)                                                  \
+    "Exit status: 0 " done ", 1 " some                                                 \
+    ", 2 usage, 3 model or memory, 4 input or output,\n128 + N stopped by signal N.\n"
 
 extern volatile sig_atomic_t program_signal; /* the number of a signal that asked to stop, or 0 */
 
-/* The first thing that main does. A standard stream that is closed would lend its number to the next file opened: a model at
- * descriptor 1 would be written to. So gaps are filled, input by what cannot be read and output by what cannot be written, and
- * remembered. */
+/* The first thing that main does. A standard stream that is closed would lend its number to the next file opened: a
+ * model at descriptor 1 would be written to. So gaps are filled, input by what cannot be read and output by what cannot
+ * be written, and remembered. */
 int program_begin(const char *name);
 void program_handle_signals(void);
 double program_seconds(void);
-double program_resident(void); /* MiB, the largest so far */
+double program_resident(void);                     /* MiB, the largest so far */
 void program_expert_stats(const moe_stats *stats); /* lines to standard error on what there is to say of experts */
 
 /* ---- 2. Messages --------------------------------------------------------------------------------------- */
 
-PROGRAM_PRINTF(1, 2) void program_complain(const char *format, ...); /* "NAME: ...", a line; progress goes out of the way */
+PROGRAM_PRINTF(1, 2)
+void program_complain(const char *format, ...); /* "NAME: ...", a line; progress goes out of the way */
 PROGRAM_PRINTF(1, 2) int program_usage_error(const char *format, ...); /* with "; see NAME --help"; gives EXIT_USAGE */
 /* Of a file that could not be used; gives EXIT_MODEL, or EXIT_INPUT_OUTPUT where the system refused. */
 int program_file_error(const char *file, const moe_error *error);
@@ -76,44 +79,59 @@ typedef struct program_common {
 } program_common;
 
 enum {
-    PROGRAM_THREADS = 1000, PROGRAM_BATCH, PROGRAM_ISA, PROGRAM_NO_MMAP, PROGRAM_GATING, PROGRAM_NOISE, PROGRAM_ROUTING,
-    PROGRAM_JSON, PROGRAM_STATS, PROGRAM_IDS, PROGRAM_PRETOKENIZED, PROGRAM_TRUNCATE, PROGRAM_MAX_LEN
+    PROGRAM_THREADS = 1000,
+    PROGRAM_BATCH,
+    PROGRAM_ISA,
+    PROGRAM_NO_MMAP,
+    PROGRAM_GATING,
+    PROGRAM_NOISE,
+    PROGRAM_ROUTING,
+    PROGRAM_JSON,
+    PROGRAM_STATS,
+    PROGRAM_IDS,
+    PROGRAM_PRETOKENIZED,
+    PROGRAM_TRUNCATE,
+    PROGRAM_MAX_LEN
 };
 
 #define PROGRAM_SHORT "m:o:vqhV"
-#define PROGRAM_OPTIONS                                                                                              \
-    { "model", required_argument, NULL, 'm' }, { "output", required_argument, NULL, 'o' },                           \
-    { "verbose", no_argument, NULL, 'v' }, { "quiet", no_argument, NULL, 'q' },                                      \
-    { "threads", required_argument, NULL, PROGRAM_THREADS }, { "batch", required_argument, NULL, PROGRAM_BATCH },    \
-    { "isa", required_argument, NULL, PROGRAM_ISA }, { "no-mmap", no_argument, NULL, PROGRAM_NO_MMAP },              \
-    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }
-#define PROGRAM_GATE_OPTIONS                                                                                         \
-    { "gating", required_argument, NULL, PROGRAM_GATING }, { "noise", required_argument, NULL, PROGRAM_NOISE },      \
-    { "routing", required_argument, NULL, PROGRAM_ROUTING }
-#define PROGRAM_STREAM_OPTIONS                                                                                       \
-    { "input", required_argument, NULL, 'i' }, { "json", no_argument, NULL, PROGRAM_JSON },                          \
-    { "stats", no_argument, NULL, PROGRAM_STATS }
-#define PROGRAM_LINE_OPTIONS                                                                                         \
-    { "ids", no_argument, NULL, PROGRAM_IDS }, { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED },          \
-    { "truncate", no_argument, NULL, PROGRAM_TRUNCATE }, { "max-len", required_argument, NULL, PROGRAM_MAX_LEN }
+#define PROGRAM_OPTIONS                                                                                               \
+    { "model", required_argument, NULL, 'm' }, { "output", required_argument, NULL, 'o' },                            \
+        { "verbose", no_argument, NULL, 'v' }, { "quiet", no_argument, NULL, 'q' },                                   \
+        { "threads", required_argument, NULL, PROGRAM_THREADS }, { "batch", required_argument, NULL, PROGRAM_BATCH }, \
+        { "isa", required_argument, NULL, PROGRAM_ISA }, { "no-mmap", no_argument, NULL, PROGRAM_NO_MMAP },           \
+        { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }
+#define PROGRAM_GATE_OPTIONS                                                                                      \
+    { "gating", required_argument, NULL, PROGRAM_GATING }, { "noise", required_argument, NULL, PROGRAM_NOISE }, { \
+        "routing", required_argument, NULL, PROGRAM_ROUTING                                                       \
+    }
+#define PROGRAM_STREAM_OPTIONS                                                                \
+    { "input", required_argument, NULL, 'i' }, { "json", no_argument, NULL, PROGRAM_JSON }, { \
+        "stats", no_argument, NULL, PROGRAM_STATS                                             \
+    }
+#define PROGRAM_LINE_OPTIONS                                                                                \
+    { "ids", no_argument, NULL, PROGRAM_IDS }, { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED }, \
+        { "truncate", no_argument, NULL, PROGRAM_TRUNCATE }, {                                              \
+        "max-len", required_argument, NULL, PROGRAM_MAX_LEN                                                 \
+    }
 
-#define PROGRAM_HELP_GATES(unit)                                                                                     \
-    "Gates\n"                                                                                                        \
-    "      --gating NAME         softmax, topk, threshold or batchwise in every mixture, instead of the model's own; with\n" \
-    "                            batchwise a result depends on what shares its batch\n"                              \
+#define PROGRAM_HELP_GATES(unit)                                                                                                 \
+    "Gates\n"                                                                                                                    \
+    "      --gating NAME         softmax, topk, threshold or batchwise in every mixture, instead of the model's own; with\n"     \
+    "                            batchwise a result depends on what shares its batch\n"                                          \
     "      --noise SEED          noise on the gates' logits (eq 4), as in training; drawn from SEED and what was read so far,\n" \
-    "                            so that neighbours make no difference (default: none)\n"                            \
-    "      --routing FILE        write which experts every " unit " went to, and with which weights: JSON lines for\n" \
+    "                            so that neighbours make no difference (default: none)\n"                                        \
+    "      --routing FILE        write which experts every " unit " went to, and with which weights: JSON lines for\n"           \
     "                            moe-routing. FILE appears at the end, whole, or not at all; a pipe is written as it comes\n"
 
-#define PROGRAM_HELP_SPEED(units)                                                                                    \
-    "Speed (none of these changes a single byte of the output)\n"                                                    \
-    "      --threads N           threads that compute (default: one per processor)\n"                                \
-    "      --batch N             " units " at once\n"                                                                \
-    "      --no-mmap             read the model into memory of its own\n"                                            \
-    "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"                \
-    "\n"                                                                                                             \
-    "  -h, --help                this text\n"                                                                        \
+#define PROGRAM_HELP_SPEED(units)                                                                     \
+    "Speed (none of these changes a single byte of the output)\n"                                     \
+    "      --threads N           threads that compute (default: one per processor)\n"                 \
+    "      --batch N             " units " at once\n"                                                 \
+    "      --no-mmap             read the model into memory of its own\n"                             \
+    "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n" \
+    "\n"                                                                                              \
+    "  -h, --help                this text\n"                                                         \
     "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
 
 /* What getopt gave and the program does not know itself; --help and --version end here. */
@@ -128,7 +146,8 @@ int program_ask_language(const text_front *front, const char *what);
 text_level program_level(const program_common *o);
 /* Threads, batch, kernels, gates, noise, log; max_len too. */
 void program_apply(const program_common *o, moe_session_params *params);
-/* A session, or a complaint and the exit status. `unit` is what depends on its batch under batchwise gating: "a translation". */
+/* A session, or a complaint and the exit status. `unit` is what depends on its batch under batchwise gating: "a
+ * translation". */
 int program_session(const program_common *o, const moe_model *model, const moe_session_params *params, const char *unit,
                     moe_session **session);
 
@@ -165,22 +184,24 @@ void program_json_output(cJSON *object, text_bytes *out); /* append it without l
 
 /* ---- 5. Flow ------------------------------------------------------------------------------------------- */
 
-/* moe_translate pulls a request whenever it has room for another. Each pull reads a line and queues a job; a finished job waits
- * in the queue until those before it are finished, then leaves at once. A line that cannot be used is a job that is finished
- * from the start, so it keeps its place. A line that is split is several jobs in a row. The program sets the first part, zero
- * the rest. */
+/* moe_translate pulls a request whenever it has room for another. Each pull reads a line and queues a job; a finished
+ * job waits in the queue until those before it are finished, then leaves at once. A line that cannot be used is a job
+ * that is finished from the start, so it keeps its place. A line that is split is several jobs in a row. The program
+ * sets the first part, zero the rest. */
 typedef struct program_flow program_flow;
 struct program_flow {
     const program_common *options;
     const text_front *front;
     text_options line_options;
-    const char *done_word;  /* "translated" */
-    int blank_too;          /* a line of nothing is a request as well */
-    int split;              /* lines of more characters than this go sentence by sentence; 0: every line stays whole */
-    void (*ask)(program_flow *flow, text_job *job, moe_request *request);          /* the ids, and what else it takes */
-    void (*see)(program_flow *flow, text_job *job, const moe_result *result);      /* a result with a hypothesis */
-    moe_status (*line)(program_flow *flow, text_job *job, const moe_result *result, moe_error *error); /* job->output; NULL: no result */
-    moe_status (*leave)(program_flow *flow, text_job *job, moe_error *error);      /* in order, as the line is written; may be NULL */
+    const char *done_word; /* "translated" */
+    int blank_too;         /* a line of nothing is a request as well */
+    int split;             /* lines of more characters than this go sentence by sentence; 0: every line stays whole */
+    void (*ask)(program_flow *flow, text_job *job, moe_request *request);     /* the ids, and what else it takes */
+    void (*see)(program_flow *flow, text_job *job, const moe_result *result); /* a result with a hypothesis */
+    moe_status (*line)(program_flow *flow, text_job *job, const moe_result *result,
+                       moe_error *error); /* job->output; NULL: no result */
+    moe_status (*leave)(program_flow *flow, text_job *job,
+                        moe_error *error); /* in order, as the line is written; may be NULL */
     void (*stats)(const program_flow *flow, const moe_session *session, double seconds);
 
     text_reader reader;
@@ -191,8 +212,8 @@ struct program_flow {
     program_output out;
     program_progress progress;
     uint64_t pieces, unknown_pieces; /* of the ids that were asked for */
-    int read_error;     /* errno */
-    moe_error trouble;  /* code set: memory ran out, or worse */
+    int read_error;                  /* errno */
+    moe_error trouble;               /* code set: memory ran out, or worse */
 };
 
 /* Everything from opening input and output to the last complaint; the exit status. */

@@ -63,7 +63,8 @@ static void append_header(routing_file *f, const char *gating) {
     text_append_string(&f->text, "]}\n");
 }
 
-moe_status routing_open(routing_file *f, const text_front *front, const char *path, const char *gating, moe_error *error) {
+moe_status routing_open(routing_file *f, const text_front *front, const char *path, const char *gating,
+                        moe_error *error) {
     struct stat kind;
     size_t n = moe_model_mixture_count(front->model), room = strlen(path) + sizeof ".partial";
     moe_status status = MOE_OK;
@@ -149,7 +150,8 @@ static int by_layer_and_position(const void *a, const void *b) {
 
 static void append_entry(routing_file *f, const routing_sentence *s, const routing_entry *e) {
     text_bytes *out = &f->text;
-    text_printf(out, "{\"line\":%llu,\"layer\":\"%s\",\"position\":%zu", (unsigned long long)s->line, f->layers[e->layer], e->position);
+    text_printf(out, "{\"line\":%llu,\"layer\":\"%s\",\"position\":%zu", (unsigned long long)s->line,
+                f->layers[e->layer], e->position);
     if (e->token >= 0) {
         moe_span piece = text_piece(f->front, e->token);
         text_printf(out, ",\"id\":%d", (int)e->token);

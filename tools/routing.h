@@ -1,16 +1,18 @@
-/* routing.h - where tokens went, written as JSON lines. moe-translate, moe-score and moe-classify write them, moe-routing reads them.
+/* routing.h - where tokens went, written as JSON lines. moe-translate, moe-score and moe-classify write them,
+ * moe-routing reads them.
  *
  *   {"model":"en-de-fr-es","layers":[{"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}]}
  *   {"line":12,"layer":"encoder.2","position":3,"id":123,"token":"Haus","experts":[3,17],"weights":[0.61,0.39],"empty":false}
  *
- * The header comes first. k: experts wanted for a token, of two levels the product; all that there are where a softmax names no
- * number. Then sentences in order; in each all tokens of its first layer, by position, then those of the next. line counts from
- * 1, positions from 0. On the encoder's side they count tag and end; position t of a decoder predicts token t and reads `id`,
- * the begin token at first. A classifier's row is a line with one position and no id. token is absent where there is no
- * vocabulary. experts ascend. empty: a mask selected nothing; experts then hold what the model's policy chose, perhaps nothing.
+ * The header comes first. k: experts wanted for a token, of two levels the product; all that there are where a softmax
+ * names no number. Then sentences in order; in each all tokens of its first layer, by position, then those of the next.
+ * line counts from 1, positions from 0. On the encoder's side they count tag and end; position t of a decoder predicts
+ * token t and reads `id`, the begin token at first. A classifier's row is a line with one position and no id. token is
+ * absent where there is no vocabulary. experts ascend. empty: a mask selected nothing; experts then hold what the
+ * model's policy chose, perhaps nothing.
  *
- * The file appears under its name when all is done, or not at all: it grows as FILE.partial. What is no regular file (a pipe,
- * /dev/stdout) is written as it comes. Nothing here prints or exits.
+ * The file appears under its name when all is done, or not at all: it grows as FILE.partial. What is no regular file (a
+ * pipe, /dev/stdout) is written as it comes. Nothing here prints or exits.
  */
 #ifndef ROUTING_H
 #define ROUTING_H
@@ -53,7 +55,8 @@ typedef struct routing_file {
 } routing_file;
 
 /* `gating` as in moe_session_params. All zero on failure. Errors of all: MOE_ERROR_IO, MOE_ERROR_MEMORY. */
-moe_status routing_open(routing_file *file, const text_front *front, const char *path, const char *gating, moe_error *error);
+moe_status routing_open(routing_file *file, const text_front *front, const char *path, const char *gating,
+                        moe_error *error);
 /* An empty sentence, to be put or left to routing_close; NULL: out of memory. */
 routing_sentence *routing_begin(routing_file *file, uint64_t line);
 void routing_keep(routing_sentence *sentence, const moe_routing *routing);

@@ -55,7 +55,7 @@ using view = std::string_view;
 
 // One message of the wire format; next() steps over its fields.
 class fields {
-public:
+  public:
     uint64_t number = 0, value = 0; // of a varint or fixed field
     view bytes;                     // of a length-delimited one
     unsigned wire = 0;
@@ -77,7 +77,7 @@ public:
         return true;
     }
 
-private:
+  private:
     view rest_;
 
     view take(uint64_t n) {
@@ -123,7 +123,8 @@ void check_character_map(view map) {
     view strings = map.substr(trie_bytes);
     if (strings.back() != '\0') throw broken; // every replacement is read up to its NUL
 
-    // A unit with label c is the child for c of whoever has the base (unit ^ c): sorted by base, all children are at hand.
+    // A unit with label c is the child for c of whoever has the base (unit ^ c): sorted by base, all children are at
+    // hand.
     auto base_of = [&](uint32_t i) { return i ^ darts_label(units[i]); };
     std::vector<uint32_t> first(units.size() + 1), children;
     auto is_child = [&](uint32_t i) { return darts_label(units[i]) - 1 < 255 && base_of(i) < units.size(); };
@@ -149,7 +150,7 @@ void check_character_map(view map) {
         if ((base | 0xff) >= units.size()) throw broken;
         if (darts_has_leaf(units[i]) && i != 0 && (units[base] & 0x7fffffffu) >= strings.size()) throw broken;
         matches[i] = open;
-        path.push_back({i, first[base], first[base + 1], 0});
+        path.push_back({ i, first[base], first[base + 1], 0 });
     };
     enter(0);
     while (!path.empty()) {
@@ -164,10 +165,8 @@ void check_character_map(view map) {
         }
         uint32_t child = children[here.at++];
         if (matches[child] == open) throw broken;
-        if (matches[child] == unseen)
-            enter(child); // `here` may be gone after this
-        else
-            here.best = std::max(here.best, matches[child]);
+        if (matches[child] == unseen) enter(child); // `here` may be gone after this
+        else here.best = std::max(here.best, matches[child]);
     }
 }
 
@@ -203,12 +202,14 @@ void check_model(view model) {
                     auto bits = static_cast<uint32_t>(piece.value);
                     float score;
                     std::memcpy(&score, &bits, 4);
-                    if (!std::isfinite(score)) throw bad_model("a piece of the tokeniser has a score that is no number");
+                    if (!std::isfinite(score))
+                        throw bad_model("a piece of the tokeniser has a score that is no number");
                 }
             }
             if (text.empty() || text.find('\0') != view::npos)
                 throw bad_model("a piece of the tokeniser is empty or holds a NUL byte");
-            if (type == 6 && !is_byte_piece(text)) throw bad_model("a byte piece of the tokeniser is not spelled <0xHH>");
+            if (type == 6 && !is_byte_piece(text))
+                throw bad_model("a byte piece of the tokeniser is not spelled <0xHH>");
             if (type == 4) user_defined.push_back(text);
         } else if (top.number == 3 || top.number == 5) {
             for (fields rules(top.bytes); rules.next();)
@@ -222,7 +223,7 @@ void check_model(view model) {
 // Grow a malloc'ed buffer to hold at least n items.
 template <class T> void reserve(T **buffer, size_t *capacity, size_t n) {
     if (n <= *capacity && *buffer) return;
-    size_t wanted = std::max<size_t>({n, *capacity + *capacity / 2, 64});
+    size_t wanted = std::max<size_t>({ n, *capacity + *capacity / 2, 64 });
     void *grown = std::realloc(*buffer, wanted * sizeof(T));
     if (!grown) throw std::bad_alloc();
     *buffer = static_cast<T *>(grown);
@@ -235,9 +236,7 @@ template <class Result, class Body> Result guarded(char *error, size_t error_siz
         return body();
     } catch (const std::bad_alloc &) {
         say(error, error_size, "out of memory in the tokeniser");
-    } catch (const std::exception &e) {
-        say(error, error_size, e.what());
-    } catch (...) {
+    } catch (const std::exception &e) { say(error, error_size, e.what()); } catch (...) {
         say(error, error_size, "the tokeniser failed for an unknown reason");
     }
     return failed;
@@ -258,7 +257,8 @@ extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t erro
         check_model(model);
         made = new spm;
         auto status = made->processor.LoadFromSerializedProto(model);
-        if (!status.ok()) throw bad_model(std::string("SentencePiece refuses the tokeniser: ") + status.error_message());
+        if (!status.ok())
+            throw bad_model(std::string("SentencePiece refuses the tokeniser: ") + status.error_message());
         return made;
     });
     if (!result) delete made;
@@ -269,8 +269,8 @@ extern "C" void spm_free(spm *tokeniser) { delete tokeniser; }
 
 // ---- 3. Text and ids ----------------------------------------------------------------------------------------
 
-extern "C" int spm_encode(const spm *t, const char *text, size_t length, int32_t **ids, size_t *capacity,
-                          size_t *count, char *error, size_t error_size) {
+extern "C" int spm_encode(const spm *t, const char *text, size_t length, int32_t **ids, size_t *capacity, size_t *count,
+                          char *error, size_t error_size) {
     *count = 0;
     return guarded<int>(error, error_size, -1, [&]() {
         if (length > SPM_MAX_TEXT) throw std::length_error("the text is longer than 16 MiB");
@@ -285,8 +285,8 @@ extern "C" int spm_encode(const spm *t, const char *text, size_t length, int32_t
     });
 }
 
-extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t count, char **text, size_t *capacity,
-                          size_t *length, char *error, size_t error_size) {
+extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t count, char **text, size_t *capacity, size_t *length,
+                          char *error, size_t error_size) {
     *length = 0;
     return guarded<int>(error, error_size, -1, [&]() {
         if (count > SPM_MAX_TEXT) throw std::length_error("more than 16 Mi token ids");

@@ -182,7 +182,8 @@ size_t text_utf8_count(const char *data, size_t length) {
     return count;
 }
 
-/* The bytes of a member of `list` (members separated by spaces) that the text begins with, or with `all` is; 0: of none. */
+/* The bytes of a member of `list` (members separated by spaces) that the text begins with, or with `all` is; 0: of
+ * none. */
 static size_t begins_with(const char *list, const char *data, size_t length, int all) {
     for (size_t n; *list; list += n + (list[n] == ' ')) {
         n = strcspn(list, " ");
@@ -205,19 +206,22 @@ static int is_abbreviated(const char *data, size_t end) {
 }
 
 size_t text_sentence(const char *data, size_t length) {
-    static const char ends[] = ". ! ? \xE2\x80\xA6", wide[] = "\xE3\x80\x82 \xEF\xBC\x81 \xEF\xBC\x9F"; /* ..., of Chinese and Japanese */
+    static const char ends[] = ". ! ? \xE2\x80\xA6",
+                      wide[] = "\xE3\x80\x82 \xEF\xBC\x81 \xEF\xBC\x9F"; /* ..., of Chinese and Japanese */
     static const char closing[] = ") ] } \" ' \xC2\xBB \xE2\x80\x9D \xE2\x80\x99 \xE2\x80\x9C \xE3\x80\x8D";
     for (size_t at = 0, n; at < length; at++) {
         size_t end = at, next;
         int spaced = 1; /* whether the sentence needs white space behind it */
         if ((n = begins_with(wide, data + at, length - at, 0))) spaced = 0;
-        else if (!(n = begins_with(ends, data + at, length - at, 0)) || (data[at] == '.' && is_abbreviated(data, at))) continue;
+        else if (!(n = begins_with(ends, data + at, length - at, 0)) || (data[at] == '.' && is_abbreviated(data, at)))
+            continue;
         for (; n; n = begins_with(spaced ? ends : wide, data + end, length - end, 0)) end += n;
         if (length - end > 2 && memcmp(data + end, " \xC2\xBB", 3) == 0) end += 3; /* French quotes */
         while ((n = begins_with(closing, data + end, length - end, 0))) end += n;
         for (next = end; next < length && (data[next] == ' ' || data[next] == '\t'); next++) {}
         if (next == length) return length;
-        if (spaced && (next == end || begins_with(ends, data + next, length - next, 0) || (data[next] >= 'a' && data[next] <= 'z') ||
+        if (spaced && (next == end || begins_with(ends, data + next, length - next, 0) ||
+                       (data[next] >= 'a' && data[next] <= 'z') ||
                        (data[next] == '\xC3' && (unsigned char)data[next + 1] >= 0x9F))) /* ß to ÿ */
             at = end - 1;
         else return next;
@@ -310,7 +314,9 @@ static size_t source_extra(const moe_model *model) {
            (size_t)(meta_int(model, "source.eos", 1) != 0);
 }
 
-static int span_is(moe_span s, const char *text) { return s.length == strlen(text) && memcmp(s.data, text, s.length) == 0; }
+static int span_is(moe_span s, const char *text) {
+    return s.length == strlen(text) && memcmp(s.data, text, s.length) == 0;
+}
 
 /* FNV-1a: the slot where the search for a piece begins. */
 static size_t piece_slot(const text_vocabulary *v, const char *data, size_t length) {
@@ -335,7 +341,8 @@ static moe_status open_vocabulary(text_front *front, moe_error *error) {
     ptrdiff_t list = moe_model_meta_find(front->model, "vocabulary.pieces");
     if (list < 0) return MOE_OK;
     v->count = moe_model_meta_length(front->model, (size_t)list);
-    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_TEXTS || v->count != (size_t)moe_model_vocabulary(front->model))
+    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_TEXTS ||
+        v->count != (size_t)moe_model_vocabulary(front->model))
         return fail(error, MOE_ERROR_FORMAT, "vocabulary.pieces", "it is not a list of %d texts, one for each token",
                     (int)moe_model_vocabulary(front->model));
     for (v->slots = 64; v->slots < 2 * v->count;) v->slots *= 2;
@@ -362,9 +369,11 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
     if (!span_is(name, "sentencepiece") || bytes < 0) {
         moe_status status = open_vocabulary(front, error);
         if (status || level == TEXT_IF_THERE || (level == TEXT_PIECES && front->vocabulary.count)) return status;
-        return fail(error, MOE_ERROR_UNSUPPORTED, "tokenizer.kind", front->vocabulary.count
-            ? "this model cuts text with Moses and BPE: let tools/moses-bpe.py do that and use --pretokenized"
-            : "this model holds no tokeniser: use --ids and give token ids");
+        return fail(
+            error, MOE_ERROR_UNSUPPORTED, "tokenizer.kind",
+            front->vocabulary.count
+                ? "this model cuts text with Moses and BPE: let tools/moses-bpe.py do that and use --pretokenized"
+                : "this model holds no tokeniser: use --ids and give token ids");
     }
     moe_span model = moe_model_meta_text(front->model, (size_t)bytes, 0);
     char why[200] = "";
@@ -383,7 +392,8 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
     return out;
 }
 
-moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front, moe_error *error) {
+moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
+                     moe_error *error) {
     *front = (text_front){ .unknown = -1 };
     moe_status status = moe_model_open(path, params, &front->model, error);
     if (status) return status;
@@ -417,9 +427,10 @@ moe_status text_language(const text_front *front, const char *code, int32_t *tag
     text_languages(front, &known);
     text_append_clean(&asked, code, strlen(code));
     moe_status status = known.failed || asked.failed
-        ? out_of_memory(error)
-        : fail(error, MOE_ERROR_ARGUMENT, "language", "this model does not know the language '%.20s'; it knows: %.150s",
-               asked.data, known.length ? known.data : "none");
+                            ? out_of_memory(error)
+                            : fail(error, MOE_ERROR_ARGUMENT, "language",
+                                   "this model does not know the language '%.20s'; it knows: %.150s", asked.data,
+                                   known.length ? known.data : "none");
     text_bytes_free(&known);
     text_bytes_free(&asked);
     return status;
@@ -471,7 +482,8 @@ static int32_t piece_id(const text_front *front, const char *piece, size_t lengt
     return id;
 }
 
-moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
+moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
+                             moe_error *error) {
     ids->length = 0;
     for (size_t i = 0;;) {
         while (i < length && is_blank(text[i])) i++;
@@ -504,7 +516,8 @@ moe_span text_piece(const text_front *front, int32_t id) {
     return id >= 0 && (size_t)id < v->count ? v->pieces[id] : (moe_span){ NULL, 0 };
 }
 
-moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error) {
+moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out,
+                            moe_error *error) {
     size_t begin = out->length;
     for (size_t i = 0; i < count; i++) {
         moe_span piece = text_piece(front, ids[i]);
@@ -532,9 +545,9 @@ moe_status text_parse_ids(const text_front *front, const char *text, size_t leng
             while (i < length && !is_blank(text[i])) i++;
             text_bytes word = { 0 };
             text_append_clean(&word, text + begin, i - begin < 20 ? i - begin : 20);
-            moe_status status = word.failed
-                ? out_of_memory(error)
-                : fail(error, MOE_ERROR_ARGUMENT, "ids", "'%s' is not a token id (0 to %d)", word.data, (int)vocabulary - 1);
+            moe_status status = word.failed ? out_of_memory(error)
+                                            : fail(error, MOE_ERROR_ARGUMENT, "ids", "'%s' is not a token id (0 to %d)",
+                                                   word.data, (int)vocabulary - 1);
             text_bytes_free(&word);
             return status;
         }
@@ -599,7 +612,8 @@ static text_read fill(text_reader *r, int wait) {
 text_read text_reader_next(text_reader *r, int wait, text_line *line) {
     for (;;) {
         char *data = r->buffer.data;
-        char *end = r->searched < r->buffer.length ? memchr(data + r->searched, '\n', r->buffer.length - r->searched) : NULL;
+        char *end =
+            r->searched < r->buffer.length ? memchr(data + r->searched, '\n', r->buffer.length - r->searched) : NULL;
         size_t stop = end ? (size_t)(end - data) : r->buffer.length;
         if (r->skipping) { /* the rest of a line that was handed out already */
             r->begin = r->searched = end ? stop + 1 : stop;
@@ -655,12 +669,14 @@ static void note(text_job *job, int *flag, const char *format, ...) {
 static size_t usable(const text_options *options, const text_line *line, text_job *job) {
     char why[64];
     const size_t length = text_line_usable(line, why, sizeof why);
-    if (*why) note(job, options->truncate ? &job->cut : &job->failed, "%s%s", why, options->truncate ? ": cut there" : "; --truncate would cut it there");
+    if (*why)
+        note(job, options->truncate ? &job->cut : &job->failed, "%s%s", why,
+             options->truncate ? ": cut there" : "; --truncate would cut it there");
     return length;
 }
 
-static moe_status parse_text(const text_front *front, const text_options *options, const char *data, size_t length, text_ids *ids,
-                             moe_error *error) {
+static moe_status parse_text(const text_front *front, const text_options *options, const char *data, size_t length,
+                             text_ids *ids, moe_error *error) {
     return options->ids            ? text_parse_ids(front, data, length, ids, error)
            : options->pretokenized ? text_parse_pieces(front, data, length, ids, error)
                                    : text_encode(front, data, length, ids, error);
@@ -677,12 +693,13 @@ static moe_status to_ids(const text_front *front, const text_options *options, c
 }
 
 /* Ids beyond the limit: refuse or cut, and not inside a character that is spelled in bytes. */
-static void limit_ids(const text_front *front, const text_options *options, const char *what, size_t limit, text_ids *ids,
-                      text_job *job) {
+static void limit_ids(const text_front *front, const text_options *options, const char *what, size_t limit,
+                      text_ids *ids, text_job *job) {
     if (job->failed || ids->length <= limit) return;
     if (!options->truncate) {
-        note(job, &job->failed, "the %s has %zu tokens, at most %zu fit; --truncate would cut it, --max-len allows more",
-             what, ids->length, limit);
+        note(job, &job->failed,
+             "the %s has %zu tokens, at most %zu fit; --truncate would cut it, --max-len allows more", what,
+             ids->length, limit);
         return;
     }
     size_t keep = limit;
@@ -727,7 +744,8 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     if (status || job->failed) return status;
     size_t room = options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
     limit_ids(front, options, "line", room, &job->source_ids, job);
-    if (tab) limit_ids(front, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids, job);
+    if (tab)
+        limit_ids(front, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids, job);
     /* White space only: no pieces, nothing to say. A score of nothing given nothing is no use either. */
     job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
     return MOE_OK;
@@ -793,8 +811,8 @@ static int next_field(moe_span *rest, moe_span *field) {
     return 1;
 }
 
-static moe_status read_pair(const text_front *front, const text_options *options, moe_span rest, int targets_wanted, text_pair *p,
-                            moe_error *error) {
+static moe_status read_pair(const text_front *front, const text_options *options, moe_span rest, int targets_wanted,
+                            text_pair *p, moe_error *error) {
     moe_span fields[3], *source = &fields[2];
     char code[32];
     moe_status status = MOE_OK;
@@ -806,7 +824,8 @@ static moe_status read_pair(const text_front *front, const text_options *options
     while (n < 3 && next_field(&rest, &fields[n])) n++;
     if (n == 2 && !targets_wanted) *source = rest, rest.length = 0;
     else if (n < 3)
-        return fail(error, MOE_ERROR_ARGUMENT, "", "expected source language, target language, source and target, TABs between");
+        return fail(error, MOE_ERROR_ARGUMENT, "",
+                    "expected source language, target language, source and target, TABs between");
     snprintf(code, sizeof code, "%.*s", fields[1].length < 31 ? (int)fields[1].length : 31, fields[1].data);
     if (moe_model_language_count(front->model)) status = text_language(front, code, &p->tag, error);
     if (!status) status = parse_text(front, options, source->data, source->length, &p->source, error);
@@ -815,8 +834,8 @@ static moe_status read_pair(const text_front *front, const text_options *options
     return status;
 }
 
-static moe_status add_pair(const text_front *front, const text_options *options, const text_line *line, int targets_wanted,
-                           text_sample *sample, moe_error *error) {
+static moe_status add_pair(const text_front *front, const text_options *options, const text_line *line,
+                           int targets_wanted, text_sample *sample, moe_error *error) {
     char why[64];
     moe_status status = MOE_OK;
     if (sample->count == sample->capacity) {
@@ -860,7 +879,8 @@ moe_status text_sample_read(const text_front *front, const text_options *options
     while (!status && (got = text_reader_next(&reader, 1, &line)) == TEXT_READ_LINE)
         if (!language || !only_blanks(&line)) status = add_pair(front, options, &line, targets_wanted, sample, error);
     if (!status && got != TEXT_READ_END) status = fail(error, MOE_ERROR_IO, "read", "%s: %s", path, strerror(errno));
-    if (!status && !sample->count) status = fail(error, MOE_ERROR_IO, "read", "%s: nothing in it to measure with", path);
+    if (!status && !sample->count)
+        status = fail(error, MOE_ERROR_IO, "read", "%s: nothing in it to measure with", path);
     text_reader_free(&reader);
     close(fd);
     return status;

@@ -1,13 +1,15 @@
 /* Fused elementwise kernels of tools/train.py, which compiles this file at first use and calls it through ctypes.
 
-   All arrays are dense row-major float32. Sequences are packed: the rows of step 0 of all sentences, then those of step 1,
-   and so on, sentences by falling length, so that step t holds the first count(t) sentences and nothing is padding. */
+   All arrays are dense row-major float32. Sequences are packed: the rows of step 0 of all sentences, then those of step
+   1, and so on, sentences by falling length, so that step t holds the first count(t) sentences and nothing is padding.
+ */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Elementary functions: branch-free, so that loops over them become vector code ------------------------------------ */
+/* ---- Elementary functions: branch-free, so that loops over them become vector code
+ * ------------------------------------ */
 
 static inline float fast_exp(float x) /* relative error about 1e-7 */
 {
@@ -21,19 +23,23 @@ static inline float fast_exp(float x) /* relative error about 1e-7 */
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    union { int32_t i; float f; } power = { ((int32_t)n + 127) << 23 };
+    union {
+        int32_t i;
+        float f;
+    } power = { ((int32_t)n + 127) << 23 };
     return p * power.f;
 }
 
 static inline float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
 static inline float tanh_(float x) { return 2.0f / (1.0f + fast_exp(-2.0f * x)) - 1.0f; }
 
-/* ---- LSTM cell, gate order i f g o ------------------------------------------------------------------------------------ */
+/* ---- LSTM cell, gate order i f g o
+ * ------------------------------------------------------------------------------------ */
 
 /* z [n, 4H] holds the products without the bias and receives the activations; c, h [n, H] are written.
    previous [p, H]: cell state of the step before, for the first p rows; the other rows start at zero. */
-void cell_forward(float *z, const float *bias, const float *previous, float *c, float *h, int64_t n, int64_t p, int64_t H)
-{
+void cell_forward(float *z, const float *bias, const float *previous, float *c, float *h, int64_t n, int64_t p,
+                  int64_t H) {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < n; r++) {
         float *zi = z + r * 4 * H, *zf = zi + H, *zg = zf + H, *zo = zg + H;
@@ -53,8 +59,7 @@ void cell_forward(float *z, const float *bias, const float *previous, float *c, 
 
 /* z: activations in, gradient of the products out. carry [>= n, H]: gradient of c, replaced by that of `previous`. */
 void cell_backward(float *z, const float *previous, const float *c, const float *dh, float *carry, int64_t n, int64_t p,
-                   int64_t H)
-{
+                   int64_t H) {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < n; r++) {
         float *zi = z + r * 4 * H, *zf = zi + H, *zg = zf + H, *zo = zg + H;
@@ -73,15 +78,15 @@ void cell_backward(float *z, const float *previous, const float *c, const float 
     }
 }
 
-/* ---- Additive attention of one decoder step over the packed source ---------------------------------------------------- */
+/* ---- Additive attention of one decoder step over the packed source
+ * ---------------------------------------------------- */
 
 /* Target row r looks at sentence column[r] of the source, which has length[r] positions; position s lies in row
    offset[s] + column[r] of key [*, a] and memory [*, d]. p [n, S] receives the probabilities; row r of the context goes
    to context + r * stride. */
 void attention_forward(const float *query, const float *key, const float *memory, const float *v, const int32_t *column,
                        const int32_t *length, const int32_t *offset, float *p, float *context, int64_t n, int64_t S,
-                       int64_t a, int64_t d, int64_t stride)
-{
+                       int64_t a, int64_t d, int64_t stride) {
 #pragma omp parallel for schedule(dynamic, 4)
     for (int64_t r = 0; r < n; r++) {
         const float *q = query + r * a;
@@ -91,8 +96,7 @@ void attention_forward(const float *query, const float *key, const float *memory
             const float *k = key + (int64_t)(offset[s] + column[r]) * a;
             float score = 0.0f;
 #pragma omp simd reduction(+ : score)
-            for (int64_t j = 0; j < a; j++)
-                score += v[j] * tanh_(k[j] + q[j]);
+            for (int64_t j = 0; j < a; j++) score += v[j] * tanh_(k[j] + q[j]);
             prob[s] = score;
             top = score > top ? score : top;
         }
@@ -105,20 +109,18 @@ void attention_forward(const float *query, const float *key, const float *memory
             const float *m = memory + (int64_t)(offset[s] + column[r]) * d;
             float weight = prob[s] /= sum;
 #pragma omp simd
-            for (int64_t j = 0; j < d; j++)
-                out[j] += weight * m[j];
+            for (int64_t j = 0; j < d; j++) out[j] += weight * m[j];
         }
-        for (int64_t s = count; s < S; s++)
-            prob[s] = 0.0f;
+        for (int64_t s = count; s < S; s++) prob[s] = 0.0f;
     }
 }
 
 /* dcontext: gradient, row r at dcontext + r * stride. dquery [n, a] is written; dkey, dmemory and dv [threads, a] are
    added to (each thread its own row of dv; a source sentence belongs to one target row, so nothing else is shared). */
-void attention_backward(const float *dcontext, const float *query, const float *key, const float *memory, const float *v,
-                        const int32_t *column, const int32_t *length, const int32_t *offset, const float *p, float *dquery,
-                        float *dkey, float *dmemory, float *dv, int64_t n, int64_t S, int64_t a, int64_t d, int64_t stride)
-{
+void attention_backward(const float *dcontext, const float *query, const float *key, const float *memory,
+                        const float *v, const int32_t *column, const int32_t *length, const int32_t *offset,
+                        const float *p, float *dquery, float *dkey, float *dmemory, float *dv, int64_t n, int64_t S,
+                        int64_t a, int64_t d, int64_t stride) {
     extern int omp_get_thread_num(void);
 #pragma omp parallel
     {
@@ -156,17 +158,17 @@ void attention_backward(const float *dcontext, const float *query, const float *
     }
 }
 
-/* ---- Softmax cross-entropy with label smoothing ----------------------------------------------------------------------- */
+/* ---- Softmax cross-entropy with label smoothing
+ * ----------------------------------------------------------------------- */
 
 /* logits [n, V] are replaced by their gradient times `scale`; loss[r] is the plain negative log-likelihood in nats. */
-void cross_entropy(float *logits, const int64_t *target, float *loss, int64_t n, int64_t V, float smoothing, float scale)
-{
+void cross_entropy(float *logits, const int64_t *target, float *loss, int64_t n, int64_t V, float smoothing,
+                   float scale) {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < n; r++) {
         float *z = logits + r * V, top = -1e30f, sum = 0.0f, right = z[target[r]];
 #pragma omp simd reduction(max : top)
-        for (int64_t j = 0; j < V; j++)
-            top = z[j] > top ? z[j] : top;
+        for (int64_t j = 0; j < V; j++) top = z[j] > top ? z[j] : top;
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < V; j++) {
             z[j] = fast_exp(z[j] - top);
@@ -175,46 +177,43 @@ void cross_entropy(float *logits, const int64_t *target, float *loss, int64_t n,
         loss[r] = top + logf(sum) - right;
         float factor = scale / sum, floor = scale * smoothing / V;
 #pragma omp simd
-        for (int64_t j = 0; j < V; j++)
-            z[j] = z[j] * factor - floor;
+        for (int64_t j = 0; j < V; j++) z[j] = z[j] * factor - floor;
         z[target[r]] -= scale * (1.0f - smoothing);
     }
 }
 
-/* ---- Dropout with residual -------------------------------------------------------------------------------------------- */
+/* ---- Dropout with residual
+ * -------------------------------------------------------------------------------------------- */
 
-static inline uint32_t hash(uint32_t x)
-{
+static inline uint32_t hash(uint32_t x) {
     x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
     return x;
 }
 
 /* y = x + kept * factor * u; x may be null (0). The mask is a hash of seed and position, so backward repeats it. */
-void dropout_add(const float *x, const float *u, float *y, int64_t n, uint32_t seed, uint32_t limit, float factor)
-{
+void dropout_add(const float *x, const float *u, float *y, int64_t n, uint32_t seed, uint32_t limit, float factor) {
     uint32_t key = hash(seed);
 #pragma omp parallel for simd schedule(static)
     for (int64_t j = 0; j < n; j++)
         y[j] = (x ? x[j] : 0.0f) + (hash((uint32_t)j ^ key) >= limit ? u[j] * factor : 0.0f);
 }
 
-/* ---- Rows: embedding and experts -------------------------------------------------------------------------------------- */
+/* ---- Rows: embedding and experts
+ * -------------------------------------------------------------------------------------- */
 
 /* y[r] = factor * x[index[r]] */
-void gather(const float *x, const int64_t *index, float *y, int64_t n, int64_t d, float factor)
-{
+void gather(const float *x, const int64_t *index, float *y, int64_t n, int64_t d, float factor) {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < n; r++) {
         const float *from = x + index[r] * d;
 #pragma omp simd
-        for (int64_t j = 0; j < d; j++)
-            y[r * d + j] = factor * from[j];
+        for (int64_t j = 0; j < d; j++) y[r * d + j] = factor * from[j];
     }
 }
 
 /* y[index[r]] += weight[r] * factor * x[r] (weight may be null: 1). Threads share the columns, so rows may repeat. */
-void scatter_add(const float *x, const int64_t *index, const float *weight, float *y, int64_t n, int64_t d, float factor)
-{
+void scatter_add(const float *x, const int64_t *index, const float *weight, float *y, int64_t n, int64_t d,
+                 float factor) {
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < 2; block++) {
         int64_t first = block * d / 2, last = (block + 1) * d / 2;
@@ -222,16 +221,15 @@ void scatter_add(const float *x, const int64_t *index, const float *weight, floa
             float w = weight ? weight[r] * factor : factor;
             float *to = y + index[r] * d;
 #pragma omp simd
-            for (int64_t j = first; j < last; j++)
-                to[j] += w * x[r * d + j];
+            for (int64_t j = first; j < last; j++) to[j] += w * x[r * d + j];
         }
     }
 }
 
-/* The backward of y[index[r]] += weight[r] * x[r]: dx[r] = weight[r] * dy[index[r]], dweight[r] = x[r] . dy[index[r]]. */
-void scatter_backward(const float *dy, const float *x, const int64_t *index, const float *weight, float *dx, float *dweight,
-                      int64_t n, int64_t d)
-{
+/* The backward of y[index[r]] += weight[r] * x[r]: dx[r] = weight[r] * dy[index[r]], dweight[r] = x[r] . dy[index[r]].
+ */
+void scatter_backward(const float *dy, const float *x, const int64_t *index, const float *weight, float *dx,
+                      float *dweight, int64_t n, int64_t d) {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < n; r++) {
         const float *from = dy + index[r] * d;
@@ -246,14 +244,13 @@ void scatter_backward(const float *dy, const float *x, const int64_t *index, con
 }
 
 /* dx = where(y > 0, dx, 0) */
-void relu_backward(const float *y, float *dx, int64_t n)
-{
+void relu_backward(const float *y, float *dx, int64_t n) {
 #pragma omp parallel for simd schedule(static)
-    for (int64_t j = 0; j < n; j++)
-        dx[j] = y[j] > 0.0f ? dx[j] : 0.0f;
+    for (int64_t j = 0; j < n; j++) dx[j] = y[j] > 0.0f ? dx[j] : 0.0f;
 }
 
-/* ---- Products in bfloat16 --------------------------------------------------------------------------------------------- */
+/* ---- Products in bfloat16
+ * --------------------------------------------------------------------------------------------- */
 
 /* Whether this machine has the products and layers below. With AMX the products of torch are faster than these, without
    AVX-512 BF16 these cannot be. */
@@ -262,9 +259,9 @@ void relu_backward(const float *y, float *dx, int64_t n)
 
 int has_products(void) { return 1; }
 
-/* Both factors of a product are packed alike: panels of 32 rows (of the first) or columns (of the second), in a panel for each
-   pair of values along the summed dimension 32 words, one per row, of two bfloat16. Rounding happens here, on the way from
-   float32, so that no copy in bfloat16 is ever made; sums and results are float32. */
+/* Both factors of a product are packed alike: panels of 32 rows (of the first) or columns (of the second), in a panel
+   for each pair of values along the summed dimension 32 words, one per row, of two bfloat16. Rounding happens here, on
+   the way from float32, so that no copy in bfloat16 is ever made; sums and results are float32. */
 enum { PANEL = 32, ROWS = 12 };
 
 static int64_t packed_words(int64_t rows, int64_t K) { return (rows + PANEL - 1) / PANEL * PANEL * ((K + 1) / 2); }
@@ -273,8 +270,7 @@ static uint32_t *room(int64_t words) { return aligned_alloc(64, (words * 4 + 63)
 
 static inline __mmask16 first(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
 
-static inline void transpose16(__m512i x[16])
-{
+static inline void transpose16(__m512i x[16]) {
     __m512i y[16];
     for (int i = 0; i < 16; i += 2) {
         y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
@@ -288,7 +284,8 @@ static inline void transpose16(__m512i x[16])
     }
     for (int i = 0; i < 4; i++) {
         __m512i a = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88), b = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
-        __m512i c = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88), d = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
+        __m512i c = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88),
+                d = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
         y[i] = _mm512_shuffle_i32x4(a, c, 0x88);
         y[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
         y[i + 8] = _mm512_shuffle_i32x4(a, c, 0xdd);
@@ -298,8 +295,7 @@ static inline void transpose16(__m512i x[16])
 }
 
 /* Packs x of [rows, K], element (r, k) at x[r * row + k * column], where one of the strides is 1. */
-static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K)
-{
+static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
     int64_t pairs = (K + 1) / 2;
     if (column == 1) {
         for (int64_t r = 0; r < rows; r += 16)
@@ -315,8 +311,7 @@ static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int6
                                                             _mm512_maskz_loadu_ps(low & inside, from));
                 }
                 transpose16(words);
-                for (int64_t i = 0; i < 16 && k / 2 + i < pairs; i++)
-                    _mm512_store_si512(panel + i * PANEL, words[i]);
+                for (int64_t i = 0; i < 16 && k / 2 + i < pairs; i++) _mm512_store_si512(panel + i * PANEL, words[i]);
             }
         return;
     }
@@ -339,8 +334,7 @@ static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int6
 /* c [rows, 32] of one block: `rows` rows of a panel of the first factor times a panel of the second. */
 static inline __attribute__((always_inline)) void block(const int rows, const uint32_t *a, const uint32_t *b, float *c,
                                                         int64_t stride, int64_t pairs, __mmask16 left, __mmask16 right,
-                                                        int add)
-{
+                                                        int add) {
     __m512 sum[ROWS][2];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
@@ -369,8 +363,8 @@ static inline __attribute__((always_inline)) void block(const int rows, const ui
 }
 
 /* c [M, N] (+)= a b, both packed; row r of c at c + r * stride. */
-static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t stride, int64_t M, int64_t N, int64_t K, int add)
-{
+static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t stride, int64_t M, int64_t N, int64_t K,
+                     int add) {
     int64_t pairs = (K + 1) / 2;
     for (int64_t i = 0; i < M; i += PANEL)
         for (int64_t j = 0; j < N; j += PANEL) {
@@ -381,8 +375,18 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
 #define CASE(x) \
     case x: block(x, a + i * pairs + r, b + j * pairs, c + (i + r) * stride + j, stride, pairs, left, right, add); break
                 switch (n) {
-                    CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6);
-                    CASE(7); CASE(8); CASE(9); CASE(10); CASE(11); CASE(12);
+                    CASE(1);
+                    CASE(2);
+                    CASE(3);
+                    CASE(4);
+                    CASE(5);
+                    CASE(6);
+                    CASE(7);
+                    CASE(8);
+                    CASE(9);
+                    CASE(10);
+                    CASE(11);
+                    CASE(12);
                 }
 #undef CASE
             }
@@ -392,51 +396,47 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
 /* For Python: a factor packed once for many products, and how many words that takes. */
 int64_t factor_words(int64_t rows, int64_t K) { return packed_words(rows, K); }
 
-void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K)
-{
+void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
     pack(to, x, row, column, rows, K);
 }
 
-/* c [M, N] (+)= a b; strides of rows and columns of a and b, in each pair one is 1, or both are 0 for a packed factor; row r
-   of c at c + r * stride. */
+/* c [M, N] (+)= a b; strides of rows and columns of a and b, in each pair one is 1, or both are 0 for a packed factor;
+   row r of c at c + r * stride. */
 void product(const float *a, const float *b, float *c, int64_t a_row, int64_t a_column, int64_t b_row, int64_t b_column,
-             int64_t stride, int64_t M, int64_t N, int64_t K, int64_t add)
-{
+             int64_t stride, int64_t M, int64_t N, int64_t K, int64_t add) {
     uint32_t *scratch = room(packed_words(M, K) + packed_words(N, K)), *second = scratch + packed_words(M, K);
-    if (a_row)
-        pack(scratch, a, a_row, a_column, M, K);
-    if (b_row)
-        pack(second, b, b_column, b_row, N, K);
+    if (a_row) pack(scratch, a, a_row, a_column, M, K);
+    if (b_row) pack(second, b, b_column, b_row, N, K);
     multiply(a_row ? scratch : (const uint32_t *)a, b_row ? second : (const uint32_t *)b, c, stride, M, N, K, (int)add);
     free(scratch);
 }
 
 /* c (+)= a b with dense a [M, K] and packed b; `scratch` holds a. */
-static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_t N, int64_t K, int add, uint32_t *scratch)
-{
+static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_t N, int64_t K, int add,
+                  uint32_t *scratch) {
     pack(scratch, a, K, 1, M, K);
     multiply(scratch, b, c, N, M, N, K, add);
 }
 
-/* ---- Layers with bfloat16 products ------------------------------------------------------------------------------------ */
+/* ---- Layers with bfloat16 products
+ * ------------------------------------------------------------------------------------ */
 
 /* All steps in one call, so that the threads of the trainer do not wait for each other in Python. */
 
-/* A step of `steps`: first row, rows, first row of the step before, its rows that go on. Weights are as in the checkpoint;
-   z holds the products of the input. */
-struct step { int64_t at, n, last, rows; };
+/* A step of `steps`: first row, rows, first row of the step before, its rows that go on. Weights are as in the
+   checkpoint; z holds the products of the input. */
+struct step {
+    int64_t at, n, last, rows;
+};
 
-static int64_t widest(const struct step *steps, int64_t count)
-{
+static int64_t widest(const struct step *steps, int64_t count) {
     int64_t n = 0;
-    for (int64_t t = 0; t < count; t++)
-        n = steps[t].n > n ? steps[t].n : n;
+    for (int64_t t = 0; t < count; t++) n = steps[t].n > n ? steps[t].n : n;
     return n;
 }
 
 void lstm_forward(float *z, const float *bias, const float *w_r, const float *w_proj, float *c, float *h, float *y,
-                  const struct step *steps, int64_t count, int64_t H, int64_t P)
-{
+                  const struct step *steps, int64_t count, int64_t H, int64_t P) {
     int64_t n = widest(steps, count), words = packed_words(n, P > H ? P : H);
     uint32_t *scratch = room(words + packed_words(4 * H, P) + packed_words(P, H));
     uint32_t *recurrent = scratch + words, *project = recurrent + packed_words(4 * H, P);
@@ -453,8 +453,7 @@ void lstm_forward(float *z, const float *bias, const float *w_r, const float *w_
 
 /* z: activations in, gradient of the products out; dy receives also what comes back through the recurrence. */
 void lstm_backward(float *z, const float *w_r, const float *w_proj, const float *c, float *dy, const struct step *steps,
-                   int64_t count, int64_t H, int64_t P)
-{
+                   int64_t count, int64_t H, int64_t P) {
     int64_t n = widest(steps, count), words = packed_words(n, 4 * H > P ? 4 * H : P);
     uint32_t *scratch = room(words + packed_words(P, 4 * H) + packed_words(H, P));
     uint32_t *recurrent = scratch + words, *project = recurrent + packed_words(P, 4 * H);
@@ -476,8 +475,7 @@ void lstm_backward(float *z, const float *w_r, const float *w_proj, const float 
 void attentive_forward(float *z, const float *bias, const float *w, const float *w_proj, const float *w_query, float *c,
                        float *h, float *y, float *s, float *q, const float *key, const float *memory, const float *v,
                        const int32_t *column, const int32_t *length, const int32_t *offset, float *p,
-                       const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d, int64_t a, int64_t S)
-{
+                       const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d, int64_t a, int64_t S) {
     int64_t n = widest(steps, count), D = d + P, words = packed_words(n, D > H ? D : H);
     uint32_t *scratch = room(words + packed_words(4 * H, D) + packed_words(P, H) + packed_words(a, P));
     uint32_t *both = scratch + words, *project = both + packed_words(4 * H, D), *ask = project + packed_words(P, H);
@@ -486,8 +484,7 @@ void attentive_forward(float *z, const float *bias, const float *w, const float 
     pack(ask, w_query, P, 1, a, P);
     for (const struct step *t = steps; t < steps + count; t++) {
         float *now = z + t->at * 4 * H, *input = s + t->at * D, *query = q + t->at * a;
-        for (int64_t r = 0; r < t->rows; r++)
-            memcpy(input + r * D + d, y + (t->last + r) * P, P * sizeof *y);
+        for (int64_t r = 0; r < t->rows; r++) memcpy(input + r * D + d, y + (t->last + r) * P, P * sizeof *y);
         times(y + t->last * P, ask, query, t->rows, a, P, 0, scratch);
         attention_forward(query, key, memory, v, column, length, offset, p + t->at * S, input, t->n, S, a, d, D);
         times(input, both, now, t->n, 4 * H, D, 1, scratch);
@@ -500,9 +497,8 @@ void attentive_forward(float *z, const float *bias, const float *w, const float 
 void attentive_backward(float *z, const float *w, const float *w_proj, const float *w_query, const float *c, float *dy,
                         const float *q, float *dq, const float *key, float *dkey, const float *memory, float *dmemory,
                         const float *v, float *dv, const int32_t *column, const int32_t *length, const int32_t *offset,
-                        const float *p, const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d, int64_t a,
-                        int64_t S)
-{
+                        const float *p, const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d,
+                        int64_t a, int64_t S) {
     int64_t n = widest(steps, count), D = d + P, longest = 4 * H > P ? 4 * H : P;
     int64_t words = packed_words(n, a > longest ? a : longest);
     uint32_t *scratch = room(words + packed_words(D, 4 * H) + packed_words(H, P) + packed_words(P, a));
@@ -516,11 +512,10 @@ void attentive_backward(float *z, const float *w, const float *w_proj, const flo
         times(dy + t->at * P, project, dh, t->n, H, P, 0, scratch);
         cell_backward(now, c + t->last * H, c + t->at * H, dh, carry, t->n, t->rows, H);
         times(now, both, ds, t->n, D, 4 * H, 0, scratch);
-        attention_backward(ds, q + t->at * a, key, memory, v, column, length, offset, p + t->at * S, dq + t->at * a, dkey,
-                           dmemory, dv, t->n, S, a, d, D);
+        attention_backward(ds, q + t->at * a, key, memory, v, column, length, offset, p + t->at * S, dq + t->at * a,
+                           dkey, dmemory, dv, t->n, S, a, d, D);
         for (int64_t r = 0; r < t->rows; r++)
-            for (int64_t j = 0; j < P; j++)
-                back[r * P + j] += ds[r * D + d + j];
+            for (int64_t j = 0; j < P; j++) back[r * P + j] += ds[r * D + d + j];
         times(dq + t->at * a, ask, back, t->rows, P, a, 1, scratch);
     }
     free(scratch);
@@ -530,15 +525,13 @@ void attentive_backward(float *z, const float *w, const float *w_proj, const flo
 }
 
 /* Rows `taken` [*, d] sorted by expert, counts[e] each: u = relu(taken w_up[e]) [*, h], v = u w_down[e]. */
-void experts_forward(const float *taken, const float *w_up, const float *w_down, float *u, float *v, const int64_t *counts,
-                     int64_t experts, int64_t d, int64_t h)
-{
+void experts_forward(const float *taken, const float *w_up, const float *w_down, float *u, float *v,
+                     const int64_t *counts, int64_t experts, int64_t d, int64_t h) {
     for (int64_t e = 0; e < experts; e++) {
         int64_t n = counts[e];
         product(taken, w_up, u, d, 1, h, 1, h, n, h, d, 0);
 #pragma omp simd
-        for (int64_t j = 0; j < n * h; j++)
-            u[j] = u[j] > 0.0f ? u[j] : 0.0f;
+        for (int64_t j = 0; j < n * h; j++) u[j] = u[j] > 0.0f ? u[j] : 0.0f;
         product(u, w_down, v, h, 1, d, 1, d, n, d, h, 0);
         taken += n * d, u += n * h, v += n * d, w_up += d * h, w_down += d * h;
     }
@@ -547,8 +540,7 @@ void experts_forward(const float *taken, const float *w_up, const float *w_down,
 /* dv [*, d] in, dtaken out; the gradients of the weights are added to. */
 void experts_backward(const float *taken, const float *w_up, const float *w_down, const float *u, const float *dv,
                       float *dtaken, float *dw_up, float *dw_down, const int64_t *counts, int64_t experts, int64_t d,
-                      int64_t h)
-{
+                      int64_t h) {
     for (int64_t e = 0; e < experts; e++) {
         int64_t n = counts[e];
         float *du = malloc(n * h * sizeof *du);
@@ -563,17 +555,16 @@ void experts_backward(const float *taken, const float *w_up, const float *w_down
     }
 }
 
-/* ---- Products of Muon in float32 -------------------------------------------------------------------------------------- */
+/* ---- Products of Muon in float32
+ * -------------------------------------------------------------------------------------- */
 
-/* c [n, n] = a^T b for dense a and b [K, n] of which it is known that c is symmetric: half of it is computed. n: a multiple
-   of 32. */
-void symmetric(const float *a, const float *b, float *c, int64_t n, int64_t K)
-{
+/* c [n, n] = a^T b for dense a and b [K, n] of which it is known that c is symmetric: half of it is computed. n: a
+   multiple of 32. */
+void symmetric(const float *a, const float *b, float *c, int64_t n, int64_t K) {
     for (int64_t i = 0; i < n; i += 8)
         for (int64_t j = i / 32 * 32; j < n; j += 32) {
             __m512 sum[8][2];
-            for (int r = 0; r < 8; r++)
-                sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+            for (int r = 0; r < 8; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
             for (int64_t k = 0; k < K; k++) {
                 __m512 b0 = _mm512_loadu_ps(b + k * n + j), b1 = _mm512_loadu_ps(b + k * n + j + 16);
 #pragma GCC unroll 8
@@ -591,11 +582,9 @@ void symmetric(const float *a, const float *b, float *c, int64_t n, int64_t K)
     for (int64_t i = 0; i < n; i += 16)
         for (int64_t j = (i + 32) / 32 * 32; j < n; j += 16) {
             __m512i x[16];
-            for (int r = 0; r < 16; r++)
-                x[r] = _mm512_loadu_si512(c + (i + r) * n + j);
+            for (int r = 0; r < 16; r++) x[r] = _mm512_loadu_si512(c + (i + r) * n + j);
             transpose16(x);
-            for (int r = 0; r < 16; r++)
-                _mm512_storeu_si512(c + (j + r) * n + i, x[r]);
+            for (int r = 0; r < 16; r++) _mm512_storeu_si512(c + (j + r) * n + i, x[r]);
         }
 }
 
@@ -603,27 +592,25 @@ void symmetric(const float *a, const float *b, float *c, int64_t n, int64_t K)
 int has_products(void) { return 0; }
 #endif
 
-/* ---- Optimizer -------------------------------------------------------------------------------------------------------- */
+/* ---- Optimizer
+ * -------------------------------------------------------------------------------------------------------- */
 
-double sum_of_squares(const float *x, int64_t n)
-{
+double sum_of_squares(const float *x, int64_t n) {
     double sum = 0.0;
 #pragma omp parallel for reduction(+ : sum) schedule(static)
     for (int64_t block = 0; block < (n + 4095) / 4096; block++) {
         int64_t last = block * 4096 + 4096 < n ? block * 4096 + 4096 : n;
         float part = 0.0f;
 #pragma omp simd reduction(+ : part)
-        for (int64_t j = block * 4096; j < last; j++)
-            part += x[j] * x[j];
+        for (int64_t j = block * 4096; j < last; j++) part += x[j] * x[j];
         sum += part;
     }
     return sum;
 }
 
 /* One step of Adam over n values; the gradient is scaled by `clip` and left at zero. c1, c2: 1 - beta^t. */
-void adam(float *w, float *g, float *m, float *v, int64_t n, float rate, float b1, float b2, float eps, float c1, float c2,
-          float clip)
-{
+void adam(float *w, float *g, float *m, float *v, int64_t n, float rate, float b1, float b2, float eps, float c1,
+          float c2, float clip) {
     float step = rate / c1, root = 1.0f / sqrtf(c2);
 #pragma omp parallel for simd schedule(static)
     for (int64_t j = 0; j < n; j++) {
@@ -636,8 +623,7 @@ void adam(float *w, float *g, float *m, float *v, int64_t n, float rate, float b
 }
 
 /* g += other, other = 0 */
-void collect(float *g, float *other, int64_t n)
-{
+void collect(float *g, float *other, int64_t n) {
 #pragma omp parallel for simd schedule(static)
     for (int64_t j = 0; j < n; j++) {
         g[j] += other[j];
@@ -646,9 +632,7 @@ void collect(float *g, float *other, int64_t n)
 }
 
 /* average += rate * (w - average) */
-void average(float *average, const float *w, int64_t n, float rate)
-{
+void average(float *average, const float *w, int64_t n, float rate) {
 #pragma omp parallel for simd schedule(static)
-    for (int64_t j = 0; j < n; j++)
-        average[j] += rate * (w[j] - average[j]);
+    for (int64_t j = 0; j < n; j++) average[j] += rate * (w[j] - average[j]);
 }

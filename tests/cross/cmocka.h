@@ -1,5 +1,6 @@
-/* cmocka.h - as much of cmocka as tests/test_kernels.c needs, for `make test-arm`: Debian has no cmocka for a cross compiler
- * short of adding a foreign architecture to the machine. Prints TAP; a failed assertion ends its test by a long jump. */
+/* cmocka.h - as much of cmocka as tests/test_kernels.c needs, for `make test-arm`: Debian has no cmocka for a cross
+ * compiler short of adding a foreign architecture to the machine. Prints TAP; a failed assertion ends its test by a
+ * long jump. */
 #ifndef MOE_CROSS_CMOCKA_H
 #define MOE_CROSS_CMOCKA_H
 
@@ -15,8 +16,8 @@ struct CMUnitTest {
 
 static jmp_buf cross_failed;
 
-__attribute__((noreturn, format(printf, 3, 4)))
-static inline void cross_fail(const char *file, int line, const char *format, ...) {
+__attribute__((noreturn, format(printf, 3, 4))) static inline void cross_fail(const char *file, int line,
+                                                                              const char *format, ...) {
     va_list args;
     va_start(args, format);
     printf("# %s:%d: ", file, line);

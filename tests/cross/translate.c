@@ -1,9 +1,10 @@
-/* translate.c - translate fixed sequences of ids and print ids and scores as bits, for tests/cross/translations.py to compare
- * between processors.
+/* translate.c - translate fixed sequences of ids and print ids and scores as bits, for tests/cross/translations.py to
+ * compare between processors.
  *
  *     translate ISA BATCH THREADS MODEL[=TYPE]...
  *
- * ISA as in moe.h, "auto" too; with =TYPE, the model is first saved in that type. The first line names the kernels in use. */
+ * ISA as in moe.h, "auto" too; with =TYPE, the model is first saved in that type. The first line names the kernels in
+ * use. */
 #define _POSIX_C_SOURCE 200809L
 #include "../../moe.h"
 
@@ -104,7 +105,8 @@ static int run(const char *isa, int batch, int threads, char *path, job *j) {
         moe_save_params params = { .type = MOE_TYPE_F32 };
         moe_status status;
         const int file = mkstemp(saved);
-        if (!moe_type_parse(type, &params.type) || file < 0) return printf("no type '%s', or no file in /tmp\n", type), 1;
+        if (!moe_type_parse(type, &params.type) || file < 0)
+            return printf("no type '%s', or no file in /tmp\n", type), 1;
         close(file);
         params.experts = params.type;
         status = moe_model_save(model, saved, &params, &error);
