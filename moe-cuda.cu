@@ -16,7 +16,7 @@
  * classes), and a step in between brings down how many rows the next one has. Beam search is the code of the processor,
  * a thread to a sentence.
  *
- * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda_emu.h, which runs every kernel on the
+ * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda/cuda_emu.h, which runs every kernel on the
  * processor: so kernels are launched by MOE_LAUNCH alone, use no warp primitives, and every thread of a block meets
  * every barrier.
  */

@@ -534,7 +534,7 @@ const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
 /* ==== 5. Elementary functions =================================================================================
  * Owns the one definition of exp, log, tanh, sigmoid and of noise. Invariant: vector rooms repeat these operation by
  * operation. Errors stay below 2e-7 absolute for tanh and sigmoid, 3e-7 relative for exp and log
- * (tests/test_kernels.c). */
+ * (tests/engine/test_kernels.c). */
 
 MOE_SHARED float moe_from_bits(uint32_t bits) {
     float f;
@@ -1964,7 +1964,7 @@ static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_AVX2(avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
  * vpdpbusd as in the AVX-512 room: weights are made unsigned by adding 128 to each, the codes of a row are the signed
- * side. tests/isa_emu.h compiles these kernels with the instruction made of AVX2's. */
+ * side. tests/engine/isa_emu.h compiles these kernels with the instruction made of AVX2's. */
 
 #ifndef MOE_DPBUSD
 #define MOE_AVXVNNI_TARGET "avx2,avxvnni"
@@ -2658,8 +2658,8 @@ static const moe_kernels moe_kernels_avx512vnni = {
  * x 4 B. For 64 columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a
  * cycle, VNNI has 128. Nothing in this room has been measured on a machine with AMX yet.
  *
- * Vectors are the compiler's own, not intrinsics: tests/isa_emu.h compiles this room with tiles in plain C (MOE_TILE_*)
- * for machines that need not even have AVX-512. */
+ * Vectors are the compiler's own, not intrinsics: tests/engine/isa_emu.h compiles this room with tiles in plain C
+ * (MOE_TILE_*) for machines that need not even have AVX-512. */
 
 #if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) ||                                                        \
                 (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)))

@@ -9,7 +9,7 @@
  *                session is not to be used by two threads at once. All of its memory is allocated when it is
  *                made (moe_session_bytes says how much); translating allocates nothing.
  *   moe_request  token ids in; moe_result: token ids, scores and log-probabilities out. Text never enters
- *                the library: tools/spm.h turns text into ids and back.
+ *                the library: tools/text/spm.h turns text into ids and back.
  *
  * Promises
  *   - The same bytes everywhere. Results do not depend on the batch, its order, the number of threads or the
