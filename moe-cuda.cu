@@ -79,7 +79,7 @@ typedef struct moe_weights {
 /* What a node needs beside what it says itself. */
 typedef struct moe_bound {
     moe_weights w, w_r, w_proj, up, down;
-    const float *bias, *threshold, *v;
+    const float *bias, *threshold, *v, *weight; /* weight, bias: of a norm */
     const int32_t *never;
     size_t experts_before; /* those of other nodes: an expert's number among all */
 } moe_bound;
@@ -626,6 +626,29 @@ __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int
         const float v = x[row * x_stride + c];
         y[row * y_stride + c] = what == MOE_UNARY_SIGMOID ? moe_sigmoidf(v) : moe_tanhf(v);
     }
+}
+
+/* moe_compute_norm_row */
+__global__ void moe_k_norm(const float *x, size_t x_stride, int cols, const float *weight, const float *bias,
+                           float epsilon, float *y, size_t y_stride) {
+    __shared__ float lanes[MOE_LANES];
+    const int t = (int)threadIdx.x;
+    float mean, scale;
+    x += blockIdx.x * x_stride;
+    y += blockIdx.x * y_stride;
+    mean = moe_div(moe_block_sum(x, cols), (float)cols);
+    if (t < MOE_LANES) {
+        float sum = 0.0f;
+        for (int i = t; i < cols; i += MOE_LANES) {
+            const float d = moe_sub(x[i], mean);
+            sum = moe_add(sum, moe_mul(d, d));
+        }
+        lanes[t] = sum;
+    }
+    __syncthreads();
+    scale = moe_div(1.0f, __fsqrt_rn(moe_add(moe_div(moe_join_lanes(lanes), (float)cols), epsilon)));
+    for (int c = t; c < cols; c += MOE_BLOCK)
+        y[c] = moe_add(moe_mul(moe_mul(moe_sub(x[c], mean), scale), weight[c]), bias[c]);
 }
 
 /* Row r of y = row from[r] of x, zeros for -1; from NULL: row r. */
@@ -1998,6 +2021,10 @@ static void moe_run_node(moe_device *d, const moe_graph *g, const moe_node *n, c
         MOE_LAUNCH(d, moe_k_unary, rows, MOE_BLOCK, n->unary, (const float *)s0->data, s0->stride, (int)n->cols, y,
                    n->stride);
         break;
+    case MOE_OP_NORM:
+        MOE_LAUNCH(d, moe_k_norm, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (int)n->cols, b->weight,
+                   b->bias, n->norm.epsilon, y, n->stride);
+        break;
     case MOE_OP_GATHER:
         MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, n->carried.rows, n->cols, d->parents, (int)n->cols, y, n->stride);
         break;
@@ -2430,6 +2457,8 @@ static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
     if (w) b->bias = moe_upload_vector(d, bias, w->rows, n->name);
     if (cell) b->w_r = moe_upload_matrix(d, &cell->w_r, n->name);
     if (n->op == MOE_OP_LSTM_LAYER && cell->w_proj.rows) b->w_proj = moe_upload_matrix(d, &cell->w_proj, n->name);
+    if (n->op == MOE_OP_NORM) b->weight = moe_upload_vector(d, n->norm.weight, n->cols, n->name);
+    if (n->op == MOE_OP_NORM) b->bias = moe_upload_vector(d, n->norm.bias, n->cols, n->name);
     if (n->op == MOE_OP_GATE) b->threshold = moe_upload_vector(d, n->gate.gating->threshold, n->cols, n->name);
     if (n->op == MOE_OP_ATTENTION) b->v = moe_upload_vector(d, n->attention.v, n->src[0]->cols, n->name);
     if (n->op == MOE_OP_OUTPUT)

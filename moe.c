@@ -268,6 +268,7 @@ typedef enum moe_op {
     MOE_OP_ADD,
     MOE_OP_CONCAT,
     MOE_OP_UNARY,      /* sigmoid, tanh                                          */
+    MOE_OP_NORM,       /* layer norm                                             */
     MOE_OP_VIEW,       /* some columns of another node, no work                  */
     MOE_OP_GATHER,     /* carried rows -> those of the parents, zero for a new sentence */
     MOE_OP_STORE,      /* rows -> carried rows                                   */
@@ -363,6 +364,11 @@ typedef struct moe_linear_op {
     int relu;
 } moe_linear_op;
 
+typedef struct moe_norm_op {
+    const float *weight, *bias; /* [cols] */
+    float epsilon;
+} moe_norm_op;
+
 typedef struct moe_carried_op {
     moe_carry by;
     float *rows; /* [rows, cols] without gaps */
@@ -411,7 +417,8 @@ struct moe_node {
         moe_embed_op embed;
         moe_linear_op linear;
         moe_unary unary;
-        size_t column;          /* view: first of the columns */
+        size_t column; /* view: first of the columns */
+        moe_norm_op norm;
         moe_carried_op carried; /* gather, store */
         moe_lstm_op lstm;
         moe_attention_op attention;
@@ -5557,6 +5564,35 @@ static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t co
 
 static void moe_compute_view(const moe_run *run, const moe_node *t) { (void)run, (void)t; }
 
+/* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias, of each row. */
+static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_NORM, x, NULL, x->cols, name);
+    t->norm = *norm;
+    return t;
+}
+
+/* The sum of x[i] - shift, or of its square, in lane order. */
+static float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
+    float lane[MOE_LANES] = { 0 };
+    for (size_t i = 0; i < n; i++) {
+        const float d = x[i] - shift;
+        lane[i % MOE_LANES] = lane[i % MOE_LANES] + (squared ? d * d : d);
+    }
+    return moe_join_lanes(lane);
+}
+
+static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const float *x = moe_row_of(t->src[0], row);
+    const float n = (float)t->cols, mean = moe_centred_sum(x, t->cols, 0.0f, 0) / n;
+    const float scale = 1.0f / sqrtf(moe_centred_sum(x, t->cols, mean, 1) / n + t->norm.epsilon);
+    float *y = moe_row_of(t, row);
+    (void)run, (void)thread;
+    for (size_t c = 0; c < t->cols; c++) y[c] = (x[c] - mean) * scale * t->norm.weight[c] + t->norm.bias[c];
+}
+static void moe_compute_norm(const moe_run *run, const moe_node *t) {
+    moe_for_rows(run, t, run->frame->rows, 4 * t->cols, moe_compute_norm_row);
+}
+
 /* ==== 21. Ops: carried rows ===================================================================================
  * Owns the ops that read and write rows which outlive a run (moe_carry says whose they are). Invariant: in a graph all
  * gathers from some rows come before the stores to them, so that no second buffer is needed. */
@@ -6480,6 +6516,7 @@ static const moe_op_row moe_ops[MOE_OP_COUNT] = {
     [MOE_OP_ADD] = { "add", NULL, moe_compute_add },
     [MOE_OP_CONCAT] = { "concat", NULL, moe_compute_concat },
     [MOE_OP_UNARY] = { "unary", NULL, moe_compute_unary },
+    [MOE_OP_NORM] = { "norm", NULL, moe_compute_norm },
     [MOE_OP_VIEW] = { "view", NULL, moe_compute_view },
     [MOE_OP_GATHER] = { "gather", NULL, moe_compute_gather },
     [MOE_OP_STORE] = { "store", NULL, moe_compute_store },
