@@ -274,7 +274,8 @@ typedef enum moe_op {
     MOE_OP_STORE,      /* rows -> carried rows                                   */
     MOE_OP_LSTM_STEP,  /* x, r, c -> [h | c]: the products with both matrices and the cell */
     MOE_OP_LSTM_LAYER, /* input products of packed sentences -> outputs         */
-    MOE_OP_ATTENTION,  /* projected query -> context                             */
+    MOE_OP_ATTENTION,  /* projected query -> context (GNMT)                      */
+    MOE_OP_HEADS,      /* queries, keys and values -> contexts of several heads  */
     MOE_OP_GATE,       /* logits, or features and a gate over groups, -> selections */
     MOE_OP_EXPERTS,    /* x, selections -> sum of weighted expert outputs        */
     MOE_OP_MIX,        /* outputs of all experts side by side, selections -> the same sum */
@@ -282,7 +283,7 @@ typedef enum moe_op {
     MOE_OP_COUNT
 } moe_op;
 
-typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH } moe_unary;
+typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH, MOE_UNARY_SWISH, MOE_UNARY_GELU } moe_unary;
 
 /* A weight matrix [rows, cols] = [out, in] where its bytes lie in host memory; room "Number formats" says how. */
 typedef struct moe_matrix {
@@ -313,12 +314,13 @@ typedef struct moe_gating {
     const float *threshold;   /* [n], threshold gates */
 } moe_gating;
 
-/* Experts w_down relu(w_up x): a row of slabs. */
+/* Experts w_down relu(w_up x [+ bias]) [+ bias]: a row of slabs. */
 typedef struct moe_experts {
     size_t count, hidden;
     float scale;         /* of their weighted sum */
     moe_matrix up, down; /* [hidden, width], [width, hidden] of expert 0; the others follow every `stride` bytes */
     size_t stride;
+    const float *up_bias, *down_bias; /* [count, hidden], [count, width], or NULL */
 } moe_experts;
 
 /* A row of selections, as MOE_OP_GATE makes it, is `stride` words of 32 bits: how many experts, 1 if a mask was empty,
@@ -354,7 +356,8 @@ enum { MOE_OUTPUT_CHUNK = 1024 }; /* the softmax over the vocabulary is joined f
 
 typedef struct moe_embed_op {
     const moe_matrix *table;
-    float scale;
+    const moe_matrix *positions; /* F32: the row of the token's position is added; NULL: none */
+    float scale;                 /* of the table's row */
 } moe_embed_op;
 
 typedef struct moe_linear_op {
@@ -386,6 +389,15 @@ typedef struct moe_attention_op {
     const float *keys, *values; /* [tokens, src[0]->cols], [tokens, cols] */
 } moe_attention_op;
 
+/* softmax(q k / sqrt(width of a head)) v for every head, whose columns lie side by side (Vaswani et al. 2017, arXiv
+ * 1706.03762). src[0] begins with the queries. Keys and values lie side by side, 2 cols numbers in a row: those carried
+ * by source or by token or, where the node is of the encoder, in src[0] behind the queries. */
+typedef struct moe_heads_op {
+    size_t heads;
+    int within;        /* a row sees its own sentence: in the encoder all of it, in the decoder what was generated */
+    const float *rows; /* NULL: src[0] has keys and values */
+} moe_heads_op;
+
 typedef struct moe_gate_op {
     const moe_gating *gating;
     moe_gate kind;     /* the session may want another than the file */
@@ -399,6 +411,7 @@ typedef struct moe_output_op {
     const float *bias;    /* [vocabulary] or NULL */
     const int32_t *never; /* [n_never] tokens that are never generated */
     size_t n_never;
+    int never_counted; /* they have their share of probability all the same */
     int32_t eos;
 } moe_output_op;
 
@@ -422,6 +435,7 @@ struct moe_node {
         moe_carried_op carried; /* gather, store */
         moe_lstm_op lstm;
         moe_attention_op attention;
+        moe_heads_op heads;
         moe_gate_op gate;
         const moe_experts *experts;
         float scale; /* mix */
@@ -437,14 +451,14 @@ struct moe_node {
 };
 
 typedef struct moe_graph {
-    moe_node *nodes;                            /* in the order in which they run */
-    size_t count, capacity;                     /* nodes  */
-    size_t rows;                                /* capacity in rows */
-    size_t threads, sentences, max_source, top; /* what scratch depends on */
-    int traced;                                 /* somebody looks at every node */
-    int routed;                                 /* somebody looks at every selection */
-    int gating;                                 /* 1 + the kind of all gates; 0: that of the file */
-    int noise;                                  /* on logits of gates, drawn from noise_seed and the row's key */
+    moe_node *nodes;                                        /* in the order in which they run */
+    size_t count, capacity;                                 /* nodes  */
+    size_t rows;                                            /* capacity in rows */
+    size_t threads, sentences, max_source, max_target, top; /* what scratch depends on */
+    int traced;                                             /* somebody looks at every node */
+    int routed;                                             /* somebody looks at every selection */
+    int gating;                                             /* 1 + the kind of all gates; 0: that of the file */
+    int noise; /* on logits of gates, drawn from noise_seed and the row's key */
     uint64_t noise_seed;
     int on_device;                                              /* a device has its own scratch */
     moe_stats *stats;                                           /* where experts are counted, or NULL */
@@ -469,7 +483,9 @@ typedef struct moe_packed {
 typedef struct moe_hypothesis_rows {
     const int32_t *parents;         /* row of the step before; -1, or a row past the graph's: sentence begins */
     const size_t *segment, *length; /* source sentence among the rows carried by source */
-    float *attention; /* [rows, attention_stride] weights, or NULL if nobody needs them; a device's stay there */
+    const int32_t *chain; /* [rows, chain_stride] places, among the rows carried by token, of a row's tokens so far: */
+    size_t chain_stride;  /* one more than its position says, its own the last; NULL where none are carried */
+    float *attention;     /* [rows, attention_stride] weights, or NULL if nobody needs them; a device's stay there */
     size_t attention_stride;
     const int32_t *want; /* token to score, -1: give the best ones */
     float *want_logprob;
@@ -482,6 +498,7 @@ typedef struct moe_hypothesis_rows {
 typedef struct moe_frame {
     size_t rows;
     const int32_t *ids;       /* [rows] */
+    const int32_t *positions; /* [rows] of the tokens in their sentences */
     const float *inputs;      /* [rows, columns of the input] */
     const uint64_t *keys;     /* [rows] what the noise of a row is drawn from */
     moe_packed packed;        /* of the encoder's graph */
@@ -635,6 +652,16 @@ MOE_SHARED float moe_join_lanes(const float lane[MOE_LANES]) {
     return t[0] + t[1];
 }
 
+/* x times the normal distribution's function, whose erf is that of Abramowitz and Stegun 7.1.26 (error below 1.5e-7).
+ */
+MOE_SHARED float moe_geluf(float x) {
+    const float z = moe_from_bits(moe_to_bits(x * 0.707106781f) & 0x7fffffffu), t = 1.0f / (1.0f + 0.3275911f * z);
+    const float tail =
+        ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t *
+        moe_expf(-(z * z)) * 0.5f;
+    return x < 0.0f ? x * tail : x * (1.0f - tail);
+}
+
 /* splitmix64's scrambler. */
 MOE_SHARED uint64_t moe_hash(uint64_t z) {
     z += 0x9e3779b97f4a7c15u;
@@ -709,6 +736,7 @@ struct moe_search {
     float alpha, constant, beta, prune;
     moe_rules rules;
     int32_t bos, eos;
+    int early_stopping, force_end; /* the hf rules */
     size_t min_target, max_target;
     int from_encoder; /* states of a sentence begin with what the encoder left for its slot */
 };
@@ -730,7 +758,10 @@ struct moe_slot {
     int32_t *target; /* [max_target] to be scored or, without scoring, to begin with */
     size_t n_target;
     int scoring;
-    int broken; /* not-a-number turned up */
+    int forced;   /* the first token of `target` costs nothing */
+    size_t shown; /* the first token of a hypothesis that the caller sees */
+    size_t place; /* of the first of its rows that are carried by token */
+    int broken;   /* not-a-number turned up */
 };
 
 /* What a live hypothesis asks of the decoder. */
@@ -814,6 +845,7 @@ MOE_SHARED float moe_score(const moe_search *s, float logprob, size_t tokens, in
     case MOE_RULES_NVIDIA: return logprob / moe_length_penalty(s, tokens + 2) + moe_seen_penalty(s, coverage, length);
     case MOE_RULES_TF:
     case MOE_RULES_MLPERF: return logprob / moe_length_penalty(s, tokens);
+    case MOE_RULES_HF: return logprob / moe_length_penalty(s, tokens + (size_t)ended);
     default: return logprob / moe_length_penalty(s, tokens + (size_t)ended) + moe_coverage_penalty(s, coverage, length);
     }
 }
@@ -849,15 +881,33 @@ MOE_SHARED int32_t moe_add_token(moe_slot *slot, int32_t id, int32_t parent, flo
     return (int32_t)slot->n_tokens++;
 }
 
+/* Hugging Face's end: the best `beam` that have finished are kept; the sentence is done when there are so many and,
+ * unless search stops early, no live one is worth more than the worst of them already is, its length as it stands. */
+MOE_SHARED int moe_hf_done(const moe_search *s, moe_slot *slot) {
+    moe_sort_finished(s, slot);
+    if (slot->n_finished > (size_t)s->beam) slot->n_finished = (size_t)s->beam;
+    if (slot->n_live == 0 || slot->steps >= slot->limit) return 1;
+    return slot->n_finished == (size_t)s->beam &&
+           (s->early_stopping ||
+            slot->live[0].logprob / moe_length_penalty(s, slot->steps) <= slot->finished[slot->n_finished - 1].score);
+}
+
 /* The outcome of a step for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done. */
 MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
     const size_t beam = (size_t)s->beam;
     uint8_t taken[MOE_MAX_BEAM]; /* of every row's candidates; up to `top`, which is beam + 1 at most */
     size_t n_next = 0;
     float best_candidate = 0.0f;
+    const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->limit;
     slot->steps++;
+    if (last_step && s->force_end) {
+        for (size_t h = 0; h < slot->n_live; h++)
+            moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
+        slot->n_live = 0;
+        return moe_hf_done(s, slot);
+    }
     for (size_t h = 0; h < slot->n_live; h++) taken[h] = 0;
-    for (size_t position = 0; n_next < beam; position++) {
+    for (size_t position = 0; n_next < beam && !(last_step && position == beam); position++) {
         size_t best = slot->n_live, at;
         float best_logprob = 0.0f, logprob;
         const moe_live *from;
@@ -872,7 +922,10 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
         if (position == 0) best_candidate = best_logprob;
         if (s->prune > 0.0f && best_logprob < best_candidate - s->prune) break;
         at = from->row * a->top + taken[best]++;
-        if (a->top_ids[at] == s->eos) {
+        if (last_step && a->top_ids[at] != s->eos) { /* what is cut here competes with what has ended */
+            const int32_t last = moe_add_token(slot, a->top_ids[at], from->last, a->top_logprobs[at]);
+            moe_add_finished(s, slot, best_logprob, 0.0f, last, 0, NULL);
+        } else if (a->top_ids[at] == s->eos) {
             if (position < beam)
                 moe_add_finished(s, slot, best_logprob, a->top_logprobs[at], from->last, 1,
                                  a->coverage ? a->coverage + from->row * a->stride : NULL);
@@ -885,6 +938,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
     for (size_t h = 0; h < n_next; h++) slot->live[h] = next[h];
     slot->n_live = n_next;
     if (slot->broken) return 1;
+    if (s->rules == MOE_RULES_HF) return moe_hf_done(s, slot);
     moe_sort_finished(s, slot);
     while (s->prune > 0.0f && slot->n_finished &&
            slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
@@ -992,10 +1046,11 @@ MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
     int done;
     if (slot->scoring || slot->steps < slot->n_target) {
         const size_t row = slot->live[0].row;
+        const float logprob = slot->forced && slot->steps == 0 ? 0.0f : a->want_logprob[row];
         done =
-            moe_score_step(s, slot, a->want_logprob[row],
+            moe_score_step(s, slot, logprob,
                            a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);
-    } else if (s->rules == MOE_RULES_PAPER) {
+    } else if (s->rules == MOE_RULES_PAPER || s->rules == MOE_RULES_HF) {
         done = moe_search_step(s, slot, a, next);
     } else {
         done = moe_beam_step(s, slot, a, a->coverage ? a->coverage + place * a->stride : NULL, next);
@@ -4455,7 +4510,15 @@ moe_status moe_model_write(const char *path, const moe_write_params *params, moe
  *
  * A kind of layer is one value of moe_layer_kind, a struct, its rows in moe_keys, and a function that binds weights. */
 
-typedef enum moe_layer_kind { MOE_LAYER_LSTM, MOE_LAYER_MOE, MOE_LAYER_ATTENTION } moe_layer_kind;
+typedef enum moe_layer_kind {
+    MOE_LAYER_LSTM,
+    MOE_LAYER_MOE,
+    MOE_LAYER_SELF,  /* attention of several heads: to a row's own sentence... */
+    MOE_LAYER_CROSS, /* ...and, in a decoder, to its source */
+    MOE_LAYER_FFN,
+    MOE_LAYER_NORM,
+    MOE_LAYER_ATTENTION /* GNMT's */
+} moe_layer_kind;
 enum { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT };
 
 typedef struct moe_lstm_layer {
@@ -4489,21 +4552,43 @@ typedef struct moe_attention_layer {
     const float *v, *bias;        /* [A] */
 } moe_attention_layer;
 
+typedef struct moe_heads_layer {
+    size_t heads;
+    moe_matrix q, kv, out; /* self: q is [3D, D], queries, keys, values; cross: [D, D], and kv [2D, D]; out [D, D] */
+    const float *q_bias, *kv_bias, *out_bias;
+} moe_heads_layer;
+
+typedef struct moe_ffn_layer {
+    int activation;
+    moe_matrix up, down; /* [hidden, D], [D, hidden] */
+    const float *up_bias, *down_bias;
+} moe_ffn_layer;
+
+enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER };
+enum { MOE_FFN_RELU, MOE_FFN_GELU, MOE_FFN_SWISH };
+
 typedef struct moe_layer {
     moe_layer_kind kind;
     char name[32];  /* "encoder.0" */
     size_t in, out; /* columns of its input, without context, and of its output */
     size_t hidden;  /* LSTM: H per direction; MoE: hidden units of an expert, or outputs where it has none */
     int residual;
+    int norm_place;   /* norm(x), or norm(x + f(x)); a layer that is a norm alone has it before */
+    moe_norm_op norm; /* where there is one */
     union {
         moe_lstm_layer lstm;
         moe_mixture_layer mixture;
+        moe_heads_layer heads;
+        moe_ffn_layer ffn;
         moe_attention_layer attention;
     };
 } moe_layer;
 
-static const char *const moe_layer_kinds[] = { "lstm", "moe", "attention", NULL };
-static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", NULL };
+static const char *const moe_layer_kinds[] = { "lstm", "moe",  "attention",      "cross",
+                                               "ffn",  "norm", "gnmt-attention", NULL };
+static const char *const moe_norm_places[] = { "none", "before", "after", NULL };
+static const char *const moe_ffn_activations[] = { "relu", "gelu", "swish", NULL };
+static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", "hf", NULL };
 static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "batchwise", NULL };
 static const char *const moe_file_gates[] = { "softmax", "topk", "threshold", NULL };
 static const char *const moe_empties[] = { "top1", "zero", NULL };
@@ -4540,6 +4625,9 @@ enum { MOE_WIDEST = 1 << 20 };
     { layer, key, MOE_KEY_REAL, NULL, -(limit), limit, fallback, MOE_AT(member), 0 }
 #define MOE_NAME_KEY(layer, key, names, fallback, member)                  \
     { layer, key, MOE_KEY_NAME, names, 0, 0, fallback, MOE_AT(member), 0 }
+#define MOE_NORM_KEYS(layer)                                                          \
+    MOE_NAME_KEY(layer, "norm", moe_norm_places, MOE_NORM_NONE, norm_place),          \
+        { layer, "epsilon", MOE_KEY_REAL, NULL, 0, 1, 1e-5, MOE_AT(norm.epsilon), 0 }
 static const moe_key moe_keys[] = {
     MOE_COUNT_KEY(MOE_LAYER_LSTM, "hidden", 1, 0, hidden),
     MOE_FLAG_KEY(MOE_LAYER_LSTM, "residual", 0, residual),
@@ -4569,6 +4657,23 @@ static const moe_key moe_keys[] = {
     MOE_NAME_KEY(MOE_LAYER_MOE, "output", moe_outputs, 1, mixture.sigmoid),
     MOE_REAL_KEY(MOE_LAYER_MOE, "scale", 1e6, 1, mixture.experts.scale),
 
+    MOE_NORM_KEYS(MOE_LAYER_MOE),
+
+    MOE_COUNT_KEY(MOE_LAYER_SELF, "heads", 1, 0, heads.heads),
+    MOE_FLAG_KEY(MOE_LAYER_SELF, "residual", 1, residual),
+    MOE_NORM_KEYS(MOE_LAYER_SELF),
+
+    MOE_COUNT_KEY(MOE_LAYER_CROSS, "heads", 1, 0, heads.heads),
+    MOE_FLAG_KEY(MOE_LAYER_CROSS, "residual", 1, residual),
+    MOE_NORM_KEYS(MOE_LAYER_CROSS),
+
+    MOE_COUNT_KEY(MOE_LAYER_FFN, "hidden", 1, 0, hidden),
+    MOE_NAME_KEY(MOE_LAYER_FFN, "activation", moe_ffn_activations, -1, ffn.activation),
+    MOE_FLAG_KEY(MOE_LAYER_FFN, "residual", 1, residual),
+    MOE_NORM_KEYS(MOE_LAYER_FFN),
+
+    { MOE_LAYER_NORM, "epsilon", MOE_KEY_REAL, NULL, 0, 1, 1e-5, MOE_AT(norm.epsilon), 0 },
+
     MOE_NAME_KEY(MOE_LAYER_ATTENTION, "kind", moe_scores, -1, attention.product),
     MOE_COUNT_KEY(MOE_LAYER_ATTENTION, "size", 1, 0, attention.size),
     MOE_COUNT_KEY(MOE_LAYER_ATTENTION, "layer", 0, 0, attention.layer),
@@ -4582,6 +4687,7 @@ struct moe_model {
     moe_file file;
     int mapped; /* the file is ours to unmap */
     moe_model_kind kind;
+    int transformer;
     int32_t vocabulary, bos, eos;
     int source_tag, source_bos, source_eos;
     int32_t *never; /* [n_never] tokens that are never generated */
@@ -4596,7 +4702,10 @@ struct moe_model {
     size_t n_layers;              /* "decoder", "network"; the attention comes last */
     moe_layer *encoder, *decoder; /* among them */
     size_t n_encoder, n_decoder;
-    const moe_layer *attention; /* NULL: none */
+    const moe_layer *attention; /* GNMT's; NULL: none */
+    moe_matrix positions;       /* [positions, D] F32; rows 0: none */
+    int forced_tag;             /* a translation's first token is the target language's tag */
+    int never_counted;          /* tokens that are never generated have their share of probability all the same */
     size_t memory_width;        /* columns of the encoder's output */
     size_t query_width;
     int context_current;      /* some layer reads the context of this step */
@@ -4836,6 +4945,8 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
         e->stride = (size_t)moe_slab_bytes(t->type, layer->hidden, layer->in, &down);
         e->up = moe_matrix_view(t->type, layer->hidden, layer->in, slab);
         e->down = moe_matrix_view(t->type, layer->in, layer->hidden, slab + down);
+        e->up_bias = moe_bind_vector(r, x->count * layer->hidden, 1, "%s.experts.up_bias", layer->name);
+        e->down_bias = moe_bind_vector(r, x->count * layer->in, 1, "%s.experts.down_bias", layer->name);
     }
 }
 
@@ -4866,18 +4977,54 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     x->stack_bias = moe_bind_vector(r, n * layer->hidden, 1, "%s.experts.bias", layer->name);
 }
 
+static void moe_bind_norm(moe_reader *r, moe_layer *layer) {
+    layer->norm.weight = moe_bind_vector(r, layer->in, 0, "%s.norm.weight", layer->name);
+    layer->norm.bias = moe_bind_vector(r, layer->in, 0, "%s.norm.bias", layer->name);
+}
+
+/* `context`: columns of what a decoder attends to. */
+static void moe_bind_heads(moe_reader *r, moe_layer *layer, size_t context) {
+    moe_heads_layer *h = &layer->heads;
+    const size_t d = layer->in;
+    const int cross = layer->kind == MOE_LAYER_CROSS;
+    const char *n = layer->name;
+    moe_refuse_key(r, layer, "heads");
+    if (h->heads > d || d % h->heads) moe_reader_fail(r, "is %zu, which does not divide %zu columns", h->heads, d);
+    moe_refuse_key(r, layer, "kind");
+    if (cross && !context) moe_reader_fail(r, "must not be \"cross\" in an encoder: there is nothing to attend to");
+    moe_bind_matrix(r, &h->q, cross ? d : 3 * d, d, 0, cross ? "%s.q.weight" : "%s.qkv.weight", n);
+    h->q_bias = moe_bind_vector(r, cross ? d : 3 * d, 1, cross ? "%s.q.bias" : "%s.qkv.bias", n);
+    if (cross) moe_bind_matrix(r, &h->kv, 2 * d, context, 0, "%s.kv.weight", n);
+    if (cross) h->kv_bias = moe_bind_vector(r, 2 * d, 1, "%s.kv.bias", n);
+    moe_bind_matrix(r, &h->out, d, d, 0, "%s.out.weight", n);
+    h->out_bias = moe_bind_vector(r, d, 1, "%s.out.bias", n);
+}
+
+static void moe_bind_ffn(moe_reader *r, moe_layer *layer) {
+    moe_ffn_layer *f = &layer->ffn;
+    moe_bind_matrix(r, &f->up, layer->hidden, layer->in, 0, "%s.up.weight", layer->name);
+    f->up_bias = moe_bind_vector(r, layer->hidden, 1, "%s.up.bias", layer->name);
+    moe_bind_matrix(r, &f->down, layer->in, layer->hidden, 0, "%s.down.weight", layer->name);
+    f->down_bias = moe_bind_vector(r, layer->in, 1, "%s.down.bias", layer->name);
+}
+
 /* Read layer `index` of a side and bind its weights; `context`: columns of the context that it may read. */
 static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, size_t in, size_t context) {
-    static const char *const listed[] = { "lstm", "moe", NULL };
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
-    layer->kind = (moe_layer_kind)moe_read_choice(r, moe_read(r, "%s.kind", layer->name), listed, -1);
+    layer->kind = (moe_layer_kind)moe_read_choice(r, moe_read(r, "%s.kind", layer->name), moe_layer_kinds, -1);
     if (r->model->kind == MOE_MODEL_CLASSIFIER && layer->kind != MOE_LAYER_MOE)
         moe_reader_fail(r, "must be \"moe\" in a classifier");
+    if (layer->kind != MOE_LAYER_MOE && (layer->kind == MOE_LAYER_LSTM) == r->model->transformer)
+        moe_reader_fail(r, "is not one of this architecture");
     layer->in = layer->out = in;
     moe_read_keys(r, layer);
     if (r->status != MOE_OK) return;
+    if (layer->kind == MOE_LAYER_NORM) layer->norm_place = MOE_NORM_BEFORE;
+    if (layer->norm_place) moe_bind_norm(r, layer);
     if (layer->kind == MOE_LAYER_LSTM) moe_bind_lstm(r, layer, side[0] == 'e', context);
-    else moe_bind_mixture(r, layer);
+    else if (layer->kind == MOE_LAYER_MOE) moe_bind_mixture(r, layer);
+    else if (layer->kind == MOE_LAYER_FFN) moe_bind_ffn(r, layer);
+    else if (layer->kind != MOE_LAYER_NORM) moe_bind_heads(r, layer, context);
     if (r->status == MOE_OK && layer->residual && layer->out != in)
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, layer->name,
                              "layer %s adds its input (%zu columns) to its output (%zu)", layer->name, in, layer->out);
@@ -5003,34 +5150,50 @@ static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side) {
     moe_bind_output(r, m, moe_read_layers(r, m->decoder, m->n_decoder, side, 0));
 }
 
-/* Encoder, decoder and what attends. */
-static void moe_bind_translation(moe_reader *r, moe_model *m) {
+/* What a translation model says of its format. */
+static void moe_read_format(moe_reader *r, moe_model *m) {
     static const char *const inits[] = { "zero", "encoder", NULL };
+    m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, 2, m->languages != NULL);
+    m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, 1, 0);
+    m->source_eos = (int)moe_read_int(r, moe_read(r, "source.eos"), 0, 1, 1);
+    m->forced_tag = (int)moe_read_int(r, moe_read(r, "target.tag"), 0, 1, 0);
+    m->never_counted = (int)moe_read_int(r, moe_read(r, "token.never_counted"), 0, 1, 0);
+    if (!m->transformer) m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
+    m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names,
+                                          m->transformer ? MOE_RULES_HF : MOE_RULES_PAPER);
+    moe_bind_embeddings(r, m);
+}
+
+/* Encoder, decoder and, of GNMT, what attends. */
+static void moe_bind_translation(moe_reader *r, moe_model *m) {
     const size_t n_encoder = moe_read_layer_count(r, "encoder"), n_decoder = moe_read_layer_count(r, "decoder");
     moe_layer *attention;
     size_t width;
-    m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, 1, m->languages != NULL);
-    m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, 1, 0);
-    m->source_eos = (int)moe_read_int(r, moe_read(r, "source.eos"), 0, 1, 1);
-    m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
-    m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names, MOE_RULES_PAPER);
-    moe_bind_embeddings(r, m);
-    moe_take_layers(r, m, n_encoder, n_decoder, 1);
+    moe_read_format(r, m);
+    moe_take_layers(r, m, n_encoder, n_decoder, !m->transformer);
     if (r->status != MOE_OK) return;
     attention = &m->layers[n_encoder + n_decoder];
-    *attention = (moe_layer){ .kind = MOE_LAYER_ATTENTION, .name = "attention" };
-    moe_read_keys(r, attention);
-    moe_refuse_key(r, attention, "layer");
-    if (r->status == MOE_OK && attention->attention.layer >= n_decoder)
-        moe_reader_fail(r, "is %zu, allowed are 0 to %zu", attention->attention.layer, n_decoder - 1);
+    if (!m->transformer) {
+        *attention = (moe_layer){ .kind = MOE_LAYER_ATTENTION, .name = "attention" };
+        moe_read_keys(r, attention);
+        moe_refuse_key(r, attention, "layer");
+        if (r->status == MOE_OK && attention->attention.layer >= n_decoder)
+            moe_reader_fail(r, "is %zu, allowed are 0 to %zu", attention->attention.layer, n_decoder - 1);
+    }
     m->memory_width = moe_read_layers(r, m->encoder, n_encoder, "encoder", 0);
     width = moe_read_layers(r, m->decoder, n_decoder, "decoder", m->memory_width);
+    moe_bind_output(r, m, width);
+    if (m->transformer) {
+        const moe_tensor_info *t = moe_find_tensor(&m->file, "positions.weight");
+        moe_bind_exact(r, &m->positions, t && t->n_dims == 2 ? (size_t)t->dims[0] : 1, m->width, 0, "%s",
+                       "positions.weight");
+        return;
+    }
     if (r->status == MOE_OK && m->decoder_from_encoder) moe_pair_states(r, m);
     moe_bind_attention(r, m, attention);
     attention->in = m->query_width;
     attention->out = m->memory_width;
     m->attention = attention;
-    moe_bind_output(r, m, width);
 }
 
 static void moe_read_never(moe_reader *r, moe_model *m) {
@@ -5046,9 +5209,13 @@ static void moe_read_never(moe_reader *r, moe_model *m) {
 }
 
 static moe_status moe_bind(moe_model *m, moe_error *error) {
-    static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", NULL }; /* as moe_model_kind */
+    static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", "transformer", NULL };
+    static const moe_model_kind kinds[] = { MOE_MODEL_TRANSLATION, MOE_MODEL_LANGUAGE, MOE_MODEL_CLASSIFIER,
+                                            MOE_MODEL_TRANSLATION };
     moe_reader r = { m, MOE_OK, error, "" };
-    m->kind = (moe_model_kind)moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
+    const int architecture = moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
+    m->kind = kinds[architecture];
+    m->transformer = architecture == 3;
     m->vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "vocab.size"), 2, INT32_MAX / 2, 0);
     m->width = (size_t)moe_read_int(&r, moe_read(&r, "model.width"), 1, MOE_WIDEST, 0);
     if (m->kind == MOE_MODEL_CLASSIFIER) {
@@ -5077,7 +5244,9 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
 }
 
 /* Tokens that the session adds to a source. */
-static size_t moe_source_extra(const moe_model *m) { return (size_t)(m->source_tag + m->source_bos + m->source_eos); }
+static size_t moe_source_extra(const moe_model *m) {
+    return (size_t)((m->source_tag != 0) + m->source_bos + m->source_eos);
+}
 
 static int moe_is_never(const moe_model *m, int32_t id) {
     for (size_t i = 0; i < m->n_never; i++)
@@ -5412,15 +5581,19 @@ static void moe_compute_input(const moe_run *run, const moe_node *t) {
 /* table[id] * scale */
 static moe_node *moe_op_embed(moe_graph *g, const moe_matrix *table, float scale, const char *name) {
     moe_node *t = moe_add_node(g, MOE_OP_EMBED, table->cols, "%s", name);
-    t->embed = (moe_embed_op){ table, scale };
+    t->embed = (moe_embed_op){ table, NULL, scale };
     return t;
 }
 
 static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const float *position;
     float *y = moe_row_of(t, row);
     (void)thread;
     moe_matrix_row(t->embed.table, (size_t)run->frame->ids[row], y);
     for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->embed.scale;
+    if (!t->embed.positions) return;
+    position = (const float *)t->embed.positions->data + (size_t)run->frame->positions[row] * t->cols;
+    for (size_t c = 0; c < t->cols; c++) y[c] = y[c] + position[c];
 }
 static void moe_compute_embed(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_embed_row);
@@ -5548,8 +5721,15 @@ static moe_node *moe_op_unary(moe_graph *g, moe_unary what, moe_node *x, const c
 }
 
 static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const float *x = moe_row_of(t->src[0], row);
+    float *y = moe_row_of(t, row);
     (void)thread;
-    run->kernels->unary(t->unary, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
+    if (t->unary == MOE_UNARY_GELU) {
+        for (size_t c = 0; c < t->cols; c++) y[c] = moe_geluf(x[c]);
+        return;
+    }
+    run->kernels->unary(t->unary == MOE_UNARY_TANH ? MOE_UNARY_TANH : MOE_UNARY_SIGMOID, x, t->cols, y);
+    for (size_t c = 0; t->unary == MOE_UNARY_SWISH && c < t->cols; c++) y[c] = x[c] * y[c];
 }
 static void moe_compute_unary(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 16 * t->cols, moe_compute_unary_row);
@@ -5618,9 +5798,16 @@ static void moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, c
     moe_op_pair(g, MOE_OP_STORE, x, NULL, x->cols, name)->carried = (moe_carried_op){ by, rows };
 }
 
+/* Where what a row carries by token goes. */
+static size_t moe_own_place(const moe_frame *f, size_t row) {
+    return (size_t)f->beam.chain[row * f->beam.chain_stride + (size_t)f->positions[row]];
+}
+
 static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
     const moe_frame *f = run->frame;
-    const size_t to = t->carried.by == MOE_BY_SOURCE ? f->packed.destination[row] : row;
+    const size_t to = t->carried.by == MOE_BY_SOURCE  ? f->packed.destination[row]
+                      : t->carried.by == MOE_BY_TOKEN ? moe_own_place(f, row)
+                                                      : row;
     (void)thread;
     memcpy(t->carried.rows + to * t->cols, moe_row_of(t->src[0], row), t->cols * sizeof(float));
 }
@@ -5930,6 +6117,70 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
 }
 static void moe_compute_attention(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_attention_row);
+}
+
+/* `within` and `rows`: see moe_heads_op. */
+static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const float *rows, moe_node *queries, size_t cols,
+                              const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_HEADS, queries, NULL, cols, name);
+    t->heads = (moe_heads_op){ heads, within, rows };
+    return t;
+}
+
+/* A thread's rows that it looks at, their scores. */
+typedef struct moe_heads_work {
+    const float **seen; /* [threads, longest] */
+    float *scores;      /* [threads, longest] */
+    size_t longest;
+} moe_heads_work;
+
+static moe_heads_work moe_heads_layout(const moe_graph *g, moe_layout *at) {
+    moe_heads_work w;
+    w.longest = moe_round_up(moe_max(g->max_source, g->max_target), 16);
+    w.seen = moe_carve(at, g->threads * w.longest, sizeof *w.seen);
+    w.scores = moe_carve(at, g->threads * w.longest, sizeof *w.scores);
+    return w;
+}
+
+static void moe_heads_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    (void)t;
+    moe_heads_layout(g, at);
+}
+
+/* The rows of keys and values that a row looks at, in the order of their tokens. Returns how many. */
+static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
+    const moe_frame *f = run->frame;
+    const moe_hypothesis_rows *b = &f->beam;
+    const size_t width = 2 * t->cols, position = (size_t)f->positions[row];
+    size_t n = 0;
+    if (!t->heads.rows) /* row first[p] + i for every position of sentence i */
+        for (size_t i = row - f->packed.first[position]; n < f->packed.steps && f->packed.live[n] > i; n++)
+            seen[n] = moe_row_of(t->src[0], f->packed.first[n] + i) + t->cols;
+    else if (t->heads.within)
+        for (; n <= position; n++) seen[n] = t->heads.rows + (size_t)b->chain[row * b->chain_stride + n] * width;
+    else
+        for (; n < b->length[row]; n++) seen[n] = t->heads.rows + (b->segment[row] + n) * width;
+    return n;
+}
+
+static void moe_compute_heads_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    moe_layout at = { t->work, 0, 0 };
+    const moe_heads_work w = moe_heads_layout(run->graph, &at);
+    const moe_kernels *kernels = run->kernels;
+    const size_t width = t->cols / t->heads.heads, cols = t->cols;
+    const float scale = 1.0f / sqrtf((float)width), *query = moe_row_of(t->src[0], row);
+    const float **seen = w.seen + thread * w.longest;
+    float *scores = w.scores + thread * w.longest, *y = moe_row_of(t, row), sum;
+    const size_t n = moe_heads_seen(run, t, row, seen);
+    memset(y, 0, cols * sizeof *y);
+    for (size_t first = 0; first < cols; first += width) {
+        for (size_t i = 0; i < n; i++) scores[i] = kernels->dot(query + first, seen[i] + first, width) * scale;
+        sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
+        for (size_t i = 0; i < n; i++) kernels->axpy(scores[i] / sum, seen[i] + cols + first, width, y + first);
+    }
+}
+static void moe_compute_heads(const moe_run *run, const moe_node *t) {
+    moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_heads_row);
 }
 
 /* ==== 24. Ops: gates ==========================================================================================
@@ -6259,6 +6510,8 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
                           .y = work->out + pair * out_stride,
                           .y_stride = out_stride };
     moe_experts_slab(e, expert, &up, &down);
+    if (e->up_bias) first.bias = e->up_bias + expert * hidden;
+    if (e->down_bias) second.bias = e->down_bias + expert * width;
     for (size_t i = 0; i < rows; i++) {
         const size_t row = work->pair_row[pair + i];
         if (moe_is_codes(x)) {
@@ -6447,8 +6700,12 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
     for (size_t r = 0; r < rows; r++) {
         const size_t row = row0 + r, at = row * work->chunks + chunk;
-        float *y = logits + r * l.y_stride;
+        float *y = logits + r * l.y_stride, largest;
         if (t->stride) memcpy(moe_row_of(t, row) + column, y, w.rows * sizeof *y);
+        if (t->output.never_counted) {
+            work->max[at] = kernels->max(y, w.rows);
+            work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
+        }
         for (size_t i = 0; i < t->output.n_never; i++) {
             const size_t id = (size_t)t->output.never[i];
             if (id >= column && id < column + w.rows) y[id - column] = moe_from_bits(0xff800000u);
@@ -6457,8 +6714,10 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
             y[(size_t)t->output.eos - column] = moe_from_bits(0xff800000u);
         if (f->want[row] >= 0 && (size_t)f->want[row] >= column && (size_t)f->want[row] < column + w.rows)
             f->want_logprob[row] = y[(size_t)f->want[row] - column];
-        work->max[at] = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top,
-                                      work->logits + at * top, work->ids + at * top);
+        largest = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
+                                work->ids + at * top);
+        if (t->output.never_counted) continue;
+        work->max[at] = largest;
         work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
     }
 }
@@ -6523,6 +6782,7 @@ static const moe_op_row moe_ops[MOE_OP_COUNT] = {
     [MOE_OP_LSTM_STEP] = { "lstm_step", moe_lstm_step_scratch, moe_compute_lstm_step },
     [MOE_OP_LSTM_LAYER] = { "lstm_layer", moe_lstm_layer_scratch, moe_compute_lstm_layer },
     [MOE_OP_ATTENTION] = { "attention", moe_attention_scratch, moe_compute_attention },
+    [MOE_OP_HEADS] = { "heads", moe_heads_scratch, moe_compute_heads },
     [MOE_OP_GATE] = { "gate", moe_gate_scratch, moe_compute_gate },
     [MOE_OP_EXPERTS] = { "experts", moe_experts_scratch, moe_compute_experts },
     [MOE_OP_MIX] = { "mix", NULL, moe_compute_mix },
@@ -6631,7 +6891,7 @@ static moe_name moe_name_of(const moe_layer *layer, const char *part) {
 typedef struct moe_memory {
     float *keys;   /* [tokens, A] */
     float *values; /* [tokens, width] */
-    size_t tokens, width;
+    size_t width;
 } moe_memory;
 
 /* Rows carried by parent, [rows, cols] each: what the decoder hands on from step to step. */
@@ -6639,6 +6899,7 @@ typedef struct moe_decoder_state {
     struct {
         float *r, *c;             /* LSTM layers: [rows, P], [rows, H] */
         float *begin_r, *begin_c; /* the same of a sentence that begins in a slot, which the encoder writes; or NULL */
+        float *heads;             /* keys and values, [rows, 2D], carried by token or, of cross attention, by source */
     } *layers;                    /* [n_decoder] */
     float *query;                 /* [rows, query width], where the query is a layer's output */
     float *context;               /* [rows, memory width], where the context is carried */
@@ -6676,8 +6937,12 @@ static moe_node *moe_build_residual(moe_graph *g, const moe_layer *layer, moe_no
     return layer->residual ? moe_op_add(g, x, y, moe_name_of(layer, "output").text) : y;
 }
 
-/* The MoE layer (eq 1, App. E): y = [x +] [sigmoid](sum_i G(x)_i E_i(x)). */
-static moe_node *moe_build_moe(moe_graph *g, const moe_layer *layer, moe_node *x) {
+static moe_node *moe_build_norm(moe_graph *g, const moe_layer *layer, moe_node *x) {
+    return moe_op_norm(g, &layer->norm, x, moe_name_of(layer, "norm").text);
+}
+
+/* The MoE layer (eq 1, App. E) but for norm and residual: y = [sigmoid](sum_i G(x)_i E_i(x)). */
+static moe_node *moe_build_mixture(moe_graph *g, const moe_layer *layer, moe_node *x) {
     const moe_mixture_layer *m = &layer->mixture;
     const moe_name name = moe_name_of(layer, "experts");
     moe_node *gate = moe_build_gate(g, layer, x), *y;
@@ -6688,8 +6953,41 @@ static moe_node *moe_build_moe(moe_graph *g, const moe_layer *layer, moe_node *x
     } else {
         y = moe_op_experts(g, &m->experts, x, gate, name.text);
     }
-    if (m->sigmoid) y = moe_op_unary(g, MOE_UNARY_SIGMOID, y, moe_name_of(layer, "sigmoid").text);
-    return moe_build_residual(g, layer, x, y);
+    return m->sigmoid ? moe_op_unary(g, MOE_UNARY_SIGMOID, y, moe_name_of(layer, "sigmoid").text) : y;
+}
+
+static moe_node *moe_build_ffn(moe_graph *g, const moe_layer *layer, moe_node *x) {
+    const moe_ffn_layer *f = &layer->ffn;
+    moe_node *units = moe_op_linear(g, &f->up, x, f->up_bias, NULL, moe_name_of(layer, "units").text);
+    units->linear.relu = f->activation == MOE_FFN_RELU;
+    if (f->activation != MOE_FFN_RELU)
+        units = moe_op_unary(g, f->activation == MOE_FFN_GELU ? MOE_UNARY_GELU : MOE_UNARY_SWISH, units,
+                             moe_name_of(layer, "activation").text);
+    return moe_op_linear(g, &f->down, units, f->down_bias, NULL, moe_name_of(layer, "down").text);
+}
+
+/* Attention of several heads. `rows`: of a decoder, its carried keys and values. */
+static moe_node *moe_build_heads(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
+    const moe_heads_layer *h = &layer->heads;
+    const int within = layer->kind == MOE_LAYER_SELF, carried = within && layer->name[0] == 'd';
+    moe_node *q = moe_op_linear(g, &h->q, x, h->q_bias, NULL, moe_name_of(layer, within ? "qkv" : "q").text);
+    if (carried)
+        moe_op_store(g, moe_op_view(g, q, layer->in, 2 * layer->in, moe_name_of(layer, "kv").text), MOE_BY_TOKEN, rows,
+                     moe_name_of(layer, "carried").text);
+    q = moe_op_heads(g, h->heads, within, carried || !within ? rows : NULL, q, layer->in,
+                     moe_name_of(layer, "heads").text);
+    return moe_op_linear(g, &h->out, q, h->out_bias, NULL, moe_name_of(layer, "out").text);
+}
+
+/* A layer that is neither an LSTM nor GNMT's attention, with its norm and its residual. */
+static moe_node *moe_build_layer(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
+    moe_node *in = layer->norm_place == MOE_NORM_BEFORE ? moe_build_norm(g, layer, x) : x, *y = in;
+    if (layer->kind == MOE_LAYER_NORM) return y;
+    if (layer->kind == MOE_LAYER_MOE) y = moe_build_mixture(g, layer, in);
+    else if (layer->kind == MOE_LAYER_FFN) y = moe_build_ffn(g, layer, in);
+    else y = moe_build_heads(g, layer, in, rows);
+    y = moe_build_residual(g, layer, x, y);
+    return layer->norm_place == MOE_NORM_AFTER ? moe_build_norm(g, layer, y) : y;
 }
 
 /* An LSTM layer over packed sentences, one or both directions; the last states of the last one go to where the decoder
@@ -6712,14 +7010,27 @@ static moe_node *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, mo
     return moe_build_residual(g, layer, x, out);
 }
 
+static moe_node *moe_build_embedding(moe_graph *g, const moe_model *m, const moe_matrix *table, const char *name) {
+    moe_node *x = moe_op_embed(g, table, m->embedding_scale, name);
+    if (m->positions.rows) x->embed.positions = &m->positions;
+    return x;
+}
+
 static void moe_build_encoder(moe_graph *g, const moe_model *m, moe_memory *memory, const moe_decoder_state *s) {
-    moe_node *x = moe_op_embed(g, &m->source_embedding, m->embedding_scale, "encoder.embedding"), *keys;
+    moe_node *x = moe_build_embedding(g, m, &m->source_embedding, "encoder.embedding"), *keys;
     for (size_t i = 0; i < m->n_encoder; i++) {
         const moe_layer *layer = &m->encoder[i];
-        x = layer->kind == MOE_LAYER_MOE ? moe_build_moe(g, layer, x)
-                                         : moe_build_encoder_lstm(g, layer, x, s->layers[layer->lstm.begins].begin_r,
-                                                                  s->layers[layer->lstm.begins].begin_c);
+        x = layer->kind == MOE_LAYER_LSTM ? moe_build_encoder_lstm(g, layer, x, s->layers[layer->lstm.begins].begin_r,
+                                                                   s->layers[layer->lstm.begins].begin_c)
+                                          : moe_build_layer(g, layer, x, NULL);
     }
+    for (size_t i = 0; i < m->n_decoder; i++) {
+        const moe_layer *layer = &m->decoder[i];
+        if (layer->kind != MOE_LAYER_CROSS) continue;
+        keys = moe_op_linear(g, &layer->heads.kv, x, layer->heads.kv_bias, NULL, moe_name_of(layer, "kv").text);
+        moe_op_store(g, keys, MOE_BY_SOURCE, s->layers[i].heads, moe_name_of(layer, "stored_kv").text);
+    }
+    if (!m->attention) return;
     moe_op_store(g, x, MOE_BY_SOURCE, memory->values, "encoder.values");
     keys = moe_op_linear(g, &m->attention->attention.w_key, x, NULL, NULL, "encoder.keys");
     if (m->attention->attention.product) keys = moe_op_unary(g, MOE_UNARY_TANH, keys, "encoder.tanh_keys");
@@ -6824,16 +7135,16 @@ static moe_node *moe_build_decoder_lstm(moe_graph *g, const moe_layer *layer, co
 
 /* One step for every live hypothesis. */
 static void moe_build_decoder(moe_graph *g, const moe_model *m, const moe_memory *memory, const moe_decoder_state *s) {
-    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->eos };
+    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->never_counted, m->eos };
     const size_t attends = m->attention ? m->attention->attention.layer : SIZE_MAX;
-    moe_node *x = moe_op_embed(g, &m->target_embedding, m->embedding_scale, "decoder.embedding"), *r;
+    moe_node *x = moe_build_embedding(g, m, &m->target_embedding, "decoder.embedding"), *r;
     moe_decoder_step step;
     memset(&step, 0, sizeof step);
     moe_build_gathers(g, m, memory, s, &step);
     for (size_t i = 0; i < m->n_decoder; i++) {
         const moe_layer *layer = &m->decoder[i];
-        if (layer->kind == MOE_LAYER_MOE) {
-            x = moe_build_moe(g, layer, x);
+        if (layer->kind != MOE_LAYER_LSTM) {
+            x = moe_build_layer(g, layer, x, s->layers[i].heads);
             continue;
         }
         x = moe_build_decoder_lstm(g, layer, s, i, &step, x, &r);
@@ -6849,9 +7160,9 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, const moe_memory
 }
 
 static void moe_build_classifier(moe_graph *g, const moe_model *m) {
-    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->eos };
+    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->never_counted, m->eos };
     moe_node *x = moe_op_input(g, m->width, "network.input");
-    for (size_t i = 0; i < m->n_decoder; i++) x = moe_build_moe(g, &m->decoder[i], x);
+    for (size_t i = 0; i < m->n_decoder; i++) x = moe_build_layer(g, &m->decoder[i], x, NULL);
     moe_op_output(g, &output, x);
 }
 
@@ -6976,7 +7287,7 @@ static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) 
         if (!w || at->arrival < w->arrival) w = at;
     }
     *ticket = (moe_ticket){ w, w->asked++ };
-    memset(q, 0, sizeof *q);
+    *q = (moe_request){ .force = -1 };
     q->source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].ids;
     q->n_source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].n_ids;
     q->target = w->source;
@@ -7069,6 +7380,14 @@ static moe_status moe_choose_device(const char *name, const moe_device_api **out
     return MOE_OK;
 }
 
+/* Rows that active slots hold, each a piece without gaps. */
+typedef struct moe_extents {
+    size_t capacity;        /* rows in all */
+    size_t n;               /* slots that hold some */
+    size_t *slots;          /* [n] in the order of their pieces */
+    size_t *begin, *length; /* [slots of the session] */
+} moe_extents;
+
 struct moe_session {
     const moe_model *model;
     moe_allocator allocator;
@@ -7090,8 +7409,7 @@ struct moe_session {
     moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
     moe_ticket *tickets; /* [n_slots] */
     moe_reranker reranker;
-    size_t *by_segment; /* [n_active] active slots as their segments follow each other */
-    size_t n_active;
+    moe_extents by_source, by_token; /* the rows of active slots that are carried so */
     /* the group of sentences that is being encoded */
     int32_t *staged;                                              /* [encode_tokens] their ids, one behind the other */
     size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [n_slots] */
@@ -7101,8 +7419,10 @@ struct moe_session {
     /* the frame of a decoder step; on a device only what a classifier needs of it */
     int32_t *ids, *parents, *want, *top_ids;
     size_t *segment, *length;
-    uint64_t *keys; /* [most rows of either graph], NULL without noise */
-    char *hold;     /* NULL unless translations have a least length */
+    int32_t *positions; /* [most rows of either graph] */
+    int32_t *chain;     /* [rows, max_target], NULL where nothing is carried by token */
+    uint64_t *keys;     /* [most rows of either graph], NULL without noise */
+    char *hold;         /* NULL unless translations have a least length */
     float *want_logprob, *top_logprobs, *attention, *coverage, *coverage_next;
     moe_live *next;
     /* results */
@@ -7112,9 +7432,7 @@ struct moe_session {
     moe_stats stats;
 };
 
-const char *moe_rules_name(moe_rules rules) {
-    return (unsigned)rules <= MOE_RULES_MLPERF ? moe_rules_names[rules] : "?";
-}
+const char *moe_rules_name(moe_rules rules) { return (unsigned)rules <= MOE_RULES_HF ? moe_rules_names[rules] : "?"; }
 
 int moe_session_params_preset(moe_session_params *p, const char *name) {
     static const struct {
@@ -7126,13 +7444,14 @@ int moe_session_params_preset(moe_session_params *p, const char *name) {
         [MOE_RULES_NVIDIA] = { 5, 0.6f, 0.1f, 0, 0, 79 }, /* 80 with begin */
         [MOE_RULES_TF] = { 10, 1, 0, 0, 2, 0 },
         [MOE_RULES_MLPERF] = { 10, 1, 0, 0, 2, 0 },
+        [MOE_RULES_HF] = { 4, 1, 0, 0, 0, 200 },
     };
     for (size_t i = 0; name && i < MOE_COUNT(presets); i++) {
         if (strcmp(name, moe_rules_names[i]) != 0) continue;
         p->rules = (moe_rules)i;
         p->beam = presets[i].beam;
         p->length_penalty = presets[i].alpha;
-        p->length_constant = 5;
+        p->length_constant = i == MOE_RULES_HF ? 0 : 5;
         p->coverage_penalty = presets[i].beta;
         p->prune = presets[i].prune;
         p->rerank = 0;
@@ -7151,11 +7470,12 @@ static double moe_meta_number(const moe_model *m, const char *key, double low, d
 
 /* Whether the model translates back as well. */
 static int moe_can_rerank(const moe_model *m) {
-    return m->kind == MOE_MODEL_TRANSLATION && m->source_tag && moe_model_language_count(m) > 1;
+    return m->attention && m->source_tag && moe_model_language_count(m) > 1;
 }
 
 moe_session_params moe_session_params_default(const moe_model *m) {
     moe_session_params p;
+    int longest;
     memset(&p, 0, sizeof p);
     p.batch = 32;
     p.max_source = (int)moe_meta_number(m, "limit.source", 2, 1 << 16, 512);
@@ -7172,6 +7492,12 @@ moe_session_params moe_session_params_default(const moe_model *m) {
     p.max_len_factor = (float)moe_meta_number(m, "decode.max_len_factor", 0, 1e6, 2);
     p.max_len_offset = (int)moe_meta_number(m, "decode.max_len_offset", 0, 1 << 16, 10);
     p.rules = m->rules;
+    p.early_stopping = (int)moe_meta_number(m, "decode.early_stopping", 0, 1, 0);
+    longest = (int)moe_meta_number(m, "decode.max_new", 1, 1 << 16, 0);
+    if (!longest) return p;
+    p.max_target = longest < p.max_target ? longest : p.max_target;
+    p.max_len_factor = 0;
+    p.max_len_offset = longest;
     return p;
 }
 
@@ -7238,7 +7564,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
                         "translate back");
     MOE_TRY(moe_check_real("max_len_factor", (double)p->max_len_factor, 1e6, error));
     MOE_TRY(moe_check_int("max_len_offset", p->max_len_offset, 0, 1 << 20, error));
-    MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULES_MLPERF, error));
+    MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULES_HF, error));
     if (p->rules != MOE_RULES_PAPER && p->prune != 0.0f)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "prune", "the %s rules know no pruning: prune must be 0",
                         moe_rules_name(p->rules));
@@ -7248,6 +7574,13 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (p->rules != MOE_RULES_PAPER && p->rerank != 0.0f)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "rerank", "the %s rules know no reranking: rerank must be 0",
                         moe_rules_name(p->rules));
+    if (m->transformer && (p->attention || p->coverage_penalty != 0.0f))
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
+                        "a Transformer has many attentions: none of them can be shown or penalised");
+    if (m->positions.rows && moe_max((size_t)p->max_source, (size_t)p->max_target) > m->positions.rows)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
+                        "max_source and max_target can be %zu at most: the model's positions end there",
+                        m->positions.rows);
     if (m->kind != MOE_MODEL_TRANSLATION) {
         if (p->attention)
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention",
@@ -7266,12 +7599,34 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 /* More nodes than either graph of a model can have. */
 static size_t moe_session_nodes(const moe_model *m) { return 64 + 24 * (m->n_encoder + m->n_decoder); }
 
+/* Rows carried by token that a sentence can need: of `beam` hypotheses up to so many tokens. */
+static size_t moe_token_rows(const moe_session *s, size_t beam, size_t tokens) {
+    for (size_t i = 0; i < s->model->n_decoder; i++)
+        if (s->model->decoder[i].kind == MOE_LAYER_SELF) return beam * tokens + 1;
+    return 0;
+}
+
+static void moe_extents_layout(moe_extents *e, size_t slots, moe_layout *at) {
+    e->slots = moe_carve(at, slots, sizeof *e->slots);
+    e->begin = moe_carve(at, slots, sizeof *e->begin);
+    e->length = moe_carve(at, slots, sizeof *e->length);
+}
+
 /* Carve what the graphs carry from run to run; on a device, of its memory. */
 static void moe_carried_layout(moe_session *s, moe_layout *at) {
     const moe_model *m = s->model;
-    if (m->attention) s->memory.keys = moe_carve(at, s->memory.tokens * m->attention->attention.size, sizeof(float));
-    if (m->attention) s->memory.values = moe_carve(at, s->memory.tokens * s->memory.width, sizeof(float));
+    if (m->attention)
+        s->memory.keys = moe_carve(at, s->by_source.capacity * m->attention->attention.size, sizeof(float));
+    if (m->attention) s->memory.values = moe_carve(at, s->by_source.capacity * s->memory.width, sizeof(float));
     moe_decoder_state_layout(m, s->rows, s->n_slots, &s->state, at);
+    for (size_t i = 0; i < m->n_decoder; i++) {
+        const moe_layer *layer = &m->decoder[i];
+        const size_t rows = layer->kind == MOE_LAYER_SELF    ? s->by_token.capacity
+                            : layer->kind == MOE_LAYER_CROSS ? s->by_source.capacity
+                                                             : 0;
+        float *heads = moe_carve(at, rows, 2 * layer->in * sizeof *heads);
+        if (at->base && rows) s->state.layers[i].heads = heads;
+    }
 }
 
 /* Carve everything but the arena and, on a device, what is carried; with at->base NULL this only measures. */
@@ -7305,7 +7660,8 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     }
     s->tickets = moe_carve(at, slots, sizeof *s->tickets);
     moe_reranker_layout(&s->reranker, at);
-    s->by_segment = moe_carve(at, slots, sizeof *s->by_segment);
+    moe_extents_layout(&s->by_source, slots, at);
+    moe_extents_layout(&s->by_token, slots, at);
     s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
     s->staged_slot = moe_carve(at, slots, sizeof *s->staged_slot);
     s->staged_first = moe_carve(at, slots, sizeof *s->staged_first);
@@ -7325,6 +7681,8 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     if (!here) return;
     s->ids = moe_carve(at, s->rows, sizeof *s->ids);
     s->parents = moe_carve(at, s->rows, sizeof *s->parents);
+    s->positions = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->positions);
+    if (moe_token_rows(s, 1, 1)) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
     if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
     if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
     s->segment = moe_carve(at, s->rows, sizeof *s->segment);
@@ -7351,6 +7709,7 @@ static moe_status moe_session_graphs(moe_session *s, moe_error *error) {
         s->graphs[g].threads = (size_t)s->params.threads;
         s->graphs[g].sentences = s->n_slots;
         s->graphs[g].max_source = (size_t)s->params.max_source;
+        s->graphs[g].max_target = (size_t)s->params.max_target;
         s->graphs[g].on_device = s->api != NULL;
     }
     if (m->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(encoder, m, &s->memory, &s->state);
@@ -7398,7 +7757,10 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
                               .eos = m->eos,
                               .min_target = (size_t)s->params.min_target,
                               .max_target = (size_t)s->params.max_target,
-                              .from_encoder = m->decoder_from_encoder };
+                              .from_encoder = m->decoder_from_encoder,
+                              .early_stopping = s->params.early_stopping || beam == 1,
+                              .force_end = s->params.rules == MOE_RULES_HF &&
+                                           moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
     s->n_slots = batch;
     s->rows = m->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
     if (s->params.rerank > 0.0f && beam > 1) {
@@ -7426,9 +7788,10 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
                 (size_t)m->vocabulary);
     s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
     /* A request is pulled before its length is known, so there is always room for a longest one. */
-    s->memory.tokens = (size_t)s->params.max_source +
-                       (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
-                       32 * (s->n_slots - batch);
+    s->by_source.capacity = (size_t)s->params.max_source +
+                            (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
+                            32 * (s->n_slots - batch);
+    s->by_token.capacity = moe_token_rows(s, beam, (size_t)s->params.max_target) + 32 * s->rows;
     s->memory.width = m->memory_width;
     return MOE_OK;
 }
@@ -7537,6 +7900,7 @@ static moe_status moe_session_build(moe_session *settled, moe_session **out, moe
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     const char *what = s->graphs[MOE_DECODER].routed                             ? "routing"
                        : s->params.attention                                     ? "attention"
+                       : s->model->transformer                                   ? "a Transformer"
                        : s->graphs[MOE_DECODER].noise                            ? "noise"
                        : s->graphs[MOE_DECODER].gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
                                                                                  : NULL;
@@ -7619,31 +7983,37 @@ static moe_status moe_session_run(moe_session *s, const moe_graph *g, const moe_
 
 /* ---- Admitting and encoding ---- */
 
-/* First fit for `need` rows of attention memory; SIZE_MAX if there is no such gap. */
-static size_t moe_find_segment(const moe_session *s, size_t need) {
+/* First fit for a piece of `need` rows; SIZE_MAX if there is no such gap. */
+static size_t moe_extents_find(const moe_extents *e, size_t need) {
     size_t at = 0;
-    for (size_t i = 0; i < s->n_active; i++) {
-        const moe_slot *next = &s->slots[s->by_segment[i]];
-        if (need <= next->segment - at) return at;
-        at = next->segment + next->length;
+    for (size_t i = 0; i < e->n; i++) {
+        if (need <= e->begin[e->slots[i]] - at) return at;
+        at = e->begin[e->slots[i]] + e->length[e->slots[i]];
     }
-    return need <= s->memory.tokens && at <= s->memory.tokens - need ? at : SIZE_MAX;
+    return need <= e->capacity && at <= e->capacity - need ? at : SIZE_MAX;
 }
 
-/* Slot `at`, whose segment is set, joins the active ones. */
-static void moe_activate(moe_session *s, size_t at) {
-    size_t i = s->n_active++;
-    for (; i > 0 && s->slots[s->by_segment[i - 1]].segment > s->slots[at].segment; i--)
-        s->by_segment[i] = s->by_segment[i - 1];
-    s->by_segment[i] = at;
-    s->slots[at].active = 1;
+/* The first fit is there. Returns where it begins. */
+static size_t moe_extents_take(moe_extents *e, size_t slot, size_t need) {
+    const size_t begin = need ? moe_extents_find(e, need) : 0;
+    size_t i = e->n++;
+    for (; i > 0 && e->begin[e->slots[i - 1]] > begin; i--) e->slots[i] = e->slots[i - 1];
+    e->slots[i] = slot;
+    e->begin[slot] = begin;
+    e->length[slot] = need;
+    return begin;
+}
+
+static void moe_extents_give(moe_extents *e, size_t slot) {
+    size_t i = 0;
+    while (e->slots[i] != slot) i++;
+    e->n--;
+    for (; i < e->n; i++) e->slots[i] = e->slots[i + 1];
 }
 
 static void moe_deactivate(moe_session *s, size_t at) {
-    size_t i = 0;
-    while (s->by_segment[i] != at) i++;
-    s->n_active--;
-    for (; i < s->n_active; i++) s->by_segment[i] = s->by_segment[i + 1];
+    moe_extents_give(&s->by_source, at);
+    moe_extents_give(&s->by_token, at);
     s->slots[at].active = 0;
 }
 
@@ -7656,8 +8026,10 @@ static void moe_refuse(const moe_request *request, moe_done_fn done, void *user,
 /* 1 if the request can be served, else it has been refused. */
 static int moe_check_request(const moe_session *s, const moe_request *q, moe_done_fn done, void *user) {
     const moe_model *m = s->model;
-    const size_t extra = moe_source_extra(m), max_source = (size_t)s->params.max_source,
+    const size_t extra = q->raw ? 0 : moe_source_extra(m), max_source = (size_t)s->params.max_source,
                  max_target = (size_t)s->params.max_target;
+    const size_t n_target = (q->target ? q->n_target : 0) + (size_t)(m->forced_tag || q->force >= 0);
+    const int needs_target = m->forced_tag || m->source_tag == 1;
     char message[160];
     for (size_t i = 0; i < q->n_source; i++)
         if (q->source[i] < 0 || q->source[i] >= m->vocabulary) {
@@ -7671,16 +8043,20 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
             snprintf(message, sizeof message, "target token %d cannot be generated by this model", (int)q->target[i]);
             return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
         }
-    if (m->source_tag && (q->target_tag < 0 || q->target_tag >= m->vocabulary))
+    if (!q->raw && needs_target && (q->target_tag < 0 || q->target_tag >= m->vocabulary))
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the target language's tag"), 0;
     if (q->source_tag < -1 || q->source_tag >= m->vocabulary)
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "the source language's tag is outside the vocabulary"), 0;
+    if (!q->raw && m->source_tag == 2 && q->source_tag < 0)
+        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the source language's tag"), 0;
+    if (q->force < -1 || q->force >= m->vocabulary)
+        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "the forced token is outside the vocabulary"), 0;
     if (q->n_source > max_source || q->n_source + extra > max_source) {
         snprintf(message, sizeof message, "%zu source tokens, the limit is %zu", q->n_source + extra, max_source);
         return moe_refuse(q, done, user, MOE_ERROR_LIMIT, message), 0;
     }
-    if (q->target && q->n_target + 1 > max_target) {
-        snprintf(message, sizeof message, "%zu target tokens, the limit is %zu", q->n_target + 1, max_target);
+    if (n_target + 1 > max_target || q->n_target > max_target) {
+        snprintf(message, sizeof message, "%zu target tokens, the limit is %zu", n_target + 1, max_target);
         return moe_refuse(q, done, user, MOE_ERROR_LIMIT, message), 0;
     }
     if (m->kind == MOE_MODEL_LANGUAGE) {
@@ -7702,36 +8078,49 @@ static int moe_is_question(const moe_session *s, size_t at) {
     return s->tickets[at].waiting && s->tickets[at].question != SIZE_MAX;
 }
 
+/* Hypotheses that slot `at` has room for: one, if it is for questions. */
+static size_t moe_slot_beam(const moe_session *s, size_t at) {
+    return at < (size_t)s->params.batch ? (size_t)s->params.beam : 1;
+}
+
 /* Put a checked request into slot `at`; its ids go behind the `staged` ones. Returns the tokens staged. */
 static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *ticket, size_t at, size_t staged) {
     const moe_model *m = s->model;
     moe_slot *slot = &s->slots[at];
     int32_t *ids = s->staged + staged;
+    const int32_t force = q->force >= 0 || !m->forced_tag ? q->force : q->target_tag;
+    const double limit = (double)(float)q->n_source * (double)s->params.max_len_factor;
+    const size_t max_target = (size_t)s->params.max_target, offset = (size_t)s->params.max_len_offset;
     size_t n = 0;
-    double limit = (double)(float)q->n_source * (double)s->params.max_len_factor;
-    if (m->source_tag) ids[n++] = q->target_tag;
-    if (m->source_bos) ids[n++] = m->bos;
+    if (m->source_tag && !q->raw) ids[n++] = m->source_tag == 2 ? q->source_tag : q->target_tag;
+    if (m->source_bos && !q->raw) ids[n++] = m->bos;
     if (q->n_source) memcpy(ids + n, q->source, q->n_source * sizeof *ids);
     n += q->n_source;
-    if (m->source_eos) ids[n++] = m->eos;
-    slot->segment = moe_find_segment(s, n);
+    if (m->source_eos && !q->raw) ids[n++] = m->eos;
+    slot->segment = moe_extents_take(&s->by_source, at, n);
     slot->length = n;
     slot->user = q->user;
     s->tickets[at] = *ticket;
-    moe_activate(s, at);
     slot->key = 0;
     for (size_t i = 0; s->keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
-    if (limit > (double)s->params.max_target) limit = (double)s->params.max_target;
-    slot->limit = moe_max(1, moe_min((size_t)s->params.max_target, (size_t)limit + (size_t)s->params.max_len_offset));
+    slot->limit = moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset);
     slot->scoring = q->target && !q->prefix;
-    slot->n_target = q->target ? q->n_target : 0;
-    slot->limit = moe_max(slot->limit, slot->n_target + 1);
+    slot->forced = force >= 0;
+    slot->shown = slot->forced && !q->raw && q->force < 0 ? 1 : 0;
+    slot->n_target = (size_t)slot->forced + (q->target ? q->n_target : 0);
+    slot->limit = moe_max(moe_max(slot->limit, 1), slot->n_target + 1);
+    slot->place = moe_extents_take(&s->by_token, at,
+                                   moe_token_rows(s, slot->scoring ? 1 : moe_slot_beam(s, at),
+                                                  slot->scoring ? slot->n_target : slot->limit));
     if (s->api) {
         s->api->begin(s->device, at, slot, q->target);
     } else {
-        if (slot->n_target) memcpy(slot->target, q->target, slot->n_target * sizeof *slot->target);
+        if (slot->forced) slot->target[0] = force;
+        if (q->target && q->n_target)
+            memcpy(slot->target + slot->forced, q->target, q->n_target * sizeof *slot->target);
         moe_slot_begin(slot);
     }
+    s->slots[at].active = 1;
     if (moe_is_question(s, at)) return n;
     s->stats.sentences++;
     s->stats.source_tokens += n;
@@ -7745,7 +8134,8 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
                         .packed.first = s->first,
                         .packed.destination = s->destination,
                         .packed.sentence = s->sentence,
-                        .keys = s->keys };
+                        .keys = s->keys,
+                        .positions = s->positions };
     if (!s->graphs[MOE_ENCODER].count) return MOE_OK; /* a language model */
     for (size_t i = 0; i < group; i++) {
         const size_t length = s->slots[s->staged_slot[i]].length;
@@ -7765,6 +8155,7 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
             if (slot->length <= step) break;
             s->packed[frame.rows] = s->staged[s->staged_first[staged] + step];
             if (s->keys) s->keys[frame.rows] = moe_hash(slot->key ^ step);
+            s->positions[frame.rows] = (int32_t)step;
             s->destination[frame.rows++] = slot->segment + step;
         }
         s->live[step] = live;
@@ -7781,8 +8172,8 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
 /* The caller's next request that can be served. *last: its answer, as which this returns. */
 static int moe_pull_request(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_request *q) {
     do {
-        *q = (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag };
-        *last = pull(user, s->n_active == 0, q);
+        *q = (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag, .force = -1 };
+        *last = pull(user, s->by_source.n == 0, q);
     } while (*last == MOE_PULL_REQUEST && !moe_check_request(s, q, done, user));
     return *last;
 }
@@ -7798,6 +8189,7 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
 static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn pull, moe_done_fn done, void *user,
                              int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
+    const size_t max_target = (size_t)s->params.max_target;
     size_t group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
         const size_t at = i < s->n_slots - batch ? batch + i : i - (s->n_slots - batch);
@@ -7805,7 +8197,9 @@ static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn p
         moe_ticket ticket;
         if (s->slots[at].active || (at >= batch && !due)) continue;
         if (at < batch && !more) break;
-        if (staged + max_source > s->encode_tokens || moe_find_segment(s, max_source) == SIZE_MAX) break;
+        if (staged + max_source > s->encode_tokens || moe_extents_find(&s->by_source, max_source) == SIZE_MAX ||
+            moe_extents_find(&s->by_token, moe_token_rows(s, moe_slot_beam(s, at), max_target)) == SIZE_MAX)
+            break;
         if (at >= batch) {
             moe_rerank_ask(&s->reranker, &request, &ticket);
             due--;
@@ -7859,9 +8253,18 @@ static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
         int32_t *ids = s->result_ids + h * max_target;
         float *logprobs = s->result_logprobs + h * (max_target + 1);
         moe_write_finished(slot, f, ids, logprobs);
-        s->hypotheses[h] = (moe_hypothesis){ ids, logprobs, f->tokens, f->logprob, f->score, f->finished, 0.0f };
+        s->hypotheses[h] = (moe_hypothesis){
+            ids + slot->shown, logprobs + slot->shown, f->tokens - slot->shown, f->logprob, f->score, f->finished, 0.0f
+        };
     }
     return n;
+}
+
+/* Places of the rows carried by token of a hypothesis that ends with token `last`: the begin token's, then one for
+ * each. */
+static void moe_fill_chain(const moe_slot *slot, int32_t last, int32_t *chain) {
+    for (size_t n = slot->steps + 1; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1)
+        chain[n] = (int32_t)slot->place + last + 1;
 }
 
 /* One row for every live hypothesis. Returns the rows. */
@@ -7880,6 +8283,8 @@ static size_t moe_fill_frame(moe_session *s) {
             s->segment[rows] = slot->segment;
             s->length[rows] = slot->length;
             s->want[rows] = row.want;
+            s->positions[rows] = (int32_t)slot->steps;
+            if (s->chain) moe_fill_chain(slot, live->last, s->chain + rows * (size_t)s->params.max_target);
             if (s->keys) {
                 s->keys[rows] = ~slot->key;
                 for (int32_t at = live->last; at >= 0; at = slot->tokens[at].parent)
@@ -7967,6 +8372,9 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     moe_answer answer = { s->graphs[MOE_DECODER].top, s->top_ids, s->top_logprobs, s->want_logprob, NULL, stride };
     moe_frame frame = { .rows = moe_fill_frame(s),
                         .ids = s->ids,
+                        .positions = s->positions,
+                        .beam.chain = s->chain,
+                        .beam.chain_stride = (size_t)s->params.max_target,
                         .beam.parents = s->parents,
                         .beam.segment = s->segment,
                         .beam.length = s->length,
@@ -8009,12 +8417,12 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
                 status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
         if (status != MOE_OK) break;
-        if (s->n_active) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
+        if (s->by_source.n) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
     for (size_t i = 0; i < s->n_slots; i++) s->slots[i].active = 0;
     for (size_t i = 0; i < s->reranker.n; i++) s->reranker.waiting[i].used = 0;
-    s->n_active = 0;
+    s->by_source.n = s->by_token.n = 0;
     if (s->api) s->api->forget(s->device);
     return status;
 }

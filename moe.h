@@ -62,7 +62,7 @@ extern "C" {
 
 enum {
     MOE_MAX_BEAM = 64,    /* largest beam                                   */
-    MOE_MAX_LAYERS = 64,  /* layers on one side of a model                  */
+    MOE_MAX_LAYERS = 256, /* layers on one side of a model                  */
     MOE_MAX_THREADS = 256 /* threads of one session                         */
 };
 
@@ -169,7 +169,7 @@ size_t moe_model_width(const moe_model *model); /* columns of an embedding, inpu
  */
 typedef struct moe_layer_info {
     const char *name; /* "encoder.2" */
-    const char *kind; /* "lstm", "moe", "attention" */
+    const char *kind; /* "lstm", "moe", "attention", "cross", "ffn", "norm", "gnmt-attention" */
     size_t in, out;   /* columns that it reads, context not counted, and makes */
 } moe_layer_info;
 
@@ -349,7 +349,9 @@ typedef enum moe_rules {
     /* count begin and end, coverage stays with the place in the beam when hypotheses change places  */
     MOE_RULES_TF, /* tensorflow/nmt: the beam is ordered by normalised score at every step; the end is not counted; */
                   /* no coverage penalty                                                                           */
-    MOE_RULES_MLPERF /* the same with later versions of TensorFlow 1: the end counts from the step after it           */
+    MOE_RULES_MLPERF, /* the same with later versions of TensorFlow 1: the end counts from the step after it */
+    MOE_RULES_HF /* Hugging Face's transformers: as the paper's, but what the limit cuts competes with what has ended
+                  */
 } moe_rules;
 
 typedef struct moe_session_params {
@@ -376,8 +378,10 @@ typedef struct moe_session_params {
     float max_len_factor; /* a target ends after max_len_factor * pieces + max_len_offset tokens          */
     int max_len_offset;
     moe_rules rules;
-    const char *isa;      /* kernels to use, see moe_isa_names; NULL: $MOE_ISA, else the best here        */
-    const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU where one can be used */
+    int early_stopping; /* MOE_RULES_HF: 1: search ends when `beam` hypotheses have finished, else when no other can  */
+                        /* be better any more                                                         */
+    const char *isa;    /* kernels to use, see moe_isa_names; NULL: $MOE_ISA, else the best here        */
+    const char *device; /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU where one can be used */
     size_t device_memory; /* bytes of GPU memory the session may take; 0: whatever is free. Experts that  */
                           /* do not fit stay in host memory and are fetched when a token goes to them     */
     moe_log_fn log;       /* may be NULL */
@@ -445,6 +449,9 @@ typedef struct moe_request {
     size_t n_source;
     const int32_t *target; /* NULL: translate. Else [n_target]: compute its log-probability instead */
     size_t n_target;
+    int32_t force;      /* the first token of the translation, which costs nothing; preset to -1: none, or what the */
+                        /* model's format has there, which the result then leaves out */
+    int raw;            /* 1: `source` is all that the encoder reads: no tag, begin or end is added */
     int prefix;         /* 1: `target` is how translations begin, and the search finds how they go on; what it costs */
                         /* counts. Limits on length include it and leave room for one more token at least */
     int32_t target_tag; /* preset to the session's */
