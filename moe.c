@@ -4907,7 +4907,6 @@ struct moe_model {
 static size_t moe_lstm_state(const moe_layer *layer) { return layer->lstm.proj ? layer->lstm.proj : layer->hidden; }
 
 /* Reads metadata with types, ranges and defaults; the first failure sticks. */
-/* Reads metadata with types, ranges and defaults; the first failure sticks. */
 typedef struct moe_reader {
     const moe_model *model;
     moe_status status;
@@ -5103,8 +5102,8 @@ static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g
     g->level = level;
     g->relu = layer->mixture.relu_logits;
     moe_refuse_key(r, layer, part[0] == 'p' ? "parent.k" : "k");
-    if (g->kind != MOE_GATE_SOFTMAX && !g->k) moe_reader_fail(r, "is missing");
-    if (g->k > level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, level);
+    moe_read_int(r, moe_find_meta(&r->model->file, r->key), g->kind != MOE_GATE_SOFTMAX, (int64_t)level, (int64_t)g->k);
+    if (g->kind != MOE_GATE_SOFTMAX && g->k > level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, level);
     snprintf(name, sizeof name, "%s.%s", layer->name, part);
     moe_bind_exact(r, &g->weight, n, in, 0, "%s.weight", name);
     moe_bind_exact(r, &g->noise, n, in, 1, "%s.noise", name);
@@ -5143,7 +5142,7 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
 static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
     moe_mixture_layer *x = &layer->mixture;
     const size_t n = x->count;
-    moe_refuse_key(r, layer, "groups");
+    moe_read_int(r, moe_read(r, "%s.groups", layer->name), 0, (int64_t)n, 0);
     if (x->groups > n || (x->groups && n % x->groups))
         moe_reader_fail(r, "is %zu, which does not divide %zu experts", x->groups, n);
     moe_refuse_key(r, layer, "activation");
