@@ -2,7 +2,7 @@
 """How much the mask at inference differs from the one of training: batchwise (eq 18) against thresholds (eq 19), the thresholds
 that were learned (eq 20) and those of moe-calibrate's closed form.
 
-    tests/bench/gates.py -m models/en-de-fr-es.bin --corpus ../shared/corpus [--limit N] [--calibrate FILE]
+    tests/python tests/bench/gates.py -m models/en-de-fr-es.bin --corpus ../shared/corpus [--limit N] [--calibrate FILE]
 
 For every test set and direction: BLEU of ./moe-translate with the file's gates, with `--gating batchwise` and, where a text to
 calibrate on is given, of a calibrated copy; and, with the reference translation forced, which experts each gives a token: the
@@ -19,9 +19,9 @@ import tempfile
 
 import sacrebleu
 
+import evaluate
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "tools"))
-import evaluate  # noqa: E402
 
 BATCH = ["--batch", "128"]
 

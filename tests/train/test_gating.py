@@ -1,0 +1,538 @@
+#!/usr/bin/env python3
+"""tools/train/gating.py, the gates and losses of training: against their definitions, written out one element at a time; against
+tools/convert/reference.py to 1e-5; and the gradient of every loss against finite differences in float64.
+
+Usage: tests/python tests/train/test_gating.py
+
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Without PyTorch or NumPy, which are no
+dependency of the tests, it skips what needs them. What hangs on a choice (masks) is held fixed while differences are taken.
+"""
+import ast
+import importlib.util
+import math
+import os
+import sys
+import tempfile
+import types
+
+from suite import Suite
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+try:
+    import numpy as np
+
+    import moefile
+except ImportError:
+    np = None
+try:
+    import torch
+
+    import convert
+    import gating
+    import reference as ref
+    import train
+except ImportError:
+    torch = None
+if torch is not None:
+    torch.set_num_threads(1)
+plain_test = Suite()
+numpy_test = plain_test.needs(np, "NumPy")
+test = plain_test.needs(np and torch, "PyTorch")
+ROWS, N, K = 24, 8, 3
+
+
+def normal(*shape, seed=1, dtype=None):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + 1000 * sum(shape)), dtype=dtype or torch.float64)
+
+
+def close(a, b, tolerance=1e-12):
+    a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (a, b))
+    difference = float((a - b).abs().max())
+    assert difference <= tolerance, f"differ by {difference:g}"
+
+
+def logits(seed=1):
+    return normal(ROWS, N, seed=seed)
+
+
+def probabilities(seed=1):
+    return logits(seed).softmax(1)
+
+
+def variance(values):
+    mean = sum(values) / len(values)
+    return sum((x - mean) ** 2 for x in values) / len(values)
+
+
+def differentiable(function, *inputs):
+    """torch.autograd.gradcheck: every partial derivative against central differences."""
+    assert torch.autograd.gradcheck(function, [x.detach().clone().requires_grad_() for x in inputs], atol=1e-7)
+
+
+# ---- Gates -------------------------------------------------------------------------------------------------------------
+
+@test
+def dense_gates_are_softmax():
+    x = logits()
+    gate = gating.dense(x)
+    close(gate.weights, x.exp() / x.exp().sum(1, keepdim=True))
+    close(gate.weights, ref.softmax_gate(x))
+    assert gate.mask.all() and not gate.empty.any()
+
+
+@test
+def topk_gates_keep_the_k_largest():
+    x = logits()
+    gate = gating.topk(x, K)
+    for row, weights in zip(x.tolist(), gate.weights.tolist()):
+        best = sorted(range(N), key=lambda i: -row[i])[:K]
+        total = sum(math.exp(row[i]) for i in best)
+        close(weights, [math.exp(row[i]) / total if i in best else 0.0 for i in range(N)])
+    close(gate.weights, ref.topk_gate(x, K))
+
+
+@test
+def noisy_topk_gates_add_noise_of_learned_size_before_the_choice():
+    x, w, w_noise, z = normal(ROWS, 10), normal(N, 10), normal(N, 10, seed=2), normal(ROWS, N, seed=3)
+    deviation = torch.nn.functional.softplus(x @ w_noise.t())
+    gate, _ = gating.noisy_topk(x @ w.t(), deviation, K, z)
+    close(gate.weights, ref.noisy_topk_gate(x, w, w_noise, K, z))
+    assert torch.equal(gate.mask, gate.weights > 0)
+    single, _ = gating.noisy_topk((x @ w.t()).float(), deviation.float(), K, z.float())
+    close(single.weights, ref.noisy_topk_gate(x, w, w_noise, K, z), 1e-5)
+
+
+@test
+def chance_is_the_share_of_new_noise_that_selects_an_expert():
+    clean, deviation, z = logits(), normal(ROWS, N, seed=2).exp(), normal(ROWS, N, seed=3)
+    _, chance = gating.noisy_topk(clean, deviation, K, z)
+    noisy = clean + z * deviation
+    for r in range(4):
+        for i in range(N):
+            kth = sorted((noisy[r, j].item() for j in range(N) if j != i), reverse=True)[K - 1]  # kth_excluding, App. A
+            value = 0.5 * (1 + math.erf((clean[r, i].item() - kth) / deviation[r, i].item() / math.sqrt(2)))  # eq 9
+            close(chance[r, i], value)
+            draws = clean[r, i] + deviation[r, i] * normal(20_000, seed=r * N + i)  # eq 8
+            close(chance[r, i], (draws > kth).double().mean(), 0.02)
+    assert gating.noisy_topk(clean, deviation, N, z)[1].eq(1).all()  # nobody is left out
+
+
+@test
+def batchwise_masks_take_the_m_largest_of_every_column():
+    p = probabilities()
+    for k in (1, 3, N):
+        mask, m = gating.batchwise_mask(p, k)
+        assert m == k * ROWS // N == ref.batchwise_count(k, ROWS, N)
+        for i in range(N):
+            best = sorted(range(ROWS), key=lambda r: -p[r, i].item())[:m]
+            assert mask[:, i].nonzero().flatten().tolist() == sorted(best)
+        assert torch.equal(mask, ref.batchwise_mask(p, m))
+    assert gating.batchwise_mask(p[:4], 1)[1] == 1  # m is one at least
+
+
+@test
+def balanced_gates_are_the_references():
+    for policy in ("top1", "zero"):
+        for k in (1, 2):
+            mask, m = gating.batchwise_mask(probabilities(), k)
+            gate = gating.masked(probabilities(), mask, policy)
+            assert k == 2 or gate.empty.any(), "no empty row"
+            close(gate.weights, ref.batchwise_gate(logits(), m, policy))
+            assert torch.equal(gate.mask, gate.weights > 0)
+            single = gating.masked(probabilities().float(), mask, policy)
+            close(single.weights, ref.batchwise_gate(logits(), m, policy), 1e-5)
+
+
+@test
+def thresholds_at_the_value_after_the_last_chosen_give_the_batchwise_mask():
+    p = probabilities()
+    mask, m = gating.batchwise_mask(p, 2)
+    threshold = p.sort(0, descending=True).values[m]  # the (m + 1)-th largest
+    assert torch.equal(gating.threshold_mask(p, threshold), mask)
+    close(gating.threshold_gradient(p, threshold, m), torch.zeros(N))
+    for policy in ("top1", "zero"):
+        close(gating.masked(p, mask, policy).weights, ref.threshold_gate(logits(), threshold, policy))
+
+
+@test
+def mlp_features_are_rectified_maps():
+    x, w, b = normal(ROWS, 10), normal(6, 10), normal(6)
+    layer = types.SimpleNamespace(gate_hidden=6)
+    close(gating.mlp_features(x, w, b), ref.gate_features(x, layer, {"gate.hidden.weight": w, "gate.hidden.bias": b}))
+    close(gating.mlp_features(x, w)[3, 2], max(0.0, float(x[3] @ w[2])))
+
+
+# ---- Two levels --------------------------------------------------------------------------------------------------------
+
+GROUPS, INSIDE = 4, 3
+
+
+def layer_of(**settings):
+    return moefile.describe_moe(moefile.Entries({"experts": GROUPS * INSIDE, "groups": GROUPS, "hidden": 1, **settings}))
+
+
+def weights_of(seed=1):
+    return {"gate.weight": normal(GROUPS * INSIDE, 10, seed=seed), "parent.weight": normal(GROUPS, 10, seed=seed + 1),
+            "gate.noise": normal(GROUPS * INSIDE, 10, seed=seed + 2), "parent.noise": normal(GROUPS, 10, seed=seed + 3)}
+
+
+def levels(x, w):
+    return x @ w["parent.weight"].t(), x @ w["gate.weight"].t()
+
+
+@test
+def two_levels_of_topk_are_the_references():
+    x, w = normal(ROWS, 10), weights_of()
+    above, below = levels(x, w)
+    parent = gating.topk(above, 2)
+    row, group = gating.pairs(parent)
+    assert group.tolist() == sorted(group.tolist()) and len(row) == 2 * ROWS
+    gate = gating.two_level(parent, gating.topk(gating.of_pairs(below, row, group, GROUPS), 2), row, group)
+    wanted = ref.moe_gate(x, layer_of(gate="topk", k=2), w)
+    close(gate.weights, wanted["gate"])
+    assert torch.equal(gate.mask, wanted["gate"] != 0) and not gate.empty.any()
+
+
+@test
+def two_levels_of_noisy_topk_are_the_references():
+    x, w = normal(ROWS, 10), weights_of()
+    above, below = levels(x, w)
+    z = {"gate": normal(ROWS, GROUPS * INSIDE, seed=7), "parent": normal(ROWS, GROUPS, seed=8)}
+    size = {name: torch.nn.functional.softplus(x @ w[name + ".noise"].t()) for name in z}
+    parent, _ = gating.noisy_topk(above, size["parent"], 2, z["parent"])
+    row, group = gating.pairs(parent)
+    of = lambda values: gating.of_pairs(values, row, group, GROUPS)
+    child, _ = gating.noisy_topk(of(below), of(size["gate"]), 1, of(z["gate"]))
+    close(gating.two_level(parent, child, row, group).weights,
+          ref.moe_gate(x, layer_of(gate="topk", k=1, **{"parent.k": 2}), w, z)["gate"])
+
+
+@test
+def two_levels_of_balanced_gates_are_the_references():
+    x, w = normal(ROWS, 10), weights_of()
+    above, below = levels(x, w)
+    threshold = torch.full((GROUPS * INSIDE,), 0.3, dtype=torch.float64)
+    for policy in ("top1", "zero"):
+        parent = gating.masked(above.softmax(1), gating.batchwise_mask(above.softmax(1), 2)[0], policy)
+        row, group = gating.pairs(parent)
+        p = gating.of_pairs(below, row, group, GROUPS).softmax(1)
+        mask, gradient = gating.batchwise_groups(p, threshold, group, GROUPS, 1)
+        gate = gating.two_level(parent, gating.masked(p, mask, policy), row, group)
+        wanted = ref.moe_gate(x, layer_of(gate="threshold", k=1, empty=policy, **{"parent.k": 2}), w, batchwise=True)
+        close(gate.weights, wanted["gate"])
+        assert gate.empty.any(), "no empty row"
+        for i in range(GROUPS):  # of eq 20 over the rows X(i)
+            own = p[group == i]
+            m = max(1, len(own) // INSIDE)
+            close(gradient.view(GROUPS, -1)[i], (m - (own > 0.3).sum(0)) / len(own))
+
+
+@test
+def groups_without_rows_are_no_trouble():
+    mask, gradient = gating.batchwise_groups(torch.zeros(0, 3), torch.zeros(6), torch.zeros(0, dtype=torch.long), 2, 1)
+    assert mask.shape == (0, 3) and not gradient.any()
+    p = probabilities()[:5, :3]
+    mask, gradient = gating.batchwise_groups(p, torch.zeros(9).double(), torch.full((5,), 1), 3, 1)
+    assert mask.sum().item() == 3 and not gradient.view(3, 3)[[0, 2]].any()
+
+
+# ---- Losses ------------------------------------------------------------------------------------------------------------
+
+@test
+def importance_loss_is_its_definition():
+    weights = gating.topk(logits(), K).weights
+    sums = [sum(weights[r, i].item() for r in range(ROWS)) for i in range(N)]
+    close(gating.importance(weights), sums)
+    close(gating.importance_loss(weights), variance(sums) / (sum(sums) / N) ** 2, 1e-9)
+    close(gating.cv(gating.importance(weights)) ** 2, gating.importance_loss(weights), 1e-6)
+
+
+@test
+def load_loss_is_its_definition():
+    _, chance = gating.noisy_topk(logits(), normal(ROWS, N, seed=2).exp(), K, normal(ROWS, N, seed=3))
+    sums = [sum(chance[r, i].item() for r in range(ROWS)) for i in range(N)]
+    close(gating.load(chance), sums)
+    close(gating.load_loss(gating.load(chance)), variance(sums) / (sum(sums) / N) ** 2, 1e-9)
+
+
+def two_noisy_levels(above, below, k=2):
+    parent, above_chance = gating.noisy_topk(above, torch.ones_like(above), k, normal(ROWS, GROUPS, seed=5))
+    row, group = gating.pairs(parent)
+    inside = gating.of_pairs(below, row, group, GROUPS)
+    child, chance = gating.noisy_topk(inside, torch.ones_like(inside), 1, normal(ROWS * k, INSIDE, seed=6))
+    return gating.two_level(parent, child, row, group), above_chance, chance, row, group
+
+
+@test
+def load_of_two_levels_is_its_definition():
+    above, below = levels(normal(ROWS, 10), weights_of())
+    gate, above_chance, chance, row, group = two_noisy_levels(above, below)
+    got = gating.load_two_level(above_chance, chance, group).view(GROUPS, INSIDE)
+    for i in range(GROUPS):  # eq 14
+        rows = [n for n in range(len(row)) if group[n] == i]
+        for j in range(INSIDE):
+            close(got[i, j], above_chance[:, i].sum() * sum(chance[n, j] for n in rows) / len(rows))
+    close(gating.importance(gate.weights), [sum(gate.weights[r, e] for r in range(ROWS)) for e in range(GROUPS * INSIDE)])
+
+
+@test
+def gradients_of_importance_and_load_losses():
+    deviation, z = normal(ROWS, N, seed=2).exp(), normal(ROWS, N, seed=3)
+    differentiable(lambda x, s: gating.importance_loss(gating.noisy_topk(x, s, K, z)[0].weights), logits(), deviation)
+    differentiable(lambda x, s: gating.load_loss(gating.load(gating.noisy_topk(x, s, K, z)[1])), logits(), deviation)
+    differentiable(lambda x: gating.importance_loss(gating.dense(x).weights), logits())
+
+
+@test
+def gradients_of_the_losses_of_two_levels():
+    above, below = levels(normal(ROWS, 10), weights_of())
+    differentiable(lambda a, b: gating.importance_loss(two_noisy_levels(a, b)[0].weights), above, below)
+
+    def load(a, b):
+        _, above_chance, chance, _, group = two_noisy_levels(a, b)
+        return gating.load_loss(gating.load_two_level(above_chance, chance, group))
+    differentiable(load, above, below)
+
+
+@test
+def threshold_loss_is_its_definition_and_smallest_where_the_masks_agree():
+    p = probabilities()
+    mask, m = gating.batchwise_mask(p, 2)
+    threshold = normal(N, seed=4).mul(0.02).add(1 / N)
+    wanted = sum((float(p[r, i] > threshold[i]) - float(mask[r, i])) * (p[r, i] - threshold[i]).item()
+                 for r in range(ROWS) for i in range(N))
+    close(gating.threshold_loss(p, threshold, mask), wanted)
+    assert wanted > 0
+    closed = p.sort(0, descending=True).values[m]
+    close(gating.threshold_loss(p, closed, mask), 0.0)
+
+
+@test
+def gradient_of_the_threshold_loss():
+    p = probabilities()
+    mask, m = gating.batchwise_mask(p, 2)
+    threshold = normal(N, seed=4).mul(0.02).add(1 / N)
+    differentiable(lambda t: gating.threshold_loss(p, t, mask), threshold)
+    differentiable(lambda x: gating.threshold_loss(x, threshold, mask), p)
+    t = threshold.clone().requires_grad_()
+    gating.threshold_loss(p, t, mask).backward()
+    close(t.grad, gating.threshold_gradient(p, threshold, m))
+    close(t.grad, [m - sum(float(p[r, i] > threshold[i]) for r in range(ROWS)) for i in range(N)])
+
+
+@test
+def losses_of_bengio_are_their_definitions():
+    p, target = probabilities(), 0.2
+    column = [[p[r, i].item() for r in range(ROWS)] for i in range(N)]
+    close(gating.mean_activation_loss(p, target), sum(abs(sum(c) / ROWS - target) for c in column))
+    close(gating.example_activation_loss(p.sigmoid(), target),
+          sum(abs(sum(row) / N - target) for row in p.sigmoid().tolist()) / ROWS)
+    close(gating.variance_loss(p), -sum(variance(c) for c in column))
+
+
+@test
+def gradients_of_the_losses_of_bengio():
+    for loss in (lambda p: gating.mean_activation_loss(p, 0.2), lambda p: gating.example_activation_loss(p, 0.2),
+                 gating.variance_loss):
+        differentiable(lambda x, loss=loss: loss(x.sigmoid()), logits())
+
+
+@test
+def running_totals_hold_back_experts_that_are_ahead():
+    constraint, total = gating.RunningTotals(3, margin=2.0), [0.0] * 3
+    held_back = 0
+    for step in range(20):
+        p = (normal(4, 3, seed=step) + torch.tensor([2.0, 0.0, 0.0])).softmax(1)
+        gate = constraint(gating.dense(p.log()))
+        allowed = [x - sum(total) / 3 <= 2.0 for x in total]
+        held_back += not all(allowed)
+        for r in range(4):
+            rest = sum(p[r, i].item() for i in range(3) if allowed[i])
+            close(gate.weights[r], [p[r, i].item() / rest if allowed[i] else 0.0 for i in range(3)])
+        total = [t + w for t, w in zip(total, gate.weights.sum(0).tolist())]
+    assert held_back > 5
+    assert max(total) - sum(total) / 3 <= 2.0 + 4, "a batch of 4 can add so much"
+
+
+@test
+def statistics_of_balance():
+    found = gating.statistics(torch.tensor([1.0, 1.0, 4.0]), torch.tensor([2, 2, 5]))
+    assert abs(found["cv_importance"] - math.sqrt(2) / 2) < 1e-6 and abs(found["max_load"] - 5 / 3) < 1e-6
+    assert abs(found["cv_load"] - math.sqrt(2) / 3) < 1e-6
+
+
+# ---- Trainers ----------------------------------------------------------------------------------------------------------
+
+def program(name):
+    """A trainer whose file name is no module name."""
+    spec = importlib.util.spec_from_file_location(name.replace("-", "_"), os.path.join(ROOT, "tools", "train", name + ".py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def converted(checkpoint, folder):
+    """The reference's model of a checkpoint, by way of a model file, which --back turns into the same checkpoint again."""
+    path = lambda name: os.path.join(folder, name)
+    torch.save(checkpoint, path("model.pt"))
+    settings = {"licence": "", "attribution": "", "spm": "", "preset": None, "type": "f32", "meta": [], "description": ""}
+    convert.convert(types.SimpleNamespace(input=path("model.pt"), output=path("model.bin"), layout="moe", name="x", **settings))
+    convert.back(types.SimpleNamespace(input=path("model.bin"), output=path("back.pt"), spm=""))
+    back = torch.load(path("back.pt"), weights_only=True)
+    assert back["config"] == checkpoint["config"] and back["weights"].keys() == checkpoint["weights"].keys()
+    assert all(torch.equal(back["weights"][key], value.float()) for key, value in checkpoint["weights"].items())
+    return ref.load(path("model.bin"), torch.float64)
+
+
+def small(config):
+    """A config of the trainer in small, with gates that are not all alike."""
+    config["d_model"], config["vocab_size"] = 12, 40
+    config["attention"]["size"] = 12
+    for layer in config["encoder"] + config["decoder"]:
+        if layer["type"] == "moe":
+            layer.update(experts=6, hidden=9)
+        else:
+            layer.update(hidden=10, proj=6 if layer["type"] == "bi-lstmp" else 12)
+    return config
+
+
+def filled(model):
+    """The model with random gates: some trainers begin with zeros."""
+    with torch.no_grad():
+        for name, weight in model.weights.items():
+            if name.endswith(".threshold"):
+                weight.mul_(0.9)
+            elif ".gate." in name or ".parent." in name:
+                weight.copy_(normal(*weight.shape, seed=len(name)) * 0.5)
+    return model
+
+
+def checkpoint_of(model):
+    return {"format": "moe-checkpoint-1", "config": model.config,
+            "weights": {name: weight.detach().clone() for name, weight in model.weights.items()}}
+
+
+@test
+def translation_models_of_one_and_two_levels_are_read_as_they_were_trained():
+    for gate in ("noisy", "balanced"):
+        for groups in (0, 2):
+            model = filled(train.Model(small(train.make_config("cpu", 40, gate, 2, groups))))
+            ids = [([4, 9, 20, 31, 3], [8, 12, 33, 3]), ([5, 30, 3], [22, 3])]
+            batch = train.Batch([tuple(map(np.array, pair)) for pair in ids], "cpu")
+            loss = float(model.loss(batch, 0.0).detach())
+            with tempfile.TemporaryDirectory() as folder:
+                oracle = converted(checkpoint_of(model), folder)
+            rows = torch.cat([torch.log_softmax(oracle.forced_logits(s, t[:-1]), 1)[torch.arange(len(t)), t] for s, t in ids])
+            close(loss, -rows.mean(), 1e-5)
+            model.training = True
+            model.loss(batch, 0.1).backward()  # every weight has its part in it, thresholds too
+            for name, weight in model.weights.items():
+                assert weight.grad.any() or name.endswith(".threshold"), f"{gate}, {groups} groups: no gradient of {name}"
+
+
+@test
+def checkpoints_of_one_model_are_averaged():
+    config = small(train.make_config("cpu", 64, "balanced"))
+    files = [checkpoint_of(filled(train.Model(config, seed=seed))) for seed in (1, 2)]
+    files[1]["config"] = {**files[1]["config"], "target_tokens_seen": 7}
+    mean = train.average(files, (1.0, 3.0))
+    assert mean["config"] == {**files[1]["config"], "training_minutes": 0}
+    for name, weight in mean["weights"].items():
+        a, b = (file["weights"][name].float() for file in files)
+        close(weight.float(), (0.25 * a + 0.75 * b).to(weight.dtype).float(), 1e-6)
+    for shares in (0.0, 0.0), (1.0, -1.0), (float("nan"), 1.0):
+        refused(lambda: train.average(files, shares), "more than 0")
+    files[1]["config"] = {**files[1]["config"], "d_model": 48}
+    refused(lambda: train.average(files, (1.0, 1.0)), "configurations differ")
+
+
+@test
+def language_models_are_read_as_they_were_trained():
+    lm = program("train-lm")
+    for gate in ("noisy", "balanced"):
+        for groups in (0, 2):
+            options = types.SimpleNamespace(width=12, hidden=10, experts=6, expert_hidden=9, k=2, gate=gate, groups=groups)
+            model, texts = filled(lm.LanguageModel(lm.make_config(options, 40))), [[9, 20, 31], [8], [30, 12, 33, 25, 6]]
+            loss = float(model.loss(lm.Batch([np.array(x) for x in texts], "cpu")).detach())
+            with tempfile.TemporaryDirectory() as folder:
+                oracle = converted(checkpoint_of(model), folder)
+            oracle.m.never = []  # the training loss knows no forbidden tokens
+            close(loss, -torch.cat([oracle.language_score(x) for x in texts]).mean(), 1e-5)
+
+
+@test
+def deep_moe_is_read_as_it_was_trained():
+    digits = program("train-digits")
+    for kind in digits.NETWORKS:
+        options = types.SimpleNamespace(experts=[3, 2], hidden=[5, 4], gate_hidden=[6, 7], network=kind)
+        network = digits.Network(digits.make_config(options), 1)
+        x = normal(7, digits.IMAGE ** 2, dtype=torch.float32)
+        with tempfile.TemporaryDirectory() as folder:
+            oracle = converted(network.checkpoint(), folder)
+        close(network.forward(x)[0].log_softmax(1).detach(), oracle.classify(x.double()), 1e-5)
+
+
+@test
+def mutual_information_is_its_definition():
+    information = program("train-digits").mutual_information
+    labels = torch.tensor([0, 1, 2, 3] * 5)
+    close(information(torch.eye(4)[labels], labels), 2.0)  # one expert for each label
+    close(information(torch.full((20, 4), 0.25), labels), 0.0)
+    halves = torch.eye(2)[labels // 2] * 0.8 + 0.1  # a binary channel with error rate 0.1
+    close(information(halves, labels), 1 + 0.9 * math.log2(0.9) + 0.1 * math.log2(0.1), 1e-6)
+
+
+# ---- Files -------------------------------------------------------------------------------------------------------------
+
+@plain_test
+def files_are_read_and_written_without_pytorch():
+    for name in ("moefile", "torchfile", "tfbundle", "gnmt", "convert"):
+        with open(os.path.join(ROOT, "tools", "convert", name + ".py"), encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+        imported = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+        assert not imported & {"torch", "gating", "reference"}, f"{name}.py imports {imported}"
+
+
+@numpy_test
+def layers_that_cannot_be_are_refused_by_the_name_of_the_field():
+    def described(**settings):
+        given = {"kind": "moe", "experts": 12, "hidden": 4, "gate": "topk", "k": 2, **settings}
+        return moefile.describe_layer({f"encoder.2.{key}": value for key, value in given.items()}, "encoder", 2)
+
+    layer = described(groups=3, **{"parent.k": 3})
+    assert (layer.parent.gate, layer.parent.k, layer.parent.empty, layer.k) == ("topk", 3, "top1", 2)
+    assert described(groups=4).parent.k == 2 and described().parent is None
+    assert described(groups=3, gate="softmax", k=0).parent.gate == "softmax"
+    for key, settings in {
+            "groups": {"groups": 5}, "k": {"k": 0}, "parent.k": {"groups": 3, "parent.k": 4}, "gate": {"gate": "batchwise"},
+            "parent.gate": {"groups": 3, "parent.gate": "noisy"}, "empty": {"empty": "all"}, "gate.relu": {"gate.relu": 2},
+            "parent.empty": {"groups": 3, "parent.empty": 0}, "gate.hidden": {"gate.hidden": -1}, "expert": {"expert": "conv"},
+            "activation": {"activation": "none"}, "experts": {"experts": 0}, "output": {"output": "tanh"}}.items():
+        refused(lambda settings=settings: described(**settings), f"encoder.2.{key}:")
+    refused(lambda: described(k=13), "encoder.2.k: 13 is not from 1 to 12")
+    refused(lambda: described(groups=3, k=5), "encoder.2.k: 5 is not from 1 to 4")
+    refused(lambda: described(groups=2, k=3, experts=6), "encoder.2.parent.k: 3 is not from 1 to 2")
+
+
+@numpy_test
+def thresholds_that_are_missing_or_no_numbers_are_refused():
+    meta, tensors = moefile.read(os.path.join(ROOT, "tests", "golden", "model-hierarchy-threshold.bin"))
+    for name in ("encoder.1.gate.threshold", "decoder.1.parent.threshold"):
+        refused(lambda name=name: moefile.check_model(meta, {k: v for k, v in tensors.items() if k != name}), name)
+        value = tensors[name].array()
+        value[1] = np.nan
+        refused(lambda name=name, value=value: moefile.check_model(meta, {**tensors, name: moefile.Tensor.encode(value)}), name)
+    moefile.check_model(meta, tensors)
+
+
+def refused(function, words):
+    try:
+        function()
+    except (moefile.FormatError, SystemExit) as error:
+        assert words in str(error), f"{error}: does not say {words}"
+        return
+    raise AssertionError(f"not refused: {words}")
+
+
+if __name__ == "__main__":
+    sys.exit(plain_test.run())

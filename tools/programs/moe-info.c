@@ -1,0 +1,595 @@
+/* moe-info - say what is in a model file: see usage() below, or --help.
+ *
+ * Contents
+ *   1. Metadata   reading the key-value pairs
+ *   2. Numbers    parameters, sizes
+ *   3. Words      the architecture, a line per layer
+ *   4. Pages      the text output
+ *   5. JSON       the same, complete
+ *   6. Main
+ *
+ * Everything printed comes from an untrusted file, so text goes through text_append_clean: no file can send control
+ * sequences to a terminal.
+ */
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+
+#include "moe.h"
+#include "tools/programs/program.h"
+#include "tools/text/text.h"
+
+#include <cjson/cJSON.h>
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void usage(FILE *to) {
+    fputs(
+        "Usage: moe-info [OPTION]... MODEL\n"
+        "Says what is in a model file.\n"
+        "\n"
+        "      --tensors       list the tensors too\n"
+        "      --attribution   only the licence and the sources that the model was trained on, in full\n"
+        "      --check         read everything and compare the checksums\n"
+        "      --json          all of it as one JSON object, every metadata entry and tensor included\n"
+        "  -h, --help          this text\n"
+        "  -V, --version       version\n"
+        "\n"
+        "Exit status: 0 fine, 2 usage, 3 the file is not a model, or is damaged, 4 it cannot be read, or output failed.\n",
+        to);
+}
+
+/* ==== 1. Metadata ======================================================================================= */
+
+static int64_t get_int(const moe_model *m, const char *key, int64_t otherwise) {
+    ptrdiff_t i = moe_model_meta_find(m, key);
+    return i < 0 ? otherwise : moe_model_meta_int(m, (size_t)i, 0);
+}
+
+/* Into a caller's buffer, cleaned and cut to fit. */
+static const char *get_text(const moe_model *m, const char *key, const char *otherwise, char *out, size_t size) {
+    ptrdiff_t i = moe_model_meta_find(m, key);
+    text_bytes clean = { 0 };
+    if (i >= 0) {
+        moe_span s = moe_model_meta_text(m, (size_t)i, 0);
+        text_append_clean(&clean, s.data, s.length);
+    }
+    const char *found = i < 0 || clean.failed ? otherwise : clean.data;
+    size_t keep = text_utf8_cut(found, strlen(found), size - 1);
+    memcpy(out, found, keep);
+    out[keep] = '\0';
+    text_bytes_free(&clean);
+    return out;
+}
+
+static int span_begins(moe_span s, const char *prefix) {
+    size_t n = strlen(prefix);
+    return s.length >= n && memcmp(s.data, prefix, n) == 0;
+}
+
+/* ==== 2. Numbers ======================================================================================== */
+
+typedef struct count {
+    uint64_t parameters, active;     /* in all; used for one token              */
+    uint64_t expert_parameters;      /* of `parameters`                 */
+    uint64_t bytes[MOE_TYPE_Q4 + 1]; /* of tensors, by type */
+    uint64_t tensors[MOE_TYPE_Q4 + 1];
+} count;
+
+/* The mixture that a layer or a tensor of it ("encoder.2.experts") belongs to; without a layer: it is none of a
+ * mixture. */
+static moe_mixture mixture_of(const moe_model *m, moe_span name) {
+    for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
+        moe_mixture x = moe_model_mixture(m, i);
+        size_t n = strlen(x.layer);
+        if (span_begins(name, x.layer) && (name.length == n || name.data[n] == '.')) return x;
+    }
+    return (moe_mixture){ .layer = NULL };
+}
+
+/* Of `n` that compete in a level, those that a token goes to, on average where a mask decides. */
+static size_t selected(moe_gate gate, size_t k, size_t n) { return gate == MOE_GATE_SOFTMAX || !k ? n : k; }
+
+/* The numbers of a tensor that a token uses; those of noise are for training. */
+static uint64_t used_of(const moe_model *m, const moe_tensor_info *t) {
+    moe_mixture x = mixture_of(m, t->name);
+    const char *part = x.layer ? t->name.data + strlen(x.layer) : "";
+    size_t left = t->name.length - (size_t)(x.layer ? part - t->name.data : 0);
+    moe_span rest = { part, x.layer ? left : 0 };
+    if (!x.layer || !x.experts) return t->parameters;
+    if (rest.length > 6 && memcmp(rest.data + rest.length - 6, ".noise", 6) == 0) return 0;
+    size_t groups = x.groups ? selected(x.parent_gate, x.parent_k, x.groups) : 1, of = x.groups ? x.groups : 1;
+    if (span_begins(rest, ".experts"))
+        return t->parameters / x.experts * groups * selected(x.gate, x.k, x.experts / of);
+    if (span_begins(rest, ".gate.") && !span_begins(rest, ".gate.hidden")) return t->parameters / of * groups;
+    return t->parameters;
+}
+
+/* "network.0.experts.weight", "network.0.experts.bias" */
+static int is_linear_experts(const moe_model *m, moe_span name) {
+    const char *layer = mixture_of(m, name).layer;
+    size_t n = layer ? strlen(layer) : 0;
+    return layer && span_begins((moe_span){ name.data + n, name.length - n }, ".experts.");
+}
+
+static count count_all(const moe_model *m) {
+    count c = { 0 };
+    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
+        moe_tensor_info t = moe_model_tensor(m, i);
+        c.parameters += t.parameters;
+        if ((unsigned)t.type <= MOE_TYPE_Q4) c.bytes[t.type] += t.bytes, c.tensors[t.type]++;
+        if (t.experts || is_linear_experts(m, t.name)) c.expert_parameters += t.parameters;
+        c.active += used_of(m, &t);
+    }
+    return c;
+}
+
+static const char *human_bytes(uint64_t n, char out[32]) {
+    if (n < 10240) snprintf(out, 32, "%llu bytes", (unsigned long long)n);
+    else if (n < 10u << 20) snprintf(out, 32, "%.1f KiB", (double)n / 1024);
+    else snprintf(out, 32, "%.1f MiB", (double)n / 1048576);
+    return out;
+}
+
+static const char *human_count(uint64_t n, char out[32]) {
+    if (n < 100000) snprintf(out, 32, "%llu", (unsigned long long)n);
+    else snprintf(out, 32, "%.2f million", (double)n / 1e6);
+    return out;
+}
+
+/* ==== 3. Words ========================================================================================== */
+
+/* Who is used of those that compete in a level; `empty` is what happens if nobody passes. */
+static void describe_level(moe_gate gate, size_t k, const char *empty, text_bytes *out) {
+    if (gate == MOE_GATE_SOFTMAX) text_append_string(out, "all used (softmax gate)");
+    else if (gate == MOE_GATE_TOPK) text_printf(out, "the best %zu used for each token", k);
+    else
+        text_printf(out, "%zu used for a token on average (threshold gate), %s", k,
+                    strcmp(empty, "zero") == 0 ? "none if none passes" : "the best if none passes");
+}
+
+/* "bidirectional LSTM, 2 x 512 cells, projected to 2 x 256, residual" */
+static void describe_layer(const moe_model *m, const char *side, int64_t n, text_bytes *out) {
+    char key[128], word[64];
+    const size_t size = sizeof key;
+#define KEY(name) (snprintf(key, size, "%s.%lld." name, side, (long long)n), key)
+    get_text(m, KEY("kind"), "?", word, sizeof word);
+    if (strcmp(word, "lstm") == 0) {
+        int both = get_int(m, KEY("bidirectional"), 0) != 0;
+        long long cells = (long long)get_int(m, KEY("hidden"), 0), proj = (long long)get_int(m, KEY("proj"), 0);
+        text_printf(out, "%sLSTM, %s%lld cells", both ? "bidirectional " : "", both ? "2 x " : "", cells);
+        if (proj) text_printf(out, ", projected to %s%lld", both ? "2 x " : "", proj);
+        if (both) text_printf(out, ", joined by %s", get_text(m, KEY("merge"), "concat", word, sizeof word));
+        get_text(m, KEY("context"), "none", word, sizeof word);
+        if (strcmp(word, "none") != 0) text_printf(out, ", reads the %s context", word);
+        if (get_int(m, KEY("residual"), 0)) text_append_string(out, ", residual");
+    } else if (strcmp(word, "moe") == 0) {
+        snprintf(key, size, "%s.%lld", side, (long long)n);
+        moe_mixture x = mixture_of(m, (moe_span){ key, strlen(key) });
+        int linear = strcmp(get_text(m, KEY("expert"), "mlp", word, sizeof word), "linear") == 0;
+        text_printf(out,
+                    linear ? "mixture of %zu linear experts of %zu columns"
+                           : "mixture of %zu experts of %zu hidden units",
+                    x.experts, x.hidden);
+        if (linear && strcmp(get_text(m, KEY("activation"), "relu", word, sizeof word), "relu") == 0)
+            text_append_string(out, " and relu");
+        if (x.groups) {
+            text_printf(out, ", in %zu groups of %zu: of the groups ", x.groups, x.experts / x.groups);
+            get_text(m, KEY("empty"), "top1", word,
+                     sizeof word); /* what the groups' policy is unless they have their own */
+            char own[64];
+            describe_level(x.parent_gate, x.parent_k, get_text(m, KEY("parent.empty"), word, own, sizeof own), out);
+            text_append_string(out, "; inside them ");
+        } else {
+            text_append_string(out, ", ");
+        }
+        describe_level(x.gate, x.k, get_text(m, KEY("empty"), "top1", word, sizeof word), out);
+        if (get_int(m, KEY("gate.hidden"), 0))
+            text_printf(out, ", gate with a hidden layer of %lld", (long long)get_int(m, KEY("gate.hidden"), 0));
+        if (get_int(m, KEY("gate.relu"), 0)) text_append_string(out, ", logits rectified");
+        if (x.noise) text_append_string(out, ", noise on request");
+        get_text(m, KEY("output"), "sigmoid", word, sizeof word);
+        if (strcmp(word, "none") != 0) text_printf(out, ", %s output", word);
+        if (get_int(m, KEY("residual"), 1)) text_append_string(out, ", residual");
+    } else {
+        text_append_string(out, word);
+    }
+#undef KEY
+}
+
+static int64_t layers(const moe_model *m, const char *key) {
+    int64_t n = get_int(m, key, 0);
+    return n < 0 ? 0 : n > MOE_MAX_LAYERS ? MOE_MAX_LAYERS : n;
+}
+
+static const char *kind_of(const moe_model *m) {
+    static const char *const names[] = { [MOE_MODEL_TRANSLATION] = "translation",
+                                         [MOE_MODEL_LANGUAGE] = "language",
+                                         [MOE_MODEL_CLASSIFIER] = "classifier" };
+    return names[moe_model_get_kind(m)];
+}
+
+/* ==== 4. Pages ========================================================================================== */
+
+static const char *const sides[] = { "encoder", "decoder", "network" };
+
+static void print_layers(const moe_model *m, const char *side) {
+    char key[32];
+    snprintf(key, sizeof key, "%s.layers", side);
+    for (int64_t n = 0; n < layers(m, key); n++) {
+        text_bytes words = { 0 };
+        describe_layer(m, side, n, &words);
+        printf("  %s %-10lld %s\n", side, (long long)n, words.failed ? "?" : words.data);
+        text_bytes_free(&words);
+    }
+}
+
+enum { LONGEST_VALUE = 160 }; /* bytes of an entry that a page shows */
+
+/* One metadata entry as text; bytes are shown as their number. */
+static void append_value(const moe_model *m, size_t i, text_bytes *out) {
+    size_t n = moe_model_meta_length(m, i);
+    moe_meta_kind kind = moe_model_meta_kind(m, i);
+    if (kind == MOE_META_BYTES) {
+        text_printf(out, "%zu bytes", moe_model_meta_text(m, i, 0).length);
+        return;
+    }
+    for (size_t k = 0; k < n; k++) {
+        if (k) text_append_string(out, kind == MOE_META_TEXTS ? "; " : " ");
+        if (kind == MOE_META_INT || kind == MOE_META_INTS)
+            text_printf(out, "%lld", (long long)moe_model_meta_int(m, i, k));
+        else if (kind == MOE_META_REAL || kind == MOE_META_REALS)
+            text_printf(out, "%.10g", moe_model_meta_real(m, i, k));
+        else {
+            moe_span s = moe_model_meta_text(m, i, k);
+            text_append_clean(out, s.data, s.length);
+        }
+    }
+    text_append(out, "", 0);
+}
+
+/* A line of a page; a long value is cut where a character ends. */
+static void print_value(const char *label, int label_length, const text_bytes *value) {
+    size_t shown = value->length;
+    if (value->failed) {
+        printf("  %-18.*s ?\n", label_length, label);
+        return;
+    }
+    if (shown > LONGEST_VALUE)
+        for (shown = LONGEST_VALUE; shown && ((unsigned char)value->data[shown] & 0xC0) == 0x80;) shown--;
+    printf("  %-18.*s %.*s", label_length, label, (int)shown, value->data);
+    if (shown < value->length) printf(" ... (%zu bytes in all)", value->length);
+    putchar('\n');
+}
+
+/* Entries whose key begins with a prefix, without it. */
+static void print_entries(const moe_model *m, const char *title, const char *prefix) {
+    int any = 0;
+    for (size_t i = 0; i < moe_model_meta_count(m); i++) {
+        moe_span key = moe_model_meta_key(m, i);
+        if (!span_begins(key, prefix)) continue;
+        text_bytes value = { 0 };
+        append_value(m, i, &value);
+        if (!any++) printf("\n%s\n", title);
+        size_t skip = strlen(prefix);
+        print_value(key.data + skip, (int)(key.length - skip), &value);
+        text_bytes_free(&value);
+    }
+}
+
+static void print_text(const moe_model *m, const char *label, const char *key) {
+    ptrdiff_t i = moe_model_meta_find(m, key);
+    if (i < 0) return;
+    text_bytes value = { 0 };
+    append_value(m, (size_t)i, &value);
+    if (value.failed || value.length) print_value(label, (int)strlen(label), &value);
+    text_bytes_free(&value);
+}
+
+/* A text entry with its lines. */
+static void print_lines(const moe_model *m, const char *key) {
+    ptrdiff_t i = moe_model_meta_find(m, key);
+    moe_span s = i < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(m, (size_t)i, 0);
+    for (size_t at = 0, end; at < s.length; at = end + 1) {
+        text_bytes line = { 0 };
+        for (end = at; end < s.length && s.data[end] != '\n';) end++;
+        text_append_clean(&line, s.data + at, end - at);
+        puts(line.failed ? "?" : line.data);
+        text_bytes_free(&line);
+    }
+}
+
+static void print_attribution(const moe_model *m) {
+    print_lines(m, "general.licence");
+    putchar('\n');
+    print_lines(m, "general.attribution");
+}
+
+static void print_tensors(const moe_model *m) {
+    printf("\nTensors\n  %-34s %-5s %-18s %12s %12s %8s\n", "name", "type", "shape", "offset", "bytes", "crc-32");
+    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
+        moe_tensor_info t = moe_model_tensor(m, i);
+        char shape[100] = "";
+        for (uint32_t d = 0; d < t.n_dims && d < 4; d++) {
+            size_t used = strlen(shape);
+            snprintf(shape + used, sizeof shape - used, d ? " x %llu" : "%llu", (unsigned long long)t.dims[d]);
+        }
+        text_bytes name = { 0 };
+        text_append_clean(&name, t.name.data, t.name.length);
+        printf("  %-34s %-5s %-18s %12llu %12llu %08x\n", name.failed ? "?" : name.data, moe_type_name(t.type), shape,
+               (unsigned long long)t.offset, (unsigned long long)t.bytes, (unsigned)t.checksum);
+        text_bytes_free(&name);
+    }
+}
+
+static void print_pages(const text_front *front, const char *path, int tensors, int checked) {
+    const moe_model *m = front->model;
+    char a[64], b[64], c[32], d[32];
+    count n = count_all(m);
+    printf("%s: %s, file version %u\n", path, human_bytes(moe_model_file_bytes(m), c),
+           (unsigned)moe_model_file_version(m));
+    if (checked) printf("Checksums of all %zu tensors are right.\n", moe_model_tensor_count(m));
+    printf("\nModel\n");
+    print_text(m, "name", "general.name");
+    print_text(m, "description", "general.description");
+    print_text(m, "licence", "general.licence");
+    print_text(m, "attribution", "general.attribution");
+    printf("  %-18s %s\n", "kind",
+           moe_model_get_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
+           : moe_model_get_kind(m) == MOE_MODEL_LANGUAGE  ? "says how probable a text is: moe-score"
+                                                          : "says what class a row of numbers is of: moe-classify");
+    if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
+        printf("  %-18s %zu\n  %-18s %d\n", "inputs", moe_model_width(m), "classes", (int)moe_model_vocabulary(m));
+        print_text(m, "names", "classes.names");
+    } else {
+        text_bytes languages = { 0 };
+        text_languages(front, &languages);
+        if (languages.failed || languages.length)
+            printf("  %-18s %s\n", "languages", languages.failed ? "?" : languages.data);
+        else if (moe_model_get_kind(m) == MOE_MODEL_TRANSLATION) printf("  %-18s one direction only\n", "languages");
+        text_bytes_free(&languages);
+        printf("  %-18s %d tokens, tokeniser: %s%s\n", "vocabulary", (int)moe_model_vocabulary(m),
+               get_text(m, "tokenizer.kind", "none", a, sizeof a),
+               moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "" : ", its pieces listed");
+    }
+
+    printf("\nArchitecture: %s\n", get_text(m, "general.architecture", "?", a, sizeof a));
+    if (moe_model_get_kind(m) != MOE_MODEL_CLASSIFIER)
+        printf("  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
+    for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) print_layers(m, sides[i]);
+    if (moe_model_get_kind(m) == MOE_MODEL_TRANSLATION) {
+        printf("  %-18s %s, size %lld, query from decoder %lld (%s)\n", "attention",
+               get_text(m, "attention.kind", "?", a, sizeof a), (long long)get_int(m, "attention.size", 0),
+               (long long)get_int(m, "attention.layer", 0), get_text(m, "attention.query", "state", b, sizeof b));
+        printf("  %-18s %s\n", "decoder begins",
+               strcmp(get_text(m, "decoder.init", "zero", a, sizeof a), "encoder") == 0
+                   ? "with the encoder's last states"
+                   : "with zeros");
+    }
+
+    printf("\nSize\n");
+    printf("  %-18s %s in all, of them experts %s\n", "parameters", human_count(n.parameters, c),
+           human_count(n.expert_parameters, d));
+    printf("  %-18s %s, with the average number of experts\n", "used per token", human_count(n.active, c));
+    for (int type = 0; type <= MOE_TYPE_Q4; type++)
+        if (n.tensors[type])
+            printf("  %-18s %llu tensors, %s\n", moe_type_name((moe_type)type), (unsigned long long)n.tensors[type],
+                   human_bytes(n.bytes[type], c));
+    moe_session_params p = moe_session_params_default(m);
+    size_t bytes = 0;
+    moe_error e;
+    p.threads = 1; /* the same figure on every machine */
+    if (moe_session_bytes(m, &p, &bytes, &e)) printf("  %-18s cannot be said: %s\n", "a session", e.message);
+    else if (moe_model_get_kind(m) != MOE_MODEL_TRANSLATION)
+        printf("  %-18s %s beside the file: batch %d, 1 thread\n", "a session", human_bytes(bytes, c), p.batch);
+    else
+        printf("  %-18s %s beside the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n", "a session",
+               human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
+
+    print_entries(m, "Decoding, unless told otherwise", "decode.");
+    print_entries(m, "Training", "training.");
+    print_entries(m, "Data", "source.licences");
+    print_entries(m, "Quality of this file, as measured by its maker", "quality.");
+    ptrdiff_t golden = moe_model_meta_find(m, "golden.source_ids");
+    size_t sentences = golden < 0 ? 0 : moe_model_meta_length(m, (size_t)golden);
+    if (sentences) printf("\n%zu test sentences inside: moe-translate -m %s --self-test\n", sentences, path);
+    if (tensors) print_tensors(m);
+}
+
+/* ==== 5. JSON =========================================================================================== */
+
+static cJSON *json_whole(int64_t value) { /* cJSON's numbers are doubles */
+    char digits[32];
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    return cJSON_CreateRaw(digits);
+}
+
+static cJSON *json_span(moe_span s) {
+    text_bytes clean = { 0 };
+    text_append_clean(&clean, s.data, s.length);
+    cJSON *string = clean.failed ? NULL : cJSON_CreateString(clean.data);
+    text_bytes_free(&clean);
+    return string;
+}
+
+static cJSON *json_element(const moe_model *m, size_t i, size_t k) {
+    switch (moe_model_meta_kind(m, i)) {
+    case MOE_META_INT:
+    case MOE_META_INTS: return json_whole(moe_model_meta_int(m, i, k));
+    case MOE_META_REAL:
+    case MOE_META_REALS: {
+        double value = moe_model_meta_real(m, i, k);
+        return isfinite(value) ? cJSON_CreateNumber(value) : cJSON_CreateNull();
+    }
+    case MOE_META_BYTES: {
+        cJSON *object = cJSON_CreateObject();
+        cJSON_AddItemToObject(object, "bytes", json_whole((int64_t)moe_model_meta_text(m, i, 0).length));
+        return object;
+    }
+    default: return json_span(moe_model_meta_text(m, i, k));
+    }
+}
+
+static void json_metadata(const moe_model *m, cJSON *into) {
+    for (size_t i = 0; i < moe_model_meta_count(m); i++) {
+        moe_span key = moe_model_meta_key(m, i);
+        moe_meta_kind kind = moe_model_meta_kind(m, i);
+        char name[256];
+        snprintf(name, sizeof name, "%.*s", (int)(key.length < 255 ? key.length : 255), key.data);
+        if (kind != MOE_META_INTS && kind != MOE_META_REALS && kind != MOE_META_TEXTS) {
+            cJSON_AddItemToObject(into, name, json_element(m, i, 0));
+        } else {
+            cJSON *list = cJSON_AddArrayToObject(into, name);
+            size_t n = moe_model_meta_length(m, i);
+            moe_span *texts = kind == MOE_META_TEXTS ? malloc((n + !n) * sizeof *texts) : NULL;
+            if (texts) n = moe_model_meta_texts(m, i, texts, n);
+            for (size_t k = 0; k < n; k++)
+                cJSON_AddItemToArray(list, texts ? json_span(texts[k]) : json_element(m, i, k));
+            free(texts);
+        }
+    }
+}
+
+static void json_tensors(const moe_model *m, cJSON *into) {
+    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
+        moe_tensor_info t = moe_model_tensor(m, i);
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddItemToArray(into, o);
+        cJSON_AddItemToObject(o, "name", json_span(t.name));
+        cJSON_AddStringToObject(o, "type", moe_type_name(t.type));
+        cJSON *dims = cJSON_AddArrayToObject(o, "shape");
+        for (uint32_t d = 0; d < t.n_dims && d < 4; d++) cJSON_AddItemToArray(dims, json_whole((int64_t)t.dims[d]));
+        cJSON_AddBoolToObject(o, "experts", t.experts);
+        cJSON_AddItemToObject(o, "offset", json_whole((int64_t)t.offset));
+        cJSON_AddItemToObject(o, "bytes", json_whole((int64_t)t.bytes));
+        cJSON_AddItemToObject(o, "parameters", json_whole((int64_t)t.parameters));
+        char crc[16];
+        snprintf(crc, sizeof crc, "%08x", (unsigned)t.checksum);
+        cJSON_AddStringToObject(o, "crc32", crc);
+    }
+}
+
+static void json_mixtures(const moe_model *m, cJSON *into) {
+    for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
+        moe_mixture x = moe_model_mixture(m, i);
+        char key[128], word[64];
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddItemToArray(into, o);
+        cJSON_AddStringToObject(o, "layer", x.layer);
+        cJSON_AddItemToObject(o, "experts", json_whole((int64_t)x.experts));
+        cJSON_AddItemToObject(o, "groups", json_whole((int64_t)x.groups));
+        cJSON_AddStringToObject(o, "gate", moe_gate_name(x.gate));
+        cJSON_AddItemToObject(o, "k", json_whole((int64_t)x.k));
+        if (x.groups) {
+            cJSON_AddStringToObject(o, "parent_gate", moe_gate_name(x.parent_gate));
+            cJSON_AddItemToObject(o, "parent_k", json_whole((int64_t)x.parent_k));
+        }
+        snprintf(key, sizeof key, "%s.gate.hidden", x.layer);
+        cJSON_AddItemToObject(o, "gate_hidden", json_whole(get_int(m, key, 0)));
+        cJSON_AddBoolToObject(o, "noise", x.noise);
+        snprintf(key, sizeof key, "%s.expert", x.layer);
+        cJSON_AddStringToObject(o, "expert", get_text(m, key, "mlp", word, sizeof word));
+        cJSON_AddItemToObject(o, "hidden", json_whole((int64_t)x.hidden));
+    }
+}
+
+static int print_json(const text_front *front, const char *path, int checked) {
+    const moe_model *m = front->model;
+    count n = count_all(m);
+    cJSON *root = cJSON_CreateObject();
+    cJSON_AddItemToObject(root, "file", json_span((moe_span){ path, strlen(path) }));
+    cJSON_AddItemToObject(root, "file_bytes", json_whole((int64_t)moe_model_file_bytes(m)));
+    cJSON_AddItemToObject(root, "file_version", json_whole(moe_model_file_version(m)));
+    cJSON_AddBoolToObject(root, "checksums_verified", checked);
+    cJSON_AddStringToObject(root, "kind", kind_of(m));
+    if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
+        cJSON_AddItemToObject(root, "inputs", json_whole((int64_t)moe_model_width(m)));
+        cJSON_AddItemToObject(root, "classes", json_whole(moe_model_vocabulary(m)));
+    }
+    cJSON_AddItemToObject(root, "vocabulary", json_whole(moe_model_vocabulary(m)));
+    cJSON *languages = cJSON_AddArrayToObject(root, "languages");
+    for (size_t i = 0; i < moe_model_language_count(m); i++)
+        cJSON_AddItemToArray(languages, json_span(moe_model_language(m, i)));
+    cJSON_AddItemToObject(root, "parameters", json_whole((int64_t)n.parameters));
+    cJSON_AddItemToObject(root, "parameters_in_experts", json_whole((int64_t)n.expert_parameters));
+    cJSON_AddItemToObject(root, "parameters_per_token", json_whole((int64_t)n.active));
+    cJSON *types = cJSON_AddObjectToObject(root, "types");
+    for (int type = 0; type <= MOE_TYPE_Q4; type++) {
+        if (!n.tensors[type]) continue;
+        cJSON *one = cJSON_AddObjectToObject(types, moe_type_name((moe_type)type));
+        cJSON_AddItemToObject(one, "tensors", json_whole((int64_t)n.tensors[type]));
+        cJSON_AddItemToObject(one, "bytes", json_whole((int64_t)n.bytes[type]));
+    }
+    moe_session_params p = moe_session_params_default(m);
+    size_t bytes = 0;
+    p.threads = 1;
+    if (moe_session_bytes(m, &p, &bytes, NULL)) cJSON_AddNullToObject(root, "session_bytes");
+    else cJSON_AddItemToObject(root, "session_bytes", json_whole((int64_t)bytes));
+    cJSON *architecture = cJSON_AddObjectToObject(root, "layers");
+    for (size_t side = 0; side < sizeof sides / sizeof *sides; side++) {
+        char key[32];
+        snprintf(key, sizeof key, "%s.layers", sides[side]);
+        cJSON *list = cJSON_AddArrayToObject(architecture, sides[side]);
+        for (int64_t i = 0; i < layers(m, key); i++) {
+            text_bytes words = { 0 };
+            describe_layer(m, sides[side], i, &words);
+            cJSON_AddItemToArray(list, cJSON_CreateString(words.failed ? "?" : words.data));
+            text_bytes_free(&words);
+        }
+    }
+    json_mixtures(m, cJSON_AddArrayToObject(root, "mixtures"));
+    json_metadata(m, cJSON_AddObjectToObject(root, "metadata"));
+    json_tensors(m, cJSON_AddArrayToObject(root, "tensors"));
+    char *text = cJSON_Print(root);
+    cJSON_Delete(root);
+    if (!text) return program_complain("out of memory"), EXIT_MODEL;
+    puts(text);
+    cJSON_free(text);
+    return EXIT_DONE;
+}
+
+/* ==== 6. Main =========================================================================================== */
+
+int main(int argc, char **argv) {
+    enum { TENSORS = 256, ATTRIBUTION, CHECK, JSON };
+    static const struct option known[] = { { "tensors", no_argument, NULL, TENSORS },
+                                           { "check", no_argument, NULL, CHECK },
+                                           { "attribution", no_argument, NULL, ATTRIBUTION },
+                                           { "json", no_argument, NULL, JSON },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { "version", no_argument, NULL, 'V' },
+                                           { NULL, 0, NULL, 0 } };
+    int tensors = 0, attribution = 0, check = 0, json = 0, status = program_begin("moe-info");
+    if (status >= 0) return status;
+    for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {
+        switch (c) {
+        case TENSORS: tensors = 1; break;
+        case ATTRIBUTION: attribution = 1; break;
+        case CHECK: check = 1; break;
+        case JSON: json = 1; break;
+        case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        case 'V': printf("moe-info %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        default: fputs("Try moe-info --help\n", stderr); return EXIT_USAGE;
+        }
+    }
+    if (optind + 1 != argc) return program_usage_error("name one model file");
+    const char *path = argv[optind];
+    const moe_model_params params = { .verify = check };
+    text_front front;
+    moe_error e;
+    if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e);
+    status = EXIT_DONE;
+    if (attribution) print_attribution(front.model);
+    else if (json) status = print_json(&front, path, check);
+    else print_pages(&front, path, tensors, check);
+    if (!status && (fflush(stdout) || ferror(stdout))) {
+        program_complain("standard output: %s", strerror(errno));
+        status = EXIT_INPUT_OUTPUT;
+    }
+    text_close(&front);
+    return status;
+}

@@ -1,0 +1,676 @@
+/* moe-translate - translate lines of text: see usage() below, or --help.
+ *
+ * Contents
+ *   1. Options      the command line
+ *   2. Lines        a result as text, as ids, as JSON
+ *   3. Flow         what program.h is told about each line
+ *   4. Routing      the same translations once more, with a look at the gates
+ *   5. Self-test    the golden sentences inside the model
+ *   6. Main
+ */
+#define _GNU_SOURCE      /* getopt_long on Linux */
+#define _DARWIN_C_SOURCE /* and on macOS         */
+
+#include "moe.h"
+#include "tools/programs/program.h"
+#include "tools/programs/routing.h"
+#include "tools/text/spm.h"
+#include "tools/text/text.h"
+
+#include <cjson/cJSON.h>
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ==== 1. Options ======================================================================================== */
+
+typedef struct options {
+    program_common common;
+    const char *target, *source, *device;
+    int beam, nbest, batch_tokens, gpu_memory, split;      /* -1: not given */
+    float length_penalty, coverage_penalty, prune, rerank; /* NaN: not given */
+    const char *preset;
+    int score, prefix, self_test;
+} options;
+
+static void usage(FILE *to) {
+    fputs(
+        "Usage: moe-translate -m MODEL -t LANG [OPTION]...\n"
+        "Translates UTF-8 lines from standard input, one line out for each line in, in order.\n"
+        "\n"
+        "Files and languages\n"
+        "  -m, --model FILE          the model\n"
+        "  -t, --target LANG         language to translate into, such as de\n"
+        "  -s, --source LANG         language of the input, which the model else finds out by itself; used by --rerank\n"
+        "  -i, --input FILE          read this instead of standard input\n"
+        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
+        "                            lines that were finished, whole\n"
+        "\n"
+        "Search\n"
+        "      --preset NAME         search as the engine of a checkpoint does: paper, nvidia, tf or mlperf (default: what\n"
+        "                            the model says); the options below change parts of it\n"
+        "      --beam N              hypotheses kept at each step; 1 is greedy (default: the model's)\n"
+        "      --nbest N             give the N best translations, separated by TABs (in --json: a list)\n"
+        "      --length-penalty A    alpha of the GNMT length penalty; 0 is none\n"
+        "      --coverage-penalty B  beta of the GNMT coverage penalty; 0 is none\n"
+        "      --prune MARGIN        drop hypotheses this much worse than the best (natural log); 0 is never\n"
+        "      --rerank W            choose among the hypotheses of the beam by how well each explains the input too: W times\n"
+        "                            the log-probability of the input given it is added to its score (noisy channel). Better\n"
+        "                            and slower; 0 is never (default: the model's). Models of several languages can do it\n"
+        "      --max-len N           longest line and longest translation, in tokens\n"
+        "      --split N             translate lines of more than N characters sentence by sentence; 0: never (default: 120; 0 with\n"
+        "                            --json, --nbest, --score, --prefix, --routing, --ids and --pretokenized, which show whole\n"
+        "                            lines)\n"
+        "      --truncate            cut a line at the first thing that cannot be used, rather than leave it out\n"
+        "\n"
+        "Input and output\n"
+        "      --ids                 lines are token ids separated by spaces, in and out\n"
+        "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces, in and out; unknown\n"
+        "                            ones become the unknown token (tools/convert/moses-bpe.py makes them for Moses + BPE)\n"
+        "      --score               lines are source TAB target; gives the target's log-probability TAB tokens\n"
+        "      --prefix              lines are source TAB first words of its translation; gives the whole translation that begins\n"
+        "                            with them\n"
+        "      --json                one JSON object per line: source, prefix, translation, score, ids, token_logprobs,\n"
+        "                            nbest; error where a line could not be translated\n"
+        "      --stats               tokens, seconds and memory to standard error at the end\n"
+        "  -v, --verbose             say on standard error what is used: kernels or GPU, memory\n"
+        "  -q, --quiet               no progress and no warnings; lines that fail are still reported\n"
+        "\n",
+        to);
+    fputs(
+        PROGRAM_HELP_GATES(
+            "token") "                            The routing is that of the best translation, which is scored for it once more\n"
+                     "\n"
+                     "Speed (none of these changes a single byte of the output)\n"
+                     "      --threads N           threads that compute (default: one per processor)\n"
+                     "      --batch N             sentences decoded at once\n"
+                     "      --batch-tokens N      source tokens decoded at once, about: many short sentences or few long ones\n"
+                     "      --no-mmap             read the model into memory of its own: a tenth faster, slower to start\n"
+                     "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"
+                     "      --device NAME         cpu, cuda or cuda:N; without it a GPU where this build and machine have one that\n"
+                     "                            works (default: MOE_DEVICE)\n"
+                     "      --gpu-memory MB       memory of the GPU to take at most (default: whatever is free). Experts that do not fit\n"
+                     "                            stay in host memory and are fetched when a token goes to them: slower, same bytes\n"
+                     "\n"
+                     "      --self-test           translate the sentences stored in the model and compare; needs only -m\n"
+                     "  -h, --help                this text\n"
+                     "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
+                     "\n"
+                     "A line in capitals is translated as if it were in small letters, and the translation is put in capitals.\n"
+                     "An empty line gives an empty line. A line that cannot be translated, or a sentence of a line that is split,\n"
+                     "gives nothing too, and standard error says which and why. CRLF line ends are read, LF is written.\n"
+                     "\n" PROGRAM_HELP_EXIT(
+                         "all translated",
+                         "some lines were not (or the self-test failed)") "\n"
+                                                                          "Example: echo 'Good morning!' | moe-translate -m models/en-de-fr-es.bin -t de\n",
+        to);
+}
+
+/* -1: go on; else the exit status. */
+static int parse_options(int argc, char **argv, options *o) {
+    enum {
+        BEAM = 256,
+        NBEST,
+        BATCH_TOKENS,
+        LENGTH_PENALTY,
+        COVERAGE_PENALTY,
+        PRUNE,
+        PRESET,
+        SCORE,
+        SELF_TEST,
+        DEVICE,
+        GPU_MEMORY,
+        SPLIT,
+        RERANK,
+        PREFIX
+    };
+    static const struct option known[] = { PROGRAM_OPTIONS,
+                                           PROGRAM_GATE_OPTIONS,
+                                           PROGRAM_STREAM_OPTIONS,
+                                           PROGRAM_LINE_OPTIONS,
+                                           { "target", required_argument, NULL, 't' },
+                                           { "source", required_argument, NULL, 's' },
+                                           { "beam", required_argument, NULL, BEAM },
+                                           { "nbest", required_argument, NULL, NBEST },
+                                           { "batch-tokens", required_argument, NULL, BATCH_TOKENS },
+                                           { "length-penalty", required_argument, NULL, LENGTH_PENALTY },
+                                           { "coverage-penalty", required_argument, NULL, COVERAGE_PENALTY },
+                                           { "prune", required_argument, NULL, PRUNE },
+                                           { "rerank", required_argument, NULL, RERANK },
+                                           { "preset", required_argument, NULL, PRESET },
+                                           { "score", no_argument, NULL, SCORE },
+                                           { "self-test", no_argument, NULL, SELF_TEST },
+                                           { "device", required_argument, NULL, DEVICE },
+                                           { "gpu-memory", required_argument, NULL, GPU_MEMORY },
+                                           { "split", required_argument, NULL, SPLIT },
+                                           { "prefix", no_argument, NULL, PREFIX },
+                                           { NULL, 0, NULL, 0 } };
+    program_common *common = &o->common;
+    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
+                    .beam = -1,
+                    .nbest = -1,
+                    .batch_tokens = -1,
+                    .gpu_memory = -1,
+                    .split = -1,
+                    .length_penalty = NAN,
+                    .coverage_penalty = NAN,
+                    .prune = NAN,
+                    .rerank = NAN };
+    int c, status = -1;
+    while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT "i:t:s:", known, NULL)) != -1) {
+        switch (c) {
+        case 't': o->target = optarg; break;
+        case 's': o->source = optarg; break;
+        case BEAM: status = program_int("beam", optarg, 1, MOE_MAX_BEAM, &o->beam); break;
+        case NBEST: status = program_int("nbest", optarg, 1, MOE_MAX_BEAM, &o->nbest); break;
+        case BATCH_TOKENS: status = program_int("batch-tokens", optarg, 1, 1 << 24, &o->batch_tokens); break;
+        case LENGTH_PENALTY: status = program_float("length-penalty", optarg, &o->length_penalty); break;
+        case COVERAGE_PENALTY: status = program_float("coverage-penalty", optarg, &o->coverage_penalty); break;
+        case PRUNE: status = program_float("prune", optarg, &o->prune); break;
+        case RERANK: status = program_float("rerank", optarg, &o->rerank); break;
+        case PRESET: o->preset = optarg; break;
+        case SCORE: o->score = 1; break;
+        case PREFIX: o->prefix = 1; break;
+        case DEVICE: o->device = optarg; break;
+        case GPU_MEMORY: status = program_int("gpu-memory", optarg, 1, 1 << 30, &o->gpu_memory); break;
+        case SPLIT: status = program_int("split", optarg, 0, TEXT_MAX_LINE, &o->split); break;
+        case SELF_TEST: o->self_test = 1; break;
+        default: status = program_option(common, c); break;
+        }
+    }
+    if (status >= 0) return status;
+    if (optind < argc)
+        return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
+    if (!common->model) return program_usage_error("say which model with -m");
+    if (o->beam > 0 && o->nbest > o->beam)
+        return program_usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
+    moe_session_params preset = { 0 };
+    if (o->preset && !moe_session_params_preset(&preset, o->preset))
+        return program_usage_error("--preset is paper, nvidia, tf or mlperf, not '%s'", o->preset);
+    if (common->ids && common->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
+    if (o->score && o->prefix) return program_usage_error("--score and --prefix do not go together");
+    if (o->score && o->nbest > 0) return program_usage_error("--score and --nbest do not go together");
+    const int whole =
+        common->json || o->nbest > 0 || o->score || o->prefix || common->routing || common->ids || common->pretokenized;
+    if (whole && o->split > 0)
+        return program_usage_error(
+            "--split does not go together with --json, --nbest, --score, --prefix, --routing, --ids or --pretokenized");
+    if (o->split < 0) o->split = whole ? 0 : 120;
+    if (o->self_test && (o->score || o->prefix || common->ids || common->pretokenized || common->json ||
+                         common->input || common->output || common->routing))
+        return program_usage_error("--self-test reads and writes nothing else");
+    if (o->self_test && (common->gating || common->noise))
+        return program_usage_error("--self-test is for the model's own gates");
+    return -1;
+}
+
+static void apply_options(const options *o, moe_session_params *p) {
+    program_common common = o->common;
+    if (o->self_test) common.max_len = -1;
+    if (o->batch_tokens > 0) { /* short sentences have about eight tokens */
+        p->batch_tokens = o->batch_tokens;
+        p->batch = o->batch_tokens < 8 ? 1 : o->batch_tokens / 8 > 4096 ? 4096 : o->batch_tokens / 8;
+    }
+    program_apply(&common, p);
+    if (o->device) p->device = o->device;
+    if (o->gpu_memory > 0) p->device_memory = (size_t)o->gpu_memory << 20;
+    if (o->self_test) return; /* the stored sentences were made with the model's own settings */
+    if (o->preset) moe_session_params_preset(p, o->preset);
+    if (o->nbest > 0) p->nbest = o->nbest;
+    if (o->beam > 0) p->beam = o->beam;
+    else if (p->beam < p->nbest) p->beam = p->nbest;
+    if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default, with a narrower beam */
+    if (!isnan(o->length_penalty)) p->length_penalty = o->length_penalty;
+    if (!isnan(o->coverage_penalty)) p->coverage_penalty = o->coverage_penalty;
+    if (!isnan(o->prune)) p->prune = o->prune;
+    if (!isnan(o->rerank)) p->rerank = o->rerank;
+    if (o->score) p->rerank = 0; /* nothing is chosen */
+}
+
+/* ==== 2. Lines ========================================================================================== */
+
+/* What a hypothesis says: text, or ids with --ids, or pieces with --pretokenized. */
+static moe_status append_translation(const text_front *front, const options *o, const text_job *job,
+                                     const moe_hypothesis *h, text_bytes *out, moe_error *error) {
+    const size_t begin = out->length;
+    moe_status status = MOE_OK;
+    if (o->common.pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
+    else if (o->common.ids) text_append_ids(out, h->ids, h->n_ids);
+    else status = text_decode(front, h->ids, h->n_ids, out, error);
+    if (!status && job->shouted && !out->failed) text_shout(out->data + begin, out->length - begin);
+    return status;
+}
+
+/* Add what a hypothesis has to an object. The keys are documented in README.md: later programs depend on them. */
+static moe_status json_hypothesis(const text_front *front, const options *o, const text_job *job,
+                                  const moe_hypothesis *h, cJSON *object, moe_error *error) {
+    if (!o->score) {
+        text_bytes text = { 0 };
+        moe_status status = append_translation(front, o, job, h, &text, error);
+        if (!status && !text.failed) cJSON_AddStringToObject(object, "translation", text.data);
+        text_bytes_free(&text);
+        if (status) return status;
+    }
+    cJSON_AddItemToObject(object, "score", program_json_float(h->score));
+    cJSON_AddItemToObject(object, "logprob", program_json_float(h->logprob));
+    if (h->reverse != 0.0f) cJSON_AddItemToObject(object, "reverse", program_json_float(h->reverse));
+    if (!o->score) cJSON_AddBoolToObject(object, "finished", h->finished);
+    else cJSON_AddNumberToObject(object, "tokens", (double)(h->n_ids + (h->finished != 0)));
+    cJSON_AddItemToObject(object, "ids", program_json_ids(h->ids, h->n_ids));
+    cJSON *list = cJSON_AddArrayToObject(object, "token_logprobs");
+    for (size_t i = 0; i < h->n_ids + (h->finished != 0); i++)
+        cJSON_AddItemToArray(list, program_json_float(h->token_logprobs[i]));
+    return MOE_OK;
+}
+
+/* The line for a job as JSON; result NULL where there is none. */
+static moe_status json_line(const text_front *front, const options *o, text_job *job, const moe_result *result,
+                            moe_error *error) {
+    cJSON *object = cJSON_CreateObject();
+    cJSON_AddNumberToObject(object, "line", (double)job->line);
+    if (job->failed && !job->source.length) cJSON_AddNullToObject(object, "source");
+    else cJSON_AddStringToObject(object, "source", job->source.length ? job->source.data : "");
+    if (o->score || o->prefix)
+        cJSON_AddStringToObject(object, o->score ? "target" : "prefix", job->target.length ? job->target.data : "");
+    cJSON_AddItemToObject(object, "source_ids",
+                          program_json_ids(job->source_ids.data, job->failed ? 0 : job->source_ids.length));
+    moe_status status = MOE_OK;
+    if (result && result->n_hypotheses) {
+        status = json_hypothesis(front, o, job, &result->hypotheses[0], object, error);
+        cJSON *list = o->nbest > 0 ? cJSON_AddArrayToObject(object, "nbest") : NULL;
+        for (size_t i = 0; list && !status && i < result->n_hypotheses; i++) {
+            cJSON *one = cJSON_CreateObject();
+            cJSON_AddItemToArray(list, one);
+            status = json_hypothesis(front, o, job, &result->hypotheses[i], one, error);
+        }
+    } else if (!o->score) {
+        cJSON_AddStringToObject(object, "translation", "");
+    }
+    if (job->failed) cJSON_AddStringToObject(object, "error", job->note);
+    else if (job->cut) cJSON_AddStringToObject(object, "cut", job->note);
+    if (!status) program_json_output(object, &job->output);
+    else cJSON_Delete(object);
+    return status;
+}
+
+/* The line for a job as text. */
+static moe_status plain_line(const text_front *front, const options *o, text_job *job, const moe_result *result,
+                             moe_error *error) {
+    if (!result || !result->n_hypotheses) return MOE_OK;
+    if (o->score) {
+        const moe_hypothesis *h = &result->hypotheses[0];
+        text_append_float(&job->output, h->logprob);
+        text_printf(&job->output, "\t%zu", h->n_ids + (h->finished != 0));
+        return MOE_OK;
+    }
+    for (size_t i = 0; i < result->n_hypotheses; i++) {
+        if (i) text_append(&job->output, "\t", 1);
+        moe_status status = append_translation(front, o, job, &result->hypotheses[i], &job->output, error);
+        if (status) return status;
+    }
+    return MOE_OK;
+}
+
+/* ==== 3. Flow =========================================================================================== */
+
+typedef struct app {
+    program_flow flow; /* first: the functions below are handed it */
+    const options *options;
+    routing_file routing;  /* of --routing */
+    moe_session *second;   /* scores what was translated; NULL without --routing */
+    text_queue translated; /* what waits for that, in order */
+    size_t waiting, second_batch;
+    text_job *next;    /* of those the first that was not pulled yet */
+    moe_error trouble; /* of the second session */
+} app;
+
+static const int32_t nothing[1] = { 0 }; /* ids of an empty text: a target is told from none by its pointer */
+
+static const int32_t *ids_of(const text_ids *ids) { return ids->data ? ids->data : nothing; }
+
+static void app_ask(program_flow *flow, text_job *job, moe_request *request) {
+    app *a = (app *)(void *)flow;
+    request->source = ids_of(&job->source_ids);
+    request->n_source = job->source_ids.length;
+    if (!a->options->score && !a->options->prefix) return;
+    request->target = ids_of(&job->target_ids);
+    request->n_target = job->target_ids.length;
+    request->prefix = a->options->prefix;
+}
+
+static void app_see(program_flow *flow, text_job *job, const moe_result *result) {
+    app *a = (app *)(void *)flow;
+    const moe_hypothesis *best = &result->hypotheses[0];
+    if (!best->finished && !job->cut && !a->options->score) { /* cut text is never passed off as whole */
+        job->cut = 1;
+        snprintf(job->note, sizeof job->note, "the translation was cut after %zu tokens", best->n_ids);
+    }
+    if (!a->second) return;
+    routing_sentence *sentence = routing_begin(&a->routing, job->line);
+    if (!sentence) flow->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    else if (!best->finished) sentence->steps = best->n_ids; /* the end was never asked for */
+    job->extra = sentence;
+    if (!a->options->score) text_ids_set(&job->target_ids, best->ids, best->n_ids, &flow->trouble);
+}
+
+static moe_status app_line(program_flow *flow, text_job *job, const moe_result *result, moe_error *error) {
+    app *a = (app *)(void *)flow;
+    return a->options->common.json ? json_line(flow->front, a->options, job, result, error)
+                                   : plain_line(flow->front, a->options, job, result, error);
+}
+
+static void app_stats(const program_flow *f, const moe_session *session, double elapsed) {
+    moe_stats s = moe_session_stats(session);
+    fprintf(stderr,
+            "lines            %llu, %llu of them failed\n"
+            "source tokens    %llu (tag and end included); %llu of %llu pieces unknown to the vocabulary\n"
+            "target tokens    %llu (end included)\n"
+            "seconds          %.3f\n"
+            "target tokens/s  %.1f\n"
+            "decoder steps    %llu, %.1f rows each\n"
+            "peak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
+            "kernels          %s\n"
+            "device           %s\n",
+            (unsigned long long)f->progress.lines, (unsigned long long)f->progress.failed,
+            (unsigned long long)s.source_tokens, (unsigned long long)f->unknown_pieces, (unsigned long long)f->pieces,
+            (unsigned long long)s.target_tokens, elapsed, elapsed > 0 ? (double)s.target_tokens / elapsed : 0.0,
+            (unsigned long long)s.steps, s.steps ? (double)s.rows / (double)s.steps : 0.0, program_resident(),
+            (double)s.bytes / 1048576.0, s.isa ? s.isa : "?", s.device ? s.device : "?");
+    if (s.device_bytes) fprintf(stderr, "device memory    %.1f MiB\n", (double)s.device_bytes / 1048576.0);
+    program_expert_stats(&s);
+}
+
+/* ==== 4. Routing ======================================================================================== */
+
+static int second_pull(void *user, int wait, moe_request *request) {
+    app *a = user;
+    (void)wait;
+    if (program_signal || a->trouble.code) return MOE_PULL_CANCEL;
+    text_job *job = a->next;
+    if (!job) return MOE_PULL_END;
+    a->next = job->next;
+    request->source = ids_of(&job->source_ids);
+    request->n_source = job->source_ids.length;
+    request->target = ids_of(&job->target_ids);
+    request->n_target = job->target_ids.length;
+    request->user = job;
+    return MOE_PULL_REQUEST;
+}
+
+static void second_done(void *user, const moe_result *result) {
+    app *a = user;
+    text_job *job = result->user;
+    if (a->trouble.code) return;
+    job->finished = 1;
+    if (result->status) {
+        a->trouble.code = result->status;
+        snprintf(a->trouble.message, sizeof a->trouble.message, "line %llu has no routing: %.200s",
+                 (unsigned long long)job->line, result->message);
+    }
+    for (; !a->trouble.code && (job = text_queue_first(&a->translated)); text_queue_remove(&a->translated))
+        routing_put(&a->routing, job->extra, &a->trouble);
+}
+
+/* Score what waits, and write where it went. */
+static moe_status route_waiting(app *a, moe_error *error) {
+    a->next = a->translated.first;
+    a->waiting = 0;
+    moe_status status = moe_translate(a->second, second_pull, second_done, a, error);
+    if (a->trouble.code) *error = a->trouble;
+    if (program_signal) error->code = MOE_OK; /* that is said elsewhere */
+    return a->trouble.code ? a->trouble.code : program_signal ? MOE_OK : status;
+}
+
+/* A line is written: its ids move to those that wait. */
+static moe_status app_leave(program_flow *flow, text_job *job, moe_error *error) {
+    app *a = (app *)(void *)flow;
+    if (!job->extra) return MOE_OK;
+    text_job *waits = text_queue_add(&a->translated);
+    if (!waits) {
+        *error = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+        return error->code;
+    }
+    text_ids source = waits->source_ids, target = waits->target_ids;
+    waits->line = job->line;
+    waits->extra = job->extra;
+    waits->source_ids = job->source_ids, job->source_ids = source;
+    waits->target_ids = job->target_ids, job->target_ids = target;
+    return ++a->waiting < a->second_batch ? MOE_OK : route_waiting(a, error);
+}
+
+/* A session that scores as `params` translates, and the file. */
+static int begin_routing(app *a, const moe_session_params *params) {
+    const program_common *o = &a->options->common;
+    moe_session_params p = *params;
+    moe_error e;
+    p.device = "cpu";
+    p.beam = p.nbest = 1;
+    p.max_target++; /* for the end of what was cut */
+    p.rules = MOE_RULES_PAPER;
+    p.prune = p.coverage_penalty = p.rerank = 0;
+    p.min_target = 0;
+    p.log = NULL;
+    p.routing = routing_keep_of_job;
+    a->second_batch = (size_t)p.batch;
+    if (moe_session_new(a->flow.front->model, &p, &a->second, &e)) return program_complain("%s", e.message), EXIT_MODEL;
+    return program_routing_open(o, a->flow.front, &a->routing);
+}
+
+/* The rest of the routing, if all went well; else the file goes. */
+static int end_routing(app *a, int status) {
+    moe_error e = { .code = MOE_OK };
+    if ((status == EXIT_DONE || status == EXIT_SOME_LINES) && a->translated.first) {
+        route_waiting(a, &e);
+        if (e.code) program_complain("%s", e.message);
+        if (e.code) status = e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+        else if (program_signal) status = 128 + (int)program_signal;
+    }
+    status = program_routing_close(&a->routing, status);
+    text_queue_free(&a->translated);
+    moe_session_free(a->second);
+    return status;
+}
+
+/* ==== 5. Self-test ====================================================================================== */
+
+typedef struct golden {
+    text_bytes got;     /* ids, as in golden.target_ids */
+    text_bytes message; /* empty, or why there are none */
+} golden;
+
+typedef struct self_test {
+    const text_front *front;
+    size_t n, next;
+    size_t source_ids, target_ids, language; /* metadata entries */
+    text_ids ids;
+    golden *results;
+    moe_error trouble;
+} self_test;
+
+static int self_test_pull(void *user, int wait, moe_request *request) {
+    self_test *t = user;
+    (void)wait;
+    if (program_signal) return MOE_PULL_CANCEL;
+    if (t->next == t->n) return MOE_PULL_END;
+    golden *g = &t->results[t->next];
+    moe_span ids = moe_model_meta_text(t->front->model, t->source_ids, t->next);
+    moe_span language = moe_model_meta_text(t->front->model, t->language, t->next);
+    char code[32];
+    snprintf(code, sizeof code, "%.*s", language.length < 31 ? (int)language.length : 31,
+             language.data ? language.data : "");
+    if (text_parse_ids(t->front, ids.data, ids.length, &t->ids, &t->trouble)) return MOE_PULL_CANCEL;
+    if (code[0] && text_language(t->front, code, &request->target_tag, &t->trouble)) return MOE_PULL_CANCEL;
+    request->source = ids_of(&t->ids);
+    request->n_source = t->ids.length;
+    request->user = g;
+    t->next++;
+    return MOE_PULL_REQUEST;
+}
+
+static void self_test_done(void *user, const moe_result *result) {
+    (void)user;
+    golden *g = result->user;
+    if (result->status) text_append_string(&g->message, result->message);
+    else if (result->n_hypotheses) text_append_ids(&g->got, result->hypotheses[0].ids, result->hypotheses[0].n_ids);
+}
+
+static int span_is(moe_span s, const text_bytes *b) {
+    return s.length == b->length && (!s.length || memcmp(s.data, b->data, s.length) == 0);
+}
+
+/* Text level: the tokeniser gives the stored ids for the stored source, and the stored text for the stored ids. */
+static const char *self_test_text(self_test *t, ptrdiff_t source, ptrdiff_t target, size_t i) {
+    const char *verdict = NULL;
+    moe_error e;
+    text_bytes out = { 0 };
+    moe_span text = moe_model_meta_text(t->front->model, (size_t)source, i);
+    moe_span ids = moe_model_meta_text(t->front->model, t->source_ids, i);
+    if (text_encode(t->front, text.data, text.length, &t->ids, &e)) return "SentencePiece refuses the source";
+    text_append_ids(&out, t->ids.data, t->ids.length);
+    if (!span_is(ids, &out)) verdict = "this version of SentencePiece cuts the source into other pieces";
+    if (!verdict) {
+        out.length = 0;
+        ids = moe_model_meta_text(t->front->model, t->target_ids, i);
+        if (text_parse_ids(t->front, ids.data, ids.length, &t->ids, &e) ||
+            text_decode(t->front, t->ids.data, t->ids.length, &out, &e) ||
+            !span_is(moe_model_meta_text(t->front->model, (size_t)target, i), &out))
+            verdict = "this version of SentencePiece joins the translation differently";
+    }
+    text_bytes_free(&out);
+    return verdict;
+}
+
+/* Verdict lines on stdout; the exit status. */
+static int run_self_test(const text_front *front, moe_session *session, const char *model) {
+    const moe_model *m = front->model;
+    ptrdiff_t source_ids = moe_model_meta_find(m, "golden.source_ids"),
+              target_ids = moe_model_meta_find(m, "golden.target_ids");
+    ptrdiff_t language = moe_model_meta_find(m, "golden.language"),
+              source_language = moe_model_meta_find(m, "golden.source_language");
+    ptrdiff_t source = moe_model_meta_find(m, "golden.source"), target = moe_model_meta_find(m, "golden.target");
+    size_t n = source_ids < 0 ? 0 : moe_model_meta_length(m, (size_t)source_ids);
+    if (!n || target_ids < 0 || language < 0 || moe_model_meta_length(m, (size_t)target_ids) != n ||
+        moe_model_meta_length(m, (size_t)language) != n) {
+        program_complain("%s: this model holds no sentences to test with (golden.*)", model);
+        return EXIT_MODEL;
+    }
+    self_test t = { .front = front,
+                    .n = n,
+                    .source_ids = (size_t)source_ids,
+                    .target_ids = (size_t)target_ids,
+                    .language = (size_t)language,
+                    .results = calloc(n, sizeof(golden)) };
+    if (!t.results) return program_complain("out of memory"), EXIT_MODEL;
+    int status = EXIT_DONE;
+    size_t failed = 0;
+    moe_error e;
+    if (moe_translate(session, self_test_pull, self_test_done, &t, &e)) {
+        if (!program_signal) program_file_error(model, t.trouble.code ? &t.trouble : &e);
+        status = program_signal ? 128 + (int)program_signal : EXIT_MODEL;
+    }
+    for (size_t i = 0; i < n && !status; i++) {
+        golden *g = &t.results[i];
+        moe_span wanted = moe_model_meta_text(m, t.target_ids, i), to = moe_model_meta_text(m, t.language, i);
+        moe_span from = source_language < 0 ? (moe_span){ "?", 1 } : moe_model_meta_text(m, (size_t)source_language, i);
+        const char *why = g->message.length          ? g->message.data
+                          : span_is(wanted, &g->got) ? NULL
+                                                     : "the translation differs";
+        if (!why && front->tokeniser && source >= 0 && target >= 0) why = self_test_text(&t, source, target, i);
+        text_bytes line = { 0 };
+        text_printf(&line, "%s %3zu  ", why ? "FAIL" : "ok  ", i + 1);
+        text_append_clean(&line, from.data, from.length);
+        text_append(&line, "-", 1);
+        text_append_clean(&line, to.data, to.length);
+        if (why) text_printf(&line, "  %s", why);
+        if (why && !g->message.length && !span_is(wanted, &g->got)) {
+            text_append_string(&line, "\n          wanted ");
+            text_append_clean(&line, wanted.data, wanted.length);
+            text_append_string(&line, "\n          got    ");
+            text_append(&line, g->got.data, g->got.length);
+        }
+        if (!line.failed) puts(line.data);
+        text_bytes_free(&line);
+        failed += why != NULL;
+    }
+    if (!status) {
+        moe_stats s = moe_session_stats(session);
+        printf("%zu sentences: %zu passed, %zu failed (kernels %s, SentencePiece %s)\n", n, n - failed, failed,
+               s.isa ? s.isa : "?", front->tokeniser ? spm_library_version() : "not used");
+        status = fflush(stdout) || ferror(stdout) ? EXIT_INPUT_OUTPUT : failed ? EXIT_SOME_LINES : EXIT_DONE;
+        if (status == EXIT_INPUT_OUTPUT) program_complain("standard output: %s", strerror(errno));
+    }
+    for (size_t i = 0; i < n; i++) text_bytes_free(&t.results[i].got), text_bytes_free(&t.results[i].message);
+    free(t.results);
+    text_ids_free(&t.ids);
+    return status;
+}
+
+/* ==== 6. Main =========================================================================================== */
+
+/* Everything once model and session stand. */
+static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params) {
+    const program_common *c = &o->common;
+    app a = { .options = o,
+              .flow = { .options = c,
+                        .front = front,
+                        .done_word = "translated",
+                        .split = o->split,
+                        .ask = app_ask,
+                        .see = app_see,
+                        .line = app_line,
+                        .stats = c->stats ? app_stats : NULL } };
+    a.flow.line_options = (text_options){ .ids = c->ids,
+                                          .pretokenized = c->pretokenized,
+                                          .truncate = c->truncate,
+                                          .pairs = o->score    ? "--score"
+                                                   : o->prefix ? "--prefix"
+                                                               : NULL,
+                                          .calm = !c->ids && !c->pretokenized && !o->score && !o->prefix,
+                                          .max_source = (size_t)params->max_source,
+                                          .max_target = (size_t)params->max_target };
+    int status = -1;
+    if (c->routing) {
+        a.flow.leave = app_leave;
+        status = begin_routing(&a, params);
+    }
+    if (status < 0) status = program_flow_run(&a.flow, session);
+    return c->routing ? end_routing(&a, status) : status;
+}
+
+/* The language tag that the options name. */
+static int choose_language(const options *o, const text_front *front, moe_session_params *params) {
+    moe_error e;
+    if (o->source && text_language(front, o->source, &params->source_tag, &e))
+        return program_complain("-s: %s", e.message), EXIT_USAGE;
+    if (o->target && text_language(front, o->target, &params->target_tag, &e))
+        return program_complain("-t: %s", e.message), EXIT_USAGE;
+    if (!o->target && !o->self_test && moe_model_language_count(front->model))
+        return program_ask_language(front, "-t which language to translate into");
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    options o;
+    int status = program_begin("moe-translate");
+    if (status < 0) status = parse_options(argc, argv, &o);
+    if (status >= 0) return status;
+    program_handle_signals();
+
+    text_front front;
+    const program_common *c = &o.common;
+    status = program_open(c, MOE_MODEL_TRANSLATION, o.self_test ? TEXT_IF_THERE : program_level(c), &front);
+    if (status >= 0) return status;
+    moe_session_params params = moe_session_params_default(front.model);
+    moe_session *session = NULL;
+    apply_options(&o, &params);
+    status = choose_language(&o, &front, &params);
+    if (!status) status = program_session(c, front.model, &params, "a translation", &session);
+    if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
+    moe_session_free(session);
+    text_close(&front);
+    return status;
+}

@@ -1,0 +1,221 @@
+/* program.h - what the programs share that a user sees: options, messages, whole lines out, signals, exit statuses.
+ *
+ *   program_common   the options that several programs have, with their words in --help
+ *   program_output   stdout or -o: whole lines, or an error
+ *   program_flow     lines in, moe_translate, lines out, in order; moe-translate.c and moe-score.c are examples
+ *
+ * Unlike text.c this prints, to standard error and under the name that program_begin was told. Functions that return
+ * int return an exit status, or -1: go on.
+ */
+#ifndef PROGRAM_H
+#define PROGRAM_H
+
+#include "moe.h"
+#include "tools/programs/routing.h"
+#include "tools/text/text.h"
+
+#include <cjson/cJSON.h>
+
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+#ifdef __GNUC__
+#define PROGRAM_PRINTF(string, first) __attribute__((format(printf, string, first)))
+#else
+#define PROGRAM_PRINTF(string, first)
+#endif
+
+/* ---- 1. Begin and end ---------------------------------------------------------------------------------- */
+
+enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
+
+#define PROGRAM_HELP_EXIT(done, some)                                                  \
+    "Exit status: 0 " done ", 1 " some                                                 \
+    ", 2 usage, 3 model or memory, 4 input or output,\n128 + N stopped by signal N.\n"
+
+extern volatile sig_atomic_t program_signal; /* the number of a signal that asked to stop, or 0 */
+
+/* The first thing that main does. A standard stream that is closed would lend its number to the next file opened: a
+ * model at descriptor 1 would be written to. So gaps are filled, input by what cannot be read and output by what cannot
+ * be written, and remembered. */
+int program_begin(const char *name);
+void program_handle_signals(void);
+double program_seconds(void);
+double program_resident(void);                     /* MiB, the largest so far */
+void program_expert_stats(const moe_stats *stats); /* lines to standard error on what there is to say of experts */
+
+/* ---- 2. Messages --------------------------------------------------------------------------------------- */
+
+PROGRAM_PRINTF(1, 2)
+void program_complain(const char *format, ...); /* "NAME: ...", a line; progress goes out of the way */
+PROGRAM_PRINTF(1, 2) int program_usage_error(const char *format, ...); /* with "; see NAME --help"; gives EXIT_USAGE */
+/* Of a file that could not be used; gives EXIT_MODEL, or EXIT_INPUT_OUTPUT where the system refused. */
+int program_file_error(const char *file, const moe_error *error);
+
+typedef struct program_progress {
+    int on;
+    double begin, last;
+    uint64_t lines, failed, tokens;
+} program_progress;
+
+void program_progress_show(program_progress *p);
+void program_progress_hide(void);
+
+/* ---- 3. Options ---------------------------------------------------------------------------------------- */
+
+int program_int(const char *name, const char *text, int low, int high, int *out);
+int program_float(const char *name, const char *text, float *out); /* not negative */
+
+typedef struct program_common {
+    void (*usage)(FILE *to); /* set by the program */
+    const char *model, *input, *output, *routing, *isa, *gating;
+    int threads, batch, max_len; /* -1: not given */
+    int noise;
+    uint64_t noise_seed;
+    int ids, pretokenized, truncate, json, stats, quiet, verbose, no_mmap;
+} program_common;
+
+enum {
+    PROGRAM_THREADS = 1000,
+    PROGRAM_BATCH,
+    PROGRAM_ISA,
+    PROGRAM_NO_MMAP,
+    PROGRAM_GATING,
+    PROGRAM_NOISE,
+    PROGRAM_ROUTING,
+    PROGRAM_JSON,
+    PROGRAM_STATS,
+    PROGRAM_IDS,
+    PROGRAM_PRETOKENIZED,
+    PROGRAM_TRUNCATE,
+    PROGRAM_MAX_LEN
+};
+
+#define PROGRAM_SHORT "m:o:vqhV"
+#define PROGRAM_OPTIONS                                                                                               \
+    { "model", required_argument, NULL, 'm' }, { "output", required_argument, NULL, 'o' },                            \
+        { "verbose", no_argument, NULL, 'v' }, { "quiet", no_argument, NULL, 'q' },                                   \
+        { "threads", required_argument, NULL, PROGRAM_THREADS }, { "batch", required_argument, NULL, PROGRAM_BATCH }, \
+        { "isa", required_argument, NULL, PROGRAM_ISA }, { "no-mmap", no_argument, NULL, PROGRAM_NO_MMAP },           \
+        { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }
+#define PROGRAM_GATE_OPTIONS                                                                                      \
+    { "gating", required_argument, NULL, PROGRAM_GATING }, { "noise", required_argument, NULL, PROGRAM_NOISE }, { \
+        "routing", required_argument, NULL, PROGRAM_ROUTING                                                       \
+    }
+#define PROGRAM_STREAM_OPTIONS                                                                \
+    { "input", required_argument, NULL, 'i' }, { "json", no_argument, NULL, PROGRAM_JSON }, { \
+        "stats", no_argument, NULL, PROGRAM_STATS                                             \
+    }
+#define PROGRAM_LINE_OPTIONS                                                                                \
+    { "ids", no_argument, NULL, PROGRAM_IDS }, { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED }, \
+        { "truncate", no_argument, NULL, PROGRAM_TRUNCATE }, {                                              \
+        "max-len", required_argument, NULL, PROGRAM_MAX_LEN                                                 \
+    }
+
+#define PROGRAM_HELP_GATES(unit)                                                                                                 \
+    "Gates\n"                                                                                                                    \
+    "      --gating NAME         softmax, topk, threshold or batchwise in every mixture, instead of the model's own; with\n"     \
+    "                            batchwise a result depends on what shares its batch\n"                                          \
+    "      --noise SEED          noise on the gates' logits (eq 4), as in training; drawn from SEED and what was read so far,\n" \
+    "                            so that neighbours make no difference (default: none)\n"                                        \
+    "      --routing FILE        write which experts every " unit " went to, and with which weights: JSON lines for\n"           \
+    "                            moe-routing. FILE appears at the end, whole, or not at all; a pipe is written as it comes\n"
+
+#define PROGRAM_HELP_SPEED(units)                                                                     \
+    "Speed (none of these changes a single byte of the output)\n"                                     \
+    "      --threads N           threads that compute (default: one per processor)\n"                 \
+    "      --batch N             " units " at once\n"                                                 \
+    "      --no-mmap             read the model into memory of its own\n"                             \
+    "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n" \
+    "\n"                                                                                              \
+    "  -h, --help                this text\n"                                                         \
+    "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
+
+/* What getopt gave and the program does not know itself; --help and --version end here. */
+int program_option(program_common *o, int c);
+/* Open the model as the options say; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it is of another kind. */
+int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front);
+/* What it is instead of `kind` is said, and who reads it; EXIT_USAGE, or -1 if it is of that kind. */
+int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind);
+/* "say with WHAT; this model knows: de en"; gives EXIT_USAGE. */
+int program_ask_language(const text_front *front, const char *what);
+/* The tokeniser that its lines need. */
+text_level program_level(const program_common *o);
+/* Threads, batch, kernels, gates, noise, log; max_len too. */
+void program_apply(const program_common *o, moe_session_params *params);
+/* A session, or a complaint and the exit status. `unit` is what depends on its batch under batchwise gating: "a
+ * translation". */
+int program_session(const program_common *o, const moe_model *model, const moe_session_params *params, const char *unit,
+                    moe_session **session);
+
+/* ---- 4. Input and output ------------------------------------------------------------------------------- */
+
+typedef struct program_output {
+    int fd;
+    const char *name;
+    int ours;       /* opened for -o, a regular file: a partial line can be taken back */
+    off_t good;     /* bytes up to the end of the last whole line                      */
+    uint64_t lines; /* whole lines written                                             */
+    int error;      /* errno of the failure that ended output                          */
+} program_output;
+
+/* All or an error. `data` is whole lines. */
+void program_write(program_output *out, const char *data, size_t length);
+/* Both or a complaint; never the input, the model or the routing file as output. */
+int program_open_streams(const program_common *o, int *in, program_output *out);
+/* `status` so far; what closing finds wrong is said. */
+int program_close_streams(const program_common *o, int in, program_output *out, int status);
+/* Says, unless --quiet, that program_signal came and what is written; the exit status. */
+int program_stopped(const program_common *o, const program_output *out);
+int program_same_file(const char *a, const char *b); /* both exist, and are one regular file */
+int program_is_open_file(int fd, const char *path);  /* so are what is open at fd and `path`  */
+
+/* The file of --routing, if it is wanted: -1, or a complaint and the exit status. */
+int program_routing_open(const program_common *o, const text_front *front, routing_file *file);
+/* It stays if `status` says that all went well; the exit status. */
+int program_routing_close(routing_file *file, int status);
+
+cJSON *program_json_float(float value); /* all of its digits and no more; null if not finite */
+cJSON *program_json_ids(const int32_t *ids, size_t n);
+void program_json_output(cJSON *object, text_bytes *out); /* append it without line breaks, and delete it */
+
+/* ---- 5. Flow ------------------------------------------------------------------------------------------- */
+
+/* moe_translate pulls a request whenever it has room for another. Each pull reads a line and queues a job; a finished
+ * job waits in the queue until those before it are finished, then leaves at once. A line that cannot be used is a job
+ * that is finished from the start, so it keeps its place. A line that is split is several jobs in a row. The program
+ * sets the first part, zero the rest. */
+typedef struct program_flow program_flow;
+struct program_flow {
+    const program_common *options;
+    const text_front *front;
+    text_options line_options;
+    const char *done_word; /* "translated" */
+    int blank_too;         /* a line of nothing is a request as well */
+    int split;             /* lines of more characters than this go sentence by sentence; 0: every line stays whole */
+    void (*ask)(program_flow *flow, text_job *job, moe_request *request);     /* the ids, and what else it takes */
+    void (*see)(program_flow *flow, text_job *job, const moe_result *result); /* a result with a hypothesis */
+    moe_status (*line)(program_flow *flow, text_job *job, const moe_result *result,
+                       moe_error *error); /* job->output; NULL: no result */
+    moe_status (*leave)(program_flow *flow, text_job *job,
+                        moe_error *error); /* in order, as the line is written; may be NULL */
+    void (*stats)(const program_flow *flow, const moe_session *session, double seconds);
+
+    text_reader reader;
+    text_queue queue;
+    text_bytes block; /* lines on their way to one write; parts of a line wait in it for the others */
+    text_line rest;   /* of a line that is split; it lies in the reader */
+    int line_failed;  /* a part of the line that is leaving */
+    program_output out;
+    program_progress progress;
+    uint64_t pieces, unknown_pieces; /* of the ids that were asked for */
+    int read_error;                  /* errno */
+    moe_error trouble;               /* code set: memory ran out, or worse */
+};
+
+/* Everything from opening input and output to the last complaint; the exit status. */
+int program_flow_run(program_flow *flow, moe_session *session);
+
+#endif /* PROGRAM_H */

@@ -1,0 +1,70 @@
+/* routing.h - where tokens went, written as JSON lines. moe-translate, moe-score and moe-classify write them,
+ * moe-routing reads them.
+ *
+ *   {"model":"en-de-fr-es","layers":[{"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}]}
+ *   {"line":12,"layer":"encoder.2","position":3,"id":123,"token":"Haus","experts":[3,17],"weights":[0.61,0.39],"empty":false}
+ *
+ * The header comes first. k: experts wanted for a token, of two levels the product; all that there are where a softmax
+ * names no number. Then sentences in order; in each all tokens of its first layer, by position, then those of the next.
+ * line counts from 1, positions from 0. On the encoder's side they count tag and end; position t of a decoder predicts
+ * token t and reads `id`, the begin token at first. A classifier's row is a line with one position and no id. token is
+ * absent where there is no vocabulary. experts ascend. empty: a mask selected nothing; experts then hold what the
+ * model's policy chose, perhaps nothing.
+ *
+ * The file appears under its name when all is done, or not at all: it grows as FILE.partial. What is no regular file (a
+ * pipe, /dev/stdout) is written as it comes. Nothing here prints or exits.
+ */
+#ifndef ROUTING_H
+#define ROUTING_H
+
+#include "moe.h"
+#include "tools/text/text.h"
+
+#include <stdint.h>
+#include <stdio.h>
+
+typedef struct routing_entry {
+    uint32_t layer;
+    int32_t token;
+    size_t position, at, n; /* experts and weights [at .. at + n) */
+    int empty;
+} routing_entry;
+
+/* A line on its way. Its callers set `line`, and `steps` where a decoder's steps from that one on are not wanted. */
+typedef struct routing_sentence {
+    struct routing_sentence *next, *next_made;
+    const struct routing_file *file;
+    uint64_t line;
+    size_t steps;
+    routing_entry *entries;
+    uint32_t *experts;
+    float *weights;
+    size_t n_entries, entries_capacity, n, capacity;
+    int failed; /* memory ran out */
+} routing_sentence;
+
+typedef struct routing_file {
+    const text_front *front;
+    const char *path;
+    char *partial; /* NULL: `path` is written itself */
+    FILE *out;
+    const char **layers; /* [n_layers] their names, encoder first */
+    size_t n_layers;
+    routing_sentence *spare, *made;
+    text_bytes text;
+} routing_file;
+
+/* `gating` as in moe_session_params. All zero on failure. Errors of all: MOE_ERROR_IO, MOE_ERROR_MEMORY. */
+moe_status routing_open(routing_file *file, const text_front *front, const char *path, const char *gating,
+                        moe_error *error);
+/* An empty sentence, to be put or left to routing_close; NULL: out of memory. */
+routing_sentence *routing_begin(routing_file *file, uint64_t line);
+void routing_keep(routing_sentence *sentence, const moe_routing *routing);
+/* A moe_routing_fn for requests whose `user` is a text_job with a sentence as `extra`. */
+void routing_keep_of_job(void *ignored, const moe_routing *routing);
+/* Write a sentence and take it back. */
+moe_status routing_put(routing_file *file, routing_sentence *sentence, moe_error *error);
+/* keep 0: the file goes. `file` may be all zero. Frees everything in any case. */
+moe_status routing_close(routing_file *file, int keep, moe_error *error);
+
+#endif /* ROUTING_H */
