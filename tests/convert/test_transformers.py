@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Transformer checkpoints of Hugging Face's layout: read in NumPy, converted, scored and searched as transformers would.
 
-Usage: tests/test_transformers.py [--only NAME]
+Usage: tests/python tests/convert/test_transformers.py [--only NAME]
 
 Expectations are tests/golden/transformers.json, which make_transformers.py made with transformer_numpy.py in float64; the checkpoints
 themselves are made again from their seeds. Two tests compare the reading with transformers 4.57.6 (5.x computes NLLB-MoE wrongly) and are
@@ -17,8 +17,7 @@ import tempfile
 
 from suite import Suite
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path[:0] = [os.path.join(ROOT, "tools"), os.path.join(ROOT, "tests")]
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 try:
     import numpy as np
 

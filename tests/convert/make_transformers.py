@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Random Transformer checkpoints in Hugging Face's layout, without transformers or PyTorch, and what transformer_numpy.py makes of them.
 
-Usage: tests/make_transformers.py FAMILY FOLDER [--layout NAME] [--dtype f32|f16|bf16] [KEY=VALUE ...]    one checkpoint
-       tests/make_transformers.py --golden                                      tests/golden/transformers.json anew
+Usage: tests/python tests/convert/make_transformers.py FAMILY FOLDER [--layout NAME] [--dtype f32|f16|bf16] [KEY=VALUE ...]    one checkpoint
+       tests/python tests/convert/make_transformers.py --golden                                  tests/golden/transformers.json anew
 
 FAMILY is nllb-moe, nllb, marian (base: swish) or marian-big (relu, </s> not 0). KEY=VALUE changes config.json ("d_model=1024"), which is
 how a checkpoint of a published shape is made: --shape nllb-600m and the like. Weights are a function of tensor name, place and seed alone
@@ -17,9 +17,8 @@ import zlib
 
 import numpy as np
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GOLDEN = os.path.join(ROOT, "tests", "golden", "transformers.json")
-sys.path.insert(0, os.path.join(ROOT, "tests"))
 
 LANGUAGES = range(190, 196)  # ids of language tokens in the small M2M-like checkpoints
 M2M = {"architectures": ["M2M100ForConditionalGeneration"], "model_type": "m2m_100", "activation_function": "relu", "bos_token_id": 0,
