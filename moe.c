@@ -413,9 +413,9 @@ typedef struct moe_gate_op {
 typedef struct moe_output_op {
     const moe_matrix *w;
     const float *bias;    /* [vocabulary] or NULL */
-    const int32_t *never; /* [n_never] tokens that are never generated */
-    size_t n_never;
-    int never_counted; /* they have their share of probability all the same */
+    const int32_t *never; /* [n_never] tokens that are never generated; of these, the first n_suppressed have their */
+    size_t n_never;       /* share of probability all the same */
+    size_t n_suppressed;
     int32_t eos;
 } moe_output_op;
 
@@ -4880,8 +4880,8 @@ struct moe_model {
     int transformer;
     int32_t vocabulary, bos, eos;
     int source_tag, source_bos, source_eos;
-    int32_t *never; /* [n_never] tokens that are never generated */
-    size_t n_never;
+    int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
+    size_t n_never, n_suppressed;
     const moe_meta *languages; /* TEXTS or NULL */
     const moe_meta *tags;      /* INTS */
     size_t width;              /* D */
@@ -4895,7 +4895,6 @@ struct moe_model {
     const moe_layer *attention; /* GNMT's; NULL: none */
     moe_matrix positions;       /* [positions, D] F32; rows 0: none */
     int forced_tag;             /* a translation's first token is the target language's tag */
-    int never_counted;          /* tokens that are never generated have their share of probability all the same */
     size_t memory_width;        /* columns of the encoder's output */
     size_t query_width;
     int context_current;      /* some layer reads the context of this step */
@@ -5346,7 +5345,6 @@ static void moe_read_format(moe_reader *r, moe_model *m) {
     m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, 1, 0);
     m->source_eos = (int)moe_read_int(r, moe_read(r, "source.eos"), 0, 1, 1);
     m->forced_tag = (int)moe_read_int(r, moe_read(r, "target.tag"), 0, 1, 0);
-    m->never_counted = (int)moe_read_int(r, moe_read(r, "token.never_counted"), 0, 1, 0);
     if (!m->transformer) m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
     m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names,
                                           m->transformer ? MOE_RULES_HF : MOE_RULES_PAPER);
@@ -5386,15 +5384,18 @@ static void moe_bind_translation(moe_reader *r, moe_model *m) {
 }
 
 static void moe_read_never(moe_reader *r, moe_model *m) {
-    const moe_meta *never = moe_read_tokens(r, "token.never");
-    if (!never) return;
-    m->never = moe_allocate_zeroed(&m->allocator, never->count * sizeof *m->never);
+    const moe_meta *suppressed = moe_read_tokens(r, "token.suppressed"), *never = moe_read_tokens(r, "token.never");
+    m->n_suppressed = suppressed ? suppressed->count : 0;
+    m->n_never = m->n_suppressed + (never ? never->count : 0);
+    if (r->status != MOE_OK || !m->n_never) return;
+    m->never = moe_allocate_zeroed(&m->allocator, m->n_never * sizeof *m->never);
     if (!m->never) {
         r->status = moe_fail(r->error, MOE_ERROR_MEMORY, "model", "no memory for the tokens that are never generated");
         return;
     }
-    m->n_never = never->count;
-    for (size_t i = 0; i < never->count; i++) m->never[i] = (int32_t)moe_meta_int(never, i);
+    for (size_t i = 0; i < m->n_never; i++)
+        m->never[i] =
+            (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
 static moe_status moe_bind(moe_model *m, moe_error *error) {
@@ -6868,6 +6869,13 @@ typedef struct moe_output_job {
     size_t row_tasks;
 } moe_output_job;
 
+/* The never generated tokens [first, end) of the list, where they are among y[n], the logits from `column` on. */
+static void moe_forbid(const moe_output_op *o, size_t first, size_t end, float *y, size_t column, size_t n) {
+    for (size_t i = first; i < end; i++)
+        if ((size_t)o->never[i] >= column && (size_t)o->never[i] < column + n)
+            y[(size_t)o->never[i] - column] = moe_from_bits(0xff800000u);
+}
+
 /* One chunk of the vocabulary for some rows: logits, the best of them, the sum of exponentials. */
 static void moe_output_task(void *arg, size_t task, size_t thread) {
     const moe_output_job *job = arg;
@@ -6891,13 +6899,11 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         const size_t row = row0 + r, at = row * work->chunks + chunk;
         float *y = logits + r * l.y_stride, largest;
         if (t->stride) memcpy(moe_row_of(t, row) + column, y, w.rows * sizeof *y);
-        if (t->output.never_counted) {
+        moe_forbid(&t->output, t->output.n_suppressed, t->output.n_never, y, column, w.rows);
+        if (t->output.n_suppressed) {
             work->max[at] = kernels->max(y, w.rows);
             work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
-        }
-        for (size_t i = 0; i < t->output.n_never; i++) {
-            const size_t id = (size_t)t->output.never[i];
-            if (id >= column && id < column + w.rows) y[id - column] = moe_from_bits(0xff800000u);
+            moe_forbid(&t->output, 0, t->output.n_suppressed, y, column, w.rows);
         }
         if (f->hold && f->hold[row] && (size_t)t->output.eos >= column && (size_t)t->output.eos < column + w.rows)
             y[(size_t)t->output.eos - column] = moe_from_bits(0xff800000u);
@@ -6905,7 +6911,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
             f->want_logprob[row] = y[(size_t)f->want[row] - column];
         largest = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
                                 work->ids + at * top);
-        if (t->output.never_counted) continue;
+        if (t->output.n_suppressed) continue;
         work->max[at] = largest;
         work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
     }
@@ -7324,7 +7330,7 @@ static moe_node *moe_build_decoder_lstm(moe_graph *g, const moe_layer *layer, co
 
 /* One step for every live hypothesis. */
 static void moe_build_decoder(moe_graph *g, const moe_model *m, const moe_memory *memory, const moe_decoder_state *s) {
-    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->never_counted, m->eos };
+    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
     const size_t attends = m->attention ? m->attention->attention.layer : SIZE_MAX;
     moe_node *x = moe_build_embedding(g, m, &m->target_embedding, "decoder.embedding"), *r;
     moe_decoder_step step;
@@ -7349,7 +7355,7 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, const moe_memory
 }
 
 static void moe_build_classifier(moe_graph *g, const moe_model *m) {
-    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->never_counted, m->eos };
+    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
     moe_node *x = moe_op_input(g, m->width, "network.input");
     for (size_t i = 0; i < m->n_decoder; i++) x = moe_build_layer(g, &m->decoder[i], x, NULL);
     moe_op_output(g, &output, x);
