@@ -84,7 +84,7 @@ $(BUILD)/.deps-cuda: tools/install-deps
 	@touch $@
 
 # -fmad=false: as with -ffp-contract above.
-$(BUILD)/moe-cuda.o: moe-cuda.cu moe.h | $(BUILD)/.deps-cuda
+$(BUILD)/moe-cuda.o: moe-cuda.cu moe.c moe.h | $(BUILD)/.deps-cuda
 	$(NVCC) -std=c++17 -O2 -fmad=false $(CUDA_CODE) -I. -I$(CUBLAS)/include -c moe-cuda.cu -o $@
 
 # Programs are linked again when the build with and the build without CUDA take turns.
@@ -248,7 +248,7 @@ $(BUILD)/test_%-emulated.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h 
 # moe-cuda.cu on the processor: tests/cuda_emu.h is all of CUDA that it sees.
 $(BUILD)/test_cuda.o: C_FLAGS += -DMOE_CUDA
 
-$(BUILD)/cuda_emu.o: moe-cuda.cu moe.h tests/cuda_emu.h | $(BUILD)/.deps-test
+$(BUILD)/cuda_emu.o: moe-cuda.cu moe.c moe.h tests/cuda_emu.h | $(BUILD)/.deps-test
 	$(CXX) $(CXX_FLAGS) -ffp-contract=off -DMOE_CUDA_EMULATOR -include tests/cuda_emu.h -x c++ -c moe-cuda.cu -o $@
 
 $(BUILD)/test_cuda: $(BUILD)/test_cuda.o $(BUILD)/cuda_emu.o
