@@ -2663,9 +2663,10 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
     for (int which = 0; which < 2; which++)
         for (size_t i = 0; i < d->graphs[which].count && d->status == MOE_OK; i++) {
             const moe_node *n = &d->graphs[which].nodes[i];
-            const size_t step = d->cache.slots ? d->cache.slot_bytes : moe_expert_bytes(n);
             char *slabs = d->cache.slabs;
+            size_t step;
             if (n->op != MOE_OP_EXPERTS) continue;
+            step = d->cache.slots ? d->cache.slot_bytes : moe_expert_bytes(n);
             if (!slabs) slabs = (char *)moe_take(d, n->experts->count, step, n->name);
             if (!slabs) return;
             d->bound[which][i].up = moe_weights_at(&n->experts->up, slabs, step);
