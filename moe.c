@@ -896,6 +896,14 @@ MOE_SHARED int moe_hf_done(const moe_search *s, moe_slot *slot) {
             slot->live[0].logprob / moe_length_penalty(s, slot->steps) <= slot->finished[slot->n_finished - 1].score);
 }
 
+/* At the length limit every hypothesis gets its end token, which costs nothing. */
+MOE_SHARED int moe_force_end(const moe_search *s, moe_slot *slot) {
+    for (size_t h = 0; h < slot->n_live; h++)
+        moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
+    slot->n_live = 0;
+    return moe_hf_done(s, slot);
+}
+
 /* The outcome of a step for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done. */
 MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
     const size_t beam = (size_t)s->beam;
@@ -904,12 +912,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
     float best_candidate = 0.0f;
     const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->limit;
     slot->steps++;
-    if (last_step && s->force_end) {
-        for (size_t h = 0; h < slot->n_live; h++)
-            moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
-        slot->n_live = 0;
-        return moe_hf_done(s, slot);
-    }
+    if (last_step && s->force_end) return moe_force_end(s, slot);
     for (size_t h = 0; h < slot->n_live; h++) taken[h] = 0;
     for (size_t position = 0; n_next < beam && !(last_step && position == beam); position++) {
         size_t best = slot->n_live, at;
@@ -4043,27 +4046,22 @@ static moe_status moe_check_unique(const void *first, size_t count, size_t strid
     return status;
 }
 
-/* Check everything but the tensors' contents. On failure nothing is left allocated. */
-static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
-                                 moe_error *error) {
-    moe_cursor c = { data, 0, bytes, 0 };
-    uint64_t file_bytes, data_end;
-    uint32_t checksum, n_meta, n_tensors;
-    moe_status status = MOE_OK;
-    memset(f, 0, sizeof *f);
-    f->data = data;
-    f->bytes = bytes;
+/* The fixed part of the header; the cursor is then at the first entry. */
+static moe_status moe_parse_header(moe_cursor *c, moe_file *f, moe_error *error) {
+    const size_t bytes = f->bytes;
+    uint64_t file_bytes;
+    uint32_t checksum;
     if (bytes < MOE_HEADER_BYTES)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "only %zu bytes: not a model file, or cut off", bytes);
-    if (memcmp(data, moe_magic, sizeof moe_magic) != 0)
+    if (memcmp(f->data, moe_magic, sizeof moe_magic) != 0)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "not a moe model file (no MOEMODEL at its start)");
-    c.at = sizeof moe_magic;
-    f->version = moe_take_u32(&c);
-    checksum = moe_take_u32(&c);
-    f->header_bytes = moe_take_u64(&c);
-    file_bytes = moe_take_u64(&c);
-    n_meta = moe_take_u32(&c);
-    n_tensors = moe_take_u32(&c);
+    c->at = sizeof moe_magic;
+    f->version = moe_take_u32(c);
+    checksum = moe_take_u32(c);
+    f->header_bytes = moe_take_u64(c);
+    file_bytes = moe_take_u64(c);
+    f->n_meta = moe_take_u32(c);
+    f->n_tensors = moe_take_u32(c);
     if (f->version != MOE_FILE_VERSION)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8", "file version %u, this program reads version %d",
                         f->version, MOE_FILE_VERSION);
@@ -4077,20 +4075,37 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, co
                         (unsigned long long)f->header_bytes);
     if (moe_crc32(0, f->data + 16, (size_t)f->header_bytes - 16) != checksum)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "the header's checksum is wrong: the file is damaged");
-    for (; c.at < MOE_HEADER_BYTES; c.at++)
-        if (f->data[c.at])
+    for (; c->at < MOE_HEADER_BYTES; c->at++)
+        if (f->data[c->at])
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
-    c.end = (size_t)f->header_bytes;
+    c->end = (size_t)f->header_bytes;
     /* An entry takes 24 bytes at the least, so the counts cannot ask for more memory than the file's own size. */
-    if (n_meta > f->header_bytes / 24 || n_tensors > f->header_bytes / 24)
+    if (f->n_meta > f->header_bytes / 24 || f->n_tensors > f->header_bytes / 24)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
-                        "%u metadata entries and %u tensors do not fit the header", n_meta, n_tensors);
+                        "%zu metadata entries and %zu tensors do not fit the header", f->n_meta, f->n_tensors);
+    return MOE_OK;
+}
+
+/* Check everything but the tensors' contents. On failure nothing is left allocated. */
+static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
+                                 moe_error *error) {
+    moe_cursor c = { data, 0, bytes, 0 };
+    uint64_t data_end;
+    size_t n_meta, n_tensors;
+    moe_status status;
+    memset(f, 0, sizeof *f);
+    f->data = data;
+    f->bytes = bytes;
+    status = moe_parse_header(&c, f, error);
+    n_meta = f->n_meta, n_tensors = f->n_tensors;
+    f->n_meta = f->n_tensors = 0; /* until there is memory for them */
+    if (status != MOE_OK) return status;
     f->meta = moe_allocate_zeroed(a, n_meta * sizeof *f->meta);
     f->tensors = moe_allocate_zeroed(a, n_tensors * sizeof *f->tensors);
     f->n_meta = n_meta;
     f->n_tensors = n_tensors;
     if (!f->meta || !f->tensors)
-        status = moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %u metadata entries and %u tensors",
+        status = moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %zu metadata entries and %zu tensors",
                           n_meta, n_tensors);
     for (size_t i = 0; i < n_meta && status == MOE_OK; i++) status = moe_parse_meta(&c, &f->meta[i], error);
     data_end = f->header_bytes;
@@ -5341,7 +5356,7 @@ static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side) {
 /* What a translation model says of its format. */
 static void moe_read_format(moe_reader *r, moe_model *m) {
     static const char *const inits[] = { "zero", "encoder", NULL };
-    m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, 2, m->languages != NULL);
+    m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, m->transformer ? 2 : 1, m->languages != NULL);
     m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, 1, 0);
     m->source_eos = (int)moe_read_int(r, moe_read(r, "source.eos"), 0, 1, 1);
     m->forced_tag = (int)moe_read_int(r, moe_read(r, "target.tag"), 0, 1, 0);
@@ -7824,6 +7839,37 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
     }
 }
 
+/* What a step of the decoder reads and writes beside the graph's nodes, and the results. */
+static void moe_frame_layout(moe_session *s, moe_layout *at) {
+    const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
+    const size_t beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest;
+    const int here = !s->api; /* this is where hypotheses are searched */
+    if (here || s->model->kind == MOE_MODEL_CLASSIFIER) {
+        s->want = moe_carve(at, s->rows, sizeof *s->want);
+        s->want_logprob = moe_carve(at, s->rows, sizeof *s->want_logprob);
+        s->top_ids = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_ids);
+        s->top_logprobs = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_logprobs);
+    }
+    if (!here) return;
+    s->ids = moe_carve(at, s->rows, sizeof *s->ids);
+    s->parents = moe_carve(at, s->rows, sizeof *s->parents);
+    s->positions = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->positions);
+    if (moe_token_rows(s, 1, 1)) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
+    if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
+    if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
+    s->segment = moe_carve(at, s->rows, sizeof *s->segment);
+    s->length = moe_carve(at, s->rows, sizeof *s->length);
+    if (s->search.beta != 0.0f || s->params.attention)
+        s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
+    if (s->search.beta != 0.0f) {
+        s->coverage = moe_carve(at, s->rows * max_source, sizeof(float));
+        s->coverage_next = moe_carve(at, s->rows * max_source, sizeof(float));
+    }
+    s->next = moe_carve(at, beam, sizeof *s->next);
+    s->result_ids = moe_carve(at, nbest * max_target, sizeof *s->result_ids);
+    s->result_logprobs = moe_carve(at, nbest * (max_target + 1), sizeof *s->result_logprobs);
+}
+
 /* Carve everything but the arena and, on a device, what is carried; with at->base NULL this only measures. */
 static void moe_session_layout(moe_session *s, moe_layout *at) {
     const moe_model *m = s->model;
@@ -7867,30 +7913,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     s->live = moe_carve(at, max_source, sizeof *s->live);
     s->first = moe_carve(at, max_source, sizeof *s->first);
     s->hypotheses = moe_carve(at, nbest, sizeof *s->hypotheses);
-    if (here || m->kind == MOE_MODEL_CLASSIFIER) {
-        s->want = moe_carve(at, s->rows, sizeof *s->want);
-        s->want_logprob = moe_carve(at, s->rows, sizeof *s->want_logprob);
-        s->top_ids = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_ids);
-        s->top_logprobs = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_logprobs);
-    }
-    if (!here) return;
-    s->ids = moe_carve(at, s->rows, sizeof *s->ids);
-    s->parents = moe_carve(at, s->rows, sizeof *s->parents);
-    s->positions = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->positions);
-    if (moe_token_rows(s, 1, 1)) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
-    if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
-    if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
-    s->segment = moe_carve(at, s->rows, sizeof *s->segment);
-    s->length = moe_carve(at, s->rows, sizeof *s->length);
-    if (s->search.beta != 0.0f || s->params.attention)
-        s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
-    if (s->search.beta != 0.0f) {
-        s->coverage = moe_carve(at, s->rows * max_source, sizeof(float));
-        s->coverage_next = moe_carve(at, s->rows * max_source, sizeof(float));
-    }
-    s->next = moe_carve(at, beam, sizeof *s->next);
-    s->result_ids = moe_carve(at, nbest * max_target, sizeof *s->result_ids);
-    s->result_logprobs = moe_carve(at, nbest * (max_target + 1), sizeof *s->result_logprobs);
+    moe_frame_layout(s, at);
 }
 
 /* Build and plan the graphs, on the nodes that they have. */
@@ -7922,6 +7945,18 @@ static size_t moe_arena_bytes(const moe_session *s) {
 
 static void moe_place_graphs(moe_session *s, char *arena) {
     for (int g = 0; g < MOE_GRAPHS; g++) moe_graph_place(&s->graphs[g], arena);
+}
+
+/* How many rows of each kind there are. */
+static void moe_settle_rows(moe_session *s) {
+    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam;
+    s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
+    /* A request is pulled before its length is known, so there is always room for a longest one. */
+    s->by_source.capacity = (size_t)s->params.max_source +
+                            (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
+                            32 * (s->n_slots - batch);
+    s->by_token.capacity = moe_token_rows(s, beam, (size_t)s->params.max_target) + 32 * s->rows;
+    s->memory.width = s->model->memory_width;
 }
 
 /* Fill in what the parameters decide, before any memory is laid out. */
@@ -7981,13 +8016,7 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
     s->graphs[MOE_DECODER].top =
         moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? s->params.nbest : s->params.beam + 1),
                 (size_t)m->vocabulary);
-    s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
-    /* A request is pulled before its length is known, so there is always room for a longest one. */
-    s->by_source.capacity = (size_t)s->params.max_source +
-                            (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
-                            32 * (s->n_slots - batch);
-    s->by_token.capacity = moe_token_rows(s, beam, (size_t)s->params.max_target) + 32 * s->rows;
-    s->memory.width = m->memory_width;
+    moe_settle_rows(s);
     return MOE_OK;
 }
 
