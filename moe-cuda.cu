@@ -1285,6 +1285,7 @@ __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32
     slot->limit = b.limit;
     slot->n_target = b.n_target;
     slot->scoring = b.scoring;
+    slot->forced = 0;
     moe_slot_begin(slot);
 }
 

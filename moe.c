@@ -7850,10 +7850,10 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
         s->top_ids = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_ids);
         s->top_logprobs = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_logprobs);
     }
+    s->positions = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->positions);
     if (!here) return;
     s->ids = moe_carve(at, s->rows, sizeof *s->ids);
     s->parents = moe_carve(at, s->rows, sizeof *s->parents);
-    s->positions = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->positions);
     if (moe_token_rows(s, 1, 1)) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
     if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
     if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
