@@ -291,7 +291,27 @@ static void crc32_is_the_usual_one(void **state) {
     assert_int_equal(moe_crc32(0, "123456789", 9), 0xcbf43926u);
     assert_int_equal(moe_crc32(moe_crc32(0, "1234", 4), "56789", 5), 0xcbf43926u);
     assert_int_equal(moe_crc32(0, "", 0), 0);
+    assert_int_equal(~moe_crc_bits(~0u, (const uint8_t *)"123456789", 9), 0xcbf43926u);
     assert_int_equal(mw_crc((const unsigned char *)"123456789", 9), 0xcbf43926u);
+}
+
+static void every_way_to_a_checksum_gives_the_same(void **state) {
+    uint8_t bytes[5000];
+    uint64_t random = 7;
+    (void)state;
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)mw_next(&random);
+    for (size_t n = 0; n < sizeof bytes - 16; n += n < 400 ? 1 : 97)
+        for (size_t from = 0; from < 16; from += 5) {
+            const uint32_t begin = (uint32_t)mw_next(&random), want = moe_crc_bits(begin, bytes + from, n);
+            const size_t part = n ? mw_below(&random, n) : 0;
+            assert_int_equal(moe_crc_portable(begin, bytes + from, n), want);
+            assert_int_equal(~moe_crc32(~begin, bytes + from, n), want);
+            assert_int_equal(~moe_crc32(moe_crc32(~begin, bytes + from, part), bytes + from + part, n - part), want);
+#if MOE_X86
+            if (n >= 64 && __builtin_cpu_supports("pclmul"))
+                assert_int_equal(moe_crc_clmul(begin, bytes + from, n), want);
+#endif
+        }
 }
 
 /* ---- Truncated ---- */
@@ -2182,6 +2202,7 @@ int main(void) {
         cmocka_unit_test(languages_and_tags_are_found),
         cmocka_unit_test(directory_says_what_lies_where),
         cmocka_unit_test(crc32_is_the_usual_one),
+        cmocka_unit_test(every_way_to_a_checksum_gives_the_same),
         cmocka_unit_test(truncated_at_every_byte_of_the_first_200),
         cmocka_unit_test(truncated_with_a_header_that_fits),
         cmocka_unit_test(truncated_at_every_section_boundary),
