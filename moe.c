@@ -3030,7 +3030,8 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
  *     length, bytes, pad to 8)
  *   tensor directory entries, each padded to 8: u32 type, u32 layout (0 matrix or vector, 1 experts), u32 dimensions,
  *     u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name
- *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; nothing behind.
+ *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; less than 4096 zero
+ *     bytes before each, nothing behind.
  * An experts tensor [E, hidden, width] is E slabs of equal stride (a multiple of 4096): the up matrix [hidden, width],
  * padded to 64, then the down matrix [width, hidden]; so one expert is one read. */
 
@@ -3325,6 +3326,13 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
                         "offset %llu, %llu bytes: outside the file (%zu bytes), misaligned "
                         "or overlapping",
                         (unsigned long long)t->offset, (unsigned long long)t->bytes, f->bytes);
+    if (t->offset - *data_end >= MOE_SLAB_ALIGN)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "a gap of %llu bytes lies before it",
+                        (unsigned long long)(t->offset - *data_end));
+    for (; *data_end < t->offset; ++*data_end)
+        if (f->data[*data_end])
+            return moe_fail(error, MOE_ERROR_FORMAT, where, "byte %llu of the gap before it is not zero: damaged",
+                            (unsigned long long)*data_end);
     *data_end = t->offset + t->bytes;
     return MOE_OK;
 }
@@ -3425,6 +3433,28 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, co
     return status;
 }
 
+/* The first row of a matrix whose scale is not a number >= 0; as many as there are rows: none. */
+static size_t moe_broken_scale(const moe_matrix *m) {
+    size_t row = m->scales ? 0 : m->rows;
+    while (row < m->rows && m->scales[row] >= 0 && m->scales[row] <= FLT_MAX) row++;
+    return row;
+}
+
+static moe_status moe_verify_slabs(const moe_file *f, const moe_tensor_info *t, const char *where, moe_error *error) {
+    const size_t hidden = (size_t)t->dims[1], width = (size_t)t->dims[2];
+    uint64_t down = 0;
+    const size_t stride = (size_t)moe_slab_bytes(t->type, hidden, width, &down);
+    for (size_t e = 0; e < (size_t)t->dims[0]; e++) {
+        const char *slab = f->data + t->offset + e * stride;
+        const moe_matrix up = moe_matrix_view(t->type, hidden, width, slab);
+        const moe_matrix low = moe_matrix_view(t->type, width, hidden, slab + down);
+        if (moe_broken_scale(&up) < hidden || moe_broken_scale(&low) < width)
+            return moe_fail(error, MOE_ERROR_FORMAT, where, "a scale of its expert %zu is not a number >= 0", e);
+    }
+    return MOE_OK;
+}
+
+/* Compare the tensors with their checksums, and read what binding does not, as it would touch every expert. */
 static moe_status moe_file_verify(const moe_file *f, moe_error *error) {
     for (size_t i = 0; i < f->n_tensors; i++) {
         const moe_tensor_info *t = &f->tensors[i];
@@ -3432,6 +3462,7 @@ static moe_status moe_file_verify(const moe_file *f, moe_error *error) {
         snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(t->name.length, 80), t->name.data);
         if (moe_crc32(0, f->data + t->offset, (size_t)t->bytes) != t->checksum)
             return moe_fail(error, MOE_ERROR_FORMAT, where, "its checksum is wrong: the file is damaged, get it again");
+        if (t->experts) MOE_TRY(moe_verify_slabs(f, t, where, error));
     }
     return MOE_OK;
 }
@@ -4183,12 +4214,10 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
                      cols);
     } else {
         *out = moe_matrix_view(t->type, rows, cols, r->model->file.data + t->offset);
-        for (size_t i = 0; out->scales && i < rows; i++)
-            if (!(out->scales[i] >= 0 && out->scales[i] <= FLT_MAX)) {
-                r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0",
-                                     i, r->key);
-                break;
-            }
+        const size_t broken = moe_broken_scale(out);
+        if (broken < rows)
+            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0",
+                                 broken, r->key);
     }
 }
 
@@ -4551,12 +4580,14 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
 static moe_status moe_model_create(const void *data, size_t bytes, int mapped, const moe_model_params *params,
                                    moe_model **out, moe_error *error) {
     moe_allocator a = moe_allocator_or_default(params ? &params->allocator : NULL);
+    const int verify = params ? params->verify : 0;
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
     moe_status status;
     if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory for a model");
     m->allocator = a;
     status = moe_file_parse(&m->file, data, bytes, &a, error);
-    if (status == MOE_OK && params && params->verify) status = moe_file_verify(&m->file, error);
+    if (status == MOE_OK && (verify > 0 || (verify == 0 && bytes <= MOE_VERIFY_BYTES)))
+        status = moe_file_verify(&m->file, error);
     if (status == MOE_OK) status = moe_bind(m, error);
     if (status != MOE_OK) {
         moe_model_close(m); /* not mapped yet: the caller unmaps */
