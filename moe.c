@@ -7797,6 +7797,7 @@ struct moe_session {
     char *arena; /* of both graphs: they never run at the same time */
     moe_memory memory;
     moe_decoder_state state;
+    atomic_int cancelled; /* by moe_session_cancel; until a call has heard of it */
     size_t rows, encode_tokens;
     size_t n_slots;      /* batch, and with reranking those of questions */
     moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
@@ -8808,6 +8809,13 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     return MOE_OK;
 }
 
+void moe_session_cancel(moe_session *s) { atomic_store(&s->cancelled, 1); }
+
+static moe_status moe_heed(moe_session *s, const char *call, moe_error *error) {
+    if (!atomic_exchange(&s->cancelled, 0)) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_CANCELLED, call, "cancelled");
+}
+
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, questions = s->n_slots - batch;
     moe_status status = MOE_OK;
@@ -8823,6 +8831,7 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
             if (answer == MOE_PULL_CANCEL)
                 status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
+        if (status == MOE_OK) status = moe_heed(s, "translate", error);
         if (status != MOE_OK) break;
         if (s->by_source.n) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
@@ -8862,6 +8871,7 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
             s->want[r] = -1;
             if (s->keys) s->keys[r] = moe_row_key(inputs + (row0 + r) * width, width);
         }
+        MOE_TRY(moe_heed(s, "classify", error));
         MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
         for (size_t r = 0; r < n; r++) {
             if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], r, NULL, row0 + r, -1);
