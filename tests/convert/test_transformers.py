@@ -12,15 +12,20 @@ import contextlib
 import io
 import json
 import os
+import subprocess
 import sys
 import tempfile
 
 from suite import Suite
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
+TRANSLATE = os.path.join(BIN, "moe-translate")
+TOLERANCE = 2e-5  # of a token's log-probability
 try:
     import numpy as np
 
+    import convert
     import make_transformers as make
     import transformer_numpy
 except ImportError:
@@ -78,6 +83,95 @@ def steps_with_a_cache_are_what_a_whole_target_gives():
         best = model.beam(source, 3, force=force, renormalize=False, bad_words=[], force_end=-1)[0]
         logp = [model.score(source, best.ids)[t, x] for t, x in enumerate(best.ids)]
         assert abs(sum(logp[force >= 0:]) - best.logprob) < 1e-9, family
+
+
+# ---- The engine --------------------------------------------------------------------------------------------------------
+
+def convert_quietly(*command):
+    """convert.py in this process: its complaint, or None."""
+    argv = sys.argv
+    sys.argv = ["convert.py", *command]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            convert.main()
+        return None
+    except SystemExit as stop:
+        return str(stop.code)
+    finally:
+        sys.argv = argv
+
+
+def run(command, lines=(), status=0):
+    result = subprocess.run(command, input="".join(x + "\n" for x in lines), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            encoding="utf-8", timeout=300)
+    assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
+    result.lines = result.stdout.split("\n")[:-1]
+    return result
+
+
+@contextlib.contextmanager
+def converted(family, *options, **how):
+    """A model file of a family's checkpoint."""
+    with checkpoint(family, **how) as folder:
+        model = os.path.join(folder, "model.bin")
+        complaint = convert_quietly("--from", "hf", folder, "-o", model, *options)
+        assert complaint is None, complaint
+        yield model
+
+
+def translate(model, lines, *options):
+    return [json.loads(x) for x in run([TRANSLATE, "-m", model, "--raw-ids", "--json", *options], lines).lines]
+
+
+@numpy_test
+def targets_cost_what_the_reading_says():
+    for family, cases in stored().items():
+        with converted(family) as model:
+            found = translate(model, [f"{c['source']}\t{c['target']}" for c in cases], "--score")
+        for got, wanted in zip(found, cases, strict=True):
+            differences = [abs(x - y) for x, y in zip(got["token_logprobs"], wanted["logprobs"], strict=True)]
+            assert max(differences) < TOLERANCE, (family, wanted["source"], max(differences))
+            assert got["ids"] == ids(wanted["target"]), (family, got["ids"])
+
+
+def by_force(cases):
+    """Cases with the same forced token go through one program."""
+    out = {}
+    for case in cases:
+        out.setdefault(case["force"], []).append(case)
+    return out.items()
+
+
+@numpy_test
+def searches_find_what_the_reading_finds():
+    for family, cases in stored().items():
+        with converted(family) as model:
+            for force, same in by_force(cases):
+                options, lines = ["--force", str(force)] if force >= 0 else [], [c["source"] for c in same]
+                for got, case in zip(translate(model, lines, *options, "--beam", "1"), same, strict=True):
+                    assert make.text(got["ids"]) == case["greedy"][0], (family, case["source"], got["ids"])
+                    assert abs(got["logprob"] - case["greedy"][1]) < 2e-4, (family, case["source"])
+                for n in make.BEAMS:
+                    for early in (0, 1):
+                        found = translate(model, lines, *options, "--beam", str(n), "--nbest", str(n), f"--early-stopping={early}")
+                        for got, case in zip(found, same, strict=True):
+                            where = family, case["source"], n, early
+                            wanted = case["beams"][f"{n}{'e' * early}"]
+                            assert [make.text(h["ids"]) for h in got["nbest"]] == [x for x, _ in wanted], (where, got["nbest"])
+                            assert all(abs(h["score"] - x) < TOLERANCE for h, (_, x) in zip(got["nbest"], wanted)), where
+
+
+@numpy_test
+def defaults_are_those_of_the_checkpoint():
+    for family, cases in stored().items():
+        generation = make.FAMILIES[family][1]
+        n, early = generation.get("num_beams", 1), generation.get("early_stopping", False)
+        with converted(family) as model:
+            force, same = max(by_force(cases), key=lambda x: len(x[1]))
+            found = translate(model, [c["source"] for c in same], *(["--force", str(force)] if force >= 0 else []))
+        for got, case in zip(found, same, strict=True):
+            wanted = case["greedy"][0] if n == 1 else case["beams"][f"{n}{'e' * early}"][0][0]
+            assert make.text(got["ids"]) == wanted, (family, case["source"])
 
 
 # ---- transformers ------------------------------------------------------------------------------------------------------
