@@ -37,6 +37,7 @@ typedef struct options {
     int score, prefix, self_test;
     int raw, force, early_stopping; /* the last two: -1: not given */
     int32_t end;                    /* the model's end token, for --raw-ids */
+    int longest;                    /* target that it can write at all; 0: it does not say */
 } options;
 
 static void usage(FILE *to) {
@@ -513,7 +514,7 @@ static int begin_routing(app *a, const moe_session_params *params) {
     moe_error e;
     p.device = "cpu";
     p.beam = p.nbest = 1;
-    p.max_target++; /* for the end of what was cut */
+    if (!a->options->score && p.max_target != a->options->longest) p.max_target++; /* for the end of what was cut */
     p.rules = MOE_RULES_PAPER;
     p.prune = p.coverage_penalty = p.rerank = 0;
     p.min_target = 0;
@@ -740,8 +741,9 @@ int main(int argc, char **argv) {
     apply_options(&o, &params);
     o.end = (int32_t)meta_int(front.model, "token.eos");
     if (o.raw) front.source_extra = 0; /* lines are complete */
-    if (o.score && c->max_len < 0 && meta_int(front.model, "limit.target") > params.max_target)
-        params.max_target = (int)meta_int(front.model, "limit.target"); /* longer than what is translated by itself */
+    o.longest = (int)meta_int(front.model, "limit.target");
+    if (o.score && c->max_len < 0 && o.longest > params.max_target)
+        params.max_target = o.longest; /* which may be longer than what is translated by itself */
     status = choose_language(&o, &front, &params);
     if (!status) status = program_session(c, front.model, &params, "a translation", &session);
     if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
