@@ -20,35 +20,17 @@ import numpy as np
 import hf_tokens
 import moefile
 import torchfile
+from hf_json import read_json
 from moefile import FormatError
 
 BLOCK = 1 << 24  # numbers at a time, about
-LARGEST_HEADER, LARGEST_JSON = 1 << 27, 1 << 27
+LARGEST_HEADER = 1 << 27
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
          "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
 
 
 # ---- Files -------------------------------------------------------------------------------------------------------------
-
-def read_json(path):
-    """An object of JSON, its keys told apart."""
-    def unique(pairs):
-        out = dict(pairs)
-        if len(out) != len(pairs):
-            raise FormatError(f"{path}: a key stands twice")
-        return out
-    if os.path.getsize(path) > LARGEST_JSON:
-        raise FormatError(f"{path}: too large")
-    with open(path, "rb") as file:
-        try:
-            out = json.loads(file.read(), object_pairs_hook=unique)
-        except (ValueError, RecursionError):
-            raise FormatError(f"{path}: not JSON") from None
-    if not isinstance(out, dict):
-        raise FormatError(f"{path}: not an object of JSON")
-    return out
-
 
 class Rows:
     """A matrix [n, k] or vector [n] whose rows come in blocks."""

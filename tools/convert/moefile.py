@@ -121,11 +121,11 @@ def encode_blob(w, type):
             raise FormatError("a weight is too large for f16")
         return half.tobytes()
     if type == BF16:
-        bits = w.view(np.uint32).astype(np.uint64)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
-        if (bits & 0x7F80 == 0x7F80).any():
+        bits = w.view(np.uint32)
+        rounded = (bits + ((bits >> 16) & 1) + np.uint32(0x7FFF)) >> 16  # to nearest, ties to even
+        if not np.isfinite(w).all() or (rounded & 0x7F80 == 0x7F80).any():
             raise FormatError("a weight is too large for bf16")
-        return bits.astype("<u2").tobytes()
+        return rounded.astype("<u2").tobytes()
     if not np.isfinite(w).all():
         raise FormatError("a weight is not finite")
     n, k = w.shape
