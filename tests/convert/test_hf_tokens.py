@@ -178,7 +178,7 @@ class Checkpoint:
         make.make(self.folder, "nllb", vocab_size=len(vocabulary) + len(codes) + 8)
         write_bytes(self.folder + "/sentencepiece.bpe.model", self.spm.bytes)
         write_json(self.folder + "/vocab.json", vocabulary)
-        write_json(self.folder + "/tokenizer_config.json", {"additional_special_tokens": [{"content": f"__{x}__"} for x in codes]})
+        write_json(self.folder + "/tokenizer_config.json", {"additional_special_tokens": [f"__{x}__" for x in codes]})
 
     def marian(self, texts, codes=("deu", "fra", "cmn_Hans")):
         """The target's model has other pieces; characters that the source's does not know are in the vocabulary with it."""
