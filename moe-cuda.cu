@@ -2039,6 +2039,7 @@ static void moe_run_node(moe_device *d, const moe_graph *g, const moe_node *n, c
     case MOE_OP_EXPERTS: moe_run_experts(d, n, b, rows); break;
     case MOE_OP_MIX: moe_run_mix(d, n, rows); break;
     case MOE_OP_OUTPUT: moe_run_output(d, n, b, rows, g->top, traced); break;
+    case MOE_OP_HEADS: /* not here yet: a session refuses */
     case MOE_OP_VIEW:
     case MOE_OP_COUNT: break;
     }
@@ -2663,9 +2664,10 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
     for (int which = 0; which < 2; which++)
         for (size_t i = 0; i < d->graphs[which].count && d->status == MOE_OK; i++) {
             const moe_node *n = &d->graphs[which].nodes[i];
-            const size_t step = d->cache.slots ? d->cache.slot_bytes : moe_expert_bytes(n);
             char *slabs = d->cache.slabs;
+            size_t step;
             if (n->op != MOE_OP_EXPERTS) continue;
+            step = d->cache.slots ? d->cache.slot_bytes : moe_expert_bytes(n);
             if (!slabs) slabs = (char *)moe_take(d, n->experts->count, step, n->name);
             if (!slabs) return;
             d->bound[which][i].up = moe_weights_at(&n->experts->up, slabs, step);

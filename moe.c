@@ -413,9 +413,9 @@ typedef struct moe_gate_op {
 typedef struct moe_output_op {
     const moe_matrix *w;
     const float *bias;    /* [vocabulary] or NULL */
-    const int32_t *never; /* [n_never] tokens that are never generated */
-    size_t n_never;
-    int never_counted; /* they have their share of probability all the same */
+    const int32_t *never; /* [n_never] tokens that are never generated; of these, the first n_suppressed have their */
+    size_t n_never;       /* share of probability all the same */
+    size_t n_suppressed;
     int32_t eos;
 } moe_output_op;
 
@@ -896,6 +896,14 @@ MOE_SHARED int moe_hf_done(const moe_search *s, moe_slot *slot) {
             slot->live[0].logprob / moe_length_penalty(s, slot->steps) <= slot->finished[slot->n_finished - 1].score);
 }
 
+/* At the length limit every hypothesis gets its end token, which costs nothing. */
+MOE_SHARED int moe_force_end(const moe_search *s, moe_slot *slot) {
+    for (size_t h = 0; h < slot->n_live; h++)
+        moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
+    slot->n_live = 0;
+    return moe_hf_done(s, slot);
+}
+
 /* The outcome of a step for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done. */
 MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
     const size_t beam = (size_t)s->beam;
@@ -904,12 +912,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
     float best_candidate = 0.0f;
     const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->limit;
     slot->steps++;
-    if (last_step && s->force_end) {
-        for (size_t h = 0; h < slot->n_live; h++)
-            moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
-        slot->n_live = 0;
-        return moe_hf_done(s, slot);
-    }
+    if (last_step && s->force_end) return moe_force_end(s, slot);
     for (size_t h = 0; h < slot->n_live; h++) taken[h] = 0;
     for (size_t position = 0; n_next < beam && !(last_step && position == beam); position++) {
         size_t best = slot->n_live, at;
@@ -4043,27 +4046,22 @@ static moe_status moe_check_unique(const void *first, size_t count, size_t strid
     return status;
 }
 
-/* Check everything but the tensors' contents. On failure nothing is left allocated. */
-static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
-                                 moe_error *error) {
-    moe_cursor c = { data, 0, bytes, 0 };
-    uint64_t file_bytes, data_end;
-    uint32_t checksum, n_meta, n_tensors;
-    moe_status status = MOE_OK;
-    memset(f, 0, sizeof *f);
-    f->data = data;
-    f->bytes = bytes;
+/* The fixed part of the header; the cursor is then at the first entry. */
+static moe_status moe_parse_header(moe_cursor *c, moe_file *f, moe_error *error) {
+    const size_t bytes = f->bytes;
+    uint64_t file_bytes;
+    uint32_t checksum;
     if (bytes < MOE_HEADER_BYTES)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "only %zu bytes: not a model file, or cut off", bytes);
-    if (memcmp(data, moe_magic, sizeof moe_magic) != 0)
+    if (memcmp(f->data, moe_magic, sizeof moe_magic) != 0)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "not a moe model file (no MOEMODEL at its start)");
-    c.at = sizeof moe_magic;
-    f->version = moe_take_u32(&c);
-    checksum = moe_take_u32(&c);
-    f->header_bytes = moe_take_u64(&c);
-    file_bytes = moe_take_u64(&c);
-    n_meta = moe_take_u32(&c);
-    n_tensors = moe_take_u32(&c);
+    c->at = sizeof moe_magic;
+    f->version = moe_take_u32(c);
+    checksum = moe_take_u32(c);
+    f->header_bytes = moe_take_u64(c);
+    file_bytes = moe_take_u64(c);
+    f->n_meta = moe_take_u32(c);
+    f->n_tensors = moe_take_u32(c);
     if (f->version != MOE_FILE_VERSION)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8", "file version %u, this program reads version %d",
                         f->version, MOE_FILE_VERSION);
@@ -4077,20 +4075,37 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, co
                         (unsigned long long)f->header_bytes);
     if (moe_crc32(0, f->data + 16, (size_t)f->header_bytes - 16) != checksum)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "the header's checksum is wrong: the file is damaged");
-    for (; c.at < MOE_HEADER_BYTES; c.at++)
-        if (f->data[c.at])
+    for (; c->at < MOE_HEADER_BYTES; c->at++)
+        if (f->data[c->at])
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
-    c.end = (size_t)f->header_bytes;
+    c->end = (size_t)f->header_bytes;
     /* An entry takes 24 bytes at the least, so the counts cannot ask for more memory than the file's own size. */
-    if (n_meta > f->header_bytes / 24 || n_tensors > f->header_bytes / 24)
+    if (f->n_meta > f->header_bytes / 24 || f->n_tensors > f->header_bytes / 24)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
-                        "%u metadata entries and %u tensors do not fit the header", n_meta, n_tensors);
+                        "%zu metadata entries and %zu tensors do not fit the header", f->n_meta, f->n_tensors);
+    return MOE_OK;
+}
+
+/* Check everything but the tensors' contents. On failure nothing is left allocated. */
+static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
+                                 moe_error *error) {
+    moe_cursor c = { data, 0, bytes, 0 };
+    uint64_t data_end;
+    size_t n_meta, n_tensors;
+    moe_status status;
+    memset(f, 0, sizeof *f);
+    f->data = data;
+    f->bytes = bytes;
+    status = moe_parse_header(&c, f, error);
+    n_meta = f->n_meta, n_tensors = f->n_tensors;
+    f->n_meta = f->n_tensors = 0; /* until there is memory for them */
+    if (status != MOE_OK) return status;
     f->meta = moe_allocate_zeroed(a, n_meta * sizeof *f->meta);
     f->tensors = moe_allocate_zeroed(a, n_tensors * sizeof *f->tensors);
     f->n_meta = n_meta;
     f->n_tensors = n_tensors;
     if (!f->meta || !f->tensors)
-        status = moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %u metadata entries and %u tensors",
+        status = moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %zu metadata entries and %zu tensors",
                           n_meta, n_tensors);
     for (size_t i = 0; i < n_meta && status == MOE_OK; i++) status = moe_parse_meta(&c, &f->meta[i], error);
     data_end = f->header_bytes;
@@ -4880,8 +4895,8 @@ struct moe_model {
     int transformer;
     int32_t vocabulary, bos, eos;
     int source_tag, source_bos, source_eos;
-    int32_t *never; /* [n_never] tokens that are never generated */
-    size_t n_never;
+    int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
+    size_t n_never, n_suppressed;
     const moe_meta *languages; /* TEXTS or NULL */
     const moe_meta *tags;      /* INTS */
     size_t width;              /* D */
@@ -4895,7 +4910,6 @@ struct moe_model {
     const moe_layer *attention; /* GNMT's; NULL: none */
     moe_matrix positions;       /* [positions, D] F32; rows 0: none */
     int forced_tag;             /* a translation's first token is the target language's tag */
-    int never_counted;          /* tokens that are never generated have their share of probability all the same */
     size_t memory_width;        /* columns of the encoder's output */
     size_t query_width;
     int context_current;      /* some layer reads the context of this step */
@@ -5342,11 +5356,10 @@ static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side) {
 /* What a translation model says of its format. */
 static void moe_read_format(moe_reader *r, moe_model *m) {
     static const char *const inits[] = { "zero", "encoder", NULL };
-    m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, 2, m->languages != NULL);
+    m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, m->transformer ? 2 : 1, m->languages != NULL);
     m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, 1, 0);
     m->source_eos = (int)moe_read_int(r, moe_read(r, "source.eos"), 0, 1, 1);
     m->forced_tag = (int)moe_read_int(r, moe_read(r, "target.tag"), 0, 1, 0);
-    m->never_counted = (int)moe_read_int(r, moe_read(r, "token.never_counted"), 0, 1, 0);
     if (!m->transformer) m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
     m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names,
                                           m->transformer ? MOE_RULES_HF : MOE_RULES_PAPER);
@@ -5386,15 +5399,18 @@ static void moe_bind_translation(moe_reader *r, moe_model *m) {
 }
 
 static void moe_read_never(moe_reader *r, moe_model *m) {
-    const moe_meta *never = moe_read_tokens(r, "token.never");
-    if (!never) return;
-    m->never = moe_allocate_zeroed(&m->allocator, never->count * sizeof *m->never);
+    const moe_meta *suppressed = moe_read_tokens(r, "token.suppressed"), *never = moe_read_tokens(r, "token.never");
+    m->n_suppressed = suppressed ? suppressed->count : 0;
+    m->n_never = m->n_suppressed + (never ? never->count : 0);
+    if (r->status != MOE_OK || !m->n_never) return;
+    m->never = moe_allocate_zeroed(&m->allocator, m->n_never * sizeof *m->never);
     if (!m->never) {
         r->status = moe_fail(r->error, MOE_ERROR_MEMORY, "model", "no memory for the tokens that are never generated");
         return;
     }
-    m->n_never = never->count;
-    for (size_t i = 0; i < never->count; i++) m->never[i] = (int32_t)moe_meta_int(never, i);
+    for (size_t i = 0; i < m->n_never; i++)
+        m->never[i] =
+            (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
 static moe_status moe_bind(moe_model *m, moe_error *error) {
@@ -6868,6 +6884,13 @@ typedef struct moe_output_job {
     size_t row_tasks;
 } moe_output_job;
 
+/* The never generated tokens [first, end) of the list, where they are among y[n], the logits from `column` on. */
+static void moe_forbid(const moe_output_op *o, size_t first, size_t end, float *y, size_t column, size_t n) {
+    for (size_t i = first; i < end; i++)
+        if ((size_t)o->never[i] >= column && (size_t)o->never[i] < column + n)
+            y[(size_t)o->never[i] - column] = moe_from_bits(0xff800000u);
+}
+
 /* One chunk of the vocabulary for some rows: logits, the best of them, the sum of exponentials. */
 static void moe_output_task(void *arg, size_t task, size_t thread) {
     const moe_output_job *job = arg;
@@ -6891,13 +6914,11 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
         const size_t row = row0 + r, at = row * work->chunks + chunk;
         float *y = logits + r * l.y_stride, largest;
         if (t->stride) memcpy(moe_row_of(t, row) + column, y, w.rows * sizeof *y);
-        if (t->output.never_counted) {
+        moe_forbid(&t->output, t->output.n_suppressed, t->output.n_never, y, column, w.rows);
+        if (t->output.n_suppressed) {
             work->max[at] = kernels->max(y, w.rows);
             work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
-        }
-        for (size_t i = 0; i < t->output.n_never; i++) {
-            const size_t id = (size_t)t->output.never[i];
-            if (id >= column && id < column + w.rows) y[id - column] = moe_from_bits(0xff800000u);
+            moe_forbid(&t->output, 0, t->output.n_suppressed, y, column, w.rows);
         }
         if (f->hold && f->hold[row] && (size_t)t->output.eos >= column && (size_t)t->output.eos < column + w.rows)
             y[(size_t)t->output.eos - column] = moe_from_bits(0xff800000u);
@@ -6905,7 +6926,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
             f->want_logprob[row] = y[(size_t)f->want[row] - column];
         largest = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
                                 work->ids + at * top);
-        if (t->output.never_counted) continue;
+        if (t->output.n_suppressed) continue;
         work->max[at] = largest;
         work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
     }
@@ -7324,7 +7345,7 @@ static moe_node *moe_build_decoder_lstm(moe_graph *g, const moe_layer *layer, co
 
 /* One step for every live hypothesis. */
 static void moe_build_decoder(moe_graph *g, const moe_model *m, const moe_memory *memory, const moe_decoder_state *s) {
-    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->never_counted, m->eos };
+    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
     const size_t attends = m->attention ? m->attention->attention.layer : SIZE_MAX;
     moe_node *x = moe_build_embedding(g, m, &m->target_embedding, "decoder.embedding"), *r;
     moe_decoder_step step;
@@ -7349,7 +7370,7 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, const moe_memory
 }
 
 static void moe_build_classifier(moe_graph *g, const moe_model *m) {
-    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->never_counted, m->eos };
+    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
     moe_node *x = moe_op_input(g, m->width, "network.input");
     for (size_t i = 0; i < m->n_decoder; i++) x = moe_build_layer(g, &m->decoder[i], x, NULL);
     moe_op_output(g, &output, x);
@@ -7818,6 +7839,37 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
     }
 }
 
+/* What a step of the decoder reads and writes beside the graph's nodes, and the results. */
+static void moe_frame_layout(moe_session *s, moe_layout *at) {
+    const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
+    const size_t beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest;
+    const int here = !s->api; /* this is where hypotheses are searched */
+    if (here || s->model->kind == MOE_MODEL_CLASSIFIER) {
+        s->want = moe_carve(at, s->rows, sizeof *s->want);
+        s->want_logprob = moe_carve(at, s->rows, sizeof *s->want_logprob);
+        s->top_ids = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_ids);
+        s->top_logprobs = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_logprobs);
+    }
+    if (!here) return;
+    s->ids = moe_carve(at, s->rows, sizeof *s->ids);
+    s->parents = moe_carve(at, s->rows, sizeof *s->parents);
+    s->positions = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->positions);
+    if (moe_token_rows(s, 1, 1)) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
+    if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
+    if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
+    s->segment = moe_carve(at, s->rows, sizeof *s->segment);
+    s->length = moe_carve(at, s->rows, sizeof *s->length);
+    if (s->search.beta != 0.0f || s->params.attention)
+        s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
+    if (s->search.beta != 0.0f) {
+        s->coverage = moe_carve(at, s->rows * max_source, sizeof(float));
+        s->coverage_next = moe_carve(at, s->rows * max_source, sizeof(float));
+    }
+    s->next = moe_carve(at, beam, sizeof *s->next);
+    s->result_ids = moe_carve(at, nbest * max_target, sizeof *s->result_ids);
+    s->result_logprobs = moe_carve(at, nbest * (max_target + 1), sizeof *s->result_logprobs);
+}
+
 /* Carve everything but the arena and, on a device, what is carried; with at->base NULL this only measures. */
 static void moe_session_layout(moe_session *s, moe_layout *at) {
     const moe_model *m = s->model;
@@ -7861,30 +7913,7 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     s->live = moe_carve(at, max_source, sizeof *s->live);
     s->first = moe_carve(at, max_source, sizeof *s->first);
     s->hypotheses = moe_carve(at, nbest, sizeof *s->hypotheses);
-    if (here || m->kind == MOE_MODEL_CLASSIFIER) {
-        s->want = moe_carve(at, s->rows, sizeof *s->want);
-        s->want_logprob = moe_carve(at, s->rows, sizeof *s->want_logprob);
-        s->top_ids = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_ids);
-        s->top_logprobs = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_logprobs);
-    }
-    if (!here) return;
-    s->ids = moe_carve(at, s->rows, sizeof *s->ids);
-    s->parents = moe_carve(at, s->rows, sizeof *s->parents);
-    s->positions = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->positions);
-    if (moe_token_rows(s, 1, 1)) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
-    if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
-    if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
-    s->segment = moe_carve(at, s->rows, sizeof *s->segment);
-    s->length = moe_carve(at, s->rows, sizeof *s->length);
-    if (s->search.beta != 0.0f || s->params.attention)
-        s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
-    if (s->search.beta != 0.0f) {
-        s->coverage = moe_carve(at, s->rows * max_source, sizeof(float));
-        s->coverage_next = moe_carve(at, s->rows * max_source, sizeof(float));
-    }
-    s->next = moe_carve(at, beam, sizeof *s->next);
-    s->result_ids = moe_carve(at, nbest * max_target, sizeof *s->result_ids);
-    s->result_logprobs = moe_carve(at, nbest * (max_target + 1), sizeof *s->result_logprobs);
+    moe_frame_layout(s, at);
 }
 
 /* Build and plan the graphs, on the nodes that they have. */
@@ -7916,6 +7945,18 @@ static size_t moe_arena_bytes(const moe_session *s) {
 
 static void moe_place_graphs(moe_session *s, char *arena) {
     for (int g = 0; g < MOE_GRAPHS; g++) moe_graph_place(&s->graphs[g], arena);
+}
+
+/* How many rows of each kind there are. */
+static void moe_settle_rows(moe_session *s) {
+    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam;
+    s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
+    /* A request is pulled before its length is known, so there is always room for a longest one. */
+    s->by_source.capacity = (size_t)s->params.max_source +
+                            (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
+                            32 * (s->n_slots - batch);
+    s->by_token.capacity = moe_token_rows(s, beam, (size_t)s->params.max_target) + 32 * s->rows;
+    s->memory.width = s->model->memory_width;
 }
 
 /* Fill in what the parameters decide, before any memory is laid out. */
@@ -7975,13 +8016,7 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
     s->graphs[MOE_DECODER].top =
         moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? s->params.nbest : s->params.beam + 1),
                 (size_t)m->vocabulary);
-    s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
-    /* A request is pulled before its length is known, so there is always room for a longest one. */
-    s->by_source.capacity = (size_t)s->params.max_source +
-                            (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
-                            32 * (s->n_slots - batch);
-    s->by_token.capacity = moe_token_rows(s, beam, (size_t)s->params.max_target) + 32 * s->rows;
-    s->memory.width = m->memory_width;
+    moe_settle_rows(s);
     return MOE_OK;
 }
 

@@ -15,6 +15,7 @@
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
 
+#include <math.h>
 #include <stddef.h>
 
 #ifdef __cplusplus

@@ -343,7 +343,7 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     const moe_meta *lengths = need_value(g, name, "lengths"), *sentence = need_value(g, name, "sentence");
     static float keys[4096], attention[MAX_ROWS * MAX_ROWS];
     size_t segment[MAX_ROWS], length[MAX_ROWS], at = 0;
-    moe_memory stored = { keys, memory.data, memory.rows, memory.cols };
+    moe_memory stored = { keys, memory.data, memory.cols };
     const moe_layer layer = { .kind = MOE_LAYER_ATTENTION,
                               .attention = { .product = value_is(g, name, "kind", "product"),
                                              .size = w_key.rows,
@@ -487,7 +487,7 @@ static void check_moe(const golden *g, const char *name, const moe_kernels *kern
     layer.mixture.sigmoid = value_is(g, name, "output", "sigmoid");
     layer.residual = (int)moe_meta_int(need_value(g, name, "residual"), 0);
     layer.mixture.experts.scale = (float)moe_meta_real(need_value(g, name, "scale"), 0);
-    run_bench(b, moe_build_moe(&b->graph, &layer, input(b, x.data, x.cols)), kernels);
+    run_bench(b, moe_build_layer(&b->graph, &layer, input(b, x.data, x.cols), NULL), kernels);
     expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
     free_bench(b);
 }
@@ -559,7 +559,7 @@ static void check_layer(const golden *g, const char *name, const moe_kernels *ke
     char tensor[128];
     bench *b = new_bench(x.rows, 1);
     read_mixture(g, name, x.cols, 0, &layer);
-    run_traced(b, moe_build_moe(&b->graph, &layer, input(b, x.data, x.cols)), kernels, &gates);
+    run_traced(b, moe_build_layer(&b->graph, &layer, input(b, x.data, x.cols), NULL), kernels, &gates);
     expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
     snprintf(tensor, sizeof tensor, "%s.gate", name);
     expect_gate(name, &gates, tensor, need_part(g, name, "wanted.gate"));
