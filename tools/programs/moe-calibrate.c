@@ -58,7 +58,7 @@ static void usage(FILE *to) {
         "      --ids                 texts are token ids separated by spaces\n"
         "      --pretokenized        texts are pieces of the model's vocabulary separated by spaces\n"
         "      --max-len N           leave out lines with more tokens than this\n"
-        "      --threads N, --batch N, --isa NAME, --no-mmap  as in moe-translate; they do not change the result\n"
+        "      --threads N, --batch N, --isa NAME, --no-mmap, --no-verify  as in moe-translate; they do not change the result\n"
         "  -v, --verbose             say on standard error what is used\n"
         "  -q, --quiet               no progress and no table\n"
         "  -h, --help                this text\n"
@@ -607,7 +607,7 @@ int main(int argc, char **argv) {
     if (status >= 0) return status;
 
     /* The weights are about to be saved under fresh checksums, so damage must be found now or never. */
-    const moe_model_params params = { .verify = 1, .copy = o.common.no_mmap };
+    const moe_model_params params = { .verify = o.common.no_verify ? -1 : 1, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };
     if (text_open(o.common.model, TEXT_IDS_ONLY, &params, &front, &e))

@@ -34,7 +34,7 @@ static void usage(FILE *to) {
         "\n"
         "      --tensors       list the tensors too\n"
         "      --attribution   only the licence and the sources that the model was trained on, in full\n"
-        "      --check         read everything and compare the checksums\n"
+        "      --check         read everything: checksums, and that the scales of experts are numbers\n"
         "      --json          all of it as one JSON object, every metadata entry and tensor included\n"
         "  -h, --help          this text\n"
         "  -V, --version       version\n"
@@ -578,7 +578,7 @@ int main(int argc, char **argv) {
     }
     if (optind + 1 != argc) return program_usage_error("name one model file");
     const char *path = argv[optind];
-    const moe_model_params params = { .verify = check };
+    const moe_model_params params = { .verify = check ? 1 : -1 };
     text_front front;
     moe_error e;
     if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e);

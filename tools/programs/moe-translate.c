@@ -98,7 +98,7 @@ static void usage(FILE *to) {
                      "      --threads N           threads that compute (default: one per processor)\n"
                      "      --batch N             sentences decoded at once\n"
                      "      --batch-tokens N      source tokens decoded at once, about: many short sentences or few long ones\n"
-                     "      --no-mmap             read the model into memory of its own: a tenth faster, slower to start\n"
+                     "      --no-mmap             read the model into memory of its own: a tenth faster, slower to start\n" PROGRAM_HELP_VERIFY
                      "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"
                      "      --device NAME         cpu, cuda or cuda:N; without it a GPU where this build and machine have one that\n"
                      "                            works (default: MOE_DEVICE)\n"

@@ -75,7 +75,7 @@ typedef struct program_common {
     int threads, batch, max_len; /* -1: not given */
     int noise;
     uint64_t noise_seed;
-    int ids, pretokenized, truncate, json, stats, quiet, verbose, no_mmap;
+    int ids, pretokenized, truncate, json, stats, quiet, verbose, no_mmap, no_verify;
 } program_common;
 
 enum {
@@ -83,6 +83,7 @@ enum {
     PROGRAM_BATCH,
     PROGRAM_ISA,
     PROGRAM_NO_MMAP,
+    PROGRAM_NO_VERIFY,
     PROGRAM_GATING,
     PROGRAM_NOISE,
     PROGRAM_ROUTING,
@@ -100,7 +101,8 @@ enum {
         { "verbose", no_argument, NULL, 'v' }, { "quiet", no_argument, NULL, 'q' },                                   \
         { "threads", required_argument, NULL, PROGRAM_THREADS }, { "batch", required_argument, NULL, PROGRAM_BATCH }, \
         { "isa", required_argument, NULL, PROGRAM_ISA }, { "no-mmap", no_argument, NULL, PROGRAM_NO_MMAP },           \
-        { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }
+        { "no-verify", no_argument, NULL, PROGRAM_NO_VERIFY }, { "help", no_argument, NULL, 'h' },                    \
+        { "version", no_argument, NULL, 'V' }
 #define PROGRAM_GATE_OPTIONS                                                                                      \
     { "gating", required_argument, NULL, PROGRAM_GATING }, { "noise", required_argument, NULL, PROGRAM_NOISE }, { \
         "routing", required_argument, NULL, PROGRAM_ROUTING                                                       \
@@ -124,11 +126,15 @@ enum {
     "      --routing FILE        write which experts every " unit " went to, and with which weights: JSON lines for\n"           \
     "                            moe-routing. FILE appears at the end, whole, or not at all; a pipe is written as it comes\n"
 
+#define PROGRAM_HELP_VERIFY                                                                                \
+    "      --no-verify           do not look for damage in a model of up to 64 MiB; in larger ones only\n" \
+    "                            moe-info --check does\n"
+
 #define PROGRAM_HELP_SPEED(units)                                                                     \
     "Speed (none of these changes a single byte of the output)\n"                                     \
     "      --threads N           threads that compute (default: one per processor)\n"                 \
     "      --batch N             " units " at once\n"                                                 \
-    "      --no-mmap             read the model into memory of its own\n"                             \
+    "      --no-mmap             read the model into memory of its own\n" PROGRAM_HELP_VERIFY         \
     "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n" \
     "\n"                                                                                              \
     "  -h, --help                this text\n"                                                         \
