@@ -41,38 +41,46 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-classify -m MODEL [OPTION]... [FILE]...\n"
-        "Says for each row of the files, or of standard input, which class a classifier finds most probable: CLASS TAB\n"
-        "PROBABILITY, one line for each row, in order.\n"
-        "\n"
-        "  FILE: images in the IDX format of MNIST (as they are: gzip -dc what ends in .gz), pixels scaled to 0 .. 1;\n"
-        "        or text, one row of numbers in each line, with spaces, TABs or commas between them\n"
-        "\n"
-        "  -m, --model MODEL         the model\n"
-        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
-        "                            lines that were finished, whole\n"
-        "      --top N               the N most probable classes: CLASS TAB PROBABILITY TAB CLASS ... (default 1)\n"
-        "      --offset X,Y          columns and rows left of and above an image that is smaller than the model's square\n"
-        "                            input (default: it is in the middle)\n"
-        "      --labels FILE         the right classes, an IDX file of bytes; standard error gets the accuracy\n"
-        "      --json                one JSON object per row: class, name, probability, logprob, top; label where there is one;\n"
-        "                            error where a row could not be classified\n"
-        "      --stats               seconds and memory to standard error at the end\n"
-        "  -v, --verbose             say on standard error what is used\n"
-        "  -q, --quiet               no warnings; rows that fail are still reported\n"
-        "\n",
-        to);
-    fputs(
-        PROGRAM_HELP_GATES("row") "\n" PROGRAM_HELP_SPEED(
-            "rows classified") "\n"
-                               "An empty line gives an empty line. A row that cannot be classified gives an empty line too, and standard error says\n"
-                               "which and why.\n"
-                               "\n" PROGRAM_HELP_EXIT(
-                                   "all classified",
-                                   "some rows were not, or had no label") "\n"
-                                                                          "Example: gzip -dc t10k-images-idx3-ubyte.gz | moe-classify -m digits.bin --labels t10k-labels-idx1-ubyte\n",
-        to);
+    fputs("Usage: moe-classify -m MODEL [OPTION]... [FILE]...\n"
+          "Says which class a classifier finds most probable for each row of the files, or\n"
+          "of standard input. Each row gives one line, in the same order: CLASS TAB\n"
+          "PROBABILITY.\n"
+          "\n"
+          "  FILE  images in the IDX format of MNIST (unpack what ends in .gz with gzip\n"
+          "        -dc); their pixels are scaled to 0 .. 1. Or text: one row of numbers in\n"
+          "        each line, with spaces, TABs or commas between the numbers\n"
+          "\n"
+          "  -m, --model MODEL         the model\n"
+          "  -o, --output FILE         write to this file instead of standard output; after\n"
+          "                            a failure or ^C it holds the whole lines that were\n"
+          "                            finished\n"
+          "      --top N               give the N most probable classes: CLASS TAB\n"
+          "                            PROBABILITY TAB CLASS ... (default: 1)\n"
+          "      --offset X,Y          where an image stands in the square input of a\n"
+          "                            model, if the image is smaller: columns to its left,\n"
+          "                            rows above it (default: in the middle)\n"
+          "      --labels FILE         the right classes, an IDX file of bytes; standard\n"
+          "                            error gets the accuracy\n"
+          "      --json                one JSON object per row: class, name, probability,\n"
+          "                            logprob, top; label where there is one; error where\n"
+          "                            a row could not be classified\n"
+          "      --stats               report seconds and memory on standard error at the\n"
+          "                            end\n"
+          "  -v, --verbose             say on standard error what is used\n"
+          "  -q, --quiet               no warnings; a row that fails is still reported\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_GATES("row") "\n" PROGRAM_HELP_SPEED("rows classified"), to);
+    fputs("\n"
+          "An empty line gives an empty line. A row that cannot be classified gives an\n"
+          "empty line too, and standard error says which row and why.\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_EXIT("all classified", "some rows were not, or had no label"), to);
+    fputs("\n"
+          "Example: moe-classify -m models/digits.bin --labels t10k-labels-idx1-ubyte \\\n"
+          "             t10k-images-idx3-ubyte\n",
+          to);
 }
 
 static int parse_offset(const char *text, options *o) {

@@ -28,19 +28,21 @@
 #include <string.h>
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-info [OPTION]... MODEL\n"
-        "Says what is in a model file.\n"
-        "\n"
-        "      --tensors       list the tensors too\n"
-        "      --attribution   only the licence and the sources that the model was trained on, in full\n"
-        "      --check         read everything and compare the checksums\n"
-        "      --json          all of it as one JSON object, every metadata entry and tensor included\n"
-        "  -h, --help          this text\n"
-        "  -V, --version       version\n"
-        "\n"
-        "Exit status: 0 fine, 2 usage, 3 the file is not a model, or is damaged, 4 it cannot be read, or output failed.\n",
-        to);
+    fputs("Usage: moe-info [OPTION]... MODEL\n"
+          "Says what is in a model file.\n"
+          "\n"
+          "      --tensors       list the tensors too\n"
+          "      --attribution   give only the licence, and the sources of the training\n"
+          "                      text, in full\n"
+          "      --check         read everything and compare the checksums\n"
+          "      --json          give all of it as one JSON object, with every metadata\n"
+          "                      entry and tensor\n"
+          "  -h, --help          this text\n"
+          "  -V, --version       version\n"
+          "\n"
+          "Exit status: 0 fine, 2 usage, 3 the file is not a model or is damaged, 4 it\n"
+          "cannot be read, or output failed.\n",
+          to);
 }
 
 /* ==== 1. Metadata ======================================================================================= */

@@ -26,38 +26,46 @@
 /* ==== 1. Options ======================================================================================== */
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-score -m MODEL [OPTION]...\n"
-        "Says how probable a language model finds UTF-8 lines from standard input: for each one, in order, the natural\n"
-        "logarithm of its probability TAB tokens TAB perplexity. The end of the line is a token too. Totals go to standard\n"
-        "error: perplexity is exp(nats / count); of words and characters the line's end counts as one.\n"
-        "\n"
-        "  -m, --model FILE          the model\n"
-        "  -i, --input FILE          read this instead of standard input\n"
-        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
-        "                            lines that were finished, whole\n"
-        "      --ids                 lines are token ids separated by spaces\n"
-        "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces; unknown ones become the\n"
-        "                            unknown token\n"
-        "      --json                one JSON object per line: text, logprob, tokens, perplexity, ids, token_logprobs; error\n"
-        "                            where a line could not be scored\n"
-        "      --max-len N           longest line, in tokens, its end included\n"
-        "      --truncate            cut a line at the first thing that cannot be used, rather than leave it out\n"
-        "      --stats               seconds and memory to standard error at the end\n"
-        "  -v, --verbose             say on standard error what is used\n"
-        "  -q, --quiet               no progress, no warnings and no totals; lines that fail are still reported\n"
-        "\n",
-        to);
-    fputs(
-        PROGRAM_HELP_GATES("token") "\n" PROGRAM_HELP_SPEED(
-            "lines scored") "\n"
-                            "An empty line is scored as well: its end alone. A line that cannot be scored, because it is too long for one, gives\n"
-                            "an empty line, and standard error says which and why. Translations are scored by moe-translate --score.\n"
-                            "\n" PROGRAM_HELP_EXIT(
-                                "all scored",
-                                "some lines were not") "\n"
-                                                       "Example: echo 'Good morning!' | moe-score -m lm.bin\n",
-        to);
+    fputs("Usage: moe-score -m MODEL [OPTION]...\n"
+          "Says how probable a language model finds lines of UTF-8 text from standard\n"
+          "input. Each line in gives one line out, in the same order: the natural logarithm\n"
+          "of its probability TAB tokens TAB perplexity. The end of a line is a token too.\n"
+          "Standard error gets the totals; perplexity is exp(nats / count). Where words or\n"
+          "characters are counted, the end of a line counts as one.\n"
+          "\n"
+          "  -m, --model FILE          the model\n"
+          "  -i, --input FILE          read this file instead of standard input\n"
+          "  -o, --output FILE         write to this file instead of standard output; after\n"
+          "                            a failure or ^C it holds the whole lines that were\n"
+          "                            finished\n"
+          "      --ids                 lines are token ids with spaces between them\n"
+          "      --pretokenized        lines are pieces of the model's vocabulary with\n"
+          "                            spaces between them; other pieces become the unknown\n"
+          "                            token\n"
+          "      --json                one JSON object per line: text, logprob, tokens,\n"
+          "                            perplexity, ids, token_logprobs; error where a line\n"
+          "                            could not be scored\n"
+          "      --max-len N           longest line, in tokens, its end included\n"
+          "      --truncate            cut a line where the first unusable part begins;\n"
+          "                            without it such a line is not used at all\n"
+          "      --stats               report seconds and memory on standard error at the\n"
+          "                            end\n"
+          "  -v, --verbose             say on standard error what is used\n"
+          "  -q, --quiet               no progress, no warnings and no totals; a line that\n"
+          "                            fails is still reported\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_GATES("token") "\n" PROGRAM_HELP_SPEED("lines scored"), to);
+    fputs("\n"
+          "An empty line is scored as well: its end alone. A line that is too long cannot\n"
+          "be scored. It gives an empty line, and standard error says which line and why.\n"
+          "moe-translate --score scores translations.\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_EXIT("all scored", "some lines were not"), to);
+    fputs("\n"
+          "Example: echo 'Good morning!' | moe-score -m models/lm-en.bin\n",
+          to);
 }
 
 /* -1: go on; else the exit status. */
