@@ -112,7 +112,7 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
 # What a program with text in and out is made of beside its own object.
-$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o text.o spm.o)
+$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o text.o spm.o json.o bytes.o)
 	rm -f $@
 	$(AR) rcs $@ $^
 
@@ -122,7 +122,7 @@ $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 $(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
-$(BIN)/moe-bench: $(BUILD)/moe-bench.o
+$(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o json.o bytes.o)
 	$(LINK) -lm -o $@
 
 # ---- Use -----------------------------------------------------------------------------------------------------

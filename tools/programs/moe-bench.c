@@ -18,6 +18,8 @@
 
 #include "moe.c"
 
+#include "tools/text/json.h"
+
 #include <getopt.h>
 #include <math.h>
 #include <sys/resource.h>
@@ -219,8 +221,22 @@ typedef struct report {
     int failed; /* stdout is gone */
 } report;
 
-static void emit(report *r, const char *json) {
-    if (puts(json) == EOF || fflush(stdout)) r->failed = 1;
+/* A line of output: members are added to the object that `begin_record` opens. */
+typedef struct record {
+    json json;
+    text_bytes bytes;
+} record;
+
+static void begin_record(record *l, const char *what) {
+    *l = (record){ .json.out = &l->bytes };
+    json_open(&l->json, NULL, '{');
+    json_text(&l->json, "what", what);
+}
+
+static void end_record(report *r, record *l) {
+    json_close(&l->json, '}');
+    if (l->bytes.failed || puts(l->bytes.data) == EOF || fflush(stdout)) r->failed = 1;
+    text_bytes_free(&l->bytes);
 }
 
 static void clear(const report *r) {
@@ -238,11 +254,10 @@ static void progress(const report *r, const char *format, ...) {
     fflush(stderr);
 }
 
-/* A string for JSON: what is awkward becomes a question mark. */
+/* A name fit for a terminal: control characters become question marks. */
 static void plain(const char *text, size_t length, char *out, size_t size) {
     size_t n = 0;
-    for (; n < length && n + 1 < size; n++)
-        out[n] = (unsigned char)text[n] < 32 || text[n] == '"' || text[n] == '\\' || text[n] == 127 ? '?' : text[n];
+    for (; n < length && n + 1 < size; n++) out[n] = (unsigned char)text[n] < 32 || text[n] == 127 ? '?' : text[n];
     out[n] = '\0';
 }
 
@@ -570,14 +585,19 @@ static void measure_peaks(machine *m, moe_pool *pool) {
 }
 
 static void report_machine(report *r, const machine *m) {
-    char line[512];
-    snprintf(line, sizeof line,
-             "{\"what\":\"machine\",\"cpu\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"dram_gbytes_s\":%.2f,"
-             "\"cache_gbytes_s\":%.2f,\"l2_gbytes_s\":%.2f,\"cache_bytes\":%zu,\"l2_bytes\":%zu,\"integer_gops\":%.1f,"
-             "\"float_gops\":%.1f}",
-             m->cpu, m->kernels->name, m->threads, m->dram * 1e-9, m->cache * 1e-9, m->l2 * 1e-9, m->cache_bytes,
-             m->l2_bytes, m->integer * 1e-9, m->floating * 1e-9);
-    emit(r, line);
+    record l;
+    begin_record(&l, "machine");
+    json_text(&l.json, "cpu", m->cpu);
+    json_text(&l.json, "isa", m->kernels->name);
+    json_whole(&l.json, "threads", (int64_t)m->threads);
+    json_fixed(&l.json, "dram_gbytes_s", m->dram * 1e-9, 2);
+    json_fixed(&l.json, "cache_gbytes_s", m->cache * 1e-9, 2);
+    json_fixed(&l.json, "l2_gbytes_s", m->l2 * 1e-9, 2);
+    json_whole(&l.json, "cache_bytes", (int64_t)m->cache_bytes);
+    json_whole(&l.json, "l2_bytes", (int64_t)m->l2_bytes);
+    json_fixed(&l.json, "integer_gops", m->integer * 1e-9, 1);
+    json_fixed(&l.json, "float_gops", m->floating * 1e-9, 1);
+    end_record(r, &l);
     clear(r);
     if (r->table)
         fprintf(stderr,
@@ -994,26 +1014,36 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
                       graph_weights(&b->graph) };
     const cost c = graph_cost(b->machine, &b->graph, b->inputs, NULL, &at);
     const size_t vocabulary = s->model.output.rows;
-    char line[512], share[32] = "null";
+    record out;
     timing t;
-    double gops, gbytes;
-    if (in_memory(b)) { /* before the seconds are sorted */
+    double gops, gbytes, share = NAN; /* of what memory gives; not a number where the cache may have helped */
+    if (in_memory(b)) {               /* before the seconds are sorted */
         for (int rep = 0; rep < o->reps; rep++)
             b->streams[rep] = (c.weights + c.inputs) / b->seconds[rep] / b->streams[rep];
-        snprintf(share, sizeof share, "%.3f", sum_up(b->streams, (size_t)o->reps).median);
+        share = sum_up(b->streams, (size_t)o->reps).median;
     }
     t = sum_up(b->seconds, (size_t)o->reps);
     gops = (c.integer + c.floating) / t.median * 1e-9;
     gbytes = (c.weights + c.inputs) / t.median * 1e-9;
-    snprintf(line, sizeof line,
-             "{\"what\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"rows\":%zu,\"experts\":%zu,"
-             "\"k\":%zu,\"d\":%zu,\"hidden\":%zu,\"vocabulary\":%zu,\"src_len\":%d,\"ms_median\":%.5g,\"ms_min\":%.5g,"
-             "\"gops\":%.4g,\"gbytes_s\":%.4g,\"roofline_share\":%.3f,\"dram_share\":%s,\"cpu_share\":%.2f}",
-             s->what, moe_type_name(s->type), b->machine->kernels->name, b->machine->threads, b->rows, l->experts,
-             l->gate.k, l->out, vocabulary || s->memory.keys ? 0 : l->hidden, vocabulary,
-             s->memory.keys ? o->src_len : 0, t.median * 1e3, t.least * 1e3, gops, gbytes, c.seconds / t.median, share,
-             b->busy / b->wall / (double)b->machine->threads);
-    emit(r, line);
+    begin_record(&out, s->what);
+    json_text(&out.json, "type", moe_type_name(s->type));
+    json_text(&out.json, "isa", b->machine->kernels->name);
+    json_whole(&out.json, "threads", (int64_t)b->machine->threads);
+    json_whole(&out.json, "rows", (int64_t)b->rows);
+    json_whole(&out.json, "experts", (int64_t)l->experts);
+    json_whole(&out.json, "k", (int64_t)l->gate.k);
+    json_whole(&out.json, "d", (int64_t)l->out);
+    json_whole(&out.json, "hidden", vocabulary || s->memory.keys ? 0 : (int64_t)l->hidden);
+    json_whole(&out.json, "vocabulary", (int64_t)vocabulary);
+    json_whole(&out.json, "src_len", s->memory.keys ? o->src_len : 0);
+    json_digits(&out.json, "ms_median", t.median * 1e3, 5);
+    json_digits(&out.json, "ms_min", t.least * 1e3, 5);
+    json_digits(&out.json, "gops", gops, 4);
+    json_digits(&out.json, "gbytes_s", gbytes, 4);
+    json_fixed(&out.json, "roofline_share", c.seconds / t.median, 3);
+    json_fixed(&out.json, "dram_share", share, 3);
+    json_fixed(&out.json, "cpu_share", b->busy / b->wall / (double)b->machine->threads, 2);
+    end_record(r, &out);
     if (r->table)
         fprintf(stderr, "%-10s %-5s %-10s %6zu %11.4f %11.4f %9.1f %8.2f %8.0f %%\n", s->what, moe_type_name(s->type),
                 b->machine->kernels->name, b->rows, t.median * 1e3, t.least * 1e3, gops, gbytes,
@@ -1242,14 +1272,20 @@ static void profile_compute(const moe_run *run, const moe_tensor *t) {
 
 static void report_node(report *r, const model_bench *b, const char *node, const char *op, double seconds, double whole,
                         double bound) {
-    char model[128], line[512];
+    char model[128];
+    record out;
     name_model(b->path, model, sizeof model);
-    snprintf(line, sizeof line,
-             "{\"what\":\"profile\",\"model\":\"%s\",\"isa\":\"%s\",\"batch\":%d,\"beam\":%d,"
-             "\"node\":\"%s\",\"op\":\"%s\",\"ms\":%.4g,\"share\":%.4f,\"roofline_share\":%.3f}",
-             model, b->machine->kernels->name, b->batch, b->beam, node, op, seconds * 1e3, seconds / whole,
-             bound / seconds);
-    emit(r, line);
+    begin_record(&out, "profile");
+    json_text(&out.json, "model", model);
+    json_text(&out.json, "isa", b->machine->kernels->name);
+    json_whole(&out.json, "batch", b->batch);
+    json_whole(&out.json, "beam", b->beam);
+    json_text(&out.json, "node", node);
+    json_text(&out.json, "op", op);
+    json_digits(&out.json, "ms", seconds * 1e3, 4);
+    json_fixed(&out.json, "share", seconds / whole, 4);
+    json_fixed(&out.json, "roofline_share", bound / seconds, 3);
+    end_record(r, &out);
     if (r->table)
         fprintf(stderr, "  %5.1f %%  %10.3f ms  %4.0f %% of bound  %-10s %s\n", 100 * seconds / whole, seconds * 1e3,
                 100 * bound / seconds, op, node);
@@ -1295,17 +1331,28 @@ static void report_model(report *r, const options *o, model_bench *b) {
     const double share = model_bound(o, b, NULL) / t.median, tok_s = (double)b->tokens / t.median;
     const double ms_per_step = t.median * 1e3 / b->steps, cpu_share = b->busy / b->wall / (double)b->machine->threads;
     const char *isa = b->machine->kernels->name;
-    char model[128], type[16], line[512];
+    char model[128], type[16];
+    record out;
     name_model(b->path, model, sizeof model);
     name_types(b->model, type, sizeof type);
-    snprintf(
-        line, sizeof line,
-        "{\"what\":\"model\",\"model\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,"
-        "\"batch\":%d,\"beam\":%d,\"src_len\":%d,\"tgt_len\":%d,\"tok_s\":%.5g,\"ms_per_step\":%.4g,\"ms_median\":%.5g,"
-        "\"ms_min\":%.5g,\"session_mb\":%.1f,\"rss_mb\":%.1f,\"roofline_share\":%.3f,\"cpu_share\":%.2f}",
-        model, type, isa, b->machine->threads, b->batch, b->beam, o->src_len, o->tgt_len, tok_s, ms_per_step,
-        t.median * 1e3, t.least * 1e3, (double)b->session->stats.bytes / 1048576, b->rss_mb, share, cpu_share);
-    emit(r, line);
+    begin_record(&out, "model");
+    json_text(&out.json, "model", model);
+    json_text(&out.json, "type", type);
+    json_text(&out.json, "isa", isa);
+    json_whole(&out.json, "threads", (int64_t)b->machine->threads);
+    json_whole(&out.json, "batch", b->batch);
+    json_whole(&out.json, "beam", b->beam);
+    json_whole(&out.json, "src_len", o->src_len);
+    json_whole(&out.json, "tgt_len", o->tgt_len);
+    json_digits(&out.json, "tok_s", tok_s, 5);
+    json_digits(&out.json, "ms_per_step", ms_per_step, 4);
+    json_digits(&out.json, "ms_median", t.median * 1e3, 5);
+    json_digits(&out.json, "ms_min", t.least * 1e3, 5);
+    json_fixed(&out.json, "session_mb", (double)b->session->stats.bytes / 1048576, 1);
+    json_fixed(&out.json, "rss_mb", b->rss_mb, 1);
+    json_fixed(&out.json, "roofline_share", share, 3);
+    json_fixed(&out.json, "cpu_share", cpu_share, 2);
+    end_record(r, &out);
     if (r->table)
         fprintf(stderr, "%-24s %-6s %-10s %5d %4d %9.1f %9.3f %10.2f %8.1f %7.0f %%\n", model, type, isa, b->batch,
                 b->beam, tok_s, ms_per_step, t.least * 1e3, b->rss_mb, 100 * share);

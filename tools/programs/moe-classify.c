@@ -16,9 +16,8 @@
 #include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/programs/routing.h"
+#include "tools/text/json.h"
 #include "tools/text/text.h"
-
-#include <cjson/cJSON.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -235,34 +234,36 @@ static void plain_line(app *a, const row *r) {
     }
 }
 
-static void json_class(app *a, size_t at, cJSON *object) {
-    cJSON_AddNumberToObject(object, "class", a->best[at]);
+static void json_class(app *a, size_t at, json *j) {
+    json_whole(j, "class", a->best[at]);
     if (a->names >= 0) {
         text_bytes name = { 0 };
         append_class(a, a->best[at], &name);
-        if (!name.failed) cJSON_AddStringToObject(object, "name", name.data);
         a->block.failed |= name.failed;
+        if (!name.failed) json_text(j, "name", name.data);
         text_bytes_free(&name);
     }
-    cJSON_AddItemToObject(object, "probability", program_json_float(probability(a->logprobs[at])));
-    cJSON_AddItemToObject(object, "logprob", program_json_float(a->logprobs[at]));
+    json_float(j, "probability", probability(a->logprobs[at]));
+    json_float(j, "logprob", a->logprobs[at]);
 }
 
 static void json_line(app *a, const row *r) {
-    cJSON *object = cJSON_CreateObject();
-    cJSON_AddNumberToObject(object, "line", (double)r->number);
-    if (r->classified) json_class(a, r->input * a->top, object);
+    json j = { .out = &a->block };
+    json_open(&j, NULL, '{');
+    json_whole(&j, "line", (int64_t)r->number);
+    if (r->classified) json_class(a, r->input * a->top, &j);
     if (r->classified && a->options->top > 1) {
-        cJSON *list = cJSON_AddArrayToObject(object, "top");
+        json_open(&j, "top", '[');
         for (size_t i = 0; i < a->top; i++) {
-            cJSON *one = cJSON_CreateObject();
-            cJSON_AddItemToArray(list, one);
-            json_class(a, r->input * a->top + i, one);
+            json_open(&j, NULL, '{');
+            json_class(a, r->input * a->top + i, &j);
+            json_close(&j, '}');
         }
+        json_close(&j, ']');
     }
-    if (label_of(a, r) != NO_LABEL) cJSON_AddNumberToObject(object, "label", label_of(a, r));
-    if (r->failed) cJSON_AddStringToObject(object, "error", r->note);
-    program_json_output(object, &a->block);
+    if (label_of(a, r) != NO_LABEL) json_whole(&j, "label", label_of(a, r));
+    if (r->failed) json_text(&j, "error", r->note);
+    json_close(&j, '}');
 }
 
 /* ==== 4. Batches ======================================================================================== */

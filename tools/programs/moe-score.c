@@ -13,9 +13,8 @@
 #include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/programs/routing.h"
+#include "tools/text/json.h"
 #include "tools/text/text.h"
-
-#include <cjson/cJSON.h>
 
 #include <getopt.h>
 #include <math.h>
@@ -99,22 +98,23 @@ static void plain_line(text_job *job, const moe_hypothesis *h) {
 
 /* The line for a job as JSON; h NULL where there is no result. */
 static void json_line(text_job *job, const moe_hypothesis *h) {
-    cJSON *object = cJSON_CreateObject();
-    cJSON_AddNumberToObject(object, "line", (double)job->line);
-    if (job->failed && !job->source.length) cJSON_AddNullToObject(object, "text");
-    else cJSON_AddStringToObject(object, "text", job->source.length ? job->source.data : "");
+    json j = { .out = &job->output };
+    json_open(&j, NULL, '{');
+    json_whole(&j, "line", (int64_t)job->line);
+    if (job->failed && !job->source.length) json_null(&j, "text");
+    else json_text(&j, "text", job->source.length ? job->source.data : "");
     if (h) {
-        cJSON_AddItemToObject(object, "logprob", program_json_float(h->logprob));
-        cJSON_AddNumberToObject(object, "tokens", (double)tokens_of(h));
-        cJSON_AddItemToObject(object, "perplexity",
-                              program_json_float((float)perplexity(-(double)h->logprob, (double)tokens_of(h))));
-        cJSON_AddItemToObject(object, "ids", program_json_ids(h->ids, h->n_ids));
-        cJSON *list = cJSON_AddArrayToObject(object, "token_logprobs");
-        for (size_t i = 0; i < tokens_of(h); i++) cJSON_AddItemToArray(list, program_json_float(h->token_logprobs[i]));
+        json_float(&j, "logprob", h->logprob);
+        json_whole(&j, "tokens", (int64_t)tokens_of(h));
+        json_float(&j, "perplexity", (float)perplexity(-(double)h->logprob, (double)tokens_of(h)));
+        json_ids(&j, "ids", h->ids, h->n_ids);
+        json_open(&j, "token_logprobs", '[');
+        for (size_t i = 0; i < tokens_of(h); i++) json_float(&j, NULL, h->token_logprobs[i]);
+        json_close(&j, ']');
     }
-    if (job->failed) cJSON_AddStringToObject(object, "error", job->note);
-    else if (job->cut) cJSON_AddStringToObject(object, "cut", job->note);
-    program_json_output(object, &job->output);
+    if (job->failed) json_text(&j, "error", job->note);
+    else if (job->cut) json_text(&j, "cut", job->note);
+    json_close(&j, '}');
 }
 
 /* ==== 3. Flow =========================================================================================== */

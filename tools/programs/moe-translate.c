@@ -14,10 +14,9 @@
 #include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/programs/routing.h"
+#include "tools/text/json.h"
 #include "tools/text/spm.h"
 #include "tools/text/text.h"
-
-#include <cjson/cJSON.h>
 
 #include <errno.h>
 #include <getopt.h>
@@ -275,55 +274,59 @@ static moe_status append_translation(const text_front *front, const options *o, 
     return status;
 }
 
-/* Add what a hypothesis has to an object. The keys are documented in README.md: later programs depend on them. */
+/* What a hypothesis has, into the object that is open. Other programs depend on the keys. */
 static moe_status json_hypothesis(const text_front *front, const options *o, const text_job *job,
-                                  const moe_hypothesis *h, cJSON *object, moe_error *error) {
+                                  const moe_hypothesis *h, json *j, moe_error *error) {
+    const size_t tokens = h->n_ids + (h->finished != 0);
     if (!o->score) {
         text_bytes text = { 0 };
         moe_status status = append_translation(front, o, job, h, &text, error);
-        if (!status && !text.failed) cJSON_AddStringToObject(object, "translation", text.data);
+        j->out->failed |= text.failed;
+        if (!status && !text.failed) json_text(j, "translation", text.data);
         text_bytes_free(&text);
         if (status) return status;
     }
-    cJSON_AddItemToObject(object, "score", program_json_float(h->score));
-    cJSON_AddItemToObject(object, "logprob", program_json_float(h->logprob));
-    if (h->reverse != 0.0f) cJSON_AddItemToObject(object, "reverse", program_json_float(h->reverse));
-    if (!o->score) cJSON_AddBoolToObject(object, "finished", h->finished);
-    else cJSON_AddNumberToObject(object, "tokens", (double)(h->n_ids + (h->finished != 0)));
-    cJSON_AddItemToObject(object, "ids", program_json_ids(h->ids, h->n_ids));
-    cJSON *list = cJSON_AddArrayToObject(object, "token_logprobs");
-    for (size_t i = 0; i < h->n_ids + (h->finished != 0); i++)
-        cJSON_AddItemToArray(list, program_json_float(h->token_logprobs[i]));
+    json_float(j, "score", h->score);
+    json_float(j, "logprob", h->logprob);
+    if (h->reverse != 0.0f) json_float(j, "reverse", h->reverse);
+    if (!o->score) json_bool(j, "finished", h->finished);
+    else json_whole(j, "tokens", (int64_t)tokens);
+    json_ids(j, "ids", h->ids, h->n_ids);
+    json_open(j, "token_logprobs", '[');
+    for (size_t i = 0; i < tokens; i++) json_float(j, NULL, h->token_logprobs[i]);
+    json_close(j, ']');
     return MOE_OK;
 }
 
 /* The line for a job as JSON; result NULL where there is none. */
 static moe_status json_line(const text_front *front, const options *o, text_job *job, const moe_result *result,
                             moe_error *error) {
-    cJSON *object = cJSON_CreateObject();
-    cJSON_AddNumberToObject(object, "line", (double)job->line);
-    if (job->failed && !job->source.length) cJSON_AddNullToObject(object, "source");
-    else cJSON_AddStringToObject(object, "source", job->source.length ? job->source.data : "");
-    if (o->score || o->prefix)
-        cJSON_AddStringToObject(object, o->score ? "target" : "prefix", job->target.length ? job->target.data : "");
-    cJSON_AddItemToObject(object, "source_ids",
-                          program_json_ids(job->source_ids.data, job->failed ? 0 : job->source_ids.length));
+    json j = { .out = &job->output };
+    const size_t length = job->output.length;
     moe_status status = MOE_OK;
+    json_open(&j, NULL, '{');
+    json_whole(&j, "line", (int64_t)job->line);
+    if (job->failed && !job->source.length) json_null(&j, "source");
+    else json_text(&j, "source", job->source.length ? job->source.data : "");
+    if (o->score || o->prefix)
+        json_text(&j, o->score ? "target" : "prefix", job->target.length ? job->target.data : "");
+    json_ids(&j, "source_ids", job->source_ids.data, job->failed ? 0 : job->source_ids.length);
     if (result && result->n_hypotheses) {
-        status = json_hypothesis(front, o, job, &result->hypotheses[0], object, error);
-        cJSON *list = o->nbest > 0 ? cJSON_AddArrayToObject(object, "nbest") : NULL;
-        for (size_t i = 0; list && !status && i < result->n_hypotheses; i++) {
-            cJSON *one = cJSON_CreateObject();
-            cJSON_AddItemToArray(list, one);
-            status = json_hypothesis(front, o, job, &result->hypotheses[i], one, error);
+        status = json_hypothesis(front, o, job, &result->hypotheses[0], &j, error);
+        if (o->nbest > 0) json_open(&j, "nbest", '[');
+        for (size_t i = 0; o->nbest > 0 && !status && i < result->n_hypotheses; i++) {
+            json_open(&j, NULL, '{');
+            status = json_hypothesis(front, o, job, &result->hypotheses[i], &j, error);
+            json_close(&j, '}');
         }
+        if (o->nbest > 0) json_close(&j, ']');
     } else if (!o->score) {
-        cJSON_AddStringToObject(object, "translation", "");
+        json_text(&j, "translation", "");
     }
-    if (job->failed) cJSON_AddStringToObject(object, "error", job->note);
-    else if (job->cut) cJSON_AddStringToObject(object, "cut", job->note);
-    if (!status) program_json_output(object, &job->output);
-    else cJSON_Delete(object);
+    if (job->failed) json_text(&j, "error", job->note);
+    else if (job->cut) json_text(&j, "cut", job->note);
+    json_close(&j, '}');
+    if (status) job->output.length = length;
     return status;
 }
 

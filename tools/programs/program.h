@@ -14,8 +14,6 @@
 #include "tools/programs/routing.h"
 #include "tools/text/text.h"
 
-#include <cjson/cJSON.h>
-
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -184,9 +182,6 @@ int program_routing_open(const program_common *o, const text_front *front, routi
 /* It stays if `status` says that all went well; the exit status. */
 int program_routing_close(routing_file *file, int status);
 
-cJSON *program_json_float(float value); /* all of its digits and no more; null if not finite */
-cJSON *program_json_ids(const int32_t *ids, size_t n);
-void program_json_output(cJSON *object, text_bytes *out); /* append it without line breaks, and delete it */
 
 /* ---- 5. Flow ------------------------------------------------------------------------------------------- */
 
