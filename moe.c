@@ -14,14 +14,16 @@
  *   10. Kernels: NEON         plain, with dot products, with matrix products
  *   11. Dispatch              choosing a kernel room at run time
  *   12. Threads               a pool that splits outputs, never sums
- *   13. Model file            mapped bytes, bounded cursor, metadata, directory, writer
- *   14. Architecture          the layer list that the metadata describes, weights bound to it
- *   15. Graph                 tensors, nodes, builders, planner
- *   16. Execution             one compute function per op; the CPU backend; the seam to a device
- *   17. Encoder and decoder   the two graphs of a translation model
- *   18. Beam search           hypotheses, penalties, pruning
- *   19. Reranking             translations that wait for what the model says of their source
- *   20. Sessions              the queue, continuous batching, the device, the public calls
+ *   13. Model file: reader    mapped bytes, bounded cursor, metadata, directory
+ *   14. Model file: writer    metadata and tensors into a new file
+ *   15. Architecture          the layer list that the metadata describes, weights bound to it
+ *   16. Models                opening, closing, saving, looking
+ *   17. Graph                 tensors, nodes, builders, planner
+ *   18. Execution             one compute function per op; the CPU backend; the seam to a device
+ *   19. Encoder and decoder   the two graphs of a translation model
+ *   20. Beam search           hypotheses, penalties, pruning
+ *   21. Reranking             translations that wait for what the model says of their source
+ *   22. Sessions              the queue, continuous batching, the device, the public calls
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output
  * (projection), E experts, K experts wanted per token, A attention size, V vocabulary.
@@ -3012,7 +3014,7 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
     return MOE_OK;
 }
 
-/* ==== 13. Model file ==========================================================================================
+/* ==== 13. Model file: reader ==================================================================================
  * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this room hands out lies inside the
  * mapping, is aligned for its type, and every count has been multiplied out without overflow.
  *
@@ -3404,7 +3406,346 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
     return NULL;
 }
 
-/* ==== 14. Architecture ========================================================================================
+/* ==== 14. Model file: writer ==================================================================================
+ * One way for both writers: moe_model_save takes rows from an old file, moe_model_write from a function. Tensors go to
+ * disk piece by piece (a slab, a matrix), so memory is that of one piece; the header, which holds their checksums,
+ * comes last. */
+
+typedef struct moe_save {
+    const moe_file *old; /* or NULL: */
+    moe_fill_fn fill;
+    void *fill_user;
+    int same_type; /* no tensor of `old` changes its type */
+    const moe_meta_entry *entries;
+    size_t n_entries;
+    const moe_vector_entry *vectors; /* that are not taken from `old` */
+    size_t n_vectors;
+    moe_tensor_info *tensors;
+    size_t n_tensors;
+    uint64_t file_bytes;
+    size_t header_bytes;
+    char *header, *piece, *path;   /* path: of the temporary file */
+    float *row;                    /* a row of floats; behind it its codes and subs */
+    const moe_tensor_info *misfit; /* a tensor whose numbers its type cannot hold */
+} moe_save;
+
+/* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
+static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *params) {
+    static const char *const parts[] = { ".gate.", ".parent." };
+    if (t->n_dims == 1) return t->type;
+    if (t->experts) return params->experts;
+    for (size_t i = 0; i < MOE_COUNT(parts); i++)
+        for (size_t at = 0, n = strlen(parts[i]); at + n <= t->name.length; at++)
+            if (memcmp(t->name.data + at, parts[i], n) == 0) return t->type;
+    return params->type;
+}
+
+/* Whether an old entry goes into the new file: golden translations and measured quality belong to one set of numbers,
+ * and what the caller gives replaces what is there. */
+static int moe_save_meta(const moe_save *s, const moe_meta *m) {
+    for (size_t i = 0; i < s->n_entries; i++)
+        if (moe_span_is(m->key, s->entries[i].key)) return 0;
+    return s->same_type || !((m->key.length > 7 && memcmp(m->key.data, "golden.", 7) == 0) ||
+                             (m->key.length > 8 && memcmp(m->key.data, "quality.", 8) == 0));
+}
+
+static moe_status moe_check_entries(const moe_meta_entry *entries, size_t count, moe_error *error) {
+    for (size_t i = 0; i < count; i++) {
+        const moe_meta_entry *e = &entries[i];
+        if (!e->key || !moe_name_valid((moe_span){ e->key, strlen(e->key) }) || e->kind < MOE_META_INT ||
+            e->kind > MOE_META_TEXT || (e->kind == MOE_META_TEXT && !moe_utf8_valid(e->text.data, e->text.length)))
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has a wrong key, kind or text",
+                            i);
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(e->key, entries[k].key) == 0)
+                return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata '%s' stands twice", e->key);
+    }
+    return MOE_OK;
+}
+
+/* Writes at `*at` unless `out` is NULL, and advances. */
+static void moe_put(char *out, size_t *at, const void *data, size_t bytes) {
+    if (out && bytes) memcpy(out + *at, data, bytes);
+    *at += bytes;
+}
+
+static void moe_put_entry(char *out, size_t *at, const moe_meta_entry *e) {
+    const uint32_t begin[2] = { (uint32_t)e->kind, (uint32_t)strlen(e->key) };
+    const uint64_t length = e->text.length;
+    moe_put(out, at, begin, sizeof begin);
+    moe_put(out, at, e->key, begin[1]);
+    *at = moe_round_up(*at, 8);
+    if (e->kind == MOE_META_INT) moe_put(out, at, &e->integer, 8);
+    if (e->kind == MOE_META_REAL) moe_put(out, at, &e->real, 8);
+    if (e->kind != MOE_META_TEXT) return;
+    moe_put(out, at, &length, 8);
+    moe_put(out, at, e->text.data, e->text.length);
+    *at = moe_round_up(*at, 8);
+}
+
+/* The header of the new file into `out` (zeroed), or only its size with `out` NULL. */
+static size_t moe_save_header(const moe_save *s, char *out) {
+    const uint32_t version = MOE_FILE_VERSION, n_tensors = (uint32_t)s->n_tensors;
+    uint32_t n_meta = 0, checksum;
+    uint64_t header_bytes;
+    size_t at = MOE_HEADER_BYTES, head = 0;
+    for (size_t i = 0; s->old && i < s->old->n_meta; i++)
+        if (moe_save_meta(s, &s->old->meta[i])) {
+            moe_put(out, &at, s->old->meta[i].entry.data, s->old->meta[i].entry.length);
+            n_meta++;
+        }
+    for (size_t i = 0; i < s->n_entries; i++, n_meta++) moe_put_entry(out, &at, &s->entries[i]);
+    for (size_t i = 0; i < s->n_tensors; i++) {
+        const moe_tensor_info *t = &s->tensors[i];
+        const uint32_t fields[4] = { (uint32_t)t->type, t->experts ? 1 : 0, t->n_dims, (uint32_t)t->name.length };
+        const uint32_t tail[2] = { t->checksum, 0 };
+        moe_put(out, &at, fields, sizeof fields);
+        moe_put(out, &at, t->dims, 8 * (size_t)t->n_dims);
+        moe_put(out, &at, &t->offset, 8);
+        moe_put(out, &at, &t->bytes, 8);
+        moe_put(out, &at, tail, sizeof tail);
+        moe_put(out, &at, t->name.data, t->name.length);
+        at = moe_round_up(at, 8);
+    }
+    header_bytes = at;
+    if (!out) return at;
+    moe_put(out, &head, moe_magic, 8);
+    moe_put(out, &head, &version, 4);
+    head += 4;
+    moe_put(out, &head, &header_bytes, 8);
+    moe_put(out, &head, &s->file_bytes, 8);
+    moe_put(out, &head, &n_meta, 4);
+    moe_put(out, &head, &n_tensors, 4);
+    checksum = moe_crc32(0, out + 16, at - 16);
+    memcpy(out + 12, &checksum, 4);
+    return at;
+}
+
+/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. 0: it does
+ * not fit. */
+static int moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, char *out) {
+    const moe_tensor_info *t = &s->tensors[index];
+    const size_t high = (size_t)t->dims[t->experts ? 1 : 0], wide = (size_t)t->dims[t->n_dims - 1];
+    const size_t rows = t->n_dims == 1 ? 1 : down ? wide : high, cols = down ? high : wide;
+    moe_matrix from = { .rows = 0 };
+    if (s->old) {
+        const moe_tensor_info *old = &s->old->tensors[index];
+        const char *data = s->old->data + old->offset;
+        uint64_t old_down = 0;
+        if (t->experts) data += piece * (size_t)moe_slab_bytes(old->type, high, wide, &old_down);
+        from = moe_matrix_view(old->type, rows, cols, data + (down ? old_down : 0));
+    }
+    for (size_t r = 0; r < rows; r++) {
+        if (s->old) moe_matrix_row(&from, r, s->row);
+        else s->fill(s->fill_user, index, piece, down ? high + r : r, s->row, cols);
+        if (!moe_row_fits(t->type, cols, s->row)) {
+            s->misfit = t;
+            return 0;
+        }
+        moe_pack_row(t->type, rows, cols, r, s->row, out, (int8_t *)(void *)(s->row + cols));
+    }
+    return 1;
+}
+
+static int moe_write_zeros(FILE *out, uint64_t bytes) {
+    static const char zeros[4096];
+    for (size_t n; bytes; bytes -= n) {
+        n = (size_t)(bytes < sizeof zeros ? bytes : sizeof zeros);
+        if (fwrite(zeros, 1, n, out) != n) return 0;
+    }
+    return 1;
+}
+
+static size_t moe_pieces(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
+
+/* The caller's vector of this name, or NULL. */
+static const moe_vector_entry *moe_save_vector(const moe_save *s, moe_span name) {
+    for (size_t i = 0; i < s->n_vectors; i++)
+        if (moe_span_is(name, s->vectors[i].name)) return &s->vectors[i];
+    return NULL;
+}
+
+static int moe_save_tensor(moe_save *s, size_t index, FILE *out) {
+    moe_tensor_info *t = &s->tensors[index];
+    const moe_vector_entry *given = moe_save_vector(s, t->name);
+    const moe_tensor_info *old = s->old && !given ? &s->old->tensors[index] : NULL;
+    const size_t bytes = (size_t)(t->bytes / moe_pieces(t));
+    uint64_t down = 0;
+    if (given) {
+        t->checksum = moe_crc32(0, given->data, bytes);
+        return fwrite(given->data, 1, bytes, out) == bytes;
+    }
+    if (old && old->type == t->type)
+        return fwrite(s->old->data + old->offset, 1, (size_t)old->bytes, out) == old->bytes;
+    if (t->experts) moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
+    t->checksum = 0;
+    for (size_t p = 0; p < moe_pieces(t); p++) {
+        memset(s->piece, 0, bytes);
+        if (!moe_save_matrix(s, index, p, 0, s->piece) ||
+            (t->experts && !moe_save_matrix(s, index, p, 1, s->piece + down)))
+            return 0;
+        t->checksum = moe_crc32(t->checksum, s->piece, bytes);
+        if (fwrite(s->piece, 1, bytes, out) != bytes) return 0;
+    }
+    return 1;
+}
+
+static int moe_save_to(moe_save *s, FILE *out) {
+    uint64_t at = s->header_bytes;
+    if (!moe_write_zeros(out, at)) return 0;
+    for (size_t i = 0; i < s->n_tensors; i++) {
+        if (!moe_write_zeros(out, s->tensors[i].offset - at) || !moe_save_tensor(s, i, out)) return 0;
+        at = s->tensors[i].offset + s->tensors[i].bytes;
+    }
+    moe_save_header(s, s->header);
+    return fseek(out, 0, SEEK_SET) == 0 && fwrite(s->header, 1, s->header_bytes, out) == s->header_bytes &&
+           fflush(out) == 0;
+}
+
+/* Place the tensors, whose names, types and shapes are there, and say how large header, piece and row are. */
+static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
+    s->header_bytes = moe_save_header(s, NULL);
+    s->file_bytes = s->header_bytes;
+    for (size_t i = 0; i < s->n_tensors; i++) {
+        moe_tensor_info *t = &s->tensors[i];
+        t->bytes = moe_tensor_bytes(t);
+        t->offset = moe_round_up((size_t)s->file_bytes, t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN);
+        s->file_bytes = t->offset + t->bytes;
+        *piece_bytes = moe_max(*piece_bytes, (size_t)(t->bytes / moe_pieces(t)));
+        for (uint32_t d = 0; d < t->n_dims; d++) *widest = moe_max(*widest, (size_t)t->dims[d]);
+    }
+}
+
+/* Write the file under a temporary name and rename it. s->tensors are ready to be placed. */
+static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a, moe_error *error) {
+    const size_t path_length = strlen(path) + 16;
+    size_t piece_bytes = 0, widest = 0, block_bytes = 0;
+    moe_layout layout = { NULL, 0, 0 };
+    moe_status status = MOE_OK;
+    FILE *out;
+    moe_save_plan(s, &piece_bytes, &widest);
+    for (int pass = 0; pass < 2; pass++) {
+        layout.used = 0;
+        s->header = moe_carve(&layout, s->header_bytes, 1);
+        s->piece = moe_carve(&layout, piece_bytes, 1);
+        s->row = moe_carve(&layout, 2 * moe_round_up(widest, MOE_Q8_COLS), sizeof *s->row);
+        s->path = moe_carve(&layout, path_length, 1);
+        if (pass) break;
+        block_bytes = layout.used;
+        layout.base = layout.overflow ? NULL : moe_allocate_zeroed(a, block_bytes);
+        if (!layout.base)
+            return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor",
+                            block_bytes);
+    }
+    snprintf(s->path, path_length, "%s.partial", path);
+    out = fopen(s->path, "wb");
+    if (!out) {
+        status = moe_fail(error, MOE_ERROR_IO, "save", "cannot create %s: %s", s->path, strerror(errno));
+    } else {
+        int saved;
+        errno = 0;
+        saved = moe_save_to(s, out);
+        saved = (fclose(out) == 0) & saved;
+        if (s->misfit) {
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s",
+                              (int)s->misfit->name.length, s->misfit->name.data, moe_type_name(s->misfit->type));
+            remove(s->path);
+        } else if (!saved || rename(s->path, path) != 0) {
+            status = moe_fail(error, MOE_ERROR_IO, "save", "cannot write %s: %s", path,
+                              errno ? strerror(errno) : "the disk may be full");
+            remove(s->path);
+        }
+    }
+    moe_release(a, layout.base, block_bytes);
+    return status;
+}
+
+static moe_status moe_check_vectors(const moe_file *f, const moe_vector_entry *vectors, size_t count,
+                                    moe_error *error) {
+    for (size_t i = 0; i < count; i++) {
+        const moe_vector_entry *v = &vectors[i];
+        const moe_tensor_info *old = v->name ? moe_find_tensor(f, v->name) : NULL;
+        int fits = v->name && moe_name_valid((moe_span){ v->name, strlen(v->name) }) && v->data && v->n &&
+                   v->n <= INT32_MAX && (!old || old->n_dims == 1);
+        for (size_t k = 0; k < i && fits; k++) fits = strcmp(v->name, vectors[k].name) != 0;
+        if (!fits)
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "vectors",
+                            "vector %zu has a wrong name or length, or stands twice", i);
+    }
+    return MOE_OK;
+}
+
+static moe_status moe_file_save(const moe_file *f, const moe_allocator *a, const char *path,
+                                const moe_save_params *params, moe_error *error) {
+    const size_t bytes = (f->n_tensors + params->n_vectors) * sizeof(moe_tensor_info);
+    moe_save s = { .old = f,
+                   .same_type = !params->n_vectors,
+                   .entries = params->entries,
+                   .n_entries = params->n_entries,
+                   .vectors = params->vectors,
+                   .n_vectors = params->n_vectors,
+                   .n_tensors = f->n_tensors };
+    moe_status status;
+    if (!moe_type_known((uint32_t)params->type) || !moe_type_known((uint32_t)params->experts))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
+    MOE_TRY(moe_check_entries(params->entries, params->n_entries, error));
+    MOE_TRY(moe_check_vectors(f, params->vectors, params->n_vectors, error));
+    s.tensors = moe_allocate_zeroed(a, bytes);
+    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        s.tensors[i] = f->tensors[i];
+        s.tensors[i].type = moe_save_type(&f->tensors[i], params);
+        s.same_type &= s.tensors[i].type == f->tensors[i].type;
+    }
+    for (size_t i = 0; i < s.n_vectors; i++) {
+        const moe_vector_entry *v = &s.vectors[i];
+        const moe_tensor_info *old = moe_find_tensor(f, v->name);
+        moe_tensor_info *t = &s.tensors[old ? (size_t)(old - f->tensors) : s.n_tensors++];
+        *t = (moe_tensor_info){ .name = { v->name, strlen(v->name) },
+                                .type = MOE_TYPE_F32,
+                                .n_dims = 1,
+                                .dims = { v->n } };
+    }
+    status = moe_save_run(&s, path, a, error);
+    moe_release(a, s.tensors, bytes);
+    return status;
+}
+
+moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {
+    const moe_allocator a = moe_allocator_or_default(&params->allocator);
+    const size_t bytes = params->n_tensors * sizeof(moe_tensor_info);
+    moe_save s = { .fill = params->fill,
+                   .fill_user = params->user,
+                   .entries = params->entries,
+                   .n_entries = params->n_entries,
+                   .n_tensors = params->n_tensors };
+    moe_status status = moe_check_entries(params->entries, params->n_entries, error);
+    if (status != MOE_OK) return status;
+    s.tensors = moe_allocate_zeroed(&a, bytes);
+    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "no memory for the tensor directory");
+    for (size_t i = 0; i < s.n_tensors && status == MOE_OK; i++) {
+        const moe_tensor_spec *spec = &params->tensors[i];
+        moe_tensor_info *t = &s.tensors[i];
+        *t = (moe_tensor_info){ .name = { spec->name, spec->name ? strlen(spec->name) : 0 },
+                                .type = spec->type,
+                                .n_dims = spec->n_dims,
+                                .experts = spec->n_dims == 3 };
+        status = moe_name_valid(t->name) && moe_type_known((uint32_t)t->type) && t->n_dims >= 1 && t->n_dims <= 3
+                     ? MOE_OK
+                     : MOE_ERROR_ARGUMENT;
+        for (uint32_t d = 0; d < t->n_dims && status == MOE_OK; d++) {
+            t->dims[d] = spec->dims[d];
+            if (!spec->dims[d] || spec->dims[d] > INT32_MAX) status = MOE_ERROR_ARGUMENT;
+        }
+        if (status != MOE_OK || (t->n_dims == 1 && t->type != MOE_TYPE_F32) || !moe_tensor_bytes(t))
+            status = moe_fail(error, MOE_ERROR_ARGUMENT, "tensors", "tensor %zu has a wrong name, type or shape", i);
+    }
+    if (status == MOE_OK) status = moe_save_run(&s, path, &a, error);
+    moe_release(&a, s.tensors, bytes);
+    return status;
+}
+
+/* ==== 15. Architecture ========================================================================================
  * Owns the layer list that a file's metadata describes and the weights bound to it. Invariant: a bound model's shapes
  * all agree, its ids are in range, and its small tensors hold finite numbers; nothing below looks a name up again. */
 
@@ -3936,6 +4277,10 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     return r.status;
 }
 
+/* ==== 16. Models ==============================================================================================
+ * Owns what a program may do with a model: open and close it, save it, look at it. Invariant: a model that could be
+ * opened never changes. */
+
 /* ---- Opening and closing ---- */
 
 static moe_status moe_model_create(const void *data, size_t bytes, int mapped, const moe_model_params *params,
@@ -4023,6 +4368,10 @@ void moe_model_close(moe_model *m) {
     moe_file_free(&m->file, &a);
     if (m->mapped) munmap(data.out, m->file.bytes);
     moe_release(&a, m, sizeof *m);
+}
+
+moe_status moe_model_save(const moe_model *m, const char *path, const moe_save_params *params, moe_error *error) {
+    return moe_file_save(&m->file, &m->allocator, path, params, error);
 }
 
 /* ---- Looking at a model ---- */
@@ -4114,346 +4463,7 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
     return -1;
 }
 
-/* ---- Writing ----
- * One way for both writers: moe_model_save takes rows from an old file, moe_model_write from a function. Tensors go to
- * disk piece by piece (a slab, a matrix), so memory is that of one piece; the header, which holds their checksums,
- * comes last. */
-
-typedef struct moe_save {
-    const moe_file *old; /* or NULL: */
-    moe_fill_fn fill;
-    void *fill_user;
-    int same_type; /* no tensor of `old` changes its type */
-    const moe_meta_entry *entries;
-    size_t n_entries;
-    const moe_vector_entry *vectors; /* that are not taken from `old` */
-    size_t n_vectors;
-    moe_tensor_info *tensors;
-    size_t n_tensors;
-    uint64_t file_bytes;
-    size_t header_bytes;
-    char *header, *piece, *path;   /* path: of the temporary file */
-    float *row;                    /* a row of floats; behind it its codes and subs */
-    const moe_tensor_info *misfit; /* a tensor whose numbers its type cannot hold */
-} moe_save;
-
-/* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
-static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *params) {
-    static const char *const parts[] = { ".gate.", ".parent." };
-    if (t->n_dims == 1) return t->type;
-    if (t->experts) return params->experts;
-    for (size_t i = 0; i < MOE_COUNT(parts); i++)
-        for (size_t at = 0, n = strlen(parts[i]); at + n <= t->name.length; at++)
-            if (memcmp(t->name.data + at, parts[i], n) == 0) return t->type;
-    return params->type;
-}
-
-/* Whether an old entry goes into the new file: golden translations and measured quality belong to one set of numbers,
- * and what the caller gives replaces what is there. */
-static int moe_save_meta(const moe_save *s, const moe_meta *m) {
-    for (size_t i = 0; i < s->n_entries; i++)
-        if (moe_span_is(m->key, s->entries[i].key)) return 0;
-    return s->same_type || !((m->key.length > 7 && memcmp(m->key.data, "golden.", 7) == 0) ||
-                             (m->key.length > 8 && memcmp(m->key.data, "quality.", 8) == 0));
-}
-
-static moe_status moe_check_entries(const moe_meta_entry *entries, size_t count, moe_error *error) {
-    for (size_t i = 0; i < count; i++) {
-        const moe_meta_entry *e = &entries[i];
-        if (!e->key || !moe_name_valid((moe_span){ e->key, strlen(e->key) }) || e->kind < MOE_META_INT ||
-            e->kind > MOE_META_TEXT || (e->kind == MOE_META_TEXT && !moe_utf8_valid(e->text.data, e->text.length)))
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata entry %zu has a wrong key, kind or text",
-                            i);
-        for (size_t k = 0; k < i; k++)
-            if (strcmp(e->key, entries[k].key) == 0)
-                return moe_fail(error, MOE_ERROR_ARGUMENT, "entries", "metadata '%s' stands twice", e->key);
-    }
-    return MOE_OK;
-}
-
-/* Writes at `*at` unless `out` is NULL, and advances. */
-static void moe_put(char *out, size_t *at, const void *data, size_t bytes) {
-    if (out && bytes) memcpy(out + *at, data, bytes);
-    *at += bytes;
-}
-
-static void moe_put_entry(char *out, size_t *at, const moe_meta_entry *e) {
-    const uint32_t begin[2] = { (uint32_t)e->kind, (uint32_t)strlen(e->key) };
-    const uint64_t length = e->text.length;
-    moe_put(out, at, begin, sizeof begin);
-    moe_put(out, at, e->key, begin[1]);
-    *at = moe_round_up(*at, 8);
-    if (e->kind == MOE_META_INT) moe_put(out, at, &e->integer, 8);
-    if (e->kind == MOE_META_REAL) moe_put(out, at, &e->real, 8);
-    if (e->kind != MOE_META_TEXT) return;
-    moe_put(out, at, &length, 8);
-    moe_put(out, at, e->text.data, e->text.length);
-    *at = moe_round_up(*at, 8);
-}
-
-/* The header of the new file into `out` (zeroed), or only its size with `out` NULL. */
-static size_t moe_save_header(const moe_save *s, char *out) {
-    const uint32_t version = MOE_FILE_VERSION, n_tensors = (uint32_t)s->n_tensors;
-    uint32_t n_meta = 0, checksum;
-    uint64_t header_bytes;
-    size_t at = MOE_HEADER_BYTES, head = 0;
-    for (size_t i = 0; s->old && i < s->old->n_meta; i++)
-        if (moe_save_meta(s, &s->old->meta[i])) {
-            moe_put(out, &at, s->old->meta[i].entry.data, s->old->meta[i].entry.length);
-            n_meta++;
-        }
-    for (size_t i = 0; i < s->n_entries; i++, n_meta++) moe_put_entry(out, &at, &s->entries[i]);
-    for (size_t i = 0; i < s->n_tensors; i++) {
-        const moe_tensor_info *t = &s->tensors[i];
-        const uint32_t fields[4] = { (uint32_t)t->type, t->experts ? 1 : 0, t->n_dims, (uint32_t)t->name.length };
-        const uint32_t tail[2] = { t->checksum, 0 };
-        moe_put(out, &at, fields, sizeof fields);
-        moe_put(out, &at, t->dims, 8 * (size_t)t->n_dims);
-        moe_put(out, &at, &t->offset, 8);
-        moe_put(out, &at, &t->bytes, 8);
-        moe_put(out, &at, tail, sizeof tail);
-        moe_put(out, &at, t->name.data, t->name.length);
-        at = moe_round_up(at, 8);
-    }
-    header_bytes = at;
-    if (!out) return at;
-    moe_put(out, &head, moe_magic, 8);
-    moe_put(out, &head, &version, 4);
-    head += 4;
-    moe_put(out, &head, &header_bytes, 8);
-    moe_put(out, &head, &s->file_bytes, 8);
-    moe_put(out, &head, &n_meta, 4);
-    moe_put(out, &head, &n_tensors, 4);
-    checksum = moe_crc32(0, out + 16, at - 16);
-    memcpy(out + 12, &checksum, 4);
-    return at;
-}
-
-/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. 0: it does
- * not fit. */
-static int moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, char *out) {
-    const moe_tensor_info *t = &s->tensors[index];
-    const size_t high = (size_t)t->dims[t->experts ? 1 : 0], wide = (size_t)t->dims[t->n_dims - 1];
-    const size_t rows = t->n_dims == 1 ? 1 : down ? wide : high, cols = down ? high : wide;
-    moe_matrix from = { .rows = 0 };
-    if (s->old) {
-        const moe_tensor_info *old = &s->old->tensors[index];
-        const char *data = s->old->data + old->offset;
-        uint64_t old_down = 0;
-        if (t->experts) data += piece * (size_t)moe_slab_bytes(old->type, high, wide, &old_down);
-        from = moe_matrix_view(old->type, rows, cols, data + (down ? old_down : 0));
-    }
-    for (size_t r = 0; r < rows; r++) {
-        if (s->old) moe_matrix_row(&from, r, s->row);
-        else s->fill(s->fill_user, index, piece, down ? high + r : r, s->row, cols);
-        if (!moe_row_fits(t->type, cols, s->row)) {
-            s->misfit = t;
-            return 0;
-        }
-        moe_pack_row(t->type, rows, cols, r, s->row, out, (int8_t *)(void *)(s->row + cols));
-    }
-    return 1;
-}
-
-static int moe_write_zeros(FILE *out, uint64_t bytes) {
-    static const char zeros[4096];
-    for (size_t n; bytes; bytes -= n) {
-        n = (size_t)(bytes < sizeof zeros ? bytes : sizeof zeros);
-        if (fwrite(zeros, 1, n, out) != n) return 0;
-    }
-    return 1;
-}
-
-static size_t moe_pieces(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
-
-/* The caller's vector of this name, or NULL. */
-static const moe_vector_entry *moe_save_vector(const moe_save *s, moe_span name) {
-    for (size_t i = 0; i < s->n_vectors; i++)
-        if (moe_span_is(name, s->vectors[i].name)) return &s->vectors[i];
-    return NULL;
-}
-
-static int moe_save_tensor(moe_save *s, size_t index, FILE *out) {
-    moe_tensor_info *t = &s->tensors[index];
-    const moe_vector_entry *given = moe_save_vector(s, t->name);
-    const moe_tensor_info *old = s->old && !given ? &s->old->tensors[index] : NULL;
-    const size_t bytes = (size_t)(t->bytes / moe_pieces(t));
-    uint64_t down = 0;
-    if (given) {
-        t->checksum = moe_crc32(0, given->data, bytes);
-        return fwrite(given->data, 1, bytes, out) == bytes;
-    }
-    if (old && old->type == t->type)
-        return fwrite(s->old->data + old->offset, 1, (size_t)old->bytes, out) == old->bytes;
-    if (t->experts) moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
-    t->checksum = 0;
-    for (size_t p = 0; p < moe_pieces(t); p++) {
-        memset(s->piece, 0, bytes);
-        if (!moe_save_matrix(s, index, p, 0, s->piece) ||
-            (t->experts && !moe_save_matrix(s, index, p, 1, s->piece + down)))
-            return 0;
-        t->checksum = moe_crc32(t->checksum, s->piece, bytes);
-        if (fwrite(s->piece, 1, bytes, out) != bytes) return 0;
-    }
-    return 1;
-}
-
-static int moe_save_to(moe_save *s, FILE *out) {
-    uint64_t at = s->header_bytes;
-    if (!moe_write_zeros(out, at)) return 0;
-    for (size_t i = 0; i < s->n_tensors; i++) {
-        if (!moe_write_zeros(out, s->tensors[i].offset - at) || !moe_save_tensor(s, i, out)) return 0;
-        at = s->tensors[i].offset + s->tensors[i].bytes;
-    }
-    moe_save_header(s, s->header);
-    return fseek(out, 0, SEEK_SET) == 0 && fwrite(s->header, 1, s->header_bytes, out) == s->header_bytes &&
-           fflush(out) == 0;
-}
-
-/* Place the tensors, whose names, types and shapes are there, and say how large header, piece and row are. */
-static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
-    s->header_bytes = moe_save_header(s, NULL);
-    s->file_bytes = s->header_bytes;
-    for (size_t i = 0; i < s->n_tensors; i++) {
-        moe_tensor_info *t = &s->tensors[i];
-        t->bytes = moe_tensor_bytes(t);
-        t->offset = moe_round_up((size_t)s->file_bytes, t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN);
-        s->file_bytes = t->offset + t->bytes;
-        *piece_bytes = moe_max(*piece_bytes, (size_t)(t->bytes / moe_pieces(t)));
-        for (uint32_t d = 0; d < t->n_dims; d++) *widest = moe_max(*widest, (size_t)t->dims[d]);
-    }
-}
-
-/* Write the file under a temporary name and rename it. s->tensors are ready to be placed. */
-static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a, moe_error *error) {
-    const size_t path_length = strlen(path) + 16;
-    size_t piece_bytes = 0, widest = 0, block_bytes = 0;
-    moe_layout layout = { NULL, 0, 0 };
-    moe_status status = MOE_OK;
-    FILE *out;
-    moe_save_plan(s, &piece_bytes, &widest);
-    for (int pass = 0; pass < 2; pass++) {
-        layout.used = 0;
-        s->header = moe_carve(&layout, s->header_bytes, 1);
-        s->piece = moe_carve(&layout, piece_bytes, 1);
-        s->row = moe_carve(&layout, 2 * moe_round_up(widest, MOE_Q8_COLS), sizeof *s->row);
-        s->path = moe_carve(&layout, path_length, 1);
-        if (pass) break;
-        block_bytes = layout.used;
-        layout.base = layout.overflow ? NULL : moe_allocate_zeroed(a, block_bytes);
-        if (!layout.base)
-            return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor",
-                            block_bytes);
-    }
-    snprintf(s->path, path_length, "%s.partial", path);
-    out = fopen(s->path, "wb");
-    if (!out) {
-        status = moe_fail(error, MOE_ERROR_IO, "save", "cannot create %s: %s", s->path, strerror(errno));
-    } else {
-        int saved;
-        errno = 0;
-        saved = moe_save_to(s, out);
-        saved = (fclose(out) == 0) & saved;
-        if (s->misfit) {
-            status = moe_fail(error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s",
-                              (int)s->misfit->name.length, s->misfit->name.data, moe_type_name(s->misfit->type));
-            remove(s->path);
-        } else if (!saved || rename(s->path, path) != 0) {
-            status = moe_fail(error, MOE_ERROR_IO, "save", "cannot write %s: %s", path,
-                              errno ? strerror(errno) : "the disk may be full");
-            remove(s->path);
-        }
-    }
-    moe_release(a, layout.base, block_bytes);
-    return status;
-}
-
-static moe_status moe_check_vectors(const moe_file *f, const moe_vector_entry *vectors, size_t count,
-                                    moe_error *error) {
-    for (size_t i = 0; i < count; i++) {
-        const moe_vector_entry *v = &vectors[i];
-        const moe_tensor_info *old = v->name ? moe_find_tensor(f, v->name) : NULL;
-        int fits = v->name && moe_name_valid((moe_span){ v->name, strlen(v->name) }) && v->data && v->n &&
-                   v->n <= INT32_MAX && (!old || old->n_dims == 1);
-        for (size_t k = 0; k < i && fits; k++) fits = strcmp(v->name, vectors[k].name) != 0;
-        if (!fits)
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "vectors",
-                            "vector %zu has a wrong name or length, or stands twice", i);
-    }
-    return MOE_OK;
-}
-
-moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error) {
-    const moe_file *f = &model->file;
-    const size_t bytes = (f->n_tensors + params->n_vectors) * sizeof(moe_tensor_info);
-    moe_save s = { .old = f,
-                   .same_type = !params->n_vectors,
-                   .entries = params->entries,
-                   .n_entries = params->n_entries,
-                   .vectors = params->vectors,
-                   .n_vectors = params->n_vectors,
-                   .n_tensors = f->n_tensors };
-    moe_status status;
-    if (!moe_type_known((uint32_t)params->type) || !moe_type_known((uint32_t)params->experts))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "type", "no such number format");
-    MOE_TRY(moe_check_entries(params->entries, params->n_entries, error));
-    MOE_TRY(moe_check_vectors(f, params->vectors, params->n_vectors, error));
-    s.tensors = moe_allocate_zeroed(&model->allocator, bytes);
-    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory for the tensor directory");
-    for (size_t i = 0; i < f->n_tensors; i++) {
-        s.tensors[i] = f->tensors[i];
-        s.tensors[i].type = moe_save_type(&f->tensors[i], params);
-        s.same_type &= s.tensors[i].type == f->tensors[i].type;
-    }
-    for (size_t i = 0; i < s.n_vectors; i++) {
-        const moe_vector_entry *v = &s.vectors[i];
-        const moe_tensor_info *old = moe_find_tensor(f, v->name);
-        moe_tensor_info *t = &s.tensors[old ? (size_t)(old - f->tensors) : s.n_tensors++];
-        *t = (moe_tensor_info){ .name = { v->name, strlen(v->name) },
-                                .type = MOE_TYPE_F32,
-                                .n_dims = 1,
-                                .dims = { v->n } };
-    }
-    status = moe_save_run(&s, path, &model->allocator, error);
-    moe_release(&model->allocator, s.tensors, bytes);
-    return status;
-}
-
-moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error) {
-    const moe_allocator a = moe_allocator_or_default(&params->allocator);
-    const size_t bytes = params->n_tensors * sizeof(moe_tensor_info);
-    moe_save s = { .fill = params->fill,
-                   .fill_user = params->user,
-                   .entries = params->entries,
-                   .n_entries = params->n_entries,
-                   .n_tensors = params->n_tensors };
-    moe_status status = moe_check_entries(params->entries, params->n_entries, error);
-    if (status != MOE_OK) return status;
-    s.tensors = moe_allocate_zeroed(&a, bytes);
-    if (!s.tensors) return moe_fail(error, MOE_ERROR_MEMORY, "write", "no memory for the tensor directory");
-    for (size_t i = 0; i < s.n_tensors && status == MOE_OK; i++) {
-        const moe_tensor_spec *spec = &params->tensors[i];
-        moe_tensor_info *t = &s.tensors[i];
-        *t = (moe_tensor_info){ .name = { spec->name, spec->name ? strlen(spec->name) : 0 },
-                                .type = spec->type,
-                                .n_dims = spec->n_dims,
-                                .experts = spec->n_dims == 3 };
-        status = moe_name_valid(t->name) && moe_type_known((uint32_t)t->type) && t->n_dims >= 1 && t->n_dims <= 3
-                     ? MOE_OK
-                     : MOE_ERROR_ARGUMENT;
-        for (uint32_t d = 0; d < t->n_dims && status == MOE_OK; d++) {
-            t->dims[d] = spec->dims[d];
-            if (!spec->dims[d] || spec->dims[d] > INT32_MAX) status = MOE_ERROR_ARGUMENT;
-        }
-        if (status != MOE_OK || (t->n_dims == 1 && t->type != MOE_TYPE_F32) || !moe_tensor_bytes(t))
-            status = moe_fail(error, MOE_ERROR_ARGUMENT, "tensors", "tensor %zu has a wrong name, type or shape", i);
-    }
-    if (status == MOE_OK) status = moe_save_run(&s, path, &a, error);
-    moe_release(&a, s.tensors, bytes);
-    return status;
-}
-
-/* ==== 15. Graph ===============================================================================================
+/* ==== 17. Graph ===============================================================================================
  * Owns tensors, the builders that chain them, and the plan that places them in memory. A graph is built and planned
  * once for a capacity of rows and run with the rows of the moment: every tensor of a graph has the same number of rows.
  * Invariant: after moe_graph_plan a tensor's bytes are its own from the node that makes it to the last that reads it.
@@ -4928,7 +4938,7 @@ static void moe_graph_place(moe_graph *g, char *arena) {
     }
 }
 
-/* ==== 16. Execution ===========================================================================================
+/* ==== 18. Execution ===========================================================================================
  * Owns one compute function per op, the table of them that is the CPU backend, and what another device is told about a
  * graph. Invariant: a function writes its own tensor, its scratch and what the frame names, and splits only outputs
  * over threads. */
@@ -5912,7 +5922,7 @@ static moe_status moe_choose_device(const char *name, const moe_device_api **out
     return MOE_OK;
 }
 
-/* ==== 17. Encoder and decoder =================================================================================
+/* ==== 19. Encoder and decoder =================================================================================
  * Owns the two graphs of a translation model. Invariant: only the layer list decides what is in them. */
 
 /* Logits of a gate over everything; with them those of the noise, if it is wanted. */
@@ -6103,7 +6113,7 @@ static void moe_build_classifier(moe_graph *g, const moe_model *m) {
     moe_op_output(g, m, x);
 }
 
-/* ==== 18. Beam search =========================================================================================
+/* ==== 20. Beam search =========================================================================================
  * Owns the hypotheses of one sentence. The code is the last section of moe.h, so that a device compiles the same; it
  * says how the search goes. Invariant: what happens here depends on the sentence's own rows only, so that any batch
  * gives the same result, and nothing is allocated or looked up but what the slot points to, so that it runs anywhere.
@@ -6112,7 +6122,7 @@ static void moe_build_classifier(moe_graph *g, const moe_model *m) {
 #define MOE_SEARCH static inline
 #include "moe.h"
 
-/* ==== 19. Reranking ===========================================================================================
+/* ==== 21. Reranking ===========================================================================================
  * Owns the translations that are to be reranked and wait for the log-probability of their source given each hypothesis.
  * Invariant: the outcome depends on the sentence alone; what is waited for is asked for before anything new is begun,
  * so that places for twice the sentences of a batch are always enough. */
@@ -6292,7 +6302,7 @@ static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const m
     return 1;
 }
 
-/* ==== 20. Sessions ============================================================================================
+/* ==== 22. Sessions ============================================================================================
  * Owns a session's one block of memory, the queue of requests and the loop. Invariant: rows of a step are the live
  * hypotheses of the active slots in slot order; a finished sentence's slot and memory are free for the next request at
  * once. */

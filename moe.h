@@ -658,7 +658,7 @@ const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
 
 /* ---- The search, one definition for the processor and for devices (not for applications) ---------------- *
  * A file that declares moe_expf and moe_logf, defines MOE_SEARCH (what goes before a function: static inline) and then
- * includes this header gets the beam search of a sentence: moe.c in room 18, moe-cuda.cu for its kernels. It is written
+ * includes this header gets the beam search of a sentence: moe.c in room 20, moe-cuda.cu for its kernels. It is written
  * in what C11 and C++17 have in common, and every product and sum is rounded by itself.
  *
  * Invariant: what happens to a sentence depends on its own rows only, and ties are broken by rank, so that any batch

@@ -114,7 +114,7 @@ class Model:
         return self.cut(ids[0][1:]), margin, bool(ended[0])
 
     def paper(self, source, beam, alpha=0.2, constant=5.0, beta=0.2, prune=3.0, factor=2.0, offset=0):
-        """GNMT section 7 as the head of room 15 in moe.c settles it: finished hypotheses leave the beam."""
+        """GNMT section 7 as the head of the room Beam search in moe.c settles it: finished hypotheses leave the beam."""
         limit = max(1, int(factor * len(source)) + offset)
         state, live, done, margin = self.begin(source), [([self.bos], 0.0, 0.0)], [], np.inf
 
