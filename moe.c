@@ -15,7 +15,7 @@
  *   11. Dispatch              choosing a kernel room at run time
  *   12. Threads               a pool that splits outputs, never sums
  *   13. Model file: reader    mapped bytes, bounded cursor, metadata, directory
- *   14. Model file: writer    metadata and tensors into a new file
+ *   14. Model file: writer    files that appear whole or not at all; metadata and tensors into one
  *   15. Architecture          the layer list that the metadata describes, weights bound to it
  *   16. Models                opening, closing, saving, looking
  *   17. Graph                 tensors, nodes, builders, planner
@@ -58,14 +58,18 @@
 #include <fcntl.h>
 #include <float.h>
 #include <math.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__FAST_MATH__)
@@ -3407,6 +3411,209 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
 }
 
 /* ==== 14. Model file: writer ==================================================================================
+ * Owns the way of bytes into a new file. Invariant: a file appears under its name whole or not at all, and what stood
+ * there before is never damaged. */
+
+/* ---- A file that appears whole or not at all ----
+ * It grows under a name of its own in the folder of its target, and takes the target's name when it is done. What is no
+ * regular file (a device, a pipe) keeps its name and is written as what it is. */
+
+enum { MOE_PATH_BYTES = 4096, MOE_WRITE_BYTES = 1 << 24 };
+
+struct moe_output {
+    moe_allocator allocator;
+    int fd;                         /* -1: not open */
+    int regular, failed;            /* failed: errno of the first write that did not succeed */
+    uint64_t at;                    /* bytes written */
+    sigset_t held;                  /* signals that this output holds back in its thread */
+    char path[MOE_PATH_BYTES];      /* as the caller says it */
+    char target[MOE_PATH_BYTES];    /* the same behind symbolic links */
+    char temporary[MOE_PATH_BYTES]; /* "": the target itself is written */
+};
+
+/* Where `path` leads if its last part is a symbolic link, to something that need not exist; the folders before it are
+ * the system's to follow. 0: errno says why not. */
+static int moe_follow_links(const char *path, char *out) {
+    char link[MOE_PATH_BYTES];
+    snprintf(out, MOE_PATH_BYTES, "%s", path);
+    for (int links = 0; links < 40; links++) {
+        const ssize_t length = readlink(out, link, sizeof link);
+        const char *slash = strrchr(out, '/');
+        size_t folder = slash ? (size_t)(slash + 1 - out) : 0;
+        if (length < 0) return errno == EINVAL || errno == ENOENT; /* it is no link, or nothing */
+        if (length && link[0] == '/') folder = 0;
+        if (folder + (size_t)length >= MOE_PATH_BYTES) {
+            errno = ENAMETOOLONG;
+            return 0;
+        }
+        memcpy(out + folder, link, (size_t)length);
+        out[folder + (size_t)length] = 0;
+    }
+    errno = ELOOP;
+    return 0;
+}
+
+static const int moe_ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
+
+/* Signals that would end the process wait in this thread until the output is closed, or they would leave the temporary
+ * file behind. Those that somebody handles, ignores or holds already are his. */
+static void moe_hold_signals(sigset_t *held) {
+    sigset_t blocked;
+    sigemptyset(held);
+    if (pthread_sigmask(SIG_SETMASK, NULL, &blocked) != 0) return;
+    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++) {
+        const int number = moe_ending_signals[i];
+        struct sigaction action;
+        if (!sigismember(&blocked, number) && sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_DFL)
+            sigaddset(held, number);
+    }
+    pthread_sigmask(SIG_BLOCK, held, NULL);
+}
+
+/* Whether one of them came. */
+static int moe_signal_waits(const sigset_t *held) {
+    sigset_t waiting;
+    sigemptyset(&waiting);
+    sigpending(&waiting);
+    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++)
+        if (sigismember(held, moe_ending_signals[i]) && sigismember(&waiting, moe_ending_signals[i])) return 1;
+    return 0;
+}
+
+/* Create the temporary file beside the target; if it replaces `old`, with the rights of that. 0: errno says why not. */
+static int moe_create_temporary(moe_output *o, const struct stat *old) {
+    const char *slash = strrchr(o->target, '/');
+    const int folder = slash ? (int)(slash + 1 - o->target) : 0;
+    for (int tries = 0; tries < 1000 && o->fd < 0; tries++) {
+        struct timespec now = { 0, 0 };
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (snprintf(o->temporary, sizeof o->temporary, "%.*s.moe-%ld-%09ld", folder, o->target, (long)getpid(),
+                     (long)now.tv_nsec) >= (int)sizeof o->temporary)
+            errno = ENAMETOOLONG;
+        else o->fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, old ? 0600 : 0666);
+        if (o->fd < 0 && errno != EEXIST) break;
+    }
+    if (o->fd < 0) {
+        o->temporary[0] = 0;
+        return 0;
+    }
+    if (!old) return 1;
+    /* Who may not give a file away owns the new one, and must not pass on the right to act as its owner. */
+    return fchmod(o->fd, old->st_mode & (fchown(o->fd, old->st_uid, old->st_gid) == 0 ? 07777 : 0777)) == 0;
+}
+
+static moe_status moe_output_fail(const moe_output *o, moe_error *error, int number) {
+    if (number == EINTR)
+        return moe_fail(error, MOE_ERROR_CANCELLED, "write", "writing %.160s was stopped by a signal", o->path);
+    return moe_fail(error, MOE_ERROR_IO, "write", "cannot write %.160s: %s", o->path, strerror(number));
+}
+
+/* 0: errno says why not. `model`: only a regular file will do. */
+static int moe_output_start(moe_output *o, int model) {
+    struct stat there, target;
+    const int exists = stat(o->path, &there) == 0;
+    if (!exists && (errno != ENOENT || !o->path[0])) return 0;
+    o->regular = !exists || S_ISREG(there.st_mode);
+    if (model && !o->regular) {
+        errno = S_ISDIR(there.st_mode) ? EISDIR : EINVAL;
+        return 0;
+    }
+    if (o->regular && !moe_follow_links(o->path, o->target)) return 0;
+    /* /dev/stdout may lead to a file whose name is gone. */
+    if (exists && (!o->regular || lstat(o->target, &target) != 0 || target.st_dev != there.st_dev ||
+                   target.st_ino != there.st_ino)) {
+        o->fd = open(o->path, O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC);
+        return o->fd >= 0;
+    }
+    if (exists && faccessat(AT_FDCWD, o->target, W_OK, AT_EACCESS) != 0) return 0;
+    moe_hold_signals(&o->held);
+    return moe_create_temporary(o, exists ? &there : NULL);
+}
+
+static moe_status moe_output_begin(const char *path, const moe_allocator *a, int model, moe_output **out,
+                                   moe_error *error) {
+    moe_output *o = moe_allocate_zeroed(a, sizeof *o);
+    moe_status status;
+    if (!o) return moe_fail(error, MOE_ERROR_MEMORY, "write", "no memory to write a file");
+    o->allocator = *a;
+    o->fd = -1;
+    sigemptyset(&o->held);
+    errno = ENAMETOOLONG;
+    if ((size_t)snprintf(o->path, sizeof o->path, "%s", path) < sizeof o->path && moe_output_start(o, model)) {
+        *out = o;
+        return MOE_OK;
+    }
+    status = model && errno == EINVAL ? moe_fail(error, MOE_ERROR_IO, "write",
+                                                 "%.160s is not a file; models are written to regular files only", path)
+                                      : moe_output_fail(o, error, errno);
+    moe_output_close(o, 0, NULL);
+    return status;
+}
+
+moe_status moe_output_open(const char *path, const moe_allocator *allocator, moe_output **out, moe_error *error) {
+    const moe_allocator a = moe_allocator_or_default(allocator);
+    return moe_output_begin(path, &a, 0, out, error);
+}
+
+moe_status moe_output_write(moe_output *o, const void *data, size_t bytes, moe_error *error) {
+    const char *p = data;
+    struct rlimit limit;
+    /* Beyond this limit the system would send SIGXFSZ, which ends a process. */
+    if (o->regular && getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        (o->at > limit.rlim_cur || bytes > limit.rlim_cur - o->at))
+        o->failed = EFBIG;
+    while (bytes && !o->failed) {
+        const ssize_t n = write(o->fd, p, moe_min(bytes, MOE_WRITE_BYTES));
+        if (n > 0) {
+            p += n, bytes -= (size_t)n, o->at += (uint64_t)n;
+        } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { /* a pipe that does not block */
+            struct pollfd room = { .fd = o->fd, .events = POLLOUT };
+            poll(&room, 1, -1);
+        } else if (n == 0 || errno != EINTR) {
+            o->failed = n ? errno : ENOSPC;
+        }
+        if (moe_signal_waits(&o->held)) o->failed = EINTR;
+    }
+    return o->failed ? moe_output_fail(o, error, o->failed) : MOE_OK;
+}
+
+/* The next bytes are written over the first ones. */
+static void moe_output_rewind(moe_output *o) {
+    if (!o->failed && lseek(o->fd, 0, SEEK_SET) != 0) o->failed = errno;
+    o->at = 0;
+}
+
+const char *moe_output_temporary(const moe_output *o) { return o->temporary[0] ? o->temporary : NULL; }
+
+/* A name is safe when its folder is on disk. Not every file system can say so, and the file is there in any case. */
+static void moe_sync_folder(char *path) {
+    char *slash = strrchr(path, '/');
+    int fd;
+    if (slash) slash[slash == path] = 0; /* "/" stays */
+    fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    fsync(fd);
+    close(fd);
+}
+
+moe_status moe_output_close(moe_output *o, int keep, moe_error *error) {
+    moe_allocator a;
+    moe_status status = MOE_OK;
+    if (!o) return MOE_OK;
+    if (keep && !o->failed && fsync(o->fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS)
+        o->failed = errno; /* a pipe cannot */
+    if (o->fd >= 0 && close(o->fd) != 0 && errno != EINTR && !o->failed) o->failed = errno;
+    if (keep && !o->failed && o->temporary[0] && rename(o->temporary, o->target) != 0) o->failed = errno;
+    if (keep && o->failed) status = moe_output_fail(o, error, o->failed);
+    if (o->temporary[0] && (!keep || o->failed)) unlink(o->temporary);
+    else if (o->temporary[0]) moe_sync_folder(o->temporary);
+    pthread_sigmask(SIG_UNBLOCK, &o->held, NULL);
+    a = o->allocator;
+    moe_release(&a, o, sizeof *o);
+    return status;
+}
+
+/* ---- A model ----
  * One way for both writers: moe_model_save takes rows from an old file, moe_model_write from a function. Tensors go to
  * disk piece by piece (a slab, a matrix), so memory is that of one piece; the header, which holds their checksums,
  * comes last. */
@@ -3424,9 +3631,10 @@ typedef struct moe_save {
     size_t n_tensors;
     uint64_t file_bytes;
     size_t header_bytes;
-    char *header, *piece, *path;   /* path: of the temporary file */
-    float *row;                    /* a row of floats; behind it its codes and subs */
-    const moe_tensor_info *misfit; /* a tensor whose numbers its type cannot hold */
+    char *header, *piece;
+    float *row; /* a row of floats; behind it its codes and subs */
+    moe_output *out;
+    moe_error *error;
 } moe_save;
 
 /* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
@@ -3521,9 +3729,8 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     return at;
 }
 
-/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. 0: it does
- * not fit. */
-static int moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, char *out) {
+/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. */
+static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, char *out) {
     const moe_tensor_info *t = &s->tensors[index];
     const size_t high = (size_t)t->dims[t->experts ? 1 : 0], wide = (size_t)t->dims[t->n_dims - 1];
     const size_t rows = t->n_dims == 1 ? 1 : down ? wide : high, cols = down ? high : wide;
@@ -3538,22 +3745,23 @@ static int moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, ch
     for (size_t r = 0; r < rows; r++) {
         if (s->old) moe_matrix_row(&from, r, s->row);
         else s->fill(s->fill_user, index, piece, down ? high + r : r, s->row, cols);
-        if (!moe_row_fits(t->type, cols, s->row)) {
-            s->misfit = t;
-            return 0;
-        }
+        if (!moe_row_fits(t->type, cols, s->row))
+            return moe_fail(s->error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s",
+                            (int)t->name.length, t->name.data, moe_type_name(t->type));
         moe_pack_row(t->type, rows, cols, r, s->row, out, (int8_t *)(void *)(s->row + cols));
     }
-    return 1;
+    return MOE_OK;
 }
 
-static int moe_write_zeros(FILE *out, uint64_t bytes) {
+static moe_status moe_save_bytes(moe_save *s, const void *data, size_t bytes) {
+    return moe_output_write(s->out, data, bytes, s->error);
+}
+
+/* Zeros up to byte `to` of the file. */
+static moe_status moe_save_gap(moe_save *s, uint64_t to) {
     static const char zeros[4096];
-    for (size_t n; bytes; bytes -= n) {
-        n = (size_t)(bytes < sizeof zeros ? bytes : sizeof zeros);
-        if (fwrite(zeros, 1, n, out) != n) return 0;
-    }
-    return 1;
+    while (s->out->at < to) MOE_TRY(moe_save_bytes(s, zeros, (size_t)moe_min(to - s->out->at, sizeof zeros)));
+    return MOE_OK;
 }
 
 static size_t moe_pieces(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
@@ -3565,7 +3773,7 @@ static const moe_vector_entry *moe_save_vector(const moe_save *s, moe_span name)
     return NULL;
 }
 
-static int moe_save_tensor(moe_save *s, size_t index, FILE *out) {
+static moe_status moe_save_tensor(moe_save *s, size_t index) {
     moe_tensor_info *t = &s->tensors[index];
     const moe_vector_entry *given = moe_save_vector(s, t->name);
     const moe_tensor_info *old = s->old && !given ? &s->old->tensors[index] : NULL;
@@ -3573,33 +3781,30 @@ static int moe_save_tensor(moe_save *s, size_t index, FILE *out) {
     uint64_t down = 0;
     if (given) {
         t->checksum = moe_crc32(0, given->data, bytes);
-        return fwrite(given->data, 1, bytes, out) == bytes;
+        return moe_save_bytes(s, given->data, bytes);
     }
-    if (old && old->type == t->type)
-        return fwrite(s->old->data + old->offset, 1, (size_t)old->bytes, out) == old->bytes;
+    if (old && old->type == t->type) return moe_save_bytes(s, s->old->data + old->offset, (size_t)old->bytes);
     if (t->experts) moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
     t->checksum = 0;
     for (size_t p = 0; p < moe_pieces(t); p++) {
         memset(s->piece, 0, bytes);
-        if (!moe_save_matrix(s, index, p, 0, s->piece) ||
-            (t->experts && !moe_save_matrix(s, index, p, 1, s->piece + down)))
-            return 0;
+        MOE_TRY(moe_save_matrix(s, index, p, 0, s->piece));
+        if (t->experts) MOE_TRY(moe_save_matrix(s, index, p, 1, s->piece + down));
         t->checksum = moe_crc32(t->checksum, s->piece, bytes);
-        if (fwrite(s->piece, 1, bytes, out) != bytes) return 0;
+        MOE_TRY(moe_save_bytes(s, s->piece, bytes));
     }
-    return 1;
+    return MOE_OK;
 }
 
-static int moe_save_to(moe_save *s, FILE *out) {
-    uint64_t at = s->header_bytes;
-    if (!moe_write_zeros(out, at)) return 0;
+static moe_status moe_save_all(moe_save *s) {
+    MOE_TRY(moe_save_gap(s, s->header_bytes));
     for (size_t i = 0; i < s->n_tensors; i++) {
-        if (!moe_write_zeros(out, s->tensors[i].offset - at) || !moe_save_tensor(s, i, out)) return 0;
-        at = s->tensors[i].offset + s->tensors[i].bytes;
+        MOE_TRY(moe_save_gap(s, s->tensors[i].offset));
+        MOE_TRY(moe_save_tensor(s, i));
     }
     moe_save_header(s, s->header);
-    return fseek(out, 0, SEEK_SET) == 0 && fwrite(s->header, 1, s->header_bytes, out) == s->header_bytes &&
-           fflush(out) == 0;
+    moe_output_rewind(s->out);
+    return moe_save_bytes(s, s->header, s->header_bytes);
 }
 
 /* Place the tensors, whose names, types and shapes are there, and say how large header, piece and row are. */
@@ -3616,20 +3821,17 @@ static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
     }
 }
 
-/* Write the file under a temporary name and rename it. s->tensors are ready to be placed. */
+/* s->tensors are ready to be placed. */
 static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a, moe_error *error) {
-    const size_t path_length = strlen(path) + 16;
     size_t piece_bytes = 0, widest = 0, block_bytes = 0;
     moe_layout layout = { NULL, 0, 0 };
-    moe_status status = MOE_OK;
-    FILE *out;
+    moe_status status;
     moe_save_plan(s, &piece_bytes, &widest);
     for (int pass = 0; pass < 2; pass++) {
         layout.used = 0;
         s->header = moe_carve(&layout, s->header_bytes, 1);
         s->piece = moe_carve(&layout, piece_bytes, 1);
         s->row = moe_carve(&layout, 2 * moe_round_up(widest, MOE_Q8_COLS), sizeof *s->row);
-        s->path = moe_carve(&layout, path_length, 1);
         if (pass) break;
         block_bytes = layout.used;
         layout.base = layout.overflow ? NULL : moe_allocate_zeroed(a, block_bytes);
@@ -3637,24 +3839,12 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
             return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor",
                             block_bytes);
     }
-    snprintf(s->path, path_length, "%s.partial", path);
-    out = fopen(s->path, "wb");
-    if (!out) {
-        status = moe_fail(error, MOE_ERROR_IO, "save", "cannot create %s: %s", s->path, strerror(errno));
-    } else {
-        int saved;
-        errno = 0;
-        saved = moe_save_to(s, out);
-        saved = (fclose(out) == 0) & saved;
-        if (s->misfit) {
-            status = moe_fail(error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s",
-                              (int)s->misfit->name.length, s->misfit->name.data, moe_type_name(s->misfit->type));
-            remove(s->path);
-        } else if (!saved || rename(s->path, path) != 0) {
-            status = moe_fail(error, MOE_ERROR_IO, "save", "cannot write %s: %s", path,
-                              errno ? strerror(errno) : "the disk may be full");
-            remove(s->path);
-        }
+    s->error = error;
+    status = moe_output_begin(path, a, 1, &s->out, error);
+    if (status == MOE_OK) {
+        status = moe_save_all(s);
+        if (status == MOE_OK) status = moe_output_close(s->out, 1, error);
+        else moe_output_close(s->out, 0, NULL);
     }
     moe_release(a, layout.base, block_bytes);
     return status;

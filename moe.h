@@ -79,7 +79,7 @@ typedef enum moe_status {
     MOE_ERROR_UNSUPPORTED, /* the file or the request needs something this build or machine lacks     */
     MOE_ERROR_LIMIT,       /* a request is longer than the session was made for                       */
     MOE_ERROR_NUMERIC,     /* not-a-number appeared where a log-probability was due: broken weights   */
-    MOE_ERROR_CANCELLED,   /* the caller's pull function asked to stop                                */
+    MOE_ERROR_CANCELLED,   /* the caller's pull function asked to stop, or a signal while a file was written */
     MOE_ERROR_DEVICE       /* the GPU or its driver failed                                            */
 } moe_status;
 
@@ -227,10 +227,11 @@ typedef struct moe_save_params {
     size_t n_vectors;
 } moe_save_params;
 
-/* Write the model to `path`, perhaps in other number formats. The file appears whole under its name or not at all.
+/* Write the model to `path`, perhaps in other number formats. The file appears whole under its name or not at all, see
+ * moe_output below; what is no regular file is refused.
  * Metadata are kept, but for golden.* and quality.* when a type or a vector changes: they belong to one set of numbers.
  * Going from a coarse type to a finer one is allowed but gains nothing back. Errors: MOE_ERROR_ARGUMENT (also a number
- * that the type cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO. */
+ * that the type cannot hold), MOE_ERROR_MEMORY, MOE_ERROR_IO, MOE_ERROR_CANCELLED (by a signal). */
 moe_status moe_model_save(const moe_model *model, const char *path, const moe_save_params *params, moe_error *error);
 
 /* A model file from nothing, in the memory of its largest matrix or expert: for converters and benchmarks. Nothing but
@@ -257,6 +258,23 @@ typedef struct moe_write_params {
 } moe_write_params;
 
 moe_status moe_model_write(const char *path, const moe_write_params *params, moe_error *error);
+
+/* A file of any kind, written as the models are. A new or a regular file grows under a name of its own in the same
+ * folder, ".moe-...", reaches the disk and takes its name at the end: it is there whole or not at all, other writers of
+ * the same name do no harm, a symbolic link stays one, and a file that is replaced passes on its permissions. What is
+ * no regular file (a device, a pipe) is written as what it is. Beyond RLIMIT_FSIZE is an error, not a signal. SIGHUP,
+ * SIGINT and SIGTERM, where they have their default action, are held back in the calling thread until the file is
+ * closed; a write notices them (MOE_ERROR_CANCELLED), and they end the process when nothing is left of the file, unless
+ * another thread takes them. So open, write and close in one thread. Errors: MOE_ERROR_IO, MOE_ERROR_MEMORY,
+ * MOE_ERROR_CANCELLED. */
+typedef struct moe_output moe_output;
+
+moe_status moe_output_open(const char *path, const moe_allocator *allocator, moe_output **out, moe_error *error);
+moe_status moe_output_write(moe_output *output, const void *data, size_t bytes, moe_error *error);
+/* keep 0: nothing is left of it. Frees `output` in any case; NULL is fine. */
+moe_status moe_output_close(moe_output *output, int keep, moe_error *error);
+/* The name under which it grows, for signal handlers, which may unlink it; NULL: its own. */
+const char *moe_output_temporary(const moe_output *output);
 
 /* Tensors as the file's directory lists them. */
 typedef struct moe_tensor_info {

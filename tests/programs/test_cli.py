@@ -12,6 +12,7 @@ import re
 import select
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from suite import Suite
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 MODEL = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("MOE_TEST_MODEL") or os.path.join(ROOT, "models/en-de-fr-es.bin")
-TRANSLATE, INFO, QUANTIZE, BENCH, ALIGN = (os.path.join(BIN, "moe-" + p) for p in ("translate", "info", "quantize", "bench", "align"))
+TRANSLATE, INFO, QUANTIZE, BENCH, ALIGN, ROUTING = (os.path.join(BIN, "moe-" + p) for p in
+                                                    ("translate", "info", "quantize", "bench", "align", "routing"))
 DE = [TRANSLATE, "-m", MODEL, "-t", "de"]
 LINES = ["The weather is nice today.", "Where is the station?", "I have lost my keys.", "She is reading a book.", "Thank you!"]
 test = Suite()
@@ -612,6 +614,142 @@ def a_full_disk_keeps_whole_lines_in_the_output_file():
         assert result.returncode == 4 and "File too large" in result.complaint, (result.returncode, result.complaint)
         assert written.endswith(b"\n") and len(written) > 300, written[-40:]
         assert "%d whole lines" % written.count(b"\n") in result.complaint, result.complaint
+
+
+# ---- Files that are written ---------------------------------------------------------------------------------------
+
+
+ROUTING_LINES = ('{"model":"m","layers":[{"layer":"a","experts":2,"groups":0,"k":1,"gate":"softmax"}]}\n'
+                 '{"line":1,"layer":"a","position":0,"id":5,"token":"x","experts":[0],"weights":[1],"empty":false}\n')
+
+
+def limited(command, blocks=1):
+    """A program under a limit on file sizes, whose signal ends it unless it sees to that."""
+    return ["bash", "-c", 'ulimit -f %d; exec "$@"' % blocks, "bash"] + command
+
+
+def device(folder, name):
+    """A device of the test's own, or the system's where only root may make one: a program might replace it."""
+    path = folder + "/" + name
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.stat("/dev/" + name).st_rdev)
+    except PermissionError:
+        return "/dev/" + name
+    return path
+
+
+def wait_until(condition, process):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end and process.poll() is None, "it did not come so far: %s" % process.poll()
+        time.sleep(0.001)
+
+
+@test
+def a_limit_on_file_sizes_is_an_error_and_leaves_nothing():
+    program = os.path.join(BIN, "moe-make-random")
+    with tempfile.TemporaryDirectory() as folder:
+        out = folder + "/out.bin"
+        for command in ([QUANTIZE, MODEL, out, "f16"], [program, "--preset", "small", "-o", out],
+                        DE + ["--routing", out], [ROUTING, "-", "-o", out]):
+            data = ROUTING_LINES if command[0] == ROUTING else "\n".join(LINES)
+            result = run(limited(command, 4), data)
+            assert result.returncode == 4 and "too large" in result.complaint and out in result.complaint, result
+            assert os.listdir(folder) == [], os.listdir(folder)
+        result = run(limited(DE + ["-q", "-o", out]), "\n".join(LINES * 40))
+        assert result.returncode == 4 and "too large" in result.complaint, result
+        assert open(out, "rb").read().endswith(b"\n")
+
+
+@test
+def links_stay_links_and_what_lies_beside_stays():
+    with tempfile.TemporaryDirectory() as folder:
+        out, link, mine = folder + "/out", folder + "/link", folder + "/link.partial"
+        os.symlink("out", link)
+        open(mine, "w").write("mine")
+        for command in ([QUANTIZE, MODEL, link, "q8"], DE + ["--routing", link], [ROUTING, "-", "-o", link]):
+            for old in (False, True):
+                if old:
+                    os.chmod(out, 0o640)
+                result = run(command, ROUTING_LINES if command[0] == ROUTING else LINES[0] + "\n")
+                assert result.returncode == 0, result.complaint
+                assert os.readlink(link) == "out" and os.path.getsize(out) > 100
+                if old:
+                    assert os.stat(out).st_mode & 0o777 == 0o640
+            os.remove(out)
+        assert open(mine).read() == "mine" and sorted(os.listdir(folder)) == ["link", "link.partial"]
+
+
+@test
+def devices_and_pipes_are_written_as_what_they_are_or_refused():
+    program = os.path.join(BIN, "moe-make-random")
+    with tempfile.TemporaryDirectory() as folder:
+        null, full, pipe = device(folder, "null"), device(folder, "full"), folder + "/pipe"
+        before = sorted(os.listdir(folder))
+        os.mkfifo(pipe)
+        for out in (null, pipe):
+            for command in ([QUANTIZE, MODEL, out, "q8"], [program, "--preset", "small", "-o", out]):
+                result = run(command)
+                assert result.returncode == 4 and out in result.complaint and "not a file" in result.complaint, result
+        for command, data in ((DE + ["--routing"], LINES[0]), ([ROUTING, "-", "-o"], ROUTING_LINES)):
+            assert run(command + [null], data).returncode == 0
+            result = run(command + [full], data)
+            assert result.returncode == 4 and full in result.complaint and "No space" in result.complaint, result
+            process = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+            result = run(command + [pipe], data)
+            assert result.returncode == 0 and len(process.communicate(timeout=60)[0]) > 100, result.complaint
+        assert stat.S_ISCHR(os.stat(null).st_mode) and stat.S_ISCHR(os.stat(full).st_mode) and stat.S_ISFIFO(os.stat(pipe).st_mode)
+        assert sorted(os.listdir(folder)) == sorted(before + ["pipe"])
+
+
+@test
+def a_signal_leaves_no_temporary_file():
+    """One that stops orderly, the second of two that ends at once, and one in the middle of writing a model."""
+    program = os.path.join(BIN, "moe-make-random")
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        with tempfile.TemporaryDirectory() as folder:
+            process = subprocess.Popen(DE + ["--routing", folder + "/routing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       stderr=subprocess.PIPE, bufsize=0)
+            process.stdin.write(LINES[0].encode() + b"\n")
+            assert process.stdout.readline()
+            assert len(os.listdir(folder)) == 1 and not os.path.exists(folder + "/routing")
+            process.send_signal(number)
+            assert process.wait(60) == 128 + number, process.returncode
+            process.communicate()
+            assert os.listdir(folder) == []
+
+            process = subprocess.Popen(DE + ["--batch", "64", "--beam", "16", "--nbest", "1", "--routing", folder + "/routing"],
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+            process.stdin.write(("\n".join(many_lines(400)) + "\n").encode())
+            wait_until(lambda: os.listdir(folder), process)
+            time.sleep(0.3)  # into the first batch
+            for _ in range(3):
+                process.send_signal(number)
+                time.sleep(0.05)
+            process.communicate(timeout=60)
+            assert process.returncode in (-number, 128 + number), process.returncode
+            assert os.listdir(folder) == []
+
+            process = subprocess.Popen([program, "--preset", "paper-32", "-o", folder + "/model.bin"], stderr=subprocess.DEVNULL)
+            wait_until(lambda: os.listdir(folder), process)
+            process.send_signal(number)
+            assert process.wait(60) == -number, process.returncode
+            assert os.listdir(folder) == []
+
+
+@test
+def two_programs_do_not_write_one_output():
+    with tempfile.TemporaryDirectory() as folder:
+        out = folder + "/out"
+        first = subprocess.Popen(DE + ["-o", out], stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+        first.stdin.write(LINES[0].encode() + b"\n")
+        wait_until(lambda: os.path.exists(out) and os.path.getsize(out), first)
+        second = run(DE + ["-o", out], LINES[1] + "\n")
+        assert second.returncode == 4 and out in second.complaint and "another program" in second.complaint, second
+        first.stdin.write(LINES[2].encode() + b"\n")
+        assert first.communicate(timeout=60) and first.returncode == 0
+        assert open(out).read().splitlines() == translate("\n".join((LINES[0], LINES[2]))).lines
+        assert run(DE + ["-o", out], LINES[1] + "\n").returncode == 0
 
 
 # ---- moe-info, moe-quantize --------------------------------------------------------------------------------------------

@@ -58,8 +58,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* ==== 1. Options ======================================================================================== */
 
@@ -1016,44 +1014,6 @@ static int write_stream(FILE *to, const text_bytes *page) {
     return fwrite(page->data, 1, page->length, to) == page->length && fflush(to) == 0;
 }
 
-/* A regular file is written under another name beside it and renamed; a link stays one. */
-static int write_file(const char *path, const text_bytes *page) {
-    struct stat kind;
-    char *real = realpath(path, NULL);
-    const char *target = real ? real : path;
-    int status = EXIT_DONE, exists = stat(target, &kind) == 0, fd, number = 0;
-    size_t size = strlen(target) + 8;
-    char *partial = malloc(size);
-    FILE *to = NULL;
-    if (!partial) {
-        status = output_error(path, ENOMEM);
-    } else if (exists && !S_ISREG(kind.st_mode)) { /* a pipe, a terminal, /dev/null */
-        if (!(to = fopen(target, "wb")) || !write_stream(to, page)) number = errno ? errno : EIO;
-        if (to && fclose(to) && !number) number = errno;
-        if (number) status = output_error(path, number);
-    } else {
-        snprintf(partial, size, "%s.XXXXXX", target);
-        mode_t mask = umask(0);
-        umask(mask);
-        if ((fd = mkstemp(partial)) < 0) {
-            status = output_error(path, errno);
-        } else {
-            if (!(to = fdopen(fd, "wb"))) number = errno, close(fd);
-            if (!number && (fchmod(fd, exists ? kind.st_mode & 07777 : 0666 & ~mask) || !write_stream(to, page)))
-                number = errno ? errno : EIO;
-            if (to && fclose(to) && !number) number = errno; /* network file systems report a full disk here */
-            if (!number && rename(partial, target)) number = errno;
-            if (number) {
-                unlink(partial);
-                status = output_error(path, number);
-            }
-        }
-    }
-    free(partial);
-    free(real);
-    return status;
-}
-
 static int run(const options *o, FILE *in) {
     routing r = { .options = o };
     text_bytes title = { 0 }, page = { 0 };
@@ -1072,7 +1032,7 @@ static int run(const options *o, FILE *in) {
     if (!status && strcmp(o->output, "-") == 0) {
         if (!write_stream(stdout, &page)) status = output_error("standard output", errno);
     } else if (!status) {
-        status = write_file(o->output, &page);
+        status = program_save(o->output, page.data, page.length);
     }
     text_bytes_free(&title);
     text_bytes_free(&page);

@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -22,10 +23,20 @@ volatile sig_atomic_t program_signal; /* global: a signal handler can reach noth
 static const char *program_name = "moe";
 static int closed[3]; /* standard streams that were closed when the program began */
 
-static void on_signal(int number) { program_signal = number; }
+static char temporary[4096]; /* the name of a file that grows, "": there is none */
+
+static void on_signal(int number) {
+    if (program_signal) { /* the second ends a run that is stuck, in a write for instance */
+        if (*temporary) unlink(temporary);
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    program_signal = number;
+}
 
 int program_begin(const char *name) {
     program_name = name;
+    signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error of write() with a message */
     for (int fd = 0; fd < 3; fd++) {
         closed[fd] = fcntl(fd, F_GETFD) < 0 && errno == EBADF;
         if (closed[fd] && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) return EXIT_INPUT_OUTPUT;
@@ -34,13 +45,13 @@ int program_begin(const char *name) {
 }
 
 void program_handle_signals(void) {
-    struct sigaction stop = { 0 }, ignore = { 0 };
+    struct sigaction stop = { 0 }, hangup;
     stop.sa_handler = on_signal;
-    stop.sa_flags = SA_RESTART | (int)SA_RESETHAND; /* the second ^C ends a run that is stuck in a write */
+    stop.sa_flags = SA_RESTART;
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
-    ignore.sa_handler = SIG_IGN;
-    sigaction(SIGPIPE, &ignore, NULL); /* a closed pipe is an error of write() with a message */
+    if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &stop, NULL); /* nohup */
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of write() with a message */
 }
 
 double program_seconds(void) {
@@ -301,7 +312,7 @@ static const char *would_overwrite(const program_common *o, const char *path, in
     return NULL;
 }
 
-/* The file for -o, which is emptied once it is known to be neither input nor model. */
+/* The file for -o, which is emptied once it is known to be neither input nor model, nor another program's output. */
 static int open_output(const program_common *o, int in, program_output *out) {
     struct stat kind;
     const char *victim;
@@ -312,11 +323,15 @@ static int open_output(const program_common *o, int in, program_output *out) {
         program_complain("%s: this is the %s, and would be overwritten", o->output, victim);
         return EXIT_USAGE;
     }
-    if (fstat(out->fd, &kind) || (S_ISREG(kind.st_mode) && ftruncate(out->fd, 0))) {
+    out->ours = !fstat(out->fd, &kind) && S_ISREG(kind.st_mode);
+    if (out->ours && flock(out->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
+        program_complain("%s: another program is writing to it", o->output);
+        return EXIT_INPUT_OUTPUT;
+    }
+    if (out->ours && ftruncate(out->fd, 0)) {
         program_complain("%s: %s", o->output, strerror(errno));
         return EXIT_INPUT_OUTPUT;
     }
-    out->ours = S_ISREG(kind.st_mode);
     return -1;
 }
 
@@ -356,16 +371,30 @@ int program_stopped(const program_common *o, const program_output *out) {
     return 128 + (int)program_signal;
 }
 
+int program_save(const char *path, const char *data, size_t length) {
+    moe_output *out = NULL;
+    moe_error e;
+    moe_status status = moe_output_open(path, NULL, &out, &e);
+    if (!status && (status = moe_output_write(out, data, length, &e))) moe_output_close(out, 0, NULL);
+    else if (!status) status = moe_output_close(out, 1, &e);
+    return status ? program_file_error(path, &e) : EXIT_DONE;
+}
+
 int program_routing_open(const program_common *o, const text_front *front, routing_file *file) {
     moe_error e;
-    if (!o->routing || !routing_open(file, front, o->routing, o->gating, &e)) return -1;
-    return program_file_error(o->routing, &e);
+    if (!o->routing) return -1;
+    if (routing_open(file, front, o->routing, o->gating, &e)) return program_file_error(o->routing, &e);
+    const char *name = moe_output_temporary(file->out);
+    snprintf(temporary, sizeof temporary, "%s", name ? name : "");
+    return -1;
 }
 
 int program_routing_close(routing_file *file, int status) {
     int fine = status == EXIT_DONE || status == EXIT_SOME_LINES;
     moe_error e;
-    if (!routing_close(file, fine, &e) || !fine) return status;
+    const moe_status closing = routing_close(file, fine, &e);
+    *temporary = 0;
+    if (!closing || !fine) return status;
     program_complain("%s", e.message);
     return e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
 }

@@ -39,6 +39,7 @@ extern volatile sig_atomic_t program_signal; /* the number of a signal that aske
  * model at descriptor 1 would be written to. So gaps are filled, input by what cannot be read and output by what cannot
  * be written, and remembered. */
 int program_begin(const char *name);
+/* The first SIGHUP, SIGINT or SIGTERM sets program_signal, the second ends the program. */
 void program_handle_signals(void);
 double program_seconds(void);
 double program_resident(void);                     /* MiB, the largest so far */
@@ -176,6 +177,9 @@ int program_close_streams(const program_common *o, int in, program_output *out, 
 int program_stopped(const program_common *o, const program_output *out);
 int program_same_file(const char *a, const char *b); /* both exist, and are one regular file */
 int program_is_open_file(int fd, const char *path);  /* so are what is open at fd and `path`  */
+
+/* A file with this content, whole or not at all (moe_output); a complaint and the exit status. */
+int program_save(const char *path, const char *data, size_t length);
 
 /* The file of --routing, if it is wanted: -1, or a complaint and the exit status. */
 int program_routing_open(const program_common *o, const text_front *front, routing_file *file);

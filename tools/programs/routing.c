@@ -4,16 +4,8 @@
 #include "tools/programs/routing.h"
 #include "tools/text/json.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-
-static moe_status io_error(const routing_file *f, moe_error *error) {
-    *error = (moe_error){ .code = MOE_ERROR_IO };
-    snprintf(error->message, sizeof error->message, "%s: %s", f->path, strerror(errno ? errno : EIO));
-    return MOE_ERROR_IO;
-}
 
 static moe_status no_memory(moe_error *error) {
     *error = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
@@ -22,10 +14,9 @@ static moe_status no_memory(moe_error *error) {
 
 static moe_status flush_text(routing_file *f, moe_error *error) {
     if (f->text.failed) return no_memory(error);
-    errno = 0;
-    if (fwrite(f->text.data, 1, f->text.length, f->out) != f->text.length) return io_error(f, error);
+    const moe_status status = moe_output_write(f->out, f->text.data, f->text.length, error);
     f->text.length = 0;
-    return MOE_OK;
+    return status;
 }
 
 /* Wanted of `n` that compete, where the file says `k`. */
@@ -57,25 +48,16 @@ static void append_header(routing_file *f, const char *gating) {
 
 moe_status routing_open(routing_file *f, const text_front *front, const char *path, const char *gating,
                         moe_error *error) {
-    struct stat kind;
-    size_t n = moe_model_mixture_count(front->model), room = strlen(path) + sizeof ".partial";
+    size_t n = moe_model_mixture_count(front->model);
     moe_status status = MOE_OK;
-    *f = (routing_file){ .front = front, .path = path, .n_layers = n };
+    *f = (routing_file){ .front = front, .n_layers = n };
     f->layers = malloc((n + 1) * sizeof *f->layers);
-    if (stat(path, &kind) || S_ISREG(kind.st_mode)) {
-        f->partial = malloc(room);
-        if (f->partial) snprintf(f->partial, room, "%s.partial", path);
-        else status = no_memory(error);
-    }
     if (!f->layers) status = no_memory(error);
     for (size_t i = 0; !status && i < n; i++) f->layers[i] = moe_model_mixture(front->model, i).layer;
-    if (!status && !(f->out = fopen(f->partial ? f->partial : path, "w"))) status = io_error(f, error);
+    if (!status) status = moe_output_open(path, NULL, &f->out, error);
     if (!status) append_header(f, gating);
     if (!status) status = flush_text(f, error);
-    if (status) {
-        moe_error ignored;
-        routing_close(f, 0, &ignored);
-    }
+    if (status) routing_close(f, 0, NULL);
     return status;
 }
 
@@ -175,17 +157,12 @@ moe_status routing_put(routing_file *f, routing_sentence *s, moe_error *error) {
 }
 
 moe_status routing_close(routing_file *f, int keep, moe_error *error) {
-    moe_status status = MOE_OK;
-    errno = 0;
-    if (f->out && fclose(f->out)) status = io_error(f, error);
-    if (f->out && f->partial && keep && !status && rename(f->partial, f->path)) status = io_error(f, error);
-    if (f->out && f->partial && (!keep || status)) remove(f->partial);
+    const moe_status status = moe_output_close(f->out, keep, error);
     for (routing_sentence *s = f->made, *next; s; s = next) {
         next = s->next_made;
         free(s->entries), free(s->experts), free(s->weights), free(s);
     }
     free(f->layers);
-    free(f->partial);
     text_bytes_free(&f->text);
     *f = (routing_file){ 0 };
     return status;

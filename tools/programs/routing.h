@@ -11,8 +11,8 @@
  * absent where there is no vocabulary. experts ascend. empty: a mask selected nothing; experts then hold what the
  * model's policy chose, perhaps nothing.
  *
- * The file appears under its name when all is done, or not at all: it grows as FILE.partial. What is no regular file (a
- * pipe, /dev/stdout) is written as it comes. Nothing here prints or exits.
+ * The file appears under its name when all is done, or not at all; what is no regular file (a pipe) is written as it
+ * comes: see moe_output in moe.h. Nothing here prints or exits.
  */
 #ifndef ROUTING_H
 #define ROUTING_H
@@ -45,16 +45,14 @@ typedef struct routing_sentence {
 
 typedef struct routing_file {
     const text_front *front;
-    const char *path;
-    char *partial; /* NULL: `path` is written itself */
-    FILE *out;
+    moe_output *out;
     const char **layers; /* [n_layers] their names, encoder first */
     size_t n_layers;
     routing_sentence *spare, *made;
     text_bytes text;
 } routing_file;
 
-/* `gating` as in moe_session_params. All zero on failure. Errors of all: MOE_ERROR_IO, MOE_ERROR_MEMORY. */
+/* `gating` as in moe_session_params. All zero on failure. Errors of all: those of moe_output. */
 moe_status routing_open(routing_file *file, const text_front *front, const char *path, const char *gating,
                         moe_error *error);
 /* An empty sentence, to be put or left to routing_close; NULL: out of memory. */
