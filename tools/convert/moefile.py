@@ -33,7 +33,7 @@ def round_up(value, multiple):
     return -(-value // multiple) * multiple
 
 
-# ---- Number formats: a matrix [n, k] as bytes --------------------------------------------------------------------------
+# ---- Number formats: a matrix [n, k] as bytes ------------------------------------------------------------------------
 
 def q8_quantise(w):
     """Codes int8 [n, k] and scales float32 [n] of a float32 matrix [n, k]; one scale per row."""
@@ -122,18 +122,20 @@ def q8_codes(data, rows, columns):
 
 
 def q4_codes(data, rows, columns):
-    """The same of Q4: code * sub. A byte holds columns 8g + i (low nibble) and 8g + 4 + i; a sub belongs to 32 columns."""
+    """The same of Q4: code * sub. A byte holds columns 8g + i (low nibble) and 8g + 4 + i; a sub belongs to 32
+    columns."""
     pairs = np.frombuffer(data, np.uint8, rows * columns // 2).reshape(rows // 16, columns // 8, 16, 4)
     nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).astype(np.int32) - 8  # [rows/16, columns/8, 2, 16, 4]
     codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, columns // 32, 32)
-    subs = np.frombuffer(data, np.int8, rows * columns // 32, rows * columns // 2).reshape(rows // 16, columns // 32, 16)
+    subs = np.frombuffer(data, np.int8, rows * columns // 32, rows * columns // 2).reshape(rows // 16, columns // 32,
+                                                                                           16)
     if (np.abs(subs.astype(np.int32)) > 15).any():
         raise FormatError("a Q4 sub is outside -15 .. 15")
     codes = codes * subs.transpose(0, 2, 1).reshape(rows, columns // 32, 1)
     return codes.reshape(rows, columns), rows * columns // 2 + rows * columns // 32
 
 
-# ---- Tensors -----------------------------------------------------------------------------------------------------------
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 def slab_layout(type, hidden, width):
     """Of one expert's slab: (where down begins, stride)."""
@@ -197,9 +199,9 @@ class Tensor:
         return up, down
 
 
-# ---- Metadata ----------------------------------------------------------------------------------------------------------
-# int, float, str and bytes are scalars; numpy int64 and float64 arrays (or lists of numbers) are INTS and REALS, a list of
-# str is TEXTS. An empty list is TEXTS.
+# ---- Metadata --------------------------------------------------------------------------------------------------------
+# int, float, str and bytes are scalars; numpy int64 and float64 arrays (or lists of numbers) are INTS and REALS, a list
+# of str is TEXTS. An empty list is TEXTS.
 
 KEY = re.compile(r"[a-z0-9._-]{1,255}\Z")
 
@@ -292,10 +294,11 @@ def unpack_entry(cursor):
     return key, value
 
 
-# ---- Files -------------------------------------------------------------------------------------------------------------
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 def write_model(path, meta, tensors):
-    """Writes metadata and tensors (name -> Tensor) in their order. The file appears whole under its name or not at all."""
+    """Writes metadata and tensors (name -> Tensor) in their order. The file appears whole under its name or not at
+    all."""
     head = b""
     for key, value in meta.items():
         if not KEY.match(key):
@@ -312,7 +315,8 @@ def write_model(path, meta, tensors):
         offsets.append(offset)
         end = offset + len(t.data)
         name = name.encode()
-        entry = struct.pack("<IIII", t.type, t.layout, len(t.dims), len(name)) + struct.pack(f"<{len(t.dims)}Q", *t.dims)
+        entry = struct.pack("<IIII", t.type, t.layout, len(t.dims), len(name)) + struct.pack(f"<{len(t.dims)}Q",
+                                                                                             *t.dims)
         head += pad8(entry + struct.pack("<QQII", offset, len(t.data), zlib.crc32(t.data), 0) + name)
     fixed = struct.pack("<QQII24x", header_bytes, end, len(meta), len(tensors))
     start = MAGIC + struct.pack("<II", VERSION, zlib.crc32(fixed + head)) + fixed
@@ -399,7 +403,7 @@ def read(path):
     return meta, tensors
 
 
-# ---- What makes it a model ---------------------------------------------------------------------------------------------
+# ---- What makes it a model -------------------------------------------------------------------------------------------
 
 class Entries:
     """Metadata under a prefix, read with type, default and permitted values."""
@@ -436,11 +440,13 @@ GATES, EMPTY = ("softmax", "topk", "threshold"), ("top1", "zero")
 
 
 def describe_level(e, prefix, n, default=None):
-    """One level of gates over n experts or groups as a namespace: gate, what it is; k, how many it wants for a token; empty,
-    what an empty mask gives. default: the level whose values stand in for absent keys."""
+    """One level of gates over n experts or groups as a namespace: gate, what it is; k, how many it wants for a token;
+    empty, what an empty mask gives. default: the level whose values stand in for absent keys."""
     gate = e.get(prefix + "gate", default and default.gate, GATES)
-    k = e.within(prefix + "k", 0 if gate == "softmax" else 1, n, default.k if default else 0 if gate == "softmax" else None)
-    return types.SimpleNamespace(gate=gate, k=k, empty=e.get(prefix + "empty", default.empty if default else "top1", EMPTY))
+    k = e.within(prefix + "k", 0 if gate == "softmax" else 1, n, default.k if default else 0 if gate == "softmax"
+                 else None)
+    return types.SimpleNamespace(gate=gate, k=k,
+                                 empty=e.get(prefix + "empty", default.empty if default else "top1", EMPTY))
 
 
 def describe_moe(e):
@@ -484,7 +490,8 @@ def describe_tokens(e):
     if e.get("tokenizer.kind", "none", ("sentencepiece", "bpe", "none")) == "sentencepiece":
         e.get("tokenizer.model", b"")
     m = types.SimpleNamespace(
-        vocabulary=e.get("vocab.size", least=1), width=e.get("model.width", least=1), scale=e.get("embedding.scale", 1.0),
+        vocabulary=e.get("vocab.size", least=1), width=e.get("model.width", least=1),
+        scale=e.get("embedding.scale", 1.0),
         bos=e.get("token.bos", least=0), eos=e.get("token.eos", least=0), unk=e.get("token.unk", -1),
         pad=e.get("token.pad", -1), never=[int(x) for x in e.meta.get("token.never", [])])
     if len(e.get("vocabulary.pieces", [])) not in (0, m.vocabulary):
@@ -539,9 +546,11 @@ def describe_language_model(meta):
 
 
 def describe_classifier(meta):
-    """"deep-moe": MoE layers one after the other (Eigen et al. 2013), then a linear layer and a softmax over classes."""
+    """"deep-moe": MoE layers one after the other (Eigen et al. 2013), then a linear layer and a softmax over
+    classes."""
     e = Entries(meta)
-    m = types.SimpleNamespace(vocabulary=e.get("vocab.size", least=2), width=e.get("model.width", least=1), languages={},
+    m = types.SimpleNamespace(vocabulary=e.get("vocab.size", least=2), width=e.get("model.width", least=1),
+                              languages={},
                               network=describe_side(meta, "network"), names=e.get("classes.names", []))
     if len(m.names) not in (0, m.vocabulary):
         raise FormatError("classes.names has not one text for each class")

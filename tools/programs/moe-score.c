@@ -192,12 +192,12 @@ static void app_totals(const program_flow *flow, const moe_session *session, dou
                     (unsigned long long)flow->pieces);
     }
     if (flow->options->stats) {
-        fprintf(
-            stderr,
-            "seconds          %.3f\ntokens/s         %.1f\npeak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
-            "kernels          %s\n",
-            elapsed, elapsed > 0 ? (double)a->tokens / elapsed : 0.0, program_resident(), (double)s.bytes / 1048576.0,
-            s.isa ? s.isa : "?");
+        fprintf(stderr,
+                "seconds          %.3f\ntokens/s         %.1f\n"
+                "peak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
+                "kernels          %s\n",
+                elapsed, elapsed > 0 ? (double)a->tokens / elapsed : 0.0, program_resident(),
+                (double)s.bytes / 1048576.0, s.isa ? s.isa : "?");
         program_expert_stats(&s);
     }
 }
