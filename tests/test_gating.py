@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 from suite import Suite
 
@@ -244,8 +245,8 @@ def importance_loss_is_its_definition():
     weights = gating.topk(logits(), K).weights
     sums = [sum(weights[r, i].item() for r in range(ROWS)) for i in range(N)]
     close(gating.importance(weights), sums)
-    close(gating.importance_loss(weights), variance(sums) / (sum(sums) / N) ** 2, 1e-9)
-    close(gating.cv(gating.importance(weights)) ** 2, gating.importance_loss(weights), 1e-6)
+    close(gating.importance_loss(gating.importance(weights)), variance(sums) / (sum(sums) / N) ** 2, 1e-9)
+    close(gating.cv(gating.importance(weights)) ** 2, gating.importance_loss(gating.importance(weights)), 1e-6)
 
 
 @test
@@ -264,11 +265,16 @@ def two_noisy_levels(above, below, k=2):
     return gating.two_level(parent, child, row, group), above_chance, chance, row, group
 
 
+def load_of_two_levels(above_chance, chance, group):
+    return gating.load_two_level(gating.load(above_chance), gating.load_inside(chance, group, GROUPS),
+                                 group.bincount(minlength=GROUPS))
+
+
 @test
 def load_of_two_levels_is_its_definition():
     above, below = levels(normal(ROWS, 10), weights_of())
     gate, above_chance, chance, row, group = two_noisy_levels(above, below)
-    got = gating.load_two_level(above_chance, chance, group).view(GROUPS, INSIDE)
+    got = load_of_two_levels(above_chance, chance, group).view(GROUPS, INSIDE)
     for i in range(GROUPS):  # eq 14
         rows = [n for n in range(len(row)) if group[n] == i]
         for j in range(INSIDE):
@@ -276,22 +282,26 @@ def load_of_two_levels_is_its_definition():
     close(gating.importance(gate.weights), [sum(gate.weights[r, e] for r in range(ROWS)) for e in range(GROUPS * INSIDE)])
 
 
+def importance_loss_of(weights):
+    return lambda *inputs: gating.importance_loss(gating.importance(weights(*inputs)))
+
+
 @test
 def gradients_of_importance_and_load_losses():
     deviation, z = normal(ROWS, N, seed=2).exp(), normal(ROWS, N, seed=3)
-    differentiable(lambda x, s: gating.importance_loss(gating.noisy_topk(x, s, K, z)[0].weights), logits(), deviation)
+    differentiable(importance_loss_of(lambda x, s: gating.noisy_topk(x, s, K, z)[0].weights), logits(), deviation)
     differentiable(lambda x, s: gating.load_loss(gating.load(gating.noisy_topk(x, s, K, z)[1])), logits(), deviation)
-    differentiable(lambda x: gating.importance_loss(gating.dense(x).weights), logits())
+    differentiable(importance_loss_of(lambda x: gating.dense(x).weights), logits())
 
 
 @test
 def gradients_of_the_losses_of_two_levels():
     above, below = levels(normal(ROWS, 10), weights_of())
-    differentiable(lambda a, b: gating.importance_loss(two_noisy_levels(a, b)[0].weights), above, below)
+    differentiable(importance_loss_of(lambda a, b: two_noisy_levels(a, b)[0].weights), above, below)
 
     def load(a, b):
         _, above_chance, chance, _, group = two_noisy_levels(a, b)
-        return gating.load_loss(gating.load_two_level(above_chance, chance, group))
+        return gating.load_loss(load_of_two_levels(above_chance, chance, group))
     differentiable(load, above, below)
 
 
@@ -429,6 +439,60 @@ def translation_models_of_one_and_two_levels_are_read_as_they_were_trained():
             model.loss(batch, 0.1).backward()  # every weight has its part in it, thresholds too
             for name, weight in model.weights.items():
                 assert weight.grad.any() or name.endswith(".threshold"), f"{gate}, {groups} groups: no gradient of {name}"
+
+
+IDS = [([4, 9, 20, 31, 3], [8, 12, 33, 3]), ([5, 30, 3], [22, 3]), ([6, 11, 13, 14, 15, 3], [17, 18, 3]),
+       ([7, 21, 3], [9, 10, 11, 12, 13, 14, 3]), ([4, 35, 36, 3], [37, 38, 39, 3])]
+
+
+def gradients(config, replicas, pairs=IDS):
+    """(loss, gradient) of a batch by the trainer, split among so many replicas."""
+    model = filled(train.Model(config))
+    model.w_importance = model.w_load = 3.0  # so that it shows
+    others = [train.Model(config, share=model) for _ in range(replicas - 1)]
+    for other in others:
+        other.w_importance, other.w_load = model.w_importance, model.w_load
+    trainer = types.SimpleNamespace(replicas=[model, *others], model=model, step=0, pool=ThreadPoolExecutor(replicas),
+                                    o=types.SimpleNamespace(device="cpu", dropout=0.0, smoothing=0.1))
+    loss, _ = train.Trainer.gradients(trainer, [tuple(map(np.array, pair)) for pair in pairs])
+    return loss, {name: weight.grad.clone() for name, weight in model.weights.items()}
+
+
+class FixedNoise:
+    """Noise that is a function of the logits, so that it is the same in whichever replica a row is."""
+
+    def __enter__(self):
+        self.before, torch.randn_like = torch.randn_like, lambda x: (37 * x).sin()
+
+    def __exit__(self, *_):
+        torch.randn_like = self.before
+
+
+@test
+def replicas_give_the_gradient_of_the_whole_batch():
+    for gate in ("noisy", "balanced"):
+        for groups in (0, 2):
+            config = small(train.make_config("cpu", 40, gate, 2, groups))
+            with FixedNoise():
+                loss, whole = gradients(config, 1)
+                for replicas in (2, 3, 7):  # more than there are pairs too
+                    other, parts = gradients(config, replicas)
+                    close(loss, other, 1e-5)
+                    for name, weight in whole.items():
+                        assert weight.any() or "threshold" in name, f"{gate}, {groups} groups: no gradient of {name}"
+                        scale = max(1e-3, float(weight.abs().max()))
+                        close(parts[name] / scale, weight / scale, 2e-5)
+
+
+@test
+def an_error_in_one_replica_ends_the_step():
+    config = small(train.make_config("cpu", 40, "balanced", 2))
+    try:
+        gradients(config, 3, [*IDS[:2], ([4, 99, 3], [8, 3])])  # there is no piece 99
+    except IndexError as error:
+        assert "out of bounds" in str(error), error
+        return
+    raise AssertionError("no error")
 
 
 @test
