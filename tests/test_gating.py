@@ -330,8 +330,8 @@ def losses_of_bengio_are_their_definitions():
     p, target = probabilities(), 0.2
     column = [[p[r, i].item() for r in range(ROWS)] for i in range(N)]
     close(gating.mean_activation_loss(p, target), sum(abs(sum(c) / ROWS - target) for c in column))
-    close(gating.example_activation_loss(p.sigmoid(), target),
-          sum(abs(sum(row) / N - target) for row in p.sigmoid().tolist()) / ROWS)
+    activations = logits().sigmoid()  # some rows' mean is over the target, some under it
+    close(gating.example_activation_loss(activations, 0.5), sum(abs(sum(row) / N - 0.5) for row in activations.tolist()) / ROWS)
     close(gating.variance_loss(p), -sum(variance(c) for c in column))
 
 
@@ -374,6 +374,22 @@ def program(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+lm = program("train-lm")
+TEXTS = [[9, 20, 31], [8], [30, 12, 33, 25, 6]]
+
+
+def lm_batch():
+    return lm.Batch([np.array(x) for x in TEXTS], "cpu")
+
+
+def every_language_model():
+    """(kind of gate, groups, a small model with it) for gates of one level and of two."""
+    for gate in ("noisy", "balanced"):
+        for groups in (0, 2):
+            options = types.SimpleNamespace(width=12, hidden=10, experts=6, expert_hidden=9, k=2, gate=gate, groups=groups)
+            yield gate, groups, filled(lm.LanguageModel(lm.make_config(options, 40)))
 
 
 def converted(checkpoint, folder):
@@ -608,14 +624,15 @@ def balance_of(model, name, x, gate):
 
 @test
 def loss_less_cross_entropy_is_the_weighted_squares_of_variation():
-    for gate, groups, model in every_gate():
+    translators = [(*found, batch_of()) for found in every_gate()]
+    for gate, groups, model, batch in translators + [(*found, lm_batch()) for found in every_language_model()]:
         with FixedNoise():
             model.training, watched = True, Watched(model)
             loss = {}
             for weights in ((0.0, 0.0), (0.7, 0.0), (0.3, 0.5)):
                 model.w_importance, model.w_load = weights
                 watched.gates.clear()
-                loss[weights] = float(model.loss(batch_of(), 0.0).detach())
+                loss[weights] = float(model.loss(batch, 0.0).detach())
             importance, load = (sum(x) for x in zip(*(balance_of(model, *entry) for entry in watched.gates)))
         assert importance > 0.01 and (load > 0.001) == (gate == "noisy"), f"{gate}, {groups} groups: {importance}, {load}"
         plain = loss[0.0, 0.0]
@@ -623,9 +640,9 @@ def loss_less_cross_entropy_is_the_weighted_squares_of_variation():
         close(loss[0.3, 0.5] - plain, 0.3 * importance + 0.5 * load, 2e-5)
         model.training = False
         model.w_importance = 0.0
-        plain = float(model.loss(batch_of(), 0.0).detach())
+        plain = float(model.loss(batch, 0.0).detach())
         model.w_importance = 9.0
-        close(float(model.loss(batch_of(), 0.0).detach()), plain)  # no loss of balance but in training
+        close(float(model.loss(batch, 0.0).detach()), plain)  # no loss of balance but in training
 
 
 @test
@@ -734,16 +751,12 @@ def checkpoints_of_one_model_are_averaged():
 
 @test
 def language_models_are_read_as_they_were_trained():
-    lm = program("train-lm")
-    for gate in ("noisy", "balanced"):
-        for groups in (0, 2):
-            options = types.SimpleNamespace(width=12, hidden=10, experts=6, expert_hidden=9, k=2, gate=gate, groups=groups)
-            model, texts = filled(lm.LanguageModel(lm.make_config(options, 40))), [[9, 20, 31], [8], [30, 12, 33, 25, 6]]
-            loss = float(model.loss(lm.Batch([np.array(x) for x in texts], "cpu")).detach())
-            with tempfile.TemporaryDirectory() as folder:
-                oracle = converted(checkpoint_of(model), folder)
-            oracle.m.never = []  # the training loss knows no forbidden tokens
-            close(loss, -torch.cat([oracle.language_score(x) for x in texts]).mean(), 1e-5)
+    for _, _, model in every_language_model():
+        loss = float(model.loss(lm_batch()).detach())
+        with tempfile.TemporaryDirectory() as folder:
+            oracle = converted(checkpoint_of(model), folder)
+        oracle.m.never = []  # the training loss knows no forbidden tokens
+        close(loss, -torch.cat([oracle.language_score(x) for x in TEXTS]).mean(), 1e-5)
 
 
 @test
