@@ -310,6 +310,9 @@ def output_cases(c):
               penalty=penalty, score=h.score)
 
 
+OPS = linear_cases, lstm_cases, attention_cases, gate_cases, expert_cases, output_cases, gating_cases
+
+
 # ---- Models ----------------------------------------------------------------------------------------------------------
 
 V, D, A = 41, 20, 13  # vocabulary, width, attention size
@@ -681,7 +684,7 @@ def main():
     torch.set_grad_enabled(False)
     os.makedirs(args.folder, exist_ok=True)
     cases = Cases()
-    for add in (linear_cases, lstm_cases, attention_cases, gate_cases, expert_cases, output_cases, gating_cases):
+    for add in OPS:
         add(cases)
     moefile.write_model(os.path.join(args.folder, "ops.bin"), cases.meta, cases.tensors)
     print(f"ops.bin: {len(cases.meta['cases'])} cases")

@@ -147,9 +147,6 @@ class LanguageModel(train.Model):
 
     w_importance = w_load = 0.1
 
-    def balance(self, weights, loads):
-        return self.w_importance * gating.importance_loss(weights) + self.w_load * gating.load_loss(loads)
-
     def loss(self, batch, smoothing=0.0):
         """Mean loss per token in nats, with the balance losses when training."""
         self.balance_loss = torch.zeros((), device=self.device)
@@ -308,7 +305,7 @@ def arguments():
     p.add_argument("--gate", choices=("noisy", "balanced"), default="noisy", help="noisy top-k, or strictly balanced")
     p.add_argument("--groups", type=int, default=0, help="two levels of gates: groups of experts; 0: one level")
     p.add_argument("--k", type=int, default=4, help="experts per token; with --groups: of each level")
-    p.add_argument("--w-importance", type=float, default=0.1, help="weight of the importance loss (noisy)")
+    p.add_argument("--w-importance", type=float, default=0.1, help="weight of the importance loss")
     p.add_argument("--w-load", type=float, default=0.1, help="weight of the load loss (noisy)")
     p.add_argument("--tokens", type=float, default=20,
                    help="million tokens in all, over all resumes: end of the schedule")
