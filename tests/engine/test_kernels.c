@@ -1721,7 +1721,8 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
                 p[i] = exp((double)l[i]) / sum;
                 if (p[i] > p[best]) best = i;
                 for (size_t j = 0; j < n; j++) better += l[j] > l[i] || (l[j] == l[i] && j < i);
-                on[i] = kind == MOE_GATE_SOFTMAX || (kind == MOE_GATE_TOPK ? better < k : p[i] > (double)c->threshold[i]);
+                on[i] = kind == MOE_GATE_SOFTMAX ||
+                        (kind == MOE_GATE_TOPK ? better < k : p[i] > (double)c->threshold[i]);
                 any |= on[i];
             }
             if (!any && !c->gating.empty_zero) on[best] = 1;
