@@ -630,7 +630,8 @@ def parse_arguments():
                              "decoder.logits [tokens, V]; source, target: the ids. The decoder's are those of the best "
                              "translation, or of the given target")
     parser.add_argument("--float64", action="store_true", help="compute in float64 instead of float32")
-    parser.add_argument("--threads", type=int, metavar="N", default=1, help="threads (default: 1; a second one seldom helps)")
+    parser.add_argument("--threads", type=int, metavar="N", default=1,
+                        help="threads (default: 1; a second one seldom helps)")
     return parser.parse_args()
 
 
