@@ -85,7 +85,7 @@ $(BUILD)/moe-with-cuda.o: moe.c | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -DMOE_CUDA -c $< -o $@
 
 # -fmad=false: as with -ffp-contract above.
-$(BUILD)/moe-cuda.o: moe-cuda.cu moe.h | $(BUILD)/.deps-cuda
+$(BUILD)/moe-cuda.o: moe-cuda.cu moe.c moe.h | $(BUILD)/.deps-cuda
 	$(NVCC) -std=c++17 -O2 -fmad=false $(CUDA_CODE) -I. -I$(CUBLAS)/include -c $< -o $@
 
 # The version of SentencePiece is in no header of it.

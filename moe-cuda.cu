@@ -1,5 +1,5 @@
-/* moe-cuda.cu - the CUDA backend of moe.c: both graphs of a session and its search on one GPU. The seam is in moe.h,
- * Backends.
+/* moe-cuda.cu - the CUDA backend of moe.c: the graphs of a session and its search on one GPU. The seam is in moe.c,
+ * room Nodes.
  *
  *   1. Checks and memory  the first failure, device memory within a budget, weights on their way up, slots of experts
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
@@ -14,21 +14,17 @@
  * where experts do not all fit, those go up that are wanted and not there. States and hypotheses live there too: ids go
  * up for a sentence (a classifier's inputs for a step), what it gave comes down when it is done (a classifier's best
  * classes), and a step in between brings down how many rows the next one has. Beam search is the code of the processor,
- * in moe.h, a thread to a sentence.
+ * a thread to a sentence.
  *
  * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda/cuda_emu.h, which runs every kernel on the
  * processor: so kernels are launched by MOE_LAUNCH alone, use no warp primitives, and every thread of a block meets
  * every barrier.
  */
-#define MOE_DEVICE __device__ static inline
-#define MOE_SEARCH MOE_DEVICE
-MOE_DEVICE float moe_expf(float x); /* for the search; room 2 has them */
-MOE_DEVICE float moe_logf(float x);
-#include "moe.h"
-
 #include <float.h>
 #include <limits.h>
+#include <math.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -44,6 +40,13 @@ MOE_DEVICE float moe_logf(float x);
         }                                                                                 \
     } while (0)
 #endif
+
+#include "moe.h"
+#define MOE_DEVICE __device__ static inline
+#define MOE_SHARED MOE_DEVICE
+extern "C" {
+#include "moe.c" /* nodes, elementary functions, the search */
+}
 
 /* ==== 1. Checks and memory ====================================================================================
  * Owns failures and every byte of memory. Invariant: the first failure sticks; after it nothing is called any more but
@@ -76,7 +79,7 @@ typedef struct moe_weights {
 /* What a node needs beside what it says itself. */
 typedef struct moe_bound {
     moe_weights w, w_r, w_proj, up, down;
-    const float *bias, *threshold, *v;
+    const float *bias, *threshold, *v, *weight; /* weight, bias: of a norm */
     const int32_t *never;
     size_t experts_before; /* those of other nodes: an expert's number among all */
 } moe_bound;
@@ -160,7 +163,7 @@ struct moe_device {
     moe_known *known;
     size_t n_known, known_capacity;
     /* graphs */
-    moe_device_graph graphs[2];
+    moe_graph graphs[2];
     moe_bound *bound[2]; /* [count] */
     size_t rows;         /* the larger capacity */
     size_t experts;      /* of all layers       */
@@ -441,8 +444,7 @@ static void moe_take_slots(moe_device *d, size_t slot_bytes, size_t room, size_t
 
 enum {
     MOE_BLOCK = 128, /* threads of a block; where a kernel says nothing else */
-    MOE_LANES = 16,
-    MOE_TILE = 8 /* rows that a tile of a product takes at most */
+    MOE_TILE = 8     /* rows that a tile of a product takes at most */
 };
 
 MOE_DEVICE float moe_mul(float a, float b) { return __fmul_rn(a, b); }
@@ -451,78 +453,11 @@ MOE_DEVICE float moe_sub(float a, float b) { return __fsub_rn(a, b); }
 MOE_DEVICE float moe_div(float a, float b) { return __fdiv_rn(a, b); }
 MOE_DEVICE float moe_infinity(void) { return __uint_as_float(0x7f800000u); }
 
-#define MOE_ROUND_MAGIC 12582912.0f
-#define MOE_LN2_HIGH 0.693359375f
-#define MOE_LN2_LOW (-2.12194442e-4f)
-
-MOE_DEVICE float moe_expf(float x) {
-    float clamped = -87.0f > x ? -87.0f : x, t, n, r, y;
-    clamped = 87.0f < clamped ? 87.0f : clamped;
-    t = moe_add(moe_mul(clamped, 1.44269502f), MOE_ROUND_MAGIC);
-    n = moe_sub(t, MOE_ROUND_MAGIC);
-    r = moe_sub(clamped, moe_mul(n, MOE_LN2_HIGH));
-    r = moe_sub(r, moe_mul(n, MOE_LN2_LOW));
-    y = moe_add(moe_mul(1.39337336e-3f, r), 8.36323574e-3f);
-    y = moe_add(moe_mul(y, r), 0.041666463f);
-    y = moe_add(moe_mul(y, r), 0.166665763f);
-    y = moe_add(moe_mul(y, r), 0.5f);
-    y = moe_add(moe_mul(y, moe_mul(r, r)), r);
-    y = moe_add(y, 1.0f);
-    y = moe_mul(y, __uint_as_float((__float_as_uint(t) << 23) + 0x3f800000u));
-    return x < -87.0f ? 0.0f : y;
-}
-
-MOE_DEVICE float moe_sigmoid(float x) { return moe_div(1.0f, moe_add(1.0f, moe_expf(-x))); }
-
-MOE_DEVICE float moe_tanh(float x) {
-    const uint32_t sign = __float_as_uint(x) & 0x80000000u;
-    const float t = moe_expf(moe_mul(__uint_as_float(__float_as_uint(x) & 0x7fffffffu), -2.0f));
-    return __uint_as_float(__float_as_uint(moe_div(moe_sub(1.0f, t), moe_add(1.0f, t))) | sign);
-}
-
-MOE_DEVICE float moe_logf(float x) {
-    const uint32_t bits = __float_as_uint(x);
-    int32_t exponent;
-    float s, z, m, e;
-    if (!(x > 0.0f)) return x == 0.0f ? -moe_infinity() : __uint_as_float(0x7fc00000u);
-    if (bits >= 0x7f800000u) return x;
-    exponent = (int32_t)((bits - 0x3f3504f3u) >> 23) - (bits < 0x3f3504f3u ? 512 : 0);
-    m = __uint_as_float(bits - ((uint32_t)exponent << 23));
-    s = moe_div(moe_sub(m, 1.0f), moe_add(m, 1.0f));
-    z = moe_mul(s, s);
-    e = moe_add(moe_mul(0.295830756f, z), 0.399887025f);
-    e = moe_add(moe_mul(e, z), 0.666666865f);
-    z = moe_add(moe_mul(moe_mul(e, z), s), moe_mul(2.0f, s));
-    e = (float)exponent;
-    return moe_add(moe_mul(e, MOE_LN2_HIGH), moe_add(moe_mul(e, MOE_LN2_LOW), z));
-}
-
-MOE_DEVICE float moe_relu(float x) { return 0.0f > x ? 0.0f : x; }
-
-MOE_DEVICE float moe_f16_to_float(uint16_t h) {
-    const uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13, sign = (uint32_t)(h & 0x8000u) << 16;
-    const float f = moe_mul(__uint_as_float(magnitude), 5.192296858534828e33f); /* 2^112 */
-    const uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : __float_as_uint(f);
-    return __uint_as_float(bits | sign);
-}
-
 /* Number `at` of a float matrix. */
 MOE_DEVICE float moe_weight(const void *w, moe_type type, size_t at) {
     if (type == MOE_TYPE_F32) return ((const float *)w)[at];
-    if (type == MOE_TYPE_F16) return moe_f16_to_float(((const uint16_t *)w)[at]);
+    if (type == MOE_TYPE_F16) return moe_f16_to_f32(((const uint16_t *)w)[at]);
     return __uint_as_float((uint32_t)((const uint16_t *)w)[at] << 16);
-}
-
-/* The fixed tree: moe_join_lanes. */
-MOE_DEVICE float moe_join(const float *lane) {
-    float t[8];
-    MOE_UNROLL
-    for (int i = 0; i < 8; i++) t[i] = moe_add(lane[i], lane[i + 8]);
-    MOE_UNROLL
-    for (int i = 0; i < 4; i++) t[i] = moe_add(t[i], t[i + 4]);
-    MOE_UNROLL
-    for (int i = 0; i < 2; i++) t[i] = moe_add(t[i], t[i + 2]);
-    return moe_add(t[0], t[1]);
 }
 
 /* ---- What the threads of a block of MOE_BLOCK do together; all of them call, all get the answer ---- */
@@ -572,7 +507,7 @@ MOE_DEVICE float moe_block_sum(const float *x, int n) {
         lanes[t] = sum;
     }
     __syncthreads();
-    sum = moe_join(lanes);
+    sum = moe_join_lanes(lanes);
     __syncthreads();
     return sum;
 }
@@ -689,8 +624,31 @@ __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int
     const size_t row = blockIdx.x;
     for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) {
         const float v = x[row * x_stride + c];
-        y[row * y_stride + c] = what == MOE_UNARY_SIGMOID ? moe_sigmoid(v) : moe_tanh(v);
+        y[row * y_stride + c] = what == MOE_UNARY_SIGMOID ? moe_sigmoidf(v) : moe_tanhf(v);
     }
+}
+
+/* moe_compute_norm_row */
+__global__ void moe_k_norm(const float *x, size_t x_stride, int cols, const float *weight, const float *bias,
+                           float epsilon, float *y, size_t y_stride) {
+    __shared__ float lanes[MOE_LANES];
+    const int t = (int)threadIdx.x;
+    float mean, scale;
+    x += blockIdx.x * x_stride;
+    y += blockIdx.x * y_stride;
+    mean = moe_div(moe_block_sum(x, cols), (float)cols);
+    if (t < MOE_LANES) {
+        float sum = 0.0f;
+        for (int i = t; i < cols; i += MOE_LANES) {
+            const float d = moe_sub(x[i], mean);
+            sum = moe_add(sum, moe_mul(d, d));
+        }
+        lanes[t] = sum;
+    }
+    __syncthreads();
+    scale = moe_div(1.0f, __fsqrt_rn(moe_add(moe_div(moe_join_lanes(lanes), (float)cols), epsilon)));
+    for (int c = t; c < cols; c += MOE_BLOCK)
+        y[c] = moe_add(moe_mul(moe_mul(moe_sub(x[c], mean), scale), weight[c]), bias[c]);
 }
 
 /* Row r of y = row from[r] of x, zeros for -1; from NULL: row r. */
@@ -715,11 +673,11 @@ __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_
     const size_t row = blockIdx.x, n = (size_t)hidden;
     z += row * z_stride;
     for (size_t j = threadIdx.x; j < n; j += MOE_BLOCK) {
-        const float i = moe_sigmoid(z[j]), f = moe_sigmoid(moe_add(z[n + j], forget_bias));
-        const float g = moe_tanh(z[2 * n + j]), o = moe_sigmoid(z[3 * n + j]);
+        const float i = moe_sigmoidf(z[j]), f = moe_sigmoidf(moe_add(z[n + j], forget_bias));
+        const float g = moe_tanhf(z[2 * n + j]), o = moe_sigmoidf(z[3 * n + j]);
         const float c = moe_add(moe_mul(f, c_in[row * c_in_stride + j]), moe_mul(i, g));
         c_out[row * c_out_stride + j] = c;
-        h[row * h_stride + j] = moe_mul(o, moe_tanh(c));
+        h[row * h_stride + j] = moe_mul(o, moe_tanhf(c));
     }
 }
 
@@ -765,7 +723,7 @@ MOE_DEVICE void moe_finish(const moe_products *p, size_t row, size_t j, float pr
                          : p->add ? p->add[row * p->add_stride + j]
                                   : 0.0f,
                 y = moe_add(product, addend);
-    p->y[row * p->y_stride + j] = p->relu ? moe_relu(y) : y;
+    p->y[row * p->y_stride + j] = p->relu ? moe_reluf(y) : y;
 }
 
 /* Codes. A warp takes 4 outputs and the rows of a tile, each of its threads every 32nd 16 bytes of the columns; then
@@ -851,7 +809,7 @@ __global__ void moe_k_float_products(moe_products p) {
     MOE_UNROLL
     for (int r = 0; r < ROWS; r++)
         if (group * ROWS + r < tile.z && first + output < p.w.rows)
-            moe_finish(&p, (size_t)(tile.y + group * ROWS + r), (size_t)(first + output), moe_join(lanes[r]));
+            moe_finish(&p, (size_t)(tile.y + group * ROWS + r), (size_t)(first + output), moe_join_lanes(lanes[r]));
 }
 
 /* Integer sums from cuBLAS to outputs; sums [rows, w.rows_padded] begin at row (or pair) `row0`, experts[pair] or NULL.
@@ -898,10 +856,10 @@ __global__ void moe_k_attention(moe_attending a) {
         float score = 0.0f;
         for (size_t d = (size_t)lane; i < n && d < size; d += MOE_LANES)
             score = moe_add(score, a.product ? moe_mul(key[d], moe_mul(a.v[d], query[d]))
-                                             : moe_mul(a.v[d], moe_tanh(moe_add(key[d], query[d]))));
+                                             : moe_mul(a.v[d], moe_tanhf(moe_add(key[d], query[d]))));
         lanes[group][lane] = score;
         __syncthreads();
-        if (lane == 0 && i < n) scores[i] = moe_join(lanes[group]);
+        if (lane == 0 && i < n) scores[i] = moe_join_lanes(lanes[group]);
         __syncthreads();
     }
     max = moe_block_max(scores, n);
@@ -919,28 +877,7 @@ __global__ void moe_k_attention(moe_attending a) {
 
 /* ---- Gates and experts ---- */
 
-/* The rows of a gate (moe.h, MOE_OP_GATE), and one of them. */
-typedef struct moe_selections {
-    uint32_t *words;
-    size_t stride, capacity;
-} moe_selections;
-
-typedef struct moe_selection {
-    uint32_t *count, *empty, *experts;
-    float *weights;
-} moe_selection;
-
-MOE_DEVICE moe_selection moe_selection_of(const moe_selections *all, size_t row) {
-    uint32_t *words = all->words + row * all->stride;
-    moe_selection s;
-    s.count = words;
-    s.empty = words + 1;
-    s.experts = words + 2;
-    s.weights = (float *)(void *)(words + 2 + all->capacity);
-    return s;
-}
-
-typedef struct moe_gating {
+typedef struct moe_gate_args {
     const float
         *logits; /* row i: of everything for row i, or of the groups that row row0 + i selected, one behind the other */
     size_t stride, row0;
@@ -952,7 +889,7 @@ typedef struct moe_gating {
     const int *live;                /* rows from here on are fillers, which select nothing: no expert works for them */
     float *p; /* [rows, experts] zeros that take the probabilities, or NULL: nobody looks at them */
     size_t experts;
-} moe_gating;
+} moe_gate_args;
 
 /* Logits of the groups that rows selected. */
 typedef struct moe_group_products {
@@ -974,7 +911,7 @@ __global__ void moe_k_group_products(moe_group_products a) {
     __shared__ float lanes[AT_ONCE][MOE_LANES];
     const size_t tile = blockIdx.x % (unsigned)a.tiles, pair = blockIdx.x / (unsigned)a.tiles;
     const size_t slot = pair % a.parents.capacity, row = pair / a.parents.capacity + a.row0;
-    const moe_selection groups = moe_selection_of(&a.parents, row);
+    const moe_selection groups = moe_selection_at(&a.parents, row);
     const int t = (int)threadIdx.x, group = t / MOE_LANES, lane = t % MOE_LANES;
     const int begin = (int)tile * MOE_GROUP_TILE,
               end = begin + MOE_GROUP_TILE < a.level ? begin + MOE_GROUP_TILE : a.level;
@@ -989,8 +926,8 @@ __global__ void moe_k_group_products(moe_group_products a) {
         lanes[group][lane] = sum;
         __syncthreads();
         if (lane == 0 && j < end) {
-            sum = moe_add(moe_join(lanes[group]), a.bias ? a.bias[expert] : 0.0f);
-            a.y[pair * (size_t)a.level + (size_t)j] = a.relu ? moe_relu(sum) : sum;
+            sum = moe_add(moe_join_lanes(lanes[group]), a.bias ? a.bias[expert] : 0.0f);
+            a.y[pair * (size_t)a.level + (size_t)j] = a.relu ? moe_reluf(sum) : sum;
         }
         __syncthreads();
     }
@@ -1035,8 +972,8 @@ MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
 
 /* moe_gate_append: who is selected of a group, whose first expert is `first`, goes to `experts` and `weights`, where
  * there is room for all of it. `p` may be `weights`, or NULL if it is not wanted. Returns how many. */
-MOE_DEVICE int moe_select_group(const moe_gating *a, const float *logits, size_t first, const float *factor, float *p,
-                                uint32_t *experts, float *weights, int *empty) {
+MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, size_t first, const float *factor,
+                                float *p, uint32_t *experts, float *weights, int *empty) {
     const int t = (int)threadIdx.x, n = a->level, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
     const int begin = t * each < n ? t * each : n, end = begin + each < n ? begin + each : n;
     int mine = 0, selected, at;
@@ -1077,9 +1014,9 @@ MOE_DEVICE int moe_select_group(const moe_gating *a, const float *logits, size_t
 }
 
 /* moe_compute_gate_row */
-__global__ void moe_k_gate(moe_gating a) {
+__global__ void moe_k_gate(moe_gate_args a) {
     const size_t row = blockIdx.x + a.row0, level = (size_t)a.level;
-    const moe_selection y = moe_selection_of(&a.chosen, row);
+    const moe_selection y = moe_selection_at(&a.chosen, row);
     const float *logits = a.logits + blockIdx.x * a.stride;
     float *p = a.p ? a.p + row * a.experts : NULL;
     const int by_threshold = a.gate == MOE_GATE_THRESHOLD;
@@ -1089,7 +1026,7 @@ __global__ void moe_k_gate(moe_gating a) {
         return;
     }
     if (a.parents.words) {
-        const moe_selection groups = moe_selection_of(&a.parents, row);
+        const moe_selection groups = moe_selection_at(&a.parents, row);
         empty = (int)*groups.empty;
         for (size_t j = 0; j < *groups.count; j++) {
             const size_t first = groups.experts[j] * level;
@@ -1124,14 +1061,14 @@ typedef struct moe_routes {
 
 /* How many rows select an expert; `count` was zero. */
 __global__ void moe_k_count(moe_routes a) {
-    const moe_selection s = moe_selection_of(&a.chosen, blockIdx.x + (size_t)a.row0);
+    const moe_selection s = moe_selection_at(&a.chosen, blockIdx.x + (size_t)a.row0);
     for (uint32_t i = threadIdx.x; i < *s.count; i += MOE_BLOCK) atomicAdd(&a.count[s.experts[i]], 1);
 }
 
 /* How many experts a row selects. */
 __global__ void moe_k_selected(moe_selections chosen, size_t rows, int *selected) {
     const size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (row < rows) selected[row] = (int)*moe_selection_of(&chosen, row).count;
+    if (row < rows) selected[row] = (int)*moe_selection_at(&chosen, row).count;
 }
 
 /* One block: where an expert's pairs begin, which is where its next one goes at first, and tiles of them; where a row's
@@ -1143,11 +1080,11 @@ __global__ void moe_k_offsets(moe_routes a) {
     const int row0 = t * each_row < a.rows ? t * each_row : a.rows,
               row1 = row0 + each_row < a.rows ? row0 + each_row : a.rows;
     int pairs = 0, tiles = 0, visits = 0, before = 0, all_pairs, all_tiles, all_visits;
-    for (int r = row0; r < row1; r++) before += (int)*moe_selection_of(&a.chosen, (size_t)(a.row0 + r)).count;
+    for (int r = row0; r < row1; r++) before += (int)*moe_selection_at(&a.chosen, (size_t)(a.row0 + r)).count;
     before = moe_block_before(before, &all_pairs);
     for (int r = row0; r < row1; r++) {
         a.row_first[r] = before;
-        before += (int)*moe_selection_of(&a.chosen, (size_t)(a.row0 + r)).count;
+        before += (int)*moe_selection_at(&a.chosen, (size_t)(a.row0 + r)).count;
     }
     for (int e = begin; e < end; e++) {
         pairs += a.count[e];
@@ -1182,7 +1119,7 @@ __global__ void moe_k_offsets(moe_routes a) {
  * each is multiplied for itself. */
 __global__ void moe_k_place(moe_routes a) {
     const size_t row = blockIdx.x + (size_t)a.row0;
-    const moe_selection s = moe_selection_of(&a.chosen, row);
+    const moe_selection s = moe_selection_at(&a.chosen, row);
     for (uint32_t i = threadIdx.x; i < *s.count; i += MOE_BLOCK) {
         const int pair = atomicAdd(&a.count[s.experts[i]], 1);
         a.place[(uint32_t)a.row_first[blockIdx.x] + i] = pair;
@@ -1205,7 +1142,7 @@ __global__ void moe_k_collect(const int8_t *x, const float *scales, size_t strid
 __global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int cols, float scale, float *y,
                               size_t y_stride) {
     const size_t row = blockIdx.x + (size_t)a.row0;
-    const moe_selection s = moe_selection_of(&a.chosen, row);
+    const moe_selection s = moe_selection_at(&a.chosen, row);
     const int *place = a.place ? a.place + a.row_first[blockIdx.x] : NULL;
     for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) {
         float sum = 0.0f;
@@ -1348,6 +1285,7 @@ __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32
     slot->limit = b.limit;
     slot->n_target = b.n_target;
     slot->scoring = b.scoring;
+    slot->forced = 0;
     moe_slot_begin(slot);
 }
 
@@ -1491,7 +1429,9 @@ static size_t moe_scale_bytes(const moe_matrix *m) {
 static size_t moe_both_bytes(const moe_matrix *m) {
     return moe_blocks(moe_data_bytes(m) + moe_scale_bytes(m), 64) * 64;
 }
-static size_t moe_expert_bytes(const moe_node *n) { return moe_both_bytes(&n->up) + moe_both_bytes(&n->down); }
+static size_t moe_expert_bytes(const moe_node *n) {
+    return moe_both_bytes(&n->experts->up) + moe_both_bytes(&n->experts->down);
+}
 
 /* The matrix that is, or will be, at `at`. */
 static moe_weights moe_weights_at(const moe_matrix *m, const char *at, size_t step) {
@@ -1534,10 +1474,10 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
 /* Expert `e` of a node, to be two matrices one behind the other. */
 static void moe_lift_expert(moe_device *d, const moe_node *n, size_t e, char *to) {
     for (int i = 0; i < 2; i++) {
-        moe_matrix m = i ? n->down : n->up;
-        m.data = (const char *)m.data + e * n->slab_stride;
-        if (m.subs) m.subs += e * n->slab_stride;
-        if (m.scales) m.scales = (const float *)(const void *)((const char *)m.scales + e * n->slab_stride);
+        moe_matrix m = i ? n->experts->down : n->experts->up;
+        m.data = (const char *)m.data + e * n->experts->stride;
+        if (m.subs) m.subs += e * n->experts->stride;
+        if (m.scales) m.scales = (const float *)(const void *)((const char *)m.scales + e * n->experts->stride);
         moe_lift_matrix(d, &m, to);
         to += moe_both_bytes(&m);
     }
@@ -1603,8 +1543,8 @@ static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t 
 static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
     moe_products p = moe_products_of(&b->w, n->src[0], (int)rows);
     p.bias = b->bias;
-    p.relu = n->relu;
-    if (n->add) {
+    p.relu = n->linear.relu;
+    if (n->linear.add) {
         p.add = (const float *)n->src[1]->data;
         p.add_stride = n->src[1]->stride;
     }
@@ -1617,25 +1557,26 @@ static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b,
 
 static void moe_run_lstm_step(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
     const moe_node *c = n->src[2];
+    const moe_cell *cell = n->lstm.cell;
     float *h = (float *)n->data;
     moe_products p = moe_products_of(&b->w, n->src[0], (int)rows);
     p.bias = b->bias;
     p.y = d->lstm.z;
-    p.y_stride = 4 * n->hidden;
+    p.y_stride = 4 * cell->hidden;
     moe_linear(d, p);
     p = moe_products_of(&b->w_r, n->src[1], (int)rows);
     p.y = d->lstm.z;
-    p.y_stride = 4 * n->hidden;
+    p.y_stride = 4 * cell->hidden;
     p.add = p.y;
     p.add_stride = p.y_stride;
     moe_linear(d, p);
-    MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, d->lstm.z, 4 * n->hidden, (const float *)c->data, c->stride,
-               (int)n->hidden, n->factor, h, n->stride, h + n->hidden, n->stride);
+    MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, d->lstm.z, 4 * cell->hidden, (const float *)c->data, c->stride,
+               (int)cell->hidden, cell->forget_bias, h, n->stride, h + cell->hidden, n->stride);
 }
 
-static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound *b, const moe_frame *f,
+static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound *b, const moe_packed *f,
                                size_t sentences) {
-    const size_t hidden = n->hidden, state = n->cols, r_stride = moe_code_stride(state),
+    const size_t hidden = n->lstm.cell->hidden, state = n->cols, r_stride = moe_code_stride(state),
                  h_stride = moe_code_stride(hidden);
     const int codes = moe_quantised(b->w_r.type), h_codes = moe_quantised(b->w_proj.type);
     float *c = d->lstm.c, *h = d->lstm.h;
@@ -1648,7 +1589,7 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
         MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r, 0, sentences * state * sizeof(float), d->stream));
     }
     for (size_t i = 0; i < f->steps; i++) {
-        const size_t step = n->backward ? f->steps - 1 - i : i, live = f->live[step], first = f->first[step];
+        const size_t step = n->lstm.backward ? f->steps - 1 - i : i, live = f->live[step], first = f->first[step];
         float *out = (float *)n->data + first * n->stride;
         moe_products p;
         memset(&p, 0, sizeof p);
@@ -1662,9 +1603,10 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
         p.y = d->lstm.z;
         p.y_stride = 4 * hidden;
         moe_linear(d, p);
-        MOE_LAUNCH(d, moe_k_lstm_cell, live, MOE_BLOCK, d->lstm.z, 4 * hidden, c, hidden, (int)hidden, n->factor,
-                   n->w_proj ? h : out, n->w_proj ? hidden : n->stride, c, hidden);
-        if (n->w_proj) {
+        MOE_LAUNCH(d, moe_k_lstm_cell, live, MOE_BLOCK, d->lstm.z, 4 * hidden, c, hidden, (int)hidden,
+                   n->lstm.cell->forget_bias, n->lstm.cell->w_proj.rows ? h : out,
+                   n->lstm.cell->w_proj.rows ? hidden : n->stride, c, hidden);
+        if (n->lstm.cell->w_proj.rows) {
             if (h_codes) moe_quantise(d, h, hidden, hidden, d->lstm.h_codes, h_stride, d->lstm.h_scales, live, NULL);
             memset(&p, 0, sizeof p);
             p.w = b->w_proj;
@@ -1681,29 +1623,28 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
             MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (const int32_t *)NULL,
                        (int)state, d->lstm.r, state);
     }
-    if (n->last_r && f->steps) { /* backward a sentence ends at its first token, which are the first rows */
+    if (n->lstm.last_r && f->steps) { /* backward a sentence ends at its first token, which are the first rows */
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, (const float *)n->data, n->stride,
-                   n->backward ? NULL : d->last, d->sentence, (int)state, n->last_r, state);
+                   n->lstm.backward ? NULL : d->last, d->sentence, (int)state, n->lstm.last_r, state);
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, c, hidden, (const int32_t *)NULL, d->sentence, (int)hidden,
-                   n->last_c, hidden);
+                   n->lstm.last_c, hidden);
     }
 }
 
 /* ---- Attention, gate, experts ---- */
 
-static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound *b, const moe_device_graph *g,
-                              size_t rows) {
+static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound *b, const moe_graph *g, size_t rows) {
     moe_attending a;
     memset(&a, 0, sizeof a);
     a.query = (const float *)n->src[0]->data;
     a.query_stride = n->src[0]->stride;
     a.v = b->v;
-    a.keys = n->keys;
-    a.values = n->values;
+    a.keys = n->attention.keys;
+    a.values = n->attention.values;
     a.size = (int)n->src[0]->cols;
     a.width = (int)n->cols;
-    a.product = n->product;
-    a.start_zero = n->start_zero;
+    a.product = n->attention.product;
+    a.start_zero = n->attention.start_zero;
     a.parents = d->parents;
     a.segment = d->segment;
     a.length = d->length;
@@ -1719,64 +1660,66 @@ static moe_selections moe_selections_of(const moe_node *gate) {
     moe_selections s;
     s.words = (uint32_t *)gate->data;
     s.stride = gate->stride;
-    s.capacity = gate->capacity;
+    s.capacity = gate->gate.capacity;
     return s;
 }
 
 /* `p` [rows, experts] takes the probabilities, NULL: nobody looks at them. */
 static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, float *p) {
     const moe_node *x = n->src[0];
-    moe_gating a;
+    moe_gate_args a;
     moe_group_products g;
     size_t slice = rows;
     memset(&a, 0, sizeof a);
     a.logits = (const float *)x->data;
     a.stride = x->stride;
-    a.level = (int)n->level;
-    a.k = (int)n->k;
-    a.gate = n->gate;
-    a.empty_zero = n->empty_zero;
+    a.level = (int)n->gate.gating->level;
+    a.k = (int)n->gate.gating->k;
+    a.gate = n->gate.kind;
+    a.empty_zero = n->gate.gating->empty_zero;
     a.threshold = b->threshold;
     a.live = d->live;
     a.chosen = moe_selections_of(n);
     a.p = p;
-    a.experts = n->experts;
+    a.experts = n->cols;
     memset(&g, 0, sizeof g);
-    if (n->grouped) {
+    if (n->gate.grouped) {
         a.parents = g.parents = moe_selections_of(n->src[1]);
-        a.stride = g.parents.capacity * n->level;
+        a.stride = g.parents.capacity * n->gate.gating->level;
         a.logits = g.y = (float *)(void *)d->sums; /* as large as integers; there is room for a row of all experts */
         slice = d->n_sums / a.stride;
         g.w = b->w;
         g.bias = b->bias;
-        g.relu = n->relu;
+        g.relu = n->gate.gating->relu;
         g.x = (const float *)x->data;
         g.x_stride = x->stride;
         g.level = a.level;
-        g.tiles = (int)moe_blocks(n->level, MOE_GROUP_TILE);
+        g.tiles = (int)moe_blocks(n->gate.gating->level, MOE_GROUP_TILE);
     }
     for (size_t row = 0; row < rows; row += slice) {
         const size_t some = moe_least(rows - row, slice);
         a.row0 = g.row0 = row;
-        if (n->grouped) MOE_LAUNCH(d, moe_k_group_products, some * g.parents.capacity * (size_t)g.tiles, MOE_BLOCK, g);
+        if (n->gate.grouped)
+            MOE_LAUNCH(d, moe_k_group_products, some * g.parents.capacity * (size_t)g.tiles, MOE_BLOCK, g);
         MOE_LAUNCH(d, moe_k_gate, some, MOE_BLOCK, a);
     }
 }
 
 /* How many experts the rows of a gate select on average, about. */
 static size_t moe_wanted(const moe_node *gate) {
-    const size_t own = gate->gate == MOE_GATE_SOFTMAX || !gate->k ? gate->level : gate->k;
-    return gate->grouped ? own * moe_wanted(gate->src[1]) : own;
+    const size_t own =
+        gate->gate.kind == MOE_GATE_SOFTMAX || !gate->gate.gating->k ? gate->gate.gating->level : gate->gate.gating->k;
+    return gate->gate.grouped ? own * moe_wanted(gate->src[1]) : own;
 }
 
 /* Whether rows differ in how many they select, up to the gate's capacity. */
 static int moe_open(const moe_node *gate) {
-    return gate->gate == MOE_GATE_THRESHOLD || (gate->grouped && moe_open(gate->src[1]));
+    return gate->gate.kind == MOE_GATE_THRESHOLD || (gate->gate.grouped && moe_open(gate->src[1]));
 }
 
 /* Pairs handled at once: what the rows may select, within MOE_PAIRS, and never fewer than one row may. */
 static size_t moe_pairs(const moe_node *n, size_t rows) {
-    const size_t most = n->src[1]->capacity, limit = moe_largest(MOE_PAIRS, most);
+    const size_t most = n->src[1]->gate.capacity, limit = moe_largest(MOE_PAIRS, most);
     return rows < limit / most ? rows * most : limit;
 }
 
@@ -1817,12 +1760,12 @@ static void moe_fetch_ints(moe_device *d, const int *from, size_t n) {
 
 /* Whether cuBLAS takes an expert layer: many rows for each expert. */
 static int moe_experts_by_gemm(const moe_node *n, size_t rows) {
-    return moe_quantised(n->up.type) && rows * moe_wanted(n->src[1]) > MOE_FEW_ROWS * n->experts;
+    return moe_quantised(n->experts->up.type) && rows * moe_wanted(n->src[1]) > MOE_FEW_ROWS * n->experts->count;
 }
 
 /* Whether the rows' selections may be more than fit, so that they must be counted. */
 static int moe_must_count(const moe_node *n, size_t rows) {
-    return moe_open(n->src[1]) && rows * n->src[1]->capacity > moe_pairs(n, rows);
+    return moe_open(n->src[1]) && rows * n->src[1]->gate.capacity > moe_pairs(n, rows);
 }
 
 /* Whether a node needs to look at numbers on the device before it knows what to launch. */
@@ -1919,17 +1862,18 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_boun
                                 int by_gemm) {
     const moe_node *x = n->src[0];
     const int codes = moe_quantised(b->up.type);
-    const size_t hidden = n->hidden, tiles = pairs / MOE_TILE + moe_least(pairs, n->experts), rows = (size_t)a.rows;
+    const size_t hidden = n->experts->hidden, tiles = pairs / MOE_TILE + moe_least(pairs, n->experts->count),
+                 rows = (size_t)a.rows;
     size_t experts = 0, hits = 0;
     moe_group all;
     moe_products up = moe_products_of(&b->up, x, 0), down = moe_products_of(&b->down, x, 0);
-    MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts * sizeof *a.count, d->stream));
+    MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts->count * sizeof *a.count, d->stream));
     MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
     MOE_LAUNCH(d, moe_k_offsets, 1, MOE_BLOCK, a);
-    if (d->cache.slots) experts = moe_plan_experts(d, n->experts, b, &a, &hits);
+    if (d->cache.slots) experts = moe_plan_experts(d, n->experts->count, b, &a, &hits);
     MOE_LAUNCH(d, moe_k_place, rows, MOE_BLOCK, a);
-    if (by_gemm && !d->cache.slots) moe_fetch_ints(d, a.first, n->experts + 1);
-    if (by_gemm || d->cache.slots) pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts] : 0;
+    if (by_gemm && !d->cache.slots) moe_fetch_ints(d, a.first, n->experts->count + 1);
+    if (by_gemm || d->cache.slots) pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts->count] : 0;
     up.relu = 1;
     up.x_rows = a.pair_row;
     up.tiles = down.tiles = a.tiles;
@@ -1953,23 +1897,23 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_boun
         all.count = a.totals;
         all.tiles = tiles;
         all.n_tiles = a.totals + 1;
-        all.experts = n->experts;
+        all.experts = n->experts->count;
         all.first = d->moe.host;
         moe_run_group(d, up, down, &all, by_gemm);
     }
-    MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)d->moe.out, n->cols, (int)n->cols, n->factor,
-               (float *)n->data, n->stride);
+    MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)d->moe.out, n->cols, (int)n->cols,
+               n->experts->scale, (float *)n->data, n->stride);
 }
 
 /* A row may select any number of experts under a threshold, so rows go in chunks whose pairs fit; chunks change no bit.
  */
 static void moe_run_experts(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
-    const size_t most = n->src[1]->capacity, capacity = moe_pairs(n, d->rows);
+    const size_t most = n->src[1]->gate.capacity, capacity = moe_pairs(n, d->rows);
     const int by_gemm = moe_experts_by_gemm(n, rows), look = moe_must_count(n, rows);
     moe_routes a;
     memset(&a, 0, sizeof a);
     a.chosen = moe_selections_of(n->src[1]);
-    a.n = (int)n->experts;
+    a.n = (int)n->experts->count;
     a.row_first = d->moe.row_first;
     a.place = d->moe.place;
     a.count = d->moe.count;
@@ -2002,21 +1946,21 @@ static void moe_run_mix(moe_device *d, const moe_node *n, size_t rows) {
     memset(&a, 0, sizeof a);
     a.chosen = moe_selections_of(n->src[1]);
     MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)n->src[0]->data, n->src[0]->stride, (int)n->cols,
-               n->factor, (float *)n->data, n->stride);
+               n->scale, (float *)n->data, n->stride);
 }
 
 /* ---- Output ---- */
 
 static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, size_t top, int traced) {
-    const size_t chunks = moe_blocks(n->matrix->rows, MOE_OUTPUT_CHUNK), slice = d->n_sums / (size_t)b->w.rows_padded;
+    const size_t chunks = moe_blocks(n->output.w->rows, MOE_OUTPUT_CHUNK), slice = d->n_sums / (size_t)b->w.rows_padded;
     const int by_gemm = moe_quantised(b->w.type) && rows > MOE_FEW_ROWS;
     moe_outputs a;
     memset(&a, 0, sizeof a);
     a.chunks = (int)chunks;
     a.top = (int)top;
     a.never = b->never;
-    a.n_never = (int)n->n_never;
-    a.eos = n->eos;
+    a.n_never = (int)n->output.n_never;
+    a.eos = n->output.eos;
     a.hold = d->hold;
     a.want = d->want;
     a.trace = traced && n->stride ? (float *)n->data : NULL;
@@ -2051,8 +1995,8 @@ static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b,
 
 /* ---- The run of a graph ---- */
 
-static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_node *n, const moe_bound *b,
-                         const moe_frame *f, size_t rows, int traced) {
+static void moe_run_node(moe_device *d, const moe_graph *g, const moe_node *n, const moe_bound *b, const moe_frame *f,
+                         size_t rows, int traced) {
     const moe_node *s0 = n->src[0], *s1 = n->src[1];
     float *y = (float *)n->data;
     switch (n->op) {
@@ -2060,7 +2004,7 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
         MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, (const float *)d->inputs, d->input_cols, (const int32_t *)NULL,
                    (int)n->cols, y, n->stride);
         break;
-    case MOE_OP_EMBED: MOE_LAUNCH(d, moe_k_embed, rows, MOE_BLOCK, b->w, d->ids, n->factor, y, n->stride); break;
+    case MOE_OP_EMBED: MOE_LAUNCH(d, moe_k_embed, rows, MOE_BLOCK, b->w, d->ids, n->embed.scale, y, n->stride); break;
     case MOE_OP_QUANTISE:
         moe_quantise(d, (const float *)s0->data, s0->stride, n->cols, (int8_t *)n->data, n->stride, n->scales, rows,
                      NULL);
@@ -2078,27 +2022,32 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
         MOE_LAUNCH(d, moe_k_unary, rows, MOE_BLOCK, n->unary, (const float *)s0->data, s0->stride, (int)n->cols, y,
                    n->stride);
         break;
+    case MOE_OP_NORM:
+        MOE_LAUNCH(d, moe_k_norm, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (int)n->cols, b->weight,
+                   b->bias, n->norm.epsilon, y, n->stride);
+        break;
     case MOE_OP_GATHER:
-        MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, n->state, n->cols, d->parents, (int)n->cols, y, n->stride);
+        MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, n->carried.rows, n->cols, d->parents, (int)n->cols, y, n->stride);
         break;
     case MOE_OP_STORE:
         MOE_LAUNCH(d, moe_k_scatter, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const int32_t *)NULL,
-                   f->destination ? d->destination : NULL, (int)n->cols, n->state, n->cols);
+                   n->carried.by == MOE_BY_SOURCE ? d->destination : NULL, (int)n->cols, n->carried.rows, n->cols);
         break;
     case MOE_OP_LSTM_STEP: moe_run_lstm_step(d, n, b, rows); break;
-    case MOE_OP_LSTM_LAYER: moe_run_lstm_layer(d, n, b, f, g->sentences); break;
+    case MOE_OP_LSTM_LAYER: moe_run_lstm_layer(d, n, b, &f->packed, g->sentences); break;
     case MOE_OP_ATTENTION: moe_run_attention(d, n, b, g, rows); break;
     case MOE_OP_GATE: moe_run_gate(d, n, b, rows, NULL); break;
     case MOE_OP_EXPERTS: moe_run_experts(d, n, b, rows); break;
     case MOE_OP_MIX: moe_run_mix(d, n, rows); break;
     case MOE_OP_OUTPUT: moe_run_output(d, n, b, rows, g->top, traced); break;
+    case MOE_OP_HEADS: /* not here yet: a session refuses */
     case MOE_OP_VIEW:
     case MOE_OP_COUNT: break;
     }
 }
 
 static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t rows) {
-    const moe_device_graph *g = &d->graphs[which];
+    const moe_graph *g = &d->graphs[which];
     for (size_t i = 0; i < g->count; i++) moe_run_node(d, g, &g->nodes[i], &d->bound[which][i], f, rows, 0);
 }
 
@@ -2114,7 +2063,7 @@ static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t str
  */
 static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, moe_trace_fn trace,
                                 void *user) {
-    const size_t bytes = rows * n->experts * sizeof(float), words = rows * n->stride * sizeof(uint32_t);
+    const size_t bytes = rows * n->cols * sizeof(float), words = rows * n->stride * sizeof(uint32_t);
     float *p = (float *)moe_take(d, bytes, 1, "a trace"), *dense = (float *)moe_host(d, bytes, "a trace");
     uint32_t *chosen = (uint32_t *)moe_host(d, words, "a trace");
     char name[64];
@@ -2124,12 +2073,12 @@ static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_boun
     for (size_t r = 0; r < rows && d->status == MOE_OK; r++) {
         const uint32_t *row = chosen + r * n->stride;
         for (size_t i = 0; i < row[0]; i++)
-            memcpy(&dense[r * n->experts + row[2 + i]], &row[2 + n->capacity + i], sizeof *dense);
+            memcpy(&dense[r * n->cols + row[2 + i]], &row[2 + n->gate.capacity + i], sizeof *dense);
     }
-    if (d->status == MOE_OK) trace(user, n->name, dense, rows, n->experts, n->experts);
-    moe_fetch_rows(d, dense, p, n->experts, n->experts, rows);
+    if (d->status == MOE_OK) trace(user, n->name, dense, rows, n->cols, n->cols);
+    moe_fetch_rows(d, dense, p, n->cols, n->cols, rows);
     snprintf(name, sizeof name, "%s.probabilities", n->name);
-    if (d->status == MOE_OK) trace(user, name, dense, rows, n->experts, n->experts);
+    if (d->status == MOE_OK) trace(user, name, dense, rows, n->cols, n->cols);
     if (chosen) d->allocator.release(d->allocator.user, chosen, words);
     if (dense) d->allocator.release(d->allocator.user, dense, bytes);
     if (d->status == MOE_OK) moe_give(d, p, bytes); /* else closing does */
@@ -2137,7 +2086,7 @@ static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_boun
 
 /* Node by node, with a look at every tensor. */
 static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t rows, moe_trace_fn trace, void *user) {
-    const moe_device_graph *g = &d->graphs[which];
+    const moe_graph *g = &d->graphs[which];
     for (size_t i = 0; i < g->count && d->status == MOE_OK; i++) {
         const moe_node *n = &g->nodes[i];
         const size_t bytes = rows * n->stride * sizeof(float);
@@ -2248,7 +2197,7 @@ static int moe_capture(moe_device *d, const moe_frame *f, size_t rows, cudaGraph
 }
 
 static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
-    const moe_device_graph *g = &d->graphs[1];
+    const moe_graph *g = &d->graphs[1];
     size_t index = 0;
     int waits = d->no_graphs;
     for (size_t i = 0; i < g->count; i++) waits |= moe_waits(d, &g->nodes[i], rows);
@@ -2269,18 +2218,18 @@ static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
     for (size_t r = 0; r < rows; r++) {
         const int live = r < f->rows;
         ids[r] = live && f->ids ? f->ids[r] : 0;
-        parents[r] = live && f->parents ? f->parents[r] : -1;
-        segment[r] = live && f->segment ? (int32_t)f->segment[r] : 0;
-        length[r] = live && f->length ? (int32_t)f->length[r] : 0;
-        want[r] = live && f->want ? f->want[r] : -1;
-        hold[r] = live && f->hold ? f->hold[r] != 0 : 0;
-        destination[r] = live && f->destination ? (int32_t)f->destination[r] : 0;
+        parents[r] = live && f->beam.parents ? f->beam.parents[r] : -1;
+        segment[r] = live && f->beam.segment ? (int32_t)f->beam.segment[r] : 0;
+        length[r] = live && f->beam.length ? (int32_t)f->beam.length[r] : 0;
+        want[r] = live && f->beam.want ? f->beam.want[r] : -1;
+        hold[r] = live && f->beam.hold ? f->beam.hold[r] != 0 : 0;
+        destination[r] = live && f->packed.destination ? (int32_t)f->packed.destination[r] : 0;
     }
-    for (size_t i = 0, end = f->steps; f->sentence && end && i < f->live[0];
+    for (size_t i = 0, end = f->packed.steps; f->packed.sentence && end && i < f->packed.live[0];
          i++) { /* where a sentence ends, and its slot */
-        while (f->live[end - 1] <= i) end--;
-        last[i] = (int32_t)(f->first[end - 1] + i);
-        sentence[i] = (int32_t)f->sentence[i];
+        while (f->packed.live[end - 1] <= i) end--;
+        last[i] = (int32_t)(f->packed.first[end - 1] + i);
+        sentence[i] = (int32_t)f->packed.sentence[i];
     }
     MOE_CUDA_TRY(d, cudaMemcpyAsync(d->up, d->up_host, 9 * n * sizeof *d->up, cudaMemcpyHostToDevice, d->stream));
     if (!f->inputs) return;
@@ -2298,12 +2247,12 @@ static void moe_fetch_frame(moe_device *d, const moe_frame *f, size_t top) {
     MOE_CUDA_TRY(d, cudaMemcpyAsync(d->down_host, d->down, d->down_bytes, cudaMemcpyDeviceToHost, d->stream));
     if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
     for (size_t r = 0; r < n; r++) {
-        if (f->want[r] >= 0) {
-            memcpy(&f->want_logprob[r], want + r * sizeof(float), sizeof(float));
+        if (f->beam.want[r] >= 0) {
+            memcpy(&f->beam.want_logprob[r], want + r * sizeof(float), sizeof(float));
             continue;
         }
-        memcpy(f->top_logprobs + r * top, logprobs + r * top * sizeof(float), top * sizeof(float));
-        memcpy(f->top_ids + r * top, ids + r * top * sizeof(int32_t), top * sizeof(int32_t));
+        memcpy(f->beam.top_logprobs + r * top, logprobs + r * top * sizeof(float), top * sizeof(float));
+        memcpy(f->beam.top_ids + r * top, ids + r * top * sizeof(int32_t), top * sizeof(int32_t));
     }
 }
 
@@ -2489,16 +2438,34 @@ static const float *moe_upload_vector(moe_device *d, const float *v, size_t n, c
     return v ? (const float *)moe_upload(d, v, n * sizeof *v, what) : NULL;
 }
 
+/* The matrix that a node multiplies with or looks rows up in, and its *bias; NULL: it has none, or several. */
+static const moe_matrix *moe_matrix_of(const moe_node *n, const float **bias) {
+    switch (n->op) {
+    case MOE_OP_EMBED: return n->embed.table;
+    case MOE_OP_LINEAR: *bias = n->linear.bias; return n->linear.w;
+    case MOE_OP_LSTM_STEP: *bias = n->lstm.cell->bias; return &n->lstm.cell->w_x;
+    case MOE_OP_GATE: *bias = n->gate.gating->bias; return n->gate.grouped ? &n->gate.gating->weight : NULL;
+    case MOE_OP_OUTPUT: *bias = n->output.bias; return n->output.w;
+    default: return NULL;
+    }
+}
+
 /* Everything but experts. */
 static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
-    if (n->matrix) b->w = moe_upload_matrix(d, n->matrix, n->name);
-    if (n->matrix) b->bias = moe_upload_vector(d, n->bias, n->matrix->rows, n->name);
-    if (n->w_r) b->w_r = moe_upload_matrix(d, n->w_r, n->name);
-    if (n->w_proj) b->w_proj = moe_upload_matrix(d, n->w_proj, n->name);
-    if (n->op == MOE_OP_GATE) b->threshold = moe_upload_vector(d, n->threshold, n->experts, n->name);
-    if (n->op == MOE_OP_ATTENTION) b->v = moe_upload_vector(d, n->v, n->src[0]->cols, n->name);
+    const float *bias = NULL;
+    const moe_matrix *w = moe_matrix_of(n, &bias);
+    const moe_cell *cell = n->op == MOE_OP_LSTM_STEP || n->op == MOE_OP_LSTM_LAYER ? n->lstm.cell : NULL;
+    if (w) b->w = moe_upload_matrix(d, w, n->name);
+    if (w) b->bias = moe_upload_vector(d, bias, w->rows, n->name);
+    if (cell) b->w_r = moe_upload_matrix(d, &cell->w_r, n->name);
+    if (n->op == MOE_OP_LSTM_LAYER && cell->w_proj.rows) b->w_proj = moe_upload_matrix(d, &cell->w_proj, n->name);
+    if (n->op == MOE_OP_NORM) b->weight = moe_upload_vector(d, n->norm.weight, n->cols, n->name);
+    if (n->op == MOE_OP_NORM) b->bias = moe_upload_vector(d, n->norm.bias, n->cols, n->name);
+    if (n->op == MOE_OP_GATE) b->threshold = moe_upload_vector(d, n->gate.gating->threshold, n->cols, n->name);
+    if (n->op == MOE_OP_ATTENTION) b->v = moe_upload_vector(d, n->attention.v, n->src[0]->cols, n->name);
     if (n->op == MOE_OP_OUTPUT)
-        b->never = (const int32_t *)moe_upload(d, n->never, n->n_never * sizeof *n->never, n->name);
+        b->never =
+            (const int32_t *)moe_upload(d, n->output.never, n->output.n_never * sizeof *n->output.never, n->name);
 }
 
 static void moe_most_of(size_t *most, size_t n) { *most = moe_largest(*most, n); }
@@ -2515,32 +2482,34 @@ static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
     if (m->type == MOE_TYPE_Q4) moe_most_of(&need->subs, rows * m->cols_padded / 32);
 }
 
-static void moe_need_node(moe_needs *need, const moe_node *n, const moe_device_graph *g, size_t rows) {
-    if (n->matrix) moe_need_matrix(need, n->matrix);
-    if (n->w_r) moe_need_matrix(need, n->w_r);
-    if (n->w_proj) moe_need_matrix(need, n->w_proj);
+static void moe_need_node(moe_needs *need, const moe_node *n, const moe_graph *g, size_t rows) {
+    const float *bias = NULL;
+    const moe_matrix *w = moe_matrix_of(n, &bias);
+    if (w) moe_need_matrix(need, w);
+    if (n->op == MOE_OP_LSTM_STEP || n->op == MOE_OP_LSTM_LAYER) moe_need_matrix(need, &n->lstm.cell->w_r);
+    if (n->op == MOE_OP_LSTM_LAYER && n->lstm.cell->w_proj.rows) moe_need_matrix(need, &n->lstm.cell->w_proj);
     if (n->op == MOE_OP_LSTM_STEP) {
-        moe_most_of(&need->z, rows * 4 * n->hidden);
+        moe_most_of(&need->z, rows * 4 * n->lstm.cell->hidden);
     } else if (n->op == MOE_OP_LSTM_LAYER) {
         moe_most_of(&need->sentences, g->sentences);
-        moe_most_of(&need->hidden, n->hidden);
+        moe_most_of(&need->hidden, n->lstm.cell->hidden);
         moe_most_of(&need->state, n->cols);
-        moe_most_of(&need->z, g->sentences * 4 * n->hidden);
+        moe_most_of(&need->z, g->sentences * 4 * n->lstm.cell->hidden);
     } else if (n->op == MOE_OP_INPUT) {
         moe_most_of(&need->input_cols, n->cols);
     } else if (n->op == MOE_OP_EXPERTS) {
         const size_t pairs = moe_pairs(n, rows);
-        moe_need_matrix(need, &n->up);
-        moe_need_matrix(need, &n->down);
-        moe_most_of(&need->experts, n->experts);
+        moe_need_matrix(need, &n->experts->up);
+        moe_need_matrix(need, &n->experts->down);
+        moe_most_of(&need->experts, n->experts->count);
         moe_most_of(&need->pairs, pairs);
-        moe_most_of(&need->tiles, pairs / MOE_TILE + moe_least(pairs, n->experts));
-        moe_most_of(&need->units, pairs * n->hidden);
-        moe_most_of(&need->unit_codes, pairs * moe_code_stride(n->hidden));
+        moe_most_of(&need->tiles, pairs / MOE_TILE + moe_least(pairs, n->experts->count));
+        moe_most_of(&need->units, pairs * n->experts->hidden);
+        moe_most_of(&need->unit_codes, pairs * moe_code_stride(n->experts->hidden));
         moe_most_of(&need->inputs, pairs * n->src[0]->stride);
         moe_most_of(&need->out, pairs * n->cols);
     } else if (n->op == MOE_OP_OUTPUT) {
-        moe_most_of(&need->chunks, moe_blocks(n->matrix->rows, MOE_OUTPUT_CHUNK));
+        moe_most_of(&need->chunks, moe_blocks(w->rows, MOE_OUTPUT_CHUNK));
     }
 }
 
@@ -2615,7 +2584,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
 static void moe_take_search(moe_device *d) {
     moe_searching *a = &d->searching;
     const char *what = "hypotheses";
-    const moe_device_graph *g = &d->graphs[1];
+    const moe_graph *g = &d->graphs[1];
     const size_t slots = (size_t)a->slots, beam = (size_t)a->search.beam, max_target = a->search.max_target;
     const size_t hypotheses = moe_times(d, slots, beam), targets = moe_times(d, slots, max_target);
     const size_t coverage = a->search.beta != 0.0f ? moe_times(d, g->rows, g->max_source) : 0;
@@ -2673,10 +2642,12 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
             const moe_node *n = &d->graphs[which].nodes[i];
             if (n->op != MOE_OP_EXPERTS || !d->bound[which]) continue;
             d->bound[which][i].experts_before = d->experts;
-            d->experts += n->experts;
+            d->experts += n->experts->count;
             moe_most_of(&largest, moe_expert_bytes(n));
-            all += moe_least(n->experts < SIZE_MAX / moe_expert_bytes(n) ? n->experts * moe_expert_bytes(n) : SIZE_MAX,
-                             SIZE_MAX - all);
+            all +=
+                moe_least(n->experts->count < SIZE_MAX / moe_expert_bytes(n) ? n->experts->count * moe_expert_bytes(n)
+                                                                             : SIZE_MAX,
+                          SIZE_MAX - all);
         }
     everything = fixed < SIZE_MAX - all ? fixed + all : SIZE_MAX;
     if (d->lacking) moe_lack(d, fixed + largest, d->experts ? everything : 0, d->budget, "device");
@@ -2694,14 +2665,15 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
     for (int which = 0; which < 2; which++)
         for (size_t i = 0; i < d->graphs[which].count && d->status == MOE_OK; i++) {
             const moe_node *n = &d->graphs[which].nodes[i];
-            const size_t step = d->cache.slots ? d->cache.slot_bytes : moe_expert_bytes(n);
             char *slabs = d->cache.slabs;
+            size_t step;
             if (n->op != MOE_OP_EXPERTS) continue;
-            if (!slabs) slabs = (char *)moe_take(d, n->experts, step, n->name);
+            step = d->cache.slots ? d->cache.slot_bytes : moe_expert_bytes(n);
+            if (!slabs) slabs = (char *)moe_take(d, n->experts->count, step, n->name);
             if (!slabs) return;
-            d->bound[which][i].up = moe_weights_at(&n->up, slabs, step);
-            d->bound[which][i].down = moe_weights_at(&n->down, slabs + moe_both_bytes(&n->up), step);
-            for (size_t e = 0; e < n->experts && !d->cache.slots && d->status == MOE_OK; e++) {
+            d->bound[which][i].up = moe_weights_at(&n->experts->up, slabs, step);
+            d->bound[which][i].down = moe_weights_at(&n->experts->down, slabs + moe_both_bytes(&n->experts->up), step);
+            for (size_t e = 0; e < n->experts->count && !d->cache.slots && d->status == MOE_OK; e++) {
                 moe_lift_expert(d, n, e, slabs + e * step);
                 moe_announce(d);
             }
@@ -2730,7 +2702,7 @@ static void moe_bind_graphs(moe_device *d, const moe_needs *need) {
     }
 }
 
-static moe_status moe_device_bind(moe_device *d, const moe_device_graph graphs[2], const moe_search *search,
+static moe_status moe_device_bind(moe_device *d, const moe_graph graphs[MOE_GRAPHS], const moe_search *search,
                                   moe_error *error) {
     moe_needs need;
     size_t nodes = 0;
@@ -2741,7 +2713,7 @@ static moe_status moe_device_bind(moe_device *d, const moe_device_graph graphs[2
     }
     MOE_CUDA_TRY(d, cudaSetDevice(d->index));
     for (int which = 0; which < 2; which++) {
-        const moe_device_graph *g = &graphs[which];
+        const moe_graph *g = &graphs[which];
         d->graphs[which] = *g;
         if (!g->count) continue; /* no encoder */
         moe_most_of(&d->rows, g->rows);

@@ -62,7 +62,7 @@ extern "C" {
 
 enum {
     MOE_MAX_BEAM = 64,    /* largest beam                                   */
-    MOE_MAX_LAYERS = 64,  /* layers on one side of a model                  */
+    MOE_MAX_LAYERS = 256, /* layers on one side of a model                  */
     MOE_MAX_THREADS = 256 /* threads of one session                         */
 };
 
@@ -164,6 +164,25 @@ typedef enum moe_model_kind {
 
 moe_model_kind moe_model_get_kind(const moe_model *model);
 size_t moe_model_width(const moe_model *model); /* columns of an embedding, inputs of a classifier */
+
+/* Layers as the file describes them: those of the encoder, of the decoder (a classifier's network), then what attends.
+ */
+typedef struct moe_layer_info {
+    const char *name; /* "encoder.2" */
+    const char *kind; /* "lstm", "moe", "attention", "cross", "ffn", "norm", "gnmt-attention" */
+    size_t in, out;   /* columns that it reads, context not counted, and makes */
+} moe_layer_info;
+
+/* What the metadata key "NAME.key" says of a layer, or its default. */
+typedef struct moe_setting {
+    const char *key;
+    const char *text; /* NULL: a number */
+    double number;
+} moe_setting;
+
+size_t moe_model_layer_count(const moe_model *model);
+moe_layer_info moe_model_layer(const moe_model *model, size_t index);                /* all zero if out of range */
+moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t i); /* key NULL behind the last */
 
 /* Gates: which experts a row goes to and with which weights. Of the logits l [n] of one level, p = softmax(l):
  *   softmax     every expert, weight p_i                                                           (eq 2, 15)
@@ -348,7 +367,9 @@ typedef enum moe_rules {
     /* count begin and end, coverage stays with the place in the beam when hypotheses change places  */
     MOE_RULES_TF, /* tensorflow/nmt: the beam is ordered by normalised score at every step; the end is not counted; */
                   /* no coverage penalty                                                                           */
-    MOE_RULES_MLPERF /* the same with later versions of TensorFlow 1: the end counts from the step after it           */
+    MOE_RULES_MLPERF, /* the same with later versions of TensorFlow 1: the end counts from the step after it */
+    MOE_RULES_HF /* Hugging Face's transformers: as the paper's, but what the limit cuts competes with what has ended
+                  */
 } moe_rules;
 
 typedef struct moe_session_params {
@@ -375,8 +396,10 @@ typedef struct moe_session_params {
     float max_len_factor; /* a target ends after max_len_factor * pieces + max_len_offset tokens          */
     int max_len_offset;
     moe_rules rules;
-    const char *isa;      /* kernels to use, see moe_isa_names; NULL: $MOE_ISA, else the best here        */
-    const char *device;   /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU where one can be used */
+    int early_stopping; /* MOE_RULES_HF: 1: search ends when `beam` hypotheses have finished, else when no other can  */
+                        /* be better any more                                                         */
+    const char *isa;    /* kernels to use, see moe_isa_names; NULL: $MOE_ISA, else the best here        */
+    const char *device; /* "cpu", "cuda", "cuda:N"; NULL: $MOE_DEVICE, else a GPU where one can be used */
     size_t device_memory; /* bytes of GPU memory the session may take; 0: whatever is free. Experts that  */
                           /* do not fit stay in host memory and are fetched when a token goes to them     */
     moe_log_fn log;       /* may be NULL */
@@ -444,6 +467,9 @@ typedef struct moe_request {
     size_t n_source;
     const int32_t *target; /* NULL: translate. Else [n_target]: compute its log-probability instead */
     size_t n_target;
+    int32_t force;      /* the first token of the translation, which costs nothing; preset to -1: none, or what the */
+                        /* model's format has there, which the result then leaves out */
+    int raw;            /* 1: `source` is all that the encoder reads: no tag, begin or end is added */
     int prefix;         /* 1: `target` is how translations begin, and the search finds how they go on; what it costs */
                         /* counts. Limits on length include it and leave room for one more token at least */
     int32_t target_tag; /* preset to the session's */
@@ -501,542 +527,7 @@ const char *moe_isa_names(void);
 /* 1 if this machine can run the set. */
 int moe_isa_available(const char *name);
 
-/* ---- Backends (for moe-cuda.cu and tests; not for applications) ---------------------------------------- *
- * What a session tells a device about its two graphs, in plain structs. The session plans; the device owns two blocks
- * whose addresses the plan is made of (states and activations), the weights, and its own scratch. Every row of a tensor
- * is computed from the same row of its inputs, so a device may run any rows together.
- *
- * Order of calls: count, open, allocate (states, activations), bind, run..., close. For translations and scores the
- * device searches as well: run is for the encoder, then come begin... and step; only ids go up, and what is done comes
- * down. */
-
-typedef enum moe_op {
-    MOE_OP_INPUT,    /* rows of the frame's inputs                             */
-    MOE_OP_EMBED,    /* ids -> rows of an embedding, times scale               */
-    MOE_OP_QUANTISE, /* rows -> int8 codes and a scale per row                 */
-    MOE_OP_LINEAR,   /* x -> w x + bias, or w x + another tensor               */
-    MOE_OP_ADD,
-    MOE_OP_CONCAT,
-    MOE_OP_UNARY,      /* sigmoid, tanh                                          */
-    MOE_OP_VIEW,       /* some columns of another tensor, no work                */
-    MOE_OP_GATHER,     /* state -> rows of the parents, zero for a new sentence  */
-    MOE_OP_STORE,      /* rows -> state or, in the encoder, attention memory     */
-    MOE_OP_LSTM_STEP,  /* x, r, c -> [h | c]: the products with both matrices and the cell */
-    MOE_OP_LSTM_LAYER, /* input products of packed sentences -> outputs         */
-    MOE_OP_ATTENTION,  /* projected query -> context                             */
-    MOE_OP_GATE,       /* logits, or features and a gate over groups, -> selections */
-    MOE_OP_EXPERTS,    /* x, selections -> sum of weighted expert outputs        */
-    MOE_OP_MIX,        /* outputs of all experts side by side, selections -> the same sum */
-    MOE_OP_OUTPUT,     /* logits, best tokens and their log-probabilities        */
-    MOE_OP_COUNT
-} moe_op;
-
-typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH } moe_unary;
-
-/* A row of selections, as MOE_OP_GATE makes it, is `stride` words of 32 bits: how many experts, 1 if a mask was empty,
- * then uint32 experts [capacity] ascending and float weights [capacity]. */
-
-/* A weight matrix [rows, cols] = [out, in] where its bytes lie; room 4 of moe.c says how. */
-typedef struct moe_matrix {
-    moe_type type;
-    size_t rows, cols;
-    size_t cols_padded;  /* Q8, Q4: multiple of 64; else cols */
-    const void *data;    /* Q8, Q4: the codes */
-    const int8_t *subs;  /* Q4 */
-    const float *scales; /* Q8, Q4: [rows padded to 16] */
-} moe_matrix;
-
-enum { MOE_OUTPUT_CHUNK = 1024 }; /* the softmax over the vocabulary is joined from chunks of so many tokens */
-
-/* A node of a graph and the tensor that it makes. Weights are in host memory, everything that the session placed (data,
- * scales, state, keys, values) in the device's. */
-typedef struct moe_node {
-    moe_op op;
-    const char *name;
-    const struct moe_node *src[3];
-    size_t cols;              /* numbers in a row                                                        */
-    size_t stride;            /* from row to row: numbers, of codes bytes; 0: the rows need not be there */
-    void *data;               /* [rows, stride]                                                          */
-    float *scales;            /* quantise: [rows]                                                        */
-    const moe_matrix *matrix; /* embed, linear, output; lstm_step: of x                                  */
-    const float *bias;        /* linear, lstm_step, output: [rows of the matrix] or NULL                 */
-    int add;                  /* linear: src[1] is added instead of a bias                               */
-    int relu;                 /* linear; gate over the experts of groups: of its logits                  */
-    float factor;             /* embed: scale; lstm_*: forget bias; experts: scale                       */
-    moe_unary unary;
-    float *state;                   /* gather, store: [rows, cols] without gaps                                */
-    size_t hidden;                  /* lstm_*: H; experts: hidden units; mix: columns of an expert             */
-    const moe_matrix *w_r, *w_proj; /* lstm_*: of r; lstm_layer: w_proj, NULL without projection           */
-    int backward;                   /* lstm_layer                                                              */
-    float *last_r, *last_c;         /* lstm_layer: [slots, P], [slots, H] states after every sentence, or NULL */
-    size_t experts;                 /* gate, experts, mix: in all                                              */
-    size_t level, k;                /* gate: so many compete, so many are wanted                               */
-    size_t capacity;                /* gate: experts that a row can select                                     */
-    moe_gate gate;                  /* gate: its kind                                                          */
-    int grouped;                    /* gate: src[0] are features, src[1] selections of groups of `level` experts; the */
-    /* logits of a selected group are its rows of `matrix` (F32) times features, plus `bias` */
-    int empty_zero;         /* gate: nothing is selected where the mask is empty, else the best one    */
-    const float *threshold; /* gate: [experts]                                                         */
-    moe_matrix up, down;    /* experts: of expert 0; the others follow every slab_stride bytes         */
-    size_t slab_stride;
-    int product, start_zero;    /* attention: Appendix G instead of additive; the first context is zero    */
-    const float *v;             /* attention: [src[0]->cols]                                               */
-    const float *keys, *values; /* attention: [tokens, src[0]->cols], [tokens, cols]                      */
-    const int32_t *never;       /* output: tokens that are never generated                                 */
-    size_t n_never;
-    int32_t eos;
-} moe_node;
-
-/* What differs from run to run. All of it is in host memory. */
-typedef struct moe_frame {
-    size_t rows;
-    const int32_t *ids;   /* [rows] */
-    const float *inputs;  /* [rows, columns of the input] */
-    const uint64_t *keys; /* [rows] what the noise of a row is drawn from */
-    /* encoder: sentences sorted by falling length, packed by time step */
-    size_t steps;              /* longest sentence */
-    const size_t *live;        /* [steps] sentences that reach step t */
-    const size_t *first;       /* [steps] row of the first of them */
-    const size_t *destination; /* [rows] row in the attention memory */
-    const size_t *sentence;    /* [live[0]] slot of each */
-    /* decoder, where the processor searches; classifiers have want, top_ids and top_logprobs of it */
-    const int32_t *parents;         /* [rows] row of the step before; -1, or a row past the graph's: sentence begins */
-    const size_t *segment, *length; /* [rows] source sentence in the attention memory */
-    float *attention; /* [rows, max_source] weights, or NULL if nobody needs them; a device's stay there */
-    size_t attention_stride;
-    const int32_t *want; /* [rows] token to score, -1: give the best ones */
-    float *want_logprob; /* [rows] */
-    const char *hold;    /* [rows] 1: the translation is too short to end here; NULL: none is */
-    int32_t *top_ids;    /* [rows, top], best first, ties by lower id */
-    float *top_logprobs; /* [rows, top]; NaN in a broken row */
-} moe_frame;
-
-typedef struct moe_device_graph {
-    const moe_node *nodes; /* in the order in which they run */
-    size_t count;
-    size_t rows; /* capacity */
-    size_t sentences, max_source, top;
-} moe_device_graph;
-
-typedef struct moe_device moe_device;
-typedef struct moe_search moe_search; /* these two: the next section */
-typedef struct moe_slot moe_slot;
-
-/* What a step of a device that searches came to. */
-typedef struct moe_device_results {
-    size_t rows;            /* hypotheses that it advanced */
-    size_t done;            /* sentences that are done, in the order of their slots; valid until the next step: */
-    const int32_t *results; /* each: slot, hypotheses (0: broken); each of them: n_ids, finished, logprob and score */
-                            /* (floats), ids [n_ids], logprobs [n_ids + finished] (floats) */
-} moe_device_results;
-
-typedef struct moe_device_params {
-    moe_allocator allocator; /* for host memory */
-    int index;               /* which of the devices */
-    size_t memory;  /* bytes that may be taken; 0: whatever is free. Experts that do not fit are fetched as needed */
-    moe_log_fn log; /* may be NULL */
-    void *log_user;
-} moe_device_params;
-
-typedef struct moe_device_api {
-    const char *name; /* "cuda" */
-    /* Devices here; where there are none, `error` says why. */
-    int (*count)(moe_error *error);
-    moe_status (*open)(const moe_device_params *params, moe_device **out, moe_error *error);
-    /* Device memory, zeroed, that lives as long as the device. NULL, and no error, where params->memory is too little:
-     * bind, which knows how much is needed in all, then fails. */
-    moe_status (*allocate)(moe_device *device, size_t bytes, const char *what, void **out, moe_error *error);
-    /* Take the graphs (encoder, decoder), which stay where they are, as their weights do: upload these, allocate
-     * everything else. With `search` (copied) the device searches, a slot for each of the decoder's sentences; NULL:
-     * run is given its frames. */
-    moe_status (*bind)(moe_device *device, const moe_device_graph graphs[2], const moe_search *search,
-                       moe_error *error);
-    /* Run graph `which` and fill what the frame names. With a trace every tensor is shown, slowly. */
-    moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
-                      moe_error *error);
-    /* A sentence takes slot `at`, where none is under way: segment, length, limit, scoring and n_target of `slot`, and
-     * its target, are copied and go up with the next step. */
-    void (*begin)(moe_device *device, size_t at, const moe_slot *slot, const int32_t *target);
-    void (*forget)(moe_device *device); /* all sentences */
-    /* A decoder step for every sentence under way, of which there is at least one. */
-    moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out,
-                       moe_error *error);
-    const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
-    /* Fill in the fields of moe_stats that begin with expert; what the device itself counts is 0 after a failure. */
-    void (*stats)(moe_device *device, moe_stats *stats);
-    void (*close)(moe_device *device); /* NULL is fine */
-} moe_device_api;
-
-const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
-
 #ifdef __cplusplus
 }
 #endif
 #endif /* MOE_H */
-
-/* ---- The search, one definition for the processor and for devices (not for applications) ---------------- *
- * A file that declares moe_expf and moe_logf, defines MOE_SEARCH (what goes before a function: static inline) and then
- * includes this header gets the beam search of a sentence: moe.c in room 20, moe-cuda.cu for its kernels. It is written
- * in what C11 and C++17 have in common, and every product and sum is rounded by itself.
- *
- * Invariant: what happens to a sentence depends on its own rows only, and ties are broken by rank, so that any batch
- * gives the same result.
- *
- * A step: the candidates of all live hypotheses in falling order of accumulated log-probability (ties: better-ranked
- * hypothesis, then better token). Walking down, an end token among the first `beam` candidates finishes a hypothesis,
- * other tokens go on until `beam` are live. Candidates worse than the best one by more than the pruning margin are not
- * looked at; finished ones worse than the best finished score by more than it are dropped (GNMT section 7). The
- * sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (the live ones are
- * then kept as unfinished, behind all finished ones), or nbest have finished and no live one can still beat the best.
- *
- * Where the beginning of the translation is given, one hypothesis follows it first, and the steps are counted.
- *
- * That is MOE_RULES_PAPER, moe_search_step. The other rules (above: which they are) keep finished hypotheses in the
- * beam and share moe_beam_step; what tells them apart is in moe_rank and moe_score. */
-#if defined(MOE_SEARCH) && !defined(MOE_SEARCH_IS_DEFINED)
-#define MOE_SEARCH_IS_DEFINED
-#include <float.h>
-
-typedef struct moe_token {
-    int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
-    float logprob;
-} moe_token;
-
-typedef struct moe_live {
-    float logprob;
-    int32_t last; /* index of its last token, -1 at the beginning */
-    size_t row;   /* in the step at hand; before the first one SIZE_MAX */
-    /* moe_beam_step only */
-    float rank;    /* what the beam is ordered by */
-    float latest;  /* log-probability of its last token, the end counted */
-    int32_t id;    /* that token */
-    int ended;     /* it has its end token and no row any more */
-    size_t tokens; /* without the end token */
-} moe_live;
-
-typedef struct moe_finished {
-    float logprob, score, end_logprob;
-    int32_t last;
-    size_t tokens; /* without the end token */
-    size_t order;
-    int finished;
-} moe_finished;
-
-/* What all sentences of a session have in common. */
-struct moe_search {
-    int beam, nbest;
-    float alpha, constant, beta, prune;
-    moe_rules rules;
-    int32_t bos, eos;
-    size_t min_target, max_target;
-    int from_encoder; /* states of a sentence begin with what the encoder left for its slot */
-};
-
-/* One sentence under translation. Where a device searches, the session has one as well, without hypotheses. */
-struct moe_slot {
-    int active;
-    void *user;
-    uint64_t key;           /* of its source, for noise */
-    size_t segment, length; /* its tokens in the attention memory */
-    size_t limit;           /* longest target, end included */
-    size_t steps;           /* decoder steps made */
-    moe_token *tokens;      /* [max_target * beam] */
-    size_t n_tokens;
-    moe_live *live; /* [beam] best first */
-    size_t n_live;
-    moe_finished *finished; /* [2 * beam] */
-    size_t n_finished, n_ended;
-    int32_t *target; /* [max_target] to be scored or, without scoring, to begin with */
-    size_t n_target;
-    int scoring;
-    int broken; /* not-a-number turned up */
-};
-
-/* What a live hypothesis asks of the decoder. */
-typedef struct moe_row {
-    int32_t id, parent;
-    int32_t want; /* the token to score, -1: the best ones */
-    int hold;     /* too short to end here */
-} moe_row;
-
-/* What the decoder answered, by row. */
-typedef struct moe_answer {
-    size_t top;
-    const int32_t *top_ids;                   /* [rows, top], best first */
-    const float *top_logprobs, *want_logprob; /* [rows, top], [rows] */
-    const float *coverage; /* [rows, stride], NVIDIA's by place: [slots, beam, stride]; NULL: no penalty */
-    size_t stride;
-} moe_answer;
-
-/* A slot whose segment, length, limit and target are set begins. */
-MOE_SEARCH void moe_slot_begin(moe_slot *slot) {
-    const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0 };
-    slot->active = 1;
-    slot->steps = slot->n_tokens = slot->n_finished = slot->n_ended = 0;
-    slot->broken = 0;
-    slot->live[0] = first;
-    slot->n_live = 1;
-}
-
-/* Rows of the next step. */
-MOE_SEARCH size_t moe_slot_rows(const moe_slot *slot) {
-    size_t rows = 0;
-    for (size_t h = 0; slot->active && h < slot->n_live; h++) rows += (size_t)!slot->live[h].ended;
-    return rows;
-}
-
-/* `first`: the parent that stands for none. */
-MOE_SEARCH moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t first) {
-    moe_row row;
-    row.id = live->last < 0 ? s->bos : slot->tokens[live->last].id;
-    row.parent = live->row != SIZE_MAX ? (int32_t)live->row : first;
-    row.want = slot->steps < slot->n_target ? slot->target[slot->steps] : slot->scoring ? s->eos : -1;
-    row.hold = !slot->scoring && slot->steps < s->min_target;
-    return row;
-}
-
-/* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
-MOE_SEARCH int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->n_target; }
-
-/* GNMT eq 14: ((c + L) / (c + 1))^alpha. */
-MOE_SEARCH float moe_length_penalty(const moe_search *s, size_t tokens) {
-    float ratio;
-    if (s->alpha == 0.0f) return 1.0f;
-    ratio = (s->constant + (float)tokens) / (s->constant + 1.0f);
-    return moe_expf(s->alpha * moe_logf(ratio));
-}
-
-/* GNMT eq 14: beta * sum_i log(min(sum_j p_ij, 1)). */
-MOE_SEARCH float moe_coverage_penalty(const moe_search *s, const float *coverage, size_t length) {
-    float sum = 0.0f;
-    if (s->beta == 0.0f || !coverage) return 0.0f;
-    for (size_t i = 0; i < length; i++) {
-        const float c = coverage[i] < 1.0f ? coverage[i] : 1.0f;
-        sum = sum + moe_logf(c > 1e-10f ? c : 1e-10f);
-    }
-    return s->beta * sum;
-}
-
-/* The same where a position that was never looked at is left out: log 0 counts as 0. */
-MOE_SEARCH float moe_seen_penalty(const moe_search *s, const float *coverage, size_t length) {
-    float sum = 0.0f;
-    if (s->beta == 0.0f || !coverage) return 0.0f;
-    for (size_t i = 0; i < length; i++)
-        if (coverage[i] > 0.0f) sum = sum + moe_logf(coverage[i] < 1.0f ? coverage[i] : 1.0f);
-    return s->beta * sum;
-}
-
-/* What a hypothesis of `tokens` tokens is worth; `ended`: and an end token. */
-MOE_SEARCH float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage,
-                           size_t length) {
-    switch (s->rules) {
-    case MOE_RULES_NVIDIA: return logprob / moe_length_penalty(s, tokens + 2) + moe_seen_penalty(s, coverage, length);
-    case MOE_RULES_TF:
-    case MOE_RULES_MLPERF: return logprob / moe_length_penalty(s, tokens);
-    default: return logprob / moe_length_penalty(s, tokens + (size_t)ended) + moe_coverage_penalty(s, coverage, length);
-    }
-}
-
-MOE_SEARCH void moe_add_finished(const moe_search *s, moe_slot *slot, float logprob, float end_logprob, int32_t last,
-                                 int finished, const float *coverage) {
-    const size_t tokens = slot->steps - (size_t)finished;
-    const float score = moe_score(s, logprob, tokens, finished, coverage, slot->length);
-    const moe_finished f = { logprob, score, end_logprob, last, tokens, slot->n_ended++, finished };
-    slot->finished[slot->n_finished++] = f;
-}
-
-/* Better first: finished before cut (the paper's rules), then by score, then by order of finishing. */
-MOE_SEARCH int moe_better(const moe_search *s, const moe_finished *a, const moe_finished *b) {
-    if (s->rules == MOE_RULES_PAPER && a->finished != b->finished) return a->finished;
-    if (a->score != b->score) return a->score > b->score;
-    return a->order < b->order;
-}
-
-MOE_SEARCH void moe_sort_finished(const moe_search *s, moe_slot *slot) {
-    for (size_t i = 1; i < slot->n_finished; i++) {
-        const moe_finished f = slot->finished[i];
-        size_t at = i;
-        for (; at > 0 && moe_better(s, &f, &slot->finished[at - 1]); at--) slot->finished[at] = slot->finished[at - 1];
-        slot->finished[at] = f;
-    }
-}
-
-/* Returns its index. */
-MOE_SEARCH int32_t moe_add_token(moe_slot *slot, int32_t id, int32_t parent, float logprob) {
-    const moe_token token = { id, parent, logprob };
-    slot->tokens[slot->n_tokens] = token;
-    return (int32_t)slot->n_tokens++;
-}
-
-/* The outcome of a step for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done. */
-MOE_SEARCH int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
-    const size_t beam = (size_t)s->beam;
-    uint8_t taken[MOE_MAX_BEAM]; /* of every row's candidates; up to `top`, which is beam + 1 at most */
-    size_t n_next = 0;
-    float best_candidate = 0.0f;
-    slot->steps++;
-    for (size_t h = 0; h < slot->n_live; h++) taken[h] = 0;
-    for (size_t position = 0; n_next < beam; position++) {
-        size_t best = slot->n_live, at;
-        float best_logprob = 0.0f, logprob;
-        const moe_live *from;
-        for (size_t h = 0; h < slot->n_live; h++) { /* every row's candidates are sorted: compare their heads */
-            if (taken[h] >= a->top) continue;
-            logprob = slot->live[h].logprob + a->top_logprobs[slot->live[h].row * a->top + taken[h]];
-            if (logprob != logprob) slot->broken = 1;
-            if (best == slot->n_live || logprob > best_logprob) best = h, best_logprob = logprob;
-        }
-        if (best == slot->n_live || slot->broken || !(best_logprob >= -FLT_MAX)) break;
-        from = &slot->live[best];
-        if (position == 0) best_candidate = best_logprob;
-        if (s->prune > 0.0f && best_logprob < best_candidate - s->prune) break;
-        at = from->row * a->top + taken[best]++;
-        if (a->top_ids[at] == s->eos) {
-            if (position < beam)
-                moe_add_finished(s, slot, best_logprob, a->top_logprobs[at], from->last, 1,
-                                 a->coverage ? a->coverage + from->row * a->stride : NULL);
-        } else {
-            const int32_t last = moe_add_token(slot, a->top_ids[at], from->last, a->top_logprobs[at]);
-            const moe_live live = { best_logprob, last, from->row, 0.0f, 0.0f, 0, 0, 0 };
-            next[n_next++] = live;
-        }
-    }
-    for (size_t h = 0; h < n_next; h++) slot->live[h] = next[h];
-    slot->n_live = n_next;
-    if (slot->broken) return 1;
-    moe_sort_finished(s, slot);
-    while (s->prune > 0.0f && slot->n_finished &&
-           slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
-        slot->n_finished--;
-    if (slot->n_finished >= beam || slot->n_live == 0) return 1;
-    if (slot->steps >= slot->limit) {
-        for (size_t h = 0; h < slot->n_live; h++)
-            moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
-                             a->coverage ? a->coverage + slot->live[h].row * a->stride : NULL);
-        moe_sort_finished(s, slot);
-        return 1;
-    }
-    return slot->n_finished >= (size_t)s->nbest &&
-           slot->finished[0].score >= slot->live[0].logprob / moe_length_penalty(s, slot->limit);
-}
-
-/* What the beam is ordered by: log-probability, or that over the length penalty. `before`: it had ended in a step
- * before. */
-MOE_SEARCH float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
-    if (s->rules == MOE_RULES_NVIDIA) return logprob;
-    return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules == MOE_RULES_MLPERF));
-}
-
-/* Put a hypothesis behind those of `next` that are as good, if that is within the beam. */
-MOE_SEARCH void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const moe_live *candidate) {
-    size_t at;
-    if (*n == beam && !(candidate->rank > next[beam - 1].rank)) return;
-    if (*n < beam) ++*n;
-    for (at = *n - 1; at > 0 && candidate->rank > next[at - 1].rank; at--) next[at] = next[at - 1];
-    next[at] = *candidate;
-}
-
-/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are, and the beam is what is best
- * of them and of all continuations. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token
- * costs at least as much as any other of its log-probability, so the `top` best tokens of a row are enough. */
-MOE_SEARCH int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const float *coverage,
-                             moe_live *next) {
-    size_t n = 0, ended = 0;
-    int cut;
-    slot->steps++;
-    for (size_t h = 0; h < slot->n_live; h++) {
-        const moe_live *from = &slot->live[h];
-        moe_live candidate = *from;
-        if (from->ended) {
-            candidate.rank = moe_rank(s, from->logprob, from->tokens, 1);
-            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
-            continue;
-        }
-        for (size_t k = 0; k < a->top; k++) {
-            candidate.id = a->top_ids[from->row * a->top + k];
-            candidate.latest = a->top_logprobs[from->row * a->top + k];
-            candidate.logprob = from->logprob + candidate.latest;
-            if (candidate.logprob != candidate.logprob) slot->broken = 1;
-            if (!(candidate.logprob >= -FLT_MAX)) break;
-            candidate.ended = candidate.id == s->eos;
-            candidate.tokens = from->tokens + (size_t)!candidate.ended;
-            candidate.rank = moe_rank(s, candidate.logprob, candidate.tokens, 0);
-            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
-        }
-    }
-    if (slot->broken) return 1;
-    for (size_t h = 0; h < n; h++) {
-        if (!next[h].ended) next[h].last = moe_add_token(slot, next[h].id, next[h].last, next[h].latest);
-        ended += (size_t)next[h].ended;
-        slot->live[h] = next[h];
-    }
-    slot->n_live = n;
-    cut = slot->steps >= slot->limit;
-    if (ended < n && !cut) return 0;
-    for (size_t h = 0; h < n; h++) {
-        const moe_live *l = &slot->live[h];
-        const float *seen = coverage ? coverage + h * a->stride : NULL;
-        const float score = s->rules != MOE_RULES_NVIDIA || cut
-                                ? l->rank /* NVIDIA's: of a cut beam nothing is normalised */
-                                : moe_score(s, l->logprob, l->tokens, 1, seen, slot->length);
-        const float end = l->ended ? l->latest : 0.0f;
-        const moe_finished f = { l->logprob, score, end, l->last, l->tokens, slot->n_ended++, l->ended };
-        slot->finished[slot->n_finished++] = f;
-    }
-    moe_sort_finished(s, slot);
-    return 1;
-}
-
-/* The same where the token is given, and at last the end of a target that is scored: one live hypothesis follows. */
-MOE_SEARCH int moe_score_step(const moe_search *s, moe_slot *slot, float logprob, const float *coverage) {
-    moe_live *live = &slot->live[0];
-    const size_t position = slot->steps++;
-    live->logprob = live->logprob + logprob;
-    if (live->logprob != live->logprob) {
-        slot->broken = 1;
-        return 1;
-    }
-    if (position == slot->n_target) {
-        moe_add_finished(s, slot, live->logprob, logprob, live->last, 1, coverage);
-        return 1;
-    }
-    live->last = moe_add_token(slot, slot->target[position], live->last, logprob);
-    live->tokens++;
-    return 0;
-}
-
-/* A step of slot number `at`, whichever it is. Returns 1 when the sentence is done: it is not active any more. */
-MOE_SEARCH int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
-    const size_t place = at * (size_t)s->beam;
-    int done;
-    if (slot->scoring || slot->steps < slot->n_target) {
-        const size_t row = slot->live[0].row;
-        done =
-            moe_score_step(s, slot, a->want_logprob[row],
-                           a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);
-    } else if (s->rules == MOE_RULES_PAPER) {
-        done = moe_search_step(s, slot, a, next);
-    } else {
-        done = moe_beam_step(s, slot, a, a->coverage ? a->coverage + place * a->stride : NULL, next);
-    }
-    if (done) slot->active = 0;
-    return done;
-}
-
-/* Hypotheses that a sentence gives, the first of `finished`; 0: it is broken. */
-MOE_SEARCH size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
-    if (slot->broken) return 0;
-    return slot->n_finished < (size_t)s->nbest ? slot->n_finished : (size_t)s->nbest;
-}
-
-/* The tokens of one, `ids` [tokens], and `logprobs` [tokens + finished]. */
-MOE_SEARCH void moe_write_finished(const moe_slot *slot, const moe_finished *f, int32_t *ids, float *logprobs) {
-    int32_t at = f->last;
-    if (f->finished) logprobs[f->tokens] = f->end_logprob;
-    for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
-        ids[i] = slot->tokens[at].id;
-        logprobs[i] = slot->tokens[at].logprob;
-    }
-}
-
-#endif /* MOE_SEARCH */

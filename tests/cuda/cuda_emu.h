@@ -15,6 +15,7 @@
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
 
+#include <math.h>
 #include <stddef.h>
 
 #ifdef __cplusplus
@@ -320,6 +321,7 @@ static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fsqrt_rn(float a) { return sqrtf(a); }
 static inline uint32_t __float_as_uint(float f) {
     uint32_t u;
     memcpy(&u, &f, 4);

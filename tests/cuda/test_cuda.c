@@ -90,7 +90,7 @@ typedef struct bench {
     size_t most_bytes; /* of the device's memory; 0: any number */
 } bench;
 
-static moe_graph bench_graph(const bench *b, moe_tensor *nodes, size_t capacity, void *states, int on_device) {
+static moe_graph bench_graph(const bench *b, moe_node *nodes, size_t capacity, void *states, int on_device) {
     moe_graph g = { .nodes = nodes,
                     .capacity = capacity,
                     .rows = b->capacity,
@@ -98,10 +98,10 @@ static moe_graph bench_graph(const bench *b, moe_tensor *nodes, size_t capacity,
                     .sentences = b->sentences,
                     .max_source = b->max_source,
                     .top = b->top,
-                    .traced = 1 };
+                    .traced = 1,
+                    .on_device = on_device };
     moe_error e;
     b->build(&g, b->user, states);
-    for (size_t i = 0; on_device && i < g.count; i++) g.nodes[i].work_bytes = 0; /* as a session does */
     CHECK(moe_graph_plan(&g, &e) == MOE_OK, "%s", e.message);
     return g;
 }
@@ -109,8 +109,7 @@ static moe_graph bench_graph(const bench *b, moe_tensor *nodes, size_t capacity,
 /* Run the graph on the processor, then on the emulated device as graph `which`; the states after it must agree too. */
 static void run_both(const bench *b, int which) {
     static moe_pool pool;
-    moe_tensor nodes[32];
-    moe_node plain[32];
+    moe_node nodes[32];
     journal j = { .count = 0 };
     moe_error e = { MOE_OK, "", "" };
     const moe_allocator a = moe_allocator_or_default(NULL);
@@ -118,8 +117,7 @@ static void run_both(const bench *b, int which) {
     const moe_device_api *api = moe_cuda();
     char *states = mw_zeros(b->state_bytes + 1), *arena;
     moe_device *device;
-    moe_device_graph graphs[2];
-    moe_graph g;
+    moe_graph graphs[MOE_GRAPHS], g;
     moe_run run;
     void *memory;
     uint64_t bytes;
@@ -129,7 +127,7 @@ static void run_both(const bench *b, int which) {
     arena = mw_zeros(g.bytes);
     moe_graph_place(&g, arena);
     run = (moe_run){ &moe_kernels_portable, &pool, &g, b->two_frames ? &b->frames[0] : &b->frame };
-    moe_graph_run(&moe_backend_cpu, &run, record, &j);
+    moe_graph_run(&run, record, &j);
     free(arena);
 
     CHECK(api->open(&params, &device, &e) == MOE_OK, "%s", e.message);
@@ -139,7 +137,7 @@ static void run_both(const bench *b, int which) {
     CHECK(api->allocate(device, g.bytes, "arena", (void **)&arena, &e) == MOE_OK, "%s", e.message);
     moe_graph_place(&g, arena);
     memset(graphs, 0, sizeof graphs);
-    graphs[which] = moe_describe_graph(&g, plain, NULL);
+    graphs[which] = g;
     graphs[!which].top = graphs[!which].max_source = graphs[!which].rows = 1;
     CHECK(api->bind(device, graphs, NULL, &e) == MOE_OK, "%s: %s", e.where, e.message);
     CHECK(api->run(device, which, b->two_frames ? &b->frames[1] : &b->frame, compare, &j, &e) == MOE_OK, "%s: %s",
@@ -166,7 +164,7 @@ static moe_matrix pack(moe_type type, size_t rows, size_t cols, const float *x, 
     return moe_matrix_view(type, rows, cols, *blob);
 }
 
-/* embed -> linear with bias, without and with relu -> linear with another tensor added -> sigmoid, tanh, add, concat,
+/* embed -> linear with bias, without and with relu -> linear with another node added -> sigmoid, tanh, add, concat,
  * view */
 typedef struct linears {
     moe_matrix table, first, second;
@@ -175,10 +173,10 @@ typedef struct linears {
 
 static void build_linears(moe_graph *g, void *user, void *states) {
     linears *l = user;
-    moe_tensor *x = moe_op_embed(g, &l->table, 1.0f, "x"), *y, *z;
+    moe_node *x = moe_op_embed(g, &l->table, 1.0f, "x"), *y, *z;
     (void)states;
     y = moe_op_linear(g, &l->first, x, l->bias, NULL, "y");
-    moe_op_linear(g, &l->first, x, l->bias, NULL, "relu")->relu = 1;
+    moe_op_linear(g, &l->first, x, l->bias, NULL, "relu")->linear.relu = 1;
     z = moe_op_linear(g, &l->second, x, NULL, y, "z");
     z = moe_op_concat(g, moe_op_unary(g, MOE_UNARY_SIGMOID, z, "sigmoid"), moe_op_unary(g, MOE_UNARY_TANH, y, "tanh"),
                       "concat");
@@ -226,13 +224,13 @@ static void products_and_rows_equal_the_cpu(void **state) {
 
 /* gathers -> a step of an LSTM -> stores */
 static void build_step(moe_graph *g, void *user, void *states) {
-    const moe_layer *layer = user;
-    const size_t hidden = layer->hidden, width = layer->direction[0].w_x.cols;
+    const moe_cell *cell = user;
+    const size_t hidden = cell->hidden, width = cell->w_x.cols;
     float *r_state = states, *c_state = r_state + g->rows * hidden, *x_state = c_state + g->rows * hidden;
-    moe_tensor *r = moe_op_gather(g, r_state, hidden, "r"), *c = moe_op_gather(g, c_state, hidden, "c");
-    moe_tensor *both = moe_op_lstm_step(g, layer, moe_op_gather(g, x_state, width, "x"), r, c);
-    moe_op_store(g, moe_op_view(g, both, 0, hidden, "h"), r_state, "store_r");
-    moe_op_store(g, moe_op_view(g, both, hidden, hidden, "c_next"), c_state, "store_c");
+    moe_node *r = moe_op_gather(g, r_state, hidden, "r"), *c = moe_op_gather(g, c_state, hidden, "c");
+    moe_node *both = moe_op_lstm_step(g, cell, moe_op_gather(g, x_state, width, "x"), r, c, "cell");
+    moe_op_store(g, moe_op_view(g, both, 0, hidden, "h"), MOE_BY_PARENT, r_state, "store_r");
+    moe_op_store(g, moe_op_view(g, both, hidden, hidden, "c_next"), MOE_BY_PARENT, c_state, "store_c");
 }
 
 static void states_and_steps_equal_the_cpu(void **state) {
@@ -246,11 +244,12 @@ static void states_and_steps_equal_the_cpu(void **state) {
         float *w_x = numbers(&random, 4 * hidden * width, 0), *w_r = numbers(&random, 4 * hidden * hidden, 0),
               *bias = numbers(&random, 4 * hidden, 0), *values = numbers(&random, rows * (2 * hidden + width), s % 2);
         void *blobs[2];
-        moe_layer layer = { .kind = MOE_LAYER_LSTM,
-                            .hidden = hidden,
-                            .state = hidden,
-                            .forget_bias = 0.75f,
-                            .name = "layer" };
+        moe_cell cell = { .w_x = pack(x_type, 4 * hidden, width, w_x, &blobs[0]),
+                          .w_r = pack(r_type, 4 * hidden, hidden, w_r, &blobs[1]),
+                          .bias = bias,
+                          .hidden = hidden,
+                          .state = hidden,
+                          .forget_bias = 0.75f };
         const int32_t parents[5] = { 3, -1, 0, 3, 2 };
         bench b = { .rows = rows,
                     .capacity = rows,
@@ -258,30 +257,43 @@ static void states_and_steps_equal_the_cpu(void **state) {
                     .max_source = 1,
                     .top = 1,
                     .build = build_step,
-                    .user = &layer,
+                    .user = &cell,
                     .states = values,
                     .state_bytes = rows * (2 * hidden + width) * sizeof *values,
-                    .frame = { .rows = rows, .parents = parents } };
-        layer.direction[0].w_x = pack(x_type, 4 * hidden, width, w_x, &blobs[0]);
-        layer.direction[0].w_r = pack(r_type, 4 * hidden, hidden, w_r, &blobs[1]);
-        layer.direction[0].bias = bias;
+                    .frame = { .rows = rows, .beam = { .parents = parents } } };
         run_both(&b, 0);
         free(blobs[0]), free(blobs[1]);
         free(w_x), free(w_r), free(bias), free(values);
     }
 }
 
+/* Softmax, top k, threshold with either policy. */
+static moe_gating level(int kind, size_t n, size_t k, const float *threshold) {
+    const moe_gate kinds[] = { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD, MOE_GATE_THRESHOLD };
+    return (moe_gating){ .kind = kinds[kind], .level = n, .k = k, .empty_zero = kind == 3, .threshold = threshold };
+}
+
+static moe_experts row_of_slabs(moe_type type, size_t n, size_t hidden, size_t width, const void *slabs, float scale) {
+    moe_experts e = { .count = n, .hidden = hidden, .scale = scale };
+    uint64_t down = 0;
+    e.stride = (size_t)moe_slab_bytes(type, hidden, width, &down);
+    e.up = moe_matrix_view(type, hidden, width, slabs);
+    e.down = moe_matrix_view(type, width, hidden, (const char *)slabs + down);
+    return e;
+}
+
 /* Mixtures: gate logits are the rows of a table. */
 typedef struct mixture {
-    moe_layer layer;
+    moe_gating gate;
+    moe_experts experts;
     moe_matrix logits, x;
 } mixture;
 
 static void build_mixture(moe_graph *g, void *user, void *states) {
     mixture *m = user;
-    moe_tensor *logits = moe_op_embed(g, &m->logits, 1.0f, "logits"), *x = moe_op_embed(g, &m->x, 1.0f, "x");
+    moe_node *logits = moe_op_embed(g, &m->logits, 1.0f, "logits"), *x = moe_op_embed(g, &m->x, 1.0f, "x");
     (void)states;
-    moe_op_experts(g, &m->layer, x, moe_op_gate(g, &m->layer, &m->layer.gate, logits, NULL, 0, "layer.gate"));
+    moe_op_experts(g, &m->experts, x, moe_op_gate(g, &m->gate, logits, NULL, 0, NULL, "gate"), "experts");
 }
 
 static void mixtures_equal_the_cpu(void **state) {
@@ -342,23 +354,8 @@ static void mixtures_equal_the_cpu(void **state) {
                 logits[r * n + mw_below(&random, 2 * n) % n] = moe_from_bits(0x7fc00000u);
         memcpy(blobs[0], logits, vocabulary * n * sizeof *logits);
         for (size_t e = 0; e < n; e++) threshold[e] = mw_uniform(&random, 0.8f, 1.8f) / (float)n;
-        m.layer = (moe_layer){ .kind = MOE_LAYER_MOE,
-                               .name = "layer",
-                               .hidden = hidden,
-                               .out = width,
-                               .experts = n,
-                               .gate = { .kind = kind == 0   ? MOE_GATE_SOFTMAX
-                                                 : kind == 1 ? MOE_GATE_TOPK
-                                                             : MOE_GATE_THRESHOLD,
-                                         .level = n,
-                                         .k = shape[2],
-                                         .threshold = threshold,
-                                         .empty = kind == 3 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1 },
-                               .scale = i % 7 ? 0.75f : 1.0f,
-                               .expert_type = type,
-                               .slabs = slabs,
-                               .slab_stride = slab,
-                               .slab_down = (size_t)down };
+        m.gate = level(kind, n, shape[2], threshold);
+        m.experts = row_of_slabs(type, n, hidden, width, slabs, i % 7 ? 0.75f : 1.0f);
         rows_of_ids(ids, rows, vocabulary, &random);
         b.frame = (moe_frame){ .rows = rows, .ids = ids };
         run_both(&b, 0);
@@ -369,34 +366,26 @@ static void mixtures_equal_the_cpu(void **state) {
 /* Two levels over inputs: a gate over groups, whose logits are rows of a table, one inside them over features, then
  * experts of both kinds. */
 typedef struct hierarchy {
-    moe_layer layer;
-    moe_matrix logits;
+    moe_gating parent, gate;
+    moe_experts experts;
+    moe_matrix logits, features, stack;
+    const float *features_bias, *stack_bias;
 } hierarchy;
 
 static void build_hierarchy(moe_graph *g, void *user, void *states) {
     hierarchy *h = user;
-    moe_layer *l = &h->layer;
-    moe_tensor *logits = moe_op_embed(g, &h->logits, 1.0f, "logits"), *x = moe_op_input(g, l->out, "x"), *features = x,
-               *gate;
+    const moe_experts *e = &h->experts;
+    moe_node *logits = moe_op_embed(g, &h->logits, 1.0f, "logits"), *x = moe_op_input(g, e->up.cols, "x"),
+             *features = x, *gate;
     (void)states;
-    if (l->features.rows) {
-        features = moe_op_linear(g, &l->features, x, l->features_bias, NULL, "features");
-        features->relu = 1;
+    if (h->features.rows) {
+        features = moe_op_linear(g, &h->features, x, h->features_bias, NULL, "features");
+        features->linear.relu = 1;
     }
-    gate = moe_op_gate(g, l, &l->parent, logits, NULL, 0, "layer.parent");
-    gate = moe_op_gate(g, l, &l->gate, features, gate, 1, "layer.gate");
-    moe_op_experts(g, l, x, gate);
-    moe_op_mix(g, l, moe_op_linear(g, &l->stack, x, l->stack_bias, NULL, "stack"), gate);
-}
-
-static moe_gating level(int kind, size_t n, size_t k,
-                        const float *threshold) { /* softmax, top k, threshold with either policy */
-    const moe_gate kinds[] = { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD, MOE_GATE_THRESHOLD };
-    return (moe_gating){ .kind = kinds[kind],
-                         .level = n,
-                         .k = k,
-                         .empty = kind == 3 ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1,
-                         .threshold = threshold };
+    gate = moe_op_gate(g, &h->parent, logits, NULL, 0, NULL, "parent");
+    gate = moe_op_gate(g, &h->gate, features, gate, 1, NULL, "gate");
+    moe_op_experts(g, e, x, gate, "experts");
+    moe_op_mix(g, e->hidden, e->scale, moe_op_linear(g, &h->stack, x, h->stack_bias, NULL, "stack"), gate, "mix");
 }
 
 static void two_levels_equal_the_cpu(void **state) {
@@ -458,26 +447,17 @@ static void two_levels_equal_the_cpu(void **state) {
                 moe_pack_row(type, width, hidden, r, from + hidden * width + r * hidden, to + down, scratch);
         }
         h.logits = pack(MOE_TYPE_F32, vocabulary, groups, logits, &blobs[0]);
-        h.layer = (moe_layer){ .kind = MOE_LAYER_MOE,
-                               .name = "layer",
-                               .hidden = hidden,
-                               .out = width,
-                               .experts = n,
-                               .groups = groups,
-                               .relu_logits = i / 8 % 2,
-                               .scale = i % 7 ? 0.75f : 1.0f,
-                               .expert_type = type,
-                               .slabs = slabs,
-                               .slab_stride = slab,
-                               .slab_down = (size_t)down,
-                               .stack_bias = i % 4 < 2 ? stack_bias : NULL };
-        h.layer.parent = level((int)(i / 4 % 4), groups, shape[2], thresholds);
-        h.layer.gate = level((int)(i % 4), each, shape[4], thresholds + groups);
-        h.layer.gate.weight = pack(MOE_TYPE_F32, n, in, weight, &blobs[1]);
-        h.layer.gate.bias = (i + i / 4) % 4 ? bias : NULL;
-        h.layer.stack = pack(type, n * hidden, width, stack, &blobs[2]);
-        if (units) h.layer.features = pack(MOE_TYPE_F32, units, width, features, &blobs[3]);
-        h.layer.features_bias = i % 2 ? feature_bias : NULL;
+        h.experts = row_of_slabs(type, n, hidden, width, slabs, i % 7 ? 0.75f : 1.0f);
+        h.stack_bias = i % 4 < 2 ? stack_bias : NULL;
+        h.parent = level((int)(i / 4 % 4), groups, shape[2], thresholds);
+        h.gate = level((int)(i % 4), each, shape[4], thresholds + groups);
+        h.gate.relu = i / 8 % 2;
+        h.gate.weight = pack(MOE_TYPE_F32, n, in, weight, &blobs[1]);
+        h.gate.bias = (i + i / 4) % 4 ? bias : NULL;
+        h.stack = pack(type, n * hidden, width, stack, &blobs[2]);
+        h.features = (moe_matrix){ .rows = 0 };
+        if (units) h.features = pack(MOE_TYPE_F32, units, width, features, &blobs[3]);
+        h.features_bias = i % 2 ? feature_bias : NULL;
         rows_of_ids(ids, rows, vocabulary, &random);
         b.frame = (moe_frame){ .rows = rows, .ids = ids, .inputs = inputs };
         run_both(&b, 0);
@@ -491,11 +471,10 @@ static void two_levels_equal_the_cpu(void **state) {
  * experts. */
 static void build_many(moe_graph *g, void *user, void *states) {
     hierarchy *h = user;
-    moe_layer *l = &h->layer;
-    moe_tensor *x = moe_op_input(g, l->out, "x"), *gate;
+    moe_node *x = moe_op_input(g, h->experts.up.cols, "x"), *gate;
     (void)states;
-    gate = moe_op_gate(g, l, &l->parent, moe_op_embed(g, &h->logits, 1.0f, "logits"), NULL, 0, "layer.parent");
-    moe_op_experts(g, l, x, moe_op_gate(g, l, &l->gate, x, gate, 1, "layer.gate"));
+    gate = moe_op_gate(g, &h->parent, moe_op_embed(g, &h->logits, 1.0f, "logits"), NULL, 0, NULL, "parent");
+    moe_op_experts(g, &h->experts, x, moe_op_gate(g, &h->gate, x, gate, 1, NULL, "gate"), "experts");
 }
 
 static void many_experts_take_little_memory(void **state) {
@@ -519,35 +498,28 @@ static void many_experts_take_little_memory(void **state) {
     defaults();
     emu_sums = 1 << 20;
     h.logits = pack(MOE_TYPE_F32, IDS, GROUPS, logits, &blobs[0]);
-    h.layer = (moe_layer){ .kind = MOE_LAYER_MOE,
-                           .name = "layer",
-                           .hidden = 1,
-                           .out = WIDTH,
-                           .experts = EXPERTS,
-                           .groups = GROUPS,
-                           .scale = 1,
-                           .expert_type = MOE_TYPE_F32,
-                           .slabs = (const char *)slab,
-                           .slab_down = sizeof slab / 2,
-                           .parent = level(1, GROUPS, 2, NULL),
-                           .gate = level(1, EACH, 2, NULL) }; /* all of one slab */
-    h.layer.gate.weight = pack(MOE_TYPE_F32, EXPERTS, WIDTH, weight, &blobs[1]);
+    h.parent = level(1, GROUPS, 2, NULL);
+    h.gate = level(1, EACH, 2, NULL);
+    h.experts = (moe_experts){ .count = EXPERTS, .hidden = 1, .scale = 1 }; /* all of one slab */
+    h.experts.up = moe_matrix_view(MOE_TYPE_F32, 1, WIDTH, slab);
+    h.experts.down = moe_matrix_view(MOE_TYPE_F32, WIDTH, 1, slab + WIDTH);
+    h.gate.weight = pack(MOE_TYPE_F32, EXPERTS, WIDTH, weight, &blobs[1]);
     run_both(&b, 0);
     free(logits), free(weight), free(inputs), free(blobs[0]), free(blobs[1]);
 }
 
 /* Attention over sentences of all lengths, with and without a first step that sees nothing. */
 typedef struct attending {
-    moe_model model;
+    moe_attention_op op;
     moe_matrix queries;
     size_t tokens, width;
 } attending;
 
 static void build_attention(moe_graph *g, void *user, void *states) {
-    static moe_memory memory; /* read when the graph runs */
     attending *a = user;
-    memory = (moe_memory){ states, (float *)states + a->tokens * a->model.attention_size, a->tokens, a->width };
-    moe_op_attention(g, &a->model, &memory, moe_op_embed(g, &a->queries, 1.0f, "query"));
+    a->op.keys = states;
+    a->op.values = a->op.keys + a->tokens * a->queries.cols;
+    moe_op_attention(g, &a->op, moe_op_embed(g, &a->queries, 1.0f, "query"), a->width, "context");
 }
 
 static void attention_equals_the_cpu(void **state) {
@@ -577,17 +549,14 @@ static void attention_equals_the_cpu(void **state) {
                     .state_bytes = TOKENS * (size + width) * sizeof *states,
                     .frame = { .rows = ROWS,
                                .ids = ids,
-                               .parents = parents,
-                               .segment = segment,
-                               .length = length,
-                               .want = want,
-                               .want_logprob = logprobs } };
-        a.model.attention_product = i / 2 % 2;
-        a.model.start_zero = i % 3 == 0;
-        a.model.attention_size = size;
-        a.model.attention_v = v;
-        b.frame.attention = weights;
-        b.frame.attention_stride = LONGEST_SOURCE;
+                               .beam = { .parents = parents,
+                                         .segment = segment,
+                                         .length = length,
+                                         .want = want,
+                                         .want_logprob = logprobs,
+                                         .attention = weights,
+                                         .attention_stride = LONGEST_SOURCE } } };
+        a.op = (moe_attention_op){ .product = i / 2 % 2, .start_zero = i % 3 == 0, .v = v };
         run_both(&b, 1);
         free(queries), free(v), free(states), free(blob);
     }
@@ -595,14 +564,15 @@ static void attention_equals_the_cpu(void **state) {
 
 /* Several chunks of a vocabulary: ties, tokens that are held back, scoring, rows without a number. */
 typedef struct choosing {
-    moe_model model;
+    moe_matrix w;
+    moe_output_op op;
     moe_matrix x;
 } choosing;
 
 static void build_output(moe_graph *g, void *user, void *states) {
     choosing *c = user;
     (void)states;
-    moe_op_output(g, &c->model, moe_op_embed(g, &c->x, 1.0f, "x"));
+    moe_op_output(g, &c->op, moe_op_embed(g, &c->x, 1.0f, "x"));
 }
 
 static void outputs_equal_the_cpu(void **state) {
@@ -633,9 +603,8 @@ static void outputs_equal_the_cpu(void **state) {
         for (size_t k = 0; k < cols; k++)
             ((float *)blobs[0])[3 * cols + k] = k == 5 ? moe_from_bits(0x7fc00000u) : 1.0f,
                                            ((float *)blobs[0])[4 * cols + k] = 0;
-        c.model.output = pack(i % 2 ? MOE_TYPE_Q8 : MOE_TYPE_F32, n, cols, w, &blobs[1]);
-        c.model.output_bias = i % 3 ? bias : NULL;
-        c.model.eos = (int32_t)n / 2;
+        c.w = pack(i % 2 ? MOE_TYPE_Q8 : MOE_TYPE_F32, n, cols, w, &blobs[1]);
+        c.op = (moe_output_op){ .w = &c.w, .bias = i % 3 ? bias : NULL, .eos = (int32_t)n / 2 };
         for (int side = 0; side < 2; side++) {
             tops[side] = mw_zeros(ROWS * top * sizeof **tops);
             logprobs[side] = mw_zeros(ROWS * top * sizeof **logprobs);
@@ -645,12 +614,12 @@ static void outputs_equal_the_cpu(void **state) {
             want[r] = r % 4 == 2 ? (int32_t)mw_below(&random, n) : -1;
             hold[r] = r % 3 == 1;
         }
-        b.frame = (moe_frame){ .rows = ROWS, .ids = ids, .want = want, .hold = hold };
+        b.frame = (moe_frame){ .rows = ROWS, .ids = ids, .beam = { .want = want, .hold = hold } };
         b.frames[0] = b.frames[1] = b.frame;
         for (int side = 0; side < 2; side++) {
-            b.frames[side].top_ids = tops[side];
-            b.frames[side].top_logprobs = logprobs[side];
-            b.frames[side].want_logprob = wanted[side];
+            b.frames[side].beam.top_ids = tops[side];
+            b.frames[side].beam.top_logprobs = logprobs[side];
+            b.frames[side].beam.want_logprob = wanted[side];
         }
         b.two_frames = 1;
         run_both(&b, 1);
@@ -1181,9 +1150,9 @@ static size_t room_of(moe_type type, size_t rows, size_t cols) { /* of a matrix 
 
 /* Layers of experts that are fetched, encoder first. */
 static const moe_layer *layer_of(const moe_model *m, size_t i) {
-    for (size_t at = 0; at < m->n_encoder + m->n_decoder; at++) {
-        const moe_layer *l = at < m->n_encoder ? &m->encoder[at] : &m->decoder[at - m->n_encoder];
-        if (l->kind == MOE_LAYER_MOE && l->slabs && i-- == 0) return l;
+    for (size_t at = 0; at < m->n_layers; at++) {
+        const moe_layer *l = &m->layers[at];
+        if (l->kind == MOE_LAYER_MOE && !l->mixture.linear && i-- == 0) return l;
     }
     return NULL;
 }
@@ -1202,9 +1171,10 @@ static sizes measure(const moe_model *m, moe_session_params p) {
     CHECK(moe_session_new(m, &p, &session, &e) == MOE_OK, "%s", e.message);
     s.all = s.fixed = moe_session_stats(session).device_bytes;
     for (size_t i = 0; (l = layer_of(m, i)); i++) {
-        const size_t bytes = room_of(l->expert_type, l->hidden, l->out) + room_of(l->expert_type, l->out, l->hidden);
-        s.fixed -= l->experts * bytes;
-        s.experts += l->experts;
+        const moe_type type = l->mixture.experts.up.type;
+        const size_t bytes = room_of(type, l->hidden, l->out) + room_of(type, l->out, l->hidden);
+        s.fixed -= l->mixture.count * bytes;
+        s.experts += l->mixture.count;
         s.largest = moe_max(s.largest, bytes);
     }
     CHECK(moe_session_stats(session).experts == s.experts && moe_session_stats(session).experts_held == s.experts,
@@ -1233,6 +1203,7 @@ typedef struct simulation {
 } simulation;
 
 static void simulate_visit(simulation *s, const moe_layer *l, size_t expert) {
+    const moe_type type = l->mixture.experts.up.type;
     size_t at = 0, up, down;
     for (size_t i = 0; i < s->slots; i++) {
         if (s->slot[i].layer == l && s->slot[i].expert == expert) {
@@ -1246,12 +1217,10 @@ static void simulate_visit(simulation *s, const moe_layer *l, size_t expert) {
     s->slot[at].expert = expert;
     s->slot[at].used = ++s->time;
     s->fetches++;
-    up = l->expert_type == MOE_TYPE_F32 ? l->hidden * l->out * 4
-                                        : moe_round_up(l->hidden, 16) * moe_round_up(l->out, 64);
-    down = l->expert_type == MOE_TYPE_F32 ? l->hidden * l->out * 4
-                                          : moe_round_up(l->out, 16) * moe_round_up(l->hidden, 64);
-    s->bytes += l->expert_type == MOE_TYPE_Q4 ? (up + down) / 2 + (up + down) / 32 : up + down;
-    if (l->expert_type != MOE_TYPE_F32) s->bytes += (moe_round_up(l->hidden, 16) + moe_round_up(l->out, 16)) * 4;
+    up = type == MOE_TYPE_F32 ? l->hidden * l->out * 4 : moe_round_up(l->hidden, 16) * moe_round_up(l->out, 64);
+    down = type == MOE_TYPE_F32 ? l->hidden * l->out * 4 : moe_round_up(l->out, 16) * moe_round_up(l->hidden, 64);
+    s->bytes += type == MOE_TYPE_Q4 ? (up + down) / 2 + (up + down) / 32 : up + down;
+    if (type != MOE_TYPE_F32) s->bytes += (moe_round_up(l->hidden, 16) + moe_round_up(l->out, 16)) * 4;
 }
 
 static void simulate(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {

@@ -104,7 +104,7 @@ enum { MAX_ROWS = 64, MAX_FLOATS = 1 << 16 };
 
 typedef struct bench {
     moe_graph graph;
-    moe_tensor nodes[64];
+    moe_node nodes[64];
     moe_frame frame;
     int32_t parents[MAX_ROWS];
     size_t live[MAX_ROWS], first[MAX_ROWS];
@@ -126,12 +126,12 @@ static bench *new_bench(size_t rows, size_t sentences) {
                             .traced = 1 };
     for (size_t r = 0; r < rows; r++) b->parents[r] = (int32_t)r;
     b->frame.rows = rows;
-    b->frame.parents = b->parents;
+    b->frame.beam.parents = b->parents;
     return b;
 }
 
 /* A tensor whose rows are those of `data`. */
-static moe_tensor *input(bench *b, const float *data, size_t cols) {
+static moe_node *input(bench *b, const float *data, size_t cols) {
     return moe_op_gather(&b->graph, (float *)(uintptr_t)data, cols, "input");
 }
 
@@ -178,10 +178,10 @@ static float *seen(seen_list *s, const char *name, size_t rows, size_t cols) {
 
 /* Plan and run with `kernels`; what reaches `result` lies in b->out afterwards, what gates show in `gates` (may be
  * NULL). */
-static void run_traced(bench *b, moe_tensor *result, const moe_kernels *kernels, seen_list *gates) {
+static void run_traced(bench *b, moe_node *result, const moe_kernels *kernels, seen_list *gates) {
     moe_run run = { kernels, NULL, &b->graph, &b->frame };
     moe_error error;
-    if (result) moe_op_store(&b->graph, result, b->out, "output");
+    if (result) moe_op_store(&b->graph, result, MOE_BY_PARENT, b->out, "output");
     if (moe_graph_plan(&b->graph, &error) != MOE_OK) fail_msg("%s", error.message);
     b->arena = aligned_alloc(64, moe_round_up(b->graph.bytes + 64, 64));
     b->pool = calloc(1, sizeof *b->pool);
@@ -191,13 +191,11 @@ static void run_traced(bench *b, moe_tensor *result, const moe_kernels *kernels,
     run.pool = b->pool;
     moe_graph_place(&b->graph, b->arena);
     if (gates) gates->count = 0;
-    moe_graph_run(&moe_backend_cpu, &run, gates ? keep_gates : NULL, gates);
+    moe_graph_run(&run, gates ? keep_gates : NULL, gates);
     moe_pool_free(b->pool, b->pool->count);
 }
 
-static void run_bench(bench *b, moe_tensor *result, const moe_kernels *kernels) {
-    run_traced(b, result, kernels, NULL);
-}
+static void run_bench(bench *b, moe_node *result, const moe_kernels *kernels) { run_traced(b, result, kernels, NULL); }
 
 static void free_bench(bench *b) {
     free(b->arena);
@@ -232,41 +230,32 @@ static void check_embedding(const golden *g, const char *name, const moe_kernels
     free_bench(b);
 }
 
-static moe_lstm_weights lstm_weights(const golden *g, const char *name) {
-    part w_proj = find_part(g, name, "w_proj");
-    moe_lstm_weights w = { .w_x = matrix(need_part(g, name, "w_x")),
-                           .w_r = matrix(need_part(g, name, "w_r")),
-                           .bias = need_part(g, name, "bias").data };
-    if (w_proj.data) w.w_proj = matrix(w_proj);
-    return w;
-}
-
-static moe_layer lstm_layer(const golden *g, const char *name, const char *weights) {
+static moe_cell lstm_cell(const golden *g, const char *name, const char *weights) {
     const moe_meta *forget = find_value(g, name, "forget_bias");
-    moe_layer layer = { .kind = MOE_LAYER_LSTM,
-                        .name = "layer",
-                        .forget_bias = forget ? (float)moe_meta_real(forget, 0) : 0 };
-    layer.direction[0] = layer.direction[1] = lstm_weights(g, weights);
-    layer.hidden = layer.direction[0].w_r.rows / 4;
-    layer.state = layer.direction[0].w_r.cols;
-    layer.projected = layer.direction[0].w_proj.rows != 0;
-    return layer;
+    part w_proj = find_part(g, weights, "w_proj");
+    moe_cell cell = { .w_x = matrix(need_part(g, weights, "w_x")),
+                      .w_r = matrix(need_part(g, weights, "w_r")),
+                      .bias = need_part(g, weights, "bias").data,
+                      .forget_bias = forget ? (float)moe_meta_real(forget, 0) : 0 };
+    if (w_proj.data) cell.w_proj = matrix(w_proj);
+    cell.hidden = cell.w_r.rows / 4;
+    cell.state = cell.w_r.cols;
+    return cell;
 }
 
 static void check_lstm_step(const golden *g, const char *name, const moe_kernels *kernels) {
     part x = need_part(g, name, "x"), r = need_part(g, name, "r"), c = need_part(g, name, "c");
     part r_out = need_part(g, name, "r_out"), c_out = need_part(g, name, "c_out");
-    moe_layer layer = lstm_layer(g, name, name);
-    const moe_lstm_weights *w = &layer.direction[0];
-    for (int cell = 0; cell < 2; cell++) {
+    const moe_cell cell = lstm_cell(g, name, name);
+    for (int next_c = 0; next_c < 2; next_c++) {
         bench *b = new_bench(x.rows, 1);
-        moe_tensor *in = input(b, x.data, x.cols), *before = input(b, r.data, r.cols), *y;
-        y = moe_op_lstm_step(&b->graph, &layer, in, before, input(b, c.data, c.cols));
-        y = moe_op_view(&b->graph, y, cell ? layer.hidden : 0, layer.hidden, "part");
-        if (!cell && layer.projected) y = moe_op_linear(&b->graph, &w->w_proj, y, NULL, NULL, "r");
+        moe_node *in = input(b, x.data, x.cols), *before = input(b, r.data, r.cols), *y;
+        y = moe_op_lstm_step(&b->graph, &cell, in, before, input(b, c.data, c.cols), "cell");
+        y = moe_op_view(&b->graph, y, next_c ? cell.hidden : 0, cell.hidden, "part");
+        if (!next_c && cell.w_proj.rows) y = moe_op_linear(&b->graph, &cell.w_proj, y, NULL, NULL, "r");
         run_bench(b, y, kernels);
-        expect_close(name, b->out, cell ? c_out.data : r_out.data,
-                     cell ? c_out.rows * c_out.cols : r_out.rows * r_out.cols, op_tolerance);
+        expect_close(name, b->out, next_c ? c_out.data : r_out.data,
+                     next_c ? c_out.rows * c_out.cols : r_out.rows * r_out.cols, op_tolerance);
         free_bench(b);
     }
 }
@@ -282,10 +271,10 @@ static void pack(bench *b, const moe_meta *lengths, size_t *row_of) {
             order[at] = order[at - 1];
         order[at] = i;
     }
-    b->frame.steps = (size_t)moe_meta_int(lengths, order[0]);
-    b->frame.live = b->live;
-    b->frame.first = b->first;
-    for (size_t t = 0, row = 0; t < b->frame.steps; t++) {
+    b->frame.packed.steps = (size_t)moe_meta_int(lengths, order[0]);
+    b->frame.packed.live = b->live;
+    b->frame.packed.first = b->first;
+    for (size_t t = 0, row = 0; t < b->frame.packed.steps; t++) {
         b->first[t] = row;
         for (size_t i = 0; i < lengths->count && (size_t)moe_meta_int(lengths, order[i]) > t; i++, b->live[t]++)
             row_of[row++] = start[order[i]] + t;
@@ -300,7 +289,7 @@ static void permute(const float *from, size_t rows, size_t cols, const size_t *r
 static void check_lstm_layer(const golden *g, const char *name, const moe_kernels *kernels) {
     part x = need_part(g, name, "x");
     const moe_meta *lengths = need_value(g, name, "lengths");
-    moe_layer layer = lstm_layer(g, name, name);
+    const moe_cell cell = lstm_cell(g, name, name);
     size_t row_of[MAX_ROWS];
     float *packed = malloc(x.rows * x.cols * sizeof *packed), unpacked[4096];
     for (int backward = 0; backward < 2; backward++) {
@@ -309,9 +298,10 @@ static void check_lstm_layer(const golden *g, const char *name, const moe_kernel
         pack(b, lengths, row_of);
         permute(x.data, x.rows, x.cols, row_of, packed, 0);
         run_bench(b,
-                  moe_op_lstm_layer(&b->graph, &layer, backward,
-                                    moe_op_linear(&b->graph, &layer.direction[0].w_x, input(b, packed, x.cols),
-                                                  layer.direction[0].bias, NULL, "zx")),
+                  moe_op_lstm_layer(&b->graph, &cell, backward,
+                                    moe_op_linear(&b->graph, &cell.w_x, input(b, packed, x.cols), cell.bias, NULL,
+                                                  "zx"),
+                                    NULL, NULL, "layer"),
                   kernels);
         permute(b->out, y.rows, y.cols, row_of, unpacked, 1);
         expect_close(name, unpacked, y.data, y.rows * y.cols, op_tolerance);
@@ -326,14 +316,15 @@ static void check_bidirectional(const golden *g, const char *name, const moe_ker
     char side[128];
     size_t row_of[MAX_ROWS];
     float *packed = malloc(x.rows * x.cols * sizeof *packed), unpacked[4096];
-    moe_layer layer;
+    moe_layer layer = { .kind = MOE_LAYER_LSTM,
+                        .name = "layer",
+                        .lstm = { .bidirectional = 1, .merge_sum = value_is(g, name, "merge", "sum") } };
     bench *b = new_bench(x.rows, lengths->count);
     snprintf(side, sizeof side, "%s.fwd", name);
-    layer = lstm_layer(g, name, side);
+    layer.lstm.cell[0] = lstm_cell(g, name, side);
     snprintf(side, sizeof side, "%s.bwd", name);
-    layer.direction[1] = lstm_weights(g, side);
-    layer.bidirectional = 1;
-    layer.merge_sum = value_is(g, name, "merge", "sum");
+    layer.lstm.cell[1] = lstm_cell(g, name, side);
+    layer.hidden = layer.lstm.cell[0].hidden;
     pack(b, lengths, row_of);
     permute(x.data, x.rows, x.cols, row_of, packed, 0);
     run_bench(b, moe_build_encoder_lstm(&b->graph, &layer, input(b, packed, x.cols), NULL, NULL), kernels);
@@ -350,21 +341,21 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
          context = need_part(g, name, "context");
     part weights = need_part(g, name, "weights");
     const moe_meta *lengths = need_value(g, name, "lengths"), *sentence = need_value(g, name, "sentence");
-    static moe_model model;
     static float keys[4096], attention[MAX_ROWS * MAX_ROWS];
     size_t segment[MAX_ROWS], length[MAX_ROWS], at = 0;
-    moe_memory stored = { keys, memory.data, memory.rows, memory.cols };
+    moe_memory stored = { keys, memory.data, memory.cols };
+    const moe_layer layer = { .kind = MOE_LAYER_ATTENTION,
+                              .attention = { .product = value_is(g, name, "kind", "product"),
+                                             .size = w_key.rows,
+                                             .w_key = matrix(w_key),
+                                             .w_query = matrix(w_query),
+                                             .v = need_part(g, name, "v").data,
+                                             .bias = bias.data } };
+    const moe_model model = { .attention = &layer };
     bench *b = new_bench(memory.rows, 1);
-    moe_tensor *t;
-    memset(&model, 0, sizeof model);
-    model.attention_product = value_is(g, name, "kind", "product");
-    model.attention_size = w_key.rows;
-    model.attention_v = need_part(g, name, "v").data;
-    model.attention_bias = bias.data;
-    model.w_key = matrix(w_key);
-    model.w_query = matrix(w_query);
-    t = moe_op_linear(&b->graph, &model.w_key, input(b, memory.data, memory.cols), NULL, NULL, "keys");
-    if (model.attention_product) t = moe_op_unary(&b->graph, MOE_UNARY_TANH, t, "tanh");
+    moe_node *t;
+    t = moe_op_linear(&b->graph, &layer.attention.w_key, input(b, memory.data, memory.cols), NULL, NULL, "keys");
+    if (layer.attention.product) t = moe_op_unary(&b->graph, MOE_UNARY_TANH, t, "tanh");
     run_bench(b, t, kernels);
     memcpy(keys, b->out, memory.rows * w_key.rows * sizeof *keys);
     free_bench(b);
@@ -375,10 +366,10 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
         for (size_t i = 0; i < s; i++) segment[r] += (size_t)moe_meta_int(lengths, i);
         length[r] = (size_t)moe_meta_int(lengths, s);
     }
-    b->frame.segment = segment;
-    b->frame.length = length;
-    b->frame.attention = attention;
-    b->frame.attention_stride = MAX_ROWS;
+    b->frame.beam.segment = segment;
+    b->frame.beam.length = length;
+    b->frame.beam.attention = attention;
+    b->frame.beam.attention_stride = MAX_ROWS;
     run_bench(b, moe_build_attention(&b->graph, &model, &stored, input(b, query.data, query.cols)), kernels);
     expect_close(name, b->out, context.data, context.rows * context.cols, op_tolerance);
     for (size_t r = 0; r < query.rows; at += length[r++])
@@ -391,20 +382,21 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
 static int gate_layer(const golden *g, const char *name, const char *prefix, moe_layer *layer) {
     char key[128];
     const moe_meta *k = find_value(g, name, "k");
+    moe_mixture_layer *m = &layer->mixture;
     memset(layer, 0, sizeof *layer);
     snprintf(layer->name, sizeof layer->name, "layer");
     snprintf(key, sizeof key, "%s%s", name, prefix);
     layer->kind = MOE_LAYER_MOE;
-    layer->gate.weight = matrix(need_part(g, key, "weight"));
-    layer->experts = layer->gate.level = layer->gate.weight.rows;
-    layer->out = layer->gate.weight.cols;
-    layer->gate.threshold = find_part(g, key, "threshold").data;
-    layer->gate.k = k ? (size_t)moe_meta_int(k, 0) : 0;
-    layer->scale = 1;
-    layer->gate.empty = value_is(g, name, "empty", "zero") ? MOE_EMPTY_ZERO : MOE_EMPTY_TOP1;
-    if (value_is(g, name, "gate", "softmax")) layer->gate.kind = MOE_GATE_SOFTMAX;
-    else if (value_is(g, name, "gate", "topk")) layer->gate.kind = MOE_GATE_TOPK;
-    else if (value_is(g, name, "gate", "threshold")) layer->gate.kind = MOE_GATE_THRESHOLD;
+    m->gate.weight = matrix(need_part(g, key, "weight"));
+    m->count = m->gate.level = m->gate.weight.rows;
+    layer->in = layer->out = m->gate.weight.cols;
+    m->gate.threshold = find_part(g, key, "threshold").data;
+    m->gate.k = k ? (size_t)moe_meta_int(k, 0) : 0;
+    m->experts.scale = 1;
+    m->gate.empty_zero = value_is(g, name, "empty", "zero");
+    if (value_is(g, name, "gate", "softmax")) m->gate.kind = MOE_GATE_SOFTMAX;
+    else if (value_is(g, name, "gate", "topk")) m->gate.kind = MOE_GATE_TOPK;
+    else if (value_is(g, name, "gate", "threshold")) m->gate.kind = MOE_GATE_THRESHOLD;
     else return 0;
     return 1;
 }
@@ -438,15 +430,16 @@ static void check_gate(const golden *g, const char *name, const moe_kernels *ker
 
 static void bind_experts(const golden *g, const char *name, moe_layer *layer) {
     part slabs = need_part(g, name, "experts");
-    uint64_t down = 0;
+    moe_model model = { .file = g->file };
+    moe_error error;
+    moe_reader r = { &model, MOE_OK, &error, "" };
     assert_true(slabs.info->experts);
-    layer->experts = (size_t)slabs.info->dims[0];
+    snprintf(layer->name, sizeof layer->name, "%s", name);
+    layer->mixture.count = (size_t)slabs.info->dims[0];
     layer->hidden = (size_t)slabs.info->dims[1];
-    layer->out = (size_t)slabs.info->dims[2];
-    layer->expert_type = slabs.info->type;
-    layer->slabs = (const char *)slabs.data;
-    layer->slab_stride = (size_t)moe_slab_bytes(slabs.info->type, layer->hidden, layer->out, &down);
-    layer->slab_down = (size_t)down;
+    layer->in = layer->out = (size_t)slabs.info->dims[2];
+    moe_bind_experts(&r, layer);
+    if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
 }
 
 /* Dense gate weights as rows of selections. */
@@ -468,17 +461,18 @@ static void check_experts(const golden *g, const char *name, const moe_kernels *
     part x = need_part(g, name, "x"), gate = need_part(g, name, "g"), y = need_part(g, name, "y");
     moe_layer layer = { .kind = MOE_LAYER_MOE, .name = "layer" };
     bench *b = new_bench(x.rows, 1);
-    moe_tensor *selections;
+    moe_gating gating;
+    moe_node *selections;
     uint32_t *words;
     bind_experts(g, name, &layer);
-    layer.gate = (moe_gating){ .kind = MOE_GATE_TOPK, .level = layer.experts, .k = 1 };
-    layer.scale = (float)moe_meta_real(need_value(g, name, "scale"), 0);
+    gating = (moe_gating){ .kind = MOE_GATE_TOPK, .level = layer.mixture.count, .k = 1 };
+    layer.mixture.experts.scale = (float)moe_meta_real(need_value(g, name, "scale"), 0);
     words = selected(&gate);
-    selections = input(b, (const float *)(void *)words, 2 + 2 * gate.cols);
-    selections->gating = &layer.gate;
-    selections->gate = MOE_GATE_TOPK;
-    selections->capacity = gate.cols;
-    run_bench(b, moe_op_experts(&b->graph, &layer, input(b, x.data, x.cols), selections), kernels);
+    b->frame.inputs = (const float *)(const void *)words;
+    selections = moe_op_input(&b->graph, 2 + 2 * gate.cols, "selections");
+    selections->gate = (moe_gate_op){ &gating, MOE_GATE_TOPK, 0, gate.cols, NULL };
+    run_bench(b, moe_op_experts(&b->graph, &layer.mixture.experts, input(b, x.data, x.cols), selections, "experts"),
+              kernels);
     expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
     free_bench(b);
     free(words);
@@ -490,29 +484,31 @@ static void check_moe(const golden *g, const char *name, const moe_kernels *kern
     bench *b = new_bench(x.rows, 1);
     assert_true(gate_layer(g, name, ".gate", &layer));
     bind_experts(g, name, &layer);
-    layer.sigmoid = value_is(g, name, "output", "sigmoid");
+    layer.mixture.sigmoid = value_is(g, name, "output", "sigmoid");
     layer.residual = (int)moe_meta_int(need_value(g, name, "residual"), 0);
-    layer.scale = (float)moe_meta_real(need_value(g, name, "scale"), 0);
-    run_bench(b, moe_build_moe(&b->graph, &layer, input(b, x.data, x.cols)), kernels);
+    layer.mixture.experts.scale = (float)moe_meta_real(need_value(g, name, "scale"), 0);
+    run_bench(b, moe_build_layer(&b->graph, &layer, input(b, x.data, x.cols), NULL), kernels);
     expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
     free_bench(b);
 }
 
-/* The gates of a gating case, read as those of a model file are. */
-static void read_gating(const golden *g, const char *name, size_t in, moe_model *model, moe_layer *layer) {
-    moe_error error;
-    moe_reader r = { model, MOE_OK, &error, "" };
-    memset(model, 0, sizeof *model);
+/* The layer of a gating case, read as those of a model file are. A case with `gates_only` has no experts, which are
+ * bound last: all that may be missing are these. */
+static void read_mixture(const golden *g, const char *name, size_t in, int gates_only, moe_layer *layer) {
+    moe_model model = { .file = g->file };
+    moe_error error = { 0 };
+    moe_reader r = { &model, MOE_OK, &error, "" };
+    char missing[160];
     memset(layer, 0, sizeof *layer);
-    model->file = g->file;
     layer->kind = MOE_LAYER_MOE;
     snprintf(layer->name, sizeof layer->name, "%s", name);
-    layer->hidden = (size_t)moe_meta_int(need_value(g, name, "hidden"), 0);
-    layer->residual = find_value(g, name, "residual") ? (int)moe_meta_int(find_value(g, name, "residual"), 0) : 1;
-    moe_read_mixture(&r, layer);
-    layer->out = layer->linear ? layer->hidden : in;
-    moe_bind_gates(&r, layer, in);
+    layer->in = layer->out = in;
+    moe_read_keys(&r, layer);
     if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
+    moe_bind_mixture(&r, layer);
+    snprintf(missing, sizeof missing, "tensor %s.experts is missing", name);
+    if (gates_only) assert_string_equal(error.message, missing);
+    else if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
 }
 
 /* Noise of eq 4 as a bias of one row: the numbers are the case's, the softplus is the engine's. */
@@ -565,9 +561,10 @@ static void expected_level(const moe_gating *gating, size_t first, const double 
 /* The engine's own noise, where a case has weights for it: every logit. */
 static void check_noise(const moe_layer *layer, part x, const moe_kernels *kernels) {
     enum { SEED = 5 };
+    const moe_mixture_layer *m = &layer->mixture;
     static float weights[2][MAX_ROWS * 64], probabilities[2][MAX_ROWS * 64]; /* of gate and parent */
     uint64_t keys[MAX_ROWS];
-    const size_t groups = layer->groups ? layer->groups : 1, inside = layer->gate.level;
+    const size_t groups = m->groups ? m->groups : 1, inside = m->gate.level;
     bench *b = new_bench(x.rows, 1);
     memset(weights, 0, sizeof weights);
     memset(probabilities, 0, sizeof probabilities);
@@ -580,28 +577,27 @@ static void check_noise(const moe_layer *layer, part x, const moe_kernels *kerne
         char name[128];
         keys[r] = moe_hash(1000 + r);
         snprintf(name, sizeof name, "%s.parent", layer->name);
-        for (size_t i = 0; layer->groups && i < groups; i++)
-            logits[i] = noisy_logit(&layer->parent, name, SEED, keys[r], i, row);
-        if (layer->groups)
-            expected_level(&layer->parent, 0, logits, 1, weights[1] + r * groups, probabilities[1] + r * groups);
+        for (size_t i = 0; m->groups && i < groups; i++)
+            logits[i] = noisy_logit(&m->parent, name, SEED, keys[r], i, row);
+        if (m->groups) expected_level(&m->parent, 0, logits, 1, weights[1] + r * groups, probabilities[1] + r * groups);
         snprintf(name, sizeof name, "%s.gate", layer->name);
-        for (size_t i = 0; i < layer->experts; i++) logits[i] = noisy_logit(&layer->gate, name, SEED, keys[r], i, row);
+        for (size_t i = 0; i < m->count; i++) logits[i] = noisy_logit(&m->gate, name, SEED, keys[r], i, row);
         for (size_t i = 0; i < groups; i++) {
-            const float factor = layer->groups ? weights[1][r * groups + i] : 1;
-            const size_t at = r * layer->experts + i * inside;
+            const float factor = m->groups ? weights[1][r * groups + i] : 1;
+            const size_t at = r * m->count + i * inside;
             if (factor != 0)
-                expected_level(&layer->gate, i * inside, logits + i * inside, factor, weights[0] + at,
+                expected_level(&m->gate, i * inside, logits + i * inside, factor, weights[0] + at,
                                probabilities[0] + at);
         }
     }
     moe_build_gate(&b->graph, layer, input(b, x.data, x.cols));
     run_traced(b, NULL, kernels, &gates);
-    for (size_t i = 0; i < (layer->groups ? 2 : 1); i++) {
+    for (size_t i = 0; i < (m->groups ? 2 : 1); i++) {
         char tensor[128];
         snprintf(tensor, sizeof tensor, "%s.%s", layer->name, i ? "parent" : "gate");
-        expect_gate(tensor, &gates, tensor, (part){ weights[i], x.rows, i ? groups : layer->experts, NULL });
+        expect_gate(tensor, &gates, tensor, (part){ weights[i], x.rows, i ? groups : m->count, NULL });
         strcat(tensor, ".probabilities");
-        expect_gate(tensor, &gates, tensor, (part){ probabilities[i], x.rows, i ? groups : layer->experts, NULL });
+        expect_gate(tensor, &gates, tensor, (part){ probabilities[i], x.rows, i ? groups : m->count, NULL });
     }
     free_bench(b);
 }
@@ -610,23 +606,21 @@ static void check_routing(const golden *g, const char *name, const moe_kernels *
     static const char *const shown[] = { "gate", "gate.probabilities", "parent", "parent.probabilities" };
     const part x = need_part(g, name, "x"), normal = find_part(g, name, "normal.gate"),
                above = find_part(g, name, "normal.parent");
-    static moe_model model;
     moe_layer layer;
+    moe_mixture_layer *m = &layer.mixture;
     float bias[2][64];
-    read_gating(g, name, x.cols, &model, &layer);
-    assert_true(layer.experts <= 64 && !(normal.data && (layer.gate.bias || layer.parent.bias)));
+    read_mixture(g, name, x.cols, 1, &layer);
+    assert_true(m->count <= 64 && !(normal.data && (m->gate.bias || m->parent.bias)));
     if (normal.data) check_noise(&layer, x, kernels);
     for (size_t row = 0; row < (normal.data ? x.rows : 1); row++) { /* all rows at once, but one by one with noise */
         const size_t rows = normal.data ? 1 : x.rows;
         bench *b = new_bench(rows, 1);
         if (moe_meta_int(need_value(g, name, "batchwise"), 0)) b->graph.gating = 1 + MOE_GATE_BATCHWISE;
-        if (normal.data)
-            add_noise(&layer.gate, x.data + row * x.cols, normal.data + row * normal.cols, kernels, bias[0]);
-        if (above.data)
-            add_noise(&layer.parent, x.data + row * x.cols, above.data + row * above.cols, kernels, bias[1]);
+        if (normal.data) add_noise(&m->gate, x.data + row * x.cols, normal.data + row * normal.cols, kernels, bias[0]);
+        if (above.data) add_noise(&m->parent, x.data + row * x.cols, above.data + row * above.cols, kernels, bias[1]);
         moe_build_gate(&b->graph, &layer, input(b, x.data + row * x.cols, x.cols));
         run_traced(b, NULL, kernels, &gates);
-        for (size_t i = 0; i < (layer.groups ? 4 : 2); i++) {
+        for (size_t i = 0; i < (m->groups ? 4 : 2); i++) {
             char key[64], tensor[128];
             part wanted;
             snprintf(key, sizeof key, "wanted.%s", shown[i]);
@@ -643,16 +637,11 @@ static void check_routing(const golden *g, const char *name, const moe_kernels *
 
 static void check_layer(const golden *g, const char *name, const moe_kernels *kernels) {
     const part x = need_part(g, name, "x"), y = need_part(g, name, "y");
-    static moe_model model;
-    moe_error error;
-    moe_reader r = { &model, MOE_OK, &error, "" };
     moe_layer layer;
     char tensor[128];
     bench *b = new_bench(x.rows, 1);
-    read_gating(g, name, x.cols, &model, &layer);
-    moe_bind_experts(&r, &layer, x.cols);
-    if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
-    run_traced(b, moe_build_moe(&b->graph, &layer, input(b, x.data, x.cols)), kernels, &gates);
+    read_mixture(g, name, x.cols, 0, &layer);
+    run_traced(b, moe_build_layer(&b->graph, &layer, input(b, x.data, x.cols), NULL), kernels, &gates);
     expect_close(name, b->out, y.data, y.rows * y.cols, op_tolerance);
     snprintf(tensor, sizeof tensor, "%s.gate", name);
     expect_gate(name, &gates, tensor, need_part(g, name, "wanted.gate"));
@@ -664,24 +653,25 @@ static void check_layer(const golden *g, const char *name, const moe_kernels *ke
 static void run_top(const golden *g, const char *name, part logits, const moe_meta *never, size_t k,
                     const int32_t *want, int32_t *ids, float *logprobs, float *want_logprob,
                     const moe_kernels *kernels) {
-    static moe_model model;
-    bench *b = new_bench(logits.rows, 1);
     float *identity = calloc(logits.cols * logits.cols, sizeof *identity);
+    const moe_matrix w = moe_matrix_view(MOE_TYPE_F32, logits.cols, logits.cols, identity);
+    int32_t excluded[MAX_ROWS];
+    const moe_output_op output = { .w = &w, .never = excluded, .n_never = never ? never->count : 0 };
+    bench *b = new_bench(logits.rows, 1);
     float *finite =
         calloc(logits.rows * logits.cols, sizeof *finite); /* an infinity times the zeros would be no number */
     (void)g, (void)name;
+    assert_true(output.n_never <= MOE_COUNT(excluded));
+    for (size_t i = 0; i < output.n_never; i++) excluded[i] = (int32_t)moe_meta_int(never, i);
     for (size_t i = 0; i < logits.cols; i++) identity[i * logits.cols + i] = 1;
     for (size_t i = 0; i < logits.rows * logits.cols; i++)
         finite[i] = logits.data[i] < -1e30f ? -1e30f : logits.data[i];
-    memset(&model, 0, sizeof model);
-    model.never = never;
-    model.output = moe_matrix_view(MOE_TYPE_F32, logits.cols, logits.cols, identity);
-    b->frame.want = want;
-    b->frame.want_logprob = want_logprob;
+    b->frame.beam.want = want;
+    b->frame.beam.want_logprob = want_logprob;
     b->graph.top = k;
-    b->frame.top_ids = ids;
-    b->frame.top_logprobs = logprobs;
-    moe_op_output(&b->graph, &model, input(b, finite, logits.cols));
+    b->frame.beam.top_ids = ids;
+    b->frame.beam.top_logprobs = logprobs;
+    moe_op_output(&b->graph, &output, input(b, finite, logits.cols));
     run_bench(b, NULL, kernels);
     free_bench(b);
     free(identity);
@@ -942,6 +932,7 @@ static void check_run(const moe_model *model, script *s, const char *run, const 
 
 static void run_forced(const moe_model *model, script *s, const char *isa) {
     moe_session_params p = moe_session_params_default(model);
+    const moe_graph *encoder;
     moe_session *session;
     moe_error error;
     p.isa = isa;
@@ -949,10 +940,11 @@ static void run_forced(const moe_model *model, script *s, const char *isa) {
     p.trace = script_trace;
     p.trace_user = s;
     assert_int_equal(moe_session_new(model, &p, &session, &error), MOE_OK);
+    encoder = &session->graphs[MOE_ENCODER];
     /* the last node of the encoder before its output is stored */
-    for (size_t i = 0; i < session->encoder.count; i++)
-        if (session->encoder.nodes[i].op == MOE_OP_STORE) {
-            snprintf(s->last_encoder, sizeof s->last_encoder, "%s", session->encoder.nodes[i].src[0]->name);
+    for (size_t i = 0; i < encoder->count; i++)
+        if (encoder->nodes[i].op == MOE_OP_STORE) {
+            snprintf(s->last_encoder, sizeof s->last_encoder, "%s", encoder->nodes[i].src[0]->name);
             break;
         }
     s->next = s->encoder_rows = s->logit_rows = s->gates.count = 0;

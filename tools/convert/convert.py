@@ -35,10 +35,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 
 import gnmt
+import hf
 import moefile
 import torchfile
 from moefile import FormatError
@@ -289,6 +291,8 @@ def convert(args):
     for path in (args.licence, args.attribution):
         texts.append(open(path, encoding="utf-8").read() if path else "")
     meta = general(name, args.description, *texts)
+    if args.layout == "hf":
+        return convert_hf(args, meta)
     if args.layout == "moe":
         m, meta, weights = read_checkpoint(args.input, meta)
         weights = {tensor: lambda array=array: array for tensor, array in weights.items()}
@@ -321,6 +325,73 @@ def convert(args):
     moefile.check_model(meta, tensors)
     moefile.write_model(args.output, meta, tensors)
     return tensors
+
+
+def expert_pieces(up, down, kind):
+    """The slabs of experts given as lists of Rows, one after the other."""
+    start, stride = moefile.slab_layout(kind, *up[0].shape)
+    for e in range(len(up)):
+        first, second = moefile.encode_blob(up[e].array(), kind), moefile.encode_blob(down[e].array(), kind)
+        yield first + bytes(start - len(first)) + second + bytes(stride - start - len(second))
+
+
+def progress_line(began):
+    """Says on a terminal, or now and then elsewhere, how far writing is."""
+    last = [time.monotonic()]
+
+    def show(done, total, name):
+        now = time.monotonic()
+        if now - last[0] < (0.2 if sys.stderr.isatty() else 30):
+            return
+        last[0] = now
+        sys.stderr.write(f"{done / 2**30:.1f} of {total / 2**30:.1f} GiB, {now - began:.0f} s: {name}"
+                         + ("\033[K\r" if sys.stderr.isatty() else "\n"))
+        sys.stderr.flush()
+    return show
+
+
+def convert_hf(args, meta):
+    """A folder of Hugging Face's layout, tensor by tensor."""
+    began = time.monotonic()
+    found = hf.read_hf(args.input, lambda message: print(message, file=sys.stderr))
+    meta.update(found.meta)
+    meta["general.architecture"] = "transformer"
+    for setting in args.meta:
+        key, value = parse_meta(meta, setting)
+        meta[key] = value
+    m, kinds = moefile.describe(meta), moefile.TYPES
+    tensors = {}
+    for name, (layout, dims, f32) in moefile.shapes(m, found.tensors).items():
+        rows = found.tensors.pop(name)
+        if layout == moefile.EXPERTS:
+            kind = kinds[args.experts or args.type]
+            pieces = lambda rows=rows, kind=kind: expert_pieces(*rows, kind)
+        else:
+            kind = moefile.F32 if f32 else kinds[args.type]
+            n, k = dims if len(dims) == 2 else (*dims, None)
+            pieces = (lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n,
+                                                                                   k)) if k else (
+                lambda rows=rows: map(moefile.encode_vector, rows.blocks()))
+        tensors[name] = kind, layout, dims, named(name, pieces)
+    if found.tensors:
+        raise FormatError(f"tensor {next(iter(found.tensors))} has no place in the model file")
+    journal = None
+    if args.resume:
+        about = repr((sorted(meta.items(), key=lambda x: x[0]), [(n, t[:3]) for n, t in tensors.items()],
+                      hf.identity(args.input)))
+        journal = moefile.Journal(args.output, about.encode())
+    moefile.write_pieces(args.output, meta, tensors, journal, progress_line(began))
+    return tensors
+
+
+def named(name, pieces):
+    """The same pieces; what is wrong with one says of which tensor it is."""
+    def run():
+        try:
+            yield from pieces()
+        except FormatError as error:
+            raise error if name in str(error) else FormatError(f"tensor {name}: {error}") from None
+    return run
 
 
 def translate_ids(program, model, language, sources):
@@ -375,16 +446,23 @@ def parse_arguments():
                         help="write a checkpoint (train.py --init takes it), and the vocabulary to "
                         "the file that --spm names")
     group = parser.add_argument_group("converting")
-    group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS], default="moe",
+    group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf"], default="moe",
                        help="who wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT, "
-                            "tensorflow/nmt or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as "
-                            "translate.ckpt-340000) (default: moe)")
+                            "tensorflow/nmt "
+                            "or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as translate.ckpt-340000), or Hugging "
+                            "Face "
+                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model) (default: "
+                            "moe)")
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
                        help="decode defaults to write into the file (default: those "
                        "of the program that wrote the checkpoint)")
     group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only)")
     group.add_argument("--type", choices=list(moefile.TYPES), default="f32",
                        help="number format of matrices and experts; gates and vectors stay f32 (default: f32)")
+    group.add_argument("--experts", choices=list(moefile.TYPES), help="number format of experts, if another (hf)")
+    group.add_argument("--resume", action="store_true",
+                       help="hf: what is finished when the program is stopped stays beside OUT, and the "
+                       "same command goes on from there")
     group.add_argument("--name", metavar="TEXT", help="general.name (default: the checkpoint's file name)")
     group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")
     group.add_argument("--licence", metavar="FILE", help="text for general.licence (default: empty)")

@@ -19,10 +19,11 @@ import numpy as np
 MAGIC, VERSION, HEADER = b"MOEMODEL", 1, 64
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
 F32, F16, BF16, Q8, Q4 = range(5)
-TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8}  # those that this module writes; moe-quantize makes Q4
+TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4}
 MATRIX, EXPERTS = 0, 1
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
-MAX_LAYERS, MAX_TEXTS = 64, 65536
+MAX_LAYERS, MAX_TEXTS = 256, 65536
+Q4_GROUP = 32
 
 
 class FormatError(ValueError):
@@ -48,6 +49,48 @@ def q8_quantise(w):
         raise FormatError("a row's largest weight is too small to quantise (below 4e-37)")
     codes = np.clip(np.rint(w * inverse[:, None]), -127, 127).astype(np.int8)
     return codes, scale
+
+
+def q4_group_codes(u):
+    """Codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups] in units of their rows' scales: of the
+    subs around the one that makes the largest number a -8, the one with the least sum of squared errors, as
+    moe_quantise_group in moe.c."""
+    square = u * u
+    extreme = np.take_along_axis(u, square.argmax(0)[None], 0)[0]
+    around = np.rint(extreme * np.float32(-0.125))
+    least, codes = np.full(u.shape[1], np.finfo(np.float32).max, np.float32), np.zeros(u.shape, np.float32)
+    subs = np.zeros(u.shape[1], np.float32)
+    for sub in range(-2, 3):
+        for side in (1, -1):
+            s = (around + np.float32(sub)) * np.float32(side)
+            there = (s != 0) & (np.abs(s) <= 15)
+            tried = np.clip(np.rint(u / np.where(there, s, np.float32(1))), -8, 7)
+            difference = u - tried * s
+            np.multiply(difference, difference, out=difference)
+            error = difference[0].copy()
+            for row in difference[1:]:  # in this order: sums of floats
+                error += row
+            better = there & (error < least)
+            least = np.where(better, error, least)
+            subs = np.where(better, s, subs)
+            np.copyto(codes, tried, where=better)
+    return codes.astype(np.int8), subs.astype(np.int8)
+
+
+def q4_quantise(w):
+    """Codes int8 [n, columns], subs int8 [n, columns / 32] and scales float32 [n] of a float32 matrix [n, k], columns
+    padded to 64."""
+    n, k = w.shape
+    columns = q8_padded(n, k)[1]
+    scale = np.abs(w).max(1, initial=np.float32(0)) / np.float32(120)
+    scale[scale < np.finfo(np.float32).tiny] = 0
+    u = np.zeros((n, columns), np.float32)
+    np.divide(w, scale[:, None], out=u[:, :k], where=scale[:, None] > 0)
+    u = u.reshape(-1, Q4_GROUP).T
+    codes, subs = np.empty(u.shape, np.int8), np.empty(u.shape[1], np.int8)
+    for at in range(0, u.shape[1], 2048):  # what is at work stays in the cache
+        codes[:, at:at + 2048], subs[at:at + 2048] = q4_group_codes(np.ascontiguousarray(u[:, at:at + 2048]))
+    return codes.T.reshape(n, columns), subs.reshape(n, -1), scale
 
 
 def q8_padded(n, k):
@@ -82,13 +125,59 @@ def encode_blob(w, type):
         if (bits & 0x7F80 == 0x7F80).any():
             raise FormatError("a weight is too large for bf16")
         return bits.astype("<u2").tobytes()
+    if not np.isfinite(w).all():
+        raise FormatError("a weight is not finite")
     n, k = w.shape
     rows, columns = q8_padded(n, k)
     codes, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, "<f4")
-    codes[:n, :k], scale[:n] = q8_quantise(w)
-    sums = codes.sum(1, dtype=np.int32).astype("<i4")
-    tiles = codes.reshape(rows // 16, 16, columns // 4, 4).transpose(0, 2, 1, 3)
-    return tiles.tobytes() + scale.tobytes() + sums.tobytes()
+    if type == Q8:
+        codes[:n, :k], scale[:n] = q8_quantise(w)
+        sums = codes.sum(1, dtype=np.int32).astype("<i4")
+        tiles = codes.reshape(rows // 16, 16, columns // 4, 4).transpose(0, 2, 1, 3)
+        return tiles.tobytes() + scale.tobytes() + sums.tobytes()
+    subs = np.zeros((rows, columns // Q4_GROUP), np.int8)
+    codes[:n], subs[:n], scale[:n] = q4_quantise(w)
+    sums = np.einsum("rgc,rg->r", codes.reshape(rows, -1, Q4_GROUP), subs, dtype=np.int32).astype("<i4")
+    nibbles = (codes + 8).astype(np.uint8).reshape(rows // 16, 16, columns // 8, 2, 4)
+    pairs = (nibbles[:, :, :, 0] | nibbles[:, :, :, 1] << 4).transpose(0, 2, 1, 3)
+    return pairs.tobytes() + subs.reshape(rows // 16, 16, -1).transpose(0, 2,
+                                                                        1).tobytes() + scale.tobytes() + sums.tobytes()
+
+
+def blob_regions(type, n, k):
+    """Bytes of the parts of a blob. Each holds what belongs to the rows 16 by 16 (or one by one), in their order."""
+    if type not in (Q8, Q4):
+        return [blob_bytes(type, n, k)]
+    rows, columns = q8_padded(n, k)
+    return [rows * columns, 4 * rows, 4 * rows] if type == Q8 else [rows * columns // 2, rows * columns // 32, 4 * rows,
+                                                                    4 * rows]
+
+
+def encode_blocks(blocks, type, n, k):
+    """encode_blob for a matrix that comes as consecutive blocks of rows, each but the last a multiple of 16 of them:
+    yields bytes. What lies behind the codes is kept until the end."""
+    behind, done = [], 0
+    for block in blocks:
+        done += len(block)
+        if len(block) % 16 and done < n or done > n or block.shape[1:] != (k,):
+            raise FormatError(f"a block of {len(block)} rows does not fit a matrix of {n}")
+        data, at = encode_blob(block, type), 0
+        parts = blob_regions(type, *block.shape)
+        for i, size in enumerate(parts):
+            if i == 0:
+                yield data[:size]
+            else:
+                behind += [[] for _ in range(len(behind), i)]
+                behind[i - 1].append(data[at:at + size])
+            at += size
+    if done != n:
+        raise FormatError(f"{done} rows of {n}")
+    for part in behind:
+        yield b"".join(part)
+
+
+def encode_vector(x):
+    return encode_blob(x, F32)
 
 
 def decode_blob(data, type, n, k):
@@ -296,46 +385,101 @@ def unpack_entry(cursor):
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
-def write_model(path, meta, tensors):
-    """Writes metadata and tensors (name -> Tensor) in their order. The file appears whole under its name or not at
-    all."""
+def pack_header(meta, tensors, checksums):
+    """(the header's bytes, each tensor's offset, bytes in all) of a file; tensors: name -> (type, layout, dims)."""
     head = b""
     for key, value in meta.items():
         if not KEY.match(key):
             raise FormatError(f"bad metadata key {key!r}")
         kind, data = pack_value(value)
         head += pad8(struct.pack("<II", kind, len(key)) + key.encode()) + pad8(data)
-    entry_bytes = sum(round_up(16 + 8 * len(t.dims) + 24 + len(name.encode()), 8) for name, t in tensors.items())
+    entry_bytes = sum(round_up(16 + 8 * len(dims) + 24 + len(name.encode()), 8)
+                      for name, (_, _, dims) in tensors.items())
     end = header_bytes = HEADER + len(head) + entry_bytes
-    offsets = []
-    for name, t in tensors.items():
-        if len(t.data) != tensor_bytes(t.type, t.layout, t.dims):
-            raise FormatError(f"{name}: {len(t.data)} bytes do not fit its shape {t.dims}")
-        offset = round_up(end, EXPERT_ALIGN if t.layout == EXPERTS else TENSOR_ALIGN)
+    offsets, entries = [], []
+    for (name, (type, layout, dims)), checksum in zip(tensors.items(), checksums):
+        offset, size = round_up(end, EXPERT_ALIGN if layout == EXPERTS
+                                else TENSOR_ALIGN), tensor_bytes(type, layout, dims)
         offsets.append(offset)
-        end = offset + len(t.data)
+        end = offset + size
         name = name.encode()
-        entry = struct.pack("<IIII", t.type, t.layout, len(t.dims), len(name)) + struct.pack(f"<{len(t.dims)}Q",
-                                                                                             *t.dims)
-        head += pad8(entry + struct.pack("<QQII", offset, len(t.data), zlib.crc32(t.data), 0) + name)
+        entry = struct.pack("<IIII", type, layout, len(dims), len(name)) + struct.pack(f"<{len(dims)}Q", *dims)
+        entries.append(pad8(entry + struct.pack("<QQII", offset, size, checksum, 0) + name))
+    head += b"".join(entries)
     fixed = struct.pack("<QQII24x", header_bytes, end, len(meta), len(tensors))
-    start = MAGIC + struct.pack("<II", VERSION, zlib.crc32(fixed + head)) + fixed
-    temporary = f"{path}.{os.getpid()}.tmp"
+    return MAGIC + struct.pack("<II", VERSION, zlib.crc32(fixed + head)) + fixed + head, offsets, end
+
+
+class Journal:
+    """What an interrupted write_pieces has finished: FILE.partial holds the bytes, FILE.partial.log a line per tensor,
+    behind one that says what is being written."""
+
+    def __init__(self, path, about):
+        self.partial, self.path, self.done = path + ".partial", path + ".partial.log", {}
+        first = f"{zlib.crc32(about):08x} {len(about)}\n"
+        if os.path.exists(self.path) and os.path.exists(self.partial):
+            with open(self.path, encoding="ascii") as file:
+                lines = file.readlines()
+            if lines[:1] == [first]:
+                pairs = [line.split() for line in lines[1:] if line.endswith("\n")]
+                self.done = {int(index): int(checksum) for index, checksum in pairs}
+        if not self.done:
+            with open(self.path, "w", encoding="ascii") as file:
+                file.write(first)
+
+    def add(self, index, checksum):
+        with open(self.path, "a", encoding="ascii") as file:
+            file.write(f"{index} {checksum}\n")
+
+
+def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
+    """Writes a file whose tensors come piece by piece: name -> (type, layout, dims, function that yields bytes). The
+    file appears whole under its name or not at all; with a Journal what was interrupted stays beside it, and is gone on
+    with by the next call."""
+    specs = {name: t[:3] for name, t in tensors.items()}
+    header, offsets, end = pack_header(meta, specs, [0] * len(tensors))
+    temporary, checksums = journal.partial if journal else f"{path}.{os.getpid()}.tmp", []
     try:
-        with open(temporary, "xb") as file:
-            file.write(start + head)
-            at = header_bytes
-            for offset, t in zip(offsets, tensors.values()):
-                file.write(bytes(offset - at))
-                file.write(t.data)
-                at = offset + len(t.data)
+        with open(temporary, "r+b" if journal and journal.done else "wb" if journal else "xb") as file:
+            file.truncate(end)
+            for index, ((name, (type, layout, dims, pieces)), offset) in enumerate(zip(tensors.items(), offsets)):
+                progress(offset, end, name)
+                checksum = journal.done.get(index) if journal else None
+                if checksum is None:
+                    checksum, size = 0, tensor_bytes(type, layout, dims)
+                    file.seek(offset)
+                    for piece in pieces():
+                        checksum, size = zlib.crc32(piece, checksum), size - len(piece)
+                        if size < 0:
+                            break
+                        file.write(piece)
+                        progress(offset + tensor_bytes(type, layout, dims) - size, end, name)
+                    if size:
+                        raise FormatError(f"{name}: its bytes do not fit its shape {dims}")
+                    if journal:
+                        file.flush()
+                        os.fsync(file.fileno())
+                        journal.add(index, checksum)
+                checksums.append(checksum)
+            file.seek(0)
+            file.write(pack_header(meta, specs, checksums)[0])
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+        if journal:
+            os.unlink(journal.path)
+    except BaseException as problem:
+        if not journal or isinstance(problem, FormatError):
+            for left in [temporary] + ([journal.path] if journal else []):
+                if os.path.exists(left):
+                    os.unlink(left)
         raise
+
+
+def write_model(path, meta, tensors):
+    """Writes metadata and tensors (name -> Tensor) in their order. The file appears whole under its name or not at
+    all."""
+    write_pieces(path, meta, {name: (t.type, t.layout, t.dims, lambda t=t: [t.data]) for name, t in tensors.items()})
 
 
 def read_header(file):
@@ -538,6 +682,46 @@ def describe_translation(meta):
     return m
 
 
+def describe_sublayer(meta, side, index):
+    """One sub-layer of a Transformer as a namespace."""
+    e = Entries(meta, f"{side}.{index}.")
+    kind = e.get("kind", values=("attention", "ffn", "moe", "norm") + ("cross",) * (side == "decoder"))
+    norm = e.get("norm", "none", ("none", "before", "after")) if kind != "norm" else "alone"
+    about = {"kind": kind, "norm": norm, "epsilon": e.get("epsilon", 1e-5), "residual": e.get("residual", 1, (0, 1))}
+    if kind == "moe":
+        return types.SimpleNamespace(**{**vars(describe_moe(e)), **about})
+    if kind == "ffn":
+        about.update(hidden=e.get("hidden", least=1), activation=e.get("activation", values=("relu", "gelu", "swish")))
+    if kind in ("attention", "cross"):
+        about["heads"] = e.get("heads", least=1)
+        if e.meta["model.width"] % about["heads"]:
+            raise FormatError(f"{e.prefix}heads: they do not divide the width")
+    return types.SimpleNamespace(**about)
+
+
+def describe_transformer(meta):
+    """"transformer": an encoder and a decoder of sub-layers, attention to it among them."""
+    e = Entries(meta)
+    m = describe_tokens(e)
+    codes, tags = e.get("languages.codes", []), [int(x) for x in meta.get("languages.tags", [])]
+    m.languages = dict(zip(codes, tags))
+    m.source_tag, m.target_tag = e.get("source.tag", 0, (0, 1, 2)), e.get("target.tag", 0, (0, 1))
+    m.source_bos, m.source_eos = e.get("source.bos", 0, (0, 1)), e.get("source.eos", 1, (0, 1))
+    for side in ("encoder", "decoder"):
+        count = e.within(side + ".layers", 1, MAX_LAYERS)
+        setattr(m, side, [describe_sublayer(meta, side, i) for i in range(count)])
+    m.rules, m.beam = e.get("decode.rules", "hf", ("hf",)), e.get("decode.beam", 1, least=1)
+    m.length_penalty, m.early_stopping = e.get("decode.length_penalty", 1.0), e.get("decode.early_stopping", 0, (0, 1))
+    m.max_new, m.force_end = e.get("decode.max_new", 200, least=1), e.get("decode.force_end", 0, (0, 1))
+    m.suppressed = [int(x) for x in meta.get("token.suppressed", [])]
+    m.limit_source, m.limit_target = e.get("limit.source", 512, least=1), e.get("limit.target", 512, least=1)
+    if len(codes) != len(tags) or len(set(codes)) != len(codes):
+        raise FormatError("languages.codes and languages.tags do not go together")
+    if min([0, *tags, *m.suppressed]) < 0 or max([0, *tags, *m.suppressed]) >= m.vocabulary:
+        raise FormatError("a token id is outside the vocabulary")
+    return m
+
+
 def describe_language_model(meta):
     """"moe-lm": a decoder without anything to attend to."""
     m = describe_tokens(Entries(meta))
@@ -557,7 +741,8 @@ def describe_classifier(meta):
     return m
 
 
-ARCHITECTURES = {"gnmt-moe": describe_translation, "moe-lm": describe_language_model, "deep-moe": describe_classifier}
+ARCHITECTURES = {"gnmt-moe": describe_translation, "transformer": describe_transformer,
+                 "moe-lm": describe_language_model, "deep-moe": describe_classifier}
 
 
 def describe(meta):
@@ -614,6 +799,22 @@ def shapes(m, present=()):
         add_if_present(name + ".experts.bias", x.experts * x.hidden)
         return x.hidden
 
+    def add_sublayer(name, x):
+        d = m.width
+        pairs = {"attention": ((".qkv", 3 * d, d), (".out", d, d)),
+                 "cross": ((".q", d, d), (".kv", 2 * d, d), (".out", d, d)),
+                 "ffn": ((".up", getattr(x, "hidden", 0), d), (".down", d, getattr(x, "hidden", 0)))}
+        if x.norm != "none":
+            add(name + ".norm.weight", d)
+            add(name + ".norm.bias", d)
+        for part, rows, cols in pairs.get(x.kind, ()):
+            add(name + part + ".weight", rows, cols)
+            add(name + part + ".bias", rows)
+        if x.kind == "moe":
+            add_moe(name, x, d)
+            add(name + ".experts.up_bias", x.experts * x.hidden)
+            add(name + ".experts.down_bias", x.experts * d)
+
     def add_side(side, layers):
         """Returns the width that leaves it."""
         width = m.width
@@ -642,13 +843,19 @@ def shapes(m, present=()):
     if m.architecture == "deep-moe":
         add("output.weight", m.vocabulary, add_side("network", m.network))
     else:
-        separate = m.architecture == "gnmt-moe" and ("source.embedding.weight" in present
+        separate = m.architecture in ("gnmt-moe", "transformer") and ("source.embedding.weight" in present
                                                      or "target.embedding.weight" in present)
         for name in ("source.embedding.weight", "target.embedding.weight") if separate else ("embedding.weight",):
             add(name, m.vocabulary, m.width)
-        if m.architecture == "gnmt-moe":
-            add_side("encoder", m.encoder)
-        add_side("decoder", m.decoder)
+        if m.architecture == "transformer":
+            add("positions.weight", max(m.limit_source, m.limit_target), m.width, f32=True)
+            for side in ("encoder", "decoder"):
+                for i, x in enumerate(getattr(m, side)):
+                    add_sublayer(f"{side}.{i}", x)
+        else:
+            if m.architecture == "gnmt-moe":
+                add_side("encoder", m.encoder)
+            add_side("decoder", m.decoder)
         add_if_present("output.weight", m.vocabulary, m.width)
     add_if_present("output.bias", m.vocabulary)
     return out

@@ -59,6 +59,21 @@ class Tensor:
             raise FormatError(f"a tensor {list(shape)} reaches past the end of its storage of {storage.count} numbers")
         self.storage, self.offset, self.shape, self.stride = storage, offset, tuple(shape), tuple(stride)
 
+    def contiguous(self):
+        """Whether its numbers lie one behind the other, the last dimension fastest."""
+        wanted = 1
+        for n, step in zip(self.shape[::-1], self.stride[::-1]):
+            if n != 1 and step != wanted:
+                return False
+            wanted *= n
+        return True
+
+    def open(self):
+        """A file that is read from where a contiguous tensor begins."""
+        file = self.storage.source.open(self.storage.key)
+        file.seek(self.offset * self.storage.itemsize(), os.SEEK_CUR)
+        return file
+
     def array(self):
         """Its numbers; bfloat16 as float32."""
         data = self.storage.read()
@@ -146,8 +161,11 @@ class Storage:
         dtype = np.dtype("<u2" if self.kind == BFLOAT16 else self.kind)
         return np.frombuffer(self.source.read(self.key, self.count * dtype.itemsize), dtype, self.count)
 
+    def itemsize(self):
+        return 2 if self.kind == BFLOAT16 else np.dtype(self.kind).itemsize
+
     def bytes(self):
-        return self.count * (2 if self.kind == BFLOAT16 else np.dtype(self.kind).itemsize)
+        return self.count * self.itemsize()
 
 
 class Source:
@@ -168,6 +186,28 @@ class Source:
         if len(self.last[1]) < size:
             raise FormatError(f"storage {key} has {len(self.last[1])} bytes, its tensors need {size}: cut off")
         return self.last[1]
+
+
+class Entry:
+    """An entry of an archive as a file; reading to its end compares its checksum."""
+
+    def __init__(self, file, key):
+        self.file, self.key = file, key
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def seek(self, offset, whence):
+        self.file.seek(offset, whence)
+
+    def read(self, count):
+        try:
+            return self.file.read(count)
+        except (zipfile.BadZipFile, EOFError, OSError, struct.error):
+            raise FormatError(f"storage {self.key} is damaged or cut off") from None
 
 
 class ZipSource(Source):
@@ -192,6 +232,16 @@ class ZipSource(Source):
         if about.compress_type != zipfile.ZIP_STORED or about.file_size > os.path.getsize(self.path):
             raise FormatError(f"{name} is compressed: torch.save does not do that")
         return about
+
+    def open(self, key):
+        entry = self.entry("data/" + key)
+        if entry.file_size < self.storages[key].bytes():
+            raise FormatError(f"storage {key} has {entry.file_size} bytes, its tensors need "
+                              f"{self.storages[key].bytes()}: cut off")
+        try:
+            return Entry(self.zip.open(entry), key)
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, struct.error):
+            raise FormatError(f"storage {key} is damaged or cut off") from None
 
     def fetch(self, key):
         try:
@@ -235,9 +285,13 @@ class LegacySource(Source):
                 at = file.seek(at + 8 + storage.bytes())
         return checkpoint
 
+    def open(self, key):
+        file = open(self.path, "rb")
+        file.seek(self.places[key][0])
+        return file
+
     def fetch(self, key):
-        with open(self.path, "rb") as file:
-            file.seek(self.places[key][0])
+        with self.open(key) as file:
             return file.read(self.places[key][1])
 
 

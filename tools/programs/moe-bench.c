@@ -636,20 +636,16 @@ static void add_product(cost *c, const moe_matrix *w, double rows) {
     c->weights += matrix_bytes(w);
 }
 
-static double slab_bytes(const moe_layer *l) {
-    return (double)(moe_matrix_bytes(l->expert_type, l->hidden, l->out) +
-                    moe_matrix_bytes(l->expert_type, l->out, l->hidden));
-}
+static double slab_bytes(const moe_experts *e) { return matrix_bytes(&e->up) + matrix_bytes(&e->down); }
 
 /* All the weights that a node can read. */
-static double node_weights(const moe_tensor *t) {
+static double node_weights(const moe_node *t) {
     switch (t->op) {
-    case MOE_OP_LINEAR:
-    case MOE_OP_OUTPUT: return matrix_bytes(t->matrix);
-    case MOE_OP_LSTM_STEP: return matrix_bytes(t->matrix) + matrix_bytes(&t->lstm->w_r);
-    case MOE_OP_LSTM_LAYER:
-        return matrix_bytes(&t->lstm->w_r) + (t->layer->projected ? matrix_bytes(&t->lstm->w_proj) : 0);
-    case MOE_OP_EXPERTS: return (double)t->layer->experts * slab_bytes(t->layer);
+    case MOE_OP_LINEAR: return matrix_bytes(t->linear.w);
+    case MOE_OP_OUTPUT: return matrix_bytes(t->output.w);
+    case MOE_OP_LSTM_STEP: return matrix_bytes(&t->lstm.cell->w_x) + matrix_bytes(&t->lstm.cell->w_r);
+    case MOE_OP_LSTM_LAYER: return matrix_bytes(&t->lstm.cell->w_r) + matrix_bytes(&t->lstm.cell->w_proj);
+    case MOE_OP_EXPERTS: return (double)t->experts->count * slab_bytes(t->experts);
     default: return 0;
     }
 }
@@ -661,62 +657,63 @@ static double graph_weights(const moe_graph *g) {
 }
 
 /* Experts that a row of a gate is meant to select. */
-static double wanted_experts(const moe_tensor *gate) {
-    const double own = (double)(gate->gate == MOE_GATE_SOFTMAX ? gate->gating->level : gate->gating->k);
-    return gate->grouped ? own * wanted_experts(gate->src[1]) : own;
+static double wanted_experts(const moe_node *gate) {
+    const moe_gating *gating = gate->gate.gating;
+    const double own = (double)(gate->gate.kind == MOE_GATE_SOFTMAX ? gating->level : gating->k);
+    return gate->gate.grouped ? own * wanted_experts(gate->src[1]) : own;
 }
 
-static cost node_cost(const machine *m, const moe_tensor *t, const load *l) {
+static cost node_cost(const machine *m, const moe_node *t, const load *l) {
     const double rows = l->rows, cols = (double)t->cols;
     double resident = l->resident, times = 1, compute, memory;
     cost c = { 0, 0, 0, 0, 0 };
     for (size_t s = 0; s < MOE_COUNT(t->src); s++)
         if (t->src[s] && t->op != MOE_OP_VIEW)
-            c.inputs += rows * (double)t->src[s]->cols * (t->src[s]->quantised ? 1 : 4);
+            c.inputs += rows * (double)t->src[s]->cols * (moe_is_codes(t->src[s]) ? 1 : 4);
     switch (t->op) {
-    case MOE_OP_EMBED: c.inputs += rows * matrix_bytes(t->matrix) / (double)t->matrix->rows; break;
+    case MOE_OP_EMBED: c.inputs += rows * matrix_bytes(t->embed.table) / (double)t->embed.table->rows; break;
     case MOE_OP_GATHER: c.inputs += rows * cols * 4; break;
     case MOE_OP_QUANTISE: c.floating += rows * cols * 6; break;
-    case MOE_OP_LINEAR: add_product(&c, t->matrix, rows); break;
+    case MOE_OP_LINEAR: add_product(&c, t->linear.w, rows); break;
     case MOE_OP_ADD: c.floating += rows * cols; break;
     case MOE_OP_UNARY: c.floating += rows * cols * FUNCTION; break;
     case MOE_OP_LSTM_STEP:
-        add_product(&c, t->matrix, rows);
-        add_product(&c, &t->lstm->w_r, rows);
-        c.floating += rows * (double)t->layer->hidden * (5 * FUNCTION + 4);
+        add_product(&c, &t->lstm.cell->w_x, rows);
+        add_product(&c, &t->lstm.cell->w_r, rows);
+        c.floating += rows * (double)t->lstm.cell->hidden * (5 * FUNCTION + 4);
         break;
     case MOE_OP_LSTM_LAYER: /* one step of all sentences, l->steps times */
         times = l->steps;
         resident = node_weights(t);
-        add_product(&c, &t->lstm->w_r, l->sentences);
-        if (t->layer->projected) add_product(&c, &t->lstm->w_proj, l->sentences);
-        c.floating += l->sentences * (double)t->layer->hidden * (5 * FUNCTION + 4);
+        add_product(&c, &t->lstm.cell->w_r, l->sentences);
+        add_product(&c, &t->lstm.cell->w_proj, l->sentences);
+        c.floating += l->sentences * (double)t->lstm.cell->hidden * (5 * FUNCTION + 4);
         c.inputs /= times;
         break;
     case MOE_OP_ATTENTION: {
-        const double size = (double)t->src[0]->cols, width = (double)t->memory->width;
-        c.floating += rows * l->source * (size * (FUNCTION + 3) + FUNCTION + 2 * width);
-        c.inputs += l->sentences * l->source * (size + width) * 4;
+        const double size = (double)t->src[0]->cols;
+        c.floating += rows * l->source * (size * (FUNCTION + 3) + FUNCTION + 2 * cols);
+        c.inputs += l->sentences * l->source * (size + cols) * 4;
         break;
     }
     case MOE_OP_GATE:
         c.floating += rows * cols * 2;
-        if (!t->grouped) break;
-        c.floating += rows * wanted_experts(t->src[1]) * 2 * (double)t->gating->level * (double)t->src[0]->cols;
-        c.weights += matrix_bytes(&t->gating->weight); /* at most */
+        if (!t->gate.grouped) break;
+        c.floating += rows * wanted_experts(t->src[1]) * 2 * (double)t->gate.gating->level * (double)t->src[0]->cols;
+        c.weights += matrix_bytes(&t->gate.gating->weight); /* at most */
         break;
     case MOE_OP_MIX: c.floating += rows * 2 * (double)t->src[0]->cols; break;
     case MOE_OP_EXPERTS: {
-        const double n = (double)t->layer->experts, k = fmin(n, wanted_experts(t->src[1]));
-        const double ops = rows * k * 4 * (double)t->layer->hidden * (double)t->layer->out;
-        if (moe_type_quantised(t->layer->expert_type)) c.integer += ops;
+        const double n = (double)t->experts->count, k = fmin(n, wanted_experts(t->src[1]));
+        const double hidden = (double)t->experts->hidden, ops = rows * k * 4 * hidden * cols;
+        if (moe_type_quantised(t->experts->up.type)) c.integer += ops;
         else c.floating += ops;
-        c.floating += rows * k * ((double)t->layer->hidden * 7 + cols * 2);
-        c.weights += n * (1 - pow(1 - k / n, rows)) * slab_bytes(t->layer);
+        c.floating += rows * k * (hidden * 7 + cols * 2);
+        c.weights += n * (1 - pow(1 - k / n, rows)) * slab_bytes(t->experts);
         break;
     }
     case MOE_OP_OUTPUT:
-        add_product(&c, t->matrix, rows);
+        add_product(&c, t->output.w, rows);
         c.floating += rows * cols * (FUNCTION + 2);
         break;
     default: break; /* copies */
@@ -732,7 +729,7 @@ static cost node_cost(const machine *m, const moe_tensor *t, const load *l) {
 }
 
 /* Nodes from `first` on, or only those of the name and op of `like`. */
-static cost graph_cost(const machine *m, const moe_graph *g, size_t first, const moe_tensor *like, const load *l) {
+static cost graph_cost(const machine *m, const moe_graph *g, size_t first, const moe_node *like, const load *l) {
     cost sum = { 0, 0, 0, 0, 0 };
     for (size_t i = first; i < g->count; i++) {
         if (like && (g->nodes[i].op != like->op || strcmp(g->nodes[i].name, like->name))) continue;
@@ -754,10 +751,11 @@ enum { LAYER_NODES = 24, POOL_ROWS = 256, MIN_CALL_SECONDS_PER_REP = 20 /* ms */
 typedef struct stack {
     const char *what;
     moe_type type;
-    moe_model model; /* what attention and the output layer look into */
-    moe_layer layer;
-    moe_matrix dense;
-    moe_memory memory;
+    size_t width, hidden;
+    moe_layer layer; /* moe */
+    moe_cell cell;
+    moe_matrix dense, output;
+    moe_attention_op attention;
     float *x, *r, *c; /* [pool, cols] inputs of which every call takes others; states */
     size_t pool, sentences;
     void *owned[12];
@@ -841,26 +839,22 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
     for (size_t i = 0; i < o->rows.count; i++) most = moe_max(most, (size_t)o->rows.values[i]);
     s->pool = moe_round_up(POOL_ROWS, most) * 2;
     s->sentences = moe_divide_up(most, beam);
-    s->layer.hidden = hidden;
-    s->layer.out = s->layer.state = width;
-    snprintf(s->layer.name, sizeof s->layer.name, "%s", what);
+    s->width = width;
+    s->hidden = hidden;
     if (!(s->x = make_floats(s, s->pool * width, 1, &random))) return 0;
     if (strcmp(what, "dense") == 0) return make_matrix(s, type, hidden, width, 2, &random, &s->dense);
-    if (strcmp(what, "softmax") == 0)
-        return make_matrix(s, type, (size_t)o->vocabulary, width, 4, &random, &s->model.output);
+    if (strcmp(what, "softmax") == 0) return make_matrix(s, type, (size_t)o->vocabulary, width, 4, &random, &s->output);
     if (strcmp(what, "attention") == 0) {
         const size_t tokens = s->sentences * (size_t)o->src_len;
-        s->memory = (moe_memory){ .tokens = tokens, .width = width };
-        s->memory.keys = make_floats(s, tokens * width, 1, &random);
-        s->memory.values = make_floats(s, tokens * width, 1, &random);
-        s->model.attention_size = width;
-        s->model.attention_v = make_floats(s, width, 0.1f, &random);
-        return s->memory.keys && s->memory.values && s->model.attention_v;
+        s->attention.keys = make_floats(s, tokens * width, 1, &random);
+        s->attention.values = make_floats(s, tokens * width, 1, &random);
+        s->attention.v = make_floats(s, width, 0.1f, &random);
+        return s->attention.keys && s->attention.values && s->attention.v;
     }
     if (strcmp(what, "lstm") == 0) {
-        moe_lstm_weights *w = &s->layer.direction[0];
-        s->layer.kind = MOE_LAYER_LSTM;
-        s->layer.projected = 1;
+        moe_cell *w = &s->cell;
+        w->hidden = hidden;
+        w->state = width;
         w->bias = make_floats(s, 4 * hidden, 1, &random);
         s->r = make_floats(s, s->pool * width, 1, &random);
         s->c = make_floats(s, s->pool * hidden, 1, &random);
@@ -869,25 +863,25 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
                make_matrix(s, type, width, hidden, 2, &random, &w->w_proj);
     } else {
         const size_t experts = (size_t)o->experts;
-        moe_layer *l = &s->layer;
+        moe_mixture_layer *m = &s->layer.mixture;
         uint64_t down = 0;
-        char *slabs;
-        l->kind = MOE_LAYER_MOE;
-        l->experts = experts;
-        l->gate.level = experts;
-        l->gate.k = (size_t)o->k;
-        l->gate.kind = MOE_GATE_TOPK;
-        l->sigmoid = l->residual = 1;
-        l->scale = 1;
-        l->expert_type = type;
-        l->slab_stride = (size_t)moe_slab_bytes(type, hidden, width, &down);
-        l->slab_down = (size_t)down;
-        l->slabs = slabs = own(s, experts * l->slab_stride);
-        if (!slabs || !make_matrix(s, MOE_TYPE_F32, experts, width, 4, &random, &l->gate.weight)) return 0;
+        const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
+        char *slabs = own(s, experts * slab);
+        if (!slabs) return 0;
+        s->layer.kind = MOE_LAYER_MOE;
+        snprintf(s->layer.name, sizeof s->layer.name, "%s", what);
+        s->layer.hidden = hidden;
+        s->layer.residual = m->sigmoid = 1;
+        m->count = experts;
+        m->gate = (moe_gating){ .kind = MOE_GATE_TOPK, .level = experts, .k = (size_t)o->k };
+        m->experts = (moe_experts){ .count = experts, .hidden = hidden, .scale = 1, .stride = slab };
+        m->experts.up = moe_matrix_view(type, hidden, width, slabs);
+        m->experts.down = moe_matrix_view(type, width, hidden, slabs + down);
+        if (!make_matrix(s, MOE_TYPE_F32, experts, width, 4, &random, &m->gate.weight)) return 0;
         if (!pack_matrix(type, hidden, width, 2, &random, slabs)) return 0;
         if (!pack_matrix(type, width, hidden, 2, &random, slabs + down)) return 0;
         for (size_t e = 1; e < experts; e++) /* the same numbers in other places */
-            memcpy(slabs + e * l->slab_stride, slabs, l->slab_stride);
+            memcpy(slabs + e * slab, slabs, slab);
         return 1;
     }
 }
@@ -896,25 +890,31 @@ static int make_stack(const options *o, const char *what, moe_type type, stack *
 static void build_layer(layer_bench *b) {
     stack *s = b->of;
     moe_graph *g = &b->graph;
-    const moe_layer *l = &s->layer;
-    moe_tensor *x = moe_op_gather(g, s->x, l->out, "input");
+    const moe_output_op output = { .w = &s->output };
+    moe_node *x = moe_op_gather(g, s->x, s->width, "input");
     if (strcmp(s->what, "lstm") == 0) {
-        const moe_lstm_weights *w = &l->direction[0];
-        moe_tensor *r = moe_op_gather(g, s->r, l->state, "lstm.r"), *c = moe_op_gather(g, s->c, l->hidden, "lstm.c"),
-                   *z;
+        moe_node *r = moe_op_gather(g, s->r, s->width, "lstm.r"), *c = moe_op_gather(g, s->c, s->hidden, "lstm.c"), *z;
         b->inputs = 3;
-        z = moe_op_lstm_step(g, l, x, r, c);
-        c = moe_op_view(g, z, l->hidden, l->hidden, "lstm.c_next");
-        r = moe_op_linear(g, &w->w_proj, moe_op_view(g, z, 0, l->hidden, "lstm.h"), NULL, NULL, "lstm.r_next");
-        moe_op_store(g, r, s->r, "lstm.r_store");
-        moe_op_store(g, c, s->c, "lstm.c_store");
+        z = moe_op_lstm_step(g, &s->cell, x, r, c, "lstm.cell");
+        c = moe_op_view(g, z, s->hidden, s->hidden, "lstm.c_next");
+        r = moe_op_view(g, z, 0, s->hidden, "lstm.h");
+        r = moe_op_linear(g, &s->cell.w_proj, r, NULL, NULL, "lstm.r_next");
+        moe_op_store(g, r, MOE_BY_PARENT, s->r, "lstm.r_store");
+        moe_op_store(g, c, MOE_BY_PARENT, s->c, "lstm.c_store");
         return;
     }
     b->inputs = 1;
-    if (strcmp(s->what, "moe") == 0) moe_build_moe(g, l, x);
-    else if (strcmp(s->what, "attention") == 0) moe_op_attention(g, &s->model, &s->memory, x);
-    else if (strcmp(s->what, "softmax") == 0) moe_op_output(g, &s->model, x);
+    if (strcmp(s->what, "moe") == 0) moe_build_layer(g, &s->layer, x, NULL);
+    else if (strcmp(s->what, "attention") == 0) moe_op_attention(g, &s->attention, x, s->width, "attention");
+    else if (strcmp(s->what, "softmax") == 0) moe_op_output(g, &output, x);
     else moe_op_linear(g, &s->dense, x, NULL, NULL, s->what);
+}
+
+/* The clock starts when the last input node is done. */
+static void note_inputs(void *watcher, const moe_node *t, int after) {
+    layer_bench *b = watcher;
+    (void)t;
+    if (after && ++b->seen == b->inputs) b->begin = now();
 }
 
 static void free_layer_bench(layer_bench *b) {
@@ -932,13 +932,15 @@ static int make_layer_bench(const options *o, stack *s, const machine *m, size_t
     const size_t top = strcmp(s->what, "softmax") ? 1 : moe_min(beam + 1, tokens);
     moe_error e;
     *b = (layer_bench){ .of = s, .machine = m, .rows = rows };
-    b->graph = (moe_graph){ .nodes = calloc(LAYER_NODES, sizeof(moe_tensor)),
+    b->graph = (moe_graph){ .nodes = calloc(LAYER_NODES, sizeof(moe_node)),
                             .capacity = LAYER_NODES,
                             .rows = rows,
                             .threads = m->threads,
                             .sentences = s->sentences,
                             .max_source = (size_t)o->src_len,
-                            .top = top };
+                            .top = top,
+                            .watch = note_inputs,
+                            .watcher = b };
     b->ints = calloc(rows * (2 + top), sizeof *b->ints);
     b->floats = calloc(rows * (1 + top), sizeof *b->floats);
     b->sizes = calloc(rows * 2, sizeof *b->sizes);
@@ -950,13 +952,13 @@ static int make_layer_bench(const options *o, stack *s, const machine *m, size_t
     memset(b->arena, 0, b->graph.bytes);
     moe_graph_place(&b->graph, b->arena);
     b->frame = (moe_frame){ .rows = rows,
-                            .parents = b->ints,
-                            .want = b->ints + rows,
-                            .top_ids = b->ints + 2 * rows,
-                            .want_logprob = b->floats,
-                            .top_logprobs = b->floats + rows,
-                            .segment = b->sizes,
-                            .length = b->sizes + rows };
+                            .beam = { .parents = b->ints,
+                                      .want = b->ints + rows,
+                                      .top_ids = b->ints + 2 * rows,
+                                      .want_logprob = b->floats,
+                                      .top_logprobs = b->floats + rows,
+                                      .segment = b->sizes,
+                                      .length = b->sizes + rows } };
     for (size_t r = 0; r < rows; r++) {
         b->ints[rows + r] = -1;
         b->sizes[r] = r / beam * (size_t)o->src_len;
@@ -965,20 +967,13 @@ static int make_layer_bench(const options *o, stack *s, const machine *m, size_t
     return 1;
 }
 
-/* The executor's trace: the clock starts when the last input node is done. */
-static void note_inputs(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
-    layer_bench *b = user;
-    (void)name, (void)data, (void)rows, (void)cols, (void)stride;
-    if (++b->seen == b->inputs) b->begin = now();
-}
-
 /* Seconds of one call. */
 static double call_layer(layer_bench *b, moe_pool *pool) {
     const moe_run run = { b->machine->kernels, pool, &b->graph, &b->frame };
     for (size_t r = 0; r < b->rows; r++) b->ints[r] = (int32_t)((b->call * b->rows + r) % b->of->pool);
     b->call++;
     b->seen = 0;
-    moe_graph_run(&moe_backend_cpu, &run, note_inputs, b);
+    moe_graph_run(&run, NULL, NULL);
     return now() - b->begin;
 }
 
@@ -1009,11 +1004,10 @@ static double time_stream(const layer_bench *b, moe_pool *pool, size_t rep) {
 
 static void report_layer(report *r, const options *o, layer_bench *b) {
     const stack *s = b->of;
-    const moe_layer *l = &s->layer;
     const load at = { (double)b->rows, 1, (double)moe_divide_up(b->rows, (size_t)o->beam.values[0]), (double)o->src_len,
                       graph_weights(&b->graph) };
     const cost c = graph_cost(b->machine, &b->graph, b->inputs, NULL, &at);
-    const size_t vocabulary = s->model.output.rows;
+    const size_t vocabulary = s->output.rows;
     record out;
     timing t;
     double gops, gbytes, share = NAN; /* of what memory gives; not a number where the cache may have helped */
@@ -1030,12 +1024,12 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
     json_text(&out.json, "isa", b->machine->kernels->name);
     json_whole(&out.json, "threads", (int64_t)b->machine->threads);
     json_whole(&out.json, "rows", (int64_t)b->rows);
-    json_whole(&out.json, "experts", (int64_t)l->experts);
-    json_whole(&out.json, "k", (int64_t)l->gate.k);
-    json_whole(&out.json, "d", (int64_t)l->out);
-    json_whole(&out.json, "hidden", vocabulary || s->memory.keys ? 0 : (int64_t)l->hidden);
+    json_whole(&out.json, "experts", (int64_t)s->layer.mixture.count);
+    json_whole(&out.json, "k", (int64_t)s->layer.mixture.gate.k);
+    json_whole(&out.json, "d", (int64_t)s->width);
+    json_whole(&out.json, "hidden", vocabulary || s->attention.keys ? 0 : (int64_t)s->hidden);
     json_whole(&out.json, "vocabulary", (int64_t)vocabulary);
-    json_whole(&out.json, "src_len", s->memory.keys ? o->src_len : 0);
+    json_whole(&out.json, "src_len", s->attention.keys ? o->src_len : 0);
     json_digits(&out.json, "ms_median", t.median * 1e3, 5);
     json_digits(&out.json, "ms_min", t.least * 1e3, 5);
     json_digits(&out.json, "gops", gops, 4);
@@ -1095,10 +1089,11 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
 /* What a node of a session's graphs cost, found again by the name. */
 typedef struct profile {
     struct {
-        moe_tensor like;
+        moe_node like;
         double seconds;
     } nodes[256]; /* names and ops */
     size_t count;
+    double begin; /* of the node that runs */
 } profile;
 
 typedef struct model_bench {
@@ -1215,22 +1210,22 @@ static double probe_memory(const options *o, const model_bench *like) {
 
 /* The least time of the whole batch: groups through the encoder as the session admits them, then step by step. Of all
  * nodes, or of those with the name and op of `like`. */
-static double model_bound(const options *o, const model_bench *b, const moe_tensor *like) {
+static double model_bound(const options *o, const model_bench *b, const moe_node *like) {
     const moe_session *s = b->session;
     const size_t batch = (size_t)b->batch, max_source = (size_t)s->params.max_source;
     const size_t most = (s->encode_tokens - max_source) / (size_t)o->src_len + 1;
     double seconds = 0;
-    load at = { 0, (double)o->src_len, 0, (double)o->src_len, graph_weights(&s->encoder) };
+    load at = { 0, (double)o->src_len, 0, (double)o->src_len, graph_weights(&s->graphs[MOE_ENCODER]) };
     for (size_t done = 0; done < batch; done += most) {
         at.sentences = (double)moe_min(most, batch - done);
         at.rows = at.sentences * (double)o->src_len;
-        seconds += graph_cost(b->machine, &s->encoder, 0, like, &at).seconds;
+        seconds += graph_cost(b->machine, &s->graphs[MOE_ENCODER], 0, like, &at).seconds;
     }
-    at.resident = graph_weights(&s->decoder);
+    at.resident = graph_weights(&s->graphs[MOE_DECODER]);
     at.sentences = (double)batch;
     for (int step = 0; step < o->tgt_len; step++) {
         at.rows = (double)batch * (step ? b->beam : 1);
-        seconds += graph_cost(b->machine, &s->decoder, 0, like, &at).seconds;
+        seconds += graph_cost(b->machine, &s->graphs[MOE_DECODER], 0, like, &at).seconds;
     }
     return seconds;
 }
@@ -1239,7 +1234,7 @@ static double model_bound(const options *o, const model_bench *b, const moe_tens
 static void name_types(const moe_model *m, char *out, size_t size) {
     const char *type = moe_type_name(m->output.type), *experts = type;
     for (size_t i = 0; i < m->n_decoder; i++)
-        if (m->decoder[i].kind == MOE_LAYER_MOE) experts = moe_type_name(m->decoder[i].expert_type);
+        if (m->decoder[i].kind == MOE_LAYER_MOE) experts = moe_type_name(m->decoder[i].mixture.experts.up.type);
     snprintf(out, size, strcmp(type, experts) ? "%s/%s" : "%s", type, experts);
 }
 
@@ -1249,25 +1244,18 @@ static void name_model(const char *path, char *out, size_t size) {
     plain(path, strlen(path), out, size);
 }
 
-/* A backend that keeps time. The session is found from the graph, its profile from the trace's user pointer, which no
- * trace uses meanwhile. */
-static void profile_compute(const moe_run *run, const moe_tensor *t) {
-    const int decoder = strncmp(t->name, "decoder", 7) == 0;
-    const size_t offset = decoder ? offsetof(moe_session, decoder) : offsetof(moe_session, encoder);
-    const moe_session *s = (const moe_session *)(const void *)((const char *)run->graph - offset);
-    profile *p = s->params.trace_user;
+static void note_node(void *watcher, const moe_node *t, int after) {
+    profile *p = watcher;
+    const double at = now();
     size_t i = 0;
-    double begin = now();
-    moe_backend_cpu.compute[t->op](run, t);
-    begin = now() - begin;
-    while (i < p->count && (p->nodes[i].like.op != t->op || strcmp(p->nodes[i].like.name, t->name))) i++;
-    if (i == p->count) {
-        if (i == MOE_COUNT(p->nodes)) return;
-        p->nodes[i].like = *t;
-        p->nodes[i].seconds = 0;
-        p->count++;
+    if (!after) {
+        p->begin = at;
+        return;
     }
-    p->nodes[i].seconds += begin;
+    while (i < p->count && (p->nodes[i].like.op != t->op || strcmp(p->nodes[i].like.name, t->name))) i++;
+    if (i == MOE_COUNT(p->nodes)) return;
+    if (i == p->count) p->nodes[p->count++].like = *t; /* its seconds are 0 */
+    p->nodes[i].seconds += at - p->begin;
 }
 
 static void report_node(report *r, const model_bench *b, const char *node, const char *op, double seconds, double whole,
@@ -1293,18 +1281,13 @@ static void report_node(report *r, const model_bench *b, const char *node, const
 
 /* One more run under the clock; what is in no node is the search and the queue. */
 static int profile_model(report *r, const options *o, model_bench *b) {
-    moe_backend backend = { .name = "cpu" };
     profile *p = calloc(1, sizeof *p);
-    moe_session *s = b->session;
-    void *user = s->params.trace_user;
+    moe_graph *graphs = b->session->graphs;
     double whole, rest, small = 0, small_bound = 0;
     if (!p) return out_of_memory();
-    for (size_t i = 0; i < MOE_OP_COUNT; i++) backend.compute[i] = moe_backend_cpu.compute[i] ? profile_compute : NULL;
-    s->backend = &backend;
-    s->params.trace_user = p;
+    for (int g = 0; g < MOE_GRAPHS; g++) graphs[g].watch = note_node, graphs[g].watcher = p;
     whole = translate_batch(b);
-    s->backend = &moe_backend_cpu;
-    s->params.trace_user = user;
+    for (int g = 0; g < MOE_GRAPHS; g++) graphs[g].watch = NULL;
     if (whole < 0) {
         free(p);
         return EXIT_MODEL;
@@ -1315,10 +1298,10 @@ static int profile_model(report *r, const options *o, model_bench *b) {
         fprintf(stderr, "\n%s, batch %d, beam %d, %s: %.2f ms\n", b->path, b->batch, b->beam, b->machine->kernels->name,
                 whole * 1e3);
     for (size_t i = 0; i < p->count; i++) {
-        const moe_tensor *t = &p->nodes[i].like;
+        const moe_node *t = &p->nodes[i].like;
         const double seconds = p->nodes[i].seconds, bound = model_bound(o, b, t);
         if (seconds < 0.002 * whole) small += seconds, small_bound += bound;
-        else report_node(r, b, t->name, moe_op_names[t->op], seconds, whole, bound);
+        else report_node(r, b, t->name, moe_ops[t->op].name, seconds, whole, bound);
     }
     report_node(r, b, "smaller ones", "all", small, whole, small_bound);
     report_node(r, b, "search and queue", "none", rest, whole, 0);
