@@ -333,7 +333,7 @@ def main():
     parser.add_argument("--golden", action="store_true")
     parser.add_argument("--layout", default="safetensors")
     parser.add_argument("--dtype", choices=list(KINDS), default="f32")
-    parser.add_argument("--shape", choices=list(SHAPES))
+    parser.add_argument("--shape", metavar="NAME", choices=list(SHAPES), help=", ".join(SHAPES))
     parser.add_argument("--seed", type=int)
     parser.add_argument("arguments", nargs="*", metavar="FAMILY FOLDER KEY=VALUE")
     args = parser.parse_args()
