@@ -1421,7 +1421,11 @@ typedef struct moe_kernels {
     float (*score_additive)(const float *key, const float *query, const float *v, size_t n);
     float (*dot)(const float *a, const float *b, size_t n);
     void (*axpy)(float a, const float *x, size_t n, float *y); /* y += a x */
-    float (*max)(const float *x, size_t n);                    /* -infinity for n = 0 */
+    /* A head: scores[i] = dot(query, rows[i] + at) * scale; y += weights[i] (rows[i] + at), one row after the other. */
+    void (*scores)(const float *query, const float *const *rows, size_t at, size_t n, size_t width, float scale,
+                   float *scores);
+    void (*blend)(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, float *y);
+    float (*max)(const float *x, size_t n); /* -infinity for n = 0 */
     /* y[i] = exp(x[i] - shift), returns the sum in lane order; y may be x or NULL. */
     float (*exp_sum)(const float *x, size_t n, float shift, float *y);
 } moe_kernels;
@@ -1489,6 +1493,19 @@ static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i++) y[i] = y[i] + a * x[i];
 }
 
+/* A head from the kernels of a room. */
+#define MOE_HEADS_OF(room)                                                                                          \
+    static void moe_scores_##room(const float *query, const float *const *rows, size_t at, size_t n, size_t width,  \
+                                  float scale, float *scores) {                                                     \
+        for (size_t i = 0; i < n; i++) scores[i] = moe_dot_##room(query, rows[i] + at, width) * scale;              \
+    }                                                                                                               \
+    static void moe_blend_##room(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, \
+                                 float *y) {                                                                        \
+        for (size_t i = 0; i < n; i++) moe_axpy_##room(weights[i], rows[i] + at, width, y);                         \
+    }
+
+MOE_HEADS_OF(portable)
+
 /* NaN never wins a maximum: moe_topk looks for it in the sum of exponentials. */
 static float moe_max_portable(const float *x, size_t n) {
     float best = moe_from_bits(0xff800000u);
@@ -1518,6 +1535,8 @@ static const moe_kernels moe_kernels_portable = {
     .score_additive = moe_score_additive_portable,
     .dot = moe_dot_portable,
     .axpy = moe_axpy_portable,
+    .scores = moe_scores_portable,
+    .blend = moe_blend_portable,
     .max = moe_max_portable,
     .exp_sum = moe_exp_sum_portable,
 };
@@ -1991,6 +2010,28 @@ MOE_AVX2 static void moe_axpy_avx2(float a, const float *x, size_t n, float *y) 
     }
 }
 
+MOE_AVX2 static void moe_scores_avx2(const float *query, const float *const *rows, size_t at, size_t n, size_t width,
+                                     float scale, float *scores) {
+    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx2(query, rows[i] + at, width) * scale;
+}
+
+MOE_AVX2 static void moe_blend_avx2(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
+                                    float *y) {
+    size_t c = 0;
+    for (; c + 32 <= width; c += 32) { /* so many columns stay in registers */
+        __m256 sum[4];
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) sum[b] = _mm256_loadu_ps(y + c + 8 * (size_t)b);
+        for (size_t i = 0; i < n; i++) {
+            const __m256 weight = _mm256_set1_ps(weights[i]);
+            MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+                sum[b] =
+                    _mm256_add_ps(sum[b], _mm256_mul_ps(weight, _mm256_loadu_ps(rows[i] + at + c + 8 * (size_t)b)));
+        }
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) _mm256_storeu_ps(y + c + 8 * (size_t)b, sum[b]);
+    }
+    for (size_t i = 0; i < n && c < width; i++) moe_axpy_avx2(weights[i], rows[i] + at + c, width - c, y + c);
+}
+
 MOE_AVX2 static float moe_max_avx2(const float *x, size_t n) {
     __m256 best = _mm256_set1_ps(moe_from_bits(0xff800000u));
     float lane[8], result;
@@ -2028,7 +2069,8 @@ static int moe_avx2_available(void) {
 #define MOE_KERNELS_AVX2(room)                                                                                      \
     .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_avx2, \
     .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2, .score_additive = moe_score_additive_avx2,            \
-    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
+    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .scores = moe_scores_avx2, .blend = moe_blend_avx2,                 \
+    .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_AVX2(avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
@@ -2670,6 +2712,33 @@ MOE_AVX512 static void moe_axpy_avx512(float a, const float *x, size_t n, float 
     }
 }
 
+MOE_AVX512 static void moe_scores_avx512(const float *query, const float *const *rows, size_t at, size_t n,
+                                         size_t width, float scale, float *scores) {
+    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx512(query, rows[i] + at, width) * scale;
+}
+
+MOE_AVX512 static void moe_blend_avx512(const float *weights, const float *const *rows, size_t at, size_t n,
+                                        size_t width, float *y) {
+    for (size_t c = 0; c < width; c += 64) { /* so many columns stay in registers */
+        __mmask16 mask[4];
+        __m512 sum[4];
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) {
+            const size_t first = moe_min(width, c + 16 * (size_t)b);
+            mask[b] = moe_mask_avx512(width - first);
+            sum[b] = _mm512_maskz_loadu_ps(mask[b], y + first);
+        }
+        for (size_t i = 0; i < n; i++) {
+            const __m512 weight = _mm512_set1_ps(weights[i]);
+            MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+                sum[b] =
+                    _mm512_add_ps(sum[b], _mm512_mul_ps(weight, _mm512_maskz_loadu_ps(mask[b], rows[i] + at + c +
+                                                                                                   16 * (size_t)b)));
+        }
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+            _mm512_mask_storeu_ps(y + moe_min(width, c + 16 * (size_t)b), mask[b], sum[b]);
+    }
+}
+
 /* A largest number does not depend on the order, so four registers hide the latency. */
 MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
     const __m512 lowest = _mm512_set1_ps(moe_from_bits(0xff800000u));
@@ -2712,6 +2781,8 @@ static const moe_kernels moe_kernels_avx512vnni = {
     .score_additive = moe_score_additive_avx512,
     .dot = moe_dot_avx512,
     .axpy = moe_axpy_avx512,
+    .scores = moe_scores_avx512,
+    .blend = moe_blend_avx512,
     .max = moe_max_avx512,
     .exp_sum = moe_exp_sum_avx512,
 };
@@ -2955,6 +3026,8 @@ static const moe_kernels moe_kernels_amx = {
     .score_additive = MOE_AMX_REST(score_additive),
     .dot = MOE_AMX_REST(dot),
     .axpy = MOE_AMX_REST(axpy),
+    .scores = MOE_AMX_REST(scores),
+    .blend = MOE_AMX_REST(blend),
     .max = MOE_AMX_REST(max),
     .exp_sum = MOE_AMX_REST(exp_sum),
 };
@@ -3540,6 +3613,8 @@ static void moe_axpy_neon(float a, const float *x, size_t n, float *y) {
                        n - i);
 }
 
+MOE_HEADS_OF(neon)
+
 /* A comparison, not fmax or fmaxnm: those let NaN win, or a signalling one. */
 static float moe_max_neon(const float *x, size_t n) {
     const float32x4_t none = vdupq_n_f32(moe_from_bits(0xff800000u));
@@ -3604,7 +3679,8 @@ static int moe_i8mm_available(void) {
 #define MOE_KERNELS_NEON(room)                                                                                      \
     .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_neon, \
     .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,            \
-    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
+    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .scores = moe_scores_neon, .blend = moe_blend_neon,                 \
+    .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
 static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
 static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
 static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
@@ -3792,7 +3868,8 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
  *     length, bytes, pad to 8)
  *   tensor directory entries, each padded to 8: u32 type, u32 layout (0 matrix or vector, 1 experts), u32 dimensions,
  *     u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name
- *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; nothing behind.
+ *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; less than 4096 zero
+ *     bytes before each, nothing behind.
  * An experts tensor [E, hidden, width] is E slabs of equal stride (a multiple of 4096): the up matrix [hidden, width],
  * padded to 64, then the down matrix [width, hidden]; so one expert is one read. */
 
@@ -3819,18 +3896,93 @@ typedef struct moe_file {
     size_t n_tensors;
 } moe_file;
 
+/* ---- Checksums ----
+ * CRC-32 (IEEE) three ways, all with the register as it is, not inverted: portable; and where the processor multiplies
+ * without carries or has the instruction, ten times as fast, so that a model can be compared whenever it is opened. */
+
+static uint32_t moe_crc_bits(uint32_t crc, const uint8_t *p, size_t bytes) {
+    for (; bytes; bytes--) {
+        crc ^= *p++;
+        for (int bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (0xedb88320u & (0u - (crc & 1u)));
+    }
+    return crc;
+}
+
+/* 16 bytes a step: table[k][b] is what a byte b does to the register when k bytes follow it. */
+static uint32_t moe_crc_portable(uint32_t crc, const uint8_t *p, size_t bytes) {
+    uint32_t table[16][256];
+    if (bytes < 1024) return moe_crc_bits(crc, p, bytes);
+    for (uint32_t b = 0; b < 256; b++) {
+        const uint8_t byte = (uint8_t)b;
+        table[0][b] = moe_crc_bits(0, &byte, 1);
+    }
+    for (int k = 1; k < 16; k++)
+        for (int b = 0; b < 256; b++) table[k][b] = (table[k - 1][b] >> 8) ^ table[0][table[k - 1][b] & 255u];
+    for (; bytes >= 16; bytes -= 16, p += 16) {
+        uint64_t word[2];
+        memcpy(word, p, 16);
+        word[0] ^= crc;
+        crc = 0;
+        for (int k = 0; k < 8; k++)
+            crc ^= table[15 - k][word[0] >> 8 * k & 255u] ^ table[7 - k][word[1] >> 8 * k & 255u];
+    }
+    return moe_crc_bits(crc, p, bytes);
+}
+
+#if MOE_X86
+/* a times x^n for the two halves of a, carried to where the bytes of b are: `by` holds x^(n + 32) and x^(n - 32) modulo
+ * the polynomial, bits reversed. */
+__attribute__((target("pclmul"))) MOE_INLINE __m128i moe_crc_fold(__m128i a, __m128i by, __m128i b) {
+    return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(a, by, 0x00), _mm_clmulepi64_si128(a, by, 0x11)), b);
+}
+
+/* Gopal et al. 2009, "Fast CRC computation for generic polynomials using PCLMULQDQ": 64 bytes a step, until 16 bytes
+ * are left that stand for all before them. At least 64 bytes. */
+__attribute__((target("pclmul"))) static uint32_t moe_crc_clmul(uint32_t crc, const uint8_t *p, size_t bytes) {
+    const __m128i by_64 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4), by_16 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
+    uint8_t last[16];
+    __m128i x[4];
+    for (int i = 0; i < 4; i++) x[i] = _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i));
+    x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)crc));
+    for (p += 64, bytes -= 64; bytes >= 64; p += 64, bytes -= 64)
+        for (int i = 0; i < 4; i++)
+            x[i] = moe_crc_fold(x[i], by_64, _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)));
+    for (int i = 1; i < 4; i++) x[0] = moe_crc_fold(x[0], by_16, x[i]);
+    _mm_storeu_si128((__m128i *)(void *)last, x[0]);
+    return moe_crc_bits(moe_crc_bits(0, last, sizeof last), p, bytes);
+}
+#endif
+
+#if MOE_ARM
+static int moe_crc_available(void) {
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+#else
+    return 1; /* every Mac that is no x86 */
+#endif
+}
+
+static uint32_t moe_crc_arm(uint32_t crc, const uint8_t *p, size_t bytes) {
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        __asm__(".arch_extension crc\n\tcrc32x %w0, %w0, %x1" : "+r"(crc) : "r"(word));
+    }
+    return moe_crc_bits(crc, p, bytes);
+}
+#endif
+
 /* CRC-32 (IEEE) of `bytes` more bytes; start with crc 0. */
 static uint32_t moe_crc32(uint32_t crc, const void *data, size_t bytes) {
-    const uint8_t *p = data;
-    uint32_t table[256];
-    for (uint32_t i = 0; i < 256; i++) {
-        table[i] = i;
-        for (int bit = 0; bit < 8; bit++) table[i] = (table[i] >> 1) ^ (0xedb88320u & (0u - (table[i] & 1u)));
-    }
-    crc = ~crc;
-    for (size_t i = 0; i < bytes; i++) crc = table[(crc ^ p[i]) & 255u] ^ (crc >> 8);
-    return ~crc;
+#if MOE_X86
+    if (bytes >= 64 && __builtin_cpu_supports("pclmul")) return ~moe_crc_clmul(~crc, data, bytes);
+#elif MOE_ARM
+    if (moe_crc_available()) return ~moe_crc_arm(~crc, data, bytes);
+#endif
+    return ~moe_crc_portable(~crc, data, bytes);
 }
+
+/* ---- Reading ---- */
 
 /* Reads forward through [at, end); after the first failure everything reads as zero. */
 typedef struct moe_cursor {
@@ -4012,6 +4164,13 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
                         "offset %llu, %llu bytes: outside the file (%zu bytes), misaligned "
                         "or overlapping",
                         (unsigned long long)t->offset, (unsigned long long)t->bytes, f->bytes);
+    if (t->offset - *data_end >= MOE_SLAB_ALIGN)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "a gap of %llu bytes lies before it",
+                        (unsigned long long)(t->offset - *data_end));
+    for (; *data_end < t->offset; ++*data_end)
+        if (f->data[*data_end])
+            return moe_fail(error, MOE_ERROR_FORMAT, where, "byte %llu of the gap before it is not zero: damaged",
+                            (unsigned long long)*data_end);
     *data_end = t->offset + t->bytes;
     return MOE_OK;
 }
@@ -4124,6 +4283,28 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, co
     return status;
 }
 
+/* The first row of a matrix whose scale is not a number >= 0; as many as there are rows: none. */
+static size_t moe_broken_scale(const moe_matrix *m) {
+    size_t row = m->scales ? 0 : m->rows;
+    while (row < m->rows && m->scales[row] >= 0 && m->scales[row] <= FLT_MAX) row++;
+    return row;
+}
+
+static moe_status moe_verify_slabs(const moe_file *f, const moe_tensor_info *t, const char *where, moe_error *error) {
+    const size_t hidden = (size_t)t->dims[1], width = (size_t)t->dims[2];
+    uint64_t down = 0;
+    const size_t stride = (size_t)moe_slab_bytes(t->type, hidden, width, &down);
+    for (size_t e = 0; e < (size_t)t->dims[0]; e++) {
+        const char *slab = f->data + t->offset + e * stride;
+        const moe_matrix up = moe_matrix_view(t->type, hidden, width, slab);
+        const moe_matrix low = moe_matrix_view(t->type, width, hidden, slab + down);
+        if (moe_broken_scale(&up) < hidden || moe_broken_scale(&low) < width)
+            return moe_fail(error, MOE_ERROR_FORMAT, where, "a scale of its expert %zu is not a number >= 0", e);
+    }
+    return MOE_OK;
+}
+
+/* Compare the tensors with their checksums, and read what binding does not, as it would touch every expert. */
 static moe_status moe_file_verify(const moe_file *f, moe_error *error) {
     for (size_t i = 0; i < f->n_tensors; i++) {
         const moe_tensor_info *t = &f->tensors[i];
@@ -4131,6 +4312,7 @@ static moe_status moe_file_verify(const moe_file *f, moe_error *error) {
         snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(t->name.length, 80), t->name.data);
         if (moe_crc32(0, f->data + t->offset, (size_t)t->bytes) != t->checksum)
             return moe_fail(error, MOE_ERROR_FORMAT, where, "its checksum is wrong: the file is damaged, get it again");
+        if (t->experts) MOE_TRY(moe_verify_slabs(f, t, where, error));
     }
     return MOE_OK;
 }
@@ -5034,12 +5216,10 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
                      cols);
     } else {
         *out = moe_matrix_view(t->type, rows, cols, r->model->file.data + t->offset);
-        for (size_t i = 0; out->scales && i < rows; i++)
-            if (!(out->scales[i] >= 0 && out->scales[i] <= FLT_MAX)) {
-                r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0",
-                                     i, r->key);
-                break;
-            }
+        const size_t broken = moe_broken_scale(out);
+        if (broken < rows)
+            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0",
+                                 broken, r->key);
     }
 }
 
@@ -5468,12 +5648,14 @@ static int moe_is_never(const moe_model *m, int32_t id) {
 static moe_status moe_model_create(const void *data, size_t bytes, int mapped, const moe_model_params *params,
                                    moe_model **out, moe_error *error) {
     moe_allocator a = moe_allocator_or_default(params ? &params->allocator : NULL);
+    const int verify = params ? params->verify : 0;
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
     moe_status status;
     if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory for a model");
     m->allocator = a;
     status = moe_file_parse(&m->file, data, bytes, &a, error);
-    if (status == MOE_OK && params && params->verify) status = moe_file_verify(&m->file, error);
+    if (status == MOE_OK && (verify > 0 || (verify == 0 && bytes <= MOE_VERIFY_BYTES)))
+        status = moe_file_verify(&m->file, error);
     if (status == MOE_OK) status = moe_bind(m, error);
     if (status != MOE_OK) {
         moe_model_close(m); /* not mapped yet: the caller unmaps */
@@ -6379,9 +6561,10 @@ static void moe_compute_heads_row(const moe_run *run, const moe_node *t, size_t 
     const size_t n = moe_heads_seen(run, t, row, seen);
     memset(y, 0, cols * sizeof *y);
     for (size_t first = 0; first < cols; first += width) {
-        for (size_t i = 0; i < n; i++) scores[i] = kernels->dot(query + first, seen[i] + first, width) * scale;
+        kernels->scores(query + first, seen, first, n, width, scale, scores);
         sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
-        for (size_t i = 0; i < n; i++) kernels->axpy(scores[i] / sum, seen[i] + cols + first, width, y + first);
+        for (size_t i = 0; i < n; i++) scores[i] = scores[i] / sum;
+        kernels->blend(scores, seen, cols + first, n, width, y + first);
     }
 }
 static void moe_compute_heads(const moe_run *run, const moe_node *t) {

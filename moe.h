@@ -61,9 +61,10 @@ extern "C" {
 #define MOE_FILE_VERSION 1 /* highest model file version that this library reads and the one it writes */
 
 enum {
-    MOE_MAX_BEAM = 64,    /* largest beam                                   */
-    MOE_MAX_LAYERS = 256, /* layers on one side of a model                  */
-    MOE_MAX_THREADS = 256 /* threads of one session                         */
+    MOE_MAX_BEAM = 64,          /* largest beam                                   */
+    MOE_MAX_LAYERS = 256,       /* layers on one side of a model                  */
+    MOE_MAX_THREADS = 256,      /* threads of one session                         */
+    MOE_VERIFY_BYTES = 64 << 20 /* files up to this size are verified when opened */
 };
 
 const char *moe_version(void);
@@ -124,7 +125,8 @@ typedef struct moe_model moe_model;
 
 typedef struct moe_model_params {
     moe_allocator allocator; /* all zero: malloc, realloc, free */
-    int verify;              /* 1: read every tensor and compare its checksum (reads the whole file) */
+    int verify;              /* compare tensors with their checksums: 1 always (reads the whole file), -1 never, 0 if */
+                             /* the file has at most MOE_VERIFY_BYTES: that is quick                                  */
     int copy;                /* 1: read the file into memory of its own, in huge pages where the system has them: */
                              /* translates faster, opens slower, shares nothing with other processes             */
 } moe_model_params;

@@ -45,7 +45,8 @@ static void *direct_realloc(void *p, size_t n) {
 
 static moe_model_params hooked(mw_heap *heap, int verify) {
     memset(heap, 0, sizeof *heap);
-    return (moe_model_params){ { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, heap }, .verify = verify };
+    return (moe_model_params){ { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, heap },
+                               .verify = verify ? 1 : -1 };
 }
 
 /* The image must be refused with this status, name the culprit (and its companion, if any), and leave nothing behind.
@@ -79,7 +80,8 @@ static void refuse_format(mw_image image, const char *culprit) { refuse(image, 0
 static moe_model *open_image(mw_image image) {
     moe_model *model = NULL;
     moe_error e = { MOE_OK, "", "" };
-    moe_status status = moe_model_open_memory(image.data, image.bytes, NULL, &model, &e);
+    const moe_model_params unread = { .verify = -1 };
+    moe_status status = moe_model_open_memory(image.data, image.bytes, &unread, &model, &e);
     CHECK(status == MOE_OK, "%s: %s", e.where, e.message);
     return model;
 }
@@ -291,6 +293,7 @@ static void crc32_is_the_usual_one(void **state) {
     assert_int_equal(moe_crc32(0, "123456789", 9), 0xcbf43926u);
     assert_int_equal(moe_crc32(moe_crc32(0, "1234", 4), "56789", 5), 0xcbf43926u);
     assert_int_equal(moe_crc32(0, "", 0), 0);
+    assert_int_equal(~moe_crc_bits(~0u, (const uint8_t *)"123456789", 9), 0xcbf43926u);
     assert_int_equal(mw_crc((const unsigned char *)"123456789", 9), 0xcbf43926u);
 }
 
@@ -1311,8 +1314,13 @@ static void verify_finds_and_names_a_flipped_byte_in_every_tensor(void **state) 
             const mw_tensor *t = &f.m->tensors[i];
             const size_t places[] = { t->offset, t->offset + t->bytes / 2, t->offset + t->bytes - 1 };
             for (size_t p = 0; p < 3; p++) {
+                moe_model *model = NULL;
+                moe_error e;
                 f.image.data[places[p]] ^= 1;
                 refuse(f.image, 1, MOE_ERROR_FORMAT, tensor_where(t), "checksum");
+                assert_int_equal(moe_model_open_memory(f.image.data, f.image.bytes, NULL, &model, &e),
+                                 MOE_ERROR_FORMAT);
+                assert_non_null(strstr(e.message, "checksum")); /* by default as well, as it is small */
                 f.image.data[places[p]] ^= 1;
             }
         }
@@ -1326,6 +1334,92 @@ static void without_verify_the_contents_are_not_read(void **state) {
     f.image.data[mw_find_tensor(f.m, "embedding.weight")->offset + 2] ^= 1;
     moe_model_close(open_image(f.image));
     drop(&f);
+}
+
+/* By default a file of up to MOE_VERIFY_BYTES is read, a larger one is not. */
+static void large_files_are_verified_only_on_demand(void **state) {
+    (void)state;
+    for (int over = 0; over < 2; over++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        fixture f = build(m);
+        const size_t spare = (MOE_VERIFY_BYTES - f.image.bytes) / 4096 - 1 + 2 * (size_t)over;
+        mw_tensor *t;
+        moe_model *model = NULL;
+        moe_error e;
+        moe_status status;
+        drop(&f);
+        m = mw_small(MW_GNMT, MW_F32, 1);
+        t = mw_add_tensor(m, "spare", MW_F32, 0, spare * 4096);
+        t->n_dims = 2, t->dims[0] = spare, t->dims[1] = 1024;
+        f = build(m);
+        assert_int_equal(f.image.bytes > MOE_VERIFY_BYTES, over);
+        f.image.data[mw_find_tensor(f.m, "embedding.weight")->offset + 2] ^= 1;
+        status = moe_model_open_memory(f.image.data, f.image.bytes, NULL, &model, &e);
+        assert_int_equal(status, over ? MOE_OK : MOE_ERROR_FORMAT);
+        if (over) moe_model_close(model);
+        refuse(f.image, 1, MOE_ERROR_FORMAT, "embedding.weight", "checksum");
+        drop(&f);
+    }
+}
+
+/* They are in no checksum. */
+static void gaps_must_be_zero(void **state) {
+    size_t gaps = 0;
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        fixture f = build(mw_small(variant, MW_Q8, 1));
+        size_t end = f.m->header_bytes;
+        for (size_t i = 0; i < f.m->n_tensors; i++) {
+            const mw_tensor *t = &f.m->tensors[i];
+            for (size_t at = end; at < t->offset; at += at + 1 < t->offset ? t->offset - 1 - at : 1, gaps++) {
+                f.image.data[at] = 0x40;
+                refuse(f.image, 0, MOE_ERROR_FORMAT, tensor_where(t), "gap");
+                f.image.data[at] = 0;
+            }
+            end = t->offset + t->bytes;
+        }
+        drop(&f);
+    }
+    assert_true(gaps > 20);
+}
+
+static void a_gap_is_smaller_than_the_largest_alignment(void **state) {
+    fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
+    const mw_tensor *t = &f.m->tensors[f.m->n_tensors - 1];
+    mw_image image = mw_allocate_image(f.image.bytes + 4096);
+    (void)state;
+    memset(image.data, 0, image.bytes);
+    memcpy(image.data, f.image.data, t->offset);
+    memcpy(image.data + t->offset + 4096, f.image.data + t->offset, t->bytes);
+    mw_put64(image.data + mw_at_offset(t), t->offset + 4096);
+    mw_put64(image.data + 24, image.bytes);
+    mw_seal(image);
+    refuse(image, 0, MOE_ERROR_FORMAT, tensor_where(t), "gap");
+    free(image.data);
+    drop(&f);
+}
+
+/* Binding does not read them, as that would touch every expert. */
+static void broken_scales_of_experts_are_found_by_verifying(void **state) {
+    static const float wrong[] = { NAN, INFINITY, -1.0f };
+    (void)state;
+    for (size_t k = 0; k < 6; k++) {
+        mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
+        const mw_tensor *t = &m->tensors[0];
+        mw_image image;
+        while (!t->layout) t++;
+        const size_t hidden = (size_t)t->dims[1], width = (size_t)t->dims[2], last = (size_t)t->dims[0] - 1;
+        unsigned char *slab = t->data + last * mw_slab_stride(MW_Q8, hidden, width);
+        const size_t rows = k < 3 ? hidden : width, cols = k < 3 ? width : hidden;
+        if (k >= 3) slab += mw_slab_down(MW_Q8, hidden, width);
+        /* behind the codes, which are padded to 16 rows and 64 columns */
+        memcpy(slab + mw_up(rows, 16) * mw_up(cols, 64) + 4 * (rows - 1), &wrong[k % 3], 4);
+        image = mw_build(m); /* its checksums are right */
+        refuse(image, 1, MOE_ERROR_FORMAT, tensor_where(t), "scale");
+        moe_model_close(open_image(image));
+        free(image.data);
+        mw_free(m);
+    }
 }
 
 /* ---- Memory ---- */
@@ -1610,7 +1704,7 @@ static void a_number_that_the_type_cannot_hold_is_refused(void **state) {
         const moe_save_params p = { .type = cases[i].type, .experts = cases[i].type };
         t = mw_find_tensor(m, "encoder.0.fwd.w_x");
         memcpy(image.data + t->offset + 8, &cases[i].number, 4);
-        assert_int_equal(moe_model_open_memory(image.data, image.bytes, NULL, &model, &e), MOE_OK);
+        model = open_image(image);
         if (cases[i].fits) {
             CHECK(moe_model_save(model, in_directory("held.bin"), &p, &e) == MOE_OK, "%s: %s", moe_type_name(p.type),
                   e.message);
@@ -2245,6 +2339,10 @@ int main(void) {
         cmocka_unit_test(file_on_disk_opens_like_one_in_memory),
         cmocka_unit_test(verify_finds_and_names_a_flipped_byte_in_every_tensor),
         cmocka_unit_test(without_verify_the_contents_are_not_read),
+        cmocka_unit_test(large_files_are_verified_only_on_demand),
+        cmocka_unit_test(gaps_must_be_zero),
+        cmocka_unit_test(a_gap_is_smaller_than_the_largest_alignment),
+        cmocka_unit_test(broken_scales_of_experts_are_found_by_verifying),
         cmocka_unit_test(open_survives_the_failure_of_every_allocation),
         cmocka_unit_test(saving_converts_as_the_format_says),
         cmocka_unit_test(saving_in_the_same_type_copies_the_file),

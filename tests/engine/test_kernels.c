@@ -1795,6 +1795,25 @@ static void experts_give_the_same_bits_in_chunks_batches_threads_and_rooms(void 
         }
 }
 
+static void every_way_to_a_checksum_gives_the_same(void **state) {
+    uint8_t bytes[5000];
+    uint64_t random = 7;
+    (void)state;
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)mw_next(&random);
+    for (size_t n = 0; n < sizeof bytes - 16; n += n < 400 ? 1 : 97)
+        for (size_t from = 0; from < 16; from += 5) {
+            const uint32_t begin = (uint32_t)mw_next(&random), want = moe_crc_bits(begin, bytes + from, n);
+            const size_t part = n ? mw_below(&random, n) : 0;
+            assert_int_equal(moe_crc_portable(begin, bytes + from, n), want);
+            assert_int_equal(~moe_crc32(~begin, bytes + from, n), want);
+            assert_int_equal(~moe_crc32(moe_crc32(~begin, bytes + from, part), bytes + from + part, n - part), want);
+#if MOE_X86
+            if (n >= 64 && __builtin_cpu_supports("pclmul"))
+                assert_int_equal(moe_crc_clmul(begin, bytes + from, n), want);
+#endif
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f16_every_pattern_has_its_value_and_comes_back),
@@ -1860,6 +1879,7 @@ int main(void) {
         cmocka_unit_test(lstm_steps_equal_their_parts_however_they_are_cut),
         cmocka_unit_test(gates_select_and_weigh_as_the_equations_say),
         cmocka_unit_test(experts_give_the_same_bits_in_chunks_batches_threads_and_rooms),
+        cmocka_unit_test(every_way_to_a_checksum_gives_the_same),
     };
     return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
 }

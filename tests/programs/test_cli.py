@@ -509,6 +509,27 @@ def broken_models():
 
 
 @test
+def a_flipped_bit_anywhere_is_noticed_before_the_first_line():
+    """Also between the tensors. --no-verify leaves checksums out, as moe-info does without --check."""
+    whole = open(MODEL, "rb").read()
+    tensors = json.loads(run([INFO, "--json", MODEL]).text)["tensors"]
+    ends = [t["offset"] + t["bytes"] for t in tensors]
+    gaps = [end for end, t in zip(ends, tensors[1:]) if end < t["offset"]]
+    r = random.Random(5)
+    with tempfile.TemporaryDirectory() as folder:
+        damaged = folder + "/damaged.bin"
+        for at in gaps[:5] + [r.randrange(len(whole)) for _ in range(25)] + [ends[0] - 1]:
+            with open(damaged, "wb") as f:
+                f.write(whole[:at] + bytes([whole[at] ^ 1 << r.randrange(8)]) + whole[at + 1:])
+            result = run([TRANSLATE, "-m", damaged, "-t", "de"], "Hello\n")
+            assert result.returncode == 3 and result.text == "" and damaged in result.complaint, (at, result)
+        assert "checksum" in result.complaint, result
+        assert run([INFO, "--check", damaged]).returncode == 3 and run([INFO, damaged]).returncode == 0
+        result = run([TRANSLATE, "--no-verify", "-m", damaged, "-t", "de"], "Hello\n")
+        assert result.returncode == 0 and result.text.count("\n") == 1, result.complaint
+
+
+@test
 def a_full_disk_is_an_error():
     with open("/dev/full", "wb") as full:
         result = run(DE, "Hello\n", stdout=full)

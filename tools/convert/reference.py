@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The model of moe in plain PyTorch: the readable oracle that the C engine is compared with.
 
 Shapes are written [rows, columns]; weights are [out, in], a linear layer is y = x W^T. One sentence at a time: T source

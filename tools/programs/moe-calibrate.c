@@ -616,7 +616,7 @@ int main(int argc, char **argv) {
     if (status >= 0) return status;
 
     /* The weights are about to be saved under fresh checksums, so damage must be found now or never. */
-    const moe_model_params params = { .verify = 1, .copy = o.common.no_mmap };
+    const moe_model_params params = { .verify = o.common.no_verify ? -1 : 1, .copy = o.common.no_mmap };
     text_front front;
     moe_error e = { .code = MOE_OK };
     if (text_open(o.common.model, TEXT_IDS_ONLY, &params, &front, &e))

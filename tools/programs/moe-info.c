@@ -34,7 +34,8 @@ static void usage(FILE *to) {
           "      --tensors       list the tensors too\n"
           "      --attribution   give only the licence, and the sources of the training\n"
           "                      text, in full\n"
-          "      --check         read everything and compare the checksums\n"
+          "      --check         read everything: compare the checksums, and see that the\n"
+          "                      scales of experts are numbers\n"
           "      --json          give all of it as one JSON object, with every metadata\n"
           "                      entry and tensor\n"
           "  -h, --help          this text\n"
@@ -596,7 +597,7 @@ int main(int argc, char **argv) {
     }
     if (optind + 1 != argc) return program_usage_error("name one model file");
     const char *path = argv[optind];
-    const moe_model_params params = { .verify = check };
+    const moe_model_params params = { .verify = check ? 1 : -1 };
     text_front front;
     moe_error e;
     if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e);

@@ -110,7 +110,7 @@ static void usage(FILE *to) {
           "      --batch-tokens N      source tokens decoded at once, about: many short\n"
           "                            sentences or few long ones\n"
           "      --no-mmap             read the model into memory of its own: a tenth\n"
-          "                            faster, but slower to start\n"
+          "                            faster, but slower to start\n" PROGRAM_HELP_VERIFY
           "      --isa NAME            kernels to use (default: MOE_ISA, else the best ones\n"
           "                            that this machine can run)\n"
           "      --device NAME         cpu, cuda or cuda:N (default: MOE_DEVICE, else a GPU\n"

@@ -191,6 +191,7 @@ int program_option(program_common *o, int c) {
     case PROGRAM_NOISE: return parse_seed(o, optarg);
     case PROGRAM_ISA: o->isa = optarg; break;
     case PROGRAM_NO_MMAP: o->no_mmap = 1; break;
+    case PROGRAM_NO_VERIFY: o->no_verify = 1; break;
     case PROGRAM_ROUTING: o->routing = optarg; break;
     case PROGRAM_JSON: o->json = 1; break;
     case PROGRAM_STATS: o->stats = 1; break;
@@ -220,7 +221,7 @@ int program_check_kind(const char *path, const moe_model *model, moe_model_kind 
 }
 
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front) {
-    const moe_model_params params = { .copy = o->no_mmap };
+    const moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 0 };
     moe_error e;
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);

@@ -73,7 +73,7 @@ typedef struct program_common {
     int threads, batch, max_len; /* -1: not given */
     int noise;
     uint64_t noise_seed;
-    int ids, pretokenized, truncate, json, stats, quiet, verbose, no_mmap;
+    int ids, pretokenized, truncate, json, stats, quiet, verbose, no_mmap, no_verify;
 } program_common;
 
 enum {
@@ -81,6 +81,7 @@ enum {
     PROGRAM_BATCH,
     PROGRAM_ISA,
     PROGRAM_NO_MMAP,
+    PROGRAM_NO_VERIFY,
     PROGRAM_GATING,
     PROGRAM_NOISE,
     PROGRAM_ROUTING,
@@ -98,7 +99,8 @@ enum {
         { "verbose", no_argument, NULL, 'v' }, { "quiet", no_argument, NULL, 'q' },                                   \
         { "threads", required_argument, NULL, PROGRAM_THREADS }, { "batch", required_argument, NULL, PROGRAM_BATCH }, \
         { "isa", required_argument, NULL, PROGRAM_ISA }, { "no-mmap", no_argument, NULL, PROGRAM_NO_MMAP },           \
-        { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }
+        { "no-verify", no_argument, NULL, PROGRAM_NO_VERIFY }, { "help", no_argument, NULL, 'h' },                    \
+        { "version", no_argument, NULL, 'V' }
 #define PROGRAM_GATE_OPTIONS                                                                                      \
     { "gating", required_argument, NULL, PROGRAM_GATING }, { "noise", required_argument, NULL, PROGRAM_NOISE }, { \
         "routing", required_argument, NULL, PROGRAM_ROUTING                                                       \
@@ -127,16 +129,20 @@ enum {
     "                            the end, whole, or not at all; a pipe is written as\n"    \
     "                            lines come\n"
 
-#define PROGRAM_HELP_SPEED(units)                                                        \
-    "Speed (the output has the same bytes whatever these say)\n"                         \
-    "      --threads N           threads that compute (default: one per processor)\n"    \
-    "      --batch N             " units " at once\n"                                    \
-    "      --no-mmap             read the model into memory of its own, do not map it\n" \
-    "      --isa NAME            kernels to use (default: MOE_ISA, else the best ones\n" \
-    "                            that this machine can run)\n"                           \
-    "\n"                                                                                 \
-    "  -h, --help                this text\n"                                            \
-    "  -V, --version             version of moe and of SentencePiece, and the kernels\n" \
+#define PROGRAM_HELP_VERIFY                                                                  \
+    "      --no-verify           do not look for damage in the model first; in one larger\n" \
+    "                            than 64 MiB only moe-info --check does\n"
+
+#define PROGRAM_HELP_SPEED(units)                                                                            \
+    "Speed (the output has the same bytes whatever these say)\n"                                             \
+    "      --threads N           threads that compute (default: one per processor)\n"                        \
+    "      --batch N             " units " at once\n"                                                        \
+    "      --no-mmap             read the model into memory of its own, do not map it\n" PROGRAM_HELP_VERIFY \
+    "      --isa NAME            kernels to use (default: MOE_ISA, else the best ones\n"                     \
+    "                            that this machine can run)\n"                                               \
+    "\n"                                                                                                     \
+    "  -h, --help                this text\n"                                                                \
+    "  -V, --version             version of moe and of SentencePiece, and the kernels\n"                     \
     "                            of this build\n"
 
 /* What getopt gave and the program does not know itself; --help and --version end here. */
