@@ -22,10 +22,11 @@ import numpy as np
 import hf_tokens
 import moefile
 import torchfile
+from hf_json import read_json
 from moefile import FormatError
 
 BLOCK = 1 << 24  # numbers at a time, about
-LARGEST_HEADER, LARGEST_JSON = 1 << 27, 1 << 27
+LARGEST_HEADER = 1 << 27
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
          "U8": 1,
@@ -33,25 +34,6 @@ SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8,
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
-
-def read_json(path):
-    """An object of JSON, its keys told apart."""
-    def unique(pairs):
-        out = dict(pairs)
-        if len(out) != len(pairs):
-            raise FormatError(f"{path}: a key stands twice")
-        return out
-    if os.path.getsize(path) > LARGEST_JSON:
-        raise FormatError(f"{path}: too large")
-    with open(path, "rb") as file:
-        try:
-            out = json.loads(file.read(), object_pairs_hook=unique)
-        except (ValueError, RecursionError):
-            raise FormatError(f"{path}: not JSON") from None
-    if not isinstance(out, dict):
-        raise FormatError(f"{path}: not an object of JSON")
-    return out
-
 
 class Rows:
     """A matrix [n, k] or vector [n] whose rows come in blocks."""
@@ -132,7 +114,7 @@ def read_safetensors(path):
         if not (isinstance(shape, list) and isinstance(place, list) and len(place) == 2
                 and all(type(x) is int and 0 <= x < 1 << 62 for x in shape + place)):
             raise FormatError(f"{path}: tensor {name} has no dtype, shape and data_offsets")
-        if kind not in SIZES:
+        if not isinstance(kind, str) or kind not in SIZES:
             raise FormatError(f"{path}: tensor {name} holds {str(kind)[:20]} numbers, which are not known")
         begin, end = place
         if end - begin != math.prod(shape) * SIZES[kind] or end > size - 8 - length:
@@ -449,7 +431,8 @@ def put_tied(b, m, name, names, say):
     for other in found[1:]:
         if other.place == found[0].place:
             continue
-        say(f"comparing {other.name} with {found[0].name}")
+        if m.vocabulary * m.width > 1 << 26:
+            say(f"comparing {other.name} with {found[0].name}")
         rows = max(1, BLOCK // m.width)
         if other.kind != found[0].kind or not all(np.array_equal(x, y)
                                                   for x, y in zip(found[0].read(rows), other.read(rows))):

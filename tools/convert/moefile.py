@@ -90,7 +90,10 @@ def q4_quantise(w):
     codes, subs = np.empty(u.shape, np.int8), np.empty(u.shape[1], np.int8)
     for at in range(0, u.shape[1], 2048):  # what is at work stays in the cache
         codes[:, at:at + 2048], subs[at:at + 2048] = q4_group_codes(np.ascontiguousarray(u[:, at:at + 2048]))
-    return codes.T.reshape(n, columns), subs.reshape(n, -1), scale
+    codes, subs = codes.T.reshape(n, columns), subs.reshape(n, -1)
+    subs[:, -(-k // Q4_GROUP):] = 0
+    subs[scale == 0] = 0
+    return codes, subs, scale
 
 
 def q8_padded(n, k):
@@ -120,11 +123,11 @@ def encode_blob(w, type):
             raise FormatError("a weight is too large for f16")
         return half.tobytes()
     if type == BF16:
-        bits = w.view(np.uint32).astype(np.uint64)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
-        if (bits & 0x7F80 == 0x7F80).any():
+        bits = w.view(np.uint32)
+        rounded = (bits + ((bits >> 16) & 1) + np.uint32(0x7FFF)) >> 16  # to nearest, ties to even
+        if not np.isfinite(w).all() or (rounded & 0x7F80 == 0x7F80).any():
             raise FormatError("a weight is too large for bf16")
-        return bits.astype("<u2").tobytes()
+        return rounded.astype("<u2").tobytes()
     if not np.isfinite(w).all():
         raise FormatError("a weight is not finite")
     n, k = w.shape
@@ -138,7 +141,8 @@ def encode_blob(w, type):
     subs = np.zeros((rows, columns // Q4_GROUP), np.int8)
     codes[:n], subs[:n], scale[:n] = q4_quantise(w)
     sums = np.einsum("rgc,rg->r", codes.reshape(rows, -1, Q4_GROUP), subs, dtype=np.int32).astype("<i4")
-    nibbles = (codes + 8).astype(np.uint8).reshape(rows // 16, 16, columns // 8, 2, 4)
+    codes[:n] += 8
+    nibbles = codes.view(np.uint8).reshape(rows // 16, 16, columns // 8, 2, 4)
     pairs = (nibbles[:, :, :, 0] | nibbles[:, :, :, 1] << 4).transpose(0, 2, 1, 3)
     return pairs.tobytes() + subs.reshape(rows // 16, 16, -1).transpose(0, 2,
                                                                         1).tobytes() + scale.tobytes() + sums.tobytes()

@@ -57,11 +57,21 @@ typedef struct text_vocabulary {
     text_index index; /* ids by the hash of their piece */
 } text_vocabulary;
 
+/* Where a model's ids are not SentencePiece's own: of each of its pieces the model's id, and the other way; -1: none.
+ * NULL: they are, or texts of pieces are looked up in the vocabulary. */
+typedef struct text_map {
+    int32_t *ids;    /* [spm_size] */
+    int32_t *pieces; /* [vocabulary of the model] */
+} text_map;
+
 typedef struct text_front {
     moe_model *model;
     spm *tokeniser; /* NULL: no text, but ids, and pieces where there is a vocabulary */
+    spm *joiner;    /* of what the model writes; NULL: the same */
+    text_map map;
     text_vocabulary vocabulary;
-    int32_t unknown; /* id of pieces that are not in the vocabulary; -1: there is none */
+    int32_t special[3]; /* ids that are no text: begin, end, padding */
+    int32_t unknown;    /* id of pieces that are not in the vocabulary; -1: there is none */
     size_t
         source_extra; /* tokens that the session adds to a source: tag, begin, end; to a language model's text: end */
 } text_front;
@@ -84,7 +94,8 @@ void text_close(text_front *front);
 /* The tokeniser later, for a model that was opened with TEXT_IDS_ONLY. *front can be closed in any case. */
 moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error);
 
-/* Sets *tag; an unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
+/* Sets *tag of a language's code, which may be written as the model has it or as other models do: "de" finds "deu_Latn"
+ * and "pt-BR" finds "pt". An unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
 moe_status text_language(const text_front *front, const char *code, int32_t *tag, moe_error *error);
 /* "de en es fr" */
 void text_languages(const text_front *front, text_bytes *out);
