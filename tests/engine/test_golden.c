@@ -561,9 +561,9 @@ static void expected_level(const moe_gating *gating, size_t first, const double 
 /* The engine's own noise, where a case has weights for it: every logit. */
 static void check_noise(const moe_layer *layer, part x, const moe_kernels *kernels) {
     enum { SEED = 5 };
+    const moe_mixture_layer *m = &layer->mixture;
     static float weights[2][MAX_ROWS * 64], probabilities[2][MAX_ROWS * 64]; /* of gate and parent */
     uint64_t keys[MAX_ROWS];
-    const moe_mixture_layer *m = &layer->mixture;
     const size_t groups = m->groups ? m->groups : 1, inside = m->gate.level;
     bench *b = new_bench(x.rows, 1);
     memset(weights, 0, sizeof weights);

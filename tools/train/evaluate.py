@@ -1,18 +1,29 @@
 #!/usr/bin/env python3
-"""Measure model files on the test sets and print the tables of the card, or write them into it.
+"""Measures model files on the test sets. It prints the tables of the card, or
+writes them into it.
 
-Every sentence goes through ./moe-translate as a user would run it; scores are sacreBLEU's BLEU and chrF with the
-signature printed. tatoeba-2k: six language pairs, 2,000 sentences each, both directions; newstest2014: de-en and fr-en,
-both directions; FLORES-200 devtest: all twelve directions. Several models stand side by side, and behind each table is
-how probable it is that chance alone sets another one's BLEU as far from the first one's (approximate randomisation).
-`--sets words` says of newstest2012 instead which words are found: of those of a reference that its source has not, by
-how often they occur in the training text, and of the names that both have.
+Every sentence goes through ./moe-translate, as a user would run it. Scores are
+sacreBLEU's BLEU and chrF, with the signature printed. The sets: tatoeba-2k, six
+language pairs of 2,000 sentences, in both directions; newstest2014, de-en and
+fr-en in both directions; FLORES-200 devtest, all twelve directions.
 
-    tools/train/evaluate.py -m models/en-de-fr-es.bin --corpus ../shared/corpus --card models/README.md --part quality
-    tools/train/evaluate.py -m MoE=a.bin dense=b.bin --sets tatoeba --directions en-de,fr-en,de-es
-    tools/train/evaluate.py -m models/en-de-fr-es.bin --sets words --limit 600 --beam 4 --rerank 0
+Several models stand side by side. Behind each table stands how probable it is
+that chance alone sets another model's BLEU as far from the first one's
+(approximate randomisation).
 
---card replaces what stands between the lines "<!-- PART -->" and "<!-- end of PART -->" of that file.
+--sets words says which words of newstest2012 a model finds instead: of the
+words that a reference has and its source has not, by how often they occur in
+the training text; and of the names that both have.
+
+--card FILE replaces what stands between the lines "<!-- PART -->" and
+"<!-- end of PART -->" of that file.
+
+    tools/train/evaluate.py -m models/en-de-fr-es.bin \\
+        --corpus ../shared/corpus --card models/README.md --part quality
+    tools/train/evaluate.py -m MoE=a.bin dense=b.bin --sets tatoeba \\
+        --directions en-de,fr-en,de-es
+    tools/train/evaluate.py -m models/en-de-fr-es.bin --sets words --limit 600 \\
+        --beam 4 --rerank 0
 """
 import argparse
 import lzma
