@@ -6141,10 +6141,11 @@ static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x,
 /* The sum of x[i] - shift, or of its square, in lane order. */
 static float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
     float lane[MOE_LANES] = { 0 };
-    for (size_t i = 0; i < n; i++) {
-        const float d = x[i] - shift;
-        lane[i % MOE_LANES] = lane[i % MOE_LANES] + (squared ? d * d : d);
-    }
+    for (size_t i = 0; i < n; i += MOE_LANES)
+        for (size_t l = 0; l < moe_min(MOE_LANES, n - i); l++) {
+            const float d = x[i + l] - shift;
+            lane[l] = lane[l] + (squared ? d * d : d);
+        }
     return moe_join_lanes(lane);
 }
 
