@@ -3,7 +3,7 @@
 
     compare.py speed     target tokens per second of the paper's 32-expert network: moe, CTranslate2 with a Transformer-base
                          (the usual engine for the same task) and PyTorch with the same network, in one run and taking turns;
-                         prints the Markdown table of README.md. Takes about 20 minutes; --quick takes 3 and leaves most out
+                         prints the Markdown table of README.md beside it. Takes about 20 minutes; --quick takes 3, leaves most out
     compare.py cold      from process start to the first translation, and memory beside the mapped file
     compare.py lines     100,000 lines through one process: memory and speed at the beginning and at the end
 

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Checkpoint -> model file. Checkpoints of the trainer are described here, those of other programs (--from) in gnmt.py.
 
 A checkpoint of the trainer, "moe-checkpoint-1", is what `torch.save` makes of {"format", "config", "weights"}. The config is
