@@ -5,7 +5,7 @@
                          network: moe, CTranslate2 with a Transformer-base (the
                          usual engine for the same task) and PyTorch with the
                          same network, taking turns in one run. Prints the
-                         Markdown table of README.md; takes about 20 minutes
+                         Markdown table of the README beside it; takes about 20 minutes
                          (--quick: 3, and most is left out)
     compare.py cold      from process start to the first translation, and memory
                          beside the mapped file
