@@ -6,9 +6,10 @@
  *   3. Launchers          one function per op, the run of a graph, the table that moe.c sees
  *
  * The same bytes as on the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round once each and
- * never fuse; sums run over 16 lanes (lane l takes elements l, l+16, ... ascending) joined by one fixed tree; adding a
- * product of zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers, exact in
- * any order: cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
+ * never fuse; the plain operators of what is shared with the processor round once each by -fmad=false alone, for which
+ * there is no pragma. Sums run over 16 lanes (lane l takes elements l, l+16, ... ascending) joined by one fixed tree;
+ * adding a product of zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers,
+ * exact in any order: cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
  *
  * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8;
  * where experts do not all fit, those go up that are wanted and not there. States and hypotheses live there too: ids go

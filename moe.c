@@ -1431,7 +1431,11 @@ typedef struct moe_kernels {
     float (*score_additive)(const float *key, const float *query, const float *v, size_t n);
     float (*dot)(const float *a, const float *b, size_t n);
     void (*axpy)(float a, const float *x, size_t n, float *y); /* y += a x */
-    float (*max)(const float *x, size_t n);                    /* -infinity for n = 0 */
+    /* A head: scores[i] = dot(query, rows[i] + at) * scale; y += weights[i] (rows[i] + at), one row after the other. */
+    void (*scores)(const float *query, const float *const *rows, size_t at, size_t n, size_t width, float scale,
+                   float *scores);
+    void (*blend)(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, float *y);
+    float (*max)(const float *x, size_t n); /* -infinity for n = 0 */
     /* y[i] = exp(x[i] - shift), returns the sum in lane order; y may be x or NULL. */
     float (*exp_sum)(const float *x, size_t n, float shift, float *y);
 } moe_kernels;
@@ -1499,6 +1503,19 @@ static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i++) y[i] = y[i] + a * x[i];
 }
 
+/* A head from the kernels of a room. */
+#define MOE_HEADS_OF(room)                                                                                          \
+    static void moe_scores_##room(const float *query, const float *const *rows, size_t at, size_t n, size_t width,  \
+                                  float scale, float *scores) {                                                     \
+        for (size_t i = 0; i < n; i++) scores[i] = moe_dot_##room(query, rows[i] + at, width) * scale;              \
+    }                                                                                                               \
+    static void moe_blend_##room(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, \
+                                 float *y) {                                                                        \
+        for (size_t i = 0; i < n; i++) moe_axpy_##room(weights[i], rows[i] + at, width, y);                         \
+    }
+
+MOE_HEADS_OF(portable)
+
 /* NaN never wins a maximum: moe_topk looks for it in the sum of exponentials. */
 static float moe_max_portable(const float *x, size_t n) {
     float best = moe_from_bits(0xff800000u);
@@ -1528,6 +1545,8 @@ static const moe_kernels moe_kernels_portable = {
     .score_additive = moe_score_additive_portable,
     .dot = moe_dot_portable,
     .axpy = moe_axpy_portable,
+    .scores = moe_scores_portable,
+    .blend = moe_blend_portable,
     .max = moe_max_portable,
     .exp_sum = moe_exp_sum_portable,
 };
@@ -2001,6 +2020,28 @@ MOE_AVX2 static void moe_axpy_avx2(float a, const float *x, size_t n, float *y) 
     }
 }
 
+MOE_AVX2 static void moe_scores_avx2(const float *query, const float *const *rows, size_t at, size_t n, size_t width,
+                                     float scale, float *scores) {
+    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx2(query, rows[i] + at, width) * scale;
+}
+
+MOE_AVX2 static void moe_blend_avx2(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
+                                    float *y) {
+    size_t c = 0;
+    for (; c + 32 <= width; c += 32) { /* so many columns stay in registers */
+        __m256 sum[4];
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) sum[b] = _mm256_loadu_ps(y + c + 8 * (size_t)b);
+        for (size_t i = 0; i < n; i++) {
+            const __m256 weight = _mm256_set1_ps(weights[i]);
+            MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+                sum[b] =
+                    _mm256_add_ps(sum[b], _mm256_mul_ps(weight, _mm256_loadu_ps(rows[i] + at + c + 8 * (size_t)b)));
+        }
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) _mm256_storeu_ps(y + c + 8 * (size_t)b, sum[b]);
+    }
+    for (size_t i = 0; i < n && c < width; i++) moe_axpy_avx2(weights[i], rows[i] + at + c, width - c, y + c);
+}
+
 MOE_AVX2 static float moe_max_avx2(const float *x, size_t n) {
     __m256 best = _mm256_set1_ps(moe_from_bits(0xff800000u));
     float lane[8], result;
@@ -2038,7 +2079,8 @@ static int moe_avx2_available(void) {
 #define MOE_KERNELS_AVX2(room)                                                                                      \
     .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_avx2, \
     .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2, .score_additive = moe_score_additive_avx2,            \
-    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
+    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .scores = moe_scores_avx2, .blend = moe_blend_avx2,                 \
+    .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_AVX2(avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
@@ -2680,6 +2722,33 @@ MOE_AVX512 static void moe_axpy_avx512(float a, const float *x, size_t n, float 
     }
 }
 
+MOE_AVX512 static void moe_scores_avx512(const float *query, const float *const *rows, size_t at, size_t n,
+                                         size_t width, float scale, float *scores) {
+    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx512(query, rows[i] + at, width) * scale;
+}
+
+MOE_AVX512 static void moe_blend_avx512(const float *weights, const float *const *rows, size_t at, size_t n,
+                                        size_t width, float *y) {
+    for (size_t c = 0; c < width; c += 64) { /* so many columns stay in registers */
+        __mmask16 mask[4];
+        __m512 sum[4];
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) {
+            const size_t first = moe_min(width, c + 16 * (size_t)b);
+            mask[b] = moe_mask_avx512(width - first);
+            sum[b] = _mm512_maskz_loadu_ps(mask[b], y + first);
+        }
+        for (size_t i = 0; i < n; i++) {
+            const __m512 weight = _mm512_set1_ps(weights[i]);
+            MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+                sum[b] =
+                    _mm512_add_ps(sum[b], _mm512_mul_ps(weight, _mm512_maskz_loadu_ps(mask[b], rows[i] + at + c +
+                                                                                                   16 * (size_t)b)));
+        }
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+            _mm512_mask_storeu_ps(y + moe_min(width, c + 16 * (size_t)b), mask[b], sum[b]);
+    }
+}
+
 /* A largest number does not depend on the order, so four registers hide the latency. */
 MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
     const __m512 lowest = _mm512_set1_ps(moe_from_bits(0xff800000u));
@@ -2722,6 +2791,8 @@ static const moe_kernels moe_kernels_avx512vnni = {
     .score_additive = moe_score_additive_avx512,
     .dot = moe_dot_avx512,
     .axpy = moe_axpy_avx512,
+    .scores = moe_scores_avx512,
+    .blend = moe_blend_avx512,
     .max = moe_max_avx512,
     .exp_sum = moe_exp_sum_avx512,
 };
@@ -2965,6 +3036,8 @@ static const moe_kernels moe_kernels_amx = {
     .score_additive = MOE_AMX_REST(score_additive),
     .dot = MOE_AMX_REST(dot),
     .axpy = MOE_AMX_REST(axpy),
+    .scores = MOE_AMX_REST(scores),
+    .blend = MOE_AMX_REST(blend),
     .max = MOE_AMX_REST(max),
     .exp_sum = MOE_AMX_REST(exp_sum),
 };
@@ -3550,6 +3623,8 @@ static void moe_axpy_neon(float a, const float *x, size_t n, float *y) {
                        n - i);
 }
 
+MOE_HEADS_OF(neon)
+
 /* A comparison, not fmax or fmaxnm: those let NaN win, or a signalling one. */
 static float moe_max_neon(const float *x, size_t n) {
     const float32x4_t none = vdupq_n_f32(moe_from_bits(0xff800000u));
@@ -3614,7 +3689,8 @@ static int moe_i8mm_available(void) {
 #define MOE_KERNELS_NEON(room)                                                                                      \
     .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_neon, \
     .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,            \
-    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
+    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .scores = moe_scores_neon, .blend = moe_blend_neon,                 \
+    .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
 static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
 static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
 static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
@@ -6495,9 +6571,10 @@ static void moe_compute_heads_row(const moe_run *run, const moe_node *t, size_t 
     const size_t n = moe_heads_seen(run, t, row, seen);
     memset(y, 0, cols * sizeof *y);
     for (size_t first = 0; first < cols; first += width) {
-        for (size_t i = 0; i < n; i++) scores[i] = kernels->dot(query + first, seen[i] + first, width) * scale;
+        kernels->scores(query + first, seen, first, n, width, scale, scores);
         sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
-        for (size_t i = 0; i < n; i++) kernels->axpy(scores[i] / sum, seen[i] + cols + first, width, y + first);
+        for (size_t i = 0; i < n; i++) scores[i] = scores[i] / sum;
+        kernels->blend(scores, seen, cols + first, n, width, y + first);
     }
 }
 static void moe_compute_heads(const moe_run *run, const moe_node *t) {
