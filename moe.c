@@ -4603,9 +4603,9 @@ typedef struct moe_save {
     moe_error *error;
 } moe_save;
 
-/* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
+/* Matrices change type; vectors, gates, where a rounding would move tokens to other experts, and positions do not. */
 static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *params) {
-    static const char *const parts[] = { ".gate.", ".parent." };
+    static const char *const parts[] = { ".gate.", ".parent.", "positions." };
     if (t->n_dims == 1) return t->type;
     if (t->experts) return params->experts;
     for (size_t i = 0; i < MOE_COUNT(parts); i++)
