@@ -4593,9 +4593,9 @@ typedef struct moe_save {
     moe_error *error;
 } moe_save;
 
-/* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
+/* Matrices change type; vectors, positions, and gates, where a rounding would move tokens to other experts, do not. */
 static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *params) {
-    static const char *const parts[] = { ".gate.", ".parent." };
+    static const char *const parts[] = { ".gate.", ".parent.", "positions." };
     if (t->n_dims == 1) return t->type;
     if (t->experts) return params->experts;
     for (size_t i = 0; i < MOE_COUNT(parts); i++)
@@ -7773,7 +7773,7 @@ static moe_status moe_choose_device(const char *name, const moe_device_api **out
     return MOE_OK;
 }
 
-/* Rows that active slots hold, each a piece without gaps. */
+/* Rows that active slots hold, each slot a piece without gaps. */
 typedef struct moe_extents {
     size_t capacity;        /* rows in all */
     size_t n;               /* slots that hold some */
@@ -7797,12 +7797,14 @@ struct moe_session {
     char *arena; /* of both graphs: they never run at the same time */
     moe_memory memory;
     moe_decoder_state state;
+    atomic_int cancelled; /* by moe_session_cancel; until a call has heard of it */
     size_t rows, encode_tokens;
     size_t n_slots;      /* batch, and with reranking those of questions */
     moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
     moe_ticket *tickets; /* [n_slots] */
     moe_reranker reranker;
-    moe_extents by_source, by_token; /* the rows of active slots that are carried so */
+    moe_extents by_source; /* the rows of active slots that are carried so */
+    size_t token_rows;     /* carried by token, of a slot: for its longest translations; 0: none are */
     /* the group of sentences that is being encoded */
     int32_t *staged;                                              /* [encode_tokens] their ids, one behind the other */
     size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [n_slots] */
@@ -7992,13 +7994,6 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 /* More nodes than either graph of a model can have. */
 static size_t moe_session_nodes(const moe_model *m) { return 64 + 24 * (m->n_encoder + m->n_decoder); }
 
-/* Rows carried by token that a sentence can need: of `beam` hypotheses up to so many tokens. */
-static size_t moe_token_rows(const moe_session *s, size_t beam, size_t tokens) {
-    for (size_t i = 0; i < s->model->n_decoder; i++)
-        if (s->model->decoder[i].kind == MOE_LAYER_SELF) return beam * tokens + 1;
-    return 0;
-}
-
 static void moe_extents_layout(moe_extents *e, size_t slots, moe_layout *at) {
     e->slots = moe_carve(at, slots, sizeof *e->slots);
     e->begin = moe_carve(at, slots, sizeof *e->begin);
@@ -8014,7 +8009,7 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
     moe_decoder_state_layout(m, s->rows, s->n_slots, &s->state, at);
     for (size_t i = 0; i < m->n_decoder; i++) {
         const moe_layer *layer = &m->decoder[i];
-        const size_t rows = layer->kind == MOE_LAYER_SELF    ? s->by_token.capacity
+        const size_t rows = layer->kind == MOE_LAYER_SELF    ? s->token_rows * s->n_slots
                             : layer->kind == MOE_LAYER_CROSS ? s->by_source.capacity
                                                              : 0;
         float *heads = moe_carve(at, rows, 2 * layer->in * sizeof *heads);
@@ -8037,7 +8032,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     if (!here) return;
     s->ids = moe_carve(at, s->rows, sizeof *s->ids);
     s->parents = moe_carve(at, s->rows, sizeof *s->parents);
-    if (moe_token_rows(s, 1, 1)) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
+    if (s->token_rows) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
     if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
     if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
     s->segment = moe_carve(at, s->rows, sizeof *s->segment);
@@ -8085,7 +8080,6 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     s->tickets = moe_carve(at, slots, sizeof *s->tickets);
     moe_reranker_layout(&s->reranker, at);
     moe_extents_layout(&s->by_source, slots, at);
-    moe_extents_layout(&s->by_token, slots, at);
     s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
     s->staged_slot = moe_carve(at, slots, sizeof *s->staged_slot);
     s->staged_first = moe_carve(at, slots, sizeof *s->staged_first);
@@ -8138,7 +8132,9 @@ static void moe_settle_rows(moe_session *s) {
     s->by_source.capacity = (size_t)s->params.max_source +
                             (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
                             32 * (s->n_slots - batch);
-    s->by_token.capacity = moe_token_rows(s, beam, (size_t)s->params.max_target) + 32 * s->rows;
+    /* Every hypothesis and token of a step may last to the end. Memory that no sentence comes to is never touched. */
+    for (size_t i = 0; i < s->model->n_decoder; i++)
+        if (s->model->decoder[i].kind == MOE_LAYER_SELF) s->token_rows = beam * (size_t)s->params.max_target + 1;
     s->memory.width = s->model->memory_width;
 }
 
@@ -8420,7 +8416,6 @@ static void moe_extents_give(moe_extents *e, size_t slot) {
 
 static void moe_deactivate(moe_session *s, size_t at) {
     moe_extents_give(&s->by_source, at);
-    moe_extents_give(&s->by_token, at);
     s->slots[at].active = 0;
 }
 
@@ -8485,11 +8480,6 @@ static int moe_is_question(const moe_session *s, size_t at) {
     return s->tickets[at].waiting && s->tickets[at].question != SIZE_MAX;
 }
 
-/* Hypotheses that slot `at` has room for: one, if it is for questions. */
-static size_t moe_slot_beam(const moe_session *s, size_t at) {
-    return at < (size_t)s->params.batch ? (size_t)s->params.beam : 1;
-}
-
 /* Put a checked request into slot `at`; its ids go behind the `staged` ones. Returns the tokens staged. */
 static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *ticket, size_t at, size_t staged) {
     const moe_model *m = s->model;
@@ -8516,9 +8506,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     slot->shown = slot->forced && !q->raw && q->force < 0 ? 1 : 0;
     slot->n_target = (size_t)slot->forced + (q->target ? q->n_target : 0);
     slot->limit = moe_max(moe_max(slot->limit, 1), slot->n_target + 1);
-    slot->place = moe_extents_take(&s->by_token, at,
-                                   moe_token_rows(s, slot->scoring ? 1 : moe_slot_beam(s, at),
-                                                  slot->scoring ? slot->n_target : slot->limit));
+    slot->place = at * s->token_rows;
     if (s->api) {
         s->api->begin(s->device, at, slot, q->target);
     } else {
@@ -8596,7 +8584,6 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
 static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn pull, moe_done_fn done, void *user,
                              int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
-    const size_t max_target = (size_t)s->params.max_target;
     size_t group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
         const size_t at = i < s->n_slots - batch ? batch + i : i - (s->n_slots - batch);
@@ -8604,9 +8591,7 @@ static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn p
         moe_ticket ticket;
         if (s->slots[at].active || (at >= batch && !due)) continue;
         if (at < batch && !more) break;
-        if (staged + max_source > s->encode_tokens || moe_extents_find(&s->by_source, max_source) == SIZE_MAX ||
-            moe_extents_find(&s->by_token, moe_token_rows(s, moe_slot_beam(s, at), max_target)) == SIZE_MAX)
-            break;
+        if (staged + max_source > s->encode_tokens || moe_extents_find(&s->by_source, max_source) == SIZE_MAX) break;
         if (at >= batch) {
             moe_rerank_ask(&s->reranker, &request, &ticket);
             due--;
@@ -8808,6 +8793,13 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     return MOE_OK;
 }
 
+void moe_session_cancel(moe_session *s) { atomic_store(&s->cancelled, 1); }
+
+static moe_status moe_heed(moe_session *s, const char *call, moe_error *error) {
+    if (!atomic_exchange(&s->cancelled, 0)) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_CANCELLED, call, "cancelled");
+}
+
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, questions = s->n_slots - batch;
     moe_status status = MOE_OK;
@@ -8823,13 +8815,14 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
             if (answer == MOE_PULL_CANCEL)
                 status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
+        if (status == MOE_OK) status = moe_heed(s, "translate", error);
         if (status != MOE_OK) break;
         if (s->by_source.n) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
     for (size_t i = 0; i < s->n_slots; i++) s->slots[i].active = 0;
     for (size_t i = 0; i < s->reranker.n; i++) s->reranker.waiting[i].used = 0;
-    s->by_source.n = s->by_token.n = 0;
+    s->by_source.n = 0;
     if (s->api) s->api->forget(s->device);
     return status;
 }
@@ -8862,6 +8855,7 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
             s->want[r] = -1;
             if (s->keys) s->keys[r] = moe_row_key(inputs + (row0 + r) * width, width);
         }
+        MOE_TRY(moe_heed(s, "classify", error));
         MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
         for (size_t r = 0; r < n; r++) {
             if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], r, NULL, row0 + r, -1);

@@ -33,18 +33,13 @@ typedef struct shape {
 static const shape shapes[] = {
     { "paper-dense", "the paper's network without its mixtures", 32000, 512, 2048, 512, 0, 0, 0, 0 },
     { "paper-32", "32 experts of 2048, 4 for a token", 32000, 512, 2048, 512, 32, 0, 4, 2048 },
-    { "paper-512", "16 groups of 32 experts, 2 x 2 for a token, 2.2 billion weights", 32000, 512, 2048, 512, 512, 16, 2,
-      2048 },
-    { "paper-2048", "32 groups of 64 experts, 2 x 2 for a token, 8.7 billion weights", 32000, 512, 2048, 512, 2048, 32,
-      2, 2048 },
+    { "paper-512", "16 groups of 32 experts, 2.2 billion weights", 32000, 512, 2048, 512, 512, 16, 2, 2048 },
+    { "paper-2048", "32 groups of 64 experts, 8.7 billion weights", 32000, 512, 2048, 512, 2048, 32, 2, 2048 },
     { "multilingual-512", "512 experts of 8192, 2 for a token, 8.7 billion weights", 32000, 512, 2048, 512, 512, 0, 2,
       8192 },
     { "lm-32", "language model: 32 experts of 1024, 4 for a token", 32000, 512, 512, 0, 32, 0, 4, 1024 },
-    { "lm-4096", "language model: 16 groups of 256 experts, 2 x 2 for a token, 4.3 billion weights", 32000, 512, 512, 0,
-      4096, 16, 2, 1024 },
-    { "lm-131072",
-      "language model: 256 groups of 512 experts, smaller than the paper's (128-32-128), 2 x 2 for a token", 32000, 128,
-      128, 0, 131072, 256, 2, 32 },
+    { "lm-4096", "language model: 16 groups of 256 experts", 32000, 512, 512, 0, 4096, 16, 2, 1024 },
+    { "lm-131072", "language model: 256 groups of 512 experts", 32000, 128, 128, 0, 131072, 256, 2, 32 },
     { "small", "the size of the shipped model", 8000, 256, 512, 256, 32, 0, 2, 512 },
 };
 
@@ -66,24 +61,27 @@ static const transformer transformers[] = {
 };
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-make-random --preset NAME -o FILE [OPTION]...\n"
-        "Writes a model of a published size with random weights. What it says means nothing, at the speed of a real one.\n"
-        "\n"
-        "      --preset NAME    one of\n",
-        to);
+    fputs("Usage: moe-make-random --preset NAME -o FILE [OPTION]...\n"
+          "Writes a model of a published size with random weights. It translates into\n"
+          "nonsense, at the speed of a trained model.\n"
+          "\n"
+          "      --preset NAME    one of these:\n",
+          to);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        fprintf(to, "                         %-16s  %s\n", shapes[i].name, shapes[i].words);
+        fprintf(to, "        %-16s  %s\n", shapes[i].name, shapes[i].words);
     for (size_t i = 0; i < sizeof transformers / sizeof *transformers; i++)
-        fprintf(to, "                         %-16s  %s\n", transformers[i].name, transformers[i].words);
+        fprintf(to, "        %-16s  %s\n", transformers[i].name, transformers[i].words);
     fputs("  -o FILE              model file to write\n"
-          "      --type TYPE      of the matrices: f32, f16, bf16, q8 (default), q4\n"
-          "      --experts TYPE   of the experts, if another\n"
-          "      --seed N         other weights (default 1)\n"
+          "      --type TYPE      type of the matrices: f32, f16, bf16, q8 (default), q4\n"
+          "      --experts TYPE   type of the experts, if another\n"
+          "      --seed N         other weights (default: 1)\n"
           "  -h, --help           this text\n"
           "  -V, --version        version\n"
           "\n"
-          "Needs little memory: rows are made, packed and written one expert at a time.\n"
+          "With groups a token goes to 2 experts in each of 2 groups. lm-131072 has smaller\n"
+          "layers than the paper's model (128-32-128), so that it fits a disk. Little\n"
+          "memory is needed: one expert at a time is made and written.\n"
+          "\n"
           "Exit status: 0 done, 2 usage, 3 memory ran out, 4 FILE could not be written.\n",
           to);
 }

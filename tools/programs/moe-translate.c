@@ -14,10 +14,9 @@
 #include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/programs/routing.h"
+#include "tools/text/json.h"
 #include "tools/text/spm.h"
 #include "tools/text/text.h"
-
-#include <cjson/cJSON.h>
 
 #include <errno.h>
 #include <getopt.h>
@@ -41,82 +40,117 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-translate -m MODEL -t LANG [OPTION]...\n"
-        "Translates UTF-8 lines from standard input, one line out for each line in, in order.\n"
-        "\n"
-        "Files and languages\n"
-        "  -m, --model FILE          the model\n"
-        "  -t, --target LANG         language to translate into, such as de\n"
-        "  -s, --source LANG         language of the input, for models that want to be told (NLLB, M2M-100) and for --rerank,\n"
-        "                            which else finds it out\n"
-        "  -i, --input FILE          read this instead of standard input\n"
-        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
-        "                            lines that were finished, whole\n"
-        "\n"
-        "Search\n"
-        "      --preset NAME         search as the engine of a checkpoint does: paper, nvidia, tf or mlperf (default: what\n"
-        "                            the model says); the options below change parts of it\n"
-        "      --beam N              hypotheses kept at each step; 1 is greedy (default: the model's)\n"
-        "      --nbest N             give the N best translations, separated by TABs (in --json: a list)\n"
-        "      --length-penalty A    alpha of the GNMT length penalty; 0 is none\n"
-        "      --coverage-penalty B  beta of the GNMT coverage penalty; 0 is none\n"
-        "      --prune MARGIN        drop hypotheses this much worse than the best (natural log); 0 is never\n"
-        "      --rerank W            choose among the hypotheses of the beam by how well each explains the input too: W times\n"
-        "                            the log-probability of the input given it is added to its score (noisy channel). Better\n"
-        "                            and slower; 0 is never (default: the model's). Models of several languages can do it\n"
-        "      --early-stopping[=0]  of models with Hugging Face's search: stop when as many hypotheses as the beam holds have\n"
-        "                            ended; =0: when none can be better any more (default: the model's)\n"
-        "      --force ID            the first token of every translation, which costs nothing\n"
-        "      --max-len N           longest line and longest translation, in tokens; of a Transformer the translation's alone\n"
-        "      --split N             translate lines of more than N characters sentence by sentence; 0: never (default: 120; 0 with\n"
-        "                            --json, --nbest, --score, --prefix, --routing, --ids and --pretokenized, which show whole\n"
-        "                            lines)\n"
-        "      --truncate            cut a line at the first thing that cannot be used, rather than leave it out\n"
-        "\n"
-        "Input and output\n"
-        "      --ids                 lines are token ids separated by spaces, in and out\n"
-        "      --raw-ids             the same, but lines are all that the encoder reads, language token and end included, and what\n"
-        "                            comes out is all that was generated; with --score and --prefix targets are so too\n"
-        "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces, in and out; unknown\n"
-        "                            ones become the unknown token (tools/convert/moses-bpe.py makes them for Moses + BPE)\n"
-        "      --score               lines are source TAB target; gives the target's log-probability TAB tokens\n"
-        "      --prefix              lines are source TAB first words of its translation; gives the whole translation that begins\n"
-        "                            with them\n"
-        "      --json                one JSON object per line: source, prefix, translation, score, ids, token_logprobs,\n"
-        "                            nbest; error where a line could not be translated\n"
-        "      --stats               tokens, seconds and memory to standard error at the end\n"
-        "  -v, --verbose             say on standard error what is used: kernels or GPU, memory\n"
-        "  -q, --quiet               no progress and no warnings; lines that fail are still reported\n"
-        "\n",
-        to);
-    fputs(
-        PROGRAM_HELP_GATES(
-            "token") "                            The routing is that of the best translation, which is scored for it once more\n"
-                     "\n"
-                     "Speed (none of these changes a single byte of the output)\n"
-                     "      --threads N           threads that compute (default: one per processor)\n"
-                     "      --batch N             sentences decoded at once\n"
-                     "      --batch-tokens N      source tokens decoded at once, about: many short sentences or few long ones\n"
-                     "      --no-mmap             read the model into memory of its own: a tenth faster, slower to start\n" PROGRAM_HELP_VERIFY
-                     "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"
-                     "      --device NAME         cpu, cuda or cuda:N; without it a GPU where this build and machine have one that\n"
-                     "                            works (default: MOE_DEVICE)\n"
-                     "      --gpu-memory MB       memory of the GPU to take at most (default: whatever is free). Experts that do not fit\n"
-                     "                            stay in host memory and are fetched when a token goes to them: slower, same bytes\n"
-                     "\n"
-                     "      --self-test           translate the sentences stored in the model and compare; needs only -m\n"
-                     "  -h, --help                this text\n"
-                     "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
-                     "\n"
-                     "A line in capitals is translated as if it were in small letters, and the translation is put in capitals.\n"
-                     "An empty line gives an empty line. A line that cannot be translated, or a sentence of a line that is split,\n"
-                     "gives nothing too, and standard error says which and why. CRLF line ends are read, LF is written.\n"
-                     "\n" PROGRAM_HELP_EXIT(
-                         "all translated",
-                         "some lines were not (or the self-test failed)") "\n"
-                                                                          "Example: echo 'Good morning!' | moe-translate -m models/en-de-fr-es.bin -t de\n",
-        to);
+    fputs("Usage: moe-translate -m MODEL -t LANG [OPTION]...\n"
+          "Translates lines of UTF-8 text from standard input. Each line in gives one line\n"
+          "out, in the same order.\n"
+          "\n"
+          "Files and languages\n"
+          "  -m, --model FILE          the model\n"
+          "  -t, --target LANG         language to translate into, such as de\n"
+          "  -s, --source LANG         language of the input, for models that must be told\n"
+          "                            (NLLB, M2M-100) and for --rerank, which otherwise\n"
+          "                            finds it out\n"
+          "  -i, --input FILE          read this file instead of standard input\n"
+          "  -o, --output FILE         write to this file instead of standard output; after\n"
+          "                            a failure or ^C it holds the whole lines that were\n"
+          "                            finished\n"
+          "\n"
+          "Search\n"
+          "      --preset NAME         search as the engine of a checkpoint does: paper,\n"
+          "                            nvidia, tf or mlperf (default: the model's). The\n"
+          "                            options below change parts of the preset\n"
+          "      --beam N              hypotheses that each step keeps; 1 is greedy\n"
+          "                            (default: the model's)\n"
+          "      --nbest N             give the N best translations, separated by TABs\n"
+          "                            (with --json: a list)\n"
+          "      --length-penalty A    alpha of the GNMT length penalty; 0 is none\n"
+          "      --coverage-penalty B  beta of the GNMT coverage penalty; 0 is none\n"
+          "      --prune MARGIN        drop hypotheses whose log-probability is MARGIN\n"
+          "                            worse than the best one's; 0 is never\n"
+          "      --rerank W            choose the hypothesis of the beam that also explains\n"
+          "                            the input: W times the log-probability of the input\n"
+          "                            given the hypothesis is added to its score (noisy\n"
+          "                            channel). Better and slower; 0 is never (default:\n"
+          "                            the model's). Needs a model of several languages\n"
+          "      --early-stopping[=0]  for models with Hugging Face's search: stop when as\n"
+          "                            many hypotheses as the beam holds have ended; =0:\n"
+          "                            when no other can be better (default: the model's)\n"
+          "      --force ID            the first token of every translation; it costs\n"
+          "                            nothing\n"
+          "      --max-len N           longest line and longest translation, in tokens; of a\n"
+          "                            Transformer, longest translation\n"
+          "      --split N             translate a line of more than N characters sentence\n"
+          "                            by sentence; 0 is never (default: 120; 0 with\n"
+          "                            --json, --nbest, --score, --prefix, --routing, --ids\n"
+          "                            and --pretokenized, which show whole lines)\n"
+          "      --truncate            cut a line where the first unusable part begins;\n"
+          "                            without it such a line is not used at all\n"
+          "\n",
+          to);
+    fputs("Input and output\n"
+          "      --ids                 lines are token ids with spaces between them, in and\n"
+          "                            out\n"
+          "      --raw-ids             the same, but a line is all that the encoder reads,\n"
+          "                            language token and end included, and all that is\n"
+          "                            generated comes out; so are the targets of --score\n"
+          "                            and --prefix\n"
+          "      --pretokenized        lines are pieces of the model's vocabulary with\n"
+          "                            spaces between them, in and out. Other pieces become\n"
+          "                            the unknown token. tools/convert/moses-bpe.py makes\n"
+          "                            the pieces for Moses + BPE\n"
+          "      --score               lines are source TAB target; gives the target's\n"
+          "                            log-probability TAB tokens\n"
+          "      --prefix              lines are source TAB first words of a translation;\n"
+          "                            gives the whole translation that begins with those\n"
+          "                            words\n"
+          "      --json                one JSON object per line: source, prefix,\n"
+          "                            translation, score, ids, token_logprobs, nbest;\n"
+          "                            error where a line could not be translated\n"
+          "      --stats               report tokens, seconds and memory on standard error\n"
+          "                            at the end\n"
+          "  -v, --verbose             say on standard error what is used: kernels or GPU,\n"
+          "                            memory\n"
+          "  -q, --quiet               no progress and no warnings; a line that fails is\n"
+          "                            still reported\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_GATES("token"), to);
+    fputs("                            The routing is that of the best translation, which\n"
+          "                            is scored once more for this\n"
+          "\n"
+          "Speed (the output has the same bytes whatever these say)\n"
+          "      --threads N           threads that compute (default: one per processor)\n"
+          "      --batch N             sentences decoded at once\n"
+          "      --batch-tokens N      source tokens decoded at once, about: many short\n"
+          "                            sentences or few long ones\n"
+          "      --no-mmap             read the model into memory of its own: a tenth\n"
+          "                            faster, but slower to start\n" PROGRAM_HELP_VERIFY
+          "      --isa NAME            kernels to use (default: MOE_ISA, else the best ones\n"
+          "                            that this machine can run)\n"
+          "      --device NAME         cpu, cuda or cuda:N (default: MOE_DEVICE, else a GPU\n"
+          "                            if this build and this machine have one that works)\n"
+          "      --gpu-memory MB       take at most this much of the GPU's memory (default:\n"
+          "                            all that is free). Experts that do not fit stay in\n"
+          "                            host memory; each is fetched when a token goes to\n"
+          "                            it: slower, same bytes\n"
+          "\n"
+          "      --self-test           translate the sentences that the model file holds\n"
+          "                            and compare; needs only -m\n"
+          "  -h, --help                this text\n"
+          "  -V, --version             version of moe and of SentencePiece, and the kernels\n"
+          "                            of this build\n"
+          "\n"
+          "A line in capitals is translated as if it were in small letters; its translation\n"
+          "comes out in capitals. An empty line gives an empty line. A line that cannot be\n"
+          "translated gives an empty line too, and standard error says which line and why.\n"
+          "Of a line that is split only the sentences that cannot be translated are left\n"
+          "out. CRLF line ends are read, LF is written.\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_EXIT("all translated", "some lines were not (or the self-test failed)"), to);
+    fputs("\n"
+          "Example: echo 'Good morning!' | moe-translate -m models/en-de-fr-es.bin -t de\n",
+          to);
 }
 
 /* -1: go on; else the exit status. */
@@ -296,58 +330,63 @@ static moe_status append_translation(const text_front *front, const options *o, 
     return status;
 }
 
-/* Add what a hypothesis has to an object. The keys are documented in README.md: later programs depend on them. */
+/* What a hypothesis has, into the object that is open. Other programs depend on the keys. */
 static moe_status json_hypothesis(const text_front *front, const options *o, const text_job *job,
-                                  const moe_hypothesis *h, cJSON *object, moe_error *error) {
+                                  const moe_hypothesis *h, json *j, moe_error *error) {
+    const size_t tokens = h->n_ids + (h->finished != 0);
     if (!o->score) {
         text_bytes text = { 0 };
         moe_status status = append_translation(front, o, job, h, &text, error);
-        if (!status && !text.failed) cJSON_AddStringToObject(object, "translation", text.data);
+        j->out->failed |= text.failed;
+        if (!status && !text.failed) json_text(j, "translation", text.data);
         text_bytes_free(&text);
         if (status) return status;
     }
-    cJSON_AddItemToObject(object, "score", program_json_float(h->score));
-    cJSON_AddItemToObject(object, "logprob", program_json_float(h->logprob));
-    if (h->reverse != 0.0f) cJSON_AddItemToObject(object, "reverse", program_json_float(h->reverse));
-    if (!o->score) cJSON_AddBoolToObject(object, "finished", h->finished);
-    else cJSON_AddNumberToObject(object, "tokens", (double)(h->n_ids + (h->finished != 0)));
-    cJSON *ids = program_json_ids(h->ids, h->n_ids), *list;
-    if (shows_end(o, h)) cJSON_AddItemToArray(ids, cJSON_CreateNumber(o->end));
-    cJSON_AddItemToObject(object, "ids", ids);
-    list = cJSON_AddArrayToObject(object, "token_logprobs");
-    for (size_t i = 0; i < h->n_ids + (h->finished != 0); i++)
-        cJSON_AddItemToArray(list, program_json_float(h->token_logprobs[i]));
+    json_float(j, "score", h->score);
+    json_float(j, "logprob", h->logprob);
+    if (h->reverse != 0.0f) json_float(j, "reverse", h->reverse);
+    if (!o->score) json_bool(j, "finished", h->finished);
+    else json_whole(j, "tokens", (int64_t)tokens);
+    json_open(j, "ids", '[');
+    for (size_t i = 0; i < h->n_ids; i++) json_whole(j, NULL, h->ids[i]);
+    if (shows_end(o, h)) json_whole(j, NULL, o->end);
+    json_close(j, ']');
+    json_open(j, "token_logprobs", '[');
+    for (size_t i = 0; i < tokens; i++) json_float(j, NULL, h->token_logprobs[i]);
+    json_close(j, ']');
     return MOE_OK;
 }
 
 /* The line for a job as JSON; result NULL where there is none. */
 static moe_status json_line(const text_front *front, const options *o, text_job *job, const moe_result *result,
                             moe_error *error) {
-    cJSON *object = cJSON_CreateObject();
-    cJSON_AddNumberToObject(object, "line", (double)job->line);
-    if (job->failed && !job->source.length) cJSON_AddNullToObject(object, "source");
-    else cJSON_AddStringToObject(object, "source", job->source.length ? job->source.data : "");
-    if (o->score || o->prefix)
-        cJSON_AddStringToObject(object, o->score ? "target" : "prefix", job->target.length ? job->target.data : "");
-    cJSON_AddItemToObject(object, "source_ids",
-                          program_json_ids(job->source_ids.data, job->failed ? 0 : job->source_ids.length));
+    json j = { .out = &job->output };
+    const size_t length = job->output.length;
     moe_status status = MOE_OK;
+    json_open(&j, NULL, '{');
+    json_whole(&j, "line", (int64_t)job->line);
+    if (job->failed && !job->source.length) json_null(&j, "source");
+    else json_text(&j, "source", job->source.length ? job->source.data : "");
+    if (o->score || o->prefix)
+        json_text(&j, o->score ? "target" : "prefix", job->target.length ? job->target.data : "");
+    json_ids(&j, "source_ids", job->source_ids.data, job->failed ? 0 : job->source_ids.length);
     if (result && result->n_hypotheses) {
         const moe_hypothesis best = scored(o, job, result);
-        status = json_hypothesis(front, o, job, &best, object, error);
-        cJSON *list = o->nbest > 0 ? cJSON_AddArrayToObject(object, "nbest") : NULL;
-        for (size_t i = 0; list && !status && i < result->n_hypotheses; i++) {
-            cJSON *one = cJSON_CreateObject();
-            cJSON_AddItemToArray(list, one);
-            status = json_hypothesis(front, o, job, &result->hypotheses[i], one, error);
+        status = json_hypothesis(front, o, job, &best, &j, error);
+        if (o->nbest > 0) json_open(&j, "nbest", '[');
+        for (size_t i = 0; o->nbest > 0 && !status && i < result->n_hypotheses; i++) {
+            json_open(&j, NULL, '{');
+            status = json_hypothesis(front, o, job, &result->hypotheses[i], &j, error);
+            json_close(&j, '}');
         }
+        if (o->nbest > 0) json_close(&j, ']');
     } else if (!o->score) {
-        cJSON_AddStringToObject(object, "translation", "");
+        json_text(&j, "translation", "");
     }
-    if (job->failed) cJSON_AddStringToObject(object, "error", job->note);
-    else if (job->cut) cJSON_AddStringToObject(object, "cut", job->note);
-    if (!status) program_json_output(object, &job->output);
-    else cJSON_Delete(object);
+    if (job->failed) json_text(&j, "error", job->note);
+    else if (job->cut) json_text(&j, "cut", job->note);
+    json_close(&j, '}');
+    if (status) job->output.length = length;
     return status;
 }
 

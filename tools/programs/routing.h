@@ -2,14 +2,15 @@
  * moe-routing reads them.
  *
  *   {"model":"en-de-fr-es","layers":[{"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}]}
- *   {"line":12,"layer":"encoder.2","position":3,"id":123,"token":"Haus","experts":[3,17],"weights":[0.61,0.39],"empty":false}
+ *   {"line":12,"layer":"encoder.2","position":3,"id":123,"token":"Haus",
+ *    "experts":[3,17],"weights":[0.61,0.39],"empty":false}
  *
- * The header comes first. k: experts wanted for a token, of two levels the product; all that there are where a softmax
- * names no number. Then sentences in order; in each all tokens of its first layer, by position, then those of the next.
- * line counts from 1, positions from 0. On the encoder's side they count tag and end; position t of a decoder predicts
- * token t and reads `id`, the begin token at first. A classifier's row is a line with one position and no id. token is
- * absent where there is no vocabulary. experts ascend. empty: a mask selected nothing; experts then hold what the
- * model's policy chose, perhaps nothing.
+ * Each object is one line. The header comes first. k: experts wanted for a token, of two levels the product; all that
+ * there are where a softmax names no number. Then sentences in order; in each all tokens of its first layer, by
+ * position, then those of the next. line counts from 1, positions from 0. On the encoder's side they count tag and end;
+ * position t of a decoder predicts token t and reads `id`, the begin token at first. A classifier's row is a line with
+ * one position and no id. token is absent where there is no vocabulary. experts ascend. empty: a mask selected nothing;
+ * experts then hold what the model's policy chose, perhaps nothing.
  *
  * The file appears under its name when all is done, or not at all; what is no regular file (a pipe) is written as it
  * comes: see moe_output in moe.h. Nothing here prints or exits.

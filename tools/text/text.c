@@ -31,82 +31,11 @@ static moe_status fail(moe_error *error, moe_status code, const char *where, con
 
 static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
 
-/* ---- 1. Growable bytes and ids ------------------------------------------------------------------------- */
-
-/* Room for `more` bytes and a NUL after them. */
-static int text_room(text_bytes *bytes, size_t more) {
-    if (bytes->failed) return 0;
-    size_t need = bytes->length + more + 1;
-    if (need <= more) return bytes->failed = 1, 0;
-    if (need <= bytes->capacity) return 1;
-    size_t wanted = bytes->capacity + bytes->capacity / 2;
-    if (wanted < need) wanted = need;
-    if (wanted < 64) wanted = 64;
-    char *data = realloc(bytes->data, wanted);
-    if (!data) return bytes->failed = 1, 0;
-    bytes->data = data;
-    bytes->capacity = wanted;
-    return 1;
-}
-
-void text_append(text_bytes *bytes, const char *data, size_t length) {
-    if (!text_room(bytes, length)) return;
-    if (length) memcpy(bytes->data + bytes->length, data, length);
-    bytes->length += length;
-    bytes->data[bytes->length] = '\0'; /* never counted: lets the bytes be used as a string */
-}
-
-void text_append_string(text_bytes *bytes, const char *string) { text_append(bytes, string, strlen(string)); }
-
-void text_printf(text_bytes *bytes, const char *format, ...) {
-    char line[512];
-    va_list arguments;
-    va_start(arguments, format);
-    int n = vsnprintf(line, sizeof line, format, arguments);
-    va_end(arguments);
-    if (n > 0) text_append(bytes, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
-}
-
-void text_append_float(text_bytes *bytes, float value) {
-    char digits[32];
-    for (int precision = 6; precision <= 9; precision++) {
-        snprintf(digits, sizeof digits, "%.*g", precision, (double)value);
-        if (strtof(digits, NULL) == value) break;
-    }
-    text_append_string(bytes, digits);
-}
+/* ---- 1. Ids -------------------------------------------------------------------------------------------- */
 
 void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count) {
     for (size_t i = 0; i < count; i++) text_printf(bytes, i ? " %d" : "%d", (int)ids[i]);
     text_append(bytes, "", 0);
-}
-
-void text_append_clean(text_bytes *bytes, const char *data, size_t length) {
-    size_t i = 0;
-    while (i < length) {
-        size_t good = text_utf8_valid(data + i, length - i), run = 0;
-        while (run < good) {
-            unsigned char c = (unsigned char)data[i + run];
-            /* C1 controls are C2 80 .. C2 9F */
-            int c1 = c == 0xC2 && (unsigned char)data[i + run + 1] < 0xA0;
-            if (c < 0x20 || c == 0x7F || c1) {
-                text_append(bytes, data + i, run);
-                text_append_string(bytes, c == '\n' || c == '\t' ? " " : "\xEF\xBF\xBD");
-                i += run + 1 + (size_t)c1, good -= run + 1 + (size_t)c1, run = 0;
-            } else {
-                run++;
-            }
-        }
-        text_append(bytes, data + i, run);
-        i += run;
-        if (i < length) text_append_string(bytes, "\xEF\xBF\xBD"), i++;
-    }
-    text_append(bytes, "", 0);
-}
-
-void text_bytes_free(text_bytes *bytes) {
-    free(bytes->data);
-    *bytes = (text_bytes){ 0 };
 }
 
 void text_ids_free(text_ids *ids) {
@@ -137,50 +66,7 @@ static void text_clear(text_bytes *bytes) {
     bytes->failed = 0;
 }
 
-/* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
-
-size_t text_utf8_valid(const char *data, size_t length) {
-    const unsigned char *s = (const unsigned char *)data;
-    size_t i = 0;
-    while (i < length) {
-        unsigned char c = s[i], low = 0x80, high = 0xBF; /* what the second byte may be */
-        size_t more;
-        if (c < 0x80) {
-            i++;
-            continue;
-        }
-        if (c >= 0xC2 && c <= 0xDF) {
-            more = 1;
-        } else if (c >= 0xE0 && c <= 0xEF) {
-            more = 2;
-            if (c == 0xE0) low = 0xA0;  /* below: overlong   */
-            if (c == 0xED) high = 0x9F; /* above: surrogates */
-        } else if (c >= 0xF0 && c <= 0xF4) {
-            more = 3;
-            if (c == 0xF0) low = 0x90;  /* below: overlong   */
-            if (c == 0xF4) high = 0x8F; /* above: U+10FFFF   */
-        } else {
-            return i;
-        }
-        if (length - i <= more || s[i + 1] < low || s[i + 1] > high) return i;
-        for (size_t k = 2; k <= more; k++)
-            if ((s[i + k] & 0xC0) != 0x80) return i;
-        i += more + 1;
-    }
-    return length;
-}
-
-size_t text_utf8_cut(const char *data, size_t length, size_t limit) {
-    if (limit >= length) return length;
-    while (limit && ((unsigned char)data[limit] & 0xC0) == 0x80) limit--;
-    return limit;
-}
-
-size_t text_utf8_count(const char *data, size_t length) {
-    size_t count = 0;
-    for (size_t i = 0; i < length; i++) count += ((unsigned char)data[i] & 0xC0) != 0x80;
-    return count;
-}
+/* ---- 2. Sentences and capitals ------------------------------------------------------------------------- */
 
 /* The bytes of a member of `list` (members separated by spaces) that the text begins with, or with `all` is; 0: of
  * none. */
@@ -318,21 +204,13 @@ static int span_is(moe_span s, const char *text) {
     return s.length == strlen(text) && memcmp(s.data, text, s.length) == 0;
 }
 
-/* FNV-1a: the slot where the search for a piece begins. */
-static size_t piece_slot(const text_vocabulary *v, const char *data, size_t length) {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < length; i++) h = (h ^ (unsigned char)data[i]) * 0x100000001b3u;
-    return (size_t)(h ^ (h >> 32)) & (v->slots - 1);
-}
-
-/* The slot that holds a piece, or the free one where it would go. */
-static size_t piece_find(const text_vocabulary *v, const char *data, size_t length) {
-    size_t at = piece_slot(v, data, length);
-    for (; v->table[at] >= 0; at = (at + 1) & (v->slots - 1)) {
-        moe_span s = v->pieces[v->table[at]];
-        if (s.length == length && memcmp(s.data, data, length) == 0) break;
-    }
-    return at;
+/* The id of a piece, of several the first; -1: there is none. */
+static int32_t piece_find(const text_vocabulary *v, const char *data, size_t length) {
+    const uint32_t hash = text_hash(data, length);
+    uint32_t id;
+    for (size_t at = 0; (id = text_index_next(&v->index, hash, &at)) != TEXT_NONE;)
+        if (v->pieces[id].length == length && memcmp(v->pieces[id].data, data, length) == 0) return (int32_t)id;
+    return -1;
 }
 
 /* A model without a list of pieces has an empty vocabulary. */
@@ -345,15 +223,14 @@ static moe_status open_vocabulary(text_front *front, moe_error *error) {
         v->count != (size_t)moe_model_vocabulary(front->model))
         return fail(error, MOE_ERROR_FORMAT, "vocabulary.pieces", "it is not a list of %d texts, one for each token",
                     (int)moe_model_vocabulary(front->model));
-    for (v->slots = 64; v->slots < 2 * v->count;) v->slots *= 2;
     v->pieces = malloc(v->count * sizeof *v->pieces);
-    v->table = malloc(v->slots * sizeof *v->table);
-    if (!v->pieces || !v->table) return out_of_memory(error);
+    if (!v->pieces) return out_of_memory(error);
     moe_model_meta_texts(front->model, (size_t)list, v->pieces, v->count);
-    for (size_t i = 0; i < v->slots; i++) v->table[i] = -1;
     for (size_t i = 0; i < v->count; i++) {
-        size_t at = piece_find(v, v->pieces[i].data, v->pieces[i].length);
-        if (v->pieces[i].length && v->table[at] < 0) v->table[at] = (int32_t)i;
+        const moe_span s = v->pieces[i];
+        if (s.length && piece_find(v, s.data, s.length) < 0 &&
+            !text_index_add(&v->index, text_hash(s.data, s.length), i))
+            return out_of_memory(error);
     }
     return MOE_OK;
 }
@@ -446,7 +323,7 @@ void text_close(text_front *front) {
     free(front->map.ids);
     free(front->map.pieces);
     free(front->vocabulary.pieces);
-    free(front->vocabulary.table);
+    text_index_free(&front->vocabulary.index);
     moe_model_close(front->model);
     *front = (text_front){ 0 };
 }
@@ -565,7 +442,7 @@ static moe_status encode_pieces(const text_front *front, const char *text, size_
         status = fail(error, MOE_ERROR_ARGUMENT, "text", "%s", why);
     for (size_t at = 0; at < bytes && !status; at += n + 1) {
         n = strlen(pieces + at);
-        const int32_t id = v->table[piece_find(v, pieces + at, n)];
+        const int32_t id = piece_find(v, pieces + at, n);
         status = append_id(ids, id < 0 ? front->unknown : id, error);
     }
     free(pieces);
@@ -682,7 +559,7 @@ static moe_status append_id(text_ids *ids, int32_t id, moe_error *error) {
 /* The id of a piece; -1 if there is no such piece, -2 if memory ran out. */
 static int32_t piece_id(const text_front *front, const char *piece, size_t length) {
     const text_vocabulary *v = &front->vocabulary;
-    if (v->count) return v->table[piece_find(v, piece, length)];
+    if (v->count) return piece_find(v, piece, length);
     text_bytes name = { 0 };
     text_append(&name, piece, length);
     int32_t id = name.failed ? -2 : spm_id(front->tokeniser, name.data);

@@ -15,54 +15,27 @@
 #define TEXT_H
 
 #include "moe.h"
+#include "tools/text/bytes.h"
 #include "tools/text/spm.h"
 
 #include <signal.h> /* sig_atomic_t */
 #include <stddef.h>
 #include <stdint.h>
 
-/* ---- 1. Growable bytes and ids ------------------------------------------------------------------------- */
-
-/* All zero is empty. `data` is malloc'ed. After a failed allocation `failed` stays set and further writes do
- * nothing, so that a chain of them needs one check at its end. */
-typedef struct text_bytes {
-    char *data;
-    size_t length, capacity;
-    int failed;
-} text_bytes;
+/* ---- 1. Ids -------------------------------------------------------------------------------------------- */
 
 typedef struct text_ids {
     int32_t *data;
     size_t length, capacity;
 } text_ids;
 
-void text_append(text_bytes *bytes, const char *data, size_t length);
-void text_append_string(text_bytes *bytes, const char *string);
-void text_printf(text_bytes *bytes, const char *format, ...)
-#ifdef __GNUC__
-    __attribute__((format(printf, 2, 3)))
-#endif
-    ;
-void text_append_float(text_bytes *bytes, float value); /* the shortest decimal that reads back as this float */
 void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count); /* separated by spaces */
-/* Bytes from an untrusted source, fit for a terminal or JSON: control characters and what is not UTF-8 become U+FFFD.
- */
-void text_append_clean(text_bytes *bytes, const char *data, size_t length);
-void text_bytes_free(text_bytes *bytes);
 void text_ids_free(text_ids *ids);
 moe_status text_ids_append(text_ids *ids, const int32_t *from, size_t count, moe_error *error);
 moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error); /* a copy of `from` */
 
-/* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
+/* ---- 2. Sentences and capitals ------------------------------------------------------------------------- */
 
-/* Offset of the first byte that is not part of well-formed UTF-8 (no surrogates, nothing overlong, nothing above
- * U+10FFFF), or `length`. */
-size_t text_utf8_valid(const char *data, size_t length);
-/* The largest offset <= limit that does not split a character of valid UTF-8. */
-size_t text_utf8_cut(const char *data, size_t length, size_t limit);
-
-/* Characters of valid UTF-8. */
-size_t text_utf8_count(const char *data, size_t length);
 /* Where the first sentence of valid UTF-8 ends, white space behind it included; `length` if there is no other one. A
  * sentence ends at . ! ? or the like, with what closes quotes and brackets, before white space and something else than
  * a small letter; not behind initials, ordinals and common abbreviations. */
@@ -81,8 +54,7 @@ void text_shout(char *data, size_t length);
 typedef struct text_vocabulary {
     moe_span *pieces; /* [count] by id; they lie in the model file */
     size_t count;
-    int32_t *table; /* [slots] ids by the hash of their piece, -1: free */
-    size_t slots;   /* a power of two, more than `count` */
+    text_index index; /* ids by the hash of their piece */
 } text_vocabulary;
 
 /* Where a model's ids are not SentencePiece's own: of each of its pieces the model's id, and the other way; -1: none.

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Measure model files on the test sets and print the tables of the card, or write them into it.
 
-Every sentence goes through ./moe-translate as a user would run it; scores are sacreBLEU's BLEU and chrF with the signature
-printed. tatoeba-2k: six language pairs, 2,000 sentences each, both directions; newstest2014: de-en and fr-en, both directions;
-FLORES-200 devtest: all twelve directions. Several models stand side by side, and behind each table is how probable it is that chance
-alone sets another one's BLEU as far from the first one's (approximate randomisation). `--sets words` says of newstest2012 instead which
-words are found: of those of a reference that its source has not, by how often they occur in the training text, and of the names
-that both have.
+Every sentence goes through ./moe-translate as a user would run it; scores are sacreBLEU's BLEU and chrF with the
+signature printed. tatoeba-2k: six language pairs, 2,000 sentences each, both directions; newstest2014: de-en and fr-en,
+both directions; FLORES-200 devtest: all twelve directions. Several models stand side by side, and behind each table is
+how probable it is that chance alone sets another one's BLEU as far from the first one's (approximate randomisation).
+`--sets words` says of newstest2012 instead which words are found: of those of a reference that its source has not, by
+how often they occur in the training text, and of the names that both have.
 
     tools/train/evaluate.py -m models/en-de-fr-es.bin --corpus ../shared/corpus --card models/README.md --part quality
     tools/train/evaluate.py -m MoE=a.bin dense=b.bin --sets tatoeba --directions en-de,fr-en,de-es
@@ -63,10 +63,12 @@ def translate(arguments, model, source, target, sentences):
     for option in ("beam", "rerank", "threads"):
         if getattr(arguments, option) is not None:
             command += [f"--{option}", str(getattr(arguments, option))]
-    result = subprocess.run(command, input="\n".join(sentences) + "\n", stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    result = subprocess.run(command, input="\n".join(sentences) + "\n", stdout=subprocess.PIPE, text=True,
+                            encoding="utf-8")
     lines = result.stdout.split("\n")[:-1]
     if result.returncode > 1 or len(lines) != len(sentences):
-        sys.exit(f"evaluate.py: {' '.join(command)} gave {len(lines)} lines for {len(sentences)}, status {result.returncode}")
+        sys.exit(f"evaluate.py: {' '.join(command)} gave {len(lines)} lines for {len(sentences)}, status "
+                 f"{result.returncode}")
     return lines
 
 
@@ -80,7 +82,8 @@ def table(arguments, name, models):
     wanted = set(arguments.directions.split(",")) if arguments.directions else None
     digits, scores, chances = 1 if len(models) == 1 else 2, {}, []
     label = lambda x: "" if len(models) == 1 else x + " "  # noqa: E731
-    out = [f"| {name} | " + " | ".join(f"{label(x)}BLEU | {label(x)}chrF" for x in models) + " |", "|---" * (1 + 2 * len(models)) + "|"]
+    out = [f"| {name} | " + " | ".join(f"{label(x)}BLEU | {label(x)}chrF" for x in models) + " |",
+           "|---" * (1 + 2 * len(models)) + "|"]
 
     def row(title, values):
         out.append(f"| {title} | " + " | ".join(f"{value:.{digits}f}" for value in values) + " |")
@@ -94,14 +97,17 @@ def table(arguments, name, models):
             outputs.append((model, lines))
             if arguments.save:
                 arguments.save.mkdir(parents=True, exist_ok=True)
-                (arguments.save / f"{label(model).strip()}{name}.{pair}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+                (arguments.save / f"{label(model).strip()}{name}.{pair}").write_text("\n".join(lines) + "\n",
+                                                                                     encoding="utf-8")
             scores_here += [bleu.corpus_score(lines, [references]).score, chrf.corpus_score(lines, [references]).score]
         scores[pair] = scores_here
         if len(models) > 1:
             found = PairedTest(outputs, {"BLEU": bleu}, [references], "ar", 1000)()[1]["BLEU"]
-            chances.append(pair + " " + ", ".join(f"{model} {x.p_value:.2f}" for model, x in list(zip(models, found))[1:]))
+            chances.append(pair + " "
+                           + ", ".join(f"{model} {x.p_value:.2f}" for model, x in list(zip(models, found))[1:]))
         row(pair, scores_here)
-        print(f"{name} {pair}: {len(sources)} sentences, {time.time() - began:.0f} s, BLEU", *(f"{x:.2f}" for x in scores_here[::2]),
+        print(f"{name} {pair}: {len(sources)} sentences, {time.time() - began:.0f} s, BLEU",
+              *(f"{x:.2f}" for x in scores_here[::2]),
               file=sys.stderr)
     for title, some in (("with English", [x for pair, x in scores.items() if "en" in pair.split("-")]),
                         ("without", [x for pair, x in scores.items() if "en" not in pair.split("-")])):
@@ -113,8 +119,9 @@ def table(arguments, name, models):
 
 
 def found_words(source, reference, translation, count, german):
-    """(group, found) of words of a reference: of those that its source has not, group is how often they occur; of names that both
-    have it is the last. In German, which writes nouns as it writes names, all words count, else those in small letters."""
+    """(group, found) of words of a reference: of those that its source has not, group is how often they occur; of names
+    that both have it is the last. In German, which writes nouns as it writes names, all words count, else those in
+    small letters."""
     ours, theirs = set(WORD.findall(translation)), set(WORD.findall(reference))
     small, known = {word.lower() for word in ours}, {word.lower() for word in WORD.findall(source)}
     for word in {word.lower() for word in theirs} if german else {word for word in theirs if word.islower()}:
@@ -126,10 +133,12 @@ def found_words(source, reference, translation, count, german):
 
 def word_table(arguments, models):
     """The lines of the table of words that are found, in percent, out of so many; `models`: label -> file."""
-    count = occurrences({path.name: {language: cells for language, cells in read_columns(path).items() if language in LANGUAGES}
+    count = occurrences({path.name: {language: cells for language, cells in read_columns(path).items()
+                                     if language in LANGUAGES}
                          for path in sorted((arguments.corpus / "train").glob("*.tsv.xz"))})
     columns = read_columns(arguments.corpus / "dev" / WORDS_FILE)
-    out = ["| words | " + " | ".join(f"up to {x:,} times" for x in OFTEN) + " | more often | names |", "|---" * (len(OFTEN) + 3) + "|"]
+    out = ["| words | " + " | ".join(f"up to {x:,} times" for x in OFTEN) + " | more often | names |",
+           "|---" * (len(OFTEN) + 3) + "|"]
     for pair in (arguments.directions or WORDS_DIRECTIONS).split(","):
         source, target = pair.split("-")
         rows = [(a, b) for a, b in zip(columns[source], columns[target]) if a and b][:arguments.limit]
@@ -154,9 +163,11 @@ def write_card(path, part, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", required=True, nargs="+", help="model files, or LABEL=FILE")
-    parser.add_argument("--corpus", type=pathlib.Path, default=pathlib.Path("../shared/corpus"), help="default: %(default)s")
+    parser.add_argument("--corpus", type=pathlib.Path, default=pathlib.Path("../shared/corpus"),
+                        help="default: %(default)s")
     parser.add_argument("--sets", default=",".join(FILES), help="comma-separated, also words (default: %(default)s)")
-    parser.add_argument("--directions", help=f"comma-separated, for instance en-de,fr-en (default: all; words: {WORDS_DIRECTIONS})")
+    parser.add_argument("--directions", help=f"comma-separated, for instance en-de,fr-en (default: all; words: "
+                                             f"{WORDS_DIRECTIONS})")
     parser.add_argument("--limit", type=int, help="only the first so many sentences of each direction")
     parser.add_argument("--beam", type=int, help="default: the model's")
     parser.add_argument("--rerank", type=float, help="default: the model's")
