@@ -124,7 +124,7 @@ def shapes(c):
                 pair(f"{layer}{attention}.out_proj", d, d)
                 pair(f"{layer}{attention}_layer_norm", d)
             steps = [layer + "ffn." if mixture else layer]
-            if mixture and (i + 1) % c[side + "_sparse_step"] == 0:
+            if mixture and c[side + "_sparse_step"] and (i + 1) % c[side + "_sparse_step"] == 0:
                 out[layer + "ffn.router.classifier.weight"] = (c["num_experts"], d)
                 steps = [f"{layer}ffn.experts.expert_{e}." for e in range(c["num_experts"])]
             for step in steps:

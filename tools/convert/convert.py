@@ -36,6 +36,7 @@ import collections
 import concurrent.futures
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -501,8 +502,12 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # nothing partial stays behind then, as after an error
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         tensors = back(args) if args.back else add_golden(args) if args.golden else convert(args)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (FormatError, OSError, UnicodeDecodeError) as error:
         where = "" if isinstance(error, OSError) else f"{args.input}: "
         sys.exit(f"convert.py: {where}{error}")
