@@ -6,21 +6,25 @@ printed. tatoeba-2k: six language pairs, 2,000 sentences each, both directions; 
 FLORES-200 devtest: all twelve directions. Several models stand side by side, and behind each table is how probable it is that chance
 alone sets another one's BLEU as far from the first one's (approximate randomisation). `--sets words` says of newstest2012 instead which
 words are found: of those of a reference that its source has not, by how often they occur in the training text, and of the names
-that both have.
+that both have. `--sets phrasebook` says how many of 150 everyday phrases, which are no training text, become one of the answers that
+tests/phrasebook.tsv accepts, in each of the twelve directions; capitals and signs do not count.
 
     tools/evaluate.py -m models/en-de-fr-es.bin --corpus ../shared/corpus --card models/README.md --part quality
     tools/evaluate.py -m MoE=a.bin dense=b.bin --sets tatoeba --directions en-de,fr-en,de-es
     tools/evaluate.py -m models/en-de-fr-es.bin --sets words --limit 600 --beam 4 --rerank 0
+    tools/evaluate.py -m models/en-de-fr-es.bin --sets phrasebook
 
 --card replaces what stands between the lines "<!-- PART -->" and "<!-- end of PART -->" of that file.
 """
 import argparse
+import itertools
 import lzma
 import pathlib
 import re
 import subprocess
 import sys
 import time
+import unicodedata
 
 import sacrebleu
 from sacrebleu.significance import PairedTest
@@ -35,6 +39,7 @@ FILES = {
 }
 WORDS = "words"  # the set of word_table, on:
 WORDS_FILE, WORDS_DIRECTIONS = "wmt_newstest2012.tsv.xz", "de-en,fr-en,es-en,en-de,en-es"
+PHRASES = "phrasebook"  # the set of phrase_table
 OFTEN = (30, 300, 3000)  # occurrences in the training text that words are grouped by
 NAME = re.compile(r"(?<=[\w,;:)»”\"] )[A-ZÀ-ÖØ-Þ]\w{2,}")  # not the first word of a sentence
 
@@ -144,6 +149,47 @@ def word_table(arguments, models):
     return out
 
 
+def plain(text):
+    """A phrase without what does not count: capitals, signs, kinds of apostrophes and spaces."""
+    return " ".join(re.sub(r"[^\w']", " ", unicodedata.normalize("NFKC", text).replace("’", "'").lower()).split())
+
+
+def alternatives(text):
+    """All that a cell accepts: `a|b` is a or b, `x{a/b} y` is xa y or xb y."""
+    for part in text.split("|"):
+        pieces = re.split(r"\{([^}]*)\}", part)
+        for choice in itertools.product(*(piece.split("/") if i % 2 else [piece] for i, piece in enumerate(pieces))):
+            yield plain("".join(choice))
+
+
+def phrase_table(arguments, models):
+    """The lines of the table of phrases that are accepted, in percent; `models`: label -> file."""
+    phrases = {}  # language -> (texts, sets of accepted answers)
+    for line in arguments.phrasebook.read_text(encoding="utf-8").splitlines()[1:]:
+        _, language, text, accepted = line.split("\t")
+        texts, answers = phrases.setdefault(language, ([], []))
+        texts.append(text)
+        answers.append(set(alternatives(accepted)))
+    out = ["| phrasebook | " + " | ".join("accepted, %" if len(models) == 1 else x for x in models) + " |", "|---" * (len(models) + 1) + "|"]
+    means = []
+    for source, target in itertools.permutations(LANGUAGES, 2):
+        if arguments.directions and f"{source}-{target}" not in arguments.directions.split(","):
+            continue
+        shares = []
+        for label, path in models.items():
+            texts, answers = phrases[source][0][:arguments.limit], phrases[target][1]
+            lines = translate(arguments, path, source, target, texts)
+            right = [plain(line) in wanted for line, wanted in zip(lines, answers)]
+            shares.append(100 * sum(right) / len(right))
+            if arguments.save:
+                arguments.save.mkdir(parents=True, exist_ok=True)
+                rows = (f"{'accepted' if x else 'refused'}\t{a}\t{b}\n" for x, a, b in zip(right, texts, lines))
+                (arguments.save / f"{label}.{PHRASES}.{source}-{target}").write_text("".join(rows), encoding="utf-8")
+        means.append(shares)
+        out.append(f"| {source}-{target} | " + " | ".join(f"{x:.1f}" for x in shares) + " |")
+    return out + [f"| mean ({len(means)}) | " + " | ".join(f"{mean(x):.1f}" for x in zip(*means)) + " |"]
+
+
 def write_card(path, part, text):
     card, begin, end = path.read_text(encoding="utf-8"), f"<!-- {part} -->\n", f"<!-- end of {part} -->"
     if card.count(begin) != 1 or card.count(end) != 1:
@@ -155,13 +201,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", required=True, nargs="+", help="model files, or LABEL=FILE")
     parser.add_argument("--corpus", type=pathlib.Path, default=pathlib.Path("../shared/corpus"), help="default: %(default)s")
-    parser.add_argument("--sets", default=",".join(FILES), help="comma-separated, also words (default: %(default)s)")
+    parser.add_argument("--sets", default=",".join(FILES), help="comma-separated, also words and phrasebook (default: %(default)s)")
     parser.add_argument("--directions", help=f"comma-separated, for instance en-de,fr-en (default: all; words: {WORDS_DIRECTIONS})")
     parser.add_argument("--limit", type=int, help="only the first so many sentences of each direction")
     parser.add_argument("--beam", type=int, help="default: the model's")
     parser.add_argument("--rerank", type=float, help="default: the model's")
     parser.add_argument("--threads", type=int, help="default: all processors")
     parser.add_argument("--translate", default="./moe-translate", help="program to run (default: %(default)s)")
+    parser.add_argument("--phrasebook", type=pathlib.Path, default=pathlib.Path("tests/phrasebook.tsv"), help="default: %(default)s")
     parser.add_argument("--save", type=pathlib.Path, help="folder for the translations")
     parser.add_argument("--card", type=pathlib.Path, help="file to write the tables into")
     parser.add_argument("--part", default="quality", help="place in the card (default: %(default)s)")
@@ -171,10 +218,12 @@ def main():
     for name in arguments.sets.split(","):
         if name == WORDS:
             lines = word_table(arguments, models)
+        elif name == PHRASES:
+            lines = phrase_table(arguments, models)
         elif name in FILES:
             lines, signature = table(arguments, name, models)
         else:
-            parser.error(f"no test set is called {name}; known: {', '.join([*FILES, WORDS])}")
+            parser.error(f"no test set is called {name}; known: {', '.join([*FILES, WORDS, PHRASES])}")
         text += "\n" + "\n".join(lines) + "\n"
         print("\n" + "\n".join(lines), flush=True)
     text += f"\n{signature}\n" if signature else ""
