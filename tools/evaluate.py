@@ -7,22 +7,27 @@ FLORES-200 devtest: all twelve directions. Several models stand side by side, an
 alone sets another one's BLEU as far from the first one's (approximate randomisation). `--sets words` says of newstest2012 instead which
 words are found: of those of a reference that its source has not, by how often they occur in the training text, and of the names
 that both have. `--sets phrasebook` says how many of 150 everyday phrases, which are no training text, become one of the answers that
-tests/phrasebook.tsv accepts, in each of the twelve directions; capitals and signs do not count.
+tests/phrasebook.tsv accepts, in each of the twelve directions; capitals and signs do not count. `--sets balance` says how evenly
+the experts of every mixture are used, targets given, in three domains and all of them together.
 
     tools/evaluate.py -m models/en-de-fr-es.bin --corpus ../shared/corpus --card models/README.md --part quality
     tools/evaluate.py -m MoE=a.bin dense=b.bin --sets tatoeba --directions en-de,fr-en,de-es
     tools/evaluate.py -m models/en-de-fr-es.bin --sets words --limit 600 --beam 4 --rerank 0
     tools/evaluate.py -m models/en-de-fr-es.bin --sets phrasebook
+    tools/evaluate.py -m models/en-de-fr-es.bin --sets balance --card models/README.md --part balance
 
 --card replaces what stands between the lines "<!-- PART -->" and "<!-- end of PART -->" of that file.
 """
 import argparse
 import itertools
+import json
 import lzma
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import unicodedata
 
@@ -40,6 +45,11 @@ FILES = {
 WORDS = "words"  # the set of word_table, on:
 WORDS_FILE, WORDS_DIRECTIONS = "wmt_newstest2012.tsv.xz", "de-en,fr-en,es-en,en-de,en-es"
 PHRASES = "phrasebook"  # the set of phrase_table
+BALANCE = "balance"  # the set of balance_table, on so many sentences of each direction and domain, of at most so many characters:
+BALANCE_ROWS, BALANCE_LONGEST = 100, 250
+DOMAINS = {"Tatoeba": [f"test/{file}" for file in FILES["tatoeba"]],
+           "Europarl": ["train/europarl_more.tsv.xz"],  # the only one in all directions; its text is training text
+           "newstest2012": ["dev/wmt_newstest2012.tsv.xz"]}
 OFTEN = (30, 300, 3000)  # occurrences in the training text that words are grouped by
 NAME = re.compile(r"(?<=[\w,;:)»”\"] )[A-ZÀ-ÖØ-Þ]\w{2,}")  # not the first word of a sentence
 
@@ -190,6 +200,62 @@ def phrase_table(arguments, models):
     return out + [f"| mean ({len(means)}) | " + " | ".join(f"{mean(x):.1f}" for x in zip(*means)) + " |"]
 
 
+class Balance:
+    """What a mixture of n experts did with tokens."""
+
+    def __init__(self, n):
+        self.tokens, self.empty, self.load, self.importance = 0, 0, [0] * n, [0.0] * n
+
+    def add(self, entry):
+        self.tokens += 1
+        self.empty += entry["empty"]
+        for expert, weight in zip(entry["experts"], entry["weights"]):
+            self.load[expert] += 1
+            self.importance[expert] += weight
+
+    def cells(self):
+        def variation(values):
+            return statistics.pstdev(values) / mean(values)
+        return (f"{sum(self.load) / self.tokens:.2f}", f"{100 * self.empty / self.tokens:.1f}", f"{variation(self.load):.2f}",
+                f"{max(self.load) / mean(self.load):.2f}", f"{self.load.count(0)}", f"{variation(self.importance):.2f}")
+
+
+def routing(arguments, model, source, target, rows):
+    """(header, entries) of the routing of pairs of sentences."""
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as file:
+        command = [arguments.translate, "-m", model, "-s", source, "-t", target, "--score", "-q", "--routing", file.name]
+        subprocess.run(command, input="".join(f"{a}\t{b}\n" for a, b in rows), stdout=subprocess.DEVNULL, text=True, encoding="utf-8",
+                       check=True)
+        with open(file.name, encoding="utf-8") as lines:  # it may be another file of that name by now
+            header, *entries = map(json.loads, lines)
+    return header, entries
+
+
+def balance_table(arguments, models):
+    """The lines of the table of how evenly experts are used, all twelve directions together; `models`: label -> file."""
+    out = ["| mixture | text | experts per token | empty masks, % | CV(load) | largest / mean load | dead | CV(weights) |", "|---" * 8 + "|"]
+    for label, path in models.items():
+        found = {}  # (layer, domain) -> Balance
+        for domain, files in DOMAINS.items():
+            tables = [read_columns(arguments.corpus / file) for file in files]
+            for source, target in itertools.permutations(LANGUAGES, 2):
+                if arguments.directions and f"{source}-{target}" not in arguments.directions.split(","):
+                    continue
+                rows = [(a, b) for columns in tables if {source, target} <= set(columns)
+                        for a, b in zip(columns[source], columns[target]) if a and b and max(len(a), len(b)) <= BALANCE_LONGEST]
+                header, entries = routing(arguments, path, source, target, rows[-(arguments.limit or BALANCE_ROWS):])
+                for layer in header["layers"]:
+                    for name in (domain, "all"):
+                        found.setdefault((layer["layer"], name), Balance(layer["experts"]))
+                for entry in entries:
+                    found[entry["layer"], domain].add(entry)
+                    found[entry["layer"], "all"].add(entry)
+        for layer in dict.fromkeys(layer for layer, _ in found):
+            for name in (*DOMAINS, "all"):
+                out.append(f"| {f'{label} ' * (len(models) > 1)}{layer} | {name} | " + " | ".join(found[layer, name].cells()) + " |")
+    return out
+
+
 def write_card(path, part, text):
     card, begin, end = path.read_text(encoding="utf-8"), f"<!-- {part} -->\n", f"<!-- end of {part} -->"
     if card.count(begin) != 1 or card.count(end) != 1:
@@ -201,7 +267,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", required=True, nargs="+", help="model files, or LABEL=FILE")
     parser.add_argument("--corpus", type=pathlib.Path, default=pathlib.Path("../shared/corpus"), help="default: %(default)s")
-    parser.add_argument("--sets", default=",".join(FILES), help="comma-separated, also words and phrasebook (default: %(default)s)")
+    parser.add_argument("--sets", default=",".join(FILES), help="comma-separated, also words, phrasebook and balance (default: %(default)s)")
     parser.add_argument("--directions", help=f"comma-separated, for instance en-de,fr-en (default: all; words: {WORDS_DIRECTIONS})")
     parser.add_argument("--limit", type=int, help="only the first so many sentences of each direction")
     parser.add_argument("--beam", type=int, help="default: the model's")
@@ -220,10 +286,12 @@ def main():
             lines = word_table(arguments, models)
         elif name == PHRASES:
             lines = phrase_table(arguments, models)
+        elif name == BALANCE:
+            lines = balance_table(arguments, models)
         elif name in FILES:
             lines, signature = table(arguments, name, models)
         else:
-            parser.error(f"no test set is called {name}; known: {', '.join([*FILES, WORDS, PHRASES])}")
+            parser.error(f"no test set is called {name}; known: {', '.join([*FILES, WORDS, PHRASES, BALANCE])}")
         text += "\n" + "\n".join(lines) + "\n"
         print("\n" + "\n".join(lines), flush=True)
     text += f"\n{signature}\n" if signature else ""
