@@ -783,6 +783,10 @@ def checkpoints_of_one_model_are_averaged():
     for name, weight in mean["weights"].items():
         a, b = (file["weights"][name].float() for file in files)
         close(weight.float(), (0.25 * a + 0.75 * b).to(weight.dtype).float(), 1e-6)
+    first = train.average(files, (1.0, 3.0), ["encoder.2.", "attention"])["weights"]
+    for name, weight in first.items():
+        alone = name.startswith(("encoder.2.", "attention"))
+        close(weight.float(), (files[0]["weights"][name].to(weight.dtype) if alone else mean["weights"][name]).float())
     for shares in (0.0, 0.0), (1.0, -1.0), (float("nan"), 1.0):
         refused(lambda: train.average(files, shares), "more than 0")
     files[1]["config"] = {**files[1]["config"], "d_model": 48}

@@ -947,17 +947,19 @@ def read_inference(path):
     return file
 
 
-def average(files, shares):
+def average(files, shares, first=()):
     """The weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): runs that went on from each other err in
-    different directions. What the checkpoints say of their training becomes the largest of it; all else must agree."""
+    different directions. What the checkpoints say of their training becomes the largest of it; all else must agree. `first`: what
+    the names of weights begin with that are the first checkpoint's alone, as those of a mixture whose experts were revived."""
     about = ("target_tokens_seen", "training_minutes")
     configs = [file["config"] for file in files]
     if any({**x, **dict.fromkeys(about)} != {**configs[0], **dict.fromkeys(about)} for x in configs):
         raise SystemExit("these are not checkpoints of one model: their configurations differ")
     if not sum(shares) > 0:
         raise SystemExit("the weights of the models have to add up to more than 0")
-    weights = {name: sum(share / sum(shares) * file["weights"][name].float() for file, share in zip(files, shares))
-               for name in files[0]["weights"]}
+    weights = {name: weight if name.startswith(tuple(first)) else
+               sum(share / sum(shares) * file["weights"][name].float() for file, share in zip(files, shares))
+               for name, weight in files[0]["weights"].items()}
     return inference_checkpoint(configs[0], weights, **{x: max(c.get(x, 0) for c in configs) for x in about})
 
 
@@ -1585,6 +1587,7 @@ def arguments():
 
     p = command("average", "weighted mean of inference checkpoints")
     p.add_argument("models", nargs="+", metavar="FILE=WEIGHT", help="moe-checkpoint-1 files; weights are divided by their sum")
+    p.add_argument("--first", nargs="+", default=[], metavar="PREFIX", help="weights whose names begin so are the first model's")
     p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
 
     p = command("revive", "give experts that nothing uses half of the work of busy ones, in a stopped run")
@@ -1614,7 +1617,7 @@ def main():
             files, shares = zip(*((x, float(share)) for x, _, share in (x.rpartition("=") for x in o.models)))
         except ValueError:
             raise SystemExit("every model is given as FILE=WEIGHT, for example run1/model.pt=0.7") from None
-        write_atomically(average([read_inference(x) for x in files], shares), o.out)
+        write_atomically(average([read_inference(x) for x in files], shares, o.first), o.out)
         return
     libc = ctypes.CDLL(None)
     libc.mallopt(-4, 0)  # M_MMAP_MAX: large tensors come from the heap,
