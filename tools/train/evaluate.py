@@ -8,7 +8,7 @@ en, both directions; FLORES-200 devtest: all twelve directions. Several models s
 table is how probable it is that chance alone sets another one's BLEU as far from the first one's (approximate
 randomisation). `--sets words` says of newstest2012 instead which words are found: of those of a reference that its
 source has not, by how often they occur in the training text, and of the names that both have. `--sets phrasebook`
-says how many of 150 everyday phrases, which are no training text, become one of the answers that tests/phrasebook.tsv
+says how many of 150 everyday phrases, which are no training text, become one of the answers that tests/train/phrasebook.tsv
 accepts, in each of the twelve directions; capitals and signs do not count. `--sets balance` says how evenly the
 experts of every mixture are used, targets given, in three domains and all of them together.
 
@@ -59,7 +59,8 @@ FILES = {
 WORDS = "words"  # the set of word_table, on:
 WORDS_FILE, WORDS_DIRECTIONS = "wmt_newstest2012.tsv.xz", "de-en,fr-en,es-en,en-de,en-es"
 PHRASES = "phrasebook"  # the set of phrase_table
-BALANCE = "balance"  # the set of balance_table, on so many sentences of each direction and domain, of at most so many characters:
+# The set of balance_table, on so many sentences of each direction and domain, of at most so many characters.
+BALANCE = "balance"
 BALANCE_ROWS, BALANCE_LONGEST = 100, 250
 DOMAINS = {"Tatoeba": [f"test/{file}" for file in FILES["tatoeba"]],
            "Europarl": ["train/europarl_more.tsv.xz"],  # the only one in all directions; its text is training text
@@ -203,7 +204,8 @@ def phrase_table(arguments, models):
         texts, answers = phrases.setdefault(language, ([], []))
         texts.append(text)
         answers.append(set(alternatives(accepted)))
-    out = ["| phrasebook | " + " | ".join("accepted, %" if len(models) == 1 else x for x in models) + " |", "|---" * (len(models) + 1) + "|"]
+    heads = ["accepted, %"] if len(models) == 1 else list(models)
+    out = ["| phrasebook | " + " | ".join(heads) + " |", "|---" * (len(models) + 1) + "|"]
     means = []
     for source, target in itertools.permutations(LANGUAGES, 2):
         if arguments.directions and f"{source}-{target}" not in arguments.directions.split(","):
@@ -239,24 +241,27 @@ class Balance:
     def cells(self):
         def variation(values):
             return statistics.pstdev(values) / mean(values)
-        return (f"{sum(self.load) / self.tokens:.2f}", f"{100 * self.empty / self.tokens:.1f}", f"{variation(self.load):.2f}",
+        return (f"{sum(self.load) / self.tokens:.2f}", f"{100 * self.empty / self.tokens:.1f}",
+                f"{variation(self.load):.2f}",
                 f"{max(self.load) / mean(self.load):.2f}", f"{self.load.count(0)}", f"{variation(self.importance):.2f}")
 
 
 def routing(arguments, model, source, target, rows):
     """(header, entries) of the routing of pairs of sentences."""
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as file:
-        command = [arguments.translate, "-m", model, "-s", source, "-t", target, "--score", "-q", "--routing", file.name]
-        subprocess.run(command, input="".join(f"{a}\t{b}\n" for a, b in rows), stdout=subprocess.DEVNULL, text=True, encoding="utf-8",
-                       check=True)
+        command = [arguments.translate, "-m", model, "-s", source, "-t", target, "--score", "-q",
+                   "--routing", file.name]
+        subprocess.run(command, input="".join(f"{a}\t{b}\n" for a, b in rows), stdout=subprocess.DEVNULL,
+                       text=True, encoding="utf-8", check=True)
         with open(file.name, encoding="utf-8") as lines:  # it may be another file of that name by now
             header, *entries = map(json.loads, lines)
     return header, entries
 
 
 def balance_table(arguments, models):
-    """The lines of the table of how evenly experts are used, all twelve directions together; `models`: label -> file."""
-    out = ["| mixture | text | experts per token | empty masks, % | CV(load) | largest / mean load | dead | CV(weights) |", "|---" * 8 + "|"]
+    """The lines of the table of how evenly experts are used, all directions together; `models`: label -> file."""
+    out = ["| mixture | text | experts per token | empty masks, % | CV(load) | largest / mean load | dead "
+           "| CV(weights) |", "|---" * 8 + "|"]
     for label, path in models.items():
         found = {}  # (layer, domain) -> Balance
         for domain, files in DOMAINS.items():
@@ -265,7 +270,8 @@ def balance_table(arguments, models):
                 if arguments.directions and f"{source}-{target}" not in arguments.directions.split(","):
                     continue
                 rows = [(a, b) for columns in tables if {source, target} <= set(columns)
-                        for a, b in zip(columns[source], columns[target]) if a and b and max(len(a), len(b)) <= BALANCE_LONGEST]
+                        for a, b in zip(columns[source], columns[target])
+                        if a and b and max(len(a), len(b)) <= BALANCE_LONGEST]
                 header, entries = routing(arguments, path, source, target, rows[-(arguments.limit or BALANCE_ROWS):])
                 for layer in header["layers"]:
                     for name in (domain, "all"):
@@ -275,7 +281,8 @@ def balance_table(arguments, models):
                     found[entry["layer"], "all"].add(entry)
         for layer in dict.fromkeys(layer for layer, _ in found):
             for name in (*DOMAINS, "all"):
-                out.append(f"| {f'{label} ' * (len(models) > 1)}{layer} | {name} | " + " | ".join(found[layer, name].cells()) + " |")
+                row = [f"{f'{label} ' * (len(models) > 1)}{layer}", name, *found[layer, name].cells()]
+                out.append("| " + " | ".join(row) + " |")
     return out
 
 
@@ -300,7 +307,8 @@ def main():
     parser.add_argument("--rerank", type=float, help="default: the model's")
     parser.add_argument("--threads", type=int, help="default: all processors")
     parser.add_argument("--translate", default="./moe-translate", help="program to run (default: %(default)s)")
-    parser.add_argument("--phrasebook", type=pathlib.Path, default=pathlib.Path("tests/phrasebook.tsv"), help="default: %(default)s")
+    parser.add_argument("--phrasebook", type=pathlib.Path, default=pathlib.Path("tests/train/phrasebook.tsv"),
+                        help="default: %(default)s")
     parser.add_argument("--save", type=pathlib.Path, help="folder for the translations")
     parser.add_argument("--card", type=pathlib.Path, help="file to write the tables into")
     parser.add_argument("--part", default="quality", help="place in the card (default: %(default)s)")

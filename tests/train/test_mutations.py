@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Of tests/mutations, which takes too long to run whole every time: that every error can still be made, and a few of them.
+"""Of tests/mutations, which takes too long to run whole: that every error can still be made, and a few of them.
 
-Usage: tests/test_mutations.py
+Usage: tests/python tests/train/test_mutations.py
 """
 import importlib.machinery
 import importlib.util
@@ -11,7 +11,7 @@ import tempfile
 
 from suite import Suite
 
-PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mutations")
+PATH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "mutations")
 loader = importlib.machinery.SourceFileLoader("mutations", PATH)
 mutations = importlib.util.module_from_spec(importlib.util.spec_from_loader("mutations", loader))
 loader.exec_module(mutations)

@@ -1,20 +1,16 @@
 #!/usr/bin/env python3
-"""tools/data.py: what it makes of everyday sentences.
+"""tools/train/data.py: what it makes of everyday sentences.
 
-Usage: tests/test_data.py
+Usage: tests/python tests/train/test_data.py
 
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. It needs NumPy and SentencePiece:
 tools/install-deps --test puts them into .venv.
 """
-import os
 import random
 import sys
 
+import data
 from suite import Suite
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "tools"))
-import data  # noqa: E402
 
 test = Suite()
 
@@ -31,8 +27,13 @@ def everyday_sentences_are_typed_in_three_ways_alike_in_all_languages():
 
 @test
 def the_table_of_them_has_a_row_for_every_row():
-    tables = {"everyday.en-de": {"en": ["Stop!", "I ran."], "de": ["Halt!", "Ich rannte."]}, "books": {"en": ["No."], "de": ["Nein."]},
-              "phrases": {"en": ["Hi!"], "de": ["Hallo!"], "fr": ["Salut !"], "es": ["¡Hola!"]}}
+    tables = {
+    "everyday.en-de": {
+        "en": [
+            "Stop!", "I ran."], "de": [
+                "Halt!", "Ich rannte."]}, "books": {
+                    "en": ["No."], "de": ["Nein."]}, "phrases": {
+                        "en": ["Hi!"], "de": ["Hallo!"], "fr": ["Salut !"], "es": ["¡Hola!"]}}
     typed = data.typed_table(tables, 1)
     assert [x.lower().rstrip(".! ") for x in typed["de"]] == ["halt", "ich rannte", "hallo"]
     assert typed["fr"][:2] == ["", ""] and typed["fr"][2].lower().rstrip("! ") == "salut"
@@ -41,7 +42,17 @@ def the_table_of_them_has_a_row_for_every_row():
 
 @test
 def everything_that_is_made_has_a_share():
-    assert {"noise", "same", "typed", "aligned", "names", "dictionaries", "bridged", "nouns", "pivot"} <= set(data.SHARES)
+    assert {
+    "noise",
+    "same",
+    "typed",
+    "aligned",
+    "names",
+    "dictionaries",
+    "bridged",
+    "nouns",
+    "pivot"} <= set(
+        data.SHARES)
     assert all(len(x) == 2 and min(x) >= 0 < sum(x) for x in data.SHARES.values())
 
 
