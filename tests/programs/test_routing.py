@@ -410,7 +410,7 @@ def broken():
     yield "layers missing", lines_of([{"model": "m"}]), 1, "layers"
     yield "layers no objects", lines_of([{"model": "m", "layers": [1]}]), 1, "layers"
     yield "too many layers", lines_of([{"model": "m", "layers": [dict(h["layers"][0], layer=str(i))
-                                                                 for i in range(129)]}]), 1, "layers"
+                                                                 for i in range(513)]}]), 1, "layers"
     yield "model no text", lines_of([{"model": 1, "layers": h["layers"]}]), 1, "model"
     yield "model very long", lines_of([dict(h, model="x" * 1025)]), 1, "model"
     yield "layer twice", lines_of([header({}, {})]), 1, "layer: 'a' is there twice"
