@@ -8,9 +8,10 @@ en, both directions; FLORES-200 devtest: all twelve directions. Several models s
 table is how probable it is that chance alone sets another one's BLEU as far from the first one's (approximate
 randomisation). `--sets words` says of newstest2012 instead which words are found: of those of a reference that its
 source has not, by how often they occur in the training text, and of the names that both have. `--sets phrasebook`
-says how many of 150 everyday phrases, which are no training text, become one of the answers that tests/train/phrasebook.tsv
-accepts, in each of the twelve directions; capitals and signs do not count. `--sets balance` says how evenly the
-experts of every mixture are used, targets given, in three domains and all of them together.
+says how many of 150 everyday phrases, which are no training text, become one of the answers that
+tests/train/phrasebook.tsv accepts, in each of the twelve directions; capitals and signs do not count. `--sets
+balance` says how evenly the experts of every mixture are used, targets given, in three domains and all of them
+together.
 
     tools/train/evaluate.py -m models/en-de-fr-es.bin --corpus ../shared/corpus --card models/README.md --part quality
     tools/train/evaluate.py -m MoE=a.bin dense=b.bin --sets tatoeba --directions en-de,fr-en,de-es
