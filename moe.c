@@ -544,9 +544,10 @@ typedef struct moe_device_api {
     /* Run graph `which` and fill what the frame names. With a trace every node is shown, slowly. */
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
                       moe_error *error);
-    /* A sentence takes slot `at`, where none is under way: segment, length, limit, scoring and n_target of `slot`, and
-     * its target, are copied and go up with the next step. */
-    void (*begin)(moe_device *device, size_t at, const moe_slot *slot, const int32_t *target);
+    /* A sentence takes slot `at`, where none is under way: segment, length, limit, place, scoring, forced and n_target
+     * of `slot`, and its target, which is `force` if it is forced and then `target`, are copied and go up with the next
+     * step. */
+    void (*begin)(moe_device *device, size_t at, const moe_slot *slot, int32_t force, const int32_t *target);
     void (*forget)(moe_device *device); /* all sentences */
     /* A decoder step for every sentence under way, of which there is at least one. */
     moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out,
@@ -809,6 +810,15 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
     row.want = slot->steps < slot->n_target ? slot->target[slot->steps] : slot->scoring ? s->eos : -1;
     row.hold = !slot->scoring && slot->steps < s->min_target;
     return row;
+}
+
+/* Where what is carried by token of token `last` lies; the begin token's, -1, comes first. */
+MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) { return (int32_t)slot->place + last + 1; }
+
+/* These places of all tokens of a hypothesis that ends with token `last`, the begin token's first. */
+MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, int32_t *chain) {
+    for (size_t n = slot->steps + 1; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1)
+        chain[n] = moe_token_place(slot, last);
 }
 
 /* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
@@ -6141,10 +6151,11 @@ static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x,
 /* The sum of x[i] - shift, or of its square, in lane order. */
 static float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
     float lane[MOE_LANES] = { 0 };
-    for (size_t i = 0; i < n; i++) {
-        const float d = x[i] - shift;
-        lane[i % MOE_LANES] = lane[i % MOE_LANES] + (squared ? d * d : d);
-    }
+    for (size_t i = 0; i < n; i += MOE_LANES)
+        for (size_t l = 0; l < moe_min(MOE_LANES, n - i); l++) {
+            const float d = x[i + l] - shift;
+            lane[l] = lane[l] + (squared ? d * d : d);
+        }
     return moe_join_lanes(lane);
 }
 
@@ -8303,7 +8314,6 @@ static moe_status moe_session_build(moe_session *settled, moe_session **out, moe
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     const char *what = s->graphs[MOE_DECODER].routed                             ? "routing"
                        : s->params.attention                                     ? "attention"
-                       : s->model->transformer                                   ? "a Transformer"
                        : s->graphs[MOE_DECODER].noise                            ? "noise"
                        : s->graphs[MOE_DECODER].gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
                                                                                  : NULL;
@@ -8508,7 +8518,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     slot->limit = moe_max(moe_max(slot->limit, 1), slot->n_target + 1);
     slot->place = at * s->token_rows;
     if (s->api) {
-        s->api->begin(s->device, at, slot, q->target);
+        s->api->begin(s->device, at, slot, force, q->target);
     } else {
         if (slot->forced) slot->target[0] = force;
         if (q->target && q->n_target)
@@ -8652,13 +8662,6 @@ static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
     return n;
 }
 
-/* Places of the rows carried by token of a hypothesis that ends with token `last`: the begin token's, then one for
- * each. */
-static void moe_fill_chain(const moe_slot *slot, int32_t last, int32_t *chain) {
-    for (size_t n = slot->steps + 1; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1)
-        chain[n] = (int32_t)slot->place + last + 1;
-}
-
 /* One row for every live hypothesis. Returns the rows. */
 static size_t moe_fill_frame(moe_session *s) {
     size_t rows = 0;
@@ -8725,10 +8728,11 @@ static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slo
     *slot = (size_t)words[0];
     words += 2;
     for (size_t h = 0; h < n; h++) {
-        const size_t n_ids = (size_t)words[0];
+        const size_t n_ids = (size_t)words[0], shown = s->slots[*slot].shown;
         const float *numbers = (const float *)(const void *)words;
-        s->hypotheses[h] =
-            (moe_hypothesis){ words + 4, numbers + 4 + n_ids, n_ids, numbers[2], numbers[3], words[1], 0.0f };
+        s->hypotheses[h] = (moe_hypothesis){
+            words + 4 + shown, numbers + 4 + n_ids + shown, n_ids - shown, numbers[2], numbers[3], words[1], 0.0f
+        };
         words += 4 + 2 * n_ids + (size_t)words[1];
     }
     *next = words;

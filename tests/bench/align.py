@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""moe-align beside the statistical aligner of tools/train/phrases.py, on the Tatoeba dev sentences.
+"""moe-align beside the statistical aligner of tools/train/phrases.py, on the
+Tatoeba dev sentences.
 
-That one has learned from about a hundred times as many sentence pairs what stands for what; its links of 0.5 and more
-in the product of both directions are taken as sure. Two numbers say how far moe-align agrees: which share of the sure
-links it has, and of its own links at words with a sure one, which share is sure. It reads the training text and these
-sentences, no reference: nobody aligned them.
+That one has learned from about a hundred times as many sentence pairs what
+stands for what; its links of 0.5 and more in the product of both directions are
+taken as sure. Two numbers say how far moe-align agrees: which share of the sure
+links it has, and of its own links at words with a sure one, which share is
+sure. It reads the training text and these sentences, no reference: nobody
+aligned them.
 
-    PYTHON=.venv/bin/python tests/python tests/bench/align.py -m models/en-de-fr-es.bin \\
+    tests/python tests/bench/align.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus --share 0.5 0.7 1
 """
 import argparse

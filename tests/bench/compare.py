@@ -1,21 +1,28 @@
 #!/usr/bin/env python3
 """Speed beside the peers, cold start, and endurance.
 
-    compare.py speed     target tokens per second of the paper's 32-expert network: moe, CTranslate2 with a
-                         Transformer-base (the usual engine for the same task) and PyTorch with the same network, in
-                         one run and taking turns; prints the Markdown table of README.md. Takes about 20 minutes;
-                         --quick takes 3 and leaves most out
-    compare.py cold      from process start to the first translation, and memory beside the mapped file
-    compare.py lines     100,000 lines through one process: memory and speed at the beginning and at the end
+    compare.py speed     target tokens per second of the paper's 32-expert
+                         network: moe, CTranslate2 with a Transformer-base (the
+                         usual engine for the same task) and PyTorch with the
+                         same network, taking turns in one run. Prints the
+                         Markdown table of the README beside it; takes about 20 minutes
+                         (--quick: 3, and most is left out)
+    compare.py cold      from process start to the first translation, and memory
+                         beside the mapped file
+    compare.py lines     100,000 lines through one process: memory and speed at
+                         the beginning and at the end
 
-Programs: ./moe-bench, ./moe-make-random and ./moe-translate, built by `make`; BIN says where else they are. `speed`
-wants a Python with the peers' packages (--python, default this one):
+Programs: ./moe-bench, ./moe-make-random and ./moe-translate, built by `make`;
+BIN says where else they are. `speed` wants a Python with the peers' packages
+(--python, default this one):
 
-    python3 -m venv .venv && .venv/bin/pip install torch ctranslate2 intel-openmp numpy
+    python3 -m venv .venv
+    .venv/bin/pip install torch ctranslate2 intel-openmp numpy
     .venv/bin/python tests/bench/compare.py speed
 
-and 500 MB in --folder for models of random weights; those that are there are used again. Nothing else should run
-meanwhile: a program that got less than --min-cpus of its processors is marked with *.
+and 500 MB in --folder for models of random weights; those that are there are
+used again. Nothing else should run meanwhile: a program that got less than
+--min-cpus of its processors is marked with *.
 """
 import argparse
 import datetime

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""How much the mask at inference differs from the one of training: batchwise (eq 18) against thresholds (eq 19), the
-thresholds that were learned (eq 20) and those of moe-calibrate's closed form.
+"""How much the mask at inference differs from the one of training: batchwise
+(eq 18) against thresholds (eq 19), the thresholds that were learned (eq 20) and
+those of moe-calibrate's closed form.
 
-    tests/python tests/bench/gates.py -m models/en-de-fr-es.bin --corpus ../shared/corpus [--limit N] [--calibrate FILE]
+    tests/python tests/bench/gates.py -m models/en-de-fr-es.bin \\
+        --corpus ../shared/corpus [--limit N] [--calibrate FILE]
 
-For every test set and direction: BLEU of ./moe-translate with the file's gates, with `--gating batchwise` and, where a
-text to calibrate on is given, of a calibrated copy; and, with the reference translation forced, which experts each
-gives a token: the share of all (token, expert) pairs on which the two masks agree, and of the pairs that either selects
-the share that both do. A batch is 128 sentences: what batchwise gives hangs on it. Two Markdown tables. Needs sacreBLEU
-(tools/install-deps --train).
+For every test set and direction: BLEU of ./moe-translate with the file's gates,
+with `--gating batchwise` and, where a text to calibrate on is given, of a
+calibrated copy; and, with the reference translation forced, which experts each
+gives a token: the share of all (token, expert) pairs on which the two masks
+agree, and of the pairs that either selects the share that both do. A batch is
+128 sentences: what batchwise gives hangs on it. Two Markdown tables. Needs
+sacreBLEU (tools/install-deps --train).
 """
 import argparse
 import json

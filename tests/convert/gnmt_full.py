@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""A full-size NVIDIA GNMT checkpoint (1024 units, 4 + 4 layers, 32,320 tokens, 160,671,297 parameters) with random
-weights: how long converting takes and how much memory, what quantising changes, and how fast it is beside PyTorch.
+"""A full-size NVIDIA GNMT checkpoint (1024 units, 4 + 4 layers, 32,320 tokens,
+160,671,297 parameters) with random weights: how long converting takes and how
+much memory, what quantising changes, and how fast it is beside PyTorch.
 
     tests/convert/gnmt_full.py [--folder DIR]
 
-It needs NumPy and PyTorch (tools/install-deps --train), 3 GB of disk and ten minutes.
+It needs NumPy and PyTorch (tools/install-deps --train), 3 GB of disk and ten
+minutes.
 
-PyTorch is the same network and search (beam 5, coverage penalty) on nn.LSTM in float32, all sources of one length so
-that nothing is padded, keys of the attention computed once. Every program translates 25 tokens into 25, which the end
-token's bias ensures. Tokens per second are those of the fastest run; on a machine that others use too, look at
-`--threads 1` and the tokens per second of processor time. Not part of `make test`. One JSON line per measurement.
+PyTorch is the same network and search (beam 5, coverage penalty) on nn.LSTM in
+float32, all sources of one length so that nothing is padded, keys of the
+attention computed once. Every program translates 25 tokens into 25, which the
+end token's bias ensures. Tokens per second are those of the fastest run; on a
+machine that others use too, look at `--threads 1` and the tokens per second of
+processor time. Not part of `make test`. One JSON line per measurement.
 """
 import argparse
 import json

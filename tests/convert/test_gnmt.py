@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""GNMT checkpoints of other programs: converted, scored and searched as those programs would.
+"""GNMT checkpoints of other programs: converted, scored and searched as those
+programs would.
 
 Usage: tests/python tests/convert/test_gnmt.py [--cases N] [--seed N] [--write]
 
-Without NumPy (it is no dependency of the tests) only the stored models of tests/golden/gnmt-* are checked, against
-numbers that tests/convert/gnmt_numpy.py gave. With it, random checkpoints are written by hand in each layout, converted
-by tools/convert/convert.py and compared with gnmt_numpy.py in float64; and broken ones are refused. --cases: sentences
-per layout (MOE_TEST_GNMT, else 12; a full run takes 60). --write: make the stored models anew. Prints `ok NAME` or
-`FAIL NAME` per test.
+Without NumPy (it is no dependency of the tests) only the stored models of
+tests/golden/gnmt-* are checked, against numbers that
+tests/convert/gnmt_numpy.py gave. With it, random checkpoints are written by
+hand in each layout, converted by tools/convert/convert.py and compared with
+gnmt_numpy.py in float64; and broken ones are refused. --cases: sentences per
+layout (MOE_TEST_GNMT, else 12; a full run takes 60). --write: make the stored
+models anew. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import contextlib

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Tokenisers of Hugging Face's checkpoints inside a model file: text to ids and back, language names, misfits.
+"""Tokenisers of Hugging Face's checkpoints inside a model file: text to ids and
+back, language names, files that do not fit.
 
 Usage: tests/python tests/convert/test_hf_tokens.py [--only NAME]
 
-A SentencePiece model is made here, of the substrings that 500 lines of eight languages have most often, and cut with by
-a few lines of Python (the best sum of scores), so that neither sentencepiece nor transformers is needed; the rules of
-transformer.md, section 5, are written here once more. One test compares all of this with transformers' own tokenisers
-and a model trained by sentencepiece, and is skipped without them. Prints `ok NAME` or `FAIL NAME` per test.
+A SentencePiece model is made here, of the substrings that 500 lines of eight
+languages have most often, and cut with by a few lines of Python (the best sum
+of scores), so that neither sentencepiece nor transformers is needed; the rules
+of transformer.md, section 5, are written here once more. One test compares all
+of this with transformers' own tokenisers and a model trained by sentencepiece,
+and is skipped without them. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import collections
@@ -61,7 +64,8 @@ def lines(count=500):
         words = list(WORDS.values())[i % len(WORDS)].split()
         chosen = [r.choice(words) for _ in range(r.randint(1, 9))]
         for _ in range(r.randint(0, 2)):
-            chosen.insert(r.randint(0, len(chosen)), r.choice("12 1984 (A) – ß x2 ☃ 🙂🙃 Ω é ...".split()))
+            chosen.insert(r.randint(0, len(chosen)),
+                          r.choice(["12", "1984", "(A)", "–", "ß", "x2", "☃", "🙂🙃", "Ω", "é", "..."]))
         line = r.choice([" ", " ", "  "]).join(chosen)
         out.append(r.choice(["", "", " "]) + line + r.choice([".", "!", "?", "", " "]))
     return out
@@ -93,7 +97,8 @@ def marked(text):
 
 
 class Unigram:
-    """Pieces, of which a text is cut for the largest sum of scores. <unk> <s> </s> are the first three."""
+    """Pieces of which every text is cut so that their scores add up to the most. Written as SentencePiece does: <unk>
+    <s> </s> first."""
 
     def __init__(self, texts, size, most=6):
         counts = collections.Counter()
@@ -103,18 +108,17 @@ class Unigram:
         for piece in [x for x in counts if set(x) & set("🙂🙃☃Ω")]:
             del counts[piece]
         single = [x for x in counts if len(x) == 1]
-        longer = sorted((x for x in counts if len(x) > 1), key=lambda x: (-counts[x] * len(x), x))
-        longer = longer[:size - 3 - len(single)]
+        longer = sorted((x for x in counts if len(x) > 1),
+                        key=lambda x: (-counts[x] * len(x), x))[:size - 3 - len(single)]
         total = sum(counts.values())
         scores = [struct.unpack("<f", struct.pack("<f", float(np.log(counts[x] / total) * 0.7 - 1e-3 * i % 0.1)))[0]
                   for i, x in enumerate(single + longer)]
         self.pieces = ["<unk>", "<s>", "</s>", *single, *longer]
         self.score = dict(zip(single + longer, scores))
         self.most, self.unknown = most, min(scores) - 10
-        kinds = {"<unk>": 2, "<s>": 3, "</s>": 3}
-        self.bytes = b"".join(proto((1, proto((1, x), (2, self.score.get(x, 0.0)), (3, kinds.get(x, 1)))))
-                              for x in self.pieces)
-        self.bytes += proto((3, proto((1, "identity"), (3, 1), (4, 1), (5, 1))))
+        self.bytes = b"".join(proto((1, proto((1, x), (2, self.score.get(x, 0.0)),
+                                              (3, {"<unk>": 2, "<s>": 3, "</s>": 3}.get(x, 1)))))
+                              for x in self.pieces) + proto((3, proto((1, "identity"), (3, 1), (4, 1), (5, 1))))
 
     def cut(self, text):
         """Pieces as texts; neighbours that have no piece are one."""
@@ -153,7 +157,8 @@ def write_bytes(path, data):
 
 
 class Checkpoint:
-    """A folder, the rules of its tokeniser: encode(text) -> ids, decode(ids) -> text, and its languages {code: id}."""
+    """A folder, the rules of its tokeniser as functions: encode(text) -> ids, decode(ids) -> text, and its languages
+    {code: id}."""
 
     def __init__(self, folder, kind, target_spm=None, **how):
         self.folder, self.kind, texts = folder, kind, lines()
@@ -184,7 +189,8 @@ class Checkpoint:
         write_json(self.folder + "/tokenizer_config.json", {"additional_special_tokens": [f"__{x}__" for x in codes]})
 
     def marian(self, texts, codes=("deu", "fra", "cmn_Hans")):
-        """The target's model has other pieces; characters that the source's does not know are in the vocabulary."""
+        """The target's model has other pieces; characters that the source's does not know are in the vocabulary with
+        it."""
         other = Unigram([x[::-1] for x in texts], 300)
         pieces = sorted({*self.spm.pieces, *other.pieces, "☃", "🙂🙃"} - {"<s>", "</s>", "<unk>"})
         pieces = random.Random(5).sample(pieces, len(pieces))
@@ -230,8 +236,9 @@ def converted(c):
 
 
 def run(command, given=(), status=0):
-    result = subprocess.run(command, input="".join(x + "\n" for x in given), capture_output=True, encoding="utf-8",
-                            timeout=300)
+    result = subprocess.run(command, input="".join(x + "\n" for x in given), stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE,
+                            encoding="utf-8", timeout=300)
     assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
     result.lines = result.stdout.split("\n")[:-1]
     return result
@@ -258,8 +265,8 @@ def ids_become_the_text_that_the_rules_give():
     for kind, languages in LANGUAGES.items():
         with checkpoint(kind) as c:
             model, texts = converted(c), lines(80)
-            command = [TRANSLATE, "-m", model, "--beam", "2"]
-            found = [json.loads(x) for x in run([*command, *languages, "--json"], texts).lines]
+            found = [json.loads(x) for x in run([TRANSLATE, "-m", model, *languages, "--json", "--beam", "2"],
+                                                texts).lines]
             words = 0
             for about in found:
                 assert about["translation"].strip() == c.decode(about["ids"]).strip(), (kind, about)
@@ -269,10 +276,12 @@ def ids_become_the_text_that_the_rules_give():
             wanted = [[c.languages[x] for x in languages[1::2]], c.encode(texts[5])]
             source = [*wanted[0][:1], *wanted[1], 2] if kind != "marian" else [*wanted[0], *wanted[1], 0]
             force = ["--force", str(wanted[0][1])] if kind != "marian" else []
-            raw = run([*command, "--raw-ids", *force], [" ".join(map(str, source))]).lines[0].split()
-            wanted = found[5]["ids"]
-            assert [int(x) for x in raw[len(force) // 2:]][:len(wanted)] == wanted, (kind, raw, wanted)
-            pieces = run([*command, *languages, "--pretokenized"], [" ".join(c.spm.cut(texts[5]))]).lines[0]
+            raw = run([TRANSLATE, "-m", model, "--raw-ids", "--beam", "2", *force],
+                      [" ".join(map(str, source))]).lines[0].split()
+            assert [int(x) for x in raw[len(force) // 2:]][:len(found[5]["ids"])] == found[5]["ids"], (
+                kind, raw, found[5]["ids"])
+            pieces = run([TRANSLATE, "-m", model, *languages, "--pretokenized", "--beam", "2"],
+                         [" ".join(c.spm.cut(texts[5]))]).lines[0]
             if " " not in c.decode(found[5]["ids"]).strip():
                 continue
             wanted = c.decode(found[5]["ids"]).replace(" \u2047 ", "<unk>").strip()
@@ -282,23 +291,26 @@ def ids_become_the_text_that_the_rules_give():
 @numpy_test
 def languages_are_found_by_the_names_that_others_use():
     cases = {"nllb": {"de": "deu_Latn", "deu": "deu_Latn", "DEU-latn": "deu_Latn", "en": "eng_Latn", "zh": "zho_Hans",
-                      "zh-TW": "zho_Hant", "zh-Hant": "zho_Hant", "zh-CN": "zho_Hans", "pt-BR": "por_Latn",
-                      "ar": "arb_Arab", "el": "ell_Grek", "ace": "ace_Arab"},
+                      "zh-TW": "zho_Hant",
+                      "zh-Hant": "zho_Hant", "zh-CN": "zho_Hans", "pt-BR": "por_Latn", "ar": "arb_Arab",
+                      "el": "ell_Grek", "ace": "ace_Arab"},
              "m2m": {"deu_Latn": "de", "eng": "en", "zho_Hans": "zh", "zh-Hant": "zh", "de-AT": "de", "por_Latn": "pt"},
              "marian": {"de": "deu", "deu_Latn": "deu", "fr": "fra", "cmn": "cmn_Hans", "cmn-hans": "cmn_Hans"}}
     for kind, names in cases.items():
         with checkpoint(kind) as c:
-            command = [TRANSLATE, "-m", converted(c), *LANGUAGES[kind][:-1]]
+            model, first = converted(c), LANGUAGES[kind][:-1]
             wanted = {}
             for name, code in names.items():
-                wanted.setdefault(code, run([*command, code, "--json"], ["the house"]).stdout)
-                assert run([*command, name, "--json"], ["the house"]).stdout == wanted[code], (kind, name)
+                wanted.setdefault(code, run([TRANSLATE, "-m", model, *first, code, "--json"], ["the house"]).stdout)
+                assert run([TRANSLATE, "-m", model, *first, name, "--json"],
+                           ["the house"]).stdout == wanted[code], (kind, name)
             assert len(set(wanted.values())) > 1, kind
             for name in ("xx", "deutsch", "", "de" * 40):
-                assert "does not know the language" in run([*command, name], status=2).stderr, (kind, name)
+                assert "does not know the language" in run([TRANSLATE, "-m", model, *first, name],
+                                                           status=2).stderr, (kind, name)
             if kind != "marian":
-                assert "-s which language" in run([*command[:3], "-t", "de"], status=2).stderr
-            assert "-t which language" in run(command[:3], status=2).stderr
+                assert "-s which language" in run([TRANSLATE, "-m", model, "-t", "de"], status=2).stderr
+            assert "-t which language" in run([TRANSLATE, "-m", model], status=2).stderr
 
 
 def refused(c):
@@ -311,19 +323,22 @@ def refused(c):
 def tokenisers_that_do_not_fit_are_refused():
     with checkpoint("nllb") as c:
         path = c.folder + "/sentencepiece.bpe.model"
-        write_json(c.folder + "/special_tokens_map.json", {})  # then all 202 codes follow, and there is no room
+        # then all 202 codes follow, which the vocabulary has no room for
+        write_json(c.folder + "/special_tokens_map.json", {})
         assert "202 language codes" in refused(c), refused(c)
         big = Unigram(lines(), 900)
         for data, said in ((big.bytes, "does not fit"), (c.spm.bytes[:-50], "damaged"), (b"", "no pieces"),
-                           (b"\x0a\xff", "damaged"), (proto((1, proto((1, "a"), (2, 0.0)))), "not NLLB's")):
+                           (b"\x0a\xff", "damaged"),
+                           (proto((1, proto((1, "a"), (2, 0.0)))), "not NLLB's")):
             write_bytes(path, data)
             assert said in refused(c), (said, refused(c))
     with checkpoint("m2m") as c:
         with open(c.folder + "/vocab.json", encoding="utf-8") as file:
             vocabulary = json.load(file)
         for change, said in (({"x": 10 ** 6}, "does not fit the model's vocabulary"), ({"x": -1}, "does not fit"),
-                             ({"x": "5"}, "does not fit"), ({"x": 5}, "an id stands for two pieces"),
-                             ({"</s>": 437, "x": 2}, "</s> is 437"), ({"<unk>": None}, "fit")):
+                             ({"x": "5"}, "does not fit"),
+                             ({"x": 5}, "an id stands for two pieces"), ({"</s>": 437, "x": 2}, "</s> is 437"),
+                             ({"<unk>": None}, "fit")):
             write_json(c.folder + "/vocab.json", {**vocabulary, **change})
             assert said in refused(c), (change, refused(c))
     with checkpoint("marian") as c:
@@ -334,7 +349,8 @@ def tokenisers_that_do_not_fit_are_refused():
         assert "target.spm is missing" in refused(c)
         os.unlink(c.folder + "/source.spm")
         os.unlink(c.folder + "/vocab.json")
-        assert "holds no tokeniser" in run([TRANSLATE, "-m", converted(c)], status=3).stderr  # it takes ids only
+        # ids are all that it takes
+        assert "holds no tokeniser" in run([TRANSLATE, "-m", converted(c)], status=3).stderr
 
 
 @numpy_test
@@ -346,10 +362,10 @@ def damaged_lists_of_ids_are_refused_by_programs():
                             (np.where(ids == 9, -2, ids), "outside the vocabulary"), ("x", "not a list of")):
             moefile.write_model(c.folder + ".bad", {**meta, "tokenizer.ids": value}, tensors)
             assert said in run([TRANSLATE, "-m", c.folder + ".bad", *LANGUAGES["nllb"]], status=3).stderr, said
-        none = {**meta, "tokenizer.ids": np.full(len(ids), -1), "token.unk": -1}
-        moefile.write_model(c.folder + ".none", none, tensors)
-        command = [TRANSLATE, "-m", c.folder + ".none", *LANGUAGES["nllb"]]
-        assert "which has no unknown token" in run(command, ["the"], status=1).stderr
+        moefile.write_model(c.folder + ".none", {**meta, "tokenizer.ids": np.full(len(ids), -1), "token.unk": -1},
+                            tensors)
+        assert "which has no unknown token" in run([TRANSLATE, "-m", c.folder + ".none", *LANGUAGES["nllb"]], ["the"],
+                                                   status=1).stderr
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------------
@@ -360,7 +376,8 @@ class Trained(Unigram):
     def __init__(self, texts, size):
         model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, vocab_size=size,
-                                                 minloglevel=2, character_coverage=0.995, unk_id=0, bos_id=1, eos_id=2)
+                                                 minloglevel=2,
+                                                 character_coverage=0.995, unk_id=0, bos_id=1, eos_id=2)
         self.bytes = model.getvalue()
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=self.bytes)
         self.pieces = [self.processor.id_to_piece(i) for i in range(size)]
@@ -371,7 +388,8 @@ class Trained(Unigram):
 
 @oracle_test
 def transformers_cuts_as_the_rules_say():
-    """The rules above, with a trained model, against HF's slow tokenisers; then the programs, which may differ."""
+    """The rules above, with a trained model, against HF's slow tokenisers; then the programs', which may have another
+    SentencePiece."""
     import logging
     logging.disable(logging.WARNING)
     for kind, languages in LANGUAGES.items():
@@ -385,8 +403,9 @@ def transformers_cuts_as_the_rules_say():
                 there = transformers.M2M100Tokenizer.from_pretrained(c.folder, src_lang="en", tgt_lang="de")
             else:
                 there = transformers.MarianTokenizer.from_pretrained(c.folder)
-            command = [TRANSLATE, "-m", converted(c), *languages, "--json", "--beam", "1", "--max-len", "4"]
-            found = [json.loads(x)["source_ids"] for x in run(command, texts).lines]
+            found = [json.loads(x)["source_ids"]
+                     for x in run([TRANSLATE, "-m", converted(c), *languages, "--json", "--beam", "1",
+                                                               "--max-len", "4"], texts).lines]
             differ = 0
             for text, ours in zip(texts, found, strict=True):
                 wanted = there(text).input_ids

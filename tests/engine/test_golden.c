@@ -416,6 +416,25 @@ static void expect_gate(const char *name, seen_list *gates, const char *tensor, 
 
 static seen_list gates;
 
+/* eq 19 is strict: of thresholds that are a row's probabilities themselves none is passed, of those just below all. */
+static void check_strictness(moe_layer layer, part x, const moe_kernels *kernels) {
+    const size_t n = layer.experts;
+    float threshold[64], *dense;
+    layer.gate.threshold = threshold;
+    for (int below = 0; below < 2; below++) {
+        bench *b = new_bench(x.rows, 1);
+        size_t selected = 0;
+        for (size_t i = 0; i < n && !below; i++) threshold[i] = seen(&gates, "layer.gate.probabilities", x.rows, n)[i];
+        for (size_t i = 0; i < n && below; i++) threshold[i] = nextafterf(threshold[i], 0.0f);
+        moe_build_gate(&b->graph, &layer, input(b, x.data, x.cols));
+        run_traced(b, NULL, kernels, &gates);
+        dense = seen(&gates, "layer.gate", x.rows, n);
+        for (size_t i = 0; i < n; i++) selected += dense[i] != 0;
+        assert_int_equal(selected, below ? n : layer.gate.empty == MOE_EMPTY_TOP1);
+        free_bench(b);
+    }
+}
+
 static void check_gate(const golden *g, const char *name, const moe_kernels *kernels) {
     part x = need_part(g, name, "x"), wanted = need_part(g, name, "g");
     moe_layer layer;
@@ -426,6 +445,7 @@ static void check_gate(const golden *g, const char *name, const moe_kernels *ker
     run_traced(b, NULL, kernels, &gates);
     expect_gate(name, &gates, "layer.gate", wanted);
     free_bench(b);
+    if (layer.gate.kind == MOE_GATE_THRESHOLD) check_strictness(layer, x, kernels);
 }
 
 static void bind_experts(const golden *g, const char *name, moe_layer *layer) {
@@ -561,9 +581,9 @@ static void expected_level(const moe_gating *gating, size_t first, const double 
 /* The engine's own noise, where a case has weights for it: every logit. */
 static void check_noise(const moe_layer *layer, part x, const moe_kernels *kernels) {
     enum { SEED = 5 };
+    const moe_mixture_layer *m = &layer->mixture;
     static float weights[2][MAX_ROWS * 64], probabilities[2][MAX_ROWS * 64]; /* of gate and parent */
     uint64_t keys[MAX_ROWS];
-    const moe_mixture_layer *m = &layer->mixture;
     const size_t groups = m->groups ? m->groups : 1, inside = m->gate.level;
     bench *b = new_bench(x.rows, 1);
     memset(weights, 0, sizeof weights);

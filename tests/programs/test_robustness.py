@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""The shipped translation model on input as people type it: 2,000 lines of noise in four target languages.
+"""The shipped translation model on input as people type it: 2,000 lines of
+noise in four target languages.
 
-    tests/programs/test_robustness.py            prints `ok NAME` and `FAIL NAME`
-    tests/programs/test_robustness.py --show     the rates and some translations instead
-    tests/programs/test_robustness.py -m FILE    of another model
+    test_robustness.py            prints `ok NAME` and `FAIL NAME`
+    test_robustness.py --show     the rates and some translations instead
+    test_robustness.py -m FILE    of another model
 
-What must hold for every line: it is answered, an empty one by an empty one, and, in tokens, no answer is longer than
-three times the line and ten (made-up text and endless repetition are the classical failures). The rest are rates, which
-must stay within LIMITS: how many answers have more than three times the words of the line and ten, how many repeat
-themselves where the line did not, and how many numbers, addresses and emoji come through.
+What must hold for every line: it is answered, an empty one by an empty one,
+and, in tokens, no answer is longer than three times the line and ten (made-up
+text and endless repetition are the classical failures). The rest are rates,
+which must stay within LIMITS: how many answers have more than three times the
+words of the line and ten, how many repeat themselves where the line did not,
+and how many numbers, addresses and emoji come through.
 """
 import argparse
 import json

@@ -732,6 +732,46 @@ def hand_written_backward_passes_are_right():
 
 
 @test
+def experts_that_nothing_uses_get_half_of_the_work_of_busy_ones():
+    random = np.random.default_rng(3)
+    pairs = [([4, *random.integers(8, 40, 9).tolist(), 3], [*random.integers(8, 40, 7).tolist(), 3]) for _ in range(40)]
+    model = filled(train.Model(small(train.make_config("cpu", 40, "balanced", 2))))
+    name, idle = "encoder.2.gate", 4
+    x = train.gate_inputs(model, types.SimpleNamespace(next=lambda *_: pairs), 1)[name][0]
+    with torch.no_grad():  # a column that every row is far from
+        model.weights[name + ".weight"][:, idle] = torch.linalg.lstsq(x, torch.full((len(x), 1), -80.0)).solution[:, 0]
+        model.weights[name + ".threshold"].fill_(0.05)
+    before, mixture = model.flat.clone(), train.data.Mixture
+    train.data.Mixture = lambda *_, **__: types.SimpleNamespace(next=lambda *_: pairs)
+    optimizer = train.Optimizer(model, "adam")
+    optimizer.v.copy_(torch.arange(len(optimizer.v)))
+    try:
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+            path = os.path.join(folder, "resume.pt")
+            train.write_atomically({"config": model.config, "weights": model.flat, "average": model.flat + 1,
+                                    "optimizer": optimizer.state()}, path)
+            train.revive(folder, "", 1)
+            resume = torch.load(path, weights_only=True)
+    finally:
+        train.data.Mixture = mixture
+    share = lambda: train.gate_inputs(model, types.SimpleNamespace(next=lambda *_: pairs), 1)[name][1].mean(0) * 6
+    losses = []
+    for flat in before, resume["weights"]:
+        model.flat.copy_(flat)
+        losses.append((share(), float(model.loss(batch_of(pairs), 0.0).detach())))
+    busy = int(losses[0][0].argmax())
+    assert losses[0][0][idle] < train.REVIVED and losses[1][0][[idle, busy]].min() > 0.25 * losses[0][0][busy], losses
+    assert abs(losses[1][1] - losses[0][1]) < 0.02, losses
+    assert torch.equal(model.weights["encoder.2.experts.w_up"][idle], model.weights["encoder.2.experts.w_up"][busy])
+    changed = {key for key, (a, b) in model.span.items() if not torch.equal(before[a:b], resume["weights"][a:b])}
+    assert {key for key in changed if key.startswith("encoder.2.")} == {name + ".weight", name + ".threshold", "encoder.2.experts.w_up",
+                                                                       "encoder.2.experts.w_down"}
+    a, b = model.span["encoder.2.experts.w_up"]
+    v = resume["optimizer"]["v"][a:b].view(model.weights["encoder.2.experts.w_up"].shape)
+    assert torch.equal(v[idle], v[busy]) and len({float(x.sum()) for x in v}) == 5  # all others have their own
+
+
+@test
 def checkpoints_of_one_model_are_averaged():
     config = small(train.make_config("cpu", 64, "balanced"))
     files = [checkpoint_of(filled(train.Model(config, seed=seed))) for seed in (1, 2)]
@@ -741,6 +781,10 @@ def checkpoints_of_one_model_are_averaged():
     for name, weight in mean["weights"].items():
         a, b = (file["weights"][name].float() for file in files)
         close(weight.float(), (0.25 * a + 0.75 * b).to(weight.dtype).float(), 1e-6)
+    first = train.average(files, (1.0, 3.0), ["encoder.2.", "attention"])["weights"]
+    for name, weight in first.items():
+        alone = name.startswith(("encoder.2.", "attention"))
+        close(weight.float(), (files[0]["weights"][name].to(weight.dtype) if alone else mean["weights"][name]).float())
     for shares in (0.0, 0.0), (1.0, -1.0), (float("nan"), 1.0):
         refused(lambda: train.average(files, shares), "more than 0")
     files[1]["config"] = {**files[1]["config"], "d_model": 48}

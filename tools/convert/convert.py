@@ -382,10 +382,9 @@ def convert_hf(args, meta):
         else:
             kind = moefile.F32 if f32 else kinds[args.type]
             n, k = dims if len(dims) == 2 else (*dims, None)
-            if k:
-                pieces = lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n, k)
-            else:
-                pieces = lambda rows=rows: map(moefile.encode_vector, rows.blocks())
+            pieces = (lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n,
+                                                                                   k)) if k else (
+                lambda rows=rows: map(moefile.encode_vector, rows.blocks()))
         tensors[name] = kind, layout, dims, named(name, pieces)
     if found.tensors:
         raise FormatError(f"tensor {next(iter(found.tensors))} has no place in the model file")
@@ -462,9 +461,11 @@ def parse_arguments():
     group = parser.add_argument_group("converting")
     group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf"], default="moe",
                        help="who wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT, "
-                            "tensorflow/nmt or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as "
-                            "translate.ckpt-340000), or Hugging Face (hf: CHECKPOINT is the folder of an NLLB, "
-                            "NLLB-MoE, M2M-100 or Marian model) (default: moe)")
+                            "tensorflow/nmt "
+                            "or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as translate.ckpt-340000), or Hugging "
+                            "Face "
+                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model) (default: "
+                            "moe)")
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
                        help="decode defaults to write into the file (default: those "
                        "of the program that wrote the checkpoint)")
@@ -473,8 +474,8 @@ def parse_arguments():
                        help="number format of matrices and experts; gates and vectors stay f32 (default: f32)")
     group.add_argument("--experts", choices=list(moefile.TYPES), help="number format of experts, if another (hf)")
     group.add_argument("--resume", action="store_true",
-                       help="hf: what is finished when the program is stopped stays beside OUT, and the same command "
-                            "goes on from there")
+                       help="hf: what is finished when the program is stopped stays beside OUT, and the "
+                       "same command goes on from there")
     group.add_argument("--name", metavar="TEXT", help="general.name (default: the checkpoint's file name)")
     group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")
     group.add_argument("--licence", metavar="FILE", help="text for general.licence (default: empty)")

@@ -40,8 +40,8 @@ xho_Latn ydd_Hebr yor_Latn yue_Hant zho_Hans zho_Hant zul_Latn
 """.split()
 M2M_CODES = """
 af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy id ig
-ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl
-so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
+ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so
+sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
 """.split()
 
 
@@ -98,8 +98,8 @@ def read_vocabulary(path, m):
     vocabulary = read_json(path)
     ids = list(vocabulary.values())
     if not all(type(i) is int and 0 <= i < m.vocabulary for i in ids):
-        raise FormatError(f"{path}: it does not fit the model's vocabulary of {m.vocabulary}: "
-                          "ids are integers below that")
+        raise FormatError(f"{path}: it does not fit the model's vocabulary of {m.vocabulary}: ids are integers below "
+                          f"that")
     if len(set(ids)) != len(ids):
         raise FormatError(f"{path}: an id stands for two pieces")
     for piece, wanted in (("</s>", m.eos), ("<pad>", m.pad)):
@@ -134,10 +134,6 @@ def named_codes(folder, pattern):
     return found
 
 
-def codes_meta(codes, tags):
-    return {"languages.codes": list(codes), "languages.tags": np.array(list(tags), np.int64)}
-
-
 def languages_meta(folder, m, pattern, first, table):
     """Language codes with their ids, `first` and the following unless a file says otherwise."""
     found = named_codes(folder, pattern) or dict.fromkeys(table)
@@ -145,14 +141,15 @@ def languages_meta(folder, m, pattern, first, table):
     if max(tags) >= m.vocabulary or len(set(tags)) != len(tags):
         raise FormatError(f"the tokeniser does not fit: {len(tags)} language codes from {min(tags)} to {max(tags)}, "
                           f"the model has {m.vocabulary} tokens")
-    return {**codes_meta(found, tags), "source.tag": 2, "target.tag": 1}
+    return {"languages.codes": list(found), "languages.tags": np.array(tags, np.int64), "source.tag": 2,
+            "target.tag": 1}
 
 
 def nllb_meta(folder, m, path):
     data, pieces = read_pieces(path)
     if [kind for _, kind in pieces[:3]] != [UNKNOWN, CONTROL, CONTROL] or (m.eos, m.pad) != (2, 1):
-        raise FormatError(f"{path}: not NLLB's: it does not begin with <unk> <s> </s>, "
-                          "or config.json has another </s> or <pad>")
+        raise FormatError(f"{path}: not NLLB's: it does not begin with <unk> <s> </s>, or config.json has another </s> "
+                          f"or <pad>")
     ids = np.arange(1, len(pieces) + 1, dtype=np.int64)
     ids[:3] = 3, 0, 2
     if len(pieces) >= m.vocabulary:
@@ -179,7 +176,8 @@ def marian_meta(folder, m):
         raise FormatError(f"{path}: separate_vocabs is not supported")
     vocabulary = read_vocabulary(os.path.join(folder, "vocab.json"), m)
     if m.vocabulary > moefile.MAX_TEXTS:
-        raise FormatError(f"vocab.json: {m.vocabulary} tokens are more than the {moefile.MAX_TEXTS} texts of a file")
+        raise FormatError(f"vocab.json: {m.vocabulary} tokens are more than the {moefile.MAX_TEXTS} texts of a model "
+                          f"file")
     names = {i: piece for piece, i in vocabulary.items()}
     meta = {"tokenizer.model": read_pieces(source)[0],
             "vocabulary.pieces": [names.get(i, "") for i in range(m.vocabulary)],
@@ -187,9 +185,11 @@ def marian_meta(folder, m):
     second = read_pieces(target)[0]
     if second != meta["tokenizer.model"]:
         meta["tokenizer.target_model"] = second
-    codes = {names[i][2:-2]: i for i in sorted(names) if re.fullmatch(">>[^<>]+<<", names[i])}
+    codes = {piece[2:-2]: i for piece, i in sorted(vocabulary.items(), key=lambda x: x[1])
+             if re.fullmatch(">>[^<>]+<<", piece)}
     if codes:
-        meta.update({**codes_meta(codes, codes.values()), "source.tag": 1})
+        meta.update({"languages.codes": list(codes), "languages.tags": np.array(list(codes.values()), np.int64),
+                     "source.tag": 1})
     return meta
 
 
@@ -207,8 +207,6 @@ def read_tokens(folder, m):
     if missing:
         raise FormatError(f"{missing[0]} is missing beside {', '.join(sorted(there))}")
     path = os.path.join(folder, "sentencepiece.bpe.model")
-    if m.family == "marian":
-        meta = marian_meta(folder, m)
-    else:
-        meta = (m2m_meta if len(wanted) > 1 else nllb_meta)(folder, m, path)
+    meta = marian_meta(folder, m) if m.family == "marian" else (m2m_meta if len(wanted) > 1
+                                                                else nllb_meta)(folder, m, path)
     return {"tokenizer.kind": "sentencepiece", **meta}

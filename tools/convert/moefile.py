@@ -144,8 +144,8 @@ def encode_blob(w, type):
     codes[:n] += 8
     nibbles = codes.view(np.uint8).reshape(rows // 16, 16, columns // 8, 2, 4)
     pairs = (nibbles[:, :, :, 0] | nibbles[:, :, :, 1] << 4).transpose(0, 2, 1, 3)
-    subs = subs.reshape(rows // 16, 16, -1).transpose(0, 2, 1)
-    return pairs.tobytes() + subs.tobytes() + scale.tobytes() + sums.tobytes()
+    return pairs.tobytes() + subs.reshape(rows // 16, 16, -1).transpose(0, 2,
+                                                                        1).tobytes() + scale.tobytes() + sums.tobytes()
 
 
 def blob_regions(type, n, k):
@@ -153,8 +153,8 @@ def blob_regions(type, n, k):
     if type not in (Q8, Q4):
         return [blob_bytes(type, n, k)]
     rows, columns = q8_padded(n, k)
-    codes = [rows * columns] if type == Q8 else [rows * columns // 2, rows * columns // 32]
-    return [*codes, 4 * rows, 4 * rows]
+    return [rows * columns, 4 * rows, 4 * rows] if type == Q8 else [rows * columns // 2, rows * columns // 32, 4 * rows,
+                                                                    4 * rows]
 
 
 def encode_blocks(blocks, type, n, k):
@@ -402,8 +402,8 @@ def pack_header(meta, tensors, checksums):
     end = header_bytes = HEADER + len(head) + entry_bytes
     offsets, entries = [], []
     for (name, (type, layout, dims)), checksum in zip(tensors.items(), checksums):
-        offset = round_up(end, EXPERT_ALIGN if layout == EXPERTS else TENSOR_ALIGN)
-        size = tensor_bytes(type, layout, dims)
+        offset, size = round_up(end, EXPERT_ALIGN if layout == EXPERTS
+                                else TENSOR_ALIGN), tensor_bytes(type, layout, dims)
         offsets.append(offset)
         end = offset + size
         name = name.encode()

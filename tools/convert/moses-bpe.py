@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Text to the pieces of a GNMT model and back: Moses tokenisation and BPE, with the merges that the model file holds.
+"""Cuts text into the pieces of a GNMT model, and joins pieces to text: Moses
+tokenisation and BPE, with the merges that the model file holds.
 
-    tools/convert/moses-bpe.py -m gnmt.bin encode < text.en | ./moe-translate -m gnmt.bin --pretokenized | \\
+    tools/convert/moses-bpe.py -m gnmt.bin encode < text.en | \\
+        ./moe-translate -m gnmt.bin --pretokenized | \\
         tools/convert/moses-bpe.py -m gnmt.bin decode
 
-Needs sacremoses and subword-nmt (pip install sacremoses subword-nmt), which NVIDIA's GNMT uses too.
+It needs sacremoses and subword-nmt, which NVIDIA's GNMT uses too:
+pip install sacremoses subword-nmt
 """
 import argparse
 import io

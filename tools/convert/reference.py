@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The model of moe in plain PyTorch: the readable oracle that the C engine is compared with.
 
 Shapes are written [rows, columns]; weights are [out, in], a linear layer is y = x W^T. One sentence at a time: T source
@@ -630,7 +631,8 @@ def parse_arguments():
                              "decoder.logits [tokens, V]; source, target: the ids. The decoder's are those of the best "
                              "translation, or of the given target")
     parser.add_argument("--float64", action="store_true", help="compute in float64 instead of float32")
-    parser.add_argument("--threads", type=int, metavar="N", default=1, help="threads (default: 1; more seldom help)")
+    parser.add_argument("--threads", type=int, metavar="N", default=1,
+                        help="threads (default: 1; a second one seldom helps)")
     return parser.parse_args()
 
 

@@ -35,7 +35,7 @@ static const shape shapes[] = {
     { "paper-32", "32 experts of 2048, 4 for a token", 32000, 512, 2048, 512, 32, 0, 4, 2048 },
     { "paper-512", "16 groups of 32 experts, 2.2 billion weights", 32000, 512, 2048, 512, 512, 16, 2, 2048 },
     { "paper-2048", "32 groups of 64 experts, 8.7 billion weights", 32000, 512, 2048, 512, 2048, 32, 2, 2048 },
-    { "multilingual-512", "512 experts of 8192, 2 for a token, 8.7 billion weights", 32000, 512, 2048, 512, 512, 0, 2,
+    { "multilingual-512", "512 experts of 8192, 2 a token, 8.7 billion weights", 32000, 512, 2048, 512, 512, 0, 2,
       8192 },
     { "lm-32", "language model: 32 experts of 1024, 4 for a token", 32000, 512, 512, 0, 32, 0, 4, 1024 },
     { "lm-4096", "language model: 16 groups of 256 experts", 32000, 512, 512, 0, 4096, 16, 2, 1024 },
@@ -51,8 +51,7 @@ typedef struct transformer {
 } transformer;
 
 static const transformer transformers[] = {
-    { "nllb-moe-54b", "NLLB-MoE: 128 experts in 12 of 48 layers, 54.5 billion weights", 24, 2048, 8192, 16, 256206,
-      1024, 0, 128, 4 },
+    { "nllb-moe-54b", "NLLB-MoE, 128 experts in 12 layers: 54.5 billion", 24, 2048, 8192, 16, 256206, 1024, 0, 128, 4 },
     { "nllb-1.3b", "NLLB-200 of 1.37 billion weights", 24, 1024, 8192, 16, 256206, 1024, 0, 0, 0 },
     { "nllb-600m", "NLLB-200 of 615 million weights", 12, 1024, 4096, 16, 256206, 1024, 0, 0, 0 },
     { "m2m-418m", "M2M-100 of 484 million weights", 12, 1024, 4096, 16, 128112, 1024, 0, 0, 0 },

@@ -129,9 +129,9 @@ enum {
     "                            the end, whole, or not at all; a pipe is written as\n"    \
     "                            lines come\n"
 
-#define PROGRAM_HELP_VERIFY                                                            \
-    "      --no-verify           do not look for damage in a model of up to 64 MiB;\n" \
-    "                            in a larger one only moe-info --check does\n"
+#define PROGRAM_HELP_VERIFY                                                              \
+    "      --no-verify           do not look for damage first. In a model larger than\n" \
+    "                            64 MiB only moe-info --check looks\n"
 
 #define PROGRAM_HELP_SPEED(units)                                                                            \
     "Speed (the output has the same bytes whatever these say)\n"                                             \

@@ -1,27 +1,36 @@
 #!/usr/bin/env python3
-"""Trains Deep MoE (Eigen et al. 2013, arXiv 1312.4314) on jittered MNIST, for moe (PyTorch, CPU).
+"""Trains Deep MoE (Eigen et al. 2013, arXiv 1312.4314) on jittered MNIST for moe,
+with PyTorch on the CPU.
 
-    train-digits.py train --data DIR --out DIR ...   one network; prints errors and what its gates follow
-    train-digits.py table --data DIR --out DIR ...   the comparison of the paper's Table 1; goes on where it stopped
+    train-digits.py train --data DIR --out DIR ...
+        trains one network; prints its errors and what its gates follow
+    train-digits.py table --data DIR --out DIR ...
+        makes the comparison of the paper's Table 1; goes on where it stopped
 
-Data (section 4.1): every digit of 28 x 28 pixels lies at a random offset in an image of 37 x 37, all 100 offsets alike.
-DIR has the 10,000 images of MNIST's test set: the first 8,000 are for training, where every epoch draws new offsets;
-the last 2,000 are for testing, at one random offset each (--seed does not change it).
+Data (section 4.1): every digit of 28 x 28 pixels lies at a random offset in an
+image of 37 x 37; all 100 offsets are equally probable. DIR has the 10,000
+images of MNIST's test set. The first 8,000 are for training, where every epoch
+draws new offsets. The last 2,000 are for testing, each at one random offset,
+which --seed does not change.
 
-The network: mixtures of linear experts with rectification, one after the other, then a linear layer and softmax. A gate
-is two linear maps with rectification and few hidden units, then a softmax over the experts. Stochastic gradient
-descent; at first with the constraint that the running totals of the experts stay near each other
-(gating.RunningTotals), then --fine-tune epochs without it. With --losses the losses of Bengio et al. 2015 balance the
-gates instead. What the second layer is decides the comparison: --network
+The network: mixtures of linear experts with rectification, one after the other,
+then a linear layer and softmax. A gate is two linear maps with rectification
+and few hidden units, then a softmax over the experts. Training is stochastic
+gradient descent, at first with the constraint that the running totals of the
+experts stay near each other (gating.RunningTotals), then for --fine-tune epochs
+without the constraint. With --losses the losses of Bengio et al. 2015 balance
+the gates instead. --network says what the second layer is:
     mixture      four experts, the paper's model
     single       one expert of the same size
-    concat       one expert of the size of the four together: what the mixture can reach at best
-    dense        no mixture in the first layer either: as many parameters as `mixture` has, same size
-                 of the second layer
+    concat       one expert of the size of the four together: the best that the
+                 mixture can reach
+    dense        no mixture in either layer: as many parameters as `mixture`
+                 has, a second layer of the same size
     one-layer    no second layer
 
-Files in --out: model.pt (layout "moe-checkpoint-1", what convert.py reads) and report.json; of `table` table.json and
-such a checkpoint NETWORK-HIDDEN-HIDDEN-GATE-GATE-SEED.pt of every network.
+Files in --out: model.pt (layout "moe-checkpoint-1", which convert.py reads) and
+report.json. `table` writes table.json and, for every network, a checkpoint
+NETWORK-HIDDEN-HIDDEN-GATE-GATE-SEED.pt.
 """
 import argparse
 import gzip

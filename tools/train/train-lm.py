@@ -1,26 +1,33 @@
 #!/usr/bin/env python3
-"""Trains a mixture-of-experts language model for moe (PyTorch, CPU or one CUDA device), with the fast layers of
-train.py.
+"""Trains a mixture-of-experts language model for moe, with PyTorch, on the CPU or
+on one CUDA device. The fast layers are those of train.py.
 
-    train-lm.py train    --corpus DIR --out DIR ...  trains, or goes on where the checkpoint in --out stopped
-    train-lm.py evaluate --corpus DIR --out DIR      perplexity and balance of model.pt on the dev texts
+    train-lm.py train --corpus DIR --out DIR ...
+        trains, or goes on where the checkpoint in --out stopped
+    train-lm.py evaluate --corpus DIR --out DIR
+        gives perplexity and balance of model.pt on the dev texts
 
-The model is that of "Outrageously Large Neural Networks" (Shazeer et al. 2017, appendix C) in small: embedding, LSTM
-with projection, MoE with a sigmoid over its output, LSTM, all with residuals; the output matrix is the embedding.
-Gates: noisy top-k with importance and load losses (section 2.1, appendix A), or strictly balanced (appendix F);
---groups makes two levels of either (appendix B). It reads the English of the corpus, one sentence at a time, as
+The model is that of "Outrageously Large Neural Networks" (Shazeer et al. 2017,
+appendix C) in small: embedding, LSTM with projection, MoE with a sigmoid over
+its output, LSTM. All have residuals; the output matrix is the embedding. Gates
+are noisy top-k with importance and load losses (section 2.1, appendix A), or
+strictly balanced (appendix F). --groups makes two levels of either (appendix
+B). The trainer reads the English of the corpus, one sentence at a time, as
 SentencePiece pieces.
 
 Files in --out
-    lines.npz        the corpus as pieces; made when missing, together with the vocabulary
+    lines.npz        the corpus as pieces; made when missing, with the
+                     vocabulary
     model-spm.model  the SentencePiece vocabulary
     resume.pt        everything that training needs to go on
-    model.pt         inference checkpoint, layout "moe-checkpoint-1", what convert.py reads
+    model.pt         inference checkpoint, layout "moe-checkpoint-1", which
+                     convert.py reads
     curve.csv        one row per evaluation
 
-The learning rate follows the tokens, not the time: warm-up, constant, then linear to zero at the end of --tokens. So
-runs that are to be compared have seen the same, whatever else the machine did. SIGTERM or SIGINT makes it save and
-stop.
+The learning rate follows the tokens, not the time: warm-up, constant, then
+linear to zero at the end of --tokens. So two runs have seen the same at the
+same rate, whatever else the machine did. SIGTERM or SIGINT makes the trainer
+save and stop.
 """
 import argparse
 import csv

@@ -6,6 +6,7 @@
     train.py check                                   every hand-written backward pass against autograd
     train.py evaluate --corpus DIR --model FILE ...  dev loss, greedy BLEU and gate statistics of an inference checkpoint
     train.py average FILE=WEIGHT ... -o FILE         weighted mean of inference checkpoints of one model's runs
+    train.py revive --out DIR --cache DIR            gives experts that nothing uses half of the work of busy ones (a stopped run)
 
 The model is the one of "Outrageously Large Neural Networks" (Shazeer et al. 2017, appendix E), sized by a recipe: LSTM layers
 with projection, a bidirectional bottom layer, one MoE layer in the encoder and one in the decoder, additive attention, tied
@@ -945,17 +946,19 @@ def read_inference(path):
     return file
 
 
-def average(files, shares):
+def average(files, shares, first=()):
     """The weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): runs that went on from each other err in
-    different directions. What the checkpoints say of their training becomes the largest of it; all else must agree."""
+    different directions. What the checkpoints say of their training becomes the largest of it; all else must agree. `first`: what
+    the names of weights begin with that are the first checkpoint's alone, as those of a mixture whose experts were revived."""
     about = ("target_tokens_seen", "training_minutes")
     configs = [file["config"] for file in files]
     if any({**x, **dict.fromkeys(about)} != {**configs[0], **dict.fromkeys(about)} for x in configs):
         raise SystemExit("these are not checkpoints of one model: their configurations differ")
     if not sum(shares) > 0:
         raise SystemExit("the weights of the models have to add up to more than 0")
-    weights = {name: sum(share / sum(shares) * file["weights"][name].float() for file, share in zip(files, shares))
-               for name in files[0]["weights"]}
+    weights = {name: weight if name.startswith(tuple(first)) else
+               sum(share / sum(shares) * file["weights"][name].float() for file, share in zip(files, shares))
+               for name, weight in files[0]["weights"].items()}
     return inference_checkpoint(configs[0], weights, **{x: max(c.get(x, 0) for c in configs) for x in about})
 
 
@@ -1305,6 +1308,70 @@ class Trainer:
         log("stopped: saved, can go on" if self.stopped else "finished")
 
 
+# ---- Experts that nothing uses -----------------------------------------------------------------------------------------
+
+REVIVED = 0.3  # share of the mean importance under which an expert is given other work
+APART = 0.7    # standard deviation of what sets the logits of the two halves of an expert's work apart
+
+
+@torch.no_grad()
+def gate_inputs(model, mixture, batches):
+    """Name of a balanced gate of one level -> (x, softmax) of all rows of some batches."""
+    found, level = {}, model._balanced
+
+    def watched(name, x, k, *pairs):
+        gate, p = level(name, x, k, *pairs)
+        if not pairs and name.endswith(".gate"):
+            found.setdefault(name, []).append((x, p))
+        return gate, p
+    model._balanced = watched
+    for _ in range(batches):
+        model.loss(Batch(mixture.next(2500, 80), model.device), 0.0)
+    model._balanced = level
+    return {name: [torch.cat(part) for part in zip(*parts)] for name, parts in found.items()}
+
+
+def halves(x, p, expert):
+    """What sets two halves of an expert's work apart: a direction in x [rows, d] in which the rows that it has most of (p [rows, n])
+    differ most, added to its gate's column for one half and taken from it for the other."""
+    rows = x[p[:, expert].topk(max(2, len(x) // p.shape[1])).indices]
+    mean = F.normalize(rows.mean(0), dim=0)
+    rows = rows - (rows @ mean)[:, None] * mean  # a direction in which the mean row lies on neither side
+    direction = torch.linalg.svd(rows, full_matrices=False).Vh[0]
+    return APART * direction / (rows @ direction).std()
+
+
+@torch.no_grad()
+def revive(out, cache, batches=16):
+    """Of a stopped run: every expert with next to no importance, whose gate the losses cannot reach (their gradient is proportional
+    to the softmax), becomes a copy of one of the busiest, and the two get half of its work each."""
+    path = os.path.join(out, "resume.pt")
+    resume = torch.load(path, weights_only=True)
+    model = Model(resume["config"])
+    model.flat.copy_(resume["weights"])
+    for name, (x, p) in gate_inputs(model, data.Mixture(cache, 80, seed=99), batches).items():
+        share = p.mean(0) * p.shape[1]
+        idle = [i for i in share.argsort().tolist() if share[i] < REVIVED]
+        layer = name.rsplit(".", 1)[0]
+        for expert, busy in zip(idle, share.argsort(descending=True).tolist()):
+            apart = halves(x, p, busy)
+            for flat in resume["weights"], resume["average"]:
+                w = {key: flat[a:b].view(model.weights[key].shape) for key, (a, b) in model.span.items() if key.startswith(layer + ".")}
+                w[name + ".weight"][:, expert] = w[name + ".weight"][:, busy] - apart
+                w[name + ".weight"][:, busy] += apart
+                threshold = w[name + ".threshold"]
+                threshold[[expert, busy]] = threshold[busy] / (1 + threshold[busy])  # the softmax has the same logit twice now
+                for key in layer + ".experts.w_up", layer + ".experts.w_down":
+                    w[key][expert] = w[key][busy]
+            for key in name + ".weight", layer + ".experts.w_up", layer + ".experts.w_down":
+                for state in resume["optimizer"]["m"], resume["optimizer"]["v"]:
+                    part = state[slice(*model.span[key])].view(model.weights[key].shape)
+                    part = part.t() if key == name + ".weight" else part
+                    part[expert] = part[busy]
+            log(f"{name}: expert {expert} with {share[expert]:.3f} of the mean importance gets half of the work of {busy} with {share[busy]:.2f}")
+    write_atomically(resume, path)
+
+
 # ---- Self-check --------------------------------------------------------------------------------------------------------
 
 def check():
@@ -1519,7 +1586,12 @@ def arguments():
 
     p = command("average", "weighted mean of inference checkpoints")
     p.add_argument("models", nargs="+", metavar="FILE=WEIGHT", help="moe-checkpoint-1 files; weights are divided by their sum")
+    p.add_argument("--first", nargs="+", default=[], metavar="PREFIX", help="weights whose names begin so are the first model's")
     p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
+
+    p = command("revive", "give experts that nothing uses half of the work of busy ones, in a stopped run")
+    p.add_argument("--out", required=True, help="folder of the run's resume.pt")
+    p.add_argument("--cache", required=True, help="folder of the tokenised corpus")
 
     p = command("prepare", "make vocabulary and tokenised corpus")
     p.add_argument("--corpus", required=True, help="folder with train/")
@@ -1536,12 +1608,15 @@ def main():
     if o.command == "prepare":
         data.prepare(o.corpus, o.cache, o.pieces, o.spm, log)
         return
+    if o.command == "revive":
+        revive(o.out, o.cache)
+        return
     if o.command == "average":
         try:
             files, shares = zip(*((x, float(share)) for x, _, share in (x.rpartition("=") for x in o.models)))
         except ValueError:
             raise SystemExit("every model is given as FILE=WEIGHT, for example run1/model.pt=0.7") from None
-        write_atomically(average([read_inference(x) for x in files], shares), o.out)
+        write_atomically(average([read_inference(x) for x in files], shares, o.first), o.out)
         return
     libc = ctypes.CDLL(None)
     libc.mallopt(-4, 0)  # M_MMAP_MAX: large tensors come from the heap,
