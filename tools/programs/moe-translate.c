@@ -3,7 +3,7 @@
  * Contents
  *   1. Options      the command line
  *   2. Lines        a result as text, as ids, as JSON
- *   3. Flow         what program.h is told about each line
+ *   3. Flow         a line's request and result, for program.h
  *   4. Routing      the same translations once more, with a look at the gates
  *   5. Self-test    the golden sentences inside the model
  *   6. Main
@@ -233,7 +233,7 @@ static void apply_options(const options *o, moe_session_params *p) {
 
 /* ==== 2. Lines ========================================================================================== */
 
-/* What a hypothesis says: text, or ids with --ids, or pieces with --pretokenized. */
+/* A hypothesis as text, as ids (--ids) or as pieces (--pretokenized). */
 static moe_status append_translation(const text_front *front, const options *o, const text_job *job,
                                      const moe_hypothesis *h, text_bytes *out, moe_error *error) {
     const size_t begin = out->length;
@@ -245,7 +245,8 @@ static moe_status append_translation(const text_front *front, const options *o, 
     return status;
 }
 
-/* Add what a hypothesis has to an object. The keys are documented in README.md: later programs depend on them. */
+/* Add the fields of a hypothesis to an object. README.md in this folder documents the keys: other programs depend on
+ * them. */
 static moe_status json_hypothesis(const text_front *front, const options *o, const text_job *job,
                                   const moe_hypothesis *h, cJSON *object, moe_error *error) {
     if (!o->score) {
@@ -318,11 +319,11 @@ static moe_status plain_line(const text_front *front, const options *o, text_job
 /* ==== 3. Flow =========================================================================================== */
 
 typedef struct app {
-    program_flow flow; /* first: the functions below are handed it */
+    program_flow flow; /* first, because callbacks get a pointer to it */
     const options *options;
     routing_file routing;  /* of --routing */
     moe_session *second;   /* scores what was translated; NULL without --routing */
-    text_queue translated; /* what waits for that, in order */
+    text_queue translated; /* jobs that wait for that, in order */
     size_t waiting, second_batch;
     text_job *next;    /* of those the first that was not pulled yet */
     moe_error trouble; /* of the second session */
@@ -415,7 +416,7 @@ static void second_done(void *user, const moe_result *result) {
         routing_put(&a->routing, job->extra, &a->trouble);
 }
 
-/* Score what waits, and write where it went. */
+/* Score the translations that wait and write their routing. */
 static moe_status route_waiting(app *a, moe_error *error) {
     a->next = a->translated.first;
     a->waiting = 0;
@@ -425,7 +426,7 @@ static moe_status route_waiting(app *a, moe_error *error) {
     return a->trouble.code ? a->trouble.code : program_signal ? MOE_OK : status;
 }
 
-/* A line is written: its ids move to those that wait. */
+/* A line is written: its ids join the translations that wait for their routing. */
 static moe_status app_leave(program_flow *flow, text_job *job, moe_error *error) {
     app *a = (app *)(void *)flow;
     if (!job->extra) return MOE_OK;
@@ -442,7 +443,7 @@ static moe_status app_leave(program_flow *flow, text_job *job, moe_error *error)
     return ++a->waiting < a->second_batch ? MOE_OK : route_waiting(a, error);
 }
 
-/* A session that scores as `params` translates, and the file. */
+/* Make the session that scores with the settings of `params`, and open the file. */
 static int begin_routing(app *a, const moe_session_params *params) {
     const program_common *o = &a->options->common;
     moe_session_params p = *params;
@@ -460,7 +461,7 @@ static int begin_routing(app *a, const moe_session_params *params) {
     return program_routing_open(o, a->flow.front, &a->routing);
 }
 
-/* The rest of the routing, if all went well; else the file goes. */
+/* Write the rest of the routing if all went well; else remove the file. */
 static int end_routing(app *a, int status) {
     moe_error e = { .code = MOE_OK };
     if ((status == EXIT_DONE || status == EXIT_SOME_LINES) && a->translated.first) {
@@ -611,7 +612,7 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
 
 /* ==== 6. Main =========================================================================================== */
 
-/* Everything once model and session stand. */
+/* The work, once model and session are there. */
 static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params) {
     const program_common *c = &o->common;
     app a = { .options = o,
