@@ -51,7 +51,7 @@ MOE_OBJECTS = $(BUILD)/moe-with-cuda.o $(BUILD)/moe-cuda.o
 endif
 
 LIBRARY  = $(BIN)/libmoe.a
-TEXT_PROGRAMS = $(addprefix $(BIN)/,moe-translate moe-score moe-classify moe-info moe-quantize moe-calibrate moe-routing moe-align)
+TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate routing align)
 PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-make-random $(BIN)/moe-bench
 
 # ---- Build ---------------------------------------------------------------------------------------------------
@@ -90,7 +90,8 @@ $(BUILD)/moe-cuda.o: moe-cuda.cu moe.c moe.h | $(BUILD)/.deps-cuda
 
 # The version of SentencePiece is in no header of it.
 SPM_VERSION = $(or $(shell pkg-config --modversion sentencepiece 2>/dev/null || \
-	cat /usr/lib/*/pkgconfig/sentencepiece.pc /usr/lib/pkgconfig/sentencepiece.pc 2>/dev/null | sed -n 's/^Version: *//p'),unknown)
+	cat /usr/lib/*/pkgconfig/sentencepiece.pc /usr/lib/pkgconfig/sentencepiece.pc 2>/dev/null | \
+	sed -n 's/^Version: *//p'),unknown)
 $(BUILD)/spm.o: CXX_FLAGS += -DSPM_LIBRARY_VERSION='"$(firstword $(SPM_VERSION))"'
 
 # The page as lines of C strings, so that the program stays one file. \? because ?? begins a trigraph.
@@ -112,7 +113,7 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
 # What a program with text in and out is made of beside its own object.
-$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o text.o spm.o)
+$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o text.o spm.o json.o bytes.o)
 	rm -f $@
 	$(AR) rcs $@ $^
 
@@ -122,7 +123,7 @@ $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 $(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
-$(BIN)/moe-bench: $(BUILD)/moe-bench.o
+$(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o json.o bytes.o)
 	$(LINK) -lm -o $@
 
 # ---- Use -----------------------------------------------------------------------------------------------------
@@ -152,7 +153,8 @@ endef
 
 demo: all
 	@test -f $(MODEL) || { echo '$(MODEL) is missing; git checkout it, or say MODEL=FILE' >&2; exit 1; }
-	$(call show,en,de,'The weather is beautiful today.' 'Where is the train station?' 'She has been reading since this morning.')
+	$(call show,en,de,'The weather is beautiful today.' 'Where is the train station?' \
+	    'She has been reading since this morning.')
 	$(call show,en,fr,'I would like a cup of coffee.' 'We have known each other for ten years.')
 	$(call show,de,en,'Ich habe meinen Schlüssel verloren.' 'Kannst du mir bei den Hausaufgaben helfen?')
 	$(call show,fr,es,'Je ne sais pas quoi faire.' 'Nous allons à la plage demain.')
@@ -219,8 +221,8 @@ valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind all $(TEST_PROGRAMS)
 
 # AArch64 on another machine: kernels against portable on a processor with everything, one without matrix products and
 # one without dot products, then whole models against this machine. One baseline build for all of them.
-# tests/cross/cmocka.h stands in for cmocka, and programs are static, so that a cross compiler and qemu are all it takes.
-# qemu is slow: fewer rounds, as under valgrind, unless SLOW is empty.
+# tests/cross/cmocka.h stands in for cmocka, and programs are static, so that a cross compiler and qemu are all it
+# takes. qemu is slow: fewer rounds, as under valgrind, unless SLOW is empty.
 ARM_CC ?= aarch64-linux-gnu-gcc
 SLOW   ?= 1
 
@@ -239,6 +241,6 @@ $(BUILD)/translate: $(BUILD)/translate.o $(BUILD)/moe.o
 	$(LINK) -lm -o $@
 
 test-arm: $(addprefix $(BUILD)/,arm-test_kernels arm-translate translate)
-	@VALGRIND=$(SLOW) python3 tests/run "qemu-aarch64 -cpu max $(BUILD)/arm-test_kernels" \
-	    "qemu-aarch64 -cpu neoverse-n1 $(BUILD)/arm-test_kernels" "qemu-aarch64 -cpu cortex-a53 $(BUILD)/arm-test_kernels" \
+	@VALGRIND=$(SLOW) python3 tests/run \
+	    $(foreach cpu,max neoverse-n1 cortex-a53,"qemu-aarch64 -cpu $(cpu) $(BUILD)/arm-test_kernels") \
 	    "python3 tests/cross/translations.py $(BUILD)/translate $(BUILD)/arm-translate"

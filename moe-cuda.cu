@@ -6,9 +6,10 @@
  *   3. Launchers          one function per op, the run of a graph, the table that moe.c sees
  *
  * The same bytes as on the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round once each and
- * never fuse; sums run over 16 lanes (lane l takes elements l, l+16, ... ascending) joined by one fixed tree; adding a
- * product of zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers, exact in
- * any order: cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
+ * never fuse; the plain operators of what is shared with the processor round once each by -fmad=false alone, for which
+ * there is no pragma. Sums run over 16 lanes (lane l takes elements l, l+16, ... ascending) joined by one fixed tree;
+ * adding a product of zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers,
+ * exact in any order: cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
  *
  * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8;
  * where experts do not all fit, those go up that are wanted and not there. States and hypotheses live there too: ids go
@@ -52,8 +53,11 @@ extern "C" {
  * Owns failures and every byte of memory. Invariant: the first failure sticks; after it nothing is called any more but
  * what frees, and everything that was allocated is in the device's list. */
 
-enum { MOE_BUCKETS = 64 }; /* row counts for which a decoder step is kept as a CUDA graph */
-#ifndef MOE_CUDA_EMULATOR  /* whose limits are small enough for small tests to pass them */
+enum {
+    MOE_BUCKETS = 64, /* row counts for which a decoder step is kept as a CUDA graph */
+    MOE_UP = 11       /* integers of a row that go up with a frame                   */
+};
+#ifndef MOE_CUDA_EMULATOR /* whose limits are small enough for small tests to pass them */
 static const size_t MOE_STAGE_BYTES =
     8 << 20; /* of each of the two buffers through which weights go up; multiple of 64     */
 static const size_t MOE_WORKSPACE = 32 << 20; /* cuBLAS's own scratch, given to it so that it never allocates */
@@ -80,6 +84,8 @@ typedef struct moe_weights {
 typedef struct moe_bound {
     moe_weights w, w_r, w_proj, up, down;
     const float *bias, *threshold, *v, *weight; /* weight, bias: of a norm */
+    const float *positions;                     /* of an embedding */
+    const float *up_bias, *down_bias;           /* of the first expert, as up and down are */
     const int32_t *never;
     size_t experts_before; /* those of other nodes: an expert's number among all */
 } moe_bound;
@@ -92,9 +98,9 @@ typedef struct moe_known {
 
 /* A sentence on its way up. */
 typedef struct moe_begun {
-    size_t slot, segment, length, limit;
+    size_t slot, segment, length, limit, place;
     size_t first, n_target; /* where its target is among those that go up */
-    int scoring;
+    int scoring, forced;
 } moe_begun;
 
 /* The search on the device. A step's rows are in the arrays that a frame has. */
@@ -107,7 +113,8 @@ typedef struct moe_searching {
     moe_live *live, *next; /* next: [slots, beam] scratch */
     moe_finished *finished;
     int32_t *target;
-    int32_t *ids, *parents, *segment, *length, *want, *hold;
+    int32_t *ids, *parents, *segment, *length, *want, *hold, *positions, *destination;
+    int32_t *chain;     /* [rows, max_target], NULL where nothing is carried by token */
     moe_answer answer;  /* but for the coverage: */
     float *coverage[2]; /* [rows, max_source] after the step before is in number *turn; by place it stays */
     const float *attention;
@@ -172,7 +179,11 @@ struct moe_device {
     int no_graphs;
     /* a frame: on the host pinned, one block for what goes up and one for what comes down */
     int32_t *up_host, *up;
-    int32_t *ids, *parents, *segment, *length, *want, *hold, *destination, *last, *sentence; /* in `up`, [rows] each */
+    int32_t *ids, *parents, *segment, *length, *want, *hold; /* in `up`, [rows] each, as what follows: */
+    int32_t *destination;                                    /* of what is carried by source or by token, -1: nowhere */
+    int32_t *last, *sentence, *positions, *first;
+    int32_t *chain_host, *chain; /* [rows, max_target] of the decoder, NULL where nothing is carried by token;
+                                    chain_host only where the device does not search */
     char *down_host, *down;
     size_t down_bytes;
     float *top_logprobs, *want_logprob; /* in `down`; behind them: */
@@ -238,6 +249,7 @@ moe_fail(moe_error *error, moe_status code, const char *where, const char *forma
 static size_t moe_least(size_t a, size_t b) { return a < b ? a : b; }
 static size_t moe_largest(size_t a, size_t b) { return a > b ? a : b; }
 static size_t moe_blocks(size_t n, size_t by) { return (n + by - 1) / by; }
+static size_t moe_longest(const moe_graph *g) { return moe_largest(g->max_source, g->max_target); }
 static int moe_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
 
 /* What to do about a CUDA error. */
@@ -566,13 +578,17 @@ __global__ void moe_k_set(int *to, int value) {
     if (threadIdx.x == 0) *to = value;
 }
 
-__global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor, float *y, size_t y_stride) {
+/* `rows` [position, columns] is added, if it is not NULL. */
+__global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor, const float *rows,
+                            const int32_t *positions, float *y, size_t y_stride) {
     const size_t row = blockIdx.x, id = (size_t)ids[row];
     for (int c = (int)threadIdx.x; c < table.cols; c += MOE_BLOCK) {
         const size_t at = id * table.stride + (size_t)c;
         const float v = table.type == MOE_TYPE_Q8 ? moe_mul((float)((const int8_t *)table.data)[at], table.scales[id])
                                                   : moe_weight(table.data, table.type, at);
-        y[row * y_stride + (size_t)c] = moe_mul(v, factor);
+        const float scaled = moe_mul(v, factor);
+        y[row * y_stride + (size_t)c] =
+            rows ? moe_add(scaled, rows[(size_t)positions[row] * (size_t)table.cols + (size_t)c]) : scaled;
     }
 }
 
@@ -620,12 +636,19 @@ __global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const 
         y[row * y_stride + c] = c < n ? a[row * a_stride + c] : b[row * b_stride + c - n];
 }
 
+MOE_DEVICE float moe_unary_of(moe_unary what, float x) {
+    switch (what) {
+    case MOE_UNARY_TANH: return moe_tanhf(x);
+    case MOE_UNARY_SWISH: return moe_mul(x, moe_sigmoidf(x));
+    case MOE_UNARY_GELU: return moe_geluf(x);
+    default: return moe_sigmoidf(x);
+    }
+}
+
 __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int cols, float *y, size_t y_stride) {
     const size_t row = blockIdx.x;
-    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) {
-        const float v = x[row * x_stride + c];
-        y[row * y_stride + c] = what == MOE_UNARY_SIGMOID ? moe_sigmoidf(v) : moe_tanhf(v);
-    }
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK)
+        y[row * y_stride + c] = moe_unary_of(what, x[row * x_stride + c]);
 }
 
 /* moe_compute_norm_row */
@@ -660,11 +683,12 @@ __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *fro
         y[row * y_stride + c] = parent < 0 ? 0.0f : x[(size_t)parent * x_stride + c];
 }
 
-/* Row to[r] of y = row from[r] of x; NULL: row r. */
+/* Row to[r] of y = row from[r] of x; NULL: row r; to[r] < 0: nowhere. */
 __global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *from, const int32_t *to, int cols,
                               float *y, size_t y_stride) {
     const size_t row = blockIdx.x, source = from ? (size_t)from[row] : row, at = to ? (size_t)to[row] : row;
-    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) y[at * y_stride + c] = x[source * x_stride + c];
+    for (size_t c = threadIdx.x; c < (size_t)cols && !(to && to[row] < 0); c += MOE_BLOCK)
+        y[at * y_stride + c] = x[source * x_stride + c];
 }
 
 /* moe_lstm_cell_portable; c_in may be c_out. */
@@ -694,8 +718,8 @@ typedef struct moe_products {
     int rows;                    /* plain */
     const int *x_rows, *n_tiles; /* experts; x_rows may be NULL: row `pair` */
     const int4 *tiles;
-    int tiles_at_most; /* n_tiles NULL: just so many */
-    const float *bias, *add;
+    int tiles_at_most;       /* n_tiles NULL: just so many */
+    const float *bias, *add; /* bias: of the first expert, the others follow as their weights do */
     size_t add_stride;
     int relu;
     float *y;
@@ -718,11 +742,13 @@ MOE_DEVICE int4 moe_tile_of(const moe_products *p) {
     return t;
 }
 
-MOE_DEVICE void moe_finish(const moe_products *p, size_t row, size_t j, float product) {
-    const float addend = p->bias  ? p->bias[j]
-                         : p->add ? p->add[row * p->add_stride + j]
-                                  : 0.0f,
-                y = moe_add(product, addend);
+MOE_DEVICE const float *moe_expert_bias(const moe_products *p, int expert) {
+    return (const float *)(const void *)((const char *)p->bias + (size_t)expert * p->w.step);
+}
+
+MOE_DEVICE void moe_finish(const moe_products *p, int expert, size_t row, size_t j, float product) {
+    const float *bias = p->bias ? moe_expert_bias(p, expert) : NULL;
+    const float addend = bias ? bias[j] : p->add ? p->add[row * p->add_stride + j] : 0.0f, y = moe_add(product, addend);
     p->y[row * p->y_stride + j] = p->relu ? moe_reluf(y) : y;
 }
 
@@ -769,7 +795,8 @@ __global__ void moe_k_products(moe_products p) {
     if (lane / OUTPUTS < tile.z && first + lane % OUTPUTS < p.w.rows) {
         const size_t row = (size_t)(tile.y + lane / OUTPUTS), j = (size_t)(first + lane % OUTPUTS);
         const size_t x_row = p.x_rows ? (size_t)p.x_rows[row] : row;
-        moe_finish(&p, row, j, moe_mul((float)sum, moe_mul(p.x_scales[x_row], moe_expert_scales(&p.w, tile.x)[j])));
+        moe_finish(&p, tile.x, row, j,
+                   moe_mul((float)sum, moe_mul(p.x_scales[x_row], moe_expert_scales(&p.w, tile.x)[j])));
     }
 }
 
@@ -809,17 +836,20 @@ __global__ void moe_k_float_products(moe_products p) {
     MOE_UNROLL
     for (int r = 0; r < ROWS; r++)
         if (group * ROWS + r < tile.z && first + output < p.w.rows)
-            moe_finish(&p, (size_t)(tile.y + group * ROWS + r), (size_t)(first + output), moe_join_lanes(lanes[r]));
+            moe_finish(&p, tile.x, (size_t)(tile.y + group * ROWS + r), (size_t)(first + output),
+                       moe_join_lanes(lanes[r]));
 }
 
 /* Integer sums from cuBLAS to outputs; sums [rows, w.rows_padded] begin at row (or pair) `row0`, experts[pair] or NULL.
  */
 __global__ void moe_k_finish(moe_products p, const int32_t *sums, int row0, const int *experts) {
     const size_t at = blockIdx.x, row = at + (size_t)row0;
-    const float *scales = moe_expert_scales(&p.w, experts ? experts[row] : 0);
+    const int expert = experts ? experts[row] : 0;
+    const float *scales = moe_expert_scales(&p.w, expert);
     const float scale = p.x_scales[row];
     for (size_t j = threadIdx.x; j < (size_t)p.w.rows; j += MOE_BLOCK)
-        moe_finish(&p, row, j, moe_mul((float)sums[at * (size_t)p.w.rows_padded + j], moe_mul(scale, scales[j])));
+        moe_finish(&p, expert, row, j,
+                   moe_mul((float)sums[at * (size_t)p.w.rows_padded + j], moe_mul(scale, scales[j])));
 }
 
 /* ---- Attention ---- */
@@ -872,6 +902,71 @@ __global__ void moe_k_attention(moe_attending a) {
         float y = 0.0f;
         for (int i = 0; i < n; i++) y = moe_add(y, moe_mul(scores[i], values[(size_t)i * width + c]));
         a.y[row * a.y_stride + c] = y;
+    }
+}
+
+/* Rows of keys and values: those of a sentence packed by time step, of a hypothesis' tokens, or of a source. */
+typedef struct moe_heads_args {
+    const float *query, *rows; /* rows: keys, `cols` numbers further values */
+    size_t query_stride, stride;
+    int heads, width, cols;
+    float scale;
+    const int32_t *positions, *segment, *length;
+    const int32_t *first; /* row first[p] + i is sentence i's at position p; or NULL: */
+    const int32_t *chain; /* [rows, chain_stride], or NULL: rows segment, segment + 1, ... */
+    size_t chain_stride;
+    const int *live; /* rows from here on are fillers, which see nothing */
+    int row0;
+    float *scores; /* [rows at hand, heads, longest] */
+    size_t longest;
+    float *y;
+    size_t y_stride;
+} moe_heads_args;
+
+/* moe_heads_seen: how many rows a row looks at, and the n-th of them. */
+MOE_DEVICE int moe_heads_count(const moe_heads_args *a, size_t row) {
+    if (row >= (size_t)*a->live) return 0;
+    return a->chain ? a->positions[row] + 1 : a->length[row];
+}
+MOE_DEVICE const float *moe_heads_row(const moe_heads_args *a, size_t row, int n) {
+    const size_t at = a->first   ? (size_t)a->first[n] + row - (size_t)a->first[a->positions[row]]
+                      : a->chain ? (size_t)a->chain[row * a->chain_stride + (size_t)n]
+                                 : (size_t)a->segment[row] + (size_t)n;
+    return a->rows + at * a->stride;
+}
+
+/* moe_compute_heads_row: a block to a head of a row. 16 threads, the lanes, to a position; then the softmax; then a
+ * thread to a column. */
+__global__ void moe_k_heads(moe_heads_args a) {
+    enum { AT_ONCE = 32, GROUPS = MOE_BLOCK / MOE_LANES };
+    __shared__ float lanes[AT_ONCE][MOE_LANES + 1];
+    const size_t head = blockIdx.x % (unsigned)a.heads, row = blockIdx.x / (unsigned)a.heads + (size_t)a.row0;
+    const int t = (int)threadIdx.x, lane = t % MOE_LANES, n = moe_heads_count(&a, row);
+    const size_t column = head * (size_t)a.width;
+    const float *query = a.query + row * a.query_stride + column;
+    float *scores = a.scores + blockIdx.x * a.longest, max, sum;
+    for (int first = 0; first < n; first += AT_ONCE) {
+        for (int i = t / MOE_LANES; i < AT_ONCE && first + i < n; i += GROUPS) {
+            const float *key = moe_heads_row(&a, row, first + i) + column;
+            float score = 0.0f;
+            for (int c = lane; c < a.width; c += MOE_LANES) score = moe_add(score, moe_mul(query[c], key[c]));
+            lanes[i][lane] = score;
+        }
+        __syncthreads();
+        if (t < AT_ONCE && first + t < n) scores[first + t] = moe_mul(moe_join_lanes(lanes[t]), a.scale);
+        __syncthreads();
+    }
+    max = moe_block_max(scores, n);
+    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_expf(moe_sub(scores[i], max));
+    __syncthreads();
+    sum = moe_block_sum(scores, n);
+    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_div(scores[i], sum);
+    __syncthreads();
+    for (int c = t; c < a.width; c += MOE_BLOCK) {
+        float y = 0.0f;
+        for (int i = 0; i < n; i++)
+            y = moe_add(y, moe_mul(scores[i], moe_heads_row(&a, row, i)[(size_t)a.cols + column + (size_t)c]));
+        a.y[row * a.y_stride + column + (size_t)c] = y;
     }
 }
 
@@ -1161,7 +1256,7 @@ typedef struct moe_outputs {
     const int32_t *sums; /* [rows, w.rows_padded] from cuBLAS           */
     int row0, chunks, top;
     const int32_t *never;
-    int n_never, eos;
+    int n_never, n_suppressed, eos;
     const int32_t *hold, *want;
     float *trace; /* [rows, trace_stride] or NULL */
     size_t trace_stride;
@@ -1171,13 +1266,20 @@ typedef struct moe_outputs {
     int32_t *top_ids;
 } moe_outputs;
 
+/* moe_forbid of never[first, end). */
+MOE_DEVICE void moe_forbid(const moe_outputs *a, int first, int end, float *y, int column, int n) {
+    for (int i = first + (int)threadIdx.x; i < end; i += MOE_BLOCK)
+        if (a->never[i] >= column && a->never[i] < column + n) y[a->never[i] - column] = -moe_infinity();
+}
+
 /* moe_output_task for one row and one chunk of the vocabulary. */
 __global__ void moe_k_output(moe_outputs a) {
-    __shared__ float y[MOE_OUTPUT_CHUNK];
+    __shared__ float y[MOE_OUTPUT_CHUNK], e[MOE_OUTPUT_CHUNK];
     const int t = (int)threadIdx.x, chunk = (int)blockIdx.x % a.chunks, column = chunk * MOE_OUTPUT_CHUNK;
     const int n = a.p.w.rows - column < MOE_OUTPUT_CHUNK ? a.p.w.rows - column : MOE_OUTPUT_CHUNK;
     const size_t at = blockIdx.x / (unsigned)a.chunks, row = at + (size_t)a.row0;
     const size_t place = row * (size_t)a.chunks + (size_t)chunk;
+    const int held = t == 0 && a.hold[row] && a.eos >= column && a.eos < column + n;
     float last = moe_infinity(), max, sum;
     int last_index = -1;
     for (int i = t; i < n; i += MOE_BLOCK) {
@@ -1193,12 +1295,21 @@ __global__ void moe_k_output(moe_outputs a) {
         if (a.trace) a.trace[row * a.trace_stride + j] = v;
     }
     __syncthreads();
-    for (int i = t; i < a.n_never; i += MOE_BLOCK)
-        if (a.never[i] >= column && a.never[i] < column + n) y[a.never[i] - column] = -moe_infinity();
-    if (t == 0 && a.hold[row] && a.eos >= column && a.eos < column + n) y[a.eos - column] = -moe_infinity();
+    moe_forbid(&a, a.n_suppressed, a.n_never, y, column, n);
+    if (held && !a.n_suppressed) y[a.eos - column] = -moe_infinity();
     __syncthreads();
-    if (t == 0 && a.want[row] >= column && a.want[row] < column + n) a.want_logprob[row] = y[a.want[row] - column];
     max = moe_block_max(y, n);
+    for (int i = t; i < n; i += MOE_BLOCK) e[i] = moe_expf(moe_sub(y[i], max >= -FLT_MAX ? max : 0.0f));
+    __syncthreads();
+    sum = moe_block_sum(e, n);
+    moe_forbid(&a, 0, a.n_suppressed, y, column, n);
+    if (held) y[a.eos - column] = -moe_infinity();
+    __syncthreads();
+    if (t == 0) {
+        a.max[place] = max;
+        a.sum[place] = sum;
+        if (a.want[row] >= column && a.want[row] < column + n) a.want_logprob[row] = y[a.want[row] - column];
+    }
     for (int i = 0; i < a.top; i++) { /* the next one behind the last one, larger values first, then lower ids */
         float best = -moe_infinity();
         int index = INT_MAX;
@@ -1211,14 +1322,6 @@ __global__ void moe_k_output(moe_outputs a) {
         }
         last = best;
         last_index = index;
-    }
-    __syncthreads();
-    for (int i = t; i < n; i += MOE_BLOCK) y[i] = moe_expf(moe_sub(y[i], max >= -FLT_MAX ? max : 0.0f));
-    __syncthreads();
-    sum = moe_block_sum(y, n);
-    if (t == 0) {
-        a.max[place] = max;
-        a.sum[place] = sum;
     }
 }
 
@@ -1283,9 +1386,10 @@ __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32
     slot->segment = b.segment;
     slot->length = b.length;
     slot->limit = b.limit;
+    slot->place = b.place;
     slot->n_target = b.n_target;
     slot->scoring = b.scoring;
-    slot->forced = 0;
+    slot->forced = b.forced;
     moe_slot_begin(slot);
 }
 
@@ -1308,13 +1412,23 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
             a.length[row] = (int32_t)slot->length;
             a.want[row] = r.want;
             a.hold[row] = r.hold;
+            a.positions[row] = (int32_t)slot->steps;
+            a.destination[row] = moe_token_place(slot, slot->live[h].last);
             slot->live[h].row = (size_t)row++;
         }
     }
     for (row = live + t; row < rows; row += MOE_BLOCK) {
-        a.ids[row] = a.segment[row] = a.length[row] = a.hold[row] = 0;
-        a.parents[row] = a.want[row] = -1;
+        a.ids[row] = a.segment[row] = a.length[row] = a.hold[row] = a.positions[row] = 0;
+        a.parents[row] = a.want[row] = a.destination[row] = -1;
     }
+}
+
+/* A block to a slot, a thread to a hypothesis whose row is known: its tokens' places. */
+__global__ void moe_k_chain(moe_searching a) {
+    const moe_slot *slot = &a.slot[blockIdx.x];
+    for (size_t h = threadIdx.x; slot->active && h < slot->n_live; h += blockDim.x)
+        if (!slot->live[h].ended)
+            moe_fill_chain(slot, slot->live[h].last, a.chain + slot->live[h].row * a.search.max_target);
 }
 
 /* moe_add_coverage */
@@ -1429,8 +1543,14 @@ static size_t moe_scale_bytes(const moe_matrix *m) {
 static size_t moe_both_bytes(const moe_matrix *m) {
     return moe_blocks(moe_data_bytes(m) + moe_scale_bytes(m), 64) * 64;
 }
+/* The first matrix of an expert with its bias, both with theirs. */
+static size_t moe_bias_bytes(const float *bias, size_t n) { return bias ? moe_blocks(n * sizeof *bias, 64) * 64 : 0; }
+static size_t moe_up_bytes(const moe_experts *e) {
+    return moe_both_bytes(&e->up) + moe_bias_bytes(e->up_bias, e->up.rows);
+}
 static size_t moe_expert_bytes(const moe_node *n) {
-    return moe_both_bytes(&n->experts->up) + moe_both_bytes(&n->experts->down);
+    const moe_experts *e = n->experts;
+    return moe_up_bytes(e) + moe_both_bytes(&e->down) + moe_bias_bytes(e->down_bias, e->down.rows);
 }
 
 /* The matrix that is, or will be, at `at`. */
@@ -1471,15 +1591,18 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
     moe_upload_to(d, to + codes, m->scales, moe_scale_bytes(m));
 }
 
-/* Expert `e` of a node, to be two matrices one behind the other. */
+/* Expert `e` of a node, to be two matrices, each with its bias, one behind the other. */
 static void moe_lift_expert(moe_device *d, const moe_node *n, size_t e, char *to) {
     for (int i = 0; i < 2; i++) {
+        const float *bias = i ? n->experts->down_bias : n->experts->up_bias;
         moe_matrix m = i ? n->experts->down : n->experts->up;
         m.data = (const char *)m.data + e * n->experts->stride;
         if (m.subs) m.subs += e * n->experts->stride;
         if (m.scales) m.scales = (const float *)(const void *)((const char *)m.scales + e * n->experts->stride);
         moe_lift_matrix(d, &m, to);
         to += moe_both_bytes(&m);
+        if (bias) moe_upload_to(d, to, bias + e * m.rows, m.rows * sizeof *bias);
+        to += moe_bias_bytes(bias, m.rows);
     }
 }
 
@@ -1654,6 +1777,39 @@ static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound 
     a.y = (float *)n->data;
     a.y_stride = n->stride;
     MOE_LAUNCH(d, moe_k_attention, rows, MOE_BLOCK, a);
+}
+
+/* Some rows at a time, whose scores are where other nodes have their sums. */
+static void moe_run_heads(moe_device *d, const moe_node *n, const moe_graph *g, size_t rows) {
+    const moe_node *x = n->src[0];
+    const size_t width = n->cols / n->heads.heads;
+    moe_heads_args a;
+    size_t slice;
+    memset(&a, 0, sizeof a);
+    a.query = (const float *)x->data;
+    a.query_stride = x->stride;
+    a.rows = n->heads.rows ? n->heads.rows : a.query + n->cols;
+    a.stride = n->heads.rows ? 2 * n->cols : x->stride;
+    a.heads = (int)n->heads.heads;
+    a.width = (int)width;
+    a.cols = (int)n->cols;
+    a.scale = 1.0f / sqrtf((float)width);
+    a.positions = d->positions;
+    a.segment = d->segment;
+    a.length = d->length;
+    a.first = n->heads.rows ? NULL : d->first;
+    a.chain = n->heads.rows && n->heads.within ? d->chain : NULL;
+    a.chain_stride = g->max_target;
+    a.live = d->live;
+    a.scores = (float *)(void *)d->sums; /* as large as integers; there is room for a row's */
+    a.longest = moe_longest(g);
+    a.y = (float *)n->data;
+    a.y_stride = n->stride;
+    slice = d->n_sums / (n->heads.heads * a.longest);
+    for (size_t row = 0; row < rows; row += slice) {
+        a.row0 = (int)row;
+        MOE_LAUNCH(d, moe_k_heads, moe_least(rows - row, slice) * n->heads.heads, MOE_BLOCK, a);
+    }
 }
 
 static moe_selections moe_selections_of(const moe_node *gate) {
@@ -1875,6 +2031,8 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_boun
     if (by_gemm && !d->cache.slots) moe_fetch_ints(d, a.first, n->experts->count + 1);
     if (by_gemm || d->cache.slots) pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts->count] : 0;
     up.relu = 1;
+    up.bias = b->up_bias;
+    down.bias = b->down_bias;
     up.x_rows = a.pair_row;
     up.tiles = down.tiles = a.tiles;
     up.y = d->moe.units;
@@ -1960,6 +2118,7 @@ static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b,
     a.top = (int)top;
     a.never = b->never;
     a.n_never = (int)n->output.n_never;
+    a.n_suppressed = (int)n->output.n_suppressed;
     a.eos = n->output.eos;
     a.hold = d->hold;
     a.want = d->want;
@@ -2004,7 +2163,10 @@ static void moe_run_node(moe_device *d, const moe_graph *g, const moe_node *n, c
         MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, (const float *)d->inputs, d->input_cols, (const int32_t *)NULL,
                    (int)n->cols, y, n->stride);
         break;
-    case MOE_OP_EMBED: MOE_LAUNCH(d, moe_k_embed, rows, MOE_BLOCK, b->w, d->ids, n->embed.scale, y, n->stride); break;
+    case MOE_OP_EMBED:
+        MOE_LAUNCH(d, moe_k_embed, rows, MOE_BLOCK, b->w, d->ids, n->embed.scale, b->positions, d->positions, y,
+                   n->stride);
+        break;
     case MOE_OP_QUANTISE:
         moe_quantise(d, (const float *)s0->data, s0->stride, n->cols, (int8_t *)n->data, n->stride, n->scales, rows,
                      NULL);
@@ -2031,16 +2193,16 @@ static void moe_run_node(moe_device *d, const moe_graph *g, const moe_node *n, c
         break;
     case MOE_OP_STORE:
         MOE_LAUNCH(d, moe_k_scatter, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const int32_t *)NULL,
-                   n->carried.by == MOE_BY_SOURCE ? d->destination : NULL, (int)n->cols, n->carried.rows, n->cols);
+                   n->carried.by == MOE_BY_PARENT ? NULL : d->destination, (int)n->cols, n->carried.rows, n->cols);
         break;
     case MOE_OP_LSTM_STEP: moe_run_lstm_step(d, n, b, rows); break;
     case MOE_OP_LSTM_LAYER: moe_run_lstm_layer(d, n, b, &f->packed, g->sentences); break;
     case MOE_OP_ATTENTION: moe_run_attention(d, n, b, g, rows); break;
+    case MOE_OP_HEADS: moe_run_heads(d, n, g, rows); break;
     case MOE_OP_GATE: moe_run_gate(d, n, b, rows, NULL); break;
     case MOE_OP_EXPERTS: moe_run_experts(d, n, b, rows); break;
     case MOE_OP_MIX: moe_run_mix(d, n, rows); break;
     case MOE_OP_OUTPUT: moe_run_output(d, n, b, rows, g->top, traced); break;
-    case MOE_OP_HEADS: /* not here yet: a session refuses */
     case MOE_OP_VIEW:
     case MOE_OP_COUNT: break;
     }
@@ -2136,9 +2298,14 @@ static void moe_run_search(moe_device *d, size_t rows) {
     MOE_LAUNCH(d, moe_k_results, slots, 32, *a);
 }
 
+static void moe_run_fill(moe_device *d, size_t rows) {
+    MOE_LAUNCH(d, moe_k_fill, 1, MOE_BLOCK, d->searching, (int)rows);
+    if (d->searching.chain) MOE_LAUNCH(d, moe_k_chain, d->searching.slots, 32, d->searching);
+}
+
 /* The decoder, and the search around it where it is done here. */
 static void moe_run_decoder(moe_device *d, const moe_frame *f, size_t rows) {
-    if (d->searching.slots) MOE_LAUNCH(d, moe_k_fill, 1, MOE_BLOCK, d->searching, (int)rows);
+    if (d->searching.slots) moe_run_fill(d, rows);
     moe_run_nodes(d, 1, f, rows);
     if (d->searching.slots) moe_run_search(d, rows);
 }
@@ -2209,12 +2376,39 @@ static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
     if (d->status == MOE_OK) moe_run_decoder(d, f, rows);
 }
 
+/* What goes up of packed sentences: where rows are, where a sentence ends, its slot. */
+static void moe_lift_packed(moe_device *d, const moe_packed *p) {
+    const size_t n = d->rows;
+    int32_t *length = d->up_host + (d->length - d->up), *last = d->up_host + (d->last - d->up);
+    int32_t *sentence = last + n, *first = d->up_host + (d->first - d->up);
+    for (size_t i = 0, end = p->steps; end && i < p->live[0]; i++) {
+        while (p->live[end - 1] <= i) end--;
+        last[i] = (int32_t)(p->first[end - 1] + i);
+        sentence[i] = p->sentence ? (int32_t)p->sentence[i] : 0;
+        for (size_t at = 0; at < end; at++) length[p->first[at] + i] = (int32_t)end;
+    }
+    for (size_t at = 0; at < p->steps; at++) first[at] = (int32_t)p->first[at];
+}
+
+/* What goes up of a decoder's tokens, where the device does not search. */
+static void moe_lift_chain(moe_device *d, const moe_frame *f) {
+    const size_t stride = d->graphs[1].max_target, n = d->graphs[1].rows * stride;
+    int32_t *destination = d->up_host + (d->destination - d->up);
+    memset(d->chain_host, 0, n * sizeof *d->chain);
+    for (size_t r = 0; r < f->rows; r++) {
+        const int32_t *chain = f->beam.chain + r * f->beam.chain_stride;
+        const size_t position = (size_t)f->positions[r];
+        memcpy(d->chain_host + r * stride, chain, (position + 1) * sizeof *chain);
+        destination[r] = chain[position];
+    }
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->chain, d->chain_host, n * sizeof *d->chain, cudaMemcpyHostToDevice, d->stream));
+}
+
 /* Fill what goes up. Rows from f->rows on are fillers. */
 static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
     const size_t n = d->rows;
     int32_t *ids = d->up_host, *parents = ids + n, *segment = parents + n, *length = segment + n;
-    int32_t *want = length + n, *hold = want + n, *destination = hold + n, *last = destination + n,
-            *sentence = last + n;
+    int32_t *want = length + n, *hold = want + n, *destination = hold + n, *positions = destination + 3 * n;
     for (size_t r = 0; r < rows; r++) {
         const int live = r < f->rows;
         ids[r] = live && f->ids ? f->ids[r] : 0;
@@ -2223,15 +2417,12 @@ static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
         length[r] = live && f->beam.length ? (int32_t)f->beam.length[r] : 0;
         want[r] = live && f->beam.want ? f->beam.want[r] : -1;
         hold[r] = live && f->beam.hold ? f->beam.hold[r] != 0 : 0;
-        destination[r] = live && f->packed.destination ? (int32_t)f->packed.destination[r] : 0;
+        destination[r] = live && f->packed.destination ? (int32_t)f->packed.destination[r] : -1;
+        positions[r] = live && f->positions ? f->positions[r] : 0;
     }
-    for (size_t i = 0, end = f->packed.steps; f->packed.sentence && end && i < f->packed.live[0];
-         i++) { /* where a sentence ends, and its slot */
-        while (f->packed.live[end - 1] <= i) end--;
-        last[i] = (int32_t)(f->packed.first[end - 1] + i);
-        sentence[i] = (int32_t)f->packed.sentence[i];
-    }
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->up, d->up_host, 9 * n * sizeof *d->up, cudaMemcpyHostToDevice, d->stream));
+    if (f->packed.steps) moe_lift_packed(d, &f->packed);
+    if (f->beam.chain && d->chain_host) moe_lift_chain(d, f);
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->up, d->up_host, MOE_UP * n * sizeof *d->up, cudaMemcpyHostToDevice, d->stream));
     if (!f->inputs) return;
     memcpy(d->inputs_host, f->inputs, f->rows * d->input_cols * sizeof *d->inputs_host);
     memset(d->inputs_host + f->rows * d->input_cols, 0, (rows - f->rows) * d->input_cols * sizeof *d->inputs_host);
@@ -2278,11 +2469,13 @@ static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, m
     return d->status;
 }
 
-static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, const int32_t *target) {
-    const size_t first = d->sentences.n_targets;
-    const moe_begun begun = { at, slot->segment, slot->length, slot->limit, first, slot->n_target, slot->scoring };
+static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, int32_t force, const int32_t *target) {
+    const size_t first = d->sentences.n_targets, forced = slot->forced != 0, given = slot->n_target - forced;
+    const moe_begun begun = { at,    slot->segment,  slot->length,  slot->limit, slot->place,
+                              first, slot->n_target, slot->scoring, slot->forced };
     d->sentences.begun_host[d->sentences.n++] = begun;
-    if (slot->n_target) memcpy(d->sentences.targets_host + first, target, slot->n_target * sizeof *target);
+    if (forced) d->sentences.targets_host[first] = force;
+    if (given) memcpy(d->sentences.targets_host + first + forced, target, given * sizeof *target);
     d->sentences.n_targets += slot->n_target;
 }
 
@@ -2302,7 +2495,7 @@ static moe_status moe_device_step(moe_device *d, moe_trace_fn trace, void *trace
     moe_set_live(d, rows);
     if (!trace) rows = moe_bucket(rows, d->graphs[1].rows, &index);
     if (d->status == MOE_OK && trace) {
-        MOE_LAUNCH(d, moe_k_fill, 1, MOE_BLOCK, d->searching, (int)rows);
+        moe_run_fill(d, rows);
         moe_run_traced(d, 1, &none, rows, trace, trace_user);
         moe_run_search(d, rows);
     } else if (d->status == MOE_OK) {
@@ -2457,6 +2650,8 @@ static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
     const moe_cell *cell = n->op == MOE_OP_LSTM_STEP || n->op == MOE_OP_LSTM_LAYER ? n->lstm.cell : NULL;
     if (w) b->w = moe_upload_matrix(d, w, n->name);
     if (w) b->bias = moe_upload_vector(d, bias, w->rows, n->name);
+    if (n->op == MOE_OP_EMBED && n->embed.positions)
+        b->positions = (const float *)moe_upload_matrix(d, n->embed.positions, n->name).data;
     if (cell) b->w_r = moe_upload_matrix(d, &cell->w_r, n->name);
     if (n->op == MOE_OP_LSTM_LAYER && cell->w_proj.rows) b->w_proj = moe_upload_matrix(d, &cell->w_proj, n->name);
     if (n->op == MOE_OP_NORM) b->weight = moe_upload_vector(d, n->norm.weight, n->cols, n->name);
@@ -2473,7 +2668,7 @@ static void moe_most_of(size_t *most, size_t n) { *most = moe_largest(*most, n);
 /* The largest of everything that nodes want of the scratch. */
 typedef struct moe_needs {
     size_t hidden, sentences, state, z, experts, pairs, tiles, units, unit_codes, inputs, out, outputs, subs, chunks,
-        input_cols;
+        input_cols, chain;
 } moe_needs;
 
 static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
@@ -2495,6 +2690,9 @@ static void moe_need_node(moe_needs *need, const moe_node *n, const moe_graph *g
         moe_most_of(&need->hidden, n->lstm.cell->hidden);
         moe_most_of(&need->state, n->cols);
         moe_most_of(&need->z, g->sentences * 4 * n->lstm.cell->hidden);
+    } else if (n->op == MOE_OP_HEADS) {
+        moe_most_of(&need->outputs, n->heads.heads * moe_longest(g));
+        if (n->heads.rows && n->heads.within) moe_most_of(&need->chain, g->rows * g->max_target);
     } else if (n->op == MOE_OP_INPUT) {
         moe_most_of(&need->input_cols, n->cols);
     } else if (n->op == MOE_OP_EXPERTS) {
@@ -2515,10 +2713,10 @@ static void moe_need_node(moe_needs *need, const moe_node *n, const moe_graph *g
 
 static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     const char *what = "scratch", *frame = "what goes up and down in a step";
-    const size_t rows = d->rows, top = d->graphs[1].top, up = 9 * rows;
+    const size_t rows = d->rows, top = d->graphs[1].top, up = MOE_UP * rows;
     const size_t attention = moe_times(d, d->graphs[1].rows, d->graphs[1].max_source);
     const size_t host_ints = moe_largest(need->experts + 1, moe_largest(rows, 4)), inputs = rows * need->input_cols;
-    size_t down;
+    size_t down, chain;
     d->n_sums = moe_least(moe_largest(MOE_SUMS, need->outputs * 32), need->outputs * moe_largest(rows, need->pairs));
     d->sums = (int32_t *)moe_take(d, d->n_sums, sizeof *d->sums, what);
     d->lstm.z = (float *)moe_take(d, need->z, sizeof(float), what);
@@ -2559,12 +2757,16 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->down = (char *)moe_take(d, d->down_bytes, 1, frame);
     d->inputs = (float *)moe_take(d, inputs, sizeof *d->inputs, frame);
     d->input_cols = need->input_cols;
+    if (need->chain) d->chain = (int32_t *)moe_take(d, need->chain, sizeof *d->chain, frame);
     down = d->searching.slots ? 0 : d->down_bytes;
-    if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->pinned, (up + host_ints + inputs) * sizeof(int32_t) + down))) return;
+    chain = d->searching.slots ? 0 : need->chain;
+    if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->pinned, (up + host_ints + inputs + chain) * sizeof(int32_t) + down)))
+        return;
     d->up_host = (int32_t *)d->pinned;
     d->moe.host = (int *)d->up_host + up;
     d->inputs_host = (float *)(void *)(d->moe.host + host_ints);
-    d->down_host = (char *)(d->inputs_host + inputs);
+    if (chain) d->chain_host = (int32_t *)(void *)(d->inputs_host + inputs);
+    d->down_host = (char *)(d->inputs_host + inputs + chain);
     memset(d->up_host, 0, up * sizeof *d->up_host);
     d->ids = d->up;
     d->parents = d->ids + rows;
@@ -2575,6 +2777,8 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->destination = d->hold + rows;
     d->last = d->destination + rows;
     d->sentence = d->last + rows;
+    d->positions = d->sentence + rows;
+    d->first = d->positions + rows;
     d->top_logprobs = (float *)(void *)d->down;
     d->want_logprob = d->top_logprobs + d->graphs[1].rows * top;
     d->top_ids = (int32_t *)(void *)(d->want_logprob + d->graphs[1].rows);
@@ -2617,6 +2821,9 @@ static void moe_take_search(moe_device *d) {
     a->length = d->length;
     a->want = d->want;
     a->hold = d->hold;
+    a->positions = d->positions;
+    a->destination = d->destination;
+    a->chain = d->chain;
     a->answer.top = g->top;
     a->answer.top_ids = d->top_ids;
     a->answer.top_logprobs = d->top_logprobs;
@@ -2630,6 +2837,15 @@ static void moe_take_search(moe_device *d) {
     d->sentences.results_host = d->sentences.targets_host + targets;
     d->sentences.words = words;
     d->sentences.fresh = 1;
+}
+
+/* Where the first expert's matrices and biases are. */
+static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step, moe_bound *b) {
+    const char *down = slabs + moe_up_bytes(e);
+    b->up = moe_weights_at(&e->up, slabs, step);
+    b->down = moe_weights_at(&e->down, down, step);
+    if (e->up_bias) b->up_bias = (const float *)(const void *)(slabs + moe_both_bytes(&e->up));
+    if (e->down_bias) b->down_bias = (const float *)(const void *)(down + moe_both_bytes(&e->down));
 }
 
 /* Experts, when everything else has its memory: all of them, or slots. */
@@ -2671,8 +2887,7 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
             step = d->cache.slots ? d->cache.slot_bytes : moe_expert_bytes(n);
             if (!slabs) slabs = (char *)moe_take(d, n->experts->count, step, n->name);
             if (!slabs) return;
-            d->bound[which][i].up = moe_weights_at(&n->experts->up, slabs, step);
-            d->bound[which][i].down = moe_weights_at(&n->experts->down, slabs + moe_both_bytes(&n->experts->up), step);
+            moe_bind_slabs(n->experts, slabs, step, &d->bound[which][i]);
             for (size_t e = 0; e < n->experts->count && !d->cache.slots && d->status == MOE_OK; e++) {
                 moe_lift_expert(d, n, e, slabs + e * step);
                 moe_announce(d);

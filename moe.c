@@ -551,9 +551,10 @@ typedef struct moe_device_api {
     /* Run graph `which` and fill the outputs that the frame names. With a trace every node is shown, slowly. */
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
                       moe_error *error);
-    /* A sentence takes slot `at`, where none is under way: segment, length, limit, scoring and n_target of `slot`, and
-     * its target, are copied and go up with the next step. */
-    void (*begin)(moe_device *device, size_t at, const moe_slot *slot, const int32_t *target);
+    /* A sentence takes slot `at`, where none is under way: segment, length, limit, place, scoring, forced and n_target
+     * of `slot`, and its target, which is `force` if it is forced and then `target`, are copied and go up with the next
+     * step. */
+    void (*begin)(moe_device *device, size_t at, const moe_slot *slot, int32_t force, const int32_t *target);
     void (*forget)(moe_device *device); /* all sentences */
     /* A decoder step for every sentence under way; there is at least one. */
     moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out,
@@ -816,6 +817,15 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
     row.want = slot->steps < slot->n_target ? slot->target[slot->steps] : slot->scoring ? s->eos : -1;
     row.hold = !slot->scoring && slot->steps < s->min_target;
     return row;
+}
+
+/* Where what is carried by token of token `last` lies; the begin token's, -1, comes first. */
+MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) { return (int32_t)slot->place + last + 1; }
+
+/* These places of all tokens of a hypothesis that ends with token `last`, the begin token's first. */
+MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, int32_t *chain) {
+    for (size_t n = slot->steps + 1; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1)
+        chain[n] = moe_token_place(slot, last);
 }
 
 /* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
@@ -1428,7 +1438,11 @@ typedef struct moe_kernels {
     float (*score_additive)(const float *key, const float *query, const float *v, size_t n);
     float (*dot)(const float *a, const float *b, size_t n);
     void (*axpy)(float a, const float *x, size_t n, float *y); /* y += a x */
-    float (*max)(const float *x, size_t n);                    /* -infinity for n = 0 */
+    /* A head: scores[i] = dot(query, rows[i] + at) * scale; y += weights[i] (rows[i] + at), one row after the other. */
+    void (*scores)(const float *query, const float *const *rows, size_t at, size_t n, size_t width, float scale,
+                   float *scores);
+    void (*blend)(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, float *y);
+    float (*max)(const float *x, size_t n); /* -infinity for n = 0 */
     /* y[i] = exp(x[i] - shift), returns the sum in lane order; y may be x or NULL. */
     float (*exp_sum)(const float *x, size_t n, float shift, float *y);
 } moe_kernels;
@@ -1496,6 +1510,19 @@ static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i++) y[i] = y[i] + a * x[i];
 }
 
+/* A head from the kernels of a room. */
+#define MOE_HEADS_OF(room)                                                                                          \
+    static void moe_scores_##room(const float *query, const float *const *rows, size_t at, size_t n, size_t width,  \
+                                  float scale, float *scores) {                                                     \
+        for (size_t i = 0; i < n; i++) scores[i] = moe_dot_##room(query, rows[i] + at, width) * scale;              \
+    }                                                                                                               \
+    static void moe_blend_##room(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, \
+                                 float *y) {                                                                        \
+        for (size_t i = 0; i < n; i++) moe_axpy_##room(weights[i], rows[i] + at, width, y);                         \
+    }
+
+MOE_HEADS_OF(portable)
+
 /* NaN never wins a maximum: moe_topk looks for it in the sum of exponentials. */
 static float moe_max_portable(const float *x, size_t n) {
     float best = moe_from_bits(0xff800000u);
@@ -1525,6 +1552,8 @@ static const moe_kernels moe_kernels_portable = {
     .score_additive = moe_score_additive_portable,
     .dot = moe_dot_portable,
     .axpy = moe_axpy_portable,
+    .scores = moe_scores_portable,
+    .blend = moe_blend_portable,
     .max = moe_max_portable,
     .exp_sum = moe_exp_sum_portable,
 };
@@ -1998,6 +2027,28 @@ MOE_AVX2 static void moe_axpy_avx2(float a, const float *x, size_t n, float *y) 
     }
 }
 
+MOE_AVX2 static void moe_scores_avx2(const float *query, const float *const *rows, size_t at, size_t n, size_t width,
+                                     float scale, float *scores) {
+    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx2(query, rows[i] + at, width) * scale;
+}
+
+MOE_AVX2 static void moe_blend_avx2(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
+                                    float *y) {
+    size_t c = 0;
+    for (; c + 32 <= width; c += 32) { /* so many columns stay in registers */
+        __m256 sum[4];
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) sum[b] = _mm256_loadu_ps(y + c + 8 * (size_t)b);
+        for (size_t i = 0; i < n; i++) {
+            const __m256 weight = _mm256_set1_ps(weights[i]);
+            MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+                sum[b] =
+                    _mm256_add_ps(sum[b], _mm256_mul_ps(weight, _mm256_loadu_ps(rows[i] + at + c + 8 * (size_t)b)));
+        }
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) _mm256_storeu_ps(y + c + 8 * (size_t)b, sum[b]);
+    }
+    for (size_t i = 0; i < n && c < width; i++) moe_axpy_avx2(weights[i], rows[i] + at + c, width - c, y + c);
+}
+
 MOE_AVX2 static float moe_max_avx2(const float *x, size_t n) {
     __m256 best = _mm256_set1_ps(moe_from_bits(0xff800000u));
     float lane[8], result;
@@ -2035,7 +2086,8 @@ static int moe_avx2_available(void) {
 #define MOE_KERNELS_AVX2(room)                                                                                      \
     .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_avx2, \
     .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2, .score_additive = moe_score_additive_avx2,            \
-    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
+    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .scores = moe_scores_avx2, .blend = moe_blend_avx2,                 \
+    .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_AVX2(avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
@@ -2677,6 +2729,33 @@ MOE_AVX512 static void moe_axpy_avx512(float a, const float *x, size_t n, float 
     }
 }
 
+MOE_AVX512 static void moe_scores_avx512(const float *query, const float *const *rows, size_t at, size_t n,
+                                         size_t width, float scale, float *scores) {
+    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx512(query, rows[i] + at, width) * scale;
+}
+
+MOE_AVX512 static void moe_blend_avx512(const float *weights, const float *const *rows, size_t at, size_t n,
+                                        size_t width, float *y) {
+    for (size_t c = 0; c < width; c += 64) { /* so many columns stay in registers */
+        __mmask16 mask[4];
+        __m512 sum[4];
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) {
+            const size_t first = moe_min(width, c + 16 * (size_t)b);
+            mask[b] = moe_mask_avx512(width - first);
+            sum[b] = _mm512_maskz_loadu_ps(mask[b], y + first);
+        }
+        for (size_t i = 0; i < n; i++) {
+            const __m512 weight = _mm512_set1_ps(weights[i]);
+            MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+                sum[b] =
+                    _mm512_add_ps(sum[b], _mm512_mul_ps(weight, _mm512_maskz_loadu_ps(mask[b], rows[i] + at + c +
+                                                                                                   16 * (size_t)b)));
+        }
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+            _mm512_mask_storeu_ps(y + moe_min(width, c + 16 * (size_t)b), mask[b], sum[b]);
+    }
+}
+
 /* A largest number does not depend on the order, so four registers hide the latency. */
 MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
     const __m512 lowest = _mm512_set1_ps(moe_from_bits(0xff800000u));
@@ -2719,6 +2798,8 @@ static const moe_kernels moe_kernels_avx512vnni = {
     .score_additive = moe_score_additive_avx512,
     .dot = moe_dot_avx512,
     .axpy = moe_axpy_avx512,
+    .scores = moe_scores_avx512,
+    .blend = moe_blend_avx512,
     .max = moe_max_avx512,
     .exp_sum = moe_exp_sum_avx512,
 };
@@ -2962,6 +3043,8 @@ static const moe_kernels moe_kernels_amx = {
     .score_additive = MOE_AMX_REST(score_additive),
     .dot = MOE_AMX_REST(dot),
     .axpy = MOE_AMX_REST(axpy),
+    .scores = MOE_AMX_REST(scores),
+    .blend = MOE_AMX_REST(blend),
     .max = MOE_AMX_REST(max),
     .exp_sum = MOE_AMX_REST(exp_sum),
 };
@@ -3547,6 +3630,8 @@ static void moe_axpy_neon(float a, const float *x, size_t n, float *y) {
                        n - i);
 }
 
+MOE_HEADS_OF(neon)
+
 /* A comparison, not fmax or fmaxnm: those let NaN win, or a signalling one. */
 static float moe_max_neon(const float *x, size_t n) {
     const float32x4_t none = vdupq_n_f32(moe_from_bits(0xff800000u));
@@ -3611,7 +3696,8 @@ static int moe_i8mm_available(void) {
 #define MOE_KERNELS_NEON(room)                                                                                      \
     .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_neon, \
     .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,            \
-    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
+    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .scores = moe_scores_neon, .blend = moe_blend_neon,                 \
+    .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
 static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
 static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
 static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
@@ -4525,9 +4611,9 @@ typedef struct moe_save {
     moe_error *error;
 } moe_save;
 
-/* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
+/* Matrices change type; vectors, positions, and gates, where a rounding would move tokens to other experts, do not. */
 static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *params) {
-    static const char *const parts[] = { ".gate.", ".parent." };
+    static const char *const parts[] = { ".gate.", ".parent.", "positions." };
     if (t->n_dims == 1) return t->type;
     if (t->experts) return params->experts;
     for (size_t i = 0; i < MOE_COUNT(parts); i++)
@@ -6073,10 +6159,11 @@ static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x,
 /* The sum of x[i] - shift, or of its square, in lane order. */
 static float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
     float lane[MOE_LANES] = { 0 };
-    for (size_t i = 0; i < n; i++) {
-        const float d = x[i] - shift;
-        lane[i % MOE_LANES] = lane[i % MOE_LANES] + (squared ? d * d : d);
-    }
+    for (size_t i = 0; i < n; i += MOE_LANES)
+        for (size_t l = 0; l < moe_min(MOE_LANES, n - i); l++) {
+            const float d = x[i + l] - shift;
+            lane[l] = lane[l] + (squared ? d * d : d);
+        }
     return moe_join_lanes(lane);
 }
 
@@ -6493,9 +6580,10 @@ static void moe_compute_heads_row(const moe_run *run, const moe_node *t, size_t 
     const size_t n = moe_heads_seen(run, t, row, seen);
     memset(y, 0, cols * sizeof *y);
     for (size_t first = 0; first < cols; first += width) {
-        for (size_t i = 0; i < n; i++) scores[i] = kernels->dot(query + first, seen[i] + first, width) * scale;
+        kernels->scores(query + first, seen, first, n, width, scale, scores);
         sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
-        for (size_t i = 0; i < n; i++) kernels->axpy(scores[i] / sum, seen[i] + cols + first, width, y + first);
+        for (size_t i = 0; i < n; i++) scores[i] = scores[i] / sum;
+        kernels->blend(scores, seen, cols + first, n, width, y + first);
     }
 }
 static void moe_compute_heads(const moe_run *run, const moe_node *t) {
@@ -7705,7 +7793,7 @@ static moe_status moe_choose_device(const char *name, const moe_device_api **out
     return MOE_OK;
 }
 
-/* Rows that active slots hold, each a piece without gaps. */
+/* Rows that active slots hold, each slot a piece without gaps. */
 typedef struct moe_extents {
     size_t capacity;        /* rows in all */
     size_t n;               /* slots that hold some */
@@ -7729,12 +7817,14 @@ struct moe_session {
     char *arena; /* of both graphs: they never run at the same time */
     moe_memory memory;
     moe_decoder_state state;
+    atomic_int cancelled; /* by moe_session_cancel; until a call has heard of it */
     size_t rows, encode_tokens;
     size_t n_slots;      /* batch, and with reranking those of questions */
     moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
     moe_ticket *tickets; /* [n_slots] */
     moe_reranker reranker;
-    moe_extents by_source, by_token; /* the rows of active slots that are carried so */
+    moe_extents by_source; /* the rows of active slots that are carried so */
+    size_t token_rows;     /* carried by token, of a slot: for its longest translations; 0: none are */
     /* the group of sentences that is being encoded */
     int32_t *staged;                                              /* [encode_tokens] their ids, one behind the other */
     size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [n_slots] */
@@ -7924,13 +8014,6 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 /* More nodes than either graph of a model can have. */
 static size_t moe_session_nodes(const moe_model *m) { return 64 + 24 * (m->n_encoder + m->n_decoder); }
 
-/* Most rows carried by token that a sentence needs with `beam` hypotheses of at most `tokens` tokens. */
-static size_t moe_token_rows(const moe_session *s, size_t beam, size_t tokens) {
-    for (size_t i = 0; i < s->model->n_decoder; i++)
-        if (s->model->decoder[i].kind == MOE_LAYER_SELF) return beam * tokens + 1;
-    return 0;
-}
-
 static void moe_extents_layout(moe_extents *e, size_t slots, moe_layout *at) {
     e->slots = moe_carve(at, slots, sizeof *e->slots);
     e->begin = moe_carve(at, slots, sizeof *e->begin);
@@ -7946,7 +8029,7 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
     moe_decoder_state_layout(m, s->rows, s->n_slots, &s->state, at);
     for (size_t i = 0; i < m->n_decoder; i++) {
         const moe_layer *layer = &m->decoder[i];
-        const size_t rows = layer->kind == MOE_LAYER_SELF    ? s->by_token.capacity
+        const size_t rows = layer->kind == MOE_LAYER_SELF    ? s->token_rows * s->n_slots
                             : layer->kind == MOE_LAYER_CROSS ? s->by_source.capacity
                                                              : 0;
         float *heads = moe_carve(at, rows, 2 * layer->in * sizeof *heads);
@@ -7969,7 +8052,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     if (!here) return;
     s->ids = moe_carve(at, s->rows, sizeof *s->ids);
     s->parents = moe_carve(at, s->rows, sizeof *s->parents);
-    if (moe_token_rows(s, 1, 1)) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
+    if (s->token_rows) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
     if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
     if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
     s->segment = moe_carve(at, s->rows, sizeof *s->segment);
@@ -8017,7 +8100,6 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
     s->tickets = moe_carve(at, slots, sizeof *s->tickets);
     moe_reranker_layout(&s->reranker, at);
     moe_extents_layout(&s->by_source, slots, at);
-    moe_extents_layout(&s->by_token, slots, at);
     s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
     s->staged_slot = moe_carve(at, slots, sizeof *s->staged_slot);
     s->staged_first = moe_carve(at, slots, sizeof *s->staged_first);
@@ -8070,7 +8152,9 @@ static void moe_settle_rows(moe_session *s) {
     s->by_source.capacity = (size_t)s->params.max_source +
                             (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
                             32 * (s->n_slots - batch);
-    s->by_token.capacity = moe_token_rows(s, beam, (size_t)s->params.max_target) + 32 * s->rows;
+    /* Every hypothesis and token of a step may last to the end. Memory that no sentence comes to is never touched. */
+    for (size_t i = 0; i < s->model->n_decoder; i++)
+        if (s->model->decoder[i].kind == MOE_LAYER_SELF) s->token_rows = beam * (size_t)s->params.max_target + 1;
     s->memory.width = s->model->memory_width;
 }
 
@@ -8239,7 +8323,6 @@ static moe_status moe_session_build(moe_session *settled, moe_session **out, moe
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     const char *what = s->graphs[MOE_DECODER].routed                             ? "routing"
                        : s->params.attention                                     ? "attention"
-                       : s->model->transformer                                   ? "a Transformer"
                        : s->graphs[MOE_DECODER].noise                            ? "noise"
                        : s->graphs[MOE_DECODER].gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
                                                                                  : NULL;
@@ -8352,7 +8435,6 @@ static void moe_extents_give(moe_extents *e, size_t slot) {
 
 static void moe_deactivate(moe_session *s, size_t at) {
     moe_extents_give(&s->by_source, at);
-    moe_extents_give(&s->by_token, at);
     s->slots[at].active = 0;
 }
 
@@ -8417,11 +8499,6 @@ static int moe_is_question(const moe_session *s, size_t at) {
     return s->tickets[at].waiting && s->tickets[at].question != SIZE_MAX;
 }
 
-/* How many hypotheses slot `at` has room for: one if it is a slot for questions. */
-static size_t moe_slot_beam(const moe_session *s, size_t at) {
-    return at < (size_t)s->params.batch ? (size_t)s->params.beam : 1;
-}
-
 /* Put a checked request into slot `at`; its ids go behind the `staged` ones. Returns the tokens staged. */
 static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *ticket, size_t at, size_t staged) {
     const moe_model *m = s->model;
@@ -8448,11 +8525,9 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     slot->shown = slot->forced && !q->raw && q->force < 0 ? 1 : 0;
     slot->n_target = (size_t)slot->forced + (q->target ? q->n_target : 0);
     slot->limit = moe_max(moe_max(slot->limit, 1), slot->n_target + 1);
-    slot->place = moe_extents_take(&s->by_token, at,
-                                   moe_token_rows(s, slot->scoring ? 1 : moe_slot_beam(s, at),
-                                                  slot->scoring ? slot->n_target : slot->limit));
+    slot->place = at * s->token_rows;
     if (s->api) {
-        s->api->begin(s->device, at, slot, q->target);
+        s->api->begin(s->device, at, slot, force, q->target);
     } else {
         if (slot->forced) slot->target[0] = force;
         if (q->target && q->n_target)
@@ -8528,7 +8603,6 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
 static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn pull, moe_done_fn done, void *user,
                              int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
-    const size_t max_target = (size_t)s->params.max_target;
     size_t group = 0, staged = 0;
     for (size_t i = 0; i < s->n_slots; i++) {
         const size_t at = i < s->n_slots - batch ? batch + i : i - (s->n_slots - batch);
@@ -8536,9 +8610,7 @@ static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn p
         moe_ticket ticket;
         if (s->slots[at].active || (at >= batch && !due)) continue;
         if (at < batch && !more) break;
-        if (staged + max_source > s->encode_tokens || moe_extents_find(&s->by_source, max_source) == SIZE_MAX ||
-            moe_extents_find(&s->by_token, moe_token_rows(s, moe_slot_beam(s, at), max_target)) == SIZE_MAX)
-            break;
+        if (staged + max_source > s->encode_tokens || moe_extents_find(&s->by_source, max_source) == SIZE_MAX) break;
         if (at >= batch) {
             moe_rerank_ask(&s->reranker, &request, &ticket);
             due--;
@@ -8597,13 +8669,6 @@ static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
         };
     }
     return n;
-}
-
-/* Places of a hypothesis's rows among those carried by token; `last`: its last token. The begin token's place comes
- * first, then one for each token. */
-static void moe_fill_chain(const moe_slot *slot, int32_t last, int32_t *chain) {
-    for (size_t n = slot->steps + 1; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1)
-        chain[n] = (int32_t)slot->place + last + 1;
 }
 
 /* One row for every live hypothesis. Returns the rows. */
@@ -8672,10 +8737,11 @@ static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slo
     *slot = (size_t)words[0];
     words += 2;
     for (size_t h = 0; h < n; h++) {
-        const size_t n_ids = (size_t)words[0];
+        const size_t n_ids = (size_t)words[0], shown = s->slots[*slot].shown;
         const float *numbers = (const float *)(const void *)words;
-        s->hypotheses[h] =
-            (moe_hypothesis){ words + 4, numbers + 4 + n_ids, n_ids, numbers[2], numbers[3], words[1], 0.0f };
+        s->hypotheses[h] = (moe_hypothesis){
+            words + 4 + shown, numbers + 4 + n_ids + shown, n_ids - shown, numbers[2], numbers[3], words[1], 0.0f
+        };
         words += 4 + 2 * n_ids + (size_t)words[1];
     }
     *next = words;
@@ -8740,6 +8806,13 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     return MOE_OK;
 }
 
+void moe_session_cancel(moe_session *s) { atomic_store(&s->cancelled, 1); }
+
+static moe_status moe_heed(moe_session *s, const char *call, moe_error *error) {
+    if (!atomic_exchange(&s->cancelled, 0)) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_CANCELLED, call, "cancelled");
+}
+
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, questions = s->n_slots - batch;
     moe_status status = MOE_OK;
@@ -8755,13 +8828,14 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
             if (answer == MOE_PULL_CANCEL)
                 status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
+        if (status == MOE_OK) status = moe_heed(s, "translate", error);
         if (status != MOE_OK) break;
         if (s->by_source.n) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
     for (size_t i = 0; i < s->n_slots; i++) s->slots[i].active = 0;
     for (size_t i = 0; i < s->reranker.n; i++) s->reranker.waiting[i].used = 0;
-    s->by_source.n = s->by_token.n = 0;
+    s->by_source.n = 0;
     if (s->api) s->api->forget(s->device);
     return status;
 }
@@ -8794,6 +8868,7 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
             s->want[r] = -1;
             if (s->keys) s->keys[r] = moe_row_key(inputs + (row0 + r) * width, width);
         }
+        MOE_TRY(moe_heed(s, "classify", error));
         MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
         for (size_t r = 0; r < n; r++) {
             if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], r, NULL, row0 + r, -1);

@@ -85,7 +85,7 @@ typedef enum moe_status {
     MOE_ERROR_UNSUPPORTED, /* this build or machine lacks something that the file or request needs    */
     MOE_ERROR_LIMIT,       /* a request is longer than the session was made for                       */
     MOE_ERROR_NUMERIC,     /* not-a-number appeared where a log-probability was due: broken weights   */
-    MOE_ERROR_CANCELLED,   /* the pull function asked to stop, or a signal came while a file was written */
+    MOE_ERROR_CANCELLED,   /* the caller asked to stop, or a signal came while a file was written         */
     MOE_ERROR_DEVICE       /* the GPU or its driver failed                                            */
 } moe_status;
 
@@ -550,6 +550,10 @@ typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
 /* Takes a finished request. Requests finish in another order than they were pulled in: moe_request.user tells them
  * apart. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
+
+/* End the call of this session that is running, or else its next one: before its next step it returns
+ * MOE_ERROR_CANCELLED, and what was under way is dropped. For other threads and for signal handlers. */
+void moe_session_cancel(moe_session *session);
 
 /* Pull requests until MOE_PULL_END, decode them together and hand over each result as soon as it is final.
  * A request that cannot be served (too long, unknown id) is handed over with a status of its own. The return value is

@@ -1,20 +1,28 @@
 #!/usr/bin/env python3
 """Speed beside the peers, cold start, and endurance.
 
-    compare.py speed     target tokens per second of the paper's 32-expert network: moe, CTranslate2 with a Transformer-base
-                         (the usual engine for the same task) and PyTorch with the same network, in one run and taking turns;
-                         prints the Markdown table of README.md beside it. Takes about 20 minutes; --quick takes 3, leaves most out
-    compare.py cold      from process start to the first translation, and memory beside the mapped file
-    compare.py lines     100,000 lines through one process: memory and speed at the beginning and at the end
+    compare.py speed     target tokens per second of the paper's 32-expert
+                         network: moe, CTranslate2 with a Transformer-base (the
+                         usual engine for the same task) and PyTorch with the
+                         same network, taking turns in one run. Prints the
+                         Markdown table of the README beside it; takes about 20 minutes
+                         (--quick: 3, and most is left out)
+    compare.py cold      from process start to the first translation, and memory
+                         beside the mapped file
+    compare.py lines     100,000 lines through one process: memory and speed at
+                         the beginning and at the end
 
-Programs: ./moe-bench, ./moe-make-random and ./moe-translate, built by `make`; BIN says where else they are. `speed` wants a
-Python with the peers' packages (--python, default this one):
+Programs: ./moe-bench, ./moe-make-random and ./moe-translate, built by `make`;
+BIN says where else they are. `speed` wants a Python with the peers' packages
+(--python, default this one):
 
-    python3 -m venv .venv && .venv/bin/pip install torch ctranslate2 intel-openmp numpy
+    python3 -m venv .venv
+    .venv/bin/pip install torch ctranslate2 intel-openmp numpy
     .venv/bin/python tests/bench/compare.py speed
 
-and 500 MB in --folder for models of random weights; those that are there are used again. Nothing else should run meanwhile: a
-program that got less than --min-cpus of its processors is marked with *.
+and 500 MB in --folder for models of random weights; those that are there are
+used again. Nothing else should run meanwhile: a program that got less than
+--min-cpus of its processors is marked with *.
 """
 import argparse
 import datetime
@@ -49,7 +57,8 @@ class Peer:
     def __init__(self, o, script, *options):
         command = [o.python, os.path.join(HERE, script), "--batch", o.batch, "--beam", o.beam, "--src-len", o.src_len,
                    "--tgt-len", o.tgt_len, "--threads", o.threads, *options]
-        self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True)
         self.name = self.read()["name"]
 
     def read(self):
@@ -79,8 +88,10 @@ class Moe:
     def measure(self, reps):
         o = self.o
         command = [program("moe-bench"), "-m", self.path, "--batch", o.batch, "--beam", o.beam, "--src-len", o.src_len,
-                   "--tgt-len", o.tgt_len, "--threads", o.threads, "--reps", max(5, reps)] + (["--isa", o.isa] if o.isa else [])
-        lines = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()
+                   "--tgt-len", o.tgt_len, "--threads", o.threads, "--reps", max(5, reps)] + (["--isa", o.isa] if o.isa
+                                                                                              else [])
+        lines = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, check=True,
+                               text=True).stdout.splitlines()
         self.machine, model = json.loads(lines[0]), json.loads(lines[1])
         return {"seconds": [model["ms_median"] / 1000] * reps, "cpus": [model["cpu_share"] * o.threads] * reps,
                 "rss_mb": model["rss_mb"]}
@@ -134,8 +145,10 @@ def speed(o):
     peers = [("moe : " + p, [i for i, n in enumerate(names) if n.startswith(p)]) for p in ("CTranslate2", "PyTorch")]
     peers = [(title, where) for title, where in peers if where]
     starved = False
-    print("%s, %d threads, %s kernels; %d tokens in, %d out; %s. Memory read at %.0f GB/s, integer peak %.0f Gop/s.\n" % (
-        machine["cpu"], o.threads, machine["isa"], o.src_len, o.tgt_len, datetime.date.today(), machine["dram_gbytes_s"],
+    print("%s, %d threads, %s kernels; %d tokens in, %d out; %s. Memory read at %.0f GB/s, integer peak %.0f Gop/s.\n"
+          % (
+        machine["cpu"], o.threads, machine["isa"], o.src_len, o.tgt_len, datetime.date.today(),
+        machine["dram_gbytes_s"],
         machine["integer_gops"]))
     print("| " + " | ".join(["beam", "batch"] + names + [title for title, _ in peers]) + " |")
     print("|---" * (2 + len(names) + len(peers)) + "|")
@@ -147,18 +160,21 @@ def speed(o):
             cells.append("%d%s" % (round(tokens), "*" if busy < o.min_cpus * o.threads else ""))
         ratios = ["%.2f" % (best / max(results[i][1] for i in where)) for _, where in peers]
         print("| " + " | ".join([str(beam), str(batch)] + cells + ratios) + " |")
-    print("\nTarget tokens per second. moe and PyTorch run the paper's network with 32 experts (203 million parameters, 85")
-    print("million used per token); CTranslate2 a Transformer-base (60 million). Ratios are of the fastest of either side.")
+    print("\nTarget tokens per second. moe and PyTorch run the paper's network with 32 experts (203 million "
+          "parameters, 85")
+    print("million used per token); CTranslate2 a Transformer-base (60 million). Ratios are of the fastest of either "
+          "side.")
     if starved:
-        print("\\* got less than %d %% of its processors: this machine was shared, measure again." % round(100 * o.min_cpus))
+        print("\\* got less than %d %% of its processors: this machine was shared, measure again."
+              % round(100 * o.min_cpus))
 
 
 # ---- Cold start --------------------------------------------------------------------------------------------------
 
 
 def status_mb(pid, key):
-    """A line of /proc/PID/status in MB; None when the process has ended. The peak that wait() reports would count the parent
-    that it was forked from."""
+    """A line of /proc/PID/status in MB; None when the process has ended. The peak that wait() reports would count the
+    parent that it was forked from."""
     with open("/proc/%d/status" % pid) as f:
         return next((int(line.split()[1]) / 1024 for line in f if line.startswith(key + ":")), None)
 
@@ -187,7 +203,8 @@ def cold(o):
             peaks.append(peak)
     print(json.dumps({"what": "cold", "model": os.path.basename(o.model), "runs": o.runs,
                       "first_translation_ms": round(statistics.median(times) * 1000, 1),
-                      "ms_min": round(min(times) * 1000, 1), "file_mb": round(size, 1), "rss_peak_mb": round(max(peaks), 1),
+                      "ms_min": round(min(times) * 1000, 1), "file_mb": round(size, 1),
+                      "rss_peak_mb": round(max(peaks), 1),
                       "rss_above_file_mb": round(max(peaks) - size, 1)}))
 
 
@@ -196,8 +213,9 @@ def cold(o):
 
 def block_of_lines(count):
     choose = random.Random(4)
-    words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but not "
-             "very old new green today tomorrow always never quickly 12 1984 Berlin Anna with without when who").split()
+    words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but "
+             "not very old new green today tomorrow always never quickly 12 1984 Berlin Anna with without when "
+             "who").split()
     lengths = (1, 2, 3, 5, 8, 8, 13, 21)
     return [" ".join(choose.choice(words) for _ in range(choose.choice(lengths))) + "." for _ in range(count)]
 
@@ -233,7 +251,8 @@ def lines(o):
     rate = lambda a, b: round((b - a) * len(block) / (clock[b] - clock[a]), 1)  # noqa: E731
     print(json.dumps({"what": "lines", "model": os.path.basename(o.model), "lines": repeats * len(block),
                       "lines_s_begin": rate(0, window), "lines_s_end": rate(repeats - window, repeats),
-                      "lines_s": rate(0, repeats), "rss_begin_mb": round(memory[0], 1), "rss_end_mb": round(memory[-1], 1),
+                      "lines_s": rate(0, repeats), "rss_begin_mb": round(memory[0], 1),
+                      "rss_end_mb": round(memory[-1], 1),
                       "rss_peak_mb": round(max(memory), 1), "blocks_that_differ": differing}))
     sys.exit(differing > 0)
 

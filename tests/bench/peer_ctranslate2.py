@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""A peer of moe-bench: CTranslate2 on a Transformer-base of random weights, targets of a forced length.
+"""A peer of moe-bench: CTranslate2 on a Transformer-base of random weights,
+targets of a forced length.
 
-The model is 6 + 6 layers of width 512 with 2048 hidden units, 8 heads and 32,000 tokens, embeddings shared: 60 million
-parameters, of which a target token uses 42 million with the output. It is made in --folder where it is not there yet.
+The model is 6 + 6 layers of width 512 with 2048 hidden units, 8 heads and
+32,000 tokens, embeddings shared: 60 million parameters, of which a target token
+uses 42 million with the output. It is made in --folder where it is not there
+yet.
 
-The wheel's own OpenMP sleeps between the pools of the library's main thread and its worker, which costs it most of its speed
-on few processors; Intel's does not. Memory that is freed stays in the heap, and comes in huge pages. Measured without,
-CTranslate2 is several times slower: do not quote that.
+The wheel's own OpenMP sleeps between the pools of the library's main thread and
+its worker, which costs it most of its speed on few processors; Intel's does
+not. Memory that is freed stays in the heap, and comes in huge pages. Measured
+without, CTranslate2 is several times slower: do not quote that.
 """
 import argparse
 import os

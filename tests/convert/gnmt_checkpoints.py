@@ -1,5 +1,6 @@
-"""Writes checkpoints of other programs by hand, from the description of their formats: no PyTorch, no TensorFlow, and nothing of
-tools/, so that a misreading there cannot hide itself. Also: random models in each layout, as dictionaries of float32 arrays.
+"""Writes checkpoints of other programs by hand, from the description of their formats: no PyTorch, no TensorFlow, and
+nothing of tools/, so that a misreading there cannot hide itself. Also: random models in each layout, as dictionaries of
+float32 arrays.
 
     write_torch(path, {"state_dict": {"w": array}, "epoch": 3})    legacy=True: the container of PyTorch before 1.6
     write_bundle(prefix, {"w": array})
@@ -10,7 +11,7 @@ import zipfile
 
 import numpy as np
 
-# ---- torch.save --------------------------------------------------------------------------------------------------------
+# ---- torch.save ------------------------------------------------------------------------------------------------------
 
 
 class Call:
@@ -106,7 +107,7 @@ def write_torch(path, value, legacy=False):
             file.write(struct.pack("<q", len(data) // 4) + data)  # float32 throughout
 
 
-# ---- TensorFlow --------------------------------------------------------------------------------------------------------
+# ---- TensorFlow ------------------------------------------------------------------------------------------------------
 
 def shifted(crc):
     for _ in range(8):
@@ -188,9 +189,9 @@ def write_bundle(prefix, tensors, shards=2):
         file.write(sorted_table(records))
 
 
-# ---- Random models -----------------------------------------------------------------------------------------------------
-# Gains are chosen so that outputs vary and most sentences end; larger ones make the networks chaotic, where float32 itself (NumPy's
-# too) strays further than the tolerance of the tests.
+# ---- Random models ---------------------------------------------------------------------------------------------------
+# Gains are chosen so that outputs vary and most sentences end; larger ones make the networks chaotic, where float32
+# itself (NumPy's too) strays further than the tolerance of the tests.
 
 def normal(r, *shape, gain=1.0):
     return (r.standard_normal(shape) * gain).astype(np.float32)
@@ -230,14 +231,18 @@ def nvidia_checkpoint(w, hidden, layers, pieces, merges, pairs="de"):
     tok2idx = Call("collections", "defaultdict", Call("functools", "partial", Global("__builtin__", "int"),
                                                       state=(Global("__builtin__", "int"), (1,), {}, None)))
     bpe = Call("subword_nmt.apply_bpe", "BPE", state={
-        "bpe_codes": {tuple(m.split()): i for i, m in enumerate(merges)}, "version": (0, 2), "separator": "@@", "vocab": None,
+        "bpe_codes": {tuple(m.split()): i for i, m in enumerate(merges)}, "version": (0, 2), "separator": "@@",
+        "vocab": None,
         "glossaries": [], "glossaries_regex": None, "cache": {}, "bpe_codes_reverse": {}})
-    return {"epoch": 5, "state_dict": w, "optimizer": {"state": {0: {"step": 7, "exp_avg": normal(np.random.default_rng(0), 5)}},
-                                                       "param_groups": [{"lr": 0.002, "betas": (0.9, 0.999), "params": [0]}]},
+    return {"epoch": 5, "state_dict": w,
+            "optimizer": {"state": {0: {"step": 7, "exp_avg": normal(np.random.default_rng(0), 5)}},
+                                                       "param_groups": [{"lr": 0.002, "betas": (0.9, 0.999),
+                                                                         "params": [0]}]},
             "scheduler": {"last_epoch": 7, "base_lrs": [0.002]}, "loss": 1.5,
             "model_config": {"hidden_size": hidden, "vocab_size": len(pieces), "num_layers": layers, "dropout": 0.2,
                              "batch_first": False, "share_embedding": True},
-            "config": Call("argparse", "Namespace", state={"lr": 0.002, "math": "fp32", "lang": {"src": "en", "tgt": pairs}}),
+            "config": Call("argparse", "Namespace",
+                           state={"lr": 0.002, "math": "fp32", "lang": {"src": "en", "tgt": pairs}}),
             "tokenizer": {"lang": {"src": "en", "tgt": pairs}, "separator": "@@", "vocab_size": len(pieces), "bpe": bpe,
                           "tok2idx": tok2idx, "idx2tok": dict(enumerate(pieces))}}
 
@@ -271,12 +276,16 @@ def random_tf(r, hidden, vocabulary, layers, normalised=True, scope="dynamic_seq
 
 
 def random_moe(r, width, vocabulary, threshold=True):
-    """A checkpoint of this project's trainer: projected cells, experts, a context that is fed to the first decoder layer."""
+    """A checkpoint of this project's trainer: projected cells, experts, a context that is fed to the first decoder
+    layer."""
     d, h, e, units, attention = width, 2 * width, 6, 24, width + 3
     lstm = {"type": "lstmp", "hidden": h, "proj": d, "residual": True}
-    gate = {"type": "moe", "experts": e, "k": 2, "hidden": units, "gate": "batchwise/threshold" if threshold else "topk"}
-    config = {"arch": "gnmt-moe", "vocab_size": vocabulary, "d_model": d, "embed_scale": d ** 0.5, "shared_embedding": True,
-              "pad": 0, "unk": 1, "bos": 2, "eos": 3, "languages": {"en": 4, "de": 5}, "never_generated": [0, 1, 2, 4, 5],
+    gate = {"type": "moe", "experts": e, "k": 2, "hidden": units, "gate": "batchwise/threshold" if threshold
+            else "topk"}
+    config = {"arch": "gnmt-moe", "vocab_size": vocabulary, "d_model": d, "embed_scale": d ** 0.5,
+              "shared_embedding": True,
+              "pad": 0, "unk": 1, "bos": 2, "eos": 3, "languages": {"en": 4, "de": 5},
+              "never_generated": [0, 1, 2, 4, 5],
               "gate_order": "i f g o", "encoder": [lstm, lstm, gate, lstm],
               "decoder": [{**lstm, "residual": "embedding part", "input": "embedding, context"}, gate, lstm],
               "attention": {"type": "additive", "size": attention, "query": "state"}}

@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""A full-size NVIDIA GNMT checkpoint (1024 units, 4 + 4 layers, 32,320 tokens, 160,671,297 parameters) with random weights:
-how long converting takes and how much memory, what quantising changes, and how fast it is beside PyTorch.
+"""A full-size NVIDIA GNMT checkpoint (1024 units, 4 + 4 layers, 32,320 tokens,
+160,671,297 parameters) with random weights: how long converting takes and how
+much memory, what quantising changes, and how fast it is beside PyTorch.
 
-    tests/convert/gnmt_full.py [--folder DIR]     needs NumPy and PyTorch (tools/install-deps --train), 3 GB of disk, ten minutes
+    tests/convert/gnmt_full.py [--folder DIR]
 
-PyTorch is the same network and search (beam 5, coverage penalty) on nn.LSTM in float32, all sources of one length so that nothing
-is padded, keys of the attention computed once. Every program translates 25 tokens into 25, which the end token's bias ensures.
-Tokens per second are those of the fastest run; on a machine that others use too, look at `--threads 1` and the tokens per second
-of processor time. Not part of `make test`. One JSON line per measurement.
+It needs NumPy and PyTorch (tools/install-deps --train), 3 GB of disk and ten
+minutes.
+
+PyTorch is the same network and search (beam 5, coverage penalty) on nn.LSTM in
+float32, all sources of one length so that nothing is padded, keys of the
+attention computed once. Every program translates 25 tokens into 25, which the
+end token's bias ensures. Tokens per second are those of the fastest run; on a
+machine that others use too, look at `--threads 1` and the tokens per second of
+processor time. Not part of `make test`. One JSON line per measurement.
 """
 import argparse
 import json
@@ -37,21 +43,23 @@ def checkpoint(path, random):
     weights = make.random_nvidia(random, HIDDEN, VOCABULARY, LAYERS)
     weights["decoder.classifier.classifier.bias"][3] = -100  # never the end: every translation is as long as it may be
     pieces = ["<pad>", "<unk>", "<s>", "<\\s>"] + [f"piece{i}" for i in range(VOCABULARY - 4)]
-    make.write_torch(path, make.nvidia_checkpoint(weights, HIDDEN, LAYERS, pieces, [f"a{i} b{i}" for i in range(32000)]))
+    make.write_torch(path,
+                     make.nvidia_checkpoint(weights, HIDDEN, LAYERS, pieces, [f"a{i} b{i}" for i in range(32000)]))
     return weights
 
 
 def convert(source, target):
     """In a process of its own, for its peak of memory; it is the first and largest child."""
     begin = time.monotonic()
-    subprocess.run([sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"), source, "--from", "nvidia-gnmt", "-o", target,
+    subprocess.run([sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"), source, "--from",
+                    "nvidia-gnmt", "-o", target,
                     "--meta", f"decode.max_len_offset={LENGTH}"], check=True, stdout=subprocess.DEVNULL)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
     say(what="convert", seconds=round(time.monotonic() - begin, 1), peak_GB=round(peak, 2),
         checkpoint_MB=os.path.getsize(source) >> 20, model_MB=os.path.getsize(target) >> 20)
 
 
-# ---- PyTorch -----------------------------------------------------------------------------------------------------------
+# ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 class Peer(torch.nn.Module):
     """NVIDIA's network on nn.LSTM, batch second."""
@@ -120,7 +128,7 @@ class Peer(torch.nn.Module):
         return out.view(batch, BEAM, LENGTH)[:, 0]
 
 
-# ---- Measuring ---------------------------------------------------------------------------------------------------------
+# ---- Measuring -------------------------------------------------------------------------------------------------------
 
 def lines(sources):
     return "".join(" ".join(map(str, s)) + "\n" for s in sources)
@@ -128,11 +136,13 @@ def lines(sources):
 
 def processor_time():
     """Of this process and of its children that have ended."""
-    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    return sum(u.ru_utime + u.ru_stime
+               for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
 
 def measure(work, tokens, repeats):
-    """(tokens per second, the same of processor time, result) of the best of some runs of `work`, which may say its seconds."""
+    """(tokens per second, the same of processor time, result) of the best of some runs of `work`, which may say its
+    seconds."""
     best = best_processor = 0
     for _ in range(repeats):
         begin, processor = time.monotonic(), processor_time()
@@ -144,7 +154,8 @@ def measure(work, tokens, repeats):
 
 def engine(model, sources, batch, threads):
     """Translations, and the seconds without opening the model."""
-    command = [TRANSLATE, "-m", model, "--ids", "--beam", str(BEAM), "--batch", str(batch), "--threads", str(threads), "--stats"]
+    command = [TRANSLATE, "-m", model, "--ids", "--beam", str(BEAM), "--batch", str(batch), "--threads", str(threads),
+               "--stats"]
     done = subprocess.run(command, text=True, input=lines(sources), capture_output=True, check=True)
     seconds = next(float(x.split()[1]) for x in done.stderr.splitlines() if x.startswith("seconds "))
     return [list(map(int, x.split())) for x in done.stdout.splitlines()], seconds
@@ -159,7 +170,8 @@ def peer(model, sources, batch):
 
 def drift(models, random):
     """Log-probabilities of random targets, and of each model's difference from the first's."""
-    pairs = "".join(f"{lines([s])[:-1]}\t{lines([t])}" for s, t in zip(random.integers(4, VOCABULARY, (16, 2, LENGTH))[:, 0],
+    pairs = "".join(f"{lines([s])[:-1]}\t{lines([t])}"
+                    for s, t in zip(random.integers(4, VOCABULARY, (16, 2, LENGTH))[:, 0],
                                                                          random.integers(4, VOCABULARY, (16, LENGTH))))
     found = {}
     for name, path in models.items():
@@ -170,17 +182,21 @@ def drift(models, random):
     base = next(iter(found.values()))
     for name, x in list(found.items())[1:]:
         d = x - base
-        say(what="drift", type=name, tokens=len(d), mean=round(float(d.mean()), 5), mean_absolute=round(float(np.abs(d).mean()), 5),
+        say(what="drift", type=name, tokens=len(d), mean=round(float(d.mean()), 5),
+            mean_absolute=round(float(np.abs(d).mean()), 5),
             largest=round(float(np.abs(d).max()), 4), spread_of_logprobs=round(float(base.std()), 3))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", help="keep the files here and use those that are there")
-    parser.add_argument("--batches", nargs="*", type=int, default=[1, 32], help="sentences at once to measure (default: 1 32)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of both programs (default: all)")
+    parser.add_argument("--batches", nargs="*", type=int, default=[1, 32],
+                        help="sentences at once to measure (default: 1 32)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                        help="threads of both programs (default: all)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts (default: 3)")
-    parser.add_argument("--types", nargs="*", default=["f32", "q8"], help="number formats to measure, of f32 f16 bf16 q8 q4")
+    parser.add_argument("--types", nargs="*", default=["f32", "q8"],
+                        help="number formats to measure, of f32 f16 bf16 q8 q4")
     args = parser.parse_args()
     torch.set_grad_enabled(False)
     torch.set_num_threads(args.threads)
@@ -205,8 +221,10 @@ def main():
             say(**common, program="PyTorch " + torch.__version__, type="fp32", tokens_per_second=round(base, 1),
                 per_processor_second=round(base_processor, 1))
             for kind, path in models.items():
-                speed, processor, found = measure(lambda: engine(path, sources, batch, args.threads), tokens, args.repeats)
-                say(**common, program="moe", type=kind, tokens_per_second=round(speed, 1), per_processor_second=round(processor, 1),
+                speed, processor, found = measure(lambda: engine(path, sources, batch, args.threads), tokens,
+                                                  args.repeats)
+                say(**common, program="moe", type=kind, tokens_per_second=round(speed, 1),
+                    per_processor_second=round(processor, 1),
                     times_pytorch=round(speed / base, 2), times_by_processor_time=round(processor / base_processor, 2),
                     same_translations=sum(a == b for a, b in zip(found, wanted)), of=count)
 

@@ -1,5 +1,6 @@
-"""GNMT in plain NumPy float64, once for each layout of checkpoint: an independent reading of reference.md, section 3, which knows
-nothing of tools/ or of the model file. Weights are the checkpoint's own arrays, under the checkpoint's own names.
+"""GNMT in plain NumPy float64, once for each layout of checkpoint: an independent reading of reference.md, section 3,
+which knows nothing of tools/ or of the model file. Weights are the checkpoint's own arrays, under the checkpoint's own
+names.
 
     model = Nvidia(arrays, layers)           or Tf(arrays, layers, ...), Moe(checkpoint)
     model.score(source, target)              log-probabilities of target and end
@@ -40,7 +41,8 @@ def gap(values, chosen):
 
 
 class Model:
-    """Searches over `begin(source) -> state` and `step(state, tokens) -> (log-probabilities [B, V], attention [B, T], state)`."""
+    """Searches over `begin(source) -> state` and `step(state, tokens) -> (log-probabilities [B, V], attention [B, T],
+    state)`."""
 
     def score(self, source, target):
         state, out = self.begin(source), []
@@ -53,8 +55,8 @@ class Model:
         return [x[rows] for x in state]
 
     def nvidia(self, source, beam, alpha=0.6, constant=5.0, beta=0.1, most=80, bug=True):
-        """reference.md: lengths count begin and end; penalties only when all have ended before the length limit; a finished beam
-        offers only the end, at no cost; `bug`: coverage is never re-ordered with the beams."""
+        """reference.md: lengths count begin and end; penalties only when all have ended before the length limit; a
+        finished beam offers only the end, at no cost; `bug`: coverage is never re-ordered with the beams."""
         state = self.repeat(self.begin(source), [0] * beam)
         ids, scores = [[self.bos] for _ in range(beam)], np.zeros(beam)
         lengths, ended, margin, coverage = np.ones(beam), np.zeros(beam, bool), np.inf, 0.0
@@ -114,7 +116,8 @@ class Model:
         return self.cut(ids[0][1:]), margin, bool(ended[0])
 
     def paper(self, source, beam, alpha=0.2, constant=5.0, beta=0.2, prune=3.0, factor=2.0, offset=0):
-        """GNMT section 7 as the head of the room Beam search in moe.c settles it: finished hypotheses leave the beam."""
+        """GNMT section 7 as the head of the room Beam search in moe.c settles it: finished hypotheses leave the
+        beam."""
         limit = max(1, int(factor * len(source)) + offset)
         state, live, done, margin = self.begin(source), [([self.bos], 0.0, 0.0)], [], np.inf
 
@@ -164,7 +167,7 @@ class Model:
         return self.cut(done[0][2][1:]), margin, done[0][0]
 
 
-# ---- NVIDIA's PyTorch GNMT ---------------------------------------------------------------------------------------------
+# ---- NVIDIA's PyTorch GNMT -------------------------------------------------------------------------------------------
 
 class Nvidia(Model):
     bos, eos = 2, 3
@@ -174,7 +177,8 @@ class Nvidia(Model):
         a = "decoder.att_rnn.attn."
         direction = self.w[a + "linear_att"]
         self.v = direction / np.linalg.norm(direction) * self.w[a + "normalize_scalar"]
-        self.wq, self.wk, self.bias = self.w[a + "linear_q.weight"], self.w[a + "linear_k.weight"], self.w[a + "normalize_bias"]
+        self.wq, self.wk, self.bias = self.w[a + "linear_q.weight"], self.w[a + "linear_k.weight"], self.w[
+            a + "normalize_bias"]
 
     def cell(self, prefix, suffix=""):
         wx, wh, bx, bh = (self.w[f"{prefix}{k}_l0{suffix}"] for k in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
@@ -205,14 +209,15 @@ class Nvidia(Model):
         p = softmax(np.tanh(keys + (x @ self.wq.T + self.bias)[:, None]) @ self.v)
         context = (p[:, :, None] * memory).sum(1)
         for i in range(self.layers - 1):
-            h, c = self.cell(f"decoder.rnn_layers.{i}.")(np.concatenate([x, context], 1), (lstm[2 * i + 2], lstm[2 * i + 3]))
+            h, c = self.cell(f"decoder.rnn_layers.{i}.")(np.concatenate([x, context], 1),
+                                                         (lstm[2 * i + 2], lstm[2 * i + 3]))
             new += [h, c]
             x = x + h if i >= 1 else h
         out = "decoder.classifier.classifier."
         return log_softmax(x @ self.w[out + "weight"].T + self.w[out + "bias"]), p, [memory, keys, *new]
 
 
-# ---- tensorflow/nmt ----------------------------------------------------------------------------------------------------
+# ---- tensorflow/nmt --------------------------------------------------------------------------------------------------
 
 class Tf(Model):
     bos, eos = 1, 2
@@ -267,10 +272,11 @@ class Tf(Model):
         return log_softmax(x @ self.w["decoder/output_projection/kernel"]), p, [memory, keys, context, *new]
 
 
-# ---- This project's trainer --------------------------------------------------------------------------------------------
+# ---- This project's trainer ------------------------------------------------------------------------------------------
 
 class Moe(Model):
-    """Projected cells, experts behind a threshold or top-k gate, the context of the step before in the first decoder layer."""
+    """Projected cells, experts behind a threshold or top-k gate, the context of the step before in the first decoder
+    layer."""
 
     def __init__(self, checkpoint, tag):
         self.config, self.tag = checkpoint["config"], tag
@@ -297,7 +303,8 @@ class Moe(Model):
             mask = logits >= np.sort(logits, 1)[:, -layer["k"], None]
         g, y = softmax(np.where(mask, logits, -np.inf)), 0.0
         for e in range(layer["experts"]):
-            y = y + g[:, e:e + 1] * (np.maximum(x @ self.w[name + ".experts.w_up"][e], 0) @ self.w[name + ".experts.w_down"][e])
+            y = y + g[:, e:e + 1] * (np.maximum(x @ self.w[name + ".experts.w_up"][e],
+                                                0) @ self.w[name + ".experts.w_down"][e])
         return x + sigmoid(y)
 
     def begin(self, source):

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""GNMT checkpoints of other programs: converted, scored and searched as those programs would.
+"""GNMT checkpoints of other programs: converted, scored and searched as those
+programs would.
 
 Usage: tests/python tests/convert/test_gnmt.py [--cases N] [--seed N] [--write]
 
-Without NumPy (it is no dependency of the tests) only the stored models of tests/golden/gnmt-* are checked, against numbers that
-tests/convert/gnmt_numpy.py gave. With it, random checkpoints are written by hand in each layout, converted by tools/convert/convert.py and
-compared with gnmt_numpy.py in float64; and broken ones are refused. --cases: sentences per layout (MOE_TEST_GNMT, else 12; a
-full run takes 60). --write: make the stored models anew. Prints `ok NAME` or `FAIL NAME` per test.
+Without NumPy (it is no dependency of the tests) only the stored models of
+tests/golden/gnmt-* are checked, against numbers that
+tests/convert/gnmt_numpy.py gave. With it, random checkpoints are written by
+hand in each layout, converted by tools/convert/convert.py and compared with
+gnmt_numpy.py in float64; and broken ones are refused. --cases: sentences per
+layout (MOE_TEST_GNMT, else 12; a full run takes 60). --write: make the stored
+models anew. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import contextlib
@@ -44,7 +48,8 @@ arguments = None
 
 
 def run(command, lines=(), status=0):
-    result = subprocess.run(command, input="".join(x + "\n" for x in lines), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    result = subprocess.run(command, input="".join(x + "\n" for x in lines), stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE,
                             encoding="utf-8", timeout=300)
     assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
     result.lines = result.stdout.split("\n")[:-1]
@@ -67,7 +72,7 @@ def score(model, pairs, *options):
     return [json.loads(x)["token_logprobs"] for x in run(command, lines).lines]
 
 
-# ---- Stored models -----------------------------------------------------------------------------------------------------
+# ---- Stored models ---------------------------------------------------------------------------------------------------
 
 def stored():
     with open(os.path.join(GOLDEN, "gnmt.json"), encoding="utf-8") as file:
@@ -102,7 +107,8 @@ def every_rule_gives_the_same_bytes_for_any_batch_threads_order_and_kernels():
                 same = run([*command, "--preset", preset, *option.split()], map(text, sources)).lines
                 assert same == lines, (name, preset, option)
             for isa in kernels:
-                result = subprocess.run([*command, "--preset", preset, "--isa", isa], capture_output=True, encoding="utf-8",
+                result = subprocess.run([*command, "--preset", preset, "--isa", isa], capture_output=True,
+                                        encoding="utf-8",
                                         input="".join(text(s) + "\n" for s in sources))
                 assert result.stdout.split("\n")[:-1] == lines or result.returncode == 2, (name, preset, isa)
             backwards = run([*command, "--preset", preset], map(text, sources[::-1])).lines[::-1]
@@ -119,7 +125,8 @@ def presets_are_refused_or_changed_by_options():
     assert "no coverage" in run(command, status=2).stderr
     sources = [s for s, _ in stored()["gnmt-nvidia.bin"]["pairs"]]
     assert search(model, sources) == search(model, sources, "--preset", "nvidia")
-    scores = [[x["score"] for x in search(model, sources, "--preset", p, "--beam", "4")] for p in ("paper", "nvidia", "tf")]
+    scores = [[x["score"] for x in search(model, sources, "--preset", p, "--beam", "4")]
+              for p in ("paper", "nvidia", "tf")]
     assert scores[0] != scores[1] != scores[2] != scores[0]
     same = ["--beam", "4", "--length-penalty", "0.5", "--coverage-penalty", "0"]
     assert search(model, sources, "--preset", "tf", *same) != search(model, sources, "--preset", "mlperf", *same)
@@ -134,9 +141,11 @@ def pieces_go_in_and_out():
     out = run([TRANSLATE, "-m", model, "--pretokenized"], [words]).lines[0]
     assert out == " ".join(pieces[int(i)] for i in ids.split()), out
     about = json.loads(run([TRANSLATE, "-m", model, "--pretokenized", "--json"], ["nonsense  " + words]).lines[0])
-    assert about["source_ids"] == [1, *source] and about["translation"] == " ".join(pieces[i] for i in about["ids"]), about
+    assert (about["source_ids"] == [1, *source]
+            and about["translation"] == " ".join(pieces[i] for i in about["ids"])), about
     assert "moses-bpe" in run([TRANSLATE, "-m", model], status=3).stderr
-    assert "no tokeniser" in run([TRANSLATE, "-m", os.path.join(GOLDEN, "gnmt-tf.bin"), "--pretokenized"], status=3).stderr
+    assert "no tokeniser" in run([TRANSLATE, "-m", os.path.join(GOLDEN, "gnmt-tf.bin"), "--pretokenized"],
+                                 status=3).stderr
     run([TRANSLATE, "-m", model, "--pretokenized", "--ids"], status=2)
 
 
@@ -153,7 +162,7 @@ def pieces_of_a_sentencepiece_model_go_in_and_out():
         assert about["translation"]
 
 
-# ---- Random checkpoints ------------------------------------------------------------------------------------------------
+# ---- Random checkpoints ----------------------------------------------------------------------------------------------
 
 def convert_quietly(*command):
     """convert.py in this process: (its complaint, or None; what it printed)."""
@@ -181,7 +190,8 @@ class Random:
         command = []
         if layout == "nvidia":
             self.weights = make.random_nvidia(r, hidden, self.size, layers, shared=seed % 3 != 0)
-            self.pieces = ["<pad>", "<unk>", "<s>", "<\\s>"] + [f"w{i}" + "@@" * (i % 3 == 0) for i in range(self.size - 4)]
+            self.pieces = ["<pad>", "<unk>", "<s>", "<\\s>"] + [f"w{i}" + "@@" * (i % 3 == 0)
+                                                                for i in range(self.size - 4)]
             self.checkpoint = make.nvidia_checkpoint(self.weights, hidden, layers, self.pieces, ["a b", "ab c</w>"])
             self.input = self.path + ".pt"
             make.write_torch(self.input, self.checkpoint, legacy=seed % 2 == 1)
@@ -248,7 +258,8 @@ def parity(layout, preset, searches, folder):
             for options, how in searches.items():
                 found = search(m.model, [s for s, _ in pairs], *m.options, *options.split(), "--beam", str(beam))
                 for (source, _), got in zip(pairs, found):
-                    tallies.setdefault((options or preset, beam), Tally(f"{layout}, {options or preset}, beam {beam}")).add(
+                    tallies.setdefault((options or preset, beam),
+                                       Tally(f"{layout}, {options or preset}, beam {beam}")).add(
                         got, how(m.numpy, source, beam), (m.path, source))
     print(f"    {layout}: {arguments.cases} cases, largest difference of a token's log-probability {worst:.1e}")
     for tally in tallies.values():
@@ -290,7 +301,8 @@ def nvidias_coverage_bug_is_there_with_its_preset_and_not_with_the_papers():
             nvidia = search(m.model, sources, "--coverage-penalty", "1")
             paper = search(m.model, sources, "--preset", "paper", "--coverage-penalty", "1")
             for source, a, b in zip(sources, nvidia, paper):
-                (with_bug, margin, _), (without, _, _) = (m.numpy.nvidia(source, 5, beta=1, bug=x) for x in (True, False))
+                (with_bug, margin, _), (without, _, _) = (m.numpy.nvidia(source, 5, beta=1, bug=x)
+                                                          for x in (True, False))
                 matters += with_bug != without
                 assert a["ids"] == with_bug or margin < TIE, (a["ids"], with_bug)
                 ids, margin, _ = m.numpy.paper(source, 8, beta=1)
@@ -299,7 +311,7 @@ def nvidias_coverage_bug_is_there_with_its_preset_and_not_with_the_papers():
     assert matters >= 2
 
 
-# ---- Bad checkpoints ---------------------------------------------------------------------------------------------------
+# ---- Bad checkpoints -------------------------------------------------------------------------------------------------
 
 def refused(folder, path, layout, *words):
     """convert.py complains in one line with these words and writes nothing."""
@@ -315,13 +327,15 @@ def refused(folder, path, layout, *words):
 def wrong_missing_and_extra_tensors_are_refused_by_name():
     with tempfile.TemporaryDirectory() as folder:
         m, path = Random("nvidia", 3, folder), folder + "/bad.pt"
-        for name in ("decoder.att_rnn.attn.linear_q.weight", "encoder.rnn_layers.0.bias_hh_l0_reverse", "decoder.embedder.weight",
+        for name in ("decoder.att_rnn.attn.linear_q.weight", "encoder.rnn_layers.0.bias_hh_l0_reverse",
+                     "decoder.embedder.weight",
                      "decoder.classifier.classifier.bias"):
             less = {k: v for k, v in m.weights.items() if k != name}
             for kind, weights in (("missing", less), ("should be", {**m.weights, name: m.weights[name][..., :-1]})):
                 make.write_torch(path, {**m.checkpoint, "state_dict": weights})
                 refused(folder, path, "nvidia-gnmt", name, kind)
-        make.write_torch(path, {**m.checkpoint, "state_dict": {**m.weights, "decoder.extra.weight": np.zeros((2, 3), np.float32)}})
+        make.write_torch(path, {**m.checkpoint,
+                                "state_dict": {**m.weights, "decoder.extra.weight": np.zeros((2, 3), np.float32)}})
         refused(folder, path, "nvidia-gnmt", "decoder.extra.weight [2, 3]", "not part")
         nan = {k: v.copy() for k, v in m.weights.items()}
         nan["decoder.rnn_layers.0.weight_ih_l0"][1, 2] = np.nan
@@ -332,7 +346,8 @@ def wrong_missing_and_extra_tensors_are_refused_by_name():
         for what in ({"state_dict": {"a": 1}}, [1, 2], {"weights": {}}):
             make.write_torch(path, what)
             refused(folder, path, "nvidia-gnmt", "not a checkpoint of NVIDIA")
-        make.write_torch(path, {**m.checkpoint, "tokenizer": {**m.checkpoint["tokenizer"], "idx2tok": {0: "x", 9999: "y"}}})
+        make.write_torch(path,
+                         {**m.checkpoint, "tokenizer": {**m.checkpoint["tokenizer"], "idx2tok": {0: "x", 9999: "y"}}})
         refused(folder, path, "nvidia-gnmt", "idx2tok")
 
         m, path = Random("tf", 5, folder), folder + "/bad.ckpt"
@@ -345,7 +360,8 @@ def wrong_missing_and_extra_tensors_are_refused_by_name():
                 refused(folder, path, "tf-gnmt", name.split("/")[-2] if "cell" in name else name.split("/")[-1], kind)
         make.write_bundle(path, {**m.weights, "dynamic_seq2seq/more/bias": np.zeros(4, np.float32)})
         refused(folder, path, "tf-gnmt", "more/bias [4]", "not part")
-        make.write_bundle(path, {**m.weights, "build_network/decoder/memory_layer/kernel": np.zeros((2, 2), np.float32)})
+        make.write_bundle(path,
+                          {**m.weights, "build_network/decoder/memory_layer/kernel": np.zeros((2, 2), np.float32)})
         refused(folder, path, "tf-gnmt", "memory_layer/kernel", "twice")
 
 
@@ -366,7 +382,8 @@ def a_pickle_that_tries_to_run_code_is_refused():
                     make.write_torch(path, {**m.checkpoint, "loss": attack}, legacy)
                     refused(folder, path, layout, f"{attack.module}.{attack.name}")
         stand_ins = [make.Call("builtins", "int", "7"), make.Call("torch", "FloatStorage", 7),
-                     make.Call("torch._utils", "_rebuild_tensor_v2", 1, 2, 3, 4), make.Call("torch._utils", "_rebuild_tensor_v2"),
+                     make.Call("torch._utils", "_rebuild_tensor_v2", 1, 2, 3, 4),
+                     make.Call("torch._utils", "_rebuild_tensor_v2"),
                      make.Call("collections", "OrderedDict", state=(None, {"__class__": 1}))]
         for attack in stand_ins:
             make.write_torch(path, {**m.checkpoint, "state_dict": attack})
@@ -387,7 +404,8 @@ def truncated_and_damaged_files_are_refused():
                 with open(bad, "wb") as file:
                     file.write(whole[:cut])
                 refused(folder, bad, "nvidia-gnmt")
-            for at in r.integers(0, len(whole), 20).tolist():  # either refused or, in padding or in a legacy weight, unnoticed
+            # either refused or, in padding or in a legacy weight, unnoticed
+            for at in r.integers(0, len(whole), 20).tolist():
                 with open(bad, "wb") as file:
                     file.write(whole[:at] + bytes([whole[at] ^ 1 << int(r.integers(8))]) + whole[at + 1:])
                 convert_quietly(bad, "-o", folder + "/unused.bin", "--from", "nvidia-gnmt")
@@ -426,17 +444,20 @@ def vocabularies_are_checked_and_stored():
                 file.write("\n".join(given) + "\n")
             with open(folder + "/codes", "w") as file:
                 file.write("#version: 0.2\na b\nab c</w>\n")
-            complaint, _ = convert_quietly(m.input, "-o", out, "--from", "tf-gnmt", "--vocab", folder + "/vocab", "--bpe",
+            complaint, _ = convert_quietly(m.input, "-o", out, "--from", "tf-gnmt", "--vocab", folder + "/vocab",
+                                           "--bpe",
                                            folder + "/codes", "--languages", "en", "de")
             assert complaint is None, complaint
             meta = moefile.read_meta(out)
-            assert meta["vocabulary.pieces"] == ["<unk>", "<s>", "</s>", *words] and meta["tokenizer.bpe_version"] == "0.2"
+            assert (meta["vocabulary.pieces"] == ["<unk>", "<s>", "</s>", *words]
+                    and meta["tokenizer.bpe_version"] == "0.2")
         about = json.loads(run([TRANSLATE, "-m", out, "--pretokenized", "--json"], ["w0 nonsense w1"]).lines[0])
         assert about["source_ids"] == [3, 0, 4], about
         for bad in (words[1:], words + words[:1], [*words[:-1], words[0]]):
             with open(folder + "/vocab", "w") as file:
                 file.write("\n".join(bad) + "\n")
-            assert convert_quietly(m.input, "-o", folder + "/no.bin", "--from", "tf-gnmt", "--vocab", folder + "/vocab")[0]
+            assert convert_quietly(m.input, "-o", folder + "/no.bin", "--from", "tf-gnmt", "--vocab",
+                                   folder + "/vocab")[0]
             assert not os.path.exists(folder + "/no.bin")
 
 
@@ -487,16 +508,18 @@ def raw_text_goes_through_moses_and_bpe():
         assert back == ["the cat 's, the cat.", "", "Hallo c"], back  # as Moses joins German
 
 
-# ---- Writing the stored models -----------------------------------------------------------------------------------------
+# ---- Writing the stored models ---------------------------------------------------------------------------------------
 
 def expected(m, pairs, layout):
     """What a model computes for pairs, or None where that hangs on a tie, nothing ever ends, or the rules all agree."""
     searches, ended, rules = [], 0, {}
     if sum(m.numpy.tf(s, 1)[2] for s, _ in pairs) < len(pairs) / 3:
         return None
-    for beam in BEAMS:  # previous contexts: what a step looks at and what it reads are not one, so coverage says nothing
+    # previous contexts: what a step looks at and what it reads are not one, so coverage says nothing
+    for beam in BEAMS:
         for preset, how in (("nvidia", lambda s: m.numpy.nvidia(s, beam)), ("tf", lambda s: m.numpy.tf(s, beam)),
-                            ("mlperf", lambda s: m.numpy.tf(s, beam, count_end=True)), ("paper", lambda s: m.numpy.paper(s, beam))):
+                            ("mlperf", lambda s: m.numpy.tf(s, beam, count_end=True)),
+                            ("paper", lambda s: m.numpy.paper(s, beam))):
             if preset in ("nvidia", "paper") and getattr(m.numpy, "previous", False):
                 continue
             found = [how(s) for s, _ in pairs]
@@ -505,7 +528,8 @@ def expected(m, pairs, layout):
             ended += sum(x[2] for x in found)
             rules[preset, beam] = [x[0] for x in found]
             searches.append({"options": ["--preset", preset, "--beam", str(beam)], "ids": [x[0] for x in found]})
-    if ended < len(pairs) * len(searches) / 5 or layout == "tf" and all(rules["tf", b] == rules["mlperf", b] for b in BEAMS):
+    if ended < len(pairs) * len(searches) / 5 or layout == "tf" and all(rules["tf", b] == rules["mlperf", b]
+                                                                        for b in BEAMS):
         return None
     out = {"pairs": pairs, "searches": searches,
            "logprobs": [[round(float(x), 7) for x in m.numpy.score(s, t)] for s, t in pairs]}
@@ -515,7 +539,8 @@ def expected(m, pairs, layout):
 def write_stored():
     out = {}
     with tempfile.TemporaryDirectory() as folder:
-        for layout, name, first in (("nvidia", "gnmt-nvidia.bin", 0), ("tf", "gnmt-tf.bin", 0), ("tf", "gnmt-tf-previous.bin", 1)):
+        for layout, name, first in (("nvidia", "gnmt-nvidia.bin", 0), ("tf", "gnmt-tf.bin", 0),
+                                    ("tf", "gnmt-tf-previous.bin", 1)):
             for seed in range(first, 3000, 3):
                 m = Random(layout, seed, folder, small=True)
                 found = expected(m, m.cases(6, seed, 12), layout) if layout == "nvidia" or seed % 4 != 2 else None
@@ -525,7 +550,8 @@ def write_stored():
                     shutil.copy(m.model, os.path.join(GOLDEN, name))
                     break
     with open(os.path.join(GOLDEN, "gnmt.json"), "w", encoding="utf-8") as file:
-        file.write(json.dumps(out, separators=(",", ":")).replace('{"options"', '\n{"options"').replace('"gnmt', '\n"gnmt') + "\n")
+        file.write(json.dumps(out, separators=(",", ":")).replace('{"options"',
+                                                                  '\n{"options"').replace('"gnmt', '\n"gnmt') + "\n")
 
 
 def main():

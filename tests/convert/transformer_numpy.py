@@ -1,14 +1,18 @@
-"""Transformers of Hugging Face's layout in plain NumPy float64: an independent reading of ../shared/docs/transformer.md, sections 1 to
-6, which knows nothing of tools/ or of the model file. Three families: M2M-100 and dense NLLB, NLLB-MoE, Marian.
+"""Transformers of Hugging Face's layout in plain NumPy float64: an independent reading of
+../shared/docs/transformer.md, sections 1 to 6, which knows nothing of tools/ or of the model file. Three families:
+M2M-100 and dense NLLB, NLLB-MoE, Marian.
 
     model = Transformer("folder")                      config.json, generation_config.json, *.safetensors
-    model.score(source, target)                        log-probabilities [n, V] of what follows the start token and target[:n-1]
-    model.experts                                      of the last score: ("encoder.3", [T, 2]) ..., layers as the checkpoint has them
+    model.score(source, target)                        log-probabilities [n, V] of what follows the start token and
+                                                       target[:n-1]
+    model.experts                                      of the last score: ("encoder.3", [T, 2]) ..., layers as the
+                                                       checkpoint has them
     model.greedy(source, max_new=20, force=7)          Hypothesis
     model.beam(source, 4, early_stopping=True, ...)    [Hypothesis], best first
 
-Sources and targets are ids as the encoder reads and the decoder writes them: language tokens and end included, start token not.
-A hypothesis has ids, the sum of its log-probabilities, its score, and the smallest margin of any choice its search made.
+Sources and targets are ids as the encoder reads and the decoder writes them: language tokens and end included, start
+token not. A hypothesis has ids, the sum of its log-probabilities, its score, and the smallest margin of any choice its
+search made.
 """
 import collections
 import glob
@@ -60,13 +64,15 @@ def linear(x, w):
     return x @ w["weight"].T + w["bias"]
 
 
-ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "swish": lambda x: x / (1 + np.exp(-x)), "silu": lambda x: x / (1 + np.exp(-x)),
+ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "swish": lambda x: x / (1 + np.exp(-x)),
+               "silu": lambda x: x / (1 + np.exp(-x)),
                "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))}
 
 
 def m2m_positions(count, width):
-    """Rows 2, 3, ... of the float32 table of M2M-100: sines, then cosines, of p exp(-i ln(10000) / (width/2 - 1)). Every operation is
-    rounded to float32 once, from float64: torch's exp is off in a few frequencies by one step, and its table by 1.5e-5 at most."""
+    """Rows 2, 3, ... of the float32 table of M2M-100: sines, then cosines, of p exp(-i ln(10000) / (width/2 - 1)).
+    Every operation is rounded to float32 once, from float64: torch's exp is off in a few frequencies by one step, and
+    its table by 1.5e-5 at most."""
     half = width // 2
     step = np.float32(math.log(10000) / (half - 1))
     frequency = np.exp((np.arange(half, dtype=np.float32) * -step).astype(np.float64)).astype(np.float32)
@@ -135,7 +141,8 @@ class Transformer:
         return self.embeddings[side][ids] * self.scale + self.positions[first:first + ids.shape[1]]
 
     def attend(self, w, side, x, keys, values, causal_from=None):
-        """Over given keys and values [B, S, width]; `causal_from`: row t may look at the first causal_from + t + 1 only."""
+        """Over given keys and values [B, S, width]; `causal_from`: row t may look at the first causal_from + t + 1
+        only."""
         heads = self.config[side + "_attention_heads"]
         h = self.width // heads
 
@@ -175,7 +182,8 @@ class Transformer:
         step = self.config[side + "_sparse_step"]
         if step > 0 and (i + 1) % step == 0:
             return self.sublayer(x, w["ff_layer_norm"], lambda y: self.route("%s.%d" % (side, i), w["ffn"], y))
-        return self.sublayer(x, w["ff_layer_norm"], lambda y: linear(self.act(linear(y, w["ffn"]["fc1"])), w["ffn"]["fc2"]))
+        return self.sublayer(x, w["ff_layer_norm"], lambda y: linear(self.act(linear(y, w["ffn"]["fc1"])),
+                                                                     w["ffn"]["fc2"]))
 
     def layers(self, side):
         return [self.w[side]["layers"][str(i)] for i in range(self.config[side + "_layers"])]
@@ -189,14 +197,16 @@ class Transformer:
         for i, w in enumerate(self.layers("encoder")):
             a = w["self_attn"]
             x = self.sublayer(x, w["self_attn_layer_norm"],
-                              lambda y, a=a: self.attend(a, "encoder", y, linear(y, a["k_proj"]), linear(y, a["v_proj"])))
+                              lambda y, a=a: self.attend(a, "encoder", y, linear(y, a["k_proj"]),
+                                                         linear(y, a["v_proj"])))
             x = self.feed_forward(x, "encoder", i, w)
         x = self.last_norm("encoder", x)
         cross = [w["cross_attention" if self.mixture else "encoder_attn"] for w in self.layers("decoder")]
         return x[0], [(linear(x, a["k_proj"]), linear(x, a["v_proj"])) for a in cross]
 
     def decode(self, memory, ids, cache=None):
-        """Logits [B, T, V] of ids [B, T] that follow those in the cache, and the cache with them: keys, values of every layer."""
+        """Logits [B, T, V] of ids [B, T] that follow those in the cache, and the cache with them: keys, values of every
+        layer."""
         name = "cross_attention" if self.mixture else "encoder_attn"
         before = cache[0][0].shape[1] if cache else 0
         x, after = self.embed("decoder", ids, before), []
@@ -218,7 +228,8 @@ class Transformer:
     # ---- Scoring and searching ----
 
     def score(self, source, target, never=()):
-        """Row t: log-probabilities of target[t], given those before it. `never`: ids that are left out of the softmax."""
+        """Row t: log-probabilities of target[t], given those before it. `never`: ids that are left out of the
+        softmax."""
         self.experts = []
         logits = self.decode(self.encode(source)[1], [[self.start, *target[:-1]]])[0][0]
         logits[:, list(never)] = -np.inf
@@ -260,8 +271,8 @@ class Transformer:
         return Hypothesis(ids, float(total), float(total) / len(ids) ** o["length_penalty"], margin)
 
     def beam(self, source, n, **given):
-        """HF's beam search for one sentence: of the 2n best continuations those of the first n that end are finished; the n best that
-        do not end go on; the n best finished ones are kept."""
+        """HF's beam search for one sentence: of the 2n best continuations those of the first n that end are finished;
+        the n best that do not end go on; the n best finished ones are kept."""
         o = self.options(given)
         memory = self.encode(source)[1]
         running, cache = [(0.0, [])], None  # (sum of log-probabilities, ids), best first
@@ -272,7 +283,8 @@ class Transformer:
             order = np.argsort(-logp, axis=None, kind="stable")[:2 * n + 1]
             values = logp.reshape(-1)[order]
             margin = min(margin, sorted_margin(values, 2 * n))
-            candidates = [(v, divmod(int(at), self.vocabulary)) for v, at in zip(values[:2 * n], order) if np.isfinite(v)]
+            candidates = [(v, divmod(int(at), self.vocabulary)) for v, at in zip(values[:2 * n], order)
+                          if np.isfinite(v)]
             ends = [word == self.eos or step + 1 == o["max_new"] for _, (_, word) in candidates]
             for (value, (row, word)), end in list(zip(candidates, ends))[:n]:
                 if end:

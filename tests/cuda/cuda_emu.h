@@ -1,16 +1,16 @@
-/* cuda_emu.h - the part of CUDA and cuBLAS that moe-cuda.cu uses, on the processor, so that machines without a GPU test
- * it.
+/* cuda_emu.h - the part of CUDA and cuBLAS that moe-cuda.cu uses, on the processor, for machines without a GPU.
  *
  * In front of moe-cuda.cu (`g++ -x c++ -include tests/cuda/cuda_emu.h -DMOE_CUDA_EMULATOR`) this file is all of CUDA;
  * from C it only declares the controls at its head.
  *
  *   Kernels   The blocks of a launch run one after the other, the threads of a block in fibres that meet at
- * __syncthreads. A fibre runs thread after thread until one waits, so a kernel without barriers is plain loops. A
- * thread that ends while others wait is an error, as are blocks that are no multiple of a warp. Time      Nothing that
- * is asynchronous happens before somebody waits for the stream or an event: a buffer that is reused or read too early
- * is seen. Between begin and end of a capture work goes into a graph. Memory    Device memory comes from malloc, filled
- * with a pattern, so that sanitizers see what leaves it; copies are checked against the blocks that exist. Failures
- * emu_fail(n, code, ...) makes the n-th call from now fail that can fail.
+ *             __syncthreads. A fibre runs thread after thread until one waits, so a kernel without barriers is plain
+ *             loops. A thread that ends while others wait is an error, as are blocks that are no multiple of a warp.
+ *   Time      Nothing that is asynchronous happens before somebody waits for the stream or an event: a buffer that is
+ *             reused or read too early is seen. Between begin and end of a capture work goes into a graph.
+ *   Memory    Device memory comes from malloc, filled with a pattern, so that sanitizers see what leaves it; copies
+ *             are checked against the blocks that exist.
+ *   Failures  emu_fail(n, code, ...) makes the n-th call from now fail that can fail.
  */
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """The decoder step of a paper-sized model in PyTorch eager bf16, for the table of tests/cuda/gpu-check. Random weights.
 
-Usage: tests/cuda/gpu_bench.py ROWS EXPERTS [LENGTH]     prints milliseconds per step, once for each way of doing the experts
+Usage: tests/cuda/gpu_bench.py ROWS EXPERTS [LENGTH]
+
+Prints milliseconds per step, once for each way of doing the experts.
 """
 import sys
 import time
@@ -18,7 +20,8 @@ def weight(*shape):
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * shape[-1] ** -0.5
 
 
-layers = [dict(x=weight(4 * H, 2 * D), r=weight(4 * H, D), p=weight(D, H)), dict(x=weight(4 * H, D), r=weight(4 * H, D), p=weight(D, H))]
+layers = [dict(x=weight(4 * H, 2 * D), r=weight(4 * H, D), p=weight(D, H)),
+          dict(x=weight(4 * H, D), r=weight(4 * H, D), p=weight(D, H))]
 embedding, w_query, v = weight(V, D), weight(A, D), weight(A)
 gate, up, down = weight(experts, D), weight(experts, D, UNITS), weight(experts, UNITS, D)
 keys, values = weight(rows, length, A), weight(rows, length, D)
@@ -69,13 +72,15 @@ for name, mixture in (("loop over experts", loop_over_experts), ("grouped_mm", g
             times = []
             for _ in range(3):
                 ids = torch.zeros(rows, dtype=torch.long, device="cuda")
-                state = [(torch.zeros(rows, D, device="cuda", dtype=torch.bfloat16), torch.zeros(rows, H, device="cuda", dtype=torch.bfloat16))] * 2
+                state = [(torch.zeros(rows, D, device="cuda", dtype=torch.bfloat16),
+                          torch.zeros(rows, H, device="cuda", dtype=torch.bfloat16))] * 2
                 torch.cuda.synchronize()
                 begin = time.perf_counter()
                 for _ in range(20):
                     ids, state = step(ids, state, mixture)
                 torch.cuda.synchronize()
                 times.append((time.perf_counter() - begin) / 20)
-            print("PyTorch %s bf16, %s: %d rows, %d experts: %.3f ms a step" % (torch.__version__, name, rows, experts, 1e3 * min(times)))
+            print("PyTorch %s bf16, %s: %d rows, %d experts: %.3f ms a step" % (torch.__version__, name, rows, experts,
+                                                                                1e3 * min(times)))
     except Exception as error:  # an older PyTorch has no grouped_mm; a small GPU no room
         print("PyTorch, %s: %s" % (name, str(error).splitlines()[0]))

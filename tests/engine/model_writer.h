@@ -718,4 +718,101 @@ static inline mw_model *mw_classifier(uint32_t type, uint64_t seed) {
     return m;
 }
 
+
+/* ---- Transformers ---- */
+
+/* A layer of any kind with its norm; `places` "before", "after", "none". */
+static inline void mw_sublayer(mw_model *m, const char *prefix, const char *kind, const char *place) {
+    mw_text(m, mw_name(prefix, "kind"), kind);
+    if (strcmp(kind, "norm") != 0) mw_int(m, mw_name(prefix, "residual"), 1);
+    if (strcmp(kind, "norm") != 0) mw_text(m, mw_name(prefix, "norm"), place);
+    if (strcmp(place, "none") == 0) return;
+    mw_random_vector(m, mw_name(prefix, "norm.weight"), MW_WIDTH, 0.5f, 1.5f);
+    mw_random_vector(m, mw_name(prefix, "norm.bias"), MW_WIDTH, -0.3f, 0.3f);
+}
+
+static inline void mw_linear(mw_model *m, const char *prefix, const char *name, size_t out, size_t in, int bias) {
+    const char *names = mw_name(prefix, name);
+    mw_random_matrix(m, mw_name(names, ".weight"), m->type, out, in, 0.6f);
+    if (bias) mw_random_vector(m, mw_name(names, ".bias"), out, -0.4f, 0.4f);
+}
+
+static inline void mw_heads(mw_model *m, const char *prefix, const char *kind, size_t heads, const char *place,
+                            int bias) {
+    const int cross = strcmp(kind, "cross") == 0;
+    mw_sublayer(m, prefix, kind, place);
+    mw_int(m, mw_name(prefix, "heads"), (int64_t)heads);
+    mw_linear(m, prefix, cross ? "q" : "qkv", cross ? MW_WIDTH : 3 * MW_WIDTH, MW_WIDTH, bias);
+    if (cross) mw_linear(m, prefix, "kv", 2 * MW_WIDTH, MW_WIDTH, bias);
+    mw_linear(m, prefix, "out", MW_WIDTH, MW_WIDTH, bias);
+}
+
+static inline void mw_ffn(mw_model *m, const char *prefix, size_t hidden, const char *activation, const char *place,
+                          int bias) {
+    mw_sublayer(m, prefix, "ffn", place);
+    mw_int(m, mw_name(prefix, "hidden"), (int64_t)hidden);
+    mw_text(m, mw_name(prefix, "activation"), activation);
+    mw_linear(m, prefix, "up", hidden, MW_WIDTH, bias);
+    mw_linear(m, prefix, "down", MW_WIDTH, hidden, bias);
+}
+
+static inline void mw_biased_moe(mw_model *m, const char *prefix, size_t n, size_t hidden, const char *place) {
+    mw_moe(m, prefix, n, 2, hidden, "topk");
+    mw_sublayer(m, prefix, "moe", place);
+    mw_text(m, mw_name(prefix, "output"), "none");
+    mw_random_vector(m, mw_name(prefix, "experts.up_bias"), n * hidden, -0.4f, 0.4f);
+    mw_random_vector(m, mw_name(prefix, "experts.down_bias"), n * MW_WIDTH, -0.4f, 0.4f);
+}
+
+/* Like NLLB-MoE: norms before, mixtures, forced tags; like Marian: norms after, swish, a suppressed token, a forced
+ * end; neither: no biases, gelu, tokens that are never generated, early stopping. */
+enum { MW_NLLB, MW_MARIAN, MW_PLAIN, MW_TRANSFORMERS };
+
+static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed) {
+    static const char *const codes[] = { "en", "de" }, *const activations[] = { "relu", "swish", "gelu" };
+    static const int64_t tags[] = { MW_TAG_EN, MW_TAG_DE }, unwanted[] = { 0, MW_BOS, 7 };
+    const char *place = variant == MW_NLLB ? "before" : variant == MW_MARIAN ? "after" : "none";
+    const size_t heads = variant == MW_NLLB ? 4 : variant == MW_MARIAN ? 2 : 1;
+    const int bias = variant != MW_PLAIN;
+    mw_model *m = mw_zeros(sizeof *m);
+    m->random = seed * 77 + (uint64_t)variant + 201;
+    m->type = type;
+    mw_text(m, "general.architecture", "transformer");
+    mw_int(m, "vocab.size", MW_VOCABULARY);
+    mw_int(m, "model.width", MW_WIDTH);
+    mw_int(m, "token.bos", MW_BOS);
+    mw_int(m, "token.eos", MW_EOS);
+    mw_int(m, "limit.source", 24);
+    mw_int(m, "limit.target", 30);
+    mw_int(m, "decode.max_new", 12);
+    mw_real(m, "embedding.scale", variant == MW_PLAIN ? 1 : 4);
+    if (variant == MW_NLLB) {
+        mw_texts(m, "languages.codes", codes, 2);
+        mw_ints(m, "languages.tags", tags, 2);
+        mw_int(m, "source.tag", 2);
+        mw_int(m, "target.tag", 1);
+    } else {
+        mw_ints(m, variant == MW_MARIAN ? "token.suppressed" : "token.never", unwanted, 3);
+        mw_int(m, variant == MW_MARIAN ? "decode.force_end" : "decode.early_stopping", 1);
+    }
+    mw_random_matrix(m, "embedding.weight", type, MW_VOCABULARY, MW_WIDTH, 0.6f);
+    mw_random_matrix(m, "positions.weight", MW_F32, 30, MW_WIDTH, 0.8f);
+    mw_int(m, "encoder.layers", variant == MW_NLLB ? 4 : 3);
+    mw_heads(m, "encoder.0.", "attention", heads, place, bias);
+    mw_ffn(m, "encoder.1.", 20, activations[variant], place, bias);
+    mw_heads(m, "encoder.2.", "attention", 2 * heads, place, bias);
+    if (variant == MW_NLLB) mw_biased_moe(m, "encoder.3.", 5, 12, place);
+    mw_int(m, "decoder.layers", variant == MW_NLLB ? 6 : 4);
+    mw_heads(m, "decoder.0.", "attention", 2 * heads, place, bias);
+    mw_heads(m, "decoder.1.", "cross", heads, place, bias);
+    mw_ffn(m, "decoder.2.", 24, activations[variant], place, bias);
+    mw_heads(m, "decoder.3.", "attention", heads, place, bias);
+    if (variant == MW_NLLB) {
+        mw_biased_moe(m, "decoder.4.", 6, 8, place);
+        mw_sublayer(m, "decoder.5.", "norm", place);
+    }
+    mw_random_vector(m, "output.bias", MW_VOCABULARY, -0.5f, 0.5f);
+    return m;
+}
+
 #endif /* MODEL_WRITER_H */

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Compare the engine with tools/convert/reference.py on real sentences, in float32 (needs PyTorch: tools/install-deps --train).
+"""Compare the engine with tools/convert/reference.py on real sentences, in
+float32. It needs PyTorch (tools/install-deps --train).
 
-    tests/python tests/engine/parity.py -m model-f32.bin -t en --text sentences.txt [--forced 200] [--beam-lines 1000]
+    tests/python tests/engine/parity.py -m model-f32.bin -t en \\
+        --text sentences.txt [--forced 200] [--beam-lines 1000]
 
-Teacher-forced: encoder output, gate weights and logits must differ by at most 1e-4 absolute, and the selected experts must be
-the same for every token whose margin (distance of its nearest gate value from its threshold) exceeds 1e-5. Beam search: the
-outputs must be identical on at least 99.5 % of the lines, and where they differ, both translations must have scores within
-1e-5. Exit status 1 if anything is outside.
+Teacher-forced: encoder output, gate weights and logits must differ by at most
+1e-4 absolute, and the selected experts must be the same for every token whose
+margin (distance of its nearest gate value from its threshold) exceeds 1e-5.
+Beam search: the outputs must be identical on at least 99.5 % of the lines, and
+where they differ, both translations must have scores within 1e-5. Exit status 1
+if anything is outside.
 """
 import argparse
 import subprocess
@@ -51,7 +55,8 @@ def margins(p, layer, name, model):
 
 def compare_forced(model, program, model_path, language, pairs):
     text = "".join(f"{' '.join(map(str, s))}\t{' '.join(map(str, t))}\n" for s, t in pairs)
-    dump = subprocess.run([program, model_path, language], input=text.encode(), stdout=subprocess.PIPE, check=True).stdout
+    dump = subprocess.run([program, model_path, language], input=text.encode(), stdout=subprocess.PIPE,
+                          check=True).stdout
     worst, tokens, close, wrong = {}, 0, 0, 0
     last = f"encoder.{len(model.m.encoder) - 1}.output"
     layers = [(f"{side}.{i}", layer) for side in ("encoder", "decoder")
@@ -93,7 +98,8 @@ def compare_beam(model, program, model_path, language, sources, beam):
         print(f"  line {number}: the engine's translation scores {score:.7f}, the reference's {best.score:.7f}"
               f"{'' if explained else ': NOT a tie'}")
     share = same / len(sources)
-    print(f"beam {beam}: {same} of {len(sources)} identical ({100 * share:.2f} %), {unexplained} differences not explained by a tie")
+    print(f"beam {beam}: {same} of {len(sources)} identical ({100 * share:.2f} %), {unexplained} differences not "
+          f"explained by a tie")
     return share >= 0.995 and unexplained == 0
 
 
@@ -102,7 +108,8 @@ def main():
     parser.add_argument("-m", "--model", required=True, help="an f32 model file with a tokenizer")
     parser.add_argument("-t", "--language", required=True, help="target language")
     parser.add_argument("--text", required=True, help="source sentences, one per line")
-    parser.add_argument("--forced", type=int, default=200, help="sentences compared node by node (default: %(default)s)")
+    parser.add_argument("--forced", type=int, default=200,
+                        help="sentences compared node by node (default: %(default)s)")
     parser.add_argument("--beam-lines", type=int, default=1000, help="sentences translated (default: %(default)s)")
     parser.add_argument("--beam", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--parity", default="build/parity", help="built by make build/parity (default: %(default)s)")

@@ -416,6 +416,25 @@ static void expect_gate(const char *name, seen_list *gates, const char *tensor, 
 
 static seen_list gates;
 
+/* eq 19 is strict: of thresholds that are a row's probabilities themselves none is passed, of those just below all. */
+static void check_strictness(moe_layer layer, part x, const moe_kernels *kernels) {
+    const size_t n = layer.experts;
+    float threshold[64], *dense;
+    layer.gate.threshold = threshold;
+    for (int below = 0; below < 2; below++) {
+        bench *b = new_bench(x.rows, 1);
+        size_t selected = 0;
+        for (size_t i = 0; i < n && !below; i++) threshold[i] = seen(&gates, "layer.gate.probabilities", x.rows, n)[i];
+        for (size_t i = 0; i < n && below; i++) threshold[i] = nextafterf(threshold[i], 0.0f);
+        moe_build_gate(&b->graph, &layer, input(b, x.data, x.cols));
+        run_traced(b, NULL, kernels, &gates);
+        dense = seen(&gates, "layer.gate", x.rows, n);
+        for (size_t i = 0; i < n; i++) selected += dense[i] != 0;
+        assert_int_equal(selected, below ? n : layer.gate.empty == MOE_EMPTY_TOP1);
+        free_bench(b);
+    }
+}
+
 static void check_gate(const golden *g, const char *name, const moe_kernels *kernels) {
     part x = need_part(g, name, "x"), wanted = need_part(g, name, "g");
     moe_layer layer;
@@ -426,6 +445,7 @@ static void check_gate(const golden *g, const char *name, const moe_kernels *ker
     run_traced(b, NULL, kernels, &gates);
     expect_gate(name, &gates, "layer.gate", wanted);
     free_bench(b);
+    if (layer.gate.kind == MOE_GATE_THRESHOLD) check_strictness(layer, x, kernels);
 }
 
 static void bind_experts(const golden *g, const char *name, moe_layer *layer) {
@@ -521,6 +541,87 @@ static void add_noise(moe_gating *gating, const float *x, const float *normal, c
     gating->bias = bias;
 }
 
+/* eq 4 as the papers have it: x W_g + StandardNormal() softplus(x W_noise); the normal number of an expert is drawn
+ * from the session's seed, the gate's name and the row's key. */
+static double noisy_logit(const moe_gating *gating, const char *gate, uint64_t seed, uint64_t row_key, size_t expert,
+                          const float *x) {
+    const size_t width = gating->weight.cols;
+    const float *w = (const float *)gating->weight.data + expert * width;
+    const float *w_noise = (const float *)gating->noise.data + expert * width;
+    double logit = 0, noise = 0;
+    for (size_t i = 0; i < width; i++) logit += (double)x[i] * (double)w[i], noise += (double)x[i] * (double)w_noise[i];
+    for (; *gate; gate++) seed = moe_hash(seed ^ (unsigned char)*gate);
+    return logit + (double)moe_normal(seed ^ row_key, expert) * log1p(exp(noise));
+}
+
+/* A level of gates over its logits from `first` on, weighted with `factor`: eq 3, 5, 16 and 19 in double precision. */
+static void expected_level(const moe_gating *gating, size_t first, const double *logits, float factor, float *weights,
+                           float *probabilities) {
+    const size_t n = gating->level;
+    double sum = 0, chosen = 0;
+    size_t best = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += exp(logits[i]);
+        if (logits[i] > logits[best]) best = i;
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t larger = 0;
+        int is_chosen;
+        for (size_t j = 0; j < n; j++) larger += logits[j] > logits[i];
+        probabilities[i] = (float)(exp(logits[i]) / sum);
+        is_chosen =
+            gating->kind == MOE_GATE_TOPK ? larger < gating->k : probabilities[i] > gating->threshold[first + i];
+        weights[i] = is_chosen ? probabilities[i] : 0;
+        chosen += (double)weights[i];
+    }
+    if (chosen == 0) chosen = 1, weights[best] = 1;
+    for (size_t i = 0; i < n; i++) weights[i] = factor * (float)((double)weights[i] / chosen);
+}
+
+/* The engine's own noise, where a case has weights for it: every logit. */
+static void check_noise(const moe_layer *layer, part x, const moe_kernels *kernels) {
+    enum { SEED = 5 };
+    const moe_mixture_layer *m = &layer->mixture;
+    static float weights[2][MAX_ROWS * 64], probabilities[2][MAX_ROWS * 64]; /* of gate and parent */
+    uint64_t keys[MAX_ROWS];
+    const size_t groups = m->groups ? m->groups : 1, inside = m->gate.level;
+    bench *b = new_bench(x.rows, 1);
+    memset(weights, 0, sizeof weights);
+    memset(probabilities, 0, sizeof probabilities);
+    b->graph.noise = 1;
+    b->graph.noise_seed = SEED;
+    b->frame.keys = keys;
+    for (size_t r = 0; r < x.rows; r++) {
+        const float *row = x.data + r * x.cols;
+        double logits[64];
+        char name[128];
+        keys[r] = moe_hash(1000 + r);
+        snprintf(name, sizeof name, "%s.parent", layer->name);
+        for (size_t i = 0; m->groups && i < groups; i++)
+            logits[i] = noisy_logit(&m->parent, name, SEED, keys[r], i, row);
+        if (m->groups) expected_level(&m->parent, 0, logits, 1, weights[1] + r * groups, probabilities[1] + r * groups);
+        snprintf(name, sizeof name, "%s.gate", layer->name);
+        for (size_t i = 0; i < m->count; i++) logits[i] = noisy_logit(&m->gate, name, SEED, keys[r], i, row);
+        for (size_t i = 0; i < groups; i++) {
+            const float factor = m->groups ? weights[1][r * groups + i] : 1;
+            const size_t at = r * m->count + i * inside;
+            if (factor != 0)
+                expected_level(&m->gate, i * inside, logits + i * inside, factor, weights[0] + at,
+                               probabilities[0] + at);
+        }
+    }
+    moe_build_gate(&b->graph, layer, input(b, x.data, x.cols));
+    run_traced(b, NULL, kernels, &gates);
+    for (size_t i = 0; i < (m->groups ? 2 : 1); i++) {
+        char tensor[128];
+        snprintf(tensor, sizeof tensor, "%s.%s", layer->name, i ? "parent" : "gate");
+        expect_gate(tensor, &gates, tensor, (part){ weights[i], x.rows, i ? groups : m->count, NULL });
+        strcat(tensor, ".probabilities");
+        expect_gate(tensor, &gates, tensor, (part){ probabilities[i], x.rows, i ? groups : m->count, NULL });
+    }
+    free_bench(b);
+}
+
 static void check_routing(const golden *g, const char *name, const moe_kernels *kernels) {
     static const char *const shown[] = { "gate", "gate.probabilities", "parent", "parent.probabilities" };
     const part x = need_part(g, name, "x"), normal = find_part(g, name, "normal.gate"),
@@ -530,6 +631,7 @@ static void check_routing(const golden *g, const char *name, const moe_kernels *
     float bias[2][64];
     read_mixture(g, name, x.cols, 1, &layer);
     assert_true(m->count <= 64 && !(normal.data && (m->gate.bias || m->parent.bias)));
+    if (normal.data) check_noise(&layer, x, kernels);
     for (size_t row = 0; row < (normal.data ? x.rows : 1); row++) { /* all rows at once, but one by one with noise */
         const size_t rows = normal.data ? 1 : x.rows;
         bench *b = new_bench(rows, 1);

@@ -540,6 +540,35 @@ static void axpy_is_the_same_in_every_room(void **state) {
             }
 }
 
+/* Scores against dot, sums against axpy, of rows that lie anywhere. */
+static void heads_are_the_same_in_every_room(void **state) {
+    enum { ROWS = 5, AT = 3 };
+    uint64_t random = 131;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const size_t n = width_at(w);
+                const float *rows[ROWS];
+                float *query = numbers(&random, n, kind), *y0 = numbers(&random, n, kind), *y1 = copy_of(y0, n);
+                float *weights = numbers(&random, ROWS, PLAIN), scores[ROWS];
+                for (size_t i = 0; i < ROWS; i++) rows[i] = numbers(&random, n + AT, kind);
+                room_at(room)->scores(query, rows, AT, ROWS, n, 0.3f, scores);
+                room_at(room)->blend(weights, rows, AT, ROWS, n, y1);
+                for (size_t i = 0; i < ROWS; i++) {
+                    const float score = oracle->dot(query, rows[i] + AT, n) * 0.3f;
+                    CHECK(same(score, scores[i]), "%s, n %zu, kind %d: score %zu is %a, portable %a",
+                          room_at(room)->name, n, kind, i, (double)scores[i], (double)score);
+                    oracle->axpy(weights[i], rows[i] + AT, n, y0);
+                }
+                for (size_t i = 0; i < n; i++)
+                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d, %zu: %a, portable %a", room_at(room)->name, n, kind,
+                          i, (double)y1[i], (double)y0[i]);
+                for (size_t i = 0; i < ROWS; i++) free((void *)(uintptr_t)rows[i]);
+                free(query), free(y0), free(y1), free(weights);
+            }
+}
+
 static void max_is_the_same_in_every_room(void **state) {
     uint64_t random = 33;
     (void)state;
@@ -1721,7 +1750,8 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
                 p[i] = exp((double)l[i]) / sum;
                 if (p[i] > p[best]) best = i;
                 for (size_t j = 0; j < n; j++) better += l[j] > l[i] || (l[j] == l[i] && j < i);
-                on[i] = kind == MOE_GATE_SOFTMAX || (kind == MOE_GATE_TOPK ? better < k : p[i] > (double)c->threshold[i]);
+                on[i] = kind == MOE_GATE_SOFTMAX ||
+                        (kind == MOE_GATE_TOPK ? better < k : p[i] > (double)c->threshold[i]);
                 any |= on[i];
             }
             if (!any && !c->gating.empty_zero) on[best] = 1;
@@ -1838,6 +1868,7 @@ int main(void) {
         cmocka_unit_test(portable_scores_and_softmax_sums_follow_their_formulas),
         cmocka_unit_test(dot_is_the_same_in_every_room),
         cmocka_unit_test(axpy_is_the_same_in_every_room),
+        cmocka_unit_test(heads_are_the_same_in_every_room),
         cmocka_unit_test(max_is_the_same_in_every_room),
         cmocka_unit_test(max_of_mixed_zeros_has_the_same_sign_in_every_room),
         cmocka_unit_test(max_ignores_nan_in_every_room),

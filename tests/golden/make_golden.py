@@ -1,14 +1,17 @@
 """Writes tests/golden: inputs, weights and expected outputs, computed by tools/convert/reference.py in float64.
 
-    ops.bin                 one entry of the TEXTS `cases` per op: its tensors are CASE.NAME (f32), its integers and constants
-                            metadata CASE.NAME, CASE.op names the op. What follows which op: see the functions below. The
-                            TEXTS `gating.cases` list the cases of the gating family (gating_cases) in the same manner.
+    ops.bin                 one entry of the TEXTS `cases` per op: its tensors are CASE.NAME (f32), its integers and
+                            constants metadata CASE.NAME, CASE.op names the op. What follows which op: see the functions
+                            below. The TEXTS `gating.cases` list the cases of the gating family (gating_cases) in the
+                            same manner.
     model-NAME.bin          small random models, one for each set of choices that a model file can state
-    model-NAME.expect.bin   what such a model computes: see `expect` (translation), `expect_language` and `expect_classes`
+    model-NAME.expect.bin   what such a model computes: see `expect` (translation), `expect_language` and
+                            `expect_classes`
 
-All of them are in the container format of tools/convert/moefile.py. Weights are random but seeded: the same bytes every time. Models
-are drawn until their output is worth testing (varied tokens, most sentences end) and safe to compare (no choice of the
-beam hangs on the fifth digit). Ragged sizes (41, 20, 13, ...) are meant: they find kernels that need multiples of 16.
+All of them are in the container format of tools/convert/moefile.py. Weights are random but seeded: the same bytes every
+time. Models are drawn until their output is worth testing (varied tokens, most sentences end) and safe to compare (no
+choice of the beam hangs on the fifth digit). Ragged sizes (41, 20, 13, ...) are meant: they find kernels that need
+multiples of 16.
 """
 import argparse
 import os
@@ -22,7 +25,7 @@ from moefile import Tensor
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-# ---- Ops ---------------------------------------------------------------------------------------------------------------
+# ---- Ops -------------------------------------------------------------------------------------------------------------
 
 
 class Cases:
@@ -100,8 +103,8 @@ def lstm_cases(c):
 
 
 def attention_cases(c):
-    """attention: memory packed, lengths, query [B, P], sentence [B] (which sentence a query looks at), w_key, w_query, v,
-    bias (perhaps), kind -> context [B, d], weights: those of each query, one after the other."""
+    """attention: memory packed, lengths, query [B, P], sentence [B] (which sentence a query looks at), w_key, w_query,
+    v, bias (perhaps), kind -> context [B, d], weights: those of each query, one after the other."""
     lengths, sentence = [7, 1, 12], [0, 0, 1, 2, 2, 2, 0]
     for case, kind, with_bias in (("attention.additive", "additive", False), ("attention.bias", "additive", True),
                                   ("attention.product", "product", False)):
@@ -200,12 +203,12 @@ def gate_weights(c, layer, width, bias=False, noise=False, seen=None):
 
 
 def gating_cases(c):
-    """The gates and experts of MoE layers as files state them (`gating.cases`); settings are metadata CASE.KEY with the keys of
-    a layer, weights tensors CASE.NAME with the names of a layer's tensors.
+    """The gates and experts of MoE layers as files state them (`gating.cases`); settings are metadata CASE.KEY with the
+    keys of a layer, weights tensors CASE.NAME with the names of a layer's tensors.
     routing: x [rows, D] -> wanted.gate, wanted.gate.probabilities [rows, E] and, with groups, wanted.parent,
-    wanted.parent.probabilities [rows, a], as the engine's trace calls them. `batchwise` 1: eq 18 over the rows of x instead of
-    the gates in the settings. normal.gate [rows, E] and normal.parent [rows, a], if there: noise of eq 4, with gate.noise,
-    parent.noise.
+    wanted.parent.probabilities [rows, a], as the engine's trace calls them. `batchwise` 1: eq 18 over the rows of x
+    instead of the gates in the settings. normal.gate [rows, E] and normal.parent [rows, a], if there: noise of eq 4,
+    with gate.noise, parent.noise.
     layer: x -> wanted.gate [rows, E], y [rows, columns]: a whole layer."""
     rows, width = 13, 20
     x = c.normal(rows, width)
@@ -219,7 +222,8 @@ def gating_cases(c):
             normal = {"gate": c.normal(rows, 12), **({"parent": c.normal(rows, layer.groups)} if layer.groups else {})}
         gates = ref.moe_gate(x, layer, w, normal, bool(batchwise))
         near = ref.moe_gate(x + 1e-4 * c.normal(rows, width), layer, w, normal, bool(batchwise))
-        assert all(torch.equal(gates[k] != 0, near[k] != 0) for k in gates), f"{case}: a choice hangs on the fourth digit"
+        assert all(torch.equal(gates[k] != 0, near[k] != 0)
+                   for k in gates), f"{case}: a choice hangs on the fourth digit"
         c.add("routing." + case, "routing", "gating.cases", settings, x=x, batchwise=batchwise, **w,
               **{"normal." + k: v for k, v in (normal or {}).items()}, **{"wanted." + k: v for k, v in gates.items()})
         if has_empty:  # masks of every level
@@ -248,7 +252,8 @@ def gating_cases(c):
     routing("two.softmax-topk", gate="topk", **two, **{"parent.gate": "softmax", "parent.k": 0})
     routing("two.topk-softmax", gate="softmax", groups=4, **{"parent.gate": "topk", "parent.k": 2})
     routing("two.topk-threshold", gate="threshold", **two, **{"parent.gate": "topk", "parent.k": 1})
-    routing("two.threshold-topk", gate="topk", **two, **{"parent.gate": "threshold", "parent.k": 1, "parent.empty": "zero"})
+    routing("two.threshold-topk", gate="topk", **two,
+            **{"parent.gate": "threshold", "parent.k": 1, "parent.empty": "zero"})
     for above in ("top1", "zero"):
         for empty in ("top1", "zero"):
             routing(f"two.threshold-{above}-{empty}", gate="threshold", empty=empty, groups=3, k=1, has_empty=True,
@@ -274,7 +279,8 @@ def gating_cases(c):
 
     layer("linear", bias=True, experts=4, hidden=23, expert="linear", gate="softmax", output="none", residual=0,
           **{"gate.hidden": 7, "gate.relu": 1})  # a layer of Deep MoE
-    layer("linear-none", experts=6, hidden=20, expert="linear", activation="none", gate="topk", k=2, residual=1, scale=0.5)
+    layer("linear-none", experts=6, hidden=20, expert="linear", activation="none", gate="topk", k=2, residual=1,
+          scale=0.5)
     layer("linear-one", bias=True, experts=5, hidden=1, expert="linear", gate="topk", k=1, output="none", residual=0)
     layer("linear-two", bias=True, experts=6, hidden=33, expert="linear", gate="topk", k=1, groups=2, residual=0)
     layer("two", experts=6, hidden=23, gate="topk", k=2, groups=2)
@@ -282,8 +288,8 @@ def gating_cases(c):
 
 
 def output_cases(c):
-    """log-softmax: logits [rows, V], never -> logp (-inf at never). top: the k best of each row: ids [rows * k], values.
-    score: logprob, length, alpha, constant, beta, coverage [positions] -> penalty, score (GNMT eq 14)."""
+    """log-softmax: logits [rows, V], never -> logp (-inf at never). top: the k best of each row: ids [rows * k],
+    values. score: logprob, length, alpha, constant, beta, coverage [positions] -> penalty, score (GNMT eq 14)."""
     logits, never = c.normal(4, 333, scale=3), [0, 5, 332]
     logp = ref.log_softmax(logits, never)
     c.add("log-softmax", "log-softmax", logits=logits, never=never, logp=logp)
@@ -295,7 +301,8 @@ def output_cases(c):
           values=torch.tensor([[x[2] for x in row] for row in best], dtype=torch.float64))
     coverage = torch.tensor([0.2, 1.0, 1.7, 0.0, 1e-12, 0.9], dtype=torch.float64).float().double()
     for case, alpha, constant, beta, length in (("score.none", 0.0, 5.0, 0.0, 7), ("score.length", 0.6, 5.0, 0.0, 7),
-                                                ("score.negative", -0.5, 5.0, 0.0, 3), ("score.constant", 1.0, 0.0, 0.0, 9),
+                                                ("score.negative", -0.5, 5.0, 0.0, 3),
+                                                ("score.constant", 1.0, 0.0, 0.0, 9),
                                                 ("score.coverage", 0.2, 5.0, 0.2, 12)):
         h, penalty = ref.Hypothesis([], [], -8.25, coverage), ref.length_penalty_of(length, alpha, constant)
         h.finish(penalty, beta, False)
@@ -303,7 +310,10 @@ def output_cases(c):
               penalty=penalty, score=h.score)
 
 
-# ---- Models ------------------------------------------------------------------------------------------------------------
+OPS = linear_cases, lstm_cases, attention_cases, gate_cases, expert_cases, output_cases, gating_cases
+
+
+# ---- Models ----------------------------------------------------------------------------------------------------------
 
 V, D, A = 41, 20, 13  # vocabulary, width, attention size
 LANGUAGES = {"languages.codes": ["xa", "xb"], "languages.tags": np.array([4, 5])}
@@ -355,9 +365,11 @@ MODELS = {
                        {**LANGUAGES, "attention.query": "state"}, ("decoder.1.gate.noise", "decoder.1.parent.noise")),
     # Two levels that may select nobody, each with its own policy; biases; another k above than below.
     "hierarchy-threshold": ([lstm(20), two_level(8, 2, 1, 9, "threshold", **{"parent.empty": "zero"}), lstm(20)],
-                            [lstm(20, context="previous"), two_level(12, 3, 2, 9, "threshold", empty="zero", **{"parent.k": 1,
+                            [lstm(20, context="previous"),
+                             two_level(12, 3, 2, 9, "threshold", empty="zero", **{"parent.k": 1,
                              "parent.empty": "top1"}), lstm(20)],
-                            {**LANGUAGES, "attention.query": "state"}, ("decoder.1.gate.bias", "decoder.1.parent.bias")),
+                            {**LANGUAGES, "attention.query": "state"},
+                            ("decoder.1.gate.bias", "decoder.1.parent.bias")),
 }
 
 # name -> (decoder, optional tensors)
@@ -372,17 +384,21 @@ LANGUAGE_MODELS = {
 
 def deep(experts, hidden, **more):
     """A layer of Eigen et al.: linear experts with rectification, a dense gate of two rectified linear maps."""
-    return moe(experts, 0, hidden, "softmax", expert="linear", output="none", residual=0, **{"gate.hidden": 6, "gate.relu": 1},
+    return moe(experts, 0, hidden, "softmax", expert="linear", output="none", residual=0,
+               **{"gate.hidden": 6, "gate.relu": 1},
                **more)
 
 
 # name -> (network, optional tensors)
 CLASSIFIERS = {
     "deep": ([deep(4, 23), deep(3, 17)],
-             tuple(f"network.{i}.{x}.bias" for i in (0, 1) for x in ("gate.hidden", "gate", "experts")) + ("output.bias",)),
-    # No biases; mixtures of chosen experts, whose widths grow and shrink; a scale; the last layer with residual and sigmoid.
+             tuple(f"network.{i}.{x}.bias" for i in (0, 1) for x in ("gate.hidden", "gate", "experts"))
+             + ("output.bias",)),
+    # No biases; mixtures of chosen experts, whose widths grow and shrink; a scale; the last layer with residual and
+    # sigmoid.
     "deep-sparse": ([moe(6, 2, 31, "topk", expert="linear", output="none", residual=0, groups=3, **{"parent.k": 1}),
-                     moe(5, 1, 20, "threshold", expert="linear", activation="none", output="none", residual=0, scale=0.5),
+                     moe(5, 1, 20, "threshold", expert="linear", activation="none", output="none", residual=0,
+                         scale=0.5),
                      moe(4, 2, 9, "topk")], ()),
 }
 INPUTS, CLASSES = 33, 7
@@ -395,13 +411,15 @@ RUNS = {
     "short": dict(beam=4, nbest=4, max_len_factor=0.5, max_len_offset=2), "wide": dict(beam=12, nbest=3),
 }
 RERANKED = {"reranked": dict(beam=4, nbest=4, rerank=0.6)}  # of models with languages
-DEFAULTS = dict(beam=4, nbest=1, length_penalty=0.6, length_constant=5.0, coverage_penalty=0.0, prune=0.0, max_len_factor=2.0,
+DEFAULTS = dict(beam=4, nbest=1, length_penalty=0.6, length_constant=5.0, coverage_penalty=0.0, prune=0.0,
+                max_len_factor=2.0,
                 max_len_offset=10, rerank=0.0)
 LENGTHS = (1, 2, 5, 5, 9, 17)
 
 
 def general_meta(architecture, name):
-    return {"general.architecture": architecture, "general.name": "test-" + name, "general.description": "random weights",
+    return {"general.architecture": architecture, "general.name": "test-" + name,
+            "general.description": "random weights",
             "general.licence": "", "general.attribution": ""}
 
 
@@ -411,7 +429,8 @@ def token_meta(never):
 
 
 def side_meta(side, layers):
-    return {side + ".layers": len(layers), **{f"{side}.{i}.{k}": v for i, layer in enumerate(layers) for k, v in layer.items()}}
+    return {side + ".layers": len(layers),
+            **{f"{side}.{i}.{k}": v for i, layer in enumerate(layers) for k, v in layer.items()}}
 
 
 def model_meta(name):
@@ -422,7 +441,8 @@ def model_meta(name):
                 **side_meta("decoder", decoder)}, optional
     if name in CLASSIFIERS:
         network, optional = CLASSIFIERS[name]
-        return {**general_meta("deep-moe", name), "vocab.size": CLASSES, "model.width": INPUTS, **side_meta("network", network),
+        return {**general_meta("deep-moe", name), "vocab.size": CLASSES, "model.width": INPUTS,
+                **side_meta("network", network),
                 "classes.names": [f"class {i}" for i in range(CLASSES)]}, optional
     encoder, decoder, more, optional = MODELS[name]
     meta = {**general_meta("gnmt-moe", name), **token_meta([0, 1, 2, 4, 5]), "attention.kind": "additive",
@@ -433,7 +453,8 @@ def model_meta(name):
 def random_model(name, seed):
     """(metadata, weights) of a model whose output is far from constant.
 
-    Embeddings are multiplied by -2: with a positive number and residuals a random model repeats the token that it reads.
+    Embeddings are multiplied by -2: with a positive number and residuals a random model repeats the token that it
+    reads.
     """
     meta, optional = model_meta(name)
     m, weights = moefile.describe(meta), {}
@@ -475,7 +496,8 @@ def runs_of(meta):
 
 
 def translate_all(model, sources, tags, run):
-    return [model.translate(s, None if tag < 0 else tag, **{**DEFAULTS, **runs_of(model.meta)[run]}) for s, tag in zip(sources, tags)]
+    return [model.translate(s, None if tag < 0 else tag, **{**DEFAULTS, **runs_of(model.meta)[run]})
+            for s, tag in zip(sources, tags)]
 
 
 def perturbed(weights, seed):
@@ -507,7 +529,8 @@ def draw(name):
         others = [ref.Model(m, meta, perturbed(weights, i), torch.float64) for i in (1, 2)]
         if not all(same_choices(traces(model, seed), traces(other, seed)) for other in others):
             continue
-        if all(ids({run: translate_all(other, sources, tags, run) for run in results}) == ids(results) for other in others):
+        if all(ids({run: translate_all(other, sources, tags, run) for run in results}) == ids(results)
+               for other in others):
             return seed, meta, weights, results
     raise RuntimeError(f"no seed will do for model {name}")
 
@@ -517,7 +540,8 @@ def two_levels(m):
 
 
 def traces(model, seed):
-    """What the gates of a translation model with two levels do for each sentence, its target given: I.LAYER.gate and so on."""
+    """What the gates of a translation model with two levels do for each sentence, its target given: I.LAYER.gate and so
+    on."""
     if not two_levels(model.m):
         return {}
     out = {}
@@ -543,8 +567,8 @@ def traced(model, compute):
 
 
 def draw_safe(name, compute):
-    """(seed, metadata, weights, model) of the first seed whose gates choose the same with slightly other weights and sometimes
-    more than one expert."""
+    """(seed, metadata, weights, model) of the first seed whose gates choose the same with slightly other weights and
+    sometimes more than one expert."""
     for seed in range(1, 1000):
         meta, weights = random_model(name, seed)
         m = moefile.describe(meta)
@@ -566,8 +590,10 @@ def expect_language(seed, model):
     """(metadata, tensors) of a language model's expectation file.
 
     texts: TEXTS of ids (pieces), one for each line I
-    forced.I [len(text) + 1, V]: logits; logprobs: REALS, of all tokens (the ends counted) of all texts one after the other
-    trace.I.LAYER.gate and so on, as in translation models with two levels of gates: what the gates of a layer do [tokens, E]
+    forced.I [len(text) + 1, V]: logits; logprobs: REALS, of all tokens (the ends counted) of all texts one after the
+    other
+    trace.I.LAYER.gate and so on, as in translation models with two levels of gates: what the gates of a layer do
+    [tokens, E]
     """
     tensors, logprobs, texts = {}, [], language_sentences(seed)
     for i, text in enumerate(texts):
@@ -594,7 +620,8 @@ def expect_classes(seed, model):
     model.trace = {}
     model.classify(x)
     logits, model.trace = model.trace["network.logits"][0], None
-    tensors = {"x": x, "logits": logits, "logprobs": logprobs, **{"trace." + key: value for key, value in trace.items()}}
+    tensors = {"x": x, "logits": logits, "logprobs": logprobs,
+               **{"trace." + key: value for key, value in trace.items()}}
     return {"seed": seed}, {key: Tensor.encode(np.asarray(value)) for key, value in tensors.items()}
 
 
@@ -607,9 +634,9 @@ def expect(seed, meta, weights, results):
 
     sources, targets: TEXTS of ids (pieces), tags: INTS (-1: none), one for each sentence I
     encoder.I [tokens, d]; forced.I [len(target) + 1, V]: logits of target I given; forced.logprob: REALS, its score
-    runs: TEXTS; for each RUN its settings as metadata RUN.beam, RUN.nbest, RUN.length_penalty, ...; then, for all hypotheses
-    of all sentences in order: RUN.sentence, RUN.finished INTS; RUN.ids TEXTS; RUN.score, RUN.logprob, RUN.reverse REALS;
-    RUN.token_logprobs: REALS, of all their tokens (ends counted where finished) one after the other
+    runs: TEXTS; for each RUN its settings as metadata RUN.beam, RUN.nbest, RUN.length_penalty, ...; then, for all
+    hypotheses of all sentences in order: RUN.sentence, RUN.finished INTS; RUN.ids TEXTS; RUN.score, RUN.logprob,
+    RUN.reverse REALS; RUN.token_logprobs: REALS, of all their tokens (ends counted where finished) one after the other
     With two levels of gates also trace.I.LAYER.gate, .gate.probabilities [tokens, E], .parent, .parent.probabilities
     [tokens, a]: what the gates of encoder and decoder layers do with target I given.
     """
@@ -638,7 +665,7 @@ def expect(seed, meta, weights, results):
     return out, tensors
 
 
-# ---- Command line ------------------------------------------------------------------------------------------------------
+# ---- Command line ----------------------------------------------------------------------------------------------------
 
 
 def write_pair(folder, name, meta, weights, expected):
@@ -657,7 +684,7 @@ def main():
     torch.set_grad_enabled(False)
     os.makedirs(args.folder, exist_ok=True)
     cases = Cases()
-    for add in (linear_cases, lstm_cases, attention_cases, gate_cases, expert_cases, output_cases, gating_cases):
+    for add in OPS:
         add(cases)
     moefile.write_model(os.path.join(args.folder, "ops.bin"), cases.meta, cases.tensors)
     print(f"ops.bin: {len(cases.meta['cases'])} cases")
@@ -668,7 +695,8 @@ def main():
         ended = sum(h.finished for h in best)
         print(f"model-{name}.bin: seed {seed}, {ended} of {len(best)} end; {joined(best[3].ids)}", flush=True)
     for name in LANGUAGE_MODELS:
-        seed, meta, weights, model = draw_safe(name, lambda m, seed: [m.language_logits(x) for x in language_sentences(seed)])
+        seed, meta, weights, model = draw_safe(name, lambda m, seed: [m.language_logits(x)
+                                                                      for x in language_sentences(seed)])
         write_pair(args.folder, name, meta, weights, expect_language(seed, model))
         print(f"model-{name}.bin: seed {seed}", flush=True)
     for name in CLASSIFIERS:

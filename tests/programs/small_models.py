@@ -27,7 +27,8 @@ def value(v):
         return BYTES, struct.pack("<Q", len(v)) + v
     if isinstance(v, str):
         return TEXT, struct.pack("<Q", len(v.encode())) + v.encode()
-    return TEXTS, struct.pack("<Q", len(v)) + b"".join(pad(struct.pack("<Q", len(x.encode())) + x.encode(), 8) for x in v)
+    return TEXTS, struct.pack("<Q", len(v)) + b"".join(pad(struct.pack("<Q", len(x.encode())) + x.encode(), 8)
+                                                       for x in v)
 
 
 def write(path, meta, tensors):
@@ -75,8 +76,10 @@ class Maker:
         if kind == "threshold":
             self.vector("%s.%s.threshold" % (name, part), n, 0.4 / compete, 1 / compete)
 
-    def mixture(self, name, width, experts, groups=0, gate="topk", k=2, parent="topk", parent_k=2, noise=0, units=0, linear=0, **more):
-        self.meta.update({name + ".kind": "moe", name + ".experts": experts, name + ".gate": gate, name + ".hidden": linear or 12})
+    def mixture(self, name, width, experts, groups=0, gate="topk", k=2, parent="topk", parent_k=2, noise=0, units=0,
+                linear=0, **more):
+        self.meta.update({name + ".kind": "moe", name + ".experts": experts, name + ".gate": gate,
+                          name + ".hidden": linear or 12})
         if k:
             self.meta[name + ".k"] = k
         if groups:
@@ -95,14 +98,16 @@ class Maker:
             one = pad(self.floats(12 * width, 0.6), 64)
             size = len(pad(one + self.floats(12 * width, 0.6), 4096))
             self.tensors[name + ".experts"] = ((experts, 12, width), b"".join(
-                pad(pad(self.floats(12 * width, 0.6), 64) + self.floats(12 * width, 0.6), 4096) for _ in range(experts)))
+                pad(pad(self.floats(12 * width, 0.6), 64) + self.floats(12 * width, 0.6), 4096)
+                for _ in range(experts)))
             assert len(self.tensors[name + ".experts"][1]) == size * experts
         self.meta.update({"%s.%s" % (name, key): v for key, v in more.items()})
 
 
 def begin(architecture, seed, vocabulary, width):
     m = Maker(seed)
-    m.meta.update({"general.architecture": architecture, "general.name": "small %s" % architecture, "vocab.size": vocabulary,
+    m.meta.update({"general.architecture": architecture, "general.name": "small %s" % architecture,
+                   "vocab.size": vocabulary,
                    "model.width": width})
     return m
 
@@ -142,7 +147,8 @@ def translation(seed=1, pieces=1, **mixture):
     """One direction: LSTM and mixture on both sides."""
     m = begin("gnmt-moe", seed, VOCABULARY, WIDTH)
     tokens(m, pieces)
-    m.meta.update({"encoder.layers": 2, "decoder.layers": 2, "decoder.0.context": "previous", "attention.kind": "additive",
+    m.meta.update({"encoder.layers": 2, "decoder.layers": 2, "decoder.0.context": "previous",
+                   "attention.kind": "additive",
                    "attention.size": 12, "attention.query": "state", "decode.max_len_offset": 4})
     for side, width in (("encoder", WIDTH), ("decoder", 2 * WIDTH)):
         m.lstm(side + ".0", width)
@@ -157,7 +163,8 @@ def classifier(seed=1, width=6, classes=4, **mixture):
     """Deep MoE: two dense mixtures of linear experts with MLP gates."""
     m = begin("deep-moe", seed, classes, width)
     m.meta["network.layers"] = 2
-    shape = dict({"experts": 3, "gate": "softmax", "k": 0, "linear": 10, "units": 5, "residual": 0, "output": "none"}, **mixture)
+    shape = dict({"experts": 3, "gate": "softmax", "k": 0, "linear": 10, "units": 5, "residual": 0, "output": "none"},
+                 **mixture)
     m.mixture("network.0", width, **shape)
     m.mixture("network.1", 10, **shape)
     m.matrix("output.weight", classes, 10, 2)

@@ -23,11 +23,13 @@ from suite import Suite
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
-MODEL = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("MOE_TEST_MODEL") or os.path.join(ROOT, "models/en-de-fr-es.bin")
+MODEL = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("MOE_TEST_MODEL") or os.path.join(ROOT,
+                                                                                               "models/en-de-fr-es.bin")
 TRANSLATE, INFO, QUANTIZE, BENCH, ALIGN, ROUTING = (os.path.join(BIN, "moe-" + p) for p in
                                                     ("translate", "info", "quantize", "bench", "align", "routing"))
 DE = [TRANSLATE, "-m", MODEL, "-t", "de"]
-LINES = ["The weather is nice today.", "Where is the station?", "I have lost my keys.", "She is reading a book.", "Thank you!"]
+LINES = ["The weather is nice today.", "Where is the station?", "I have lost my keys.", "She is reading a book.",
+         "Thank you!"]
 test = Suite()
 if not os.path.exists(MODEL):
     sys.exit("FAIL all: there is no model at %s" % MODEL)
@@ -55,8 +57,9 @@ def translate(data, *options, status=0, **keywords):
 def many_lines(count):
     """Sentences of all lengths, always the same ones."""
     r = random.Random(4)
-    words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but not "
-             "very old new green today tomorrow always never quickly , . ? ! 12 1984 Berlin Anna with without when who").split()
+    words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but "
+             "not very old new green today tomorrow always never quickly , . ? ! 12 1984 Berlin Anna with without when "
+             "who").split()
     return [" ".join(r.choice(words) for _ in range(r.choice((1, 2, 3, 5, 8, 8, 13, 21)))) for _ in range(count)]
 
 
@@ -167,7 +170,8 @@ def reranking_weighs_what_scoring_says_of_the_input():
     before = [json.loads(x) for x in translate(data, *options, "--rerank", "0").lines]
     after = [json.loads(x) for x in translate(data, *options, "--rerank", "5").lines]
     assert all("reverse" not in h for o in before for h in o["nbest"]), before
-    pairs = "".join("%s\t%s\n" % (" ".join(map(str, h["ids"])), " ".join(map(str, o["source_ids"]))) for o in after for h in o["nbest"])
+    pairs = "".join("%s\t%s\n" % (" ".join(map(str, h["ids"])), " ".join(map(str, o["source_ids"]))) for o in after
+                    for h in o["nbest"])
     back = iter(run([TRANSLATE, "-m", MODEL, "-t", "en", "--ids", "--score"], pairs).text.splitlines())
     for a, b in zip(before, after):
         assert sorted(h["ids"] for h in a["nbest"]) == sorted(h["ids"] for h in b["nbest"]), (a, b)
@@ -177,7 +181,8 @@ def reranking_weighs_what_scoring_says_of_the_input():
         assert best[0]["reverse"] >= best[-1]["reverse"], best
     assert [o["ids"] for o in before] != [o["ids"] for o in after], "nothing has changed places"
     best = translate(data, "--beam", "6", "--rerank", "5").lines
-    assert best == translate(data, "--beam", "6", "--rerank", "5", "-s", "en").lines == [o["translation"] for o in after], best
+    assert best == translate(data, "--beam", "6", "--rerank", "5", "-s", "en").lines == [o["translation"]
+                                                                                         for o in after], best
     assert run(DE + ["--rerank", "-1"], data).returncode != 0
 
 
@@ -197,14 +202,18 @@ def a_translation_goes_on_from_the_words_it_begins_with():
     begun = [(x, " ".join(y.split()[:2])) for x, y in zip(LINES, free)] + [(LINES[0], "Auch")]
     out = translate("".join("%s\t%s\n" % pair for pair in begun), "--prefix").lines
     assert all(line.startswith(prefix) for line, (_, prefix) in zip(out, begun)) and len(out[-1]) > len("Auch"), out
-    told = [json.loads(x) for x in translate("".join("%s\t%s\n" % pair for pair in begun), "--prefix", "--json", "--nbest", "2").lines]
+    told = [json.loads(x) for x in translate("".join("%s\t%s\n" % pair for pair in begun), "--prefix", "--json",
+                                             "--nbest", "2").lines]
     for o, line, (_, prefix) in zip(told, out, begun):
-        assert o["prefix"] == prefix and o["translation"] == line and all(h["translation"].startswith(prefix) for h in o["nbest"]), o
+        assert (o["prefix"] == prefix and o["translation"] == line
+                and all(h["translation"].startswith(prefix) for h in o["nbest"])), o
 
 
 # What is sure to belong together: words by number.
-ALIGNED = ("Where is the station?\tWo ist der Bahnhof?", {"0-0", "1-1", "2-2", "3-3"}), ("Thank you!\tDanke!", {"0-0"}), \
-    ("My sister works in a hospital.\tMeine Schwester arbeitet in einem Krankenhaus.", {"0-0", "1-1", "2-2", "3-3", "4-4", "5-5"})
+ALIGNED = ("Where is the station?\tWo ist der Bahnhof?", {"0-0", "1-1", "2-2", "3-3"}), ("Thank you!\tDanke!",
+                                                                                         {"0-0"}), \
+    ("My sister works in a hospital.\tMeine Schwester arbeitet in einem Krankenhaus.",
+     {"0-0", "1-1", "2-2", "3-3", "4-4", "5-5"})
 
 
 def align(lines, *options, status=0):
@@ -236,14 +245,16 @@ def words_that_belong_together_are_linked():
 
 @test
 def alignments_are_the_same_bytes_in_any_batch():
-    pairs = [f"{x}\t{y}" for x, y in zip(many_lines(300), translate("\n".join(many_lines(300)) + "\n", "--beam", "1").lines)]
+    pairs = [f"{x}\t{y}"
+             for x, y in zip(many_lines(300), translate("\n".join(many_lines(300)) + "\n", "--beam", "1").lines)]
     lines = align(pairs)[0]
     assert len(lines) == 300 and len(set(lines)) > 100
     for options in ["--batch", "1", "--threads", "1"], ["--batch", "7", "--threads", "3", "--no-mmap"]:
         assert align(pairs, *options)[0] == lines, options
     assert align(pairs[::-1])[0] == lines[::-1]
     ids = [json.loads(x) for x in translate("\n".join(LINES) + "\n", "--json").lines]
-    out = align([" ".join(map(str, o["source_ids"])) + "\t" + " ".join(map(str, o["ids"])) for o in ids], "--ids", "--share", "0")[0]
+    out = align([" ".join(map(str, o["source_ids"])) + "\t" + " ".join(map(str, o["ids"])) for o in ids], "--ids",
+                "--share", "0")[0]
     for line, o in zip(out, ids):
         assert len(links(line)) == len(o["source_ids"]) * len(o["ids"]), line
 
@@ -256,7 +267,8 @@ def what_cannot_be_aligned_is_an_empty_line():
     assert re.findall(r"line (\d+):", complaint) == ["1", "6", "7", "8"] and "4 of 9" in complaint, complaint
     assert run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de"], b"a\xff\tb\n").returncode == 1
     for options in ["-s", "en"], ["-t", "de"], ["-s", "en", "-t", "xx"], ["-s", "en", "-t", "de", "--share", "2"], \
-            ["-s", "en", "-t", "de", "--share", "-1"], ["-s", "en", "-t", "de", "word"], ["-s", "en", "-t", "de", "--ids", "--pretokenized"]:
+            ["-s", "en", "-t", "de", "--share", "-1"], ["-s", "en", "-t", "de", "word"], ["-s", "en", "-t", "de",
+                                                                                          "--ids", "--pretokenized"]:
         result = run([ALIGN, "-m", MODEL, *options])
         assert result.returncode == 2 and not result.text and result.complaint, (options, result.complaint)
     assert run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de"], b"").text == ""
@@ -276,7 +288,8 @@ def stats_go_to_standard_error():
 
 @test
 def greedy_search_and_penalties_are_accepted():
-    options = ["--beam", "1"], ["--length-penalty", "0"], ["--coverage-penalty", "0.2"], ["--prune", "3"], ["--preset", "tf"], ["--max-len", "60"]
+    options = ["--beam", "1"], ["--length-penalty", "0"], ["--coverage-penalty", "0.2"], ["--prune", "3"], [
+        "--preset", "tf"], ["--max-len", "60"]
     for option in options:
         assert all(translate("\n".join(LINES) + "\n", *option).lines), option
 
@@ -289,7 +302,8 @@ def same_bytes_for_any_batch_threads_and_order():
     lines = many_lines(int(os.environ.get("MOE_TEST_LINES", "150")))
     data = "\n".join(lines) + "\n"
     base = translate(data, "-q").text
-    for option in (["--batch", "1"], ["--batch", "7"], ["--batch", "64"], ["--batch-tokens", "100"], ["--no-mmap"], ["--threads", "1"], ["--threads", "2"], ["--threads", "3"]):
+    for option in (["--batch", "1"], ["--batch", "7"], ["--batch", "64"], ["--batch-tokens", "100"], ["--no-mmap"],
+                   ["--threads", "1"], ["--threads", "2"], ["--threads", "3"]):
         assert translate(data, "-q", *option).text == base, option
     order = list(range(len(lines)))
     random.Random(1).shuffle(order)
@@ -331,11 +345,14 @@ def bench(*options):
 def bench_measures_every_layer_type_and_instruction_set():
     names = re.search(r"kernels: ([^)]*)\)", run([TRANSLATE, "--version"]).text).group(1).split()
     here = [n for n in names if run([TRANSLATE, "-m", MODEL, "-t", "de", "--isa", n], "").returncode == 0]
-    out = bench("--layer", "all", "--type", "q8,q4,f32", "--isa", ",".join(here), "--rows", "3", "--experts", "3", "--k", "2",
-                "--width", "64", "--hidden", "48", "--vocabulary", "90", "--src-len", "4", "--beam", "2", "--threads", "2")
+    out = bench("--layer", "all", "--type", "q8,q4,f32", "--isa", ",".join(here), "--rows", "3", "--experts", "3",
+                "--k", "2",
+                "--width", "64", "--hidden", "48", "--vocabulary", "90", "--src-len", "4", "--beam", "2", "--threads",
+                "2")
     machines = [o for o in out if o["what"] == "machine"]
     assert [m["isa"] for m in machines] == here and out[: len(here)] == machines, machines
-    assert all(m["l2_gbytes_s"] >= m["cache_gbytes_s"] >= m["dram_gbytes_s"] > 0 < m["integer_gops"] for m in machines), machines
+    assert all(m["l2_gbytes_s"] >= m["cache_gbytes_s"] >= m["dram_gbytes_s"] > 0 < m["integer_gops"]
+               for m in machines), machines
     layers = out[len(here):]
     assert len(layers) == 5 * 3 * len(here), len(layers)
     for o in layers:
@@ -346,7 +363,8 @@ def bench_measures_every_layer_type_and_instruction_set():
 
 @test
 def bench_forces_the_length_of_translations():
-    out = bench("-m", MODEL, "--batch", "1,3", "--beam", "1,2", "--src-len", "6", "--tgt-len", "5", "--threads", "1", "--profile")
+    out = bench("-m", MODEL, "--batch", "1,3", "--beam", "1,2", "--src-len", "6", "--tgt-len", "5", "--threads", "1",
+                "--profile")
     models = [o for o in out if o["what"] == "model"]
     assert [(o["batch"], o["beam"]) for o in models] == [(1, 1), (1, 2), (3, 1), (3, 2)], models
     for o in models:
@@ -359,7 +377,8 @@ def bench_forces_the_length_of_translations():
 
 @test
 def bench_usage_errors():
-    for options in (["--layer", "nonsense"], ["--layer", "moe", "-m", MODEL], ["--rows", "0"], ["--rows", "1,"], ["--type", "q5"],
+    for options in (["--layer", "nonsense"], ["--layer", "moe", "-m", MODEL], ["--rows", "0"], ["--rows", "1,"],
+                    ["--type", "q5"],
                     ["--isa", "nonsense"], ["--reps", "4"], ["--layer", "moe", "--experts", "2", "--k", "3"], ["stray"],
                     ["-m", MODEL, "--src-len", "1"]):
         result = run([BENCH] + options)
@@ -412,7 +431,8 @@ def long_lines_go_sentence_by_sentence():
     assert translate(" ".join(sentences) + "\n", "--split", "0").lines != [" ".join(alone)]
     assert translate(" ".join(sentences[:2]) + "\n", "--split", "10").lines == [" ".join(alone[:2])]
     one_bad = translate(LINES[0] + " So" + " good" * 2000 + "! " + LINES[1] + "\n" + LINES[2] + "\n", status=1)
-    assert one_bad.lines == [f"{alone[0]} {alone[1]}", alone[2]] and "1 of 2 lines" in one_bad.complaint, one_bad.complaint
+    assert (one_bad.lines == [f"{alone[0]} {alone[1]}", alone[2]]
+            and "1 of 2 lines" in one_bad.complaint), one_bad.complaint
     for options in ["--json"], ["--nbest", "2"], ["--ids"]:
         assert run(DE + ["--split", "10"] + options, "Hello\n").returncode == 2
 
@@ -434,7 +454,8 @@ def bad_lines_in_json_have_an_error():
 
 @test
 def usage_errors():
-    for options in (["--beam", "x"], ["--beam", "0"], ["--beam", "2", "--nbest", "3"], ["--threads", "-1"], ["--nonsense"],
+    for options in (["--beam", "x"], ["--beam", "0"], ["--beam", "2", "--nbest", "3"], ["--threads", "-1"],
+                    ["--nonsense"],
                     ["--batch", ""], ["--prune", "nan"], ["stray"], ["--isa", "nonsense"], ["-t", "xx"], ["-s", "xx"]):
         result = run(DE + options, "Hello\n")
         assert result.returncode == 2 and not result.text and result.complaint, (options, result.returncode)
@@ -465,7 +486,8 @@ def broken_models():
         damaged = whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]
         future = whole[:8] + struct.pack("<I", 99) + whole[12:]
         for name, data in (("empty", b""), ("foreign", b"\x7fELF" + bytes(1000)), ("header cut", whole[:50]),
-                           ("cut", whole[: header + 4096]), ("longer", whole + b"x"), ("damaged", damaged), ("future", future)):
+                           ("cut", whole[: header + 4096]), ("longer", whole + b"x"), ("damaged", damaged),
+                           ("future", future)):
             with open(model, "wb") as f:
                 f.write(data)
             result = run([TRANSLATE, "-m", model, "-t", "de", "-o", out], "Hello\n")
@@ -483,7 +505,7 @@ def broken_models():
         assert run([TRANSLATE, "-m", folder + "/none", "-t", "de"], "").returncode == 3
 
 
-# ---- Streams ----------------------------------------------------------------------------------------------------------
+# ---- Streams ---------------------------------------------------------------------------------------------------------
 
 
 @test
@@ -511,12 +533,14 @@ def a_flipped_bit_anywhere_is_noticed_before_the_first_line():
 def a_full_disk_is_an_error():
     with open("/dev/full", "wb") as full:
         result = run(DE, "Hello\n", stdout=full)
-    assert result.returncode == 4 and "No space" in result.complaint and len(result.complaint.splitlines()) == 1, result.complaint
+    assert (result.returncode == 4 and "No space" in result.complaint
+            and len(result.complaint.splitlines()) == 1), result.complaint
 
 
 @test
 def a_closed_output_is_an_error():
-    result = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh"] + DE, input=b"Hello\n", stderr=subprocess.PIPE, timeout=60)
+    result = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh"] + DE, input=b"Hello\n", stderr=subprocess.PIPE,
+                            timeout=60)
     assert result.returncode == 4 and b"closed" in result.stderr, result
 
 
@@ -574,7 +598,8 @@ def bad_lines_do_not_hold_up_an_interactive_user():
 
 def stopped_by(number, **keywords):
     # unbuffered: communicate() would not give what readline() read ahead
-    process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, **keywords)
+    process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                               **keywords)
     process.stdin.write(("\n".join(LINES) + "\n").encode() * 200)  # fits into a pipe
     first = process.stdout.readline()
     process.send_signal(number)
@@ -719,7 +744,8 @@ def devices_and_pipes_are_written_as_what_they_are_or_refused():
             process = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
             result = run(command + [pipe], data)
             assert result.returncode == 0 and len(process.communicate(timeout=60)[0]) > 100, result.complaint
-        assert stat.S_ISCHR(os.stat(null).st_mode) and stat.S_ISCHR(os.stat(full).st_mode) and stat.S_ISFIFO(os.stat(pipe).st_mode)
+        assert (stat.S_ISCHR(os.stat(null).st_mode) and stat.S_ISCHR(os.stat(full).st_mode)
+                and stat.S_ISFIFO(os.stat(pipe).st_mode))
         assert sorted(os.listdir(folder)) == sorted(before + ["pipe"])
 
 
@@ -729,7 +755,8 @@ def a_signal_leaves_no_temporary_file():
     program = os.path.join(BIN, "moe-make-random")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         with tempfile.TemporaryDirectory() as folder:
-            process = subprocess.Popen(DE + ["--routing", folder + "/routing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            process = subprocess.Popen(DE + ["--routing", folder + "/routing"], stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE,
                                        stderr=subprocess.PIPE, bufsize=0)
             process.stdin.write(LINES[0].encode() + b"\n")
             assert process.stdout.readline()
@@ -739,7 +766,8 @@ def a_signal_leaves_no_temporary_file():
             process.communicate()
             assert os.listdir(folder) == []
 
-            process = subprocess.Popen(DE + ["--batch", "64", "--beam", "16", "--nbest", "1", "--routing", folder + "/routing"],
+            process = subprocess.Popen(DE + ["--batch", "64", "--beam", "16", "--nbest", "1", "--routing",
+                                             folder + "/routing"],
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
             process.stdin.write(("\n".join(many_lines(400)) + "\n").encode())
             wait_until(lambda: os.listdir(folder), process)
@@ -751,7 +779,8 @@ def a_signal_leaves_no_temporary_file():
             assert process.returncode in (-number, 128 + number), process.returncode
             assert os.listdir(folder) == []
 
-            process = subprocess.Popen([program, "--preset", "paper-32", "-o", folder + "/model.bin"], stderr=subprocess.DEVNULL)
+            process = subprocess.Popen([program, "--preset", "paper-32", "-o", folder + "/model.bin"],
+                                       stderr=subprocess.DEVNULL)
             wait_until(lambda: os.listdir(folder), process)
             process.send_signal(number)
             assert process.wait(60) == -number, process.returncode
@@ -773,7 +802,7 @@ def two_programs_do_not_write_one_output():
         assert run(DE + ["-o", out], LINES[1] + "\n").returncode == 0
 
 
-# ---- moe-info, moe-quantize --------------------------------------------------------------------------------------------
+# ---- moe-info, moe-quantize ------------------------------------------------------------------------------------------
 
 
 @test
@@ -814,7 +843,8 @@ def quantize_writes_models_that_work():
 
 @test
 def quantize_measures_its_loss_and_writes_it_into_the_file():
-    pairs = ["en\tde\tGood morning!\tGuten Morgen!", "en\tfr\tThank you.\tMerci.", "de\ten\tIch habe Zeit.\tI have time."]
+    pairs = ["en\tde\tGood morning!\tGuten Morgen!", "en\tfr\tThank you.\tMerci.",
+             "de\ten\tIch habe Zeit.\tI have time."]
     with tempfile.TemporaryDirectory() as folder:
         fine, out, sample = folder + "/f32.bin", folder + "/mixed.bin", folder + "/pairs.tsv"
         open(sample, "w").write("\n".join(pairs) + "\n")
@@ -845,7 +875,8 @@ def make_random_makes_models_that_run_and_are_the_same_for_a_seed():
         first, again, other = (open(path, "rb").read() for path in (a, b, c))
         assert first == again and first != other
         about = json.loads(run([INFO, "--json", "--check", a]).text)
-        assert about["types"]["q4"]["tensors"] == 2 and about["parameters_in_experts"] == 2 * 32 * 2 * 256 * 512, about["types"]
+        assert (about["types"]["q4"]["tensors"] == 2 and about["parameters_in_experts"] == 2 * 32 * 2 * 256
+                * 512), about["types"]
         assert run([TRANSLATE, "-m", a, "--ids"], "12 13 14\n").text.count("\n") == 1
         assert run([program, "--preset", "huge", "-o", a]).returncode == 2
         assert run([program, "--preset", "small", "-o", folder + "/no/a.bin"]).returncode == 4

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The shipped small models give the bytes that they gave when they were shipped, on every instruction set of this machine.
+"""The shipped small models give the bytes that they gave when they were shipped, on every instruction set of this
+machine.
 
     tests/programs/test_models.py            prints `ok NAME` and `FAIL NAME`
     tests/programs/test_models.py --write    writes tests/golden/models.json from what the programs say now
 
-Inputs are made here: token ids for the language model, rows of numbers for the classifier. The translation model has its golden
-sentences inside (`moe-translate --self-test`, part of test_cli.py).
+Inputs are made here: token ids for the language model, rows of numbers for the classifier. The translation model has
+its golden sentences inside (`moe-translate --self-test`, part of test_cli.py).
 """
 import json
 import os
@@ -26,7 +27,8 @@ def numbers(seed):
 
 def sentences():
     random = numbers(1)
-    return "".join(" ".join(str(4 + next(random) % 3900) for _ in range(length)) + "\n" for length in (1, 2, 5, 9, 14, 25))
+    return "".join(" ".join(str(4 + next(random) % 3900) for _ in range(length)) + "\n"
+                   for length in (1, 2, 5, 9, 14, 25))
 
 
 def images():
@@ -46,7 +48,8 @@ def images():
 
 def run(isa, program, *arguments, text):
     command = [os.path.join(BIN, program), *arguments, "--isa", isa, "-q"]
-    return subprocess.run(command, input=text, stdout=subprocess.PIPE, cwd=ROOT, text=True, check=True).stdout.splitlines()
+    return subprocess.run(command, input=text, stdout=subprocess.PIPE, cwd=ROOT, text=True,
+                          check=True).stdout.splitlines()
 
 
 CASES = {
@@ -59,12 +62,14 @@ CASES = {
 
 def instruction_sets():
     """Those of this build that run here: --version lists what is built, a set that does not run is an error."""
-    words = subprocess.run([os.path.join(BIN, "moe-score"), "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    words = subprocess.run([os.path.join(BIN, "moe-score"), "--version"], stdout=subprocess.PIPE, text=True,
+                           check=True).stdout.split()
     names = [x.strip(",;()") for x in words]
     out = []
     for name in dict.fromkeys(["portable"] + names):
         if name.isalnum() and not name.isdigit():
-            found = subprocess.run([os.path.join(BIN, "moe-score"), "-m", os.path.join(ROOT, "models", "lm-en.bin"), "--isa", name, "-q"],
+            found = subprocess.run([os.path.join(BIN, "moe-score"), "-m", os.path.join(ROOT, "models", "lm-en.bin"),
+                                    "--isa", name, "-q"],
                                    input="", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
             if found.returncode == 0:
                 out.append(name)

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""The shipped translation model on input as people type it: 2,000 lines of noise in four target languages.
+"""The shipped translation model on input as people type it: 2,000 lines of
+noise in four target languages.
 
-    tests/programs/test_robustness.py            prints `ok NAME` and `FAIL NAME`
-    tests/programs/test_robustness.py --show     the rates and some translations instead
-    tests/programs/test_robustness.py -m FILE    of another model
+    test_robustness.py            prints `ok NAME` and `FAIL NAME`
+    test_robustness.py --show     the rates and some translations instead
+    test_robustness.py -m FILE    of another model
 
-What must hold for every line: it is answered, an empty one by an empty one, and, in tokens, no answer is longer than three times
-the line and ten (made-up text and endless repetition are the classical failures). The rest are rates, which must stay within
-LIMITS: how many answers have more than three times the words of the line and ten, how many repeat themselves where the line
-did not, and how many numbers, addresses and emoji come through.
+What must hold for every line: it is answered, an empty one by an empty one,
+and, in tokens, no answer is longer than three times the line and ten (made-up
+text and endless repetition are the classical failures). The rest are rates,
+which must stay within LIMITS: how many answers have more than three times the
+words of the line and ten, how many repeat themselves where the line did not,
+and how many numbers, addresses and emoji come through.
 """
 import argparse
 import json
@@ -28,31 +31,36 @@ SENTENCES = {
         The meeting was moved to next week. | He bought a new car last month. | Do you have time tomorrow morning?
         The children are playing in the garden. | I have lost my keys again. | That is not what I wanted to say.
         The government has announced a new plan for the schools. | Please open the window, it is too hot in here.""",
-    "de": """Das Wetter ist heute sehr schön. | Ich hätte gern eine Tasse Tee. | Mein Bruder arbeitet in einem kleinen Laden.
+    "de": """Das Wetter ist heute sehr schön. | Ich hätte gern eine Tasse Tee.
+        Mein Bruder arbeitet in einem kleinen Laden.
         Können Sie mir sagen, wo der Bahnhof ist? | Sie wollte nicht darüber sprechen. | Wir warten seit zwei Stunden.
         Die Sitzung wurde auf nächste Woche verschoben. | Er hat letzten Monat ein neues Auto gekauft.
         Hast du morgen früh Zeit? | Die Kinder spielen im Garten. | Ich habe wieder meine Schlüssel verloren.
         Das wollte ich nicht sagen. | Die Regierung hat einen neuen Plan für die Schulen angekündigt.""",
-    "fr": """Il fait très beau aujourd'hui. | Je voudrais une tasse de thé, s'il vous plaît. | Mon frère travaille dans un petit magasin.
+    "fr": """Il fait très beau aujourd'hui. | Je voudrais une tasse de thé, s'il vous plaît.
+        Mon frère travaille dans un petit magasin.
         Pouvez-vous me dire où est la gare ? | Elle ne voulait pas en parler. | Nous attendons depuis deux heures.
         La réunion a été reportée à la semaine prochaine. | Il a acheté une nouvelle voiture le mois dernier.
         As-tu le temps demain matin ? | Les enfants jouent dans le jardin. | J'ai encore perdu mes clés.
         Ce n'est pas ce que je voulais dire. | Le gouvernement a annoncé un nouveau plan pour les écoles.""",
     "es": """Hoy hace muy buen tiempo. | Quisiera una taza de té, por favor. | Mi hermano trabaja en una tienda pequeña.
         ¿Puede decirme dónde está la estación? | Ella no quería hablar de eso. | Llevamos dos horas esperando.
-        La reunión se aplazó a la semana que viene. | El mes pasado compró un coche nuevo. | ¿Tienes tiempo mañana por la mañana?
+        La reunión se aplazó a la semana que viene. | El mes pasado compró un coche nuevo.
+        ¿Tienes tiempo mañana por la mañana?
         Los niños juegan en el jardín. | He vuelto a perder mis llaves. | Eso no es lo que quería decir.
         El gobierno ha anunciado un nuevo plan para las escuelas.""",
 }
 SENTENCES = {language: [s.strip() for s in re.split(r"\||\n", text)] for language, text in SENTENCES.items()}
 
 EMOJI = "😀 😂 👍 ❤️ 🎉 🚀 😢 🙏 🔥 ☕".split()
-SCRIPTS = ((0x0430, 0x044F), (0x03B1, 0x03C9), (0x4E00, 0x4FFF), (0x3042, 0x3093), (0x05D0, 0x05EA), (0x0627, 0x064A), (0xAC00, 0xAD00))
+SCRIPTS = ((0x0430, 0x044F), (0x03B1, 0x03C9), (0x4E00, 0x4FFF), (0x3042, 0x3093), (0x05D0, 0x05EA), (0x0627, 0x064A),
+           (0xAC00, 0xAD00))
 
 
 def address(r):
     word = lambda: "".join(r.choice("abcdeghilmnoprstuw") for _ in range(r.randint(4, 8)))  # noqa: E731
-    return r.choice((f"https://www.{word()}.org/{word()}", f"http://{word()}.com", f"{word()}@{word()}.net", f"www.{word()}.de"))
+    return r.choice((f"https://www.{word()}.org/{word()}", f"http://{word()}.com", f"{word()}@{word()}.net",
+                     f"www.{word()}.de"))
 
 
 def number(r):
@@ -90,7 +98,8 @@ KINDS = {
     "emoji": lambda r, s, some: beside(r, s, r.choice(EMOJI)),
     "unknown script": lambda r, s, some: foreign(r, r.randint(1, 6)),
     "unknown script inside": lambda r, s, some: f"{s[:-1]} {foreign(r, 1)}{s[-1]}",
-    "signs only": lambda r, s, some: "".join(r.choice("!?.,;:-()[]{}<>/\\|*+=#%&@^~_\"'") for _ in range(r.randint(1, 30))),
+    "signs only": lambda r, s, some: "".join(r.choice("!?.,;:-()[]{}<>/\\|*+=#%&@^~_\"'")
+                                             for _ in range(r.randint(1, 30))),
     "one letter": lambda r, s, some: r.choice("aeoxz!?") * r.randint(5, 80),
     "one word again and again": lambda r, s, some: " ".join([r.choice(re.findall(r"\w+", s))] * r.randint(3, 30)),
     "words in any order": lambda r, s, some: " ".join(r.sample(s.split(), len(s.split()))),
@@ -118,8 +127,10 @@ def repeats(text):
 
 
 def translate(model, target, some, *options):
-    command = [os.path.join(BIN, "moe-translate"), "-m", model, "-t", target, "-q", "--device", "cpu", "--truncate", *options]
-    result = subprocess.run(command, input="".join(x + "\n" for x in some), stdout=subprocess.PIPE, text=True, encoding="utf-8",
+    command = [os.path.join(BIN, "moe-translate"), "-m", model, "-t", target, "-q", "--device", "cpu", "--truncate",
+               *options]
+    result = subprocess.run(command, input="".join(x + "\n" for x in some), stdout=subprocess.PIPE, text=True,
+                            encoding="utf-8",
                             cwd=ROOT)
     return result.returncode, result.stdout.split("\n")[:-1]
 
@@ -147,7 +158,8 @@ def main():
             if not line.strip() and answer:
                 failures.append(f"to {target}: nothing became '{answer}'")
             if len(whole.get("ids", [])) > 3 * len(whole["source_ids"]) + 10:
-                failures.append(f"to {target}, {kind}: {len(whole['source_ids'])} tokens became {len(whole['ids'])}: {line!r}")
+                failures.append(f"to {target}, {kind}: {len(whole['source_ids'])} tokens became {len(whole['ids'])}: "
+                                f"{line!r}")
             long = len(answer.split()) > 3 * len(line.split()) + 10
             bad = repeats(answer) and not repeats(line)
             wordy[kind] = wordy.get(kind, 0) + long
@@ -156,7 +168,8 @@ def main():
                 through[kind] = through.get(kind, 0) + (what in answer)
             examples.setdefault(kind, []).append((bad + 2 * long, f"{language}-{target} {line!r}: {answer!r}"))
     lines_in_all = max(1, sum(count.values()))
-    rates = {"long-winded": 100 * sum(wordy.values()) / lines_in_all, "repeats": 100 * sum(looped.values()) / lines_in_all,
+    rates = {"long-winded": 100 * sum(wordy.values()) / lines_in_all,
+             "repeats": 100 * sum(looped.values()) / lines_in_all,
              **{kind: 100 * n / count[kind] for kind, n in through.items()}}
     if o.show:
         for kind in count:
@@ -164,10 +177,13 @@ def main():
                   (f", {through[kind]} came through" if kind in through else ""))
             for bad, text in sorted(examples[kind], key=lambda x: -x[0])[:6]:
                 print("   ", ("    ", "LOOP", "LONG", "BOTH")[bad], text[:300])
-    within = {kind: rate <= LIMITS[kind] if kind in ("long-winded", "repeats") else rate >= LIMITS[kind] for kind, rate in rates.items()}
+    within = {kind: rate <= LIMITS[kind] if kind in ("long-winded", "repeats") else rate >= LIMITS[kind]
+              for kind, rate in rates.items()}
     names = {"long-winded": "of the answers are long-winded", "repeats": "of the answers repeat themselves"}
-    checks = [(f"{sum(count.values())} noisy lines are answered in measure", not failures and count, "; ".join(failures[:5])),
-              *((f"{rate:.1f} % {names.get(kind, f'of the {kind} come through')}", within[kind], f"allowed is {LIMITS[kind]} %")
+    checks = [(f"{sum(count.values())} noisy lines are answered in measure", not failures and count,
+               "; ".join(failures[:5])),
+              *((f"{rate:.1f} % {names.get(kind, f'of the {kind} come through')}", within[kind],
+                 f"allowed is {LIMITS[kind]} %")
                 for kind, rate in rates.items())]
     for name, good, why in checks:
         print(f"ok {name}" if good else f"FAIL {name}: {why}")

@@ -1,8 +1,19 @@
-/* test_text.c - tools/text/ without a model: UTF-8, lines, ids as text, hostile tokenisers. */
+/* test_text.c - tools/text/ without a model.
+ *
+ *   1. UTF-8               validity, cuts, what is clean, floats as text
+ *   2. JSON                strings, numbers, layouts
+ *   3. Index               entries by the hash of their keys
+ *   4. Lines               a file descriptor cut into lines
+ *   5. Sentences           where they end; capitals
+ *   6. The queue           jobs leave in order
+ *   7. Hostile tokenisers  damaged models of SentencePiece
+ */
 #define _POSIX_C_SOURCE 200809L
 
+#include "tools/text/json.h"
 #include "tools/text/text.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -87,7 +98,112 @@ static void floats_read_back(void **state) {
     }
 }
 
-/* ==== 2. Lines ========================================================================================== */
+/* ==== 2. JSON =========================================================================================== */
+
+static void strings_are_escaped_as_far_as_they_must(void **state) {
+    (void)state;
+    static const char text[] = "a\"\\\b\f\n\r\t\x01\x7F<&'>\xC3\xA9\xE2\x80\xA7\xE2\x80\xA8\xE2\x80\xA9";
+    text_bytes out = { 0 };
+    json j = { .out = &out };
+    json_string(&j, NULL, text, sizeof text - 1);
+    assert_string_equal(out.data,
+                        "\"a\\\"\\\\\\b\\f\\n\\r\\t\\u0001\x7F<&'>\xC3\xA9\xE2\x80\xA7\xE2\x80\xA8\xE2\x80\xA9\"");
+    out.length = 0;
+    j = (json){ .out = &out, .script = 1 };
+    json_string(&j, NULL, text, sizeof text - 1);
+    assert_string_equal(out.data, "\"a\\u0022\\u005c\\u0008\\u000c\\u000a\\u000d\\u0009\\u0001\\u007f"
+                                  "\\u003c\\u0026\\u0027\\u003e\xC3\xA9\xE2\x80\xA7\\u2028\\u2029\"");
+    out.length = 0;
+    j = (json){ .out = &out };
+    json_clean(&j, NULL, "a\0\xFF\n", 4);
+    assert_string_equal(out.data, "\"a\xEF\xBF\xBD\xEF\xBF\xBD \"");
+    text_bytes_free(&out);
+}
+
+static void put_everything(json *j) {
+    static const int32_t ids[] = { 3, -1, INT32_MAX };
+    json_open(j, NULL, '{');
+    json_null(j, "null");
+    json_bool(j, "yes", 1);
+    json_whole(j, "whole", INT64_MIN);
+    json_open(j, "floats", '[');
+    json_float(j, NULL, 0.1f);
+    json_float(j, NULL, -INFINITY);
+    json_digits(j, NULL, 2.0 / 3, 3);
+    json_digits(j, NULL, NAN, 3);
+    json_fixed(j, NULL, 2, 1);
+    json_fixed(j, NULL, INFINITY, 1);
+    json_close(j, ']');
+    json_break(j);
+    json_ids(j, "ids", ids, 3);
+    json_ids(j, "none", NULL, 0);
+    json_open(j, "nothing", '{');
+    json_close(j, '}');
+    json_open(j, "list", '[');
+    json_open(j, NULL, '{');
+    json_text(j, "a", "b");
+    json_close(j, '}');
+    json_break(j);
+    json_open(j, NULL, '[');
+    json_close(j, ']');
+    json_close(j, ']');
+    json_close(j, '}');
+}
+
+static void values_stand_apart_in_both_layouts(void **state) {
+    (void)state;
+    text_bytes out = { 0 };
+    json j = { .out = &out };
+    put_everything(&j);
+    assert_string_equal(out.data, "{\"null\":null,\"yes\":true,\"whole\":-9223372036854775808,"
+                                  "\"floats\":[0.1,null,0.667,null,2.0,null],\n\"ids\":[3,-1,2147483647],\"none\":[],"
+                                  "\"nothing\":{},\"list\":[{\"a\":\"b\"},\n[]]}");
+    out.length = 0;
+    j = (json){ .out = &out, .pretty = 1 };
+    json_open(&j, NULL, '{');
+    json_whole(&j, "a", 1);
+    json_open(&j, "b", '[');
+    json_open(&j, NULL, '{');
+    json_bool(&j, "c", 0);
+    json_null(&j, "d");
+    json_close(&j, '}');
+    json_whole(&j, NULL, 2);
+    json_close(&j, ']');
+    json_open(&j, "e", '{');
+    json_close(&j, '}');
+    json_close(&j, '}'); /* as cJSON_Print has it */
+    assert_string_equal(out.data,
+                        "{\n\t\"a\":\t1,\n\t\"b\":\t[{\n\t\t\t\"c\":\tfalse,\n\t\t\t\"d\":\tnull\n\t\t}, 2],\n"
+                        "\t\"e\":\t{\n\t}\n}");
+    text_bytes_free(&out);
+}
+
+/* ==== 3. Index ========================================================================================== */
+
+static void entries_are_found_by_their_hash(void **state) {
+    enum { ENTRIES = 5000, HASHES = 1700 }; /* about three entries share a hash */
+    (void)state;
+    text_index index = { 0 };
+    size_t at = 0;
+    assert_int_equal(text_index_next(&index, 0, &at), TEXT_NONE);
+    for (size_t i = 0; i < ENTRIES; i++) assert_true(text_index_add(&index, (uint32_t)(i % HASHES) * 0x9E3779B9u, i));
+    assert_int_equal(index.count, ENTRIES);
+    assert_true(index.size >= 2 * ENTRIES);
+    for (uint32_t hash = 0; hash < HASHES; hash++) {
+        size_t found = 0, sum = 0, wanted = 0, n = 0;
+        uint32_t entry;
+        for (at = 0; (entry = text_index_next(&index, hash * 0x9E3779B9u, &at)) != TEXT_NONE; found++) sum += entry;
+        for (size_t i = hash; i < ENTRIES; i += HASHES) wanted += i, n++;
+        assert_int_equal(found, n);
+        assert_int_equal(sum, wanted);
+    }
+    assert_false(text_index_add(&index, 1, TEXT_NONE));
+    text_index_free(&index);
+    assert_int_not_equal(text_hash("ab", 2), text_hash("ba", 2));
+    assert_int_equal(text_hash("ab", 2), text_hash("abc", 2));
+}
+
+/* ==== 4. Lines ========================================================================================== */
 
 /* What the reader makes of `data`, as "line|line|" with "!" before a line that was too long. `step`: bytes that are
  * written to the pipe between two readings. */
@@ -173,7 +289,7 @@ static void an_endless_line_needs_little_memory(void **state) {
     text_bytes_free(&out);
 }
 
-/* ==== 3. Sentences ====================================================================================== */
+/* ==== 5. Sentences ====================================================================================== */
 
 static void sentences_end_where_readers_see_it(void **state) {
     static const char *const texts[] = {
@@ -260,7 +376,7 @@ static void capitals_come_and_go(void **state) {
     assert_memory_equal(line, "STRASSE \xC5\xB8", 10);
 }
 
-/* ==== 4. The queue ====================================================================================== */
+/* ==== 6. The queue ====================================================================================== */
 
 static void jobs_leave_in_order_whatever_finishes_first(void **state) {
     (void)state;
@@ -289,7 +405,7 @@ static void jobs_leave_in_order_whatever_finishes_first(void **state) {
     text_queue_free(&queue);
 }
 
-/* ==== 5. Hostile tokenisers ============================================================================= */
+/* ==== 7. Hostile tokenisers ============================================================================= */
 
 static void refused(const void *bytes, size_t size, const char *why) {
     char error[200] = "";
@@ -350,6 +466,9 @@ int main(void) {
         cmocka_unit_test(cuts_fall_between_characters),
         cmocka_unit_test(cleaned_text_holds_no_controls),
         cmocka_unit_test(floats_read_back),
+        cmocka_unit_test(strings_are_escaped_as_far_as_they_must),
+        cmocka_unit_test(values_stand_apart_in_both_layouts),
+        cmocka_unit_test(entries_are_found_by_their_hash),
         cmocka_unit_test(lines_survive_any_cutting),
         cmocka_unit_test(long_lines_are_kept_to_the_limit),
         cmocka_unit_test(an_endless_line_needs_little_memory),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/dictionaries.py: what it reads in the formats of Ding and dictd, what it puts around German nouns, which rows it leaves
-out, and sentences whose nouns change alike in both languages.
+"""tools/train/dictionaries.py: what it reads in the formats of Ding and dictd, what it puts around German nouns, which
+rows it leaves out, and sentences whose nouns change alike in both languages.
 
 Usage: tests/python tests/train/test_dictionaries.py
 
@@ -32,8 +32,10 @@ Band {m} :: volume
 a\u200bb :: not plain
 was ... auch :: whatever
 """
-FRENCH = {"00-database-short": "German-French", "Licht": "Licht /lɪçt/ <n, neut>\n1. lumière, éclairage\n   Wellen\n2. feu",
-          "Paris": "Paris /paˈʁiːs/ <pn>\nParis", "Auge": "Auge <n, neut>\nœil", "leer": "leer", "nichts": "", "Bahnhof": "Bahnhof\ngare <n, fem>"}
+FRENCH = {"00-database-short": "German-French",
+          "Licht": "Licht /lɪçt/ <n, neut>\n1. lumière, éclairage\n   Wellen\n2. feu",
+          "Paris": "Paris /paˈʁiːs/ <pn>\nParis", "Auge": "Auge <n, neut>\nœil", "leer": "leer", "nichts": "",
+          "Bahnhof": "Bahnhof\ngare <n, fem>"}
 GENDERS = {"gare": "gare <n, fem>\nBahnhof <n, masc>", "lumière": "lumière, clarté /y/ <n, fem>\nLicht"}
 SPANISH = {"Licht": "Licht\nluz", "finden": "finden\nencontrar 2"}
 
@@ -63,9 +65,11 @@ def installed(root, name=None, dictionary=()):
 
 def corpus():
     """Enough of all the words."""
-    english = "station stop halt light eye eyes black found to find something help somebody student ribbon volume stations ribbons"
+    english = ("station stop halt light eye eyes black found to find something help somebody student ribbon volume "
+               "stations ribbons")
     return {"tatoeba.en-de": {"en": ["The light of my eye is a light thing.", "An eye sees."] + [english] * 12,
-                              "de": ["Das Licht in meinem Auge ist ein leichtes Ding.", "Ein Auge sieht."] + ["Bahnhof Auge"] * 12},
+                              "de": ["Das Licht in meinem Auge ist ein leichtes Ding.", "Ein Auge sieht."]
+                              + ["Bahnhof Auge"] * 12},
             "tatoeba.en-fr": {"en": ["The station is here."], "fr": ["La gare est ici."]},
             "apps": {"fr": ["lumière éclairage œil gare"] * 12, "es": ["luz"] * 12}}
 
@@ -76,11 +80,14 @@ def entries_are_read_as_ding_writes_them():
         installed(root)
         entries = list(dictionaries.ding_entries(os.path.join(root, dictionaries.DING)))
     assert entries == [
-        ("Bahnhof", "station", "m", True), ("Station", "station", "f", True), ("Bahnhof", "stop", "m", True), ("Bahnhof", "halt", "m", True),
-        ("Bahnhöfe", "stations", "pl", True), ("Licht", "light", "n", False), ("Auge", "eye", "n", True), ("Augen", "eyes", "pl", True),
+        ("Bahnhof", "station", "m", True), ("Station", "station", "f", True), ("Bahnhof", "stop", "m", True),
+        ("Bahnhof", "halt", "m", True),
+        ("Bahnhöfe", "stations", "pl", True), ("Licht", "light", "n", False), ("Auge", "eye", "n", True),
+        ("Augen", "eyes", "pl", True),
         ("ein blaues Auge", "black eye", None, True), ("etwas finden", "to find something", None, False),
         ("gefunden", "found", None, False), ("jemandem helfen", "to help somebody", None, False),
-        ("beistehen", "to help somebody", None, False), ("Student", "student", "m", False), ("Band", "ribbon", "n", True),
+        ("beistehen", "to help somebody", None, False), ("Student", "student", "m", False),
+        ("Band", "ribbon", "n", True),
         ("Bänder", "ribbons", "pl", True), ("Band", "volume", "m", False)], entries
 
 
@@ -92,7 +99,8 @@ def articles_are_read_as_dictd_does():
         rows = list(dictionaries.dictd_rows(os.path.join(root, "usr/share/dictd/freedict-deu-fra.index")))
         installed(root, "fra-deu", GENDERS)
         french = list(dictionaries.dictd_rows(os.path.join(root, "usr/share/dictd/freedict-fra-deu.index")))
-    assert rows[:4] == [({"de": "Licht", "fr": "lumière"}, None), ({"de": "Licht", "fr": "éclairage"}, None), ({"de": "Auge", "fr": "œil"}, None),
+    assert rows[:4] == [({"de": "Licht", "fr": "lumière"}, None), ({"de": "Licht", "fr": "éclairage"}, None),
+                        ({"de": "Auge", "fr": "œil"}, None),
                         ({"de": "Bahnhof", "fr": "gare"}, None)], rows[:4]
     assert rows[4:] == [(dict(zip(("de", "fr"), article.split("\n"))), None) for article in long.values()]
     assert french == [({"fr": "gare", "de": "Bahnhof"}, "f"), ({"fr": "lumière", "de": "Licht"}, "f")], french
@@ -103,10 +111,13 @@ def words_are_bridged_that_lead_to_each_other():
     count = dictionaries.Counter({"light": 50, "lumière": 50})
     english = dictionaries.likely({"Licht": {"light", "luminary"}, "leicht": {"light", "easily"}, "Auge": {"eye"},
                                    "Band": {"ribbon", "volume"}}, count)
-    french = dictionaries.likely({"Licht": {"lumière"}, "leicht": {"facile", "facilement"}, "Auge": {"œil"}, "Band": {"ruban"}}, count)
-    assert english["Licht"]["light"] > 0.9 and abs(sum(english["Licht"].values()) - 1) < 1e-9 and english["Auge"] == {"eye": 1}
+    french = dictionaries.likely({"Licht": {"lumière"}, "leicht": {"facile", "facilement"}, "Auge": {"œil"},
+                                  "Band": {"ruban"}}, count)
+    assert (english["Licht"]["light"] > 0.9 and abs(sum(english["Licht"].values()) - 1) < 1e-9
+            and english["Auge"] == {"eye": 1})
     pairs = dictionaries.bridged(english, french, "ment")
-    # light is lumière more than facile; ribbon and volume lead to ruban alike, and the first has it; the others are too unlikely
+    # light is lumière more than facile; ribbon and volume lead to ruban alike, and the first has it; the others are too
+    # unlikely
     assert pairs == [("eye", "œil"), ("light", "lumière"), ("ribbon", "ruban")], pairs
     assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facile": 1}}, "ment") == []  # an adverb and none
     assert dictionaries.bridged({"x": {"easily": 1}}, {"x": {"facilement": 1}}, "ment") == [("easily", "facilement")]
@@ -115,28 +126,34 @@ def words_are_bridged_that_lead_to_each_other():
 
 @test
 def french_and_spanish_nouns_have_regular_plurals():
-    genders = {"gare": {"f"}, "roi": {"m"}, "livre": {"m", "f"}, "œil": {"m"}, "nez": {"m"}, "clair": {"m"}, "Paris": {"m"},
+    genders = {"gare": {"f"}, "roi": {"m"}, "livre": {"m", "f"}, "œil": {"m"}, "nez": {"m"}, "clair": {"m"},
+               "Paris": {"m"},
                "luz": {"f"}, "color": {"m"}, "mesa": {"f"}}
-    pairs = [("station", "gare"), ("king", "roi"), ("book", "livre"), ("eye", "œil"), ("noses", "nez"), ("light", "clair"), ("to clear", "roi"),
+    pairs = [("station", "gare"), ("king", "roi"), ("book", "livre"), ("eye", "œil"), ("noses", "nez"),
+             ("light", "clair"), ("to clear", "roi"),
              ("church", "gare"), ("big station", "grande gare"), ("paris", "Paris"), ("Roy", "roi")]
     assert list(dictionaries.romance_nouns(pairs, genders, {"light"}, "fr")) == [
-        ("gare", "station", "f"), ("gares", "stations", "fpl"), ("roi", "king", "m"), ("rois", "kings", "mpl"), ("œil", "eye", None),
+        ("gare", "station", "f"), ("gares", "stations", "fpl"), ("roi", "king", "m"), ("rois", "kings", "mpl"),
+        ("œil", "eye", None),
         ("gare", "church", "f"), ("gares", "churches", "fpl")]
     pairs = [("light", "luz"), ("colour", "color"), ("table", "mesa")]
     assert list(dictionaries.romance_nouns(pairs, genders, set(), "es")) == [
-        ("luz", "light", "f"), ("color", "colour", "m"), ("colores", "colours", "mpl"), ("mesa", "table", "f"), ("mesas", "tables", "fpl")]
+        ("luz", "light", "f"), ("color", "colour", "m"), ("colores", "colours", "mpl"), ("mesa", "table", "f"),
+        ("mesas", "tables", "fpl")]
 
 
 @test
 def articles_agree_with_the_noun():
     r, seen = random.Random(1), set()
-    for german, english, gender, countable in (("Auge", "eye", "n", True), ("Licht", "light", "n", False), ("Bahnhof", "station", "m", True),
+    for german, english, gender, countable in (("Auge", "eye", "n", True), ("Licht", "light", "n", False),
+                                               ("Bahnhof", "station", "m", True),
                                                ("Augen", "eyes", "pl", True)):
         for _ in range(300):
             a, b = dictionaries.in_use(r, german, english, gender, countable)
             assert a.endswith(german) and b.endswith(english) and (a == german) == (b == english)
             seen.add((a, b))
-    assert {("ein Auge", "an eye"), ("Auge", "eye"), ("der Bahnhof", "the station"), ("ein Bahnhof", "a station"), ("viele Augen", "many eyes"),
+    assert {("ein Auge", "an eye"), ("Auge", "eye"), ("der Bahnhof", "the station"), ("ein Bahnhof", "a station"),
+            ("viele Augen", "many eyes"),
             ("für ein Auge", "for an eye"), ("im Licht", "in the light")} <= seen
     assert not {("ein Licht", "a light"), ("die Auge", "the eye"), ("im Bahnhof", "in the station")} & seen
     assert dictionaries.in_use(r, "Mond", "the moon", "m", False) == ("Mond", "the moon")
@@ -151,21 +168,27 @@ def rows_are_distinct_and_of_common_words_and_not_for_testing():
         installed(root, "deu-ita", {"Licht": "Licht\nluce"})  # no language of the corpus
         installed(root, "fra-deu", GENDERS)
         said = []
-        made, again, other = (dictionaries.dictionary_tables(corpus(), {"to find something", "luz"}, 50, seed, root, said.append)
+        made, again, other = (dictionaries.dictionary_tables(corpus(), {"to find something", "luz"}, 50, seed, root,
+                                                             said.append)
                               for seed in (3, 3, 4))
     assert made == again and made["nouns"] != other["nouns"] and list(made) == ["dictionaries", "bridged", "nouns"]
-    rows = {name: [{language: cells[at] for language, cells in table.items() if cells[at]} for at in range(len(table["en"]))]
+    rows = {name: [{language: cells[at] for language, cells in table.items() if cells[at]}
+                   for at in range(len(table["en"]))]
             for name, table in made.items()}
     assert said[:2] == ["dictionaries: 17 entries of trans-de-en, 8 of 3 other dictionaries",
-                        f"dictionaries: {len(rows['dictionaries'])} rows of dictionaries, 3 rows of bridged, 75 rows of nouns"], said
+                        f"dictionaries: {len(rows['dictionaries'])} rows of dictionaries, 3 rows of bridged, 75 rows "
+                        f"of nouns"], said
     for name, table in made.items():
         assert sorted(table) == ["de", "en", "es", "fr"] and len({len(x) for x in table.values()}) == 1
         assert all(len(row) == 2 for row in rows[name])
         assert name == "nouns" or len({tuple(row.items()) for row in rows[name]}) == len(rows[name])
-    assert {"de": "Auge", "fr": "œil"} in rows["dictionaries"] and {"de": "gefunden", "en": "found"} in rows["dictionaries"]
-    assert rows["bridged"] == [{"en": "eye", "fr": "œil"}, {"en": "light", "fr": "lumière"}, {"en": "station", "fr": "gare"}], rows["bridged"]
+    assert ({"de": "Auge", "fr": "œil"} in rows["dictionaries"]
+            and {"de": "gefunden", "en": "found"} in rows["dictionaries"])
+    assert rows["bridged"] == [{"en": "eye", "fr": "œil"}, {"en": "light", "fr": "lumière"},
+                               {"en": "station", "fr": "gare"}], rows["bridged"]
     words = {cell for x in rows.values() for row in x for cell in row.values()}
-    assert not words & {"luz", "to find something", "encontrar"}, words  # for testing; `encontrar` and `finden` are not common
+    # for testing; `encontrar` and `finden` are not common
+    assert not words & {"luz", "to find something", "encontrar"}, words
     assert {row["fr"] for row in rows["nouns"] if "fr" in row} == {"La gare est ici.", "La lumière est ici."}
 
 
@@ -174,7 +197,8 @@ def a_corpus_may_lack_languages():
     with tempfile.TemporaryDirectory() as root:
         installed(root)
         installed(root, "deu-fra", FRENCH)
-        made = dictionaries.dictionary_tables({"tatoeba.en-fr": {"en": ["light station"] * 12, "fr": ["lumière gare"] * 12}}, set(), 10, 1, root, len)
+        made = dictionaries.dictionary_tables({"tatoeba.en-fr": {"en": ["light station"] * 12,
+                                                                 "fr": ["lumière gare"] * 12}}, set(), 10, 1, root, len)
     assert list(made) == ["dictionaries", "bridged"] and made["bridged"]["en"] == ["light", "station"], made["bridged"]
 
 
@@ -186,14 +210,16 @@ def nouns_change_alike_in_both_languages():
     count = dictionaries.occurrences(corpus())
     nouns = dictionaries.Nouns(dictionaries.german_nouns(entries), count["de"], count["en"], {"halt"})
     assert "Student" not in nouns.meanings and "Band" not in nouns.meanings  # weak; of two genders
-    assert nouns.meanings["Bahnhof"] == ("m", ["station", "stop", "halt"]) and nouns.meanings["Augen"] == ("pln", ["eyes"])
+    assert (nouns.meanings["Bahnhof"] == ("m", ["station", "stop", "halt"])
+            and nouns.meanings["Augen"] == ("pln", ["eyes"]))
     assert nouns.attested == {"n": [("Auge", "eye"), ("Licht", "light")], "m": [("Bahnhof", "station")]}, nouns.attested
     german, english = "Das Licht sieht ein Auge.", "A light sees an eye, not the eye-light."
     places = nouns.places(german, english)
     assert places == [("n", "Licht", "light"), ("n", "Auge", "eye")], places
     assert nouns.places("Ein Licht und noch ein Licht", "a light") == [] == nouns.places("Ein Licht", "light, light")
     assert nouns.places("Der Bahnhof", "the stop or station") == []  # which?
-    assert nouns.places("Der Bahnhof", "the station") and nouns.places("Der Bahnhof", "we halt") == []  # no noun, perhaps
+    # no noun, perhaps
+    assert nouns.places("Der Bahnhof", "the station") and nouns.places("Der Bahnhof", "we halt") == []
     r = random.Random(2)
     seen = {nouns.replaced(r, german, english, [place]) for place in places for _ in range(50)}
     assert seen == {(german, english), ("Das Auge sieht ein Auge.", "An eye sees an eye, not the eye-light."),
@@ -205,7 +231,8 @@ def without_dictionaries_there_is_nothing():
     said = []
     with tempfile.TemporaryDirectory() as root:
         assert dictionaries.dictionary_tables(corpus(), set(), 10, 1, root, said.append) == {}
-    assert said == ["dictionaries: 0 entries of trans-de-en, 0 of 0 other dictionaries; tools/install-deps --train installs what is missing"], said
+    assert said == ["dictionaries: 0 entries of trans-de-en, 0 of 0 other dictionaries; tools/install-deps --train "
+                    "installs what is missing"], said
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""tools/train/phrases.py: the alignment finds the dictionary of a made-up language in which words change places, phrases are cut so that
-no word inside is linked to one outside, and the same seed gives the same table.
+"""tools/train/phrases.py: the alignment finds the dictionary of a made-up language in which words change places,
+phrases are cut so that no word inside is linked to one outside, and the same seed gives the same table.
 
 Usage: tests/python tests/train/test_phrases.py
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Without NumPy, which is no dependency of the
-tests, it skips what needs it.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. Without NumPy, which is no dependency
+of the tests, it skips what needs it.
 """
 import ast
 import os

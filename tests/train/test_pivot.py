@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/pivot.py: what it keeps of the translations of a program that stands in for Apertium, and that nothing is translated into
-what a program wrote.
+"""tools/train/pivot.py: what it keeps of the translations of a program that stands in for Apertium, and that nothing is
+translated into what a program wrote.
 
 Usage: tests/python tests/train/test_pivot.py
 
@@ -22,7 +22,8 @@ except ImportError:
 
 test = Suite()
 data_test = test.needs(data, "NumPy and SentencePiece")
-WORDS = {"Le": "El", "chat": "gato", "de": "de", "dort": "duerme", "dans": "en", "la": "la", "grande": "gran", "maison": "casa",
+WORDS = {"Le": "El", "chat": "gato", "de": "de", "dort": "duerme", "dans": "en", "la": "la", "grande": "gran",
+         "maison": "casa",
          "Tom": "*Tom", "vert": "*vert", "vieux": " viejo ", "bas": "bajo"}
 FRENCH = "Le chat de Tom dort dans la grande maison."
 
@@ -34,7 +35,8 @@ def apertium(folder, more=""):
         file.write("import re, sys\nsys.stdin.reconfigure(encoding='utf-8'), sys.stdout.reconfigure(encoding='utf-8')\n"
                    f"print(re.sub(r'\\w+', lambda m: {WORDS!r}.get(m[0], m[0]), sys.stdin.read()), end='')\n")
     with open(path, "w", encoding="utf-8") as file:
-        file.write("#!/bin/sh\nif [ \"$1\" = -l ]; then echo '  es-fr'; echo '  fr-es'; exit; fi\n[ \"$1\" = fr-es ] || exit 1\n"
+        file.write("#!/bin/sh\nif [ \"$1\" = -l ]; then echo '  es-fr'; echo '  fr-es'; exit; fi\n[ \"$1\" = fr-es ] "
+                   "|| exit 1\n"
                    f"'{sys.executable}' '{words}'{more}\n")
     os.chmod(path, 0o755)
     return path
@@ -42,7 +44,8 @@ def apertium(folder, more=""):
 
 def made(sentences, likely=1.0, more="", spanish=()):
     """The rows of the table of French sentences, as {English: (French, Spanish)}."""
-    tables = {pivot.SOURCES[0]: {"en": [f"English {i}" if x else "" for i, x in enumerate(sentences)], "fr": list(sentences)},
+    tables = {pivot.SOURCES[0]: {"en": [f"English {i}" if x else "" for i, x in enumerate(sentences)],
+                                 "fr": list(sentences)},
               "books": {"es": list(spanish)}}
     before, pivot.LIKELY = pivot.LIKELY, likely
     try:
@@ -55,9 +58,11 @@ def made(sentences, likely=1.0, more="", spanish=()):
 
 @test
 def rows_are_tidied_and_belong_together():
-    found = made([FRENCH, FRENCH.replace("chat", "vieux chat"), "le" + FRENCH[2:], "", "Le chat dort.", "x" * 250 + " dort.", FRENCH[:-1]])
+    found = made([FRENCH, FRENCH.replace("chat", "vieux chat"), "le" + FRENCH[2:], "", "Le chat dort.",
+                  "x" * 250 + " dort.", FRENCH[:-1]])
     assert found == {"English 0": [FRENCH, "El gato de Tom duerme en la gran casa."],
-                     "English 1": [FRENCH.replace("chat", "vieux chat"), "El viejo gato de Tom duerme en la gran casa."],
+                     "English 1": [FRENCH.replace("chat", "vieux chat"),
+                                   "El viejo gato de Tom duerme en la gran casa."],
                      "English 2": ["le" + FRENCH[2:], "le gato de Tom duerme en la gran casa."]}, found
 
 
@@ -93,7 +98,8 @@ def nothing_is_translated_into_what_a_program_wrote():
         def targets(name):
             pairs = data.Source(name, arrays, english, 60, 2.5, 1).pairs
             return {(data.LANGUAGES[a], data.LANGUAGES[b]) for _, a, b in pairs}
-        wanted = {(a, b) for a in ("en", "fr", "es") for b in ("en", "fr", "es") if a != b and ("en" in (a, b)) == english}
+        wanted = {(a, b) for a in ("en", "fr", "es") for b in ("en", "fr", "es") if a != b
+                  and ("en" in (a, b)) == english}
         assert targets("books") == wanted
         assert targets("pivot") == {pair for pair in wanted if pair[1] != "es"}, targets("pivot")
 

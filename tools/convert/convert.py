@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checkpoint -> model file. Checkpoints of the trainer are described here, those of other programs (--from) in gnmt.py.
 
-A checkpoint of the trainer, "moe-checkpoint-1", is what `torch.save` makes of {"format", "config", "weights"}. The config is
-plain values:
+A checkpoint of the trainer, "moe-checkpoint-1", is what `torch.save` makes of {"format", "config", "weights"}. The
+config is plain values:
 
     arch "gnmt-moe" | vocab_size | d_model | embed_scale | shared_embedding | pad unk bos eos (optional but bos, eos)
     languages {code: tag} | never_generated [ids] | gate_order "i f g o"
@@ -12,28 +12,31 @@ plain values:
         forget_bias (0), merge ("concat" | "sum"), input ("embedding, context": the first decoder layer's way to say
         context "previous"), context ("none" | "previous" | "current")
       type "moe": experts, k, hidden, gate ("softmax" | "topk" | "noisy top-k" | "threshold" | "batchwise/threshold"),
-        empty ("top1" | "zero"), activation "relu", output ("sigmoid" | "none"), scale (1), residual; two levels: groups, and
-        parent_gate, parent_k, parent_empty where they differ; gate_hidden (units of an MLP gate), gate_relu (rectified
-        logits), gate_bias (every gate's maps have biases); expert ("mlp" | "linear": then activation "none" too),
-        expert_bias (of linear experts)
-    attention: type ("additive" | "product"), size, query ("state" | "output", see below), layer (0), start ("query" | "zero"),
-      bias (False)
+        empty ("top1" | "zero"), activation "relu", output ("sigmoid" | "none"), scale (1), residual; two levels:
+        groups, and parent_gate, parent_k, parent_empty where they differ; gate_hidden (units of an MLP gate),
+        gate_relu (rectified logits), gate_bias (every gate's maps have biases); expert ("mlp" | "linear": then
+        activation "none" too), expert_bias (of linear experts)
+    attention: type ("additive" | "product"), size, query ("state" | "output", see below), layer (0),
+      start ("query" | "zero"), bias (False)
 
     arch "moe-lm": the same without languages, shared_embedding, encoder and attention
     arch "deep-moe": inputs | classes | class_names | output_bias | network: a list of layers of type "moe"
 
-Any other top-level value is information about training and is kept as `training.NAME`; an unknown key in a layer is refused.
-The whole config is kept as `training.config` (JSON), so that --back makes a checkpoint of a model file and training can go on.
-Weights are named as in the model file but for: gate.weight, gate.noise, parent.weight, parent.noise [d, n], gate.hidden.weight
-[d, units], experts.w_up [n, d, h], experts.w_down [n, h, d] (all [in, out]). A "noisy top-k" gate has gate.noise, which goes
-into the file: noise (eq 4) is for training, but can be asked for at inference.
+Any other top-level value is information about training and is kept as `training.NAME`; an unknown key in a layer is
+refused. The whole config is kept as `training.config` (JSON), so that --back makes a checkpoint of a model file and
+training can go on. Weights are named as in the model file but for: gate.weight, gate.noise, parent.weight, parent.noise
+[d, n], gate.hidden.weight [d, units], experts.w_up [n, d, h], experts.w_down [n, h, d] (all [in, out]). A "noisy top-k"
+gate has gate.noise, which goes into the file: noise (eq 4) is for training, but can be asked for at inference.
 
-The query that checkpoints of the first kind call "output of decoder.0 at the previous step" is the recurrent state, before
-the residual: teacher-forced loss on 720 Tatoeba dev pairs 1.794 nats; with the residual added it would be 1.920.
+The query that checkpoints of the first kind call "output of decoder.0 at the previous step" is the recurrent state,
+before the residual: teacher-forced loss on 720 Tatoeba dev pairs 1.794 nats; with the residual added it would be 1.920.
 """
 import argparse
+import collections
+import concurrent.futures
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -50,7 +53,8 @@ QUERY = {"state": "state", "output": "output", "output of decoder.0 at the previ
 GATE = {"softmax": "softmax", "topk": "topk", "noisy top-k": "topk", "threshold": "threshold",
         "batchwise/threshold": "threshold"}
 LSTM = {"type", "hidden", "proj", "residual", "forget_bias", "merge", "input", "context"}
-MOE = {"type", "experts", "k", "hidden", "gate", "empty", "activation", "output", "scale", "residual", "groups", "parent_gate",
+MOE = {"type", "experts", "k", "hidden", "gate", "empty", "activation", "output", "scale", "residual", "groups",
+       "parent_gate",
        "parent_k", "parent_empty", "gate_hidden", "gate_relu", "gate_bias", "expert", "expert_bias"}
 ATTENTION = {"type", "size", "query", "layer", "start", "bias"}
 KNOWN = {"arch", "vocab_size", "d_model", "embed_scale", "shared_embedding", "pad", "unk", "bos", "eos", "languages",
@@ -60,7 +64,7 @@ SIDES = {"gnmt-moe": ("encoder", "decoder"), "moe-lm": ("decoder",), "deep-moe":
 TRANSPOSED = tuple(f".{x}.{y}" for x in ("gate", "parent") for y in ("weight", "noise")) + (".gate.hidden.weight",)
 
 
-# ---- Configuration -> metadata -----------------------------------------------------------------------------------------
+# ---- Configuration -> metadata ---------------------------------------------------------------------------------------
 
 def known(name, given, keys):
     for key in given:
@@ -89,7 +93,8 @@ def layer_meta(name, layer):
             meta.update({"groups": layer["groups"], "parent.gate": above,
                          "parent.k": 0 if above == "softmax" else layer.get("parent_k", meta["k"]),
                          "parent.empty": layer.get("parent_empty", meta["empty"])})
-        for key, value in (("gate.hidden", layer.get("gate_hidden", 0)), ("gate.relu", int(layer.get("gate_relu", False)))):
+        for key, value in (("gate.hidden", layer.get("gate_hidden", 0)),
+                           ("gate.relu", int(layer.get("gate_relu", False)))):
             if value:
                 meta[key] = value
         return {**meta, "expert": layer["expert"]} if "expert" in layer else meta
@@ -130,7 +135,8 @@ def config_meta(config):
 
 def classifier_meta(config):
     names = config.get("class_names", [])
-    return {"vocab.size": config["classes"], "model.width": config["inputs"], **({"classes.names": names} if names else {})}
+    return {"vocab.size": config["classes"], "model.width": config["inputs"],
+            **({"classes.names": names} if names else {})}
 
 
 def token_meta(config):
@@ -160,11 +166,12 @@ def attention_meta(config):
             "decode.max_len_offset": 10, "limit.source": 512, "limit.target": 512}
 
 
-# ---- Weights -----------------------------------------------------------------------------------------------------------
+# ---- Weights ---------------------------------------------------------------------------------------------------------
 
 def optional_tensors(config):
     """Names of the tensors that a config asks for and another could do without."""
-    names = {name for name, key in (("output.weight", "output_weight"), ("output.bias", "output_bias")) if config.get(key)}
+    names = {name for name, key in (("output.weight", "output_weight"), ("output.bias", "output_bias"))
+             if config.get(key)}
     for side in SIDES[config["arch"]]:
         for i, layer in enumerate(config[side]):
             gates = [".gate"] + [".parent"] * bool(layer.get("groups"))
@@ -259,7 +266,7 @@ def back(args):
     return out
 
 
-# ---- Writing -----------------------------------------------------------------------------------------------------------
+# ---- Writing ---------------------------------------------------------------------------------------------------------
 
 def general(name, description, licence, attribution):
     return {"general.architecture": "gnmt-moe", "general.name": name, "general.description": description,
@@ -267,7 +274,8 @@ def general(name, description, licence, attribution):
 
 
 def parse_meta(meta, setting):
-    """KEY=VALUE as (key, value): of the kind that the key has in `meta`, else the first of INT, REAL, TEXT that fits."""
+    """KEY=VALUE as (key, value): of the kind that the key has in `meta`, else the first of INT, REAL, TEXT that
+    fits."""
     key, equals, text = setting.partition("=")
     if not equals or not moefile.KEY.match(key):
         raise FormatError(f"--meta {setting}: expected KEY=VALUE")
@@ -324,11 +332,20 @@ def convert(args):
 
 
 def expert_pieces(up, down, kind):
-    """The slabs of experts given as lists of Rows, one after the other."""
+    """The slabs of experts given as lists of Rows, one after the other; several are at work at once."""
     start, stride = moefile.slab_layout(kind, *up[0].shape)
-    for e in range(len(up)):
+    workers, waiting = min(4, os.cpu_count() or 1), collections.deque()
+
+    def slab(e):
         first, second = moefile.encode_blob(up[e].array(), kind), moefile.encode_blob(down[e].array(), kind)
-        yield first + bytes(start - len(first)) + second + bytes(stride - start - len(second))
+        return first + bytes(start - len(first)) + second + bytes(stride - start - len(second))
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        for e in range(len(up)):
+            waiting.append(pool.submit(slab, e))
+            if len(waiting) > workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def progress_line(began):
@@ -365,14 +382,16 @@ def convert_hf(args, meta):
         else:
             kind = moefile.F32 if f32 else kinds[args.type]
             n, k = dims if len(dims) == 2 else (*dims, None)
-            pieces = (lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n, k)) if k else (
+            pieces = (lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n,
+                                                                                   k)) if k else (
                 lambda rows=rows: map(moefile.encode_vector, rows.blocks()))
         tensors[name] = kind, layout, dims, named(name, pieces)
     if found.tensors:
         raise FormatError(f"tensor {next(iter(found.tensors))} has no place in the model file")
     journal = None
     if args.resume:
-        about = repr((sorted(meta.items(), key=lambda x: x[0]), [(n, t[:3]) for n, t in tensors.items()], hf.identity(args.input)))
+        about = repr((sorted(meta.items(), key=lambda x: x[0]), [(n, t[:3]) for n, t in tensors.items()],
+                      hf.identity(args.input)))
         journal = moefile.Journal(args.output, about.encode())
     moefile.write_pieces(args.output, meta, tensors, journal, progress_line(began))
     return tensors
@@ -430,25 +449,32 @@ def add_golden(args):
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description="Converts a checkpoint into a model file; or, with --golden, copies a model file and puts golden "
-                    "sentences into it; or, with --back, makes a checkpoint of a model file. Nothing is written unless all "
-                    "is well.",
+                    "sentences into it; or, with --back, makes a checkpoint of a model file. Nothing is written unless "
+                    "all is well.",
         epilog="Exit status: 0 done, 1 refused (one line on standard error says why), 2 wrong arguments.")
-    parser.add_argument("input", metavar="CHECKPOINT", help="checkpoint to convert; with --golden or --back: model file")
+    parser.add_argument("input", metavar="CHECKPOINT",
+                        help="checkpoint to convert; with --golden or --back: model file")
     parser.add_argument("-o", dest="output", metavar="OUT", required=True, help="file to write")
-    parser.add_argument("--back", action="store_true", help="write a checkpoint (train.py --init takes it), and the vocabulary to "
+    parser.add_argument("--back", action="store_true",
+                        help="write a checkpoint (train.py --init takes it), and the vocabulary to "
                         "the file that --spm names")
     group = parser.add_argument_group("converting")
     group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf"], default="moe",
-                       help="who wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT, tensorflow/nmt "
-                            "or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as translate.ckpt-340000), or Hugging Face "
-                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model) (default: moe)")
-    group.add_argument("--preset", choices=list(gnmt.PRESETS), help="decode defaults to write into the file (default: those "
+                       help="who wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT, "
+                            "tensorflow/nmt "
+                            "or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as translate.ckpt-340000), or Hugging "
+                            "Face "
+                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model) (default: "
+                            "moe)")
+    group.add_argument("--preset", choices=list(gnmt.PRESETS),
+                       help="decode defaults to write into the file (default: those "
                        "of the program that wrote the checkpoint)")
     group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only)")
     group.add_argument("--type", choices=list(moefile.TYPES), default="f32",
                        help="number format of matrices and experts; gates and vectors stay f32 (default: f32)")
     group.add_argument("--experts", choices=list(moefile.TYPES), help="number format of experts, if another (hf)")
-    group.add_argument("--resume", action="store_true", help="hf: what is finished when the program is stopped stays beside OUT, and the "
+    group.add_argument("--resume", action="store_true",
+                       help="hf: what is finished when the program is stopped stays beside OUT, and the "
                        "same command goes on from there")
     group.add_argument("--name", metavar="TEXT", help="general.name (default: the checkpoint's file name)")
     group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")
@@ -462,11 +488,13 @@ def parse_arguments():
     group.add_argument("--languages", metavar="CODE", nargs=2, help="source and target language, for Moses")
     group.add_argument("--tf-architecture", choices=["gnmt_v2", "gnmt"], default="gnmt_v2",
                        help="upper layers read the current step's context, or the previous one's (default: gnmt_v2)")
-    group.add_argument("--tf-forget-bias", metavar="X", type=float, default=1.0, help="added to the forget gates (default: 1)")
+    group.add_argument("--tf-forget-bias", metavar="X", type=float, default=1.0,
+                       help="added to the forget gates (default: 1)")
     group.add_argument("--tf-zero-state", action="store_true",
                        help="the decoder starts from zeros (pass_hidden_state was false)")
     group = parser.add_argument_group("golden sentences")
-    group.add_argument("--golden", metavar="FILE", help="sentences: source language, target language, text, tab-separated")
+    group.add_argument("--golden", metavar="FILE",
+                       help="sentences: source language, target language, text, tab-separated")
     group.add_argument("--translate", metavar="PROGRAM", default="./moe-translate",
                        help="translates with the model file (default: ./moe-translate)")
     return parser.parse_args()
@@ -474,8 +502,12 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # nothing partial stays behind then, as after an error
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         tensors = back(args) if args.back else add_golden(args) if args.golden else convert(args)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (FormatError, OSError, UnicodeDecodeError) as error:
         where = "" if isinstance(error, OSError) else f"{args.input}: "
         sys.exit(f"convert.py: {where}{error}")

@@ -1,11 +1,12 @@
 """Checkpoints of GNMT models made by other programs, as metadata and weights of a model file.
 
     nvidia-gnmt  PyTorch GNMT v2 of NVIDIA's DeepLearningExamples: a file of torch.save
-    tf-gnmt      tensorflow/nmt with attention architecture "gnmt_v2" or "gnmt", MLPerf's included: a bundle, PREFIX.index
+    tf-gnmt      tensorflow/nmt with attention architecture "gnmt_v2" or "gnmt", MLPerf's included: a bundle,
+                 PREFIX.index
 
-Both are LSTM encoder-decoders with additive attention and without experts; what tells them apart is metadata here. Gate orders
-become i f g o, biases of one cell are added, and the normalised attention vector is multiplied out. Nothing is looked at before
-the names and shapes of all tensors are known to be right.
+Both are LSTM encoder-decoders with additive attention and without experts; what tells them apart is metadata here. Gate
+orders become i f g o, biases of one cell are added, and the normalised attention vector is multiplied out. Nothing is
+looked at before the names and shapes of all tensors are known to be right.
 """
 import os
 
@@ -28,7 +29,7 @@ def preset_meta(name):
             "decode.max_len_offset": offset}
 
 
-# ---- What both have in common ------------------------------------------------------------------------------------------
+# ---- What both have in common ----------------------------------------------------------------------------------------
 
 def check_tensors(tensors, expected):
     """Refuses missing tensors, tensors of other shapes, and extra ones, by name."""
@@ -62,7 +63,8 @@ def lstm_meta(prefix, hidden, **more):
 def model_meta(vocabulary, hidden, encoder, decoder):
     """Metadata but for layers, tokens and decoding."""
     return {"vocab.size": vocabulary, "model.width": hidden, "embedding.scale": 1.0, "source.tag": 0,
-            "encoder.layers": encoder, "decoder.layers": decoder, "attention.kind": "additive", "attention.size": hidden,
+            "encoder.layers": encoder, "decoder.layers": decoder, "attention.kind": "additive",
+            "attention.size": hidden,
             "attention.layer": 0, "attention.query": "state", "attention.start": "zero", "limit.source": 512,
             "limit.target": 512}
 
@@ -118,7 +120,7 @@ def bpe_file_meta(path, languages):
     return bpe_meta(lines, version, "@@", languages)
 
 
-# ---- NVIDIA ------------------------------------------------------------------------------------------------------------
+# ---- NVIDIA ----------------------------------------------------------------------------------------------------------
 
 def nvidia_shapes(hidden, vocabulary, layers):
     """The state_dict, both embedders and the _reverse cell included."""
@@ -137,7 +139,8 @@ def nvidia_shapes(hidden, vocabulary, layers):
     attn = "decoder.att_rnn.attn."
     out.update({attn + "linear_att": (h,), attn + "normalize_scalar": (1,), attn + "normalize_bias": (h,),
                 attn + "linear_q.weight": (h, h), attn + "linear_k.weight": (h, h),
-                "decoder.classifier.classifier.weight": (vocabulary, h), "decoder.classifier.classifier.bias": (vocabulary,)})
+                "decoder.classifier.classifier.weight": (vocabulary, h),
+                "decoder.classifier.classifier.bias": (vocabulary,)})
     return out
 
 
@@ -154,7 +157,8 @@ def nvidia_tokenizer_meta(tokenizer, size):
         raise FormatError("its tokenizer's BPE has no merges, or an unknown version")
     if getattr(bpe, "vocab", None) or getattr(bpe, "glossaries", None):
         raise FormatError("its tokenizer's BPE has a vocabulary filter or glossaries, which are not supported")
-    if not all(isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(x, str) and x and " " not in x for x in pair)
+    if not all(isinstance(pair, tuple) and len(pair) == 2
+               and all(isinstance(x, str) and x and " " not in x for x in pair)
                and type(rank) is int for pair, rank in codes.items()):
         raise FormatError("its tokenizer's BPE merges are no pairs of pieces with ranks")
     languages, separator = tokenizer.get("lang"), tokenizer.get("separator", "@@")
@@ -236,14 +240,16 @@ def read_nvidia(path, options):
     return {**meta, **nvidia_tokenizer_meta(checkpoint.get("tokenizer"), size)}, weights
 
 
-# ---- TensorFlow --------------------------------------------------------------------------------------------------------
+# ---- TensorFlow ------------------------------------------------------------------------------------------------------
 
-TF_TRAINING = ("/Adam", "/Adam_1", "/Momentum", "/Adagrad", "/RMSProp", "/RMSProp_1")  # an optimizer's, beside each tensor
+# an optimizer's, beside each tensor
+TF_TRAINING = ("/Adam", "/Adam_1", "/Momentum", "/Adagrad", "/RMSProp", "/RMSProp_1")
 TF_COUNTERS = ("global_step", "beta1_power", "beta2_power", "learning_rate", "Variable")
 
 
 def tf_name(name):
-    """A name without what differs between builds: the outer scope, the embeddings' scopes, a lone layer's missing index."""
+    """A name without what differs between builds: the outer scope, the embeddings' scopes, a lone layer's missing
+    index."""
     last = name.split("/")[-1]
     if last in ("embedding_encoder", "embedding_decoder", "embedding_share"):
         return last
@@ -254,9 +260,11 @@ def tf_name(name):
 
 
 def tf_shapes(hidden, vocabulary, encoder, decoder, shared, normalised):
-    """Kernels are [in + hidden, 4 hidden]. encoder, decoder: layers of each side, the bidirectional one counted once."""
+    """Kernels are [in + hidden, 4 hidden]. encoder, decoder: layers of each side, the bidirectional one counted
+    once."""
     h = hidden
-    out = {name: (vocabulary, h) for name in (["embedding_share"] if shared else ["embedding_encoder", "embedding_decoder"])}
+    out = {name: (vocabulary, h)
+           for name in (["embedding_share"] if shared else ["embedding_encoder", "embedding_decoder"])}
 
     def cell(prefix, width):
         out.update({prefix + "/basic_lstm_cell/kernel": (width + h, 4 * h), prefix + "/basic_lstm_cell/bias": (4 * h,)})
@@ -320,7 +328,8 @@ def read_tf(prefix, options):
     meta.update({"token.unk": 0, "token.bos": 1, "token.eos": 2, "source.bos": 0, "source.eos": 0,
                  "decoder.init": "zero" if options.tf_zero_state else "encoder"})
     if not options.tf_zero_state and encoder != decoder:
-        raise FormatError(f"{encoder} encoder and {decoder} decoder layers: states are passed one to one (or --tf-zero-state)")
+        raise FormatError(f"{encoder} encoder and {decoder} decoder layers: states are passed one to one (or "
+                          f"--tf-zero-state)")
     weights, kept = {}, {}
 
     def cell(name, prefix, width):
@@ -357,7 +366,8 @@ def read_tf(prefix, options):
     put("attention.w_query", attention + "query_layer/kernel", True)
     if normalised:
         put("attention.bias", attention + "attention_b")
-        weights["attention.v"] = lambda: attention_vector(read(attention + "attention_v"), read(attention + "attention_g"))
+        weights["attention.v"] = lambda: attention_vector(read(attention + "attention_v"),
+                                                          read(attention + "attention_g"))
     else:
         put("attention.v", attention + "attention_v")
     put("output.weight", "decoder/output_projection/kernel", True)

@@ -1,8 +1,10 @@
-"""Checkpoints in Hugging Face's layout as metadata and weights of a model file: M2M-100 and dense NLLB, NLLB-MoE, Marian (OPUS-MT).
+"""Checkpoints in Hugging Face's layout as metadata and weights of a model file: M2M-100 and dense NLLB, NLLB-MoE,
+Marian (OPUS-MT).
 
-A folder with config.json, perhaps generation_config.json and tokeniser files, and model.safetensors or pytorch_model.bin, in one piece or in
-shards with an index. Neither transformers nor PyTorch is needed. All names, types and shapes are known to be right before the first number
-is read; then tensors come in blocks of rows, so that memory is that of a block.
+A folder with config.json, perhaps generation_config.json and tokeniser files, and model.safetensors or
+pytorch_model.bin, in one piece or in shards with an index. Neither transformers nor PyTorch is needed. All names, types
+and shapes are known to be right before the first number is read; then tensors come in blocks of rows, so that memory is
+that of a block.
 
     found = read_hf(folder)
     found.meta              metadata
@@ -20,35 +22,18 @@ import numpy as np
 import hf_tokens
 import moefile
 import torchfile
+from hf_json import read_json
 from moefile import FormatError
 
 BLOCK = 1 << 24  # numbers at a time, about
-LARGEST_HEADER, LARGEST_JSON = 1 << 27, 1 << 27
+LARGEST_HEADER = 1 << 27
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
+SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
+         "U8": 1,
          "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
 
 
-# ---- Files -------------------------------------------------------------------------------------------------------------
-
-def read_json(path):
-    """An object of JSON, its keys told apart."""
-    def unique(pairs):
-        out = dict(pairs)
-        if len(out) != len(pairs):
-            raise FormatError(f"{path}: a key stands twice")
-        return out
-    if os.path.getsize(path) > LARGEST_JSON:
-        raise FormatError(f"{path}: too large")
-    with open(path, "rb") as file:
-        try:
-            out = json.loads(file.read(), object_pairs_hook=unique)
-        except (ValueError, RecursionError):
-            raise FormatError(f"{path}: not JSON") from None
-    if not isinstance(out, dict):
-        raise FormatError(f"{path}: not an object of JSON")
-    return out
-
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 class Rows:
     """A matrix [n, k] or vector [n] whose rows come in blocks."""
@@ -76,7 +61,8 @@ class Rows:
 
 
 class Stored:
-    """A tensor of a checkpoint: name, shape, kind ("F32", ...), the file it lies in, and `place`, equal for equal places."""
+    """A tensor of a checkpoint: name, shape, kind ("F32", ...), the file it lies in, and `place`, equal for equal
+    places."""
 
     def __init__(self, name, shape, kind, file, open, place):
         self.name, self.shape, self.kind, self.file, self.open, self.place = name, tuple(shape), kind, file, open, place
@@ -92,7 +78,8 @@ class Stored:
                 if len(data) < count * width * dtype.itemsize:
                     raise FormatError(f"{self.file}: tensor {self.name} is cut off")
                 x = np.frombuffer(data, dtype)
-                x = (x.astype(np.uint32) << 16).view(np.float32) if self.kind == "BF16" else x.astype(np.float32, copy=False)
+                x = (x.astype(np.uint32) << 16).view(np.float32) if self.kind == "BF16" else x.astype(
+                    np.float32, copy=False)
                 if not np.isfinite(x).all():
                     raise FormatError(f"tensor {self.name} holds values that are not finite")
                 yield x.reshape(count, *shape[1:])
@@ -127,7 +114,7 @@ def read_safetensors(path):
         if not (isinstance(shape, list) and isinstance(place, list) and len(place) == 2
                 and all(type(x) is int and 0 <= x < 1 << 62 for x in shape + place)):
             raise FormatError(f"{path}: tensor {name} has no dtype, shape and data_offsets")
-        if kind not in SIZES:
+        if not isinstance(kind, str) or kind not in SIZES:
             raise FormatError(f"{path}: tensor {name} holds {str(kind)[:20]} numbers, which are not known")
         begin, end = place
         if end - begin != math.prod(shape) * SIZES[kind] or end > size - 8 - length:
@@ -199,7 +186,7 @@ def open_checkpoint(folder):
     raise FormatError(f"{folder} holds no {' and no '.join(name for name, _ in KINDS)}, with an index or without")
 
 
-# ---- config.json -------------------------------------------------------------------------------------------------------
+# ---- config.json -----------------------------------------------------------------------------------------------------
 
 FAMILIES = {"m2m_100": ("m2m", ("M2M100ForConditionalGeneration", "M2M100Model")),
             "nllb-moe": ("mixture", ("NllbMoeForConditionalGeneration", "NllbMoeModel")),
@@ -230,14 +217,16 @@ class Config:
     def only(self, key, *values):
         """Refuses what is there and none of these; the first is the default."""
         if self.values.get(key) is not None and self.values[key] not in values:
-            raise FormatError(f"{self.path}: {key} is {self.values[key]!r}: only {' or '.join(map(repr, values))} is supported")
+            raise FormatError(f"{self.path}: {key} is {self.values[key]!r}: only {' or '.join(map(repr, values))} is "
+                              f"supported")
 
 
 def read_config(c):
     """What a checkpoint is, as a namespace."""
     model_type = c.get("model_type", str)
     if model_type not in FAMILIES:
-        raise FormatError(f"{c.path}: model_type is {model_type!r}, this program knows {', '.join(map(repr, FAMILIES))}")
+        raise FormatError(
+            f"{c.path}: model_type is {model_type!r}, this program knows {', '.join(map(repr, FAMILIES))}")
     family, architectures = FAMILIES[model_type]
     given = c.values.get("architectures") or [architectures[0]]
     if not isinstance(given, list) or len(given) != 1 or given[0] not in architectures:
@@ -252,7 +241,8 @@ def read_config(c):
                                               ffn=c.get(side + "_ffn_dim", int, least=1, most=1 << 24), step=0)
     activation = c.get("activation_function", str)
     if activation not in ACTIVATIONS:
-        raise FormatError(f"{c.path}: activation_function is {activation!r}, this program knows {', '.join(ACTIVATIONS)}")
+        raise FormatError(f"{c.path}: activation_function is {activation!r}, this program knows "
+                          f"{', '.join(ACTIVATIONS)}")
     m.activation = ACTIVATIONS[activation]
     m.scale = math.sqrt(m.width) if c.get("scale_embedding", bool, False) else 1.0
     m.positions = c.get("max_position_embeddings", int, 512 if family == "marian" else 1024, least=2, most=1 << 16)
@@ -286,10 +276,13 @@ def read_mixture(c, m):
         raise FormatError(f"{c.path}: experts with activation_function {m.activation!r} are not supported")
 
 
-GENERATION = {"do_sample": (False, None), "num_beam_groups": (1, None), "no_repeat_ngram_size": (0, None), "min_length": (0, None),
-              "encoder_no_repeat_ngram_size": (0, None), "repetition_penalty": (1.0, None), "encoder_repetition_penalty": (1.0, None),
+GENERATION = {"do_sample": (False, None), "num_beam_groups": (1, None), "no_repeat_ngram_size": (0, None),
+              "min_length": (0, None),
+              "encoder_no_repeat_ngram_size": (0, None), "repetition_penalty": (1.0, None),
+              "encoder_repetition_penalty": (1.0, None),
               "diversity_penalty": (0.0, None), "min_new_tokens": (0, None), "suppress_tokens": (None, []),
-              "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}), "constraints": (None, []), "force_words_ids": (None, []),
+              "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}), "constraints": (None, []),
+              "force_words_ids": (None, []),
               "exponential_decay_length_penalty": (None,), "guidance_scale": (1.0, None), "penalty_alpha": (None, 0.0)}
 
 
@@ -318,15 +311,16 @@ def decode_meta(c, m):
     return meta
 
 
-# ---- Tensors -----------------------------------------------------------------------------------------------------------
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 IGNORED = re.compile(r"(encoder|decoder)\.(embed_positions\.(weights?|_float_tensor)|version)\Z|(lm_head\.)?version\Z")
 TIED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
 
 
 def m2m_positions(count, width):
-    """Rows 2, 3, ... of M2M-100's table (transformer.md, section 1): float32, each operation rounded once. PyTorch's exp is off by one step in
-    some frequencies, and its table by 1.5e-5 at most in 1026 rows of width 1024 (torch 2.13.0 on x86-64)."""
+    """Rows 2, 3, ... of M2M-100's table (transformer.md, section 1): float32, each operation rounded once. PyTorch's
+    exp is off by one step in some frequencies, and its table by 1.5e-5 at most in 1026 rows of width 1024 (torch 2.13.0
+    on x86-64)."""
     half = width // 2
     step = np.float32(math.log(10000) / (half - 1))
     frequency = np.exp((np.arange(half, dtype=np.float32) * -step).astype(np.float64)).astype(np.float32)
@@ -396,12 +390,14 @@ def put_attention(b, m, side, source, kind, norm):
 
 def put_experts(b, m, side, source, norm):
     d, f, n = m.width, m.sides[side].ffn, m.experts
-    name = b.layer(side, kind="moe", experts=n, k=2, hidden=f, gate="topk", output="none", scale=1 - m.dropout, activation="relu",
+    name = b.layer(side, kind="moe", experts=n, k=2, hidden=f, gate="topk", output="none", scale=1 - m.dropout,
+                   activation="relu",
                    norm=norm, epsilon=1e-5, residual=1)
     b.norm(name, source + "ff_layer_norm", d)
     b.put(name + ".gate.weight", b.take(source + "ffn.router.classifier.weight", n, d))
     experts = [f"{source}ffn.experts.expert_{e}." for e in range(n)]
-    b.tensors[name + ".experts"] = tuple([Rows(t.shape, [t.read]) for t in (b.take(f"{x}{part}.weight", *shape) for x in experts)]
+    b.tensors[name + ".experts"] = tuple([Rows(t.shape, [t.read])
+                                          for t in (b.take(f"{x}{part}.weight", *shape) for x in experts)]
                                          for part, shape in (("fc1", (f, d)), ("fc2", (d, f))))
     b.put(name + ".experts.up_bias", *(b.take(x + "fc1.bias", f) for x in experts))
     b.put(name + ".experts.down_bias", *(b.take(x + "fc2.bias", d) for x in experts))
@@ -435,9 +431,11 @@ def put_tied(b, m, name, names, say):
     for other in found[1:]:
         if other.place == found[0].place:
             continue
-        say(f"comparing {other.name} with {found[0].name}")
+        if m.vocabulary * m.width > 1 << 26:
+            say(f"comparing {other.name} with {found[0].name}")
         rows = max(1, BLOCK // m.width)
-        if other.kind != found[0].kind or not all(np.array_equal(x, y) for x, y in zip(found[0].read(rows), other.read(rows))):
+        if other.kind != found[0].kind or not all(np.array_equal(x, y)
+                                                  for x, y in zip(found[0].read(rows), other.read(rows))):
             raise FormatError(f"tensors {found[0].name} and {other.name} should be one, but differ")
     b.put(name, found[0])
 
@@ -488,12 +486,15 @@ def read_hf(folder, say=lambda message: None):
         generation = Config(path, read_json(path))
     decode = decode_meta(generation, m)
     b = Builder(without_prefix(open_checkpoint(folder)))
-    tokens = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale, "token.bos": m.start, "token.eos": m.eos,
-              "token.pad": m.pad, "source.bos": 0, "source.eos": 1, "limit.source": m.positions, "limit.target": m.positions}
+    tokens = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale, "token.bos": m.start,
+              "token.eos": m.eos,
+              "token.pad": m.pad, "source.bos": 0, "source.eos": 1, "limit.source": m.positions,
+              "limit.target": m.positions}
     put_embeddings(b, m, say)
     for side in ("encoder", "decoder"):
         put_side(b, m, side)
     for name, t in b.stored.items():
         if name not in b.taken and not IGNORED.match(name):
             raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what config.json describes")
-    return types.SimpleNamespace(meta={**tokens, **b.meta, **decode, **hf_tokens.read_tokens(folder, m)}, tensors=b.tensors)
+    return types.SimpleNamespace(meta={**tokens, **b.meta, **decode, **hf_tokens.read_tokens(folder, m)},
+                                 tensors=b.tensors)

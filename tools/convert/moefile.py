@@ -34,7 +34,7 @@ def round_up(value, multiple):
     return -(-value // multiple) * multiple
 
 
-# ---- Number formats: a matrix [n, k] as bytes --------------------------------------------------------------------------
+# ---- Number formats: a matrix [n, k] as bytes ------------------------------------------------------------------------
 
 def q8_quantise(w):
     """Codes int8 [n, k] and scales float32 [n] of a float32 matrix [n, k]; one scale per row."""
@@ -52,8 +52,9 @@ def q8_quantise(w):
 
 
 def q4_group_codes(u):
-    """Codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups] in units of their rows' scales: of the subs around the one
-    that makes the largest number a -8, the one with the least sum of squared errors, as moe_quantise_group in moe.c."""
+    """Codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups] in units of their rows' scales: of the
+    subs around the one that makes the largest number a -8, the one with the least sum of squared errors, as
+    moe_quantise_group in moe.c."""
     square = u * u
     extreme = np.take_along_axis(u, square.argmax(0)[None], 0)[0]
     around = np.rint(extreme * np.float32(-0.125))
@@ -77,7 +78,8 @@ def q4_group_codes(u):
 
 
 def q4_quantise(w):
-    """Codes int8 [n, columns], subs int8 [n, columns / 32] and scales float32 [n] of a float32 matrix [n, k], columns padded to 64."""
+    """Codes int8 [n, columns], subs int8 [n, columns / 32] and scales float32 [n] of a float32 matrix [n, k], columns
+    padded to 64."""
     n, k = w.shape
     columns = q8_padded(n, k)[1]
     scale = np.abs(w).max(1, initial=np.float32(0)) / np.float32(120)
@@ -88,7 +90,10 @@ def q4_quantise(w):
     codes, subs = np.empty(u.shape, np.int8), np.empty(u.shape[1], np.int8)
     for at in range(0, u.shape[1], 2048):  # what is at work stays in the cache
         codes[:, at:at + 2048], subs[at:at + 2048] = q4_group_codes(np.ascontiguousarray(u[:, at:at + 2048]))
-    return codes.T.reshape(n, columns), subs.reshape(n, -1), scale
+    codes, subs = codes.T.reshape(n, columns), subs.reshape(n, -1)
+    subs[:, -(-k // Q4_GROUP):] = 0
+    subs[scale == 0] = 0
+    return codes, subs, scale
 
 
 def q8_padded(n, k):
@@ -118,11 +123,11 @@ def encode_blob(w, type):
             raise FormatError("a weight is too large for f16")
         return half.tobytes()
     if type == BF16:
-        bits = w.view(np.uint32).astype(np.uint64)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
-        if (bits & 0x7F80 == 0x7F80).any():
+        bits = w.view(np.uint32)
+        rounded = (bits + ((bits >> 16) & 1) + np.uint32(0x7FFF)) >> 16  # to nearest, ties to even
+        if not np.isfinite(w).all() or (rounded & 0x7F80 == 0x7F80).any():
             raise FormatError("a weight is too large for bf16")
-        return bits.astype("<u2").tobytes()
+        return rounded.astype("<u2").tobytes()
     if not np.isfinite(w).all():
         raise FormatError("a weight is not finite")
     n, k = w.shape
@@ -136,9 +141,11 @@ def encode_blob(w, type):
     subs = np.zeros((rows, columns // Q4_GROUP), np.int8)
     codes[:n], subs[:n], scale[:n] = q4_quantise(w)
     sums = np.einsum("rgc,rg->r", codes.reshape(rows, -1, Q4_GROUP), subs, dtype=np.int32).astype("<i4")
-    nibbles = (codes + 8).astype(np.uint8).reshape(rows // 16, 16, columns // 8, 2, 4)
+    codes[:n] += 8
+    nibbles = codes.view(np.uint8).reshape(rows // 16, 16, columns // 8, 2, 4)
     pairs = (nibbles[:, :, :, 0] | nibbles[:, :, :, 1] << 4).transpose(0, 2, 1, 3)
-    return pairs.tobytes() + subs.reshape(rows // 16, 16, -1).transpose(0, 2, 1).tobytes() + scale.tobytes() + sums.tobytes()
+    return pairs.tobytes() + subs.reshape(rows // 16, 16, -1).transpose(0, 2,
+                                                                        1).tobytes() + scale.tobytes() + sums.tobytes()
 
 
 def blob_regions(type, n, k):
@@ -146,12 +153,13 @@ def blob_regions(type, n, k):
     if type not in (Q8, Q4):
         return [blob_bytes(type, n, k)]
     rows, columns = q8_padded(n, k)
-    return [rows * columns, 4 * rows, 4 * rows] if type == Q8 else [rows * columns // 2, rows * columns // 32, 4 * rows, 4 * rows]
+    return [rows * columns, 4 * rows, 4 * rows] if type == Q8 else [rows * columns // 2, rows * columns // 32, 4 * rows,
+                                                                    4 * rows]
 
 
 def encode_blocks(blocks, type, n, k):
-    """encode_blob for a matrix that comes as consecutive blocks of rows, each but the last a multiple of 16 of them: yields bytes. What lies
-    behind the codes is kept until the end."""
+    """encode_blob for a matrix that comes as consecutive blocks of rows, each but the last a multiple of 16 of them:
+    yields bytes. What lies behind the codes is kept until the end."""
     behind, done = [], 0
     for block in blocks:
         done += len(block)
@@ -207,18 +215,20 @@ def q8_codes(data, rows, columns):
 
 
 def q4_codes(data, rows, columns):
-    """The same of Q4: code * sub. A byte holds columns 8g + i (low nibble) and 8g + 4 + i; a sub belongs to 32 columns."""
+    """The same of Q4: code * sub. A byte holds columns 8g + i (low nibble) and 8g + 4 + i; a sub belongs to 32
+    columns."""
     pairs = np.frombuffer(data, np.uint8, rows * columns // 2).reshape(rows // 16, columns // 8, 16, 4)
     nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).astype(np.int32) - 8  # [rows/16, columns/8, 2, 16, 4]
     codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, columns // 32, 32)
-    subs = np.frombuffer(data, np.int8, rows * columns // 32, rows * columns // 2).reshape(rows // 16, columns // 32, 16)
+    subs = np.frombuffer(data, np.int8, rows * columns // 32, rows * columns // 2).reshape(rows // 16, columns // 32,
+                                                                                           16)
     if (np.abs(subs.astype(np.int32)) > 15).any():
         raise FormatError("a Q4 sub is outside -15 .. 15")
     codes = codes * subs.transpose(0, 2, 1).reshape(rows, columns // 32, 1)
     return codes.reshape(rows, columns), rows * columns // 2 + rows * columns // 32
 
 
-# ---- Tensors -----------------------------------------------------------------------------------------------------------
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 def slab_layout(type, hidden, width):
     """Of one expert's slab: (where down begins, stride)."""
@@ -282,9 +292,9 @@ class Tensor:
         return up, down
 
 
-# ---- Metadata ----------------------------------------------------------------------------------------------------------
-# int, float, str and bytes are scalars; numpy int64 and float64 arrays (or lists of numbers) are INTS and REALS, a list of
-# str is TEXTS. An empty list is TEXTS.
+# ---- Metadata --------------------------------------------------------------------------------------------------------
+# int, float, str and bytes are scalars; numpy int64 and float64 arrays (or lists of numbers) are INTS and REALS, a list
+# of str is TEXTS. An empty list is TEXTS.
 
 KEY = re.compile(r"[a-z0-9._-]{1,255}\Z")
 
@@ -377,7 +387,7 @@ def unpack_entry(cursor):
     return key, value
 
 
-# ---- Files -------------------------------------------------------------------------------------------------------------
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 def pack_header(meta, tensors, checksums):
     """(the header's bytes, each tensor's offset, bytes in all) of a file; tensors: name -> (type, layout, dims)."""
@@ -387,11 +397,13 @@ def pack_header(meta, tensors, checksums):
             raise FormatError(f"bad metadata key {key!r}")
         kind, data = pack_value(value)
         head += pad8(struct.pack("<II", kind, len(key)) + key.encode()) + pad8(data)
-    entry_bytes = sum(round_up(16 + 8 * len(dims) + 24 + len(name.encode()), 8) for name, (_, _, dims) in tensors.items())
+    entry_bytes = sum(round_up(16 + 8 * len(dims) + 24 + len(name.encode()), 8)
+                      for name, (_, _, dims) in tensors.items())
     end = header_bytes = HEADER + len(head) + entry_bytes
     offsets, entries = [], []
     for (name, (type, layout, dims)), checksum in zip(tensors.items(), checksums):
-        offset, size = round_up(end, EXPERT_ALIGN if layout == EXPERTS else TENSOR_ALIGN), tensor_bytes(type, layout, dims)
+        offset, size = round_up(end, EXPERT_ALIGN if layout == EXPERTS
+                                else TENSOR_ALIGN), tensor_bytes(type, layout, dims)
         offsets.append(offset)
         end = offset + size
         name = name.encode()
@@ -403,8 +415,8 @@ def pack_header(meta, tensors, checksums):
 
 
 class Journal:
-    """What an interrupted write_pieces has finished: FILE.partial holds the bytes, FILE.partial.log a line per tensor, behind one that says
-    what is being written."""
+    """What an interrupted write_pieces has finished: FILE.partial holds the bytes, FILE.partial.log a line per tensor,
+    behind one that says what is being written."""
 
     def __init__(self, path, about):
         self.partial, self.path, self.done = path + ".partial", path + ".partial.log", {}
@@ -425,8 +437,9 @@ class Journal:
 
 
 def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
-    """Writes a file whose tensors come piece by piece: name -> (type, layout, dims, function that yields bytes). The file appears whole under
-    its name or not at all; with a Journal what was interrupted stays beside it, and is gone on with by the next call."""
+    """Writes a file whose tensors come piece by piece: name -> (type, layout, dims, function that yields bytes). The
+    file appears whole under its name or not at all; with a Journal what was interrupted stays beside it, and is gone on
+    with by the next call."""
     specs = {name: t[:3] for name, t in tensors.items()}
     header, offsets, end = pack_header(meta, specs, [0] * len(tensors))
     temporary, checksums = journal.partial if journal else f"{path}.{os.getpid()}.tmp", []
@@ -468,7 +481,8 @@ def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, n
 
 
 def write_model(path, meta, tensors):
-    """Writes metadata and tensors (name -> Tensor) in their order. The file appears whole under its name or not at all."""
+    """Writes metadata and tensors (name -> Tensor) in their order. The file appears whole under its name or not at
+    all."""
     write_pieces(path, meta, {name: (t.type, t.layout, t.dims, lambda t=t: [t.data]) for name, t in tensors.items()})
 
 
@@ -537,7 +551,7 @@ def read(path):
     return meta, tensors
 
 
-# ---- What makes it a model ---------------------------------------------------------------------------------------------
+# ---- What makes it a model -------------------------------------------------------------------------------------------
 
 class Entries:
     """Metadata under a prefix, read with type, default and permitted values."""
@@ -574,11 +588,13 @@ GATES, EMPTY = ("softmax", "topk", "threshold"), ("top1", "zero")
 
 
 def describe_level(e, prefix, n, default=None):
-    """One level of gates over n experts or groups as a namespace: gate, what it is; k, how many it wants for a token; empty,
-    what an empty mask gives. default: the level whose values stand in for absent keys."""
+    """One level of gates over n experts or groups as a namespace: gate, what it is; k, how many it wants for a token;
+    empty, what an empty mask gives. default: the level whose values stand in for absent keys."""
     gate = e.get(prefix + "gate", default and default.gate, GATES)
-    k = e.within(prefix + "k", 0 if gate == "softmax" else 1, n, default.k if default else 0 if gate == "softmax" else None)
-    return types.SimpleNamespace(gate=gate, k=k, empty=e.get(prefix + "empty", default.empty if default else "top1", EMPTY))
+    k = e.within(prefix + "k", 0 if gate == "softmax" else 1, n, default.k if default else 0 if gate == "softmax"
+                 else None)
+    return types.SimpleNamespace(gate=gate, k=k,
+                                 empty=e.get(prefix + "empty", default.empty if default else "top1", EMPTY))
 
 
 def describe_moe(e):
@@ -622,7 +638,8 @@ def describe_tokens(e):
     if e.get("tokenizer.kind", "none", ("sentencepiece", "bpe", "none")) == "sentencepiece":
         e.get("tokenizer.model", b"")
     m = types.SimpleNamespace(
-        vocabulary=e.get("vocab.size", least=1), width=e.get("model.width", least=1), scale=e.get("embedding.scale", 1.0),
+        vocabulary=e.get("vocab.size", least=1), width=e.get("model.width", least=1),
+        scale=e.get("embedding.scale", 1.0),
         bos=e.get("token.bos", least=0), eos=e.get("token.eos", least=0), unk=e.get("token.unk", -1),
         pad=e.get("token.pad", -1), never=[int(x) for x in e.meta.get("token.never", [])])
     if len(e.get("vocabulary.pieces", [])) not in (0, m.vocabulary):
@@ -717,16 +734,19 @@ def describe_language_model(meta):
 
 
 def describe_classifier(meta):
-    """"deep-moe": MoE layers one after the other (Eigen et al. 2013), then a linear layer and a softmax over classes."""
+    """"deep-moe": MoE layers one after the other (Eigen et al. 2013), then a linear layer and a softmax over
+    classes."""
     e = Entries(meta)
-    m = types.SimpleNamespace(vocabulary=e.get("vocab.size", least=2), width=e.get("model.width", least=1), languages={},
+    m = types.SimpleNamespace(vocabulary=e.get("vocab.size", least=2), width=e.get("model.width", least=1),
+                              languages={},
                               network=describe_side(meta, "network"), names=e.get("classes.names", []))
     if len(m.names) not in (0, m.vocabulary):
         raise FormatError("classes.names has not one text for each class")
     return m
 
 
-ARCHITECTURES = {"gnmt-moe": describe_translation, "transformer": describe_transformer, "moe-lm": describe_language_model, "deep-moe": describe_classifier}
+ARCHITECTURES = {"gnmt-moe": describe_translation, "transformer": describe_transformer,
+                 "moe-lm": describe_language_model, "deep-moe": describe_classifier}
 
 
 def describe(meta):
@@ -785,7 +805,8 @@ def shapes(m, present=()):
 
     def add_sublayer(name, x):
         d = m.width
-        pairs = {"attention": ((".qkv", 3 * d, d), (".out", d, d)), "cross": ((".q", d, d), (".kv", 2 * d, d), (".out", d, d)),
+        pairs = {"attention": ((".qkv", 3 * d, d), (".out", d, d)),
+                 "cross": ((".q", d, d), (".kv", 2 * d, d), (".out", d, d)),
                  "ffn": ((".up", getattr(x, "hidden", 0), d), (".down", d, getattr(x, "hidden", 0)))}
         if x.norm != "none":
             add(name + ".norm.weight", d)

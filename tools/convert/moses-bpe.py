@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
-"""Text to the pieces of a GNMT model and back: Moses tokenisation and BPE, with the merges that the model file holds.
+"""Cuts text into the pieces of a GNMT model, and joins pieces to text: Moses
+tokenisation and BPE, with the merges that the model file holds.
 
-    tools/convert/moses-bpe.py -m gnmt.bin encode < text.en | ./moe-translate -m gnmt.bin --pretokenized | tools/convert/moses-bpe.py -m gnmt.bin decode
+    tools/convert/moses-bpe.py -m gnmt.bin encode < text.en | \\
+        ./moe-translate -m gnmt.bin --pretokenized | \\
+        tools/convert/moses-bpe.py -m gnmt.bin decode
 
-Needs sacremoses and subword-nmt (pip install sacremoses subword-nmt), which NVIDIA's GNMT uses too.
+It needs sacremoses and subword-nmt, which NVIDIA's GNMT uses too:
+pip install sacremoses subword-nmt
 """
 import argparse
 import io
@@ -36,7 +40,8 @@ def encoder(meta, language):
 def decoder(meta, language):
     """A function from pieces joined by spaces to a line of text. Special tokens but for the unknown one say nothing."""
     from sacremoses import MosesDetokenizer
-    moses, separator, pieces = MosesDetokenizer(lang=language), meta["tokenizer.separator"], meta.get("vocabulary.pieces", [])
+    moses, separator, pieces = MosesDetokenizer(lang=language), meta["tokenizer.separator"], meta.get(
+        "vocabulary.pieces", [])
     silent = {pieces[meta[key]] for key in SPECIAL if key != "token.unk" and 0 <= meta.get(key, -1) < len(pieces)}
 
     def decode(line):
@@ -48,7 +53,8 @@ def decoder(meta, language):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["encode", "decode"], help="text to pieces, or pieces to text; a line out for each line in")
+    parser.add_argument("what", choices=["encode", "decode"],
+                        help="text to pieces, or pieces to text; a line out for each line in")
     parser.add_argument("-m", dest="model", metavar="FILE", required=True, help="model file with BPE merges")
     parser.add_argument("--languages", metavar="CODE", nargs=2, help="source and target language (default: the file's)")
     return parser.parse_args()

@@ -1,11 +1,12 @@
+#!/usr/bin/env python3
 """The model of moe in plain PyTorch: the readable oracle that the C engine is compared with.
 
 Shapes are written [rows, columns]; weights are [out, in], a linear layer is y = x W^T. One sentence at a time: T source
 tokens, B hypotheses of its beam, d the model's width, n experts. float32 by default, float64 with --float64. Quantised
 files are dequantised when read: activations are never quantised here.
 
-Equations "eq N" and "App. X" are those of Shazeer et al. 2017 (arXiv 1701.06538), "GNMT" is Wu et al. 2016 (arXiv 1609.08144),
-"Deep MoE" is Eigen et al. 2013 (arXiv 1312.4314).
+Equations "eq N" and "App. X" are those of Shazeer et al. 2017 (arXiv 1701.06538), "GNMT" is Wu et al. 2016 (arXiv
+1609.08144), "Deep MoE" is Eigen et al. 2013 (arXiv 1312.4314).
 What the papers leave open is a field of the model file (see moefile.describe).
 
     import reference
@@ -24,7 +25,7 @@ import torch
 
 import moefile
 
-# ---- Ops: linear, embedding, LSTM --------------------------------------------------------------------------------------
+# ---- Ops: linear, embedding, LSTM ------------------------------------------------------------------------------------
 
 
 def linear(x, w, bias=None):
@@ -85,7 +86,7 @@ def bidirectional(x, forward, backward, merge, forget_bias=0.0, ends=None):
     return torch.cat([a, b], dim=1) if merge == "concat" else a + b
 
 
-# ---- Ops: gates --------------------------------------------------------------------------------------------------------
+# ---- Ops: gates ------------------------------------------------------------------------------------------------------
 # A gate gives a dense matrix [rows, n] of weights, zero where an expert is not selected. A mask is a boolean [rows, n].
 
 
@@ -101,7 +102,8 @@ def topk_mask(logits, k):
 
 
 def batchwise_mask(p, m):
-    """eq 18 (App. F): for each expert the m rows with the largest p; of equal ones the lower row. It depends on the batch."""
+    """eq 18 (App. F): for each expert the m rows with the largest p; of equal ones the lower row. It depends on the
+    batch."""
     return topk_mask(p.T.contiguous(), m).T
 
 
@@ -134,7 +136,8 @@ def topk_gate(logits, k):
 
 
 def noisy_logits(logits, f, w_noise, normal):
-    """eq 4: H(x) = logits + normal * softplus(f W_noise^T). f [rows, F], w_noise [n, F], normal [rows, n]: standard normal."""
+    """eq 4: H(x) = logits + normal * softplus(f W_noise^T). f [rows, F], w_noise [n, F], normal [rows, n]: standard
+    normal."""
     return logits + normal * torch.nn.functional.softplus(f @ w_noise.T)
 
 
@@ -154,7 +157,8 @@ def threshold_gate(logits, threshold, empty="top1"):
 
 
 def level_gate(logits, level, threshold=None, batchwise=False):
-    """The gate of one level over its n logits as the model file states it; batchwise: eq 18 instead, over these rows."""
+    """The gate of one level over its n logits as the model file states it; batchwise: eq 18 instead, over these
+    rows."""
     if batchwise:
         return batchwise_gate(logits, batchwise_count(level.k, *logits.shape), level.empty)
     if level.gate == "softmax":
@@ -165,8 +169,9 @@ def level_gate(logits, level, threshold=None, batchwise=False):
 
 
 def two_level_gate(parent, logits, level, threshold=None, batchwise=False):
-    """eq 12: the weight of expert j in group i is Gp_i * G_ij. parent [rows, a] of weights Gp, logits [rows, a b], the b of
-    group i together -> (weights, probabilities) [rows, a b], both zero in groups that a row's parent did not select.
+    """eq 12: the weight of expert j in group i is Gp_i * G_ij. parent [rows, a] of weights Gp, logits [rows, a b], the
+    b of group i together -> (weights, probabilities) [rows, a b], both zero in groups that a row's parent did not
+    select.
 
     A gate inside a group sees only the rows X(i) that the parent sends there; so its batchwise mask is over those.
     """
@@ -189,7 +194,8 @@ def gate_features(x, layer, w):
 
 
 def gate_logits(f, layer, w, name, normal=None):
-    """The logits of the gate ("gate") or parent gate ("parent"): linear, rectified where the layer says so, then eq 4."""
+    """The logits of the gate ("gate") or parent gate ("parent"): linear, rectified where the layer says so, then eq
+    4."""
     logits = linear(f, w[name + ".weight"], w.get(name + ".bias"))
     if layer.gate_relu:
         logits = torch.relu(logits)
@@ -197,10 +203,11 @@ def gate_logits(f, layer, w, name, normal=None):
 
 
 def moe_gate(x, layer, w, normal=None, batchwise=False):
-    """The gate of a MoE layer, of one or two levels: a dict of "gate" [rows, E], the weights; "gate.probabilities" [rows, E],
-    the softmax before the mask; with two levels also "parent" and "parent.probabilities" [rows, a].
+    """The gate of a MoE layer, of one or two levels: a dict of "gate" [rows, E], the weights; "gate.probabilities"
+    [rows, E], the softmax before the mask; with two levels also "parent" and "parent.probabilities" [rows, a].
 
-    normal: dict of standard normal numbers "gate" [rows, E] and "parent" [rows, a] for the noise of eq 4; None: no noise.
+    normal: dict of standard normal numbers "gate" [rows, E] and "parent" [rows, a] for the noise of eq 4; None: no
+    noise.
     """
     f = gate_features(x, layer, w)
     logits = gate_logits(f, layer, w, "gate", normal)
@@ -213,7 +220,7 @@ def moe_gate(x, layer, w, normal=None, batchwise=False):
     return {"gate": g, "gate.probabilities": p, "parent": parent, "parent.probabilities": softmax_gate(above)}
 
 
-# ---- Ops: experts, the MoE layer ---------------------------------------------------------------------------------------
+# ---- Ops: experts, the MoE layer -------------------------------------------------------------------------------------
 
 
 def mlp_expert(x, up, down):
@@ -238,7 +245,8 @@ def expert_functions(layer, w):
 
 
 def mixture(x, g, experts, columns, scale=1.0):
-    """eq 1: y = sum_i g_i scale E_i(x), in expert order, computed where g_i is not zero. g [rows, n] -> [rows, columns]."""
+    """eq 1: y = sum_i g_i scale E_i(x), in expert order, computed where g_i is not zero. g [rows, n] -> [rows,
+    columns]."""
     y = x.new_zeros(len(x), columns)
     for i in g.any(dim=0).nonzero().flatten().tolist():
         rows = g[:, i].nonzero().flatten()
@@ -255,13 +263,15 @@ def moe_layer(x, layer, w, normal=None, batchwise=False):
     return (x + y if layer.residual else y), gates
 
 
-# ---- Ops: attention, output --------------------------------------------------------------------------------------------
+# ---- Ops: attention, output ------------------------------------------------------------------------------------------
 
 
 def attention(memory, keys, query, w, kind):
-    """(context [B, d], weights [B, T]) for queries [B, P] over one sentence's memory [T, d]; keys = memory W_key^T [T, a].
+    """(context [B, d], weights [B, T]) for queries [B, P] over one sentence's memory [T, d].
 
-    additive: score_t = v . tanh(key_t + q W_query^T + bias);  product (App. G): sum_d v_d tanh(key_t)_d tanh(q W_query^T)_d.
+    keys [T, a]: memory W_key^T
+    additive: score_t = v . tanh(key_t + q W_query^T + bias)
+    product (App. G): score_t = sum_d v_d tanh(key_t)_d tanh(q W_query^T)_d
     """
     q = query @ w["w_query"].T
     if kind == "additive":
@@ -281,7 +291,7 @@ def log_softmax(logits, never=()):
     return torch.log_softmax(logits, dim=1)
 
 
-# ---- The model ---------------------------------------------------------------------------------------------------------
+# ---- The model -------------------------------------------------------------------------------------------------------
 
 
 class Model:
@@ -372,8 +382,8 @@ class Model:
     def step(self, s, tokens):
         """Logits [B, V] after the previous tokens [B]; changes the state, whose rows are those of the tokens.
 
-        Without a layer of context "current" the context is computed here, first, from the previous step's query. With one,
-        it is computed after the attention's layer; layers of context "previous" then read the previous step's.
+        Without a layer of context "current" the context is computed here, first, from the previous step's query. With
+        one, it is computed after the attention's layer; layers of context "previous" then read the previous step's.
         """
         m = self.m
         if not self.current and not (s.first and m.attention.start == "zero"):
@@ -425,7 +435,8 @@ class Model:
     # -- Language model, classifier
 
     def language_logits(self, pieces):
-        """Logits [len(pieces) + 1, V] of a "moe-lm": row t, which has read BOS and t pieces, predicts the next or the end."""
+        """Logits [len(pieces) + 1, V] of a "moe-lm": row t, which has read BOS and t pieces, predicts the next or the
+        end."""
         x = embed([self.m.bos, *pieces], self.w["embedding.weight"], self.m.scale)
         for i, layer in enumerate(self.m.decoder):
             name = f"decoder.{i}"
@@ -444,7 +455,8 @@ class Model:
         return logp[torch.arange(len(pieces) + 1), torch.tensor([*pieces, self.m.eos])]
 
     def classify(self, x):
-        """Log-probabilities [rows, classes] of a "deep-moe": x [rows, inputs] through its mixtures, a linear layer, softmax."""
+        """Log-probabilities [rows, classes] of a "deep-moe": x [rows, inputs] through its mixtures, a linear layer,
+        softmax."""
         for i, layer in enumerate(self.m.network):
             name = f"network.{i}"
             x = self.moe(name, x, layer, self.part(name))
@@ -455,14 +467,16 @@ class Model:
     # -- Beam search
 
     def translate(self, pieces, tag=None, beam=None, nbest=1, length_penalty=None, length_constant=None,
-                  coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None, rerank=None, source_tag=None):
-        """The `nbest` best hypotheses of a sentence, best first (fewer if fewer were found). None: the model's default; of the
-        source's tag, that it is to be found out."""
+                  coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None, rerank=None,
+                  source_tag=None):
+        """The `nbest` best hypotheses of a sentence, best first (fewer if fewer were found). None: the model's default;
+        of the source's tag, that it is to be found out."""
         m = self.m
         if m.architecture != "gnmt-moe":
             raise ValueError(f"a model of architecture {m.architecture} does not translate: use --score")
         if m.rules != "paper":
-            raise ValueError(f"only the paper's rules are known here, the model wants {m.rules}: see tests/convert/gnmt_numpy.py")
+            raise ValueError(f"only the paper's rules are known here, the model wants {m.rules}: see "
+                             f"tests/convert/gnmt_numpy.py")
         beam, alpha, constant, beta, prune, factor, offset, rerank = (
             default if given is None else given for given, default in (
                 (beam, m.beam), (length_penalty, m.length_penalty), (length_constant, m.length_constant),
@@ -510,8 +524,8 @@ class Model:
 
 
     def reranked(self, pieces, hypotheses, weight, tag, alpha, constant):
-        """By score + weight * log P(source | hypothesis) / length penalty of the source: the noisy channel. `tag`: of the source's
-        language; None: of the language in which the best hypothesis makes the source most probable."""
+        """By score + weight * log P(source | hypothesis) / length penalty of the source: the noisy channel. `tag`: of
+        the source's language; None: of the language in which the best hypothesis makes the source most probable."""
         m = self.m
         longest = max(len(self.source_ids(h.ids, 0)) for h in hypotheses)
         if len(pieces) + 1 > m.limit_target or longest > m.limit_source or {m.eos, *m.never} & set(pieces):
@@ -568,7 +582,8 @@ def candidates(total, count, prune):
 
 
 def ranked(hypotheses, prune=0.0):
-    """By score, of equal ones the first in the list; those worse than the best by more than `prune` (if not 0) are dropped."""
+    """By score, of equal ones the first in the list; those worse than the best by more than `prune` (if not 0) are
+    dropped."""
     ordered = sorted(hypotheses, key=lambda h: -h.score)
     return [h for h in ordered if prune <= 0 or h.score >= ordered[0].score - prune]
 
@@ -583,7 +598,7 @@ def load(path, dtype=torch.float32):
     return Model(*convert.read_checkpoint(path), dtype)
 
 
-# ---- Command line ------------------------------------------------------------------------------------------------------
+# ---- Command line ----------------------------------------------------------------------------------------------------
 
 
 def parse_arguments():
@@ -591,13 +606,15 @@ def parse_arguments():
         description="Translates or scores the lines of standard input with the reference model: slow, plain, exact. A "
                     "language model scores lines of text, a classifier lines of numbers.",
         epilog="Output: one translation per line (a blank line for a blank line); with --nbest N up to N translations, "
-               "separated by TABs; with --json one object per line: translation, score, ids, token_logprobs, nbest; with "
-               "--score, and of a language model, log-probability TAB number of tokens, the end counted; of a classifier "
-               "the log-probabilities of the classes.")
+               "separated by TABs; with --json one object per line: translation, score, ids, token_logprobs, nbest; "
+               "with --score, and of a language model, log-probability TAB number of tokens, the end counted; of a "
+               "classifier the log-probabilities of the classes.")
     parser.add_argument("-m", dest="model", metavar="FILE", required=True, help="model file or training checkpoint")
     parser.add_argument("-t", dest="language", metavar="LANG", help="target language, if the model has languages")
-    parser.add_argument("--ids", action="store_true", help="lines are token ids (pieces only) separated by spaces, in and out")
-    parser.add_argument("--score", action="store_true", help="lines are source TAB target: print the target's log-probability")
+    parser.add_argument("--ids", action="store_true",
+                        help="lines are token ids (pieces only) separated by spaces, in and out")
+    parser.add_argument("--score", action="store_true",
+                        help="lines are source TAB target: print the target's log-probability")
     parser.add_argument("--spm", metavar="FILE", help="SentencePiece model (default: the one in the model file)")
     parser.add_argument("--beam", type=int, metavar="N", help="beam size; 1 is greedy (default: the model's)")
     parser.add_argument("--nbest", type=int, metavar="N", help="print the N best hypotheses, N at most the beam")
@@ -609,12 +626,13 @@ def parse_arguments():
         parser.add_argument("--" + name, type=float, metavar="X", help=text + " (default: the model's)")
     parser.add_argument("--max-len-offset", type=int, metavar="N", help="and this many more (default: the model's)")
     parser.add_argument("--dump", metavar="FILE.npz",
-                        help="also write, for line I, LINE-I.NAME: encoder.output [T, d]; encoder.N.gate and decoder.N.gate "
-                             "[tokens, n], zero where not selected; decoder.attention [tokens, T]; decoder.logits "
-                             "[tokens, V]; source, target: the ids. The decoder's are those of the best translation, or of "
-                             "the given target")
+                        help="also write, for line I, LINE-I.NAME: encoder.output [T, d]; encoder.N.gate and "
+                             "decoder.N.gate [tokens, n], zero where not selected; decoder.attention [tokens, T]; "
+                             "decoder.logits [tokens, V]; source, target: the ids. The decoder's are those of the best "
+                             "translation, or of the given target")
     parser.add_argument("--float64", action="store_true", help="compute in float64 instead of float32")
-    parser.add_argument("--threads", type=int, metavar="N", default=1, help="threads (default: 1; more seldom help)")
+    parser.add_argument("--threads", type=int, metavar="N", default=1,
+                        help="threads (default: 1; a second one seldom helps)")
     return parser.parse_args()
 
 
@@ -700,7 +718,8 @@ def main():
                 found = model.translate(source, tag, **options)
                 target = found[0].ids if found else []
                 if args.json:
-                    objects = [{"translation": decode(h.ids), "score": h.score, "logprob": h.logprob, "finished": h.finished,
+                    objects = [{"translation": decode(h.ids), "score": h.score, "logprob": h.logprob,
+                                "finished": h.finished,
                                 "ids": h.ids, "token_logprobs": h.logprobs} for h in found]
                     print(json.dumps({"line": number, **objects[0], "nbest": objects}, ensure_ascii=False), flush=True)
                 else:

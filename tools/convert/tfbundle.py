@@ -2,16 +2,17 @@
 
     tensors = tfbundle.open_bundle("translate.ckpt-340000")   # by name; .shape, .dtype, .array()
 
-PREFIX.index is a sorted table in LevelDB's format from tensor names to records; PREFIX.data-00000-of-00001 and so on hold the
-bytes. The file is untrusted input: every length is checked before use, and every block and tensor against its CRC-32C.
+PREFIX.index is a sorted table in LevelDB's format from tensor names to records; PREFIX.data-00000-of-00001 and so on
+hold the bytes. The file is untrusted input: every length is checked before use, and every block and tensor against its
+CRC-32C.
 
-  table:  blocks, each followed by a compression byte (0: none) and a masked CRC; at the end of the file 48 bytes: two handles
-          (offset and size of the meta-index and of the index block, as varints), zeros, the magic number
-  block:  entries, then u32 restart offsets and their number; an entry is the varints shared, fresh, value length, the fresh
-          part of the key, whose shared part is the beginning of the key before it, and the value
+  table:  blocks, each followed by a compression byte (0: none) and a masked CRC; at the end of the file 48 bytes: two
+          handles (offset and size of the meta-index and of the index block, as varints), zeros, the magic number
+  block:  entries, then u32 restart offsets and their number; an entry is the varints shared, fresh, value length, the
+          fresh part of the key, whose shared part is the beginning of the key before it, and the value
   index:  last key of a block -> its handle
-  records (Protocol Buffers): "" -> header { 1 shards, 2 endianness }, name -> { 1 type, 2 shape { 2 dimension { 1 size } },
-          3 shard, 4 offset, 5 bytes, 6 CRC (fixed32), 7 slices }
+  records (Protocol Buffers): "" -> header { 1 shards, 2 endianness },
+          name -> { 1 type, 2 shape { 2 dimension { 1 size } }, 3 shard, 4 offset, 5 bytes, 6 CRC (fixed32), 7 slices }
 """
 import os
 import struct
@@ -24,9 +25,9 @@ TABLE_MAGIC = 0xDB4775248B80FB57
 TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 10: "?", 14: "bfloat16", 19: "<f2"}
 LARGEST_INDEX = 1 << 26
 
-# ---- CRC-32C -----------------------------------------------------------------------------------------------------------
-# Table-driven, two bytes at a time, in many lanes at once: lane i checks the i-th piece of the data. The pieces' sums are then
-# joined two by two; appending n bytes to what a CRC covers is a linear map of its 32 bits.
+# ---- CRC-32C ---------------------------------------------------------------------------------------------------------
+# Table-driven, two bytes at a time, in many lanes at once: lane i checks the i-th piece of the data. The pieces' sums
+# are then joined two by two; appending n bytes to what a CRC covers is a linear map of its 32 bits.
 
 
 def byte_table():
@@ -91,7 +92,7 @@ def masked(crc):
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-# ---- Varints and records -----------------------------------------------------------------------------------------------
+# ---- Varints and records ---------------------------------------------------------------------------------------------
 
 def varint(data, at):
     """(value, where it ends)."""
@@ -128,7 +129,7 @@ def number(value, name):
     return value
 
 
-# ---- The index ---------------------------------------------------------------------------------------------------------
+# ---- The index -------------------------------------------------------------------------------------------------------
 
 def block(data, handle):
     """Keys and values of a block."""
@@ -175,7 +176,7 @@ def table(path):
     return records
 
 
-# ---- Tensors -----------------------------------------------------------------------------------------------------------
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 class Tensor:
     """A tensor in a data file; `array` reads it and compares the checksum. bfloat16 becomes float32."""

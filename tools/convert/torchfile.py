@@ -3,9 +3,10 @@
     checkpoint = torchfile.load("model.pt")      # dicts, lists, strings, numbers; a Tensor where a tensor was
     checkpoint["state_dict"]["bias"].array()     # a NumPy array, read from the file now
 
-A checkpoint is untrusted input: a pickle names what is to be called when it is read. Here it can name only what KNOWN lists,
-and each entry is a stand-in from this file that holds what it is given and does nothing; another name is refused, and named.
-Both containers are read: the zip archive of PyTorch 1.6 and later, and the row of pickles and raw storages of before.
+A checkpoint is untrusted input: a pickle names what is to be called when it is read. Here it can name only what KNOWN
+lists, and each entry is a stand-in from this file that holds what it is given and does nothing; another name is
+refused, and named. Both containers are read: the zip archive of PyTorch 1.6 and later, and the row of pickles and raw
+storages of before.
 """
 import collections
 import os
@@ -25,7 +26,7 @@ STORAGES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2",
             "BoolStorage": "?"}
 
 
-# ---- Stand-ins ---------------------------------------------------------------------------------------------------------
+# ---- Stand-ins -------------------------------------------------------------------------------------------------------
 
 class Dict(dict):
     """OrderedDict and defaultdict: a dict. Attributes (the _metadata of a state_dict) are kept and not looked at."""
@@ -50,7 +51,8 @@ class Tensor:
 
     def __init__(self, storage, offset, shape, stride):
         numbers = [offset, *shape, *stride]
-        if not isinstance(storage, Storage) or len(shape) != len(stride) or not all(type(x) is int and x >= 0 for x in numbers):
+        if not isinstance(storage, Storage) or len(shape) != len(stride) or not all(type(x) is int and x >= 0
+                                                                                    for x in numbers):
             raise FormatError("a tensor without a storage, or with an impossible shape")
         last = offset + sum((n - 1) * step for n, step in zip(shape, stride))
         if 0 not in shape and last >= storage.count:
@@ -78,7 +80,8 @@ class Tensor:
         if self.storage.kind == BFLOAT16:
             data = (data.astype(np.uint32) << 16).view(np.float32)
         steps = [step * data.itemsize for step in self.stride]
-        return np.lib.stride_tricks.as_strided(data[self.offset:], self.shape, steps, writeable=False) if 0 not in self.shape \
+        return np.lib.stride_tricks.as_strided(data[self.offset:], self.shape, steps,
+                                               writeable=False) if 0 not in self.shape \
             else np.zeros(self.shape, data.dtype)
 
 
@@ -103,11 +106,12 @@ KNOWN = {("collections", "OrderedDict"): Dict, ("collections", "defaultdict"): D
          ("torch._utils", "_rebuild_tensor"): rebuild_tensor, ("torch._utils", "_rebuild_tensor_v2"): rebuild_tensor,
          ("torch._utils", "_rebuild_parameter"): rebuild_parameter}
 KNOWN.update({(module, name): Name(name) for module in ("torch", "torch.cuda") for name in STORAGES})
-KNOWN.update({("torch", name): Name(name) for name in ("float16", "bfloat16", "float32", "float64", "int64", "int32", "bool")})
+KNOWN.update({("torch", name): Name(name) for name in ("float16", "bfloat16", "float32", "float64", "int64", "int32",
+                                                       "bool")})
 KNOWN.update({(module, "int"): Name("int") for module in ("builtins", "__builtin__")})
 
 
-# ---- Pickles -----------------------------------------------------------------------------------------------------------
+# ---- Pickles ---------------------------------------------------------------------------------------------------------
 
 class Unpickler(pickle.Unpickler):
     """An unpickler that knows KNOWN and nothing else; `storage` makes a Storage of a persistent id."""
@@ -118,7 +122,8 @@ class Unpickler(pickle.Unpickler):
 
     def find_class(self, module, name):
         if (module, name) not in KNOWN:
-            raise FormatError(f"its pickle asks for {module}.{name}, which has no place in a checkpoint: nothing was run")
+            raise FormatError(f"its pickle asks for {module}.{name}, which has no place in a checkpoint: nothing was "
+                              f"run")
         return KNOWN[module, name]
 
     def persistent_load(self, about):
@@ -144,7 +149,7 @@ def unpickle(file, storage=lambda *_: None):
         raise FormatError(f"its pickle is broken or cut off ({type(error).__name__}: {error})") from None
 
 
-# ---- Containers --------------------------------------------------------------------------------------------------------
+# ---- Containers ------------------------------------------------------------------------------------------------------
 
 class Storage:
     """A row of numbers in the file, read when asked for."""
@@ -231,7 +236,8 @@ class ZipSource(Source):
     def open(self, key):
         entry = self.entry("data/" + key)
         if entry.file_size < self.storages[key].bytes():
-            raise FormatError(f"storage {key} has {entry.file_size} bytes, its tensors need {self.storages[key].bytes()}: cut off")
+            raise FormatError(f"storage {key} has {entry.file_size} bytes, its tensors need "
+                              f"{self.storages[key].bytes()}: cut off")
         try:
             return Entry(self.zip.open(entry), key)
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, struct.error):
@@ -256,8 +262,8 @@ class ZipSource(Source):
 
 
 class LegacySource(Source):
-    """Before: pickles of a magic number, the protocol, the machine, the checkpoint and the storages' keys; then, in the order
-    of the keys, each storage's length as an int64 and its numbers."""
+    """Before: pickles of a magic number, the protocol, the machine, the checkpoint and the storages' keys; then, in the
+    order of the keys, each storage's length as an int64 and its numbers."""
 
     def load(self):
         size = os.path.getsize(self.path)

@@ -31,39 +31,48 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-align -m MODEL -s LANG -t LANG [OPTION]...\n"
-        "Says which words belong together in UTF-8 lines of source TAB translation from standard input. For each one, in order,\n"
-        "a line such as 0-0 1-2 2-1 comes out (the format of Moses): number of a word of the source, from 0, and of the\n"
-        "translation. Words are what spaces separate.\n"
-        "\n"
-        "  -m, --model FILE          a translation model\n"
-        "  -s, --source LANG         language of the source, such as en, and\n"
-        "  -t, --target LANG         of the translation; a model that knows no languages needs neither\n"
-        "  -i, --input FILE          read this instead of standard input\n"
-        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
-        "                            lines that were finished, whole\n"
-        "      --share X             link two words if neither fits another one more than 1 / X times as well: 1 links those\n"
-        "                            that fit each other best, less gives more links (default: 0.7)\n"
-        "      --ids                 lines are token ids separated by spaces; these are the words\n"
-        "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces; these are the words\n"
-        "      --max-len N           longest source and longest translation, in tokens\n"
-        "  -v, --verbose             say on standard error what is used\n"
-        "  -q, --quiet               no progress; lines that fail are still reported\n"
-        "\n"
-        "How well two words fit is how much the model looks at the one when it writes the other. A model that knows both\n"
-        "languages is asked in both directions, and the product counts.\n"
-        "\n",
-        to);
-    fputs(
-        PROGRAM_HELP_SPEED(
-            "lines looked at") "\n"
-                               "A line that cannot be aligned gives an empty line, and standard error says which and why.\n"
-                               "\n" PROGRAM_HELP_EXIT(
-                                   "all aligned",
-                                   "some lines were not") "\n"
-                                                          "Example: paste in.en out.de | moe-align -m models/en-de-fr-es.bin -s en -t de\n",
-        to);
+    fputs("Usage: moe-align -m MODEL -s LANG -t LANG [OPTION]...\n"
+          "Says which words of a text and its translation belong together. Lines of\n"
+          "standard input are source TAB translation, in UTF-8. Each gives one line such as\n"
+          "0-0 1-2 2-1, in the same order (the format of Moses): the number of a word of\n"
+          "the source, and of a word of the translation, both from 0. Spaces separate\n"
+          "words.\n"
+          "\n"
+          "  -m, --model FILE          a translation model\n"
+          "  -s, --source LANG         language of the source, such as en\n"
+          "  -t, --target LANG         language of the translation. A model that knows no\n"
+          "                            languages needs neither\n"
+          "  -i, --input FILE          read this file instead of standard input\n"
+          "  -o, --output FILE         write to this file instead of standard output; after\n"
+          "                            a failure or ^C it holds the whole lines that were\n"
+          "                            finished\n"
+          "      --share X             link two words unless one of them fits another word\n"
+          "                            more than 1 / X times as well. 1 links the words\n"
+          "                            that fit each other best; less gives more links\n"
+          "                            (default: 0.7)\n"
+          "      --ids                 lines are token ids with spaces between them; each\n"
+          "                            is a word\n"
+          "      --pretokenized        lines are pieces of the model's vocabulary with\n"
+          "                            spaces between them; each is a word\n"
+          "      --max-len N           longest source and longest translation, in tokens\n"
+          "  -v, --verbose             say on standard error what is used\n"
+          "  -q, --quiet               no progress; a line that fails is still reported\n"
+          "\n"
+          "Two words fit as well as the model attends to the one when it writes the other.\n"
+          "A model that knows both languages is asked in both directions, and the product\n"
+          "counts.\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_SPEED("lines aligned"), to);
+    fputs("\n"
+          "A line that cannot be aligned gives an empty line, and standard error says which\n"
+          "line and why.\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_EXIT("all aligned", "some lines were not"), to);
+    fputs("\n"
+          "Example: paste in.en out.de | moe-align -m models/en-de-fr-es.bin -s en -t de\n",
+          to);
 }
 
 /* -1: go on; else the exit status. */

@@ -18,6 +18,8 @@
 
 #include "moe.c"
 
+#include "tools/text/json.h"
+
 #include <getopt.h>
 #include <math.h>
 #include <sys/resource.h>
@@ -30,64 +32,95 @@
 enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-bench --layer LIST [OPTION]...     single layers with random weights\n"
-        "       moe-bench -m FILE [OPTION]...          whole models, outputs of a forced length\n"
-        "       moe-bench                              the machine only\n"
-        "Prints one JSON object a line on stdout; a table and progress on stderr where that is a terminal. A LIST has commas.\n"
-        "\n"
-        "  -m FILE              model file; more than once: all of them, taking turns\n"
-        "      --batch LIST     sentences decoded at once (default 1,8,32,128)\n"
-        "      --beam LIST      beam (default 1,4; of a layer 4: softmax selects beam + 1 tokens, the rows of a beam attend\n"
-        "                       to one sentence)\n"
-        "      --src-len N      tokens of a source, tag and end included (default 25)\n"
-        "      --tgt-len N      tokens of a target: it neither ends before nor goes on after (default 25)\n"
-        "      --profile        how long each node of the graphs took, in one more run of every model\n"
-        "\n"
-        "      --layer LIST     of moe (gate and experts), lstm (one step of a cell with its products), dense (one product,\n"
-        "                       width to hidden), softmax (output product and the best tokens), attention; or all\n"
-        "      --rows LIST      rows in a call (default 1,8,32,128,512)\n"
-        "      --type LIST      of the weights: q8 (default), q4, f32, f16, bf16\n"
-        "      --experts N      experts (default 32)              --k N           experts for a row (default 4)\n"
-        "      --width N        width of the model (default 512)  --hidden N      hidden units (default 2048)\n"
-        "      --vocabulary N   tokens of softmax (default 32000)\n"
-        "\n"
-        "      --isa LIST       kernels to use (default: $MOE_ISA, else the best here); auto is the best here\n"
-        "      --threads N      threads (default: one per processor)\n"
-        "      --reps N         repetitions, 5 at least and by default; configurations take turns in each, after a warm-up\n"
-        "  -h, --help           this text\n"
-        "  -V, --version        version\n"
-        "\n"
-        "The first lines, what: \"machine\", say what was measured here in the same run, with these threads:\n"
-        "  dram_gbytes_s, cache_gbytes_s, l2_gbytes_s   reading a buffer far larger than the last cache, one of 16 MB, and\n"
-        "                       one of half of a core's second-level cache, in 10^9 bytes a second\n"
-        "  integer_gops         multiply-adds of the instruction set's own instruction in registers, two operations each\n"
-        "  float_gops           float multiplications and additions, rounded one by one (the engine never fuses them)\n"
-        "The best of many short attempts counts. Peaks and L2 are per processor time, times the processors in use.\n"
-        "\n"
-        "Layers: ms_median and ms_min of one call; gops, 10^9 operations a second; gbytes_s, what must be read per second:\n"
-        "weights and inputs. Every call sees other rows, so that experts come and go as in a model; inputs wait in memory.\n"
-        "Models: tok_s, target tokens of best hypotheses per second of the median repetition, encoder included; ms_per_step,\n"
-        "its time per decoder step; rss_mb, peak memory of a process that does this only, mapped model included.\n"
-        "With --profile also lines what: \"profile\", one for each node that took 0.2 % of a run, one for the others and one\n"
-        "for what is in no node.\n"
-        "\n",
-        to);
-    fputs(
-        "roofline_share is bound / ms_median. The bound of a call is the sum over its nodes of max(integer operations /\n"
-        "integer peak + float operations / float peak, weights / bandwidth of the level that holds the working set + inputs /\n"
-        "bandwidth of the level that holds the inputs). The working set is all weights of the graph (a layer, a decoder\n"
-        "step); of the recurrence inside an encoder layer its two matrices. exp, tanh and sigmoid count as 30 float\n"
-        "operations. The experts that a call reads are those expected of random routing: E (1 - (1 - k/E)^rows). Quantised\n"
-        "products count as integer operations, others as float.\n"
-        "dram_share, of a layer whose weights do not fit the last cache, is gbytes_s / what its memory gives when it is only\n"
-        "read in order, measured again after every repetition: the median of such pairs, since a shared machine's memory is\n"
-        "not as fast now as it was a second ago. Weights that every call reads, as a gate's, may still come from a cache.\n"
-        "cpu_share is the processor time that the threads got / (time * threads): well under 1, somebody else had the\n"
-        "machine, or the work was too little for so many threads.\n"
-        "\n"
-        "Exit status: 0 done, 2 usage, 3 FILE is not a model or memory ran out, 4 output could not be written.\n",
-        to);
+    fputs("Usage: moe-bench --layer LIST [OPTION]...     single layers with random weights\n"
+          "       moe-bench -m FILE [OPTION]...          whole models, forced lengths\n"
+          "       moe-bench                              the machine only\n"
+          "Prints one JSON object a line on standard output; a table and progress on\n"
+          "standard error where that is a terminal. The words of a LIST have commas between\n"
+          "them.\n"
+          "\n"
+          "Whole models\n"
+          "  -m FILE              model file; several -m: all of them, taking turns\n"
+          "      --batch LIST     sentences decoded at once (default: 1,8,32,128)\n"
+          "      --beam LIST      beam (default: 1,4). Of a layer (default: 4): softmax\n"
+          "                       selects beam + 1 tokens, in attention the rows of a beam\n"
+          "                       attend to one sentence\n"
+          "      --src-len N      tokens of a source, tag and end included (default: 25)\n"
+          "      --tgt-len N      tokens of a target, which has exactly this length\n"
+          "                       (default: 25)\n"
+          "      --profile        how long each node of the graphs took, in one more run of\n"
+          "                       every model\n"
+          "\n"
+          "Layers\n"
+          "      --layer LIST     moe (gate and experts), lstm (one step of a cell with its\n"
+          "                       products), dense (one product, width to hidden), softmax\n"
+          "                       (output product and the best tokens), attention; or all\n"
+          "      --rows LIST      rows in a call (default: 1,8,32,128,512)\n"
+          "      --type LIST      types of the weights: q8 (default), q4, f32, f16, bf16\n"
+          "      --experts N      experts (default: 32)\n"
+          "      --k N            experts for a row (default: 4)\n"
+          "      --width N        width of the model (default: 512)\n"
+          "      --hidden N       hidden units (default: 2048)\n"
+          "      --vocabulary N   tokens of softmax (default: 32000)\n"
+          "\n"
+          "Both\n"
+          "      --isa LIST       kernels to use (default: MOE_ISA, else auto); auto is the\n"
+          "                       best set that this machine can run\n"
+          "      --threads N      threads (default: one per processor)\n"
+          "      --reps N         repetitions, at least 5 (default: 5); in each the\n"
+          "                       configurations take turns, after a warm-up\n"
+          "  -h, --help           this text\n"
+          "  -V, --version        version\n"
+          "\n",
+          to);
+    fputs("The first lines have \"what\": \"machine\". They say what was measured here in the\n"
+          "same run, with these threads:\n"
+          "  dram_gbytes_s, cache_gbytes_s, l2_gbytes_s\n"
+          "                       10^9 bytes a second, reading a buffer far larger than the\n"
+          "                       last cache, one of 16 MB, and one of half of a core's\n"
+          "                       second-level cache\n"
+          "  integer_gops         multiply-adds of the instruction set's own instruction in\n"
+          "                       registers; each counts as two operations\n"
+          "  float_gops           float multiplications and additions, each rounded (the\n"
+          "                       engine never fuses them)\n"
+          "The best of many short attempts counts. Peaks and L2 are measured per processor\n"
+          "time, times the processors in use.\n"
+          "\n"
+          "Layers: ms_median and ms_min are the time of one call; gops is 10^9 operations a\n"
+          "second; gbytes_s is what must be read per second, weights and inputs. Every call\n"
+          "sees other rows, so that experts come and go as in a model; inputs wait in\n"
+          "memory.\n"
+          "\n"
+          "Models: tok_s is target tokens of best hypotheses per second of the median\n"
+          "repetition, encoder included; ms_per_step is its time per decoder step; rss_mb\n"
+          "is the peak memory of a process that does this only, mapped model included. With\n"
+          "--profile there are also lines with \"what\": \"profile\": one for each node that\n"
+          "took 0.2 % of a run or more, one for all other nodes, and one for the time\n"
+          "outside of nodes.\n"
+          "\n",
+          to);
+    fputs("roofline_share is bound / ms_median. The bound of a call is the sum over its\n"
+          "nodes of max(integer operations / integer peak + float operations / float peak,\n"
+          "weights / bandwidth of the level that holds the working set + inputs / bandwidth\n"
+          "of the level that holds the inputs). The working set is all weights of the graph\n"
+          "(a layer, a decoder step); of the recurrence inside an encoder layer it is its\n"
+          "two matrices. exp, tanh and sigmoid count as 30 float operations. The experts\n"
+          "that a call reads are those expected of random routing: E (1 - (1 - k/E)^rows).\n"
+          "Quantised products count as integer operations, others as float.\n"
+          "\n"
+          "dram_share is for a layer whose weights do not fit the last cache: gbytes_s\n"
+          "divided by what the same memory gives when it is only read in order. That is\n"
+          "measured again after every repetition, since the memory of a shared machine\n"
+          "changes speed from second to second; the median of these pairs counts. Weights\n"
+          "that every call reads, such as a gate's, may still come from a cache.\n"
+          "\n"
+          "cpu_share is the processor time that the threads got / (time * threads). Well\n"
+          "under 1 means that somebody else had the machine, or that the work was too\n"
+          "little for so many threads.\n"
+          "\n"
+          "Exit status: 0 done, 2 usage, 3 FILE is not a model or memory ran out, 4 output\n"
+          "could not be written.\n",
+          to);
 }
 
 /* ==== 1. Options ========================================================================================= */
@@ -188,8 +221,22 @@ typedef struct report {
     int failed; /* stdout is gone */
 } report;
 
-static void emit(report *r, const char *json) {
-    if (puts(json) == EOF || fflush(stdout)) r->failed = 1;
+/* A line of output: members are added to the object that `begin_record` opens. */
+typedef struct record {
+    json json;
+    text_bytes bytes;
+} record;
+
+static void begin_record(record *l, const char *what) {
+    *l = (record){ .json.out = &l->bytes };
+    json_open(&l->json, NULL, '{');
+    json_text(&l->json, "what", what);
+}
+
+static void end_record(report *r, record *l) {
+    json_close(&l->json, '}');
+    if (l->bytes.failed || puts(l->bytes.data) == EOF || fflush(stdout)) r->failed = 1;
+    text_bytes_free(&l->bytes);
 }
 
 static void clear(const report *r) {
@@ -207,11 +254,10 @@ static void progress(const report *r, const char *format, ...) {
     fflush(stderr);
 }
 
-/* A string for JSON: what is awkward becomes a question mark. */
+/* A name fit for a terminal: control characters become question marks. */
 static void plain(const char *text, size_t length, char *out, size_t size) {
     size_t n = 0;
-    for (; n < length && n + 1 < size; n++)
-        out[n] = (unsigned char)text[n] < 32 || text[n] == '"' || text[n] == '\\' || text[n] == 127 ? '?' : text[n];
+    for (; n < length && n + 1 < size; n++) out[n] = (unsigned char)text[n] < 32 || text[n] == 127 ? '?' : text[n];
     out[n] = '\0';
 }
 
@@ -539,14 +585,19 @@ static void measure_peaks(machine *m, moe_pool *pool) {
 }
 
 static void report_machine(report *r, const machine *m) {
-    char line[512];
-    snprintf(line, sizeof line,
-             "{\"what\":\"machine\",\"cpu\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"dram_gbytes_s\":%.2f,"
-             "\"cache_gbytes_s\":%.2f,\"l2_gbytes_s\":%.2f,\"cache_bytes\":%zu,\"l2_bytes\":%zu,\"integer_gops\":%.1f,"
-             "\"float_gops\":%.1f}",
-             m->cpu, m->kernels->name, m->threads, m->dram * 1e-9, m->cache * 1e-9, m->l2 * 1e-9, m->cache_bytes,
-             m->l2_bytes, m->integer * 1e-9, m->floating * 1e-9);
-    emit(r, line);
+    record l;
+    begin_record(&l, "machine");
+    json_text(&l.json, "cpu", m->cpu);
+    json_text(&l.json, "isa", m->kernels->name);
+    json_whole(&l.json, "threads", (int64_t)m->threads);
+    json_fixed(&l.json, "dram_gbytes_s", m->dram * 1e-9, 2);
+    json_fixed(&l.json, "cache_gbytes_s", m->cache * 1e-9, 2);
+    json_fixed(&l.json, "l2_gbytes_s", m->l2 * 1e-9, 2);
+    json_whole(&l.json, "cache_bytes", (int64_t)m->cache_bytes);
+    json_whole(&l.json, "l2_bytes", (int64_t)m->l2_bytes);
+    json_fixed(&l.json, "integer_gops", m->integer * 1e-9, 1);
+    json_fixed(&l.json, "float_gops", m->floating * 1e-9, 1);
+    end_record(r, &l);
     clear(r);
     if (r->table)
         fprintf(stderr,
@@ -957,26 +1008,36 @@ static void report_layer(report *r, const options *o, layer_bench *b) {
                       graph_weights(&b->graph) };
     const cost c = graph_cost(b->machine, &b->graph, b->inputs, NULL, &at);
     const size_t vocabulary = s->output.rows;
-    char line[512], share[32] = "null";
+    record out;
     timing t;
-    double gops, gbytes;
-    if (in_memory(b)) { /* before the seconds are sorted */
+    double gops, gbytes, share = NAN; /* of what memory gives; not a number where the cache may have helped */
+    if (in_memory(b)) {               /* before the seconds are sorted */
         for (int rep = 0; rep < o->reps; rep++)
             b->streams[rep] = (c.weights + c.inputs) / b->seconds[rep] / b->streams[rep];
-        snprintf(share, sizeof share, "%.3f", sum_up(b->streams, (size_t)o->reps).median);
+        share = sum_up(b->streams, (size_t)o->reps).median;
     }
     t = sum_up(b->seconds, (size_t)o->reps);
     gops = (c.integer + c.floating) / t.median * 1e-9;
     gbytes = (c.weights + c.inputs) / t.median * 1e-9;
-    snprintf(line, sizeof line,
-             "{\"what\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,\"rows\":%zu,\"experts\":%zu,"
-             "\"k\":%zu,\"d\":%zu,\"hidden\":%zu,\"vocabulary\":%zu,\"src_len\":%d,\"ms_median\":%.5g,\"ms_min\":%.5g,"
-             "\"gops\":%.4g,\"gbytes_s\":%.4g,\"roofline_share\":%.3f,\"dram_share\":%s,\"cpu_share\":%.2f}",
-             s->what, moe_type_name(s->type), b->machine->kernels->name, b->machine->threads, b->rows,
-             s->layer.mixture.count, s->layer.mixture.gate.k, s->width, vocabulary || s->attention.keys ? 0 : s->hidden,
-             vocabulary, s->attention.keys ? o->src_len : 0, t.median * 1e3, t.least * 1e3, gops, gbytes,
-             c.seconds / t.median, share, b->busy / b->wall / (double)b->machine->threads);
-    emit(r, line);
+    begin_record(&out, s->what);
+    json_text(&out.json, "type", moe_type_name(s->type));
+    json_text(&out.json, "isa", b->machine->kernels->name);
+    json_whole(&out.json, "threads", (int64_t)b->machine->threads);
+    json_whole(&out.json, "rows", (int64_t)b->rows);
+    json_whole(&out.json, "experts", (int64_t)s->layer.mixture.count);
+    json_whole(&out.json, "k", (int64_t)s->layer.mixture.gate.k);
+    json_whole(&out.json, "d", (int64_t)s->width);
+    json_whole(&out.json, "hidden", vocabulary || s->attention.keys ? 0 : (int64_t)s->hidden);
+    json_whole(&out.json, "vocabulary", (int64_t)vocabulary);
+    json_whole(&out.json, "src_len", s->attention.keys ? o->src_len : 0);
+    json_digits(&out.json, "ms_median", t.median * 1e3, 5);
+    json_digits(&out.json, "ms_min", t.least * 1e3, 5);
+    json_digits(&out.json, "gops", gops, 4);
+    json_digits(&out.json, "gbytes_s", gbytes, 4);
+    json_fixed(&out.json, "roofline_share", c.seconds / t.median, 3);
+    json_fixed(&out.json, "dram_share", share, 3);
+    json_fixed(&out.json, "cpu_share", b->busy / b->wall / (double)b->machine->threads, 2);
+    end_record(r, &out);
     if (r->table)
         fprintf(stderr, "%-10s %-5s %-10s %6zu %11.4f %11.4f %9.1f %8.2f %8.0f %%\n", s->what, moe_type_name(s->type),
                 b->machine->kernels->name, b->rows, t.median * 1e3, t.least * 1e3, gops, gbytes,
@@ -1199,14 +1260,20 @@ static void note_node(void *watcher, const moe_node *t, int after) {
 
 static void report_node(report *r, const model_bench *b, const char *node, const char *op, double seconds, double whole,
                         double bound) {
-    char model[128], line[512];
+    char model[128];
+    record out;
     name_model(b->path, model, sizeof model);
-    snprintf(line, sizeof line,
-             "{\"what\":\"profile\",\"model\":\"%s\",\"isa\":\"%s\",\"batch\":%d,\"beam\":%d,"
-             "\"node\":\"%s\",\"op\":\"%s\",\"ms\":%.4g,\"share\":%.4f,\"roofline_share\":%.3f}",
-             model, b->machine->kernels->name, b->batch, b->beam, node, op, seconds * 1e3, seconds / whole,
-             bound / seconds);
-    emit(r, line);
+    begin_record(&out, "profile");
+    json_text(&out.json, "model", model);
+    json_text(&out.json, "isa", b->machine->kernels->name);
+    json_whole(&out.json, "batch", b->batch);
+    json_whole(&out.json, "beam", b->beam);
+    json_text(&out.json, "node", node);
+    json_text(&out.json, "op", op);
+    json_digits(&out.json, "ms", seconds * 1e3, 4);
+    json_fixed(&out.json, "share", seconds / whole, 4);
+    json_fixed(&out.json, "roofline_share", bound / seconds, 3);
+    end_record(r, &out);
     if (r->table)
         fprintf(stderr, "  %5.1f %%  %10.3f ms  %4.0f %% of bound  %-10s %s\n", 100 * seconds / whole, seconds * 1e3,
                 100 * bound / seconds, op, node);
@@ -1247,17 +1314,28 @@ static void report_model(report *r, const options *o, model_bench *b) {
     const double share = model_bound(o, b, NULL) / t.median, tok_s = (double)b->tokens / t.median;
     const double ms_per_step = t.median * 1e3 / b->steps, cpu_share = b->busy / b->wall / (double)b->machine->threads;
     const char *isa = b->machine->kernels->name;
-    char model[128], type[16], line[512];
+    char model[128], type[16];
+    record out;
     name_model(b->path, model, sizeof model);
     name_types(b->model, type, sizeof type);
-    snprintf(
-        line, sizeof line,
-        "{\"what\":\"model\",\"model\":\"%s\",\"type\":\"%s\",\"isa\":\"%s\",\"threads\":%zu,"
-        "\"batch\":%d,\"beam\":%d,\"src_len\":%d,\"tgt_len\":%d,\"tok_s\":%.5g,\"ms_per_step\":%.4g,\"ms_median\":%.5g,"
-        "\"ms_min\":%.5g,\"session_mb\":%.1f,\"rss_mb\":%.1f,\"roofline_share\":%.3f,\"cpu_share\":%.2f}",
-        model, type, isa, b->machine->threads, b->batch, b->beam, o->src_len, o->tgt_len, tok_s, ms_per_step,
-        t.median * 1e3, t.least * 1e3, (double)b->session->stats.bytes / 1048576, b->rss_mb, share, cpu_share);
-    emit(r, line);
+    begin_record(&out, "model");
+    json_text(&out.json, "model", model);
+    json_text(&out.json, "type", type);
+    json_text(&out.json, "isa", isa);
+    json_whole(&out.json, "threads", (int64_t)b->machine->threads);
+    json_whole(&out.json, "batch", b->batch);
+    json_whole(&out.json, "beam", b->beam);
+    json_whole(&out.json, "src_len", o->src_len);
+    json_whole(&out.json, "tgt_len", o->tgt_len);
+    json_digits(&out.json, "tok_s", tok_s, 5);
+    json_digits(&out.json, "ms_per_step", ms_per_step, 4);
+    json_digits(&out.json, "ms_median", t.median * 1e3, 5);
+    json_digits(&out.json, "ms_min", t.least * 1e3, 5);
+    json_fixed(&out.json, "session_mb", (double)b->session->stats.bytes / 1048576, 1);
+    json_fixed(&out.json, "rss_mb", b->rss_mb, 1);
+    json_fixed(&out.json, "roofline_share", share, 3);
+    json_fixed(&out.json, "cpu_share", cpu_share, 2);
+    end_record(r, &out);
     if (r->table)
         fprintf(stderr, "%-24s %-6s %-10s %5d %4d %9.1f %9.3f %10.2f %8.1f %7.0f %%\n", model, type, isa, b->batch,
                 b->beam, tok_s, ms_per_step, t.least * 1e3, b->rss_mb, 100 * share);

@@ -42,37 +42,46 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-calibrate -m IN -o OUT --text FILE [OPTION]...\n"
-        "Writes the model IN to OUT with threshold gates, whatever gates it had: every mixture gets thresholds such that over\n"
-        "the text each expert is selected for an equal share of the tokens, k of n on average. All else stays as it is.\n"
-        "\n"
-        "  -m, --model IN            the model: a translation model or a language model\n"
-        "  -o, --output OUT          the file to write; it appears whole or not at all\n"
-        "      --text FILE           what to measure with. For a translation model, lines as moe-quantize --measure reads them:\n"
-        "                            source language TAB target language TAB source TAB target; where the target is missing\n"
-        "                            IN translates first. For a language model, lines of text. A few thousand lines will do\n"
-        "      --k N                 experts wanted for a token, where a softmax gate does not say how many (of two levels:\n"
-        "                            of each that does not)\n"
-        "      --ids                 texts are token ids separated by spaces\n"
-        "      --pretokenized        texts are pieces of the model's vocabulary separated by spaces\n"
-        "      --max-len N           leave out lines with more tokens than this\n"
-        "      --threads N, --batch N, --isa NAME, --no-mmap, --no-verify  as in moe-translate; they do not change the result\n"
-        "  -v, --verbose             say on standard error what is used\n"
-        "  -q, --quiet               no progress and no table\n"
-        "  -h, --help                this text\n"
-        "  -V, --version             versions\n"
-        "\n"
-        "IN is measured with its own gates, a decoder on the given targets. An expert's threshold is the (m+1)-th largest of its\n"
-        "probabilities, m = k x tokens / n; inside a group only tokens count that selected the group. The table on standard\n"
-        "output compares OUT with IN on the same text: experts for a token, empty masks, variation of the experts' loads, and\n"
-        "which of the (token, expert) pairs are the same.\n"
-        "\n"
-        "Golden sentences and measured quality belong to IN and are left out; tools/convert/convert.py --golden and moe-quantize\n"
-        "--measure make new ones. Memory beside the model: 8 bytes for each (token, expert) pair that is selected.\n"
-        "\n"
-        "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a file could not be read or written.\n",
-        to);
+    fputs("Usage: moe-calibrate -m IN -o OUT --text FILE [OPTION]...\n"
+          "Writes the model IN to OUT with threshold gates, whatever gates IN has. Each\n"
+          "mixture gets thresholds with which its experts share the tokens of a text\n"
+          "equally, k of n experts for a token on average. All else stays as it is.\n"
+          "\n"
+          "  -m, --model IN            the model: a translation model or a language model\n"
+          "  -o, --output OUT          the file to write; it appears whole or not at all\n"
+          "      --text FILE           the text to measure with; a few thousand lines will\n"
+          "                            do. For a translation model as moe-quantize\n"
+          "                            --measure reads it: source language TAB target\n"
+          "                            language TAB source TAB target. Where the target is\n"
+          "                            missing, IN translates first. For a language model:\n"
+          "                            lines of text\n"
+          "      --k N                 experts wanted for a token, where a softmax gate\n"
+          "                            does not say how many (of two levels: of each such\n"
+          "                            level)\n"
+          "      --ids                 texts are token ids with spaces between them\n"
+          "      --pretokenized        texts are pieces of the model's vocabulary with\n"
+          "                            spaces between them\n"
+          "      --max-len N           leave out lines with more tokens than this\n"
+          "  -v, --verbose             say on standard error what is used\n"
+          "  -q, --quiet               no progress and no table\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_SPEED("lines measured"), to);
+    fputs("\n"
+          "IN is measured with its own gates; its decoder reads the given targets. The\n"
+          "threshold of an expert is the (m+1)-th largest of its probabilities, where m = k\n"
+          "x tokens / n. Inside a group only the tokens count that selected the group. The\n"
+          "table on standard output compares OUT with IN on the same text: experts for a\n"
+          "token, empty masks, variation of the experts' loads, and how many of the (token,\n"
+          "expert) pairs are the same.\n"
+          "\n"
+          "OUT has neither the golden sentences nor the measured quality of IN: they would\n"
+          "not hold. tools/convert/convert.py --golden and moe-quantize --measure make new\n"
+          "ones. Memory beside the model: 8 bytes for each selected (token, expert) pair.\n"
+          "\n"
+          "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a\n"
+          "file could not be read or written.\n",
+          to);
 }
 
 static int parse_options(int argc, char **argv, options *o) {

@@ -16,9 +16,8 @@
 #include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/programs/routing.h"
+#include "tools/text/json.h"
 #include "tools/text/text.h"
-
-#include <cjson/cJSON.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -41,38 +40,46 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-classify -m MODEL [OPTION]... [FILE]...\n"
-        "Says for each row of the files, or of standard input, which class a classifier finds most probable: CLASS TAB\n"
-        "PROBABILITY, one line for each row, in order.\n"
-        "\n"
-        "  FILE: images in the IDX format of MNIST (as they are: gzip -dc what ends in .gz), pixels scaled to 0 .. 1;\n"
-        "        or text, one row of numbers in each line, with spaces, TABs or commas between them\n"
-        "\n"
-        "  -m, --model MODEL         the model\n"
-        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
-        "                            lines that were finished, whole\n"
-        "      --top N               the N most probable classes: CLASS TAB PROBABILITY TAB CLASS ... (default 1)\n"
-        "      --offset X,Y          columns and rows left of and above an image that is smaller than the model's square\n"
-        "                            input (default: it is in the middle)\n"
-        "      --labels FILE         the right classes, an IDX file of bytes; standard error gets the accuracy\n"
-        "      --json                one JSON object per row: class, name, probability, logprob, top; label where there is one;\n"
-        "                            error where a row could not be classified\n"
-        "      --stats               seconds and memory to standard error at the end\n"
-        "  -v, --verbose             say on standard error what is used\n"
-        "  -q, --quiet               no warnings; rows that fail are still reported\n"
-        "\n",
-        to);
-    fputs(
-        PROGRAM_HELP_GATES("row") "\n" PROGRAM_HELP_SPEED(
-            "rows classified") "\n"
-                               "An empty line gives an empty line. A row that cannot be classified gives an empty line too, and standard error says\n"
-                               "which and why.\n"
-                               "\n" PROGRAM_HELP_EXIT(
-                                   "all classified",
-                                   "some rows were not, or had no label") "\n"
-                                                                          "Example: gzip -dc t10k-images-idx3-ubyte.gz | moe-classify -m digits.bin --labels t10k-labels-idx1-ubyte\n",
-        to);
+    fputs("Usage: moe-classify -m MODEL [OPTION]... [FILE]...\n"
+          "Says which class a classifier finds most probable for each row of the files, or\n"
+          "of standard input. Each row gives one line, in the same order: CLASS TAB\n"
+          "PROBABILITY.\n"
+          "\n"
+          "  FILE  images in the IDX format of MNIST (unpack what ends in .gz with gzip\n"
+          "        -dc); their pixels are scaled to 0 .. 1. Or text: one row of numbers in\n"
+          "        each line, with spaces, TABs or commas between the numbers\n"
+          "\n"
+          "  -m, --model MODEL         the model\n"
+          "  -o, --output FILE         write to this file instead of standard output; after\n"
+          "                            a failure or ^C it holds the whole lines that were\n"
+          "                            finished\n"
+          "      --top N               give the N most probable classes: CLASS TAB\n"
+          "                            PROBABILITY TAB CLASS ... (default: 1)\n"
+          "      --offset X,Y          where an image stands in the square input of a\n"
+          "                            model, if the image is smaller: columns to its left,\n"
+          "                            rows above it (default: in the middle)\n"
+          "      --labels FILE         the right classes, an IDX file of bytes; standard\n"
+          "                            error gets the accuracy\n"
+          "      --json                one JSON object per row: class, name, probability,\n"
+          "                            logprob, top; label where there is one; error where\n"
+          "                            a row could not be classified\n"
+          "      --stats               report seconds and memory on standard error at the\n"
+          "                            end\n"
+          "  -v, --verbose             say on standard error what is used\n"
+          "  -q, --quiet               no warnings; a row that fails is still reported\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_GATES("row") "\n" PROGRAM_HELP_SPEED("rows classified"), to);
+    fputs("\n"
+          "An empty line gives an empty line. A row that cannot be classified gives an\n"
+          "empty line too, and standard error says which row and why.\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_EXIT("all classified", "some rows were not, or had no label"), to);
+    fputs("\n"
+          "Example: moe-classify -m models/digits.bin --labels t10k-labels-idx1-ubyte \\\n"
+          "             t10k-images-idx3-ubyte\n",
+          to);
 }
 
 static int parse_offset(const char *text, options *o) {
@@ -227,34 +234,36 @@ static void plain_line(app *a, const row *r) {
     }
 }
 
-static void json_class(app *a, size_t at, cJSON *object) {
-    cJSON_AddNumberToObject(object, "class", a->best[at]);
+static void json_class(app *a, size_t at, json *j) {
+    json_whole(j, "class", a->best[at]);
     if (a->names >= 0) {
         text_bytes name = { 0 };
         append_class(a, a->best[at], &name);
-        if (!name.failed) cJSON_AddStringToObject(object, "name", name.data);
         a->block.failed |= name.failed;
+        if (!name.failed) json_text(j, "name", name.data);
         text_bytes_free(&name);
     }
-    cJSON_AddItemToObject(object, "probability", program_json_float(probability(a->logprobs[at])));
-    cJSON_AddItemToObject(object, "logprob", program_json_float(a->logprobs[at]));
+    json_float(j, "probability", probability(a->logprobs[at]));
+    json_float(j, "logprob", a->logprobs[at]);
 }
 
 static void json_line(app *a, const row *r) {
-    cJSON *object = cJSON_CreateObject();
-    cJSON_AddNumberToObject(object, "line", (double)r->number);
-    if (r->classified) json_class(a, r->input * a->top, object);
+    json j = { .out = &a->block };
+    json_open(&j, NULL, '{');
+    json_whole(&j, "line", (int64_t)r->number);
+    if (r->classified) json_class(a, r->input * a->top, &j);
     if (r->classified && a->options->top > 1) {
-        cJSON *list = cJSON_AddArrayToObject(object, "top");
+        json_open(&j, "top", '[');
         for (size_t i = 0; i < a->top; i++) {
-            cJSON *one = cJSON_CreateObject();
-            cJSON_AddItemToArray(list, one);
-            json_class(a, r->input * a->top + i, one);
+            json_open(&j, NULL, '{');
+            json_class(a, r->input * a->top + i, &j);
+            json_close(&j, '}');
         }
+        json_close(&j, ']');
     }
-    if (label_of(a, r) != NO_LABEL) cJSON_AddNumberToObject(object, "label", label_of(a, r));
-    if (r->failed) cJSON_AddStringToObject(object, "error", r->note);
-    program_json_output(object, &a->block);
+    if (label_of(a, r) != NO_LABEL) json_whole(&j, "label", label_of(a, r));
+    if (r->failed) json_text(&j, "error", r->note);
+    json_close(&j, '}');
 }
 
 /* ==== 4. Batches ======================================================================================== */

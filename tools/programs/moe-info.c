@@ -16,11 +16,11 @@
 
 #include "moe.h"
 #include "tools/programs/program.h"
+#include "tools/text/json.h"
 #include "tools/text/text.h"
 
-#include <cjson/cJSON.h>
-
 #include <errno.h>
+#include <float.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -28,19 +28,22 @@
 #include <string.h>
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-info [OPTION]... MODEL\n"
-        "Says what is in a model file.\n"
-        "\n"
-        "      --tensors       list the tensors too\n"
-        "      --attribution   only the licence and the sources that the model was trained on, in full\n"
-        "      --check         read everything: checksums, and that the scales of experts are numbers\n"
-        "      --json          all of it as one JSON object, every metadata entry and tensor included\n"
-        "  -h, --help          this text\n"
-        "  -V, --version       version\n"
-        "\n"
-        "Exit status: 0 fine, 2 usage, 3 the file is not a model, or is damaged, 4 it cannot be read, or output failed.\n",
-        to);
+    fputs("Usage: moe-info [OPTION]... MODEL\n"
+          "Says what is in a model file.\n"
+          "\n"
+          "      --tensors       list the tensors too\n"
+          "      --attribution   give only the licence, and the sources of the training\n"
+          "                      text, in full\n"
+          "      --check         read everything: compare the checksums, and see that the\n"
+          "                      scales of experts are numbers\n"
+          "      --json          give all of it as one JSON object, with every metadata\n"
+          "                      entry and tensor\n"
+          "  -h, --help          this text\n"
+          "  -V, --version       version\n"
+          "\n"
+          "Exit status: 0 fine, 2 usage, 3 the file is not a model or is damaged, 4 it\n"
+          "cannot be read, or output failed.\n",
+          to);
 }
 
 /* ==== 1. Metadata ======================================================================================= */
@@ -402,154 +405,170 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
 
 /* ==== 5. JSON =========================================================================================== */
 
-static cJSON *json_whole(int64_t value) { /* cJSON's numbers are doubles */
-    char digits[32];
-    snprintf(digits, sizeof digits, "%lld", (long long)value);
-    return cJSON_CreateRaw(digits);
+static void json_span(json *j, const char *key, moe_span s) { json_clean(j, key, s.data, s.length); }
+
+/* Seventeen digits say which double it is; fifteen will do where they are nearly the same. */
+static void json_real(json *j, const char *key, double value) {
+    char digits[40];
+    snprintf(digits, sizeof digits, "%.15g", value);
+    json_digits(j, key, value, fabs(strtod(digits, NULL) - value) <= fabs(value) * DBL_EPSILON ? 15 : 17);
 }
 
-static cJSON *json_span(moe_span s) {
-    text_bytes clean = { 0 };
-    text_append_clean(&clean, s.data, s.length);
-    cJSON *string = clean.failed ? NULL : cJSON_CreateString(clean.data);
-    text_bytes_free(&clean);
-    return string;
-}
-
-static cJSON *json_element(const moe_model *m, size_t i, size_t k) {
+static void json_element(json *j, const char *key, const moe_model *m, size_t i, size_t k) {
     switch (moe_model_meta_kind(m, i)) {
     case MOE_META_INT:
-    case MOE_META_INTS: return json_whole(moe_model_meta_int(m, i, k));
+    case MOE_META_INTS: json_whole(j, key, moe_model_meta_int(m, i, k)); break;
     case MOE_META_REAL:
-    case MOE_META_REALS: {
-        double value = moe_model_meta_real(m, i, k);
-        return isfinite(value) ? cJSON_CreateNumber(value) : cJSON_CreateNull();
-    }
-    case MOE_META_BYTES: {
-        cJSON *object = cJSON_CreateObject();
-        cJSON_AddItemToObject(object, "bytes", json_whole((int64_t)moe_model_meta_text(m, i, 0).length));
-        return object;
-    }
-    default: return json_span(moe_model_meta_text(m, i, k));
+    case MOE_META_REALS: json_real(j, key, moe_model_meta_real(m, i, k)); break;
+    case MOE_META_BYTES:
+        json_open(j, key, '{');
+        json_whole(j, "bytes", (int64_t)moe_model_meta_text(m, i, 0).length);
+        json_close(j, '}');
+        break;
+    default: json_span(j, key, moe_model_meta_text(m, i, k));
     }
 }
 
-static void json_metadata(const moe_model *m, cJSON *into) {
+static void json_metadata(json *j, const moe_model *m) {
+    json_open(j, "metadata", '{');
     for (size_t i = 0; i < moe_model_meta_count(m); i++) {
         moe_span key = moe_model_meta_key(m, i);
         moe_meta_kind kind = moe_model_meta_kind(m, i);
         char name[256];
         snprintf(name, sizeof name, "%.*s", (int)(key.length < 255 ? key.length : 255), key.data);
         if (kind != MOE_META_INTS && kind != MOE_META_REALS && kind != MOE_META_TEXTS) {
-            cJSON_AddItemToObject(into, name, json_element(m, i, 0));
+            json_element(j, name, m, i, 0);
         } else {
-            cJSON *list = cJSON_AddArrayToObject(into, name);
             size_t n = moe_model_meta_length(m, i);
             moe_span *texts = kind == MOE_META_TEXTS ? malloc((n + !n) * sizeof *texts) : NULL;
             if (texts) n = moe_model_meta_texts(m, i, texts, n);
-            for (size_t k = 0; k < n; k++)
-                cJSON_AddItemToArray(list, texts ? json_span(texts[k]) : json_element(m, i, k));
+            json_open(j, name, '[');
+            for (size_t k = 0; k < n; k++) {
+                if (texts) json_span(j, NULL, texts[k]);
+                else json_element(j, NULL, m, i, k);
+            }
+            json_close(j, ']');
             free(texts);
         }
     }
+    json_close(j, '}');
 }
 
-static void json_tensors(const moe_model *m, cJSON *into) {
+static void json_tensors(json *j, const moe_model *m) {
+    json_open(j, "tensors", '[');
     for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
         moe_tensor_info t = moe_model_tensor(m, i);
-        cJSON *o = cJSON_CreateObject();
-        cJSON_AddItemToArray(into, o);
-        cJSON_AddItemToObject(o, "name", json_span(t.name));
-        cJSON_AddStringToObject(o, "type", moe_type_name(t.type));
-        cJSON *dims = cJSON_AddArrayToObject(o, "shape");
-        for (uint32_t d = 0; d < t.n_dims && d < 4; d++) cJSON_AddItemToArray(dims, json_whole((int64_t)t.dims[d]));
-        cJSON_AddBoolToObject(o, "experts", t.experts);
-        cJSON_AddItemToObject(o, "offset", json_whole((int64_t)t.offset));
-        cJSON_AddItemToObject(o, "bytes", json_whole((int64_t)t.bytes));
-        cJSON_AddItemToObject(o, "parameters", json_whole((int64_t)t.parameters));
         char crc[16];
+        json_open(j, NULL, '{');
+        json_span(j, "name", t.name);
+        json_text(j, "type", moe_type_name(t.type));
+        json_open(j, "shape", '[');
+        for (uint32_t d = 0; d < t.n_dims && d < 4; d++) json_whole(j, NULL, (int64_t)t.dims[d]);
+        json_close(j, ']');
+        json_bool(j, "experts", t.experts);
+        json_whole(j, "offset", (int64_t)t.offset);
+        json_whole(j, "bytes", (int64_t)t.bytes);
+        json_whole(j, "parameters", (int64_t)t.parameters);
         snprintf(crc, sizeof crc, "%08x", (unsigned)t.checksum);
-        cJSON_AddStringToObject(o, "crc32", crc);
+        json_text(j, "crc32", crc);
+        json_close(j, '}');
     }
+    json_close(j, ']');
 }
 
-static void json_mixtures(const moe_model *m, cJSON *into) {
+static void json_mixtures(json *j, const moe_model *m) {
+    json_open(j, "mixtures", '[');
     for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
         moe_mixture x = moe_model_mixture(m, i);
         char key[128], word[64];
-        cJSON *o = cJSON_CreateObject();
-        cJSON_AddItemToArray(into, o);
-        cJSON_AddStringToObject(o, "layer", x.layer);
-        cJSON_AddItemToObject(o, "experts", json_whole((int64_t)x.experts));
-        cJSON_AddItemToObject(o, "groups", json_whole((int64_t)x.groups));
-        cJSON_AddStringToObject(o, "gate", moe_gate_name(x.gate));
-        cJSON_AddItemToObject(o, "k", json_whole((int64_t)x.k));
+        json_open(j, NULL, '{');
+        json_text(j, "layer", x.layer);
+        json_whole(j, "experts", (int64_t)x.experts);
+        json_whole(j, "groups", (int64_t)x.groups);
+        json_text(j, "gate", moe_gate_name(x.gate));
+        json_whole(j, "k", (int64_t)x.k);
         if (x.groups) {
-            cJSON_AddStringToObject(o, "parent_gate", moe_gate_name(x.parent_gate));
-            cJSON_AddItemToObject(o, "parent_k", json_whole((int64_t)x.parent_k));
+            json_text(j, "parent_gate", moe_gate_name(x.parent_gate));
+            json_whole(j, "parent_k", (int64_t)x.parent_k);
         }
         snprintf(key, sizeof key, "%s.gate.hidden", x.layer);
-        cJSON_AddItemToObject(o, "gate_hidden", json_whole(get_int(m, key, 0)));
-        cJSON_AddBoolToObject(o, "noise", x.noise);
+        json_whole(j, "gate_hidden", get_int(m, key, 0));
+        json_bool(j, "noise", x.noise);
         snprintf(key, sizeof key, "%s.expert", x.layer);
-        cJSON_AddStringToObject(o, "expert", get_text(m, key, "mlp", word, sizeof word));
-        cJSON_AddItemToObject(o, "hidden", json_whole((int64_t)x.hidden));
+        json_text(j, "expert", get_text(m, key, "mlp", word, sizeof word));
+        json_whole(j, "hidden", (int64_t)x.hidden);
+        json_close(j, '}');
     }
+    json_close(j, ']');
+}
+
+static void json_layers(json *j, const moe_model *m) {
+    json_open(j, "layers", '{');
+    for (size_t side = 0; side < sizeof sides / sizeof *sides; side++) {
+        char key[32];
+        snprintf(key, sizeof key, "%s.layers", sides[side]);
+        json_open(j, sides[side], '[');
+        for (int64_t i = 0; i < layers(m, key); i++) {
+            text_bytes words = { 0 };
+            describe_layer(m, sides[side], i, &words);
+            json_text(j, NULL, words.failed ? "?" : words.data);
+            text_bytes_free(&words);
+        }
+        json_close(j, ']');
+    }
+    json_close(j, '}');
+}
+
+/* The weights by number format. */
+static void json_types(json *j, const count *n) {
+    json_open(j, "types", '{');
+    for (int type = 0; type <= MOE_TYPE_Q4; type++) {
+        if (!n->tensors[type]) continue;
+        json_open(j, moe_type_name((moe_type)type), '{');
+        json_whole(j, "tensors", (int64_t)n->tensors[type]);
+        json_whole(j, "bytes", (int64_t)n->bytes[type]);
+        json_close(j, '}');
+    }
+    json_close(j, '}');
 }
 
 static int print_json(const text_front *front, const char *path, int checked) {
     const moe_model *m = front->model;
-    count n = count_all(m);
-    cJSON *root = cJSON_CreateObject();
-    cJSON_AddItemToObject(root, "file", json_span((moe_span){ path, strlen(path) }));
-    cJSON_AddItemToObject(root, "file_bytes", json_whole((int64_t)moe_model_file_bytes(m)));
-    cJSON_AddItemToObject(root, "file_version", json_whole(moe_model_file_version(m)));
-    cJSON_AddBoolToObject(root, "checksums_verified", checked);
-    cJSON_AddStringToObject(root, "kind", kind_of(m));
-    if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
-        cJSON_AddItemToObject(root, "inputs", json_whole((int64_t)moe_model_width(m)));
-        cJSON_AddItemToObject(root, "classes", json_whole(moe_model_vocabulary(m)));
-    }
-    cJSON_AddItemToObject(root, "vocabulary", json_whole(moe_model_vocabulary(m)));
-    cJSON *languages = cJSON_AddArrayToObject(root, "languages");
-    for (size_t i = 0; i < moe_model_language_count(m); i++)
-        cJSON_AddItemToArray(languages, json_span(moe_model_language(m, i)));
-    cJSON_AddItemToObject(root, "parameters", json_whole((int64_t)n.parameters));
-    cJSON_AddItemToObject(root, "parameters_in_experts", json_whole((int64_t)n.expert_parameters));
-    cJSON_AddItemToObject(root, "parameters_per_token", json_whole((int64_t)n.active));
-    cJSON *types = cJSON_AddObjectToObject(root, "types");
-    for (int type = 0; type <= MOE_TYPE_Q4; type++) {
-        if (!n.tensors[type]) continue;
-        cJSON *one = cJSON_AddObjectToObject(types, moe_type_name((moe_type)type));
-        cJSON_AddItemToObject(one, "tensors", json_whole((int64_t)n.tensors[type]));
-        cJSON_AddItemToObject(one, "bytes", json_whole((int64_t)n.bytes[type]));
-    }
+    const count n = count_all(m);
+    text_bytes out = { 0 };
+    json j = { .out = &out, .pretty = 1 };
     moe_session_params p = moe_session_params_default(m);
     size_t bytes = 0;
     p.threads = 1;
-    if (moe_session_bytes(m, &p, &bytes, NULL)) cJSON_AddNullToObject(root, "session_bytes");
-    else cJSON_AddItemToObject(root, "session_bytes", json_whole((int64_t)bytes));
-    cJSON *architecture = cJSON_AddObjectToObject(root, "layers");
-    for (size_t side = 0; side < sizeof sides / sizeof *sides; side++) {
-        char key[32];
-        snprintf(key, sizeof key, "%s.layers", sides[side]);
-        cJSON *list = cJSON_AddArrayToObject(architecture, sides[side]);
-        for (int64_t i = 0; i < layers(m, key); i++) {
-            text_bytes words = { 0 };
-            describe_layer(m, sides[side], i, &words);
-            cJSON_AddItemToArray(list, cJSON_CreateString(words.failed ? "?" : words.data));
-            text_bytes_free(&words);
-        }
+    json_open(&j, NULL, '{');
+    json_clean(&j, "file", path, strlen(path));
+    json_whole(&j, "file_bytes", (int64_t)moe_model_file_bytes(m));
+    json_whole(&j, "file_version", moe_model_file_version(m));
+    json_bool(&j, "checksums_verified", checked);
+    json_text(&j, "kind", kind_of(m));
+    if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
+        json_whole(&j, "inputs", (int64_t)moe_model_width(m));
+        json_whole(&j, "classes", moe_model_vocabulary(m));
     }
-    json_mixtures(m, cJSON_AddArrayToObject(root, "mixtures"));
-    json_metadata(m, cJSON_AddObjectToObject(root, "metadata"));
-    json_tensors(m, cJSON_AddArrayToObject(root, "tensors"));
-    char *text = cJSON_Print(root);
-    cJSON_Delete(root);
-    if (!text) return program_complain("out of memory"), EXIT_MODEL;
-    puts(text);
-    cJSON_free(text);
-    return EXIT_DONE;
+    json_whole(&j, "vocabulary", moe_model_vocabulary(m));
+    json_open(&j, "languages", '[');
+    for (size_t i = 0; i < moe_model_language_count(m); i++) json_span(&j, NULL, moe_model_language(m, i));
+    json_close(&j, ']');
+    json_whole(&j, "parameters", (int64_t)n.parameters);
+    json_whole(&j, "parameters_in_experts", (int64_t)n.expert_parameters);
+    json_whole(&j, "parameters_per_token", (int64_t)n.active);
+    json_types(&j, &n);
+    if (moe_session_bytes(m, &p, &bytes, NULL)) json_null(&j, "session_bytes");
+    else json_whole(&j, "session_bytes", (int64_t)bytes);
+    json_layers(&j, m);
+    json_mixtures(&j, m);
+    json_metadata(&j, m);
+    json_tensors(&j, m);
+    json_close(&j, '}');
+    int failed = out.failed;
+    if (!failed) puts(out.data);
+    text_bytes_free(&out);
+    return failed ? (program_complain("out of memory"), EXIT_MODEL) : EXIT_DONE;
 }
 
 /* ==== 6. Main =========================================================================================== */
@@ -563,14 +582,14 @@ int main(int argc, char **argv) {
                                            { "help", no_argument, NULL, 'h' },
                                            { "version", no_argument, NULL, 'V' },
                                            { NULL, 0, NULL, 0 } };
-    int tensors = 0, attribution = 0, check = 0, json = 0, status = program_begin("moe-info");
+    int tensors = 0, attribution = 0, check = 0, as_json = 0, status = program_begin("moe-info");
     if (status >= 0) return status;
     for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {
         switch (c) {
         case TENSORS: tensors = 1; break;
         case ATTRIBUTION: attribution = 1; break;
         case CHECK: check = 1; break;
-        case JSON: json = 1; break;
+        case JSON: as_json = 1; break;
         case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
         case 'V': printf("moe-info %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
         default: fputs("Try moe-info --help\n", stderr); return EXIT_USAGE;
@@ -584,7 +603,7 @@ int main(int argc, char **argv) {
     if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e);
     status = EXIT_DONE;
     if (attribution) print_attribution(front.model);
-    else if (json) status = print_json(&front, path, check);
+    else if (as_json) status = print_json(&front, path, check);
     else print_pages(&front, path, tensors, check);
     if (!status && (fflush(stdout) || ferror(stdout))) {
         program_complain("standard output: %s", strerror(errno));

@@ -19,30 +19,34 @@
 #include <unistd.h>
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-quantize [OPTION]... IN OUT TYPE\n"
-        "Writes the model IN to OUT with its matrices in another number format.\n"
-        "\n"
-        "  TYPE: f32   4 bytes a weight\n"
-        "        f16   2 bytes, 11 bits of precision\n"
-        "        bf16  2 bytes, 8 bits of precision and the range of f32\n"
-        "        q8    1 byte, one scale per row\n"
-        "        q4    a little over half a byte, one scale for every 32 weights\n"
-        "\n"
-        "      --experts TYPE   another type for the experts, where most weights are: `--experts q4` with q8 for the rest is\n"
-        "                       the usual form, at hardly any loss\n"
-        "      --measure FILE   compare OUT with IN on a sample and write the loss into OUT; moe-info shows it. Lines: source\n"
-        "                       language TAB target language TAB source TAB target; for a language model just text\n"
-        "      --ids            its texts are token ids\n"
-        "  -h, --help           this text\n"
-        "  -V, --version        version\n"
-        "\n"
-        "Gates, thresholds and biases stay f32. OUT appears whole under its name or not at all. What a file has lost\n"
-        "by rounding does not come back: quantise from the f32 file. Golden sentences belong to IN and are left out when a\n"
-        "type changes; tools/convert/convert.py --golden adds new ones.\n"
-        "\n"
-        "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a file could not be read or written.\n",
-        to);
+    fputs("Usage: moe-quantize [OPTION]... IN OUT TYPE\n"
+          "Writes the model IN to OUT with its matrices in another number format.\n"
+          "\n"
+          "  TYPE: f32   4 bytes a weight\n"
+          "        f16   2 bytes, 11 bits of precision\n"
+          "        bf16  2 bytes, 8 bits of precision and the range of f32\n"
+          "        q8    1 byte, one scale per row\n"
+          "        q4    a little over half a byte, one scale for every 32 weights\n"
+          "\n"
+          "      --experts TYPE   another type for the experts, where most weights are. The\n"
+          "                       usual form is --experts q4 with q8 for the rest: it loses\n"
+          "                       hardly anything\n"
+          "      --measure FILE   compare OUT with IN on a sample and write the loss into\n"
+          "                       OUT, where moe-info shows it. Lines of FILE: source\n"
+          "                       language TAB target language TAB source TAB target; for a\n"
+          "                       language model just text\n"
+          "      --ids            texts of FILE are token ids\n"
+          "  -h, --help           this text\n"
+          "  -V, --version        version\n"
+          "\n"
+          "Gates, thresholds and biases stay f32. OUT appears whole under its name or not\n"
+          "at all. Rounding cannot be undone, so quantise from the f32 file. When a type\n"
+          "changes, OUT does not have the golden sentences of IN; tools/convert/convert.py\n"
+          "--golden makes new ones.\n"
+          "\n"
+          "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a\n"
+          "file could not be read or written.\n",
+          to);
 }
 
 /* ==== 1. Measure ======================================================================================== */

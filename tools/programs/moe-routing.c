@@ -45,9 +45,11 @@
 
 #include "moe.h"
 #include "tools/programs/program.h"
+#include "tools/text/json.h"
 
 #include "routing-html.inc" /* routing_html[]: the lines of tools/programs/routing.html, made by the Makefile */
 
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
@@ -64,33 +66,43 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-routing FILE -o PAGE.html [OPTION]...\n"
-        "Makes one self-contained web page of what moe-translate --routing wrote: load and importance of every expert, dead\n"
-        "experts, empty masks, the tokens that each expert prefers, and sentences coloured by expert.\n"
-        "\n"
-        "  FILE                  routing, as JSON lines; - for standard input\n"
-        "  -o, --output PAGE     the page; - for standard output. It appears whole or not at all\n"
-        "      --title TEXT      title of the page (default: Routing of MODEL)\n"
-        "      --top N           tokens listed for an expert, by weight and by lift (default 12); 0 counts no tokens\n"
-        "      --min-count N     tokens that an expert got less often are not ranked by lift (default 5)\n"
-        "      --experts N       experts in each layer whose tokens are listed, those with the largest loads (default 1024)\n"
-        "      --sentences N     sentences that the page can show, the first ones (default 500); counts are of all\n"
-        "      --json            the summary as one JSON object instead of the page, to standard output without -o\n"
-        "  -h, --help            this text\n"
-        "  -V, --version         version\n"
-        "\n"
-        "Load is the number of tokens that an expert got, importance the sum of their weights, CV the population standard\n"
-        "deviation over experts divided by the mean. Lift is a token's share among the tokens of an expert divided by its\n"
-        "share among those of the layer.\n"
-        "\n"
-        "Memory grows with the pairs of an expert and a distinct token that occur (about 100 bytes each), with --sentences,\n"
-        "and with the longest sentence; not with the number of lines.\n"
-        "\n"
-        "Exit status: 0 done, 2 usage, 3 the input is not a routing file (or memory ran out), 4 input or output failed.\n"
-        "\n"
-        "Example: moe-translate -m models/en-de-fr-es.bin -t de --routing r.jsonl < text && moe-routing r.jsonl -o r.html\n",
-        to);
+    fputs("Usage: moe-routing FILE -o PAGE.html [OPTION]...\n"
+          "Makes one self-contained web page of what moe-translate --routing wrote: load\n"
+          "and importance of every expert, dead experts, empty masks, the tokens that each\n"
+          "expert prefers, and sentences coloured by expert.\n"
+          "\n"
+          "  FILE                  routing, as JSON lines; - for standard input\n"
+          "  -o, --output PAGE     the page; - for standard output. It appears whole or not\n"
+          "                        at all\n"
+          "      --title TEXT      title of the page (default: Routing of MODEL)\n"
+          "      --top N           tokens listed for an expert, by weight and by lift\n"
+          "                        (default: 12); 0 counts no tokens\n"
+          "      --min-count N     an expert's tokens are ranked by lift only if it got\n"
+          "                        them N times or more (default: 5)\n"
+          "      --experts N       list the tokens of the N experts of each layer that have\n"
+          "                        the largest loads (default: 1024)\n"
+          "      --sentences N     the page can show the first N sentences (default: 500);\n"
+          "                        it counts all\n"
+          "      --json            the summary as one JSON object instead of the page, to\n"
+          "                        standard output unless -o names a file\n"
+          "  -h, --help            this text\n"
+          "  -V, --version         version\n"
+          "\n"
+          "Load is the number of tokens that an expert got. Importance is the sum of their\n"
+          "weights. CV is the population standard deviation over experts, divided by the\n"
+          "mean. Lift is a token's share among the tokens of an expert, divided by its\n"
+          "share among the tokens of the layer.\n"
+          "\n"
+          "Memory grows with the number of different (expert, token) pairs (about 100 bytes\n"
+          "each), with --sentences and with the longest sentence, not with the number of\n"
+          "lines.\n"
+          "\n"
+          "Exit status: 0 done, 2 usage, 3 the input is not a routing file (or memory ran\n"
+          "out), 4 input or output failed.\n"
+          "\n"
+          "Example: moe-translate -m models/en-de-fr-es.bin -t de --routing r.jsonl < text\n"
+          "         moe-routing r.jsonl -o r.html\n",
+          to);
 }
 
 /* -1: go on; else the exit status. */
@@ -174,8 +186,7 @@ typedef struct layer {
     size_t seen_capacity;
     pair *pairs;
     size_t n_pairs, pairs_capacity;
-    uint32_t *table; /* [table_size] index + 1 of a pair, 0: free; a power of two or 0 */
-    size_t table_size;
+    text_index index; /* of pairs */
 } layer;
 
 /* One token in one layer, while its sentence is read; experts and weights lie at `first`. */
@@ -207,8 +218,7 @@ typedef struct routing {
 
     token *tokens;
     size_t n_tokens, tokens_capacity;
-    uint32_t *table; /* as in a layer */
-    size_t table_size;
+    text_index index; /* of tokens */
     text_bytes texts;
 
     int64_t line;   /* of the sentence that is being read; 0: none yet */
@@ -280,89 +290,51 @@ static int room(void *array, size_t *capacity, size_t need, size_t element) {
 static void routing_free(routing *r) {
     for (size_t i = 0; i < r->n_layers; i++) {
         layer *l = &r->layers[i];
-        free(l->name), free(l->load), free(l->importance), free(l->histogram), free(l->seen), free(l->pairs),
-            free(l->table);
+        free(l->name), free(l->load), free(l->importance), free(l->histogram), free(l->seen), free(l->pairs);
+        text_index_free(&l->index);
     }
-    free(r->model), free(r->layers), free(r->tokens), free(r->table), free(r->rows), free(r->experts), free(r->weights);
+    free(r->model), free(r->layers), free(r->tokens), free(r->rows), free(r->experts), free(r->weights);
     free(r->shown), free(r->shown_weights);
+    text_index_free(&r->index);
     text_bytes_free(&r->texts);
     text_bytes_free(&r->trouble);
 }
 
 /* ==== 3. Counting ======================================================================================= */
 
-static uint64_t mix(uint64_t x) { /* the finaliser of splitmix64 */
+static uint32_t mix(uint64_t x) { /* the finaliser of splitmix64 */
     x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
-}
-
-static uint64_t hash_token(int64_t id, const char *text, size_t length) {
-    uint64_t h = mix((uint64_t)id + length);
-    for (size_t i = 0; i < length; i++) h = (h ^ (unsigned char)text[i]) * UINT64_C(0x100000001b3);
-    return mix(h);
-}
-
-static uint64_t hash_pair(uint32_t expert, uint32_t token_number) {
-    return mix(((uint64_t)expert << 32 | token_number) + 1);
-}
-
-/* A table with more than half of its slots taken is made anew, empty, with twice as many. 1: as it was, 2: anew, 0: no
- * memory. */
-static int table_room(uint32_t **table, size_t *size, size_t entries) {
-    if (entries * 2 < *size) return 1;
-    if (entries >= UINT32_MAX / 2 - 1) return 0;
-    size_t wanted = *size ? *size * 2 : 64;
-    uint32_t *fresh = calloc(wanted, sizeof *fresh);
-    if (!fresh) return 0;
-    free(*table);
-    *table = fresh;
-    *size = wanted;
-    return 2;
-}
-
-static void table_put(uint32_t *table, size_t size, uint64_t hash, size_t entry) {
-    size_t at = (size_t)hash & (size - 1);
-    while (table[at]) at = (at + 1) & (size - 1);
-    table[at] = (uint32_t)entry + 1;
+    return (uint32_t)(x ^ (x >> 31));
 }
 
 /* The number of a token, a new one if need be; NO_TOKEN if memory ran out. */
 static uint32_t intern(routing *r, int64_t id, const char *text, size_t length) {
-    int made = table_room(&r->table, &r->table_size, r->n_tokens + 1);
-    if (!made) return NO_TOKEN;
-    for (size_t i = 0; made == 2 && i < r->n_tokens; i++) {
-        const token *t = &r->tokens[i];
-        table_put(r->table, r->table_size, hash_token(t->id, r->texts.data + t->text, t->length), i);
+    const uint32_t hash = mix((uint64_t)id + text_hash(text, length));
+    const size_t begin = r->texts.length;
+    uint32_t found;
+    for (size_t at = 0; (found = text_index_next(&r->index, hash, &at)) != TEXT_NONE;) {
+        const token *t = &r->tokens[found];
+        if (t->id == id && t->length == length && memcmp(r->texts.data + t->text, text, length) == 0) return found;
     }
-    size_t at = (size_t)hash_token(id, text, length) & (r->table_size - 1);
-    for (; r->table[at]; at = (at + 1) & (r->table_size - 1)) {
-        const token *t = &r->tokens[r->table[at] - 1];
-        if (t->id == id && t->length == length && memcmp(r->texts.data + t->text, text, length) == 0)
-            return r->table[at] - 1;
-    }
-    size_t begin = r->texts.length;
     text_append(&r->texts, text, length);
-    if (r->texts.failed || !room(&r->tokens, &r->tokens_capacity, r->n_tokens + 1, sizeof *r->tokens)) return NO_TOKEN;
+    if (r->texts.failed || !room(&r->tokens, &r->tokens_capacity, r->n_tokens + 1, sizeof *r->tokens) ||
+        !text_index_add(&r->index, hash, r->n_tokens))
+        return NO_TOKEN;
     r->tokens[r->n_tokens] = (token){ .text = begin, .length = length, .id = id, .page = NO_TOKEN };
-    r->table[at] = (uint32_t)++r->n_tokens;
-    return (uint32_t)(r->n_tokens - 1);
+    return (uint32_t)r->n_tokens++;
 }
 
 static pair *find_pair(layer *l, uint32_t expert, uint32_t token_number) {
-    int made = table_room(&l->table, &l->table_size, l->n_pairs + 1);
-    if (!made) return NULL;
-    for (size_t i = 0; made == 2 && i < l->n_pairs; i++)
-        table_put(l->table, l->table_size, hash_pair(l->pairs[i].expert, l->pairs[i].token), i);
-    size_t at = (size_t)hash_pair(expert, token_number) & (l->table_size - 1);
-    for (; l->table[at]; at = (at + 1) & (l->table_size - 1)) {
-        pair *p = &l->pairs[l->table[at] - 1];
-        if (p->expert == expert && p->token == token_number) return p;
-    }
-    if (!room(&l->pairs, &l->pairs_capacity, l->n_pairs + 1, sizeof *l->pairs)) return NULL;
+    const uint32_t hash = mix(((uint64_t)expert << 32 | token_number) + 1);
+    uint32_t found;
+    for (size_t at = 0; (found = text_index_next(&l->index, hash, &at)) != TEXT_NONE;)
+        if (l->pairs[found].expert == expert && l->pairs[found].token == token_number) return &l->pairs[found];
+    if (!room(&l->pairs, &l->pairs_capacity, l->n_pairs + 1, sizeof *l->pairs) ||
+        !text_index_add(&l->index, hash, l->n_pairs))
+        return NULL;
     l->pairs[l->n_pairs] = (pair){ .expert = expert, .token = token_number, .best = -1 };
-    l->table[at] = (uint32_t)++l->n_pairs;
-    return &l->pairs[l->n_pairs - 1];
+    return &l->pairs[l->n_pairs++];
 }
 
 /* Count row i of the sentence at hand in the pairs of its layer. */
@@ -623,12 +595,12 @@ static int read_line(routing *r, const char *data, size_t length) { /* data[leng
         return fail(r, "byte %zu is not UTF-8", text_utf8_valid(data, length) + 1);
     if (has_nul(data, length)) return fail(r, "holds a NUL character");
     const char *end = data;
-    cJSON *json = cJSON_ParseWithLengthOpts(data, length + 1, &end, 1);
-    if (!json) return fail(r, "is not JSON, at byte %zu", (size_t)(end - data) + 1);
-    int status = !cJSON_IsObject(json) ? fail(r, "is not a JSON object")
-                 : r->number == 1      ? read_header(r, json)
-                                       : read_token(r, json);
-    cJSON_Delete(json);
+    cJSON *object = cJSON_ParseWithLengthOpts(data, length + 1, &end, 1);
+    if (!object) return fail(r, "is not JSON, at byte %zu", (size_t)(end - data) + 1);
+    int status = !cJSON_IsObject(object) ? fail(r, "is not a JSON object")
+                 : r->number == 1        ? read_header(r, object)
+                                         : read_token(r, object);
+    cJSON_Delete(object);
     return status;
 }
 
@@ -675,27 +647,6 @@ static int read_all(routing *r, FILE *in) {
 
 /* ==== 5. Text out ======================================================================================= */
 
-/* Valid UTF-8 as a JSON string that is safe inside <script> as well: no <, no &, no line separator of JavaScript. */
-static void put_string(text_bytes *out, const char *data, size_t length) {
-    text_append_string(out, "\"");
-    for (size_t i = 0, begin = 0; i <= length; i++) {
-        unsigned char c = i < length ? (unsigned char)data[i] : 0;
-        int separator = c == 0xE2 && length - i >= 3 && (unsigned char)data[i + 1] == 0x80 &&
-                        ((unsigned char)data[i + 2] & 0xFE) == 0xA8;
-        if (i < length && c >= 0x20 && c != 0x7F && !separator && !strchr("\"\\<>&'", c)) continue;
-        text_append(out, data + begin, i - begin);
-        if (i == length) break;
-        if (separator) {
-            text_append_string(out, (unsigned char)data[i + 2] == 0xA8 ? "\\u2028" : "\\u2029");
-            i += 2;
-        } else {
-            text_printf(out, "\\u%04x", (unsigned)c);
-        }
-        begin = i + 1;
-    }
-    text_append_string(out, "\"");
-}
-
 static void put_html(text_bytes *out, const char *data) {
     text_bytes clean = { 0 };
     text_append_clean(&clean, data, strlen(data));
@@ -712,13 +663,6 @@ static void put_html(text_bytes *out, const char *data) {
     }
     text_bytes_free(&clean);
 }
-
-static void put_number(text_bytes *out, double value) {
-    if (isfinite(value)) text_printf(out, "%.12g", value);
-    else text_append_string(out, "null");
-}
-
-static void put_count(text_bytes *out, uint64_t value) { text_printf(out, "%llu", (unsigned long long)value); }
 
 /* ==== 6. Summary ======================================================================================== */
 
@@ -740,82 +684,99 @@ static spread spread_of(const uint64_t *counts, const double *sums, size_t n) {
     return (spread){ sum, sqrt(squares / (double)n) / mean, most / mean };
 }
 
-static void put_groups(const layer *l, text_bytes *out) {
+enum { DIGITS = 12 }; /* of sums and of what is computed from them */
+
+static void put_groups(const layer *l, json *j) {
     size_t groups = (size_t)l->groups, each = groups ? (size_t)l->experts / groups : 0;
-    text_append_string(out, ",\"group_load\":[");
+    json_open(j, "group_load", '[');
     for (size_t g = 0; g < groups; g++) {
         uint64_t load = 0;
         for (size_t i = 0; i < each; i++) load += l->load[g * each + i];
-        if (g) text_append_string(out, ",");
-        put_count(out, load);
+        json_whole(j, NULL, (int64_t)load);
     }
-    text_append_string(out, "],\"group_importance\":[");
+    json_close(j, ']');
+    json_open(j, "group_importance", '[');
     for (size_t g = 0; g < groups; g++) {
         double importance = 0;
         for (size_t i = 0; i < each; i++) importance += l->importance[g * each + i];
-        if (g) text_append_string(out, ",");
-        put_number(out, importance);
+        json_digits(j, NULL, importance, DIGITS);
     }
-    text_append_string(out, "]");
+    json_close(j, ']');
 }
 
-/* The members of a layer's object, without its braces. */
-static void put_layer(const layer *l, text_bytes *out) {
+/* How many tokens got how many experts: pairs of the two. */
+static void put_histogram(const layer *l, json *j) {
+    json_open(j, "histogram", '[');
+    for (size_t i = 0; i <= (size_t)l->experts; i++) {
+        if (!l->histogram[i]) continue;
+        json_open(j, NULL, '[');
+        json_whole(j, NULL, (int64_t)i);
+        json_whole(j, NULL, (int64_t)l->histogram[i]);
+        json_close(j, ']');
+    }
+    json_close(j, ']');
+}
+
+/* The members of a layer's object, which is open. */
+static void put_layer(const layer *l, json *j) {
     size_t n = (size_t)l->experts;
     spread load = spread_of(l->load, NULL, n), importance = spread_of(NULL, l->importance, n);
     uint64_t dead = 0;
     for (size_t i = 0; i < n; i++) dead += l->load[i] == 0;
-    text_append_string(out, "\"layer\":");
-    put_string(out, l->name, strlen(l->name));
-    text_printf(out, ",\"gate\":\"%s\",\"experts\":%lld,\"groups\":%lld,\"k\":%lld,\"tokens\":%llu,", l->gate,
-                (long long)l->experts, (long long)l->groups, (long long)l->k, (unsigned long long)l->tokens);
-    text_printf(out, "\"pairs\":%.0f,\"experts_per_token\":", load.sum);
-    put_number(out, load.sum / (double)l->tokens);
-    text_append_string(out, ",\"histogram\":[");
-    for (size_t i = 0, any = 0; i <= n; i++)
-        if (l->histogram[i]) text_printf(out, "%s[%zu,%llu]", any++ ? "," : "", i, (unsigned long long)l->histogram[i]);
-    text_printf(out, "],\"empty\":%llu,\"empty_share\":", (unsigned long long)l->empty);
-    put_number(out, (double)l->empty / (double)l->tokens);
-    text_append_string(out, ",\"cv_importance\":");
-    put_number(out, importance.cv);
-    text_append_string(out, ",\"cv_load\":");
-    put_number(out, load.cv);
-    text_append_string(out, ",\"max_over_mean_load\":");
-    put_number(out, load.max_over_mean);
-    text_printf(out, ",\"dead\":%llu,\n\"load\":[", (unsigned long long)dead);
-    for (size_t i = 0; i < n; i++) {
-        if (i) text_append_string(out, ",");
-        put_count(out, l->load[i]);
-    }
-    text_append_string(out, "],\n\"importance\":[");
-    for (size_t i = 0; i < n; i++) {
-        if (i) text_append_string(out, ",");
-        put_number(out, l->importance[i]);
-    }
-    text_append_string(out, "]");
-    put_groups(l, out);
+    json_text(j, "layer", l->name);
+    json_text(j, "gate", l->gate);
+    json_whole(j, "experts", l->experts);
+    json_whole(j, "groups", l->groups);
+    json_whole(j, "k", l->k);
+    json_whole(j, "tokens", (int64_t)l->tokens);
+    json_fixed(j, "pairs", load.sum, 0);
+    json_digits(j, "experts_per_token", load.sum / (double)l->tokens, DIGITS);
+    put_histogram(l, j);
+    json_whole(j, "empty", (int64_t)l->empty);
+    json_digits(j, "empty_share", (double)l->empty / (double)l->tokens, DIGITS);
+    json_digits(j, "cv_importance", importance.cv, DIGITS);
+    json_digits(j, "cv_load", load.cv, DIGITS);
+    json_digits(j, "max_over_mean_load", load.max_over_mean, DIGITS);
+    json_whole(j, "dead", (int64_t)dead);
+    json_break(j);
+    json_open(j, "load", '[');
+    for (size_t i = 0; i < n; i++) json_whole(j, NULL, (int64_t)l->load[i]);
+    json_close(j, ']');
+    json_break(j);
+    json_open(j, "importance", '[');
+    for (size_t i = 0; i < n; i++) json_digits(j, NULL, l->importance[i], DIGITS);
+    json_close(j, ']');
+    put_groups(l, j);
 }
 
-/* The beginning of --json's object and of the page's. */
-static void put_head(const routing *r, const char *title, text_bytes *out) {
+/* The beginning of --json's object and of the page's; the list of layers is left open. */
+static void put_head(const routing *r, const char *title, json *j) {
+    char made_by[64];
     uint64_t routed = 0;
     for (size_t i = 0; i < r->n_layers; i++) routed += r->layers[i].tokens;
-    text_append_string(out, "{\"title\":");
-    put_string(out, title, strlen(title));
-    text_append_string(out, ",\"model\":");
-    put_string(out, r->model, strlen(r->model));
-    text_printf(out, ",\"made_by\":\"moe-routing %s\",\"sentences\":%llu,\"tokens_routed\":%llu,\"layers\":[\n",
-                moe_version(), (unsigned long long)r->sentences, (unsigned long long)routed);
+    snprintf(made_by, sizeof made_by, "moe-routing %s", moe_version());
+    json_open(j, NULL, '{');
+    json_text(j, "title", title);
+    json_text(j, "model", r->model);
+    json_text(j, "made_by", made_by);
+    json_whole(j, "sentences", (int64_t)r->sentences);
+    json_whole(j, "tokens_routed", (int64_t)routed);
+    json_open(j, "layers", '[');
+    json_break(j);
 }
 
 static void put_summary(const routing *r, const char *title, text_bytes *out) {
-    put_head(r, title, out);
+    json j = { .out = out, .script = 1 };
+    put_head(r, title, &j);
     for (size_t i = 0; i < r->n_layers; i++) {
-        text_append_string(out, i ? ",\n{" : "{");
-        put_layer(&r->layers[i], out);
-        text_append_string(out, "}");
+        json_break(&j);
+        json_open(&j, NULL, '{');
+        put_layer(&r->layers[i], &j);
+        json_close(&j, '}');
     }
-    text_append_string(out, "]}\n");
+    json_close(&j, ']');
+    json_close(&j, '}');
+    text_append(out, "\n", 1);
 }
 
 /* ==== 7. Tokens ========================================================================================= */
@@ -851,46 +812,46 @@ static int by_load(const void *a, const void *b) {
 }
 
 /* A token's number in the page. They are given in the order in which the page names them; `order` remembers it. */
-static void put_token(routing *r, uint32_t number, uint32_t *order, size_t *n_order, text_bytes *out) {
+static void put_token(routing *r, const char *key, uint32_t number, uint32_t *order, size_t *n_order, json *j) {
     token *t = &r->tokens[number];
     if (t->page == NO_TOKEN) {
         t->page = (uint32_t)*n_order;
         order[(*n_order)++] = number;
     }
-    put_count(out, t->page);
+    json_whole(j, key, t->page);
 }
 
-static void put_around(routing *r, const uint32_t *around, uint32_t *order, size_t *n_order, text_bytes *out) {
-    for (size_t i = 0, any = 0; i < CONTEXT; i++) {
-        if (around[i] == NO_TOKEN) continue;
-        if (any++) text_append_string(out, ",");
-        put_token(r, around[i], order, n_order, out);
-    }
+static void put_around(routing *r, const char *key, const uint32_t *around, uint32_t *order, size_t *n_order, json *j) {
+    json_open(j, key, '[');
+    for (size_t i = 0; i < CONTEXT; i++)
+        if (around[i] != NO_TOKEN) put_token(r, NULL, around[i], order, n_order, j);
+    json_close(j, ']');
 }
 
 /* One expert; `p` are its n > 0 pairs, `c` has room for as many. */
 static void put_expert(routing *r, const layer *l, const pair *p, size_t n, candidate *c, uint32_t *order,
-                       size_t *n_order, text_bytes *out) {
+                       size_t *n_order, json *j) {
     size_t top = (size_t)r->options->top, ranked = 0;
     double load = (double)l->load[p->expert];
     for (size_t i = 0; i < n; i++) c[i] = (candidate){ (double)p[i].best, p[i].sum, &p[i] };
     qsort(c, n, sizeof *c, better);
-    text_printf(out, "{\"expert\":%lu,\"weight\":[", (unsigned long)p->expert);
+    json_open(j, NULL, '{');
+    json_whole(j, "expert", p->expert);
+    json_open(j, "weight", '[');
     for (size_t i = 0; i < n && i < top; i++) {
         const pair *q = c[i].pair;
-        text_append_string(out, i ? ",{\"t\":" : "{\"t\":");
-        put_token(r, q->token, order, n_order, out);
-        text_printf(out, ",\"n\":%llu,\"w\":", (unsigned long long)q->count);
-        text_append_float(out, q->best);
-        text_append_string(out, ",\"sum\":");
-        put_number(out, q->sum);
-        text_printf(out, ",\"line\":%lld,\"before\":[", (long long)q->line);
-        put_around(r, q->around, order, n_order, out);
-        text_append_string(out, "],\"after\":[");
-        put_around(r, q->around + CONTEXT, order, n_order, out);
-        text_append_string(out, "]}");
+        json_open(j, NULL, '{');
+        put_token(r, "t", q->token, order, n_order, j);
+        json_whole(j, "n", (int64_t)q->count);
+        json_float(j, "w", q->best);
+        json_digits(j, "sum", q->sum, DIGITS);
+        json_whole(j, "line", q->line);
+        put_around(r, "before", q->around, order, n_order, j);
+        put_around(r, "after", q->around + CONTEXT, order, n_order, j);
+        json_close(j, '}');
     }
-    text_append_string(out, "],\"lift\":[");
+    json_close(j, ']');
+    json_open(j, "lift", '[');
     for (size_t i = 0; i < n; i++)
         if (p[i].count >= (uint64_t)r->options->min_count)
             c[ranked++] = (candidate){ (double)p[i].count / load * (double)l->tokens / (double)l->seen[p[i].token],
@@ -898,23 +859,21 @@ static void put_expert(routing *r, const layer *l, const pair *p, size_t n, cand
     qsort(c, ranked, sizeof *c, better);
     for (size_t i = 0; i < ranked && i < top; i++) {
         const pair *q = c[i].pair;
-        text_append_string(out, i ? ",{\"t\":" : "{\"t\":");
-        put_token(r, q->token, order, n_order, out);
-        text_printf(out, ",\"n\":%llu,\"all\":%llu,\"lift\":", (unsigned long long)q->count,
-                    (unsigned long long)l->seen[q->token]);
-        put_number(out, c[i].key);
-        text_append_string(out, "}");
+        json_open(j, NULL, '{');
+        put_token(r, "t", q->token, order, n_order, j);
+        json_whole(j, "n", (int64_t)q->count);
+        json_whole(j, "all", (int64_t)l->seen[q->token]);
+        json_digits(j, "lift", c[i].key, DIGITS);
+        json_close(j, '}');
     }
-    text_append_string(out, "]}");
+    json_close(j, ']');
+    json_close(j, '}');
 }
 
-/* The experts of a layer with the largest loads. The layer's table is useless afterwards: its pairs are sorted. */
-static int put_preferred(routing *r, layer *l, uint32_t *order, size_t *n_order, text_bytes *out) {
+/* The experts of a layer with the largest loads. The layer's index is gone afterwards: its pairs are sorted. */
+static int put_preferred(routing *r, layer *l, uint32_t *order, size_t *n_order, json *j) {
     size_t n = (size_t)l->experts, listed = (size_t)r->options->experts < n ? (size_t)r->options->experts : n, most = 1;
-    int any = 0;
-    free(l->table);
-    l->table = NULL;
-    l->table_size = 0;
+    text_index_free(&l->index);
     if (l->n_pairs) qsort(l->pairs, l->n_pairs, sizeof *l->pairs, by_expert);
     for (size_t i = 0, end; i < l->n_pairs; i = end) {
         for (end = i; end < l->n_pairs && l->pairs[end].expert == l->pairs[i].expert;) end++;
@@ -930,8 +889,8 @@ static int put_preferred(routing *r, layer *l, uint32_t *order, size_t *n_order,
         for (size_t i = 0, end; i < l->n_pairs; i = end) {
             for (end = i; end < l->n_pairs && l->pairs[end].expert == l->pairs[i].expert;) end++;
             if (!wanted[l->pairs[i].expert]) continue;
-            if (any++) text_append_string(out, ",\n");
-            put_expert(r, l, l->pairs + i, end - i, c, order, n_order, out);
+            if (j->more) json_break(j);
+            put_expert(r, l, l->pairs + i, end - i, c, order, n_order, j);
         }
     }
     int status = rank && wanted && c ? 0 : EXIT_MODEL;
@@ -941,49 +900,81 @@ static int put_preferred(routing *r, layer *l, uint32_t *order, size_t *n_order,
 
 /* ==== 8. Page =========================================================================================== */
 
-static void put_sentences(routing *r, uint32_t *order, size_t *n_order, text_bytes *out) {
-    for (size_t i = 0; i < r->n_shown; i++) {
-        const shown_row *s = &r->shown[i], *before = i ? s - 1 : NULL;
-        int line = !before || before->line != s->line, first = line || before->layer != s->layer;
-        if (first && before) text_append_string(out, "]}");
-        if (line) text_printf(out, "%s{\"line\":%lld,\"layers\":[", before ? "]},\n" : "", (long long)s->line);
-        if (first) text_printf(out, "%s{\"layer\":%lu,\"tokens\":[", line ? "" : ",", (unsigned long)s->layer);
-        text_append_string(out, first ? "[" : ",[");
-        put_token(r, s->token, order, n_order, out);
-        text_printf(out, ",%d,%lu", s->empty, (unsigned long)s->n);
-        for (size_t k = 0; k < s->kept; k++) {
-            text_printf(out, ",%lu,", (unsigned long)r->shown_weights[s->first + k].expert);
-            text_append_float(out, r->shown_weights[s->first + k].weight);
-        }
-        text_append_string(out, "]");
+static void put_row(routing *r, const shown_row *s, uint32_t *order, size_t *n_order, json *j) {
+    json_open(j, NULL, '[');
+    put_token(r, NULL, s->token, order, n_order, j);
+    json_whole(j, NULL, s->empty);
+    json_whole(j, NULL, s->n);
+    for (size_t k = 0; k < s->kept; k++) {
+        json_whole(j, NULL, r->shown_weights[s->first + k].expert);
+        json_float(j, NULL, r->shown_weights[s->first + k].weight);
     }
-    if (r->n_shown) text_append_string(out, "]}]}");
+    json_close(j, ']');
+}
+
+static void put_sentences(routing *r, uint32_t *order, size_t *n_order, json *j) {
+    json_open(j, "text", '[');
+    for (size_t i = 0, end; i < r->n_shown; i = end) { /* a sentence */
+        const int64_t line = r->shown[i].line;
+        if (i) json_break(j);
+        json_open(j, NULL, '{');
+        json_whole(j, "line", line);
+        json_open(j, "layers", '[');
+        for (end = i; end < r->n_shown && r->shown[end].line == line;) { /* a layer of it */
+            const uint32_t number = r->shown[end].layer;
+            json_open(j, NULL, '{');
+            json_whole(j, "layer", number);
+            json_open(j, "tokens", '[');
+            for (; end < r->n_shown && r->shown[end].line == line && r->shown[end].layer == number; end++)
+                put_row(r, &r->shown[end], order, n_order, j);
+            json_close(j, ']');
+            json_close(j, '}');
+        }
+        json_close(j, ']');
+        json_close(j, '}');
+    }
+    json_close(j, ']');
+}
+
+/* The tokens by their numbers in the page: text and id, or null. */
+static void put_tokens(const routing *r, const uint32_t *order, size_t n_order, json *j) {
+    json_open(j, "tokens", '[');
+    for (size_t i = 0; i < n_order; i++) {
+        const token *t = &r->tokens[order[i]];
+        json_open(j, NULL, '[');
+        if (t->length) json_string(j, NULL, r->texts.data + t->text, t->length);
+        else json_null(j, NULL);
+        if (t->id < 0) json_null(j, NULL);
+        else json_whole(j, NULL, t->id);
+        json_close(j, ']');
+    }
+    json_close(j, ']');
 }
 
 static int put_data(routing *r, const char *title, text_bytes *out) {
+    json j = { .out = out, .script = 1 };
     uint32_t *order = malloc((r->n_tokens + 1) * sizeof *order);
     size_t n_order = 0;
     int status = order ? 0 : EXIT_MODEL;
-    put_head(r, title, out);
+    put_head(r, title, &j);
     for (size_t i = 0; i < r->n_layers && !status; i++) {
-        text_append_string(out, i ? ",\n{" : "{");
-        put_layer(&r->layers[i], out);
-        text_append_string(out, ",\n\"preferred\":[");
-        status = put_preferred(r, &r->layers[i], order, &n_order, out);
-        text_append_string(out, "]}");
+        json_break(&j);
+        json_open(&j, NULL, '{');
+        put_layer(&r->layers[i], &j);
+        json_break(&j);
+        json_open(&j, "preferred", '[');
+        status = put_preferred(r, &r->layers[i], order, &n_order, &j);
+        json_close(&j, ']');
+        json_close(&j, '}');
     }
-    text_printf(out, "],\n\"top\":%d,\"min_count\":%d,\"text\":[", r->options->top, r->options->min_count);
-    if (!status) put_sentences(r, order, &n_order, out);
-    text_append_string(out, "],\n\"tokens\":[");
-    for (size_t i = 0; i < n_order; i++) {
-        const token *t = &r->tokens[order[i]];
-        text_append_string(out, i ? ",[" : "[");
-        if (t->length) put_string(out, r->texts.data + t->text, t->length);
-        else text_append_string(out, "null");
-        if (t->id < 0) text_append_string(out, ",null]");
-        else text_printf(out, ",%lld]", (long long)t->id);
-    }
-    text_append_string(out, "]}");
+    json_close(&j, ']');
+    json_break(&j);
+    json_whole(&j, "top", r->options->top);
+    json_whole(&j, "min_count", r->options->min_count);
+    if (!status) put_sentences(r, order, &n_order, &j);
+    json_break(&j);
+    if (!status) put_tokens(r, order, n_order, &j);
+    json_close(&j, '}');
     free(order);
     return status;
 }

@@ -13,9 +13,8 @@
 #include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/programs/routing.h"
+#include "tools/text/json.h"
 #include "tools/text/text.h"
-
-#include <cjson/cJSON.h>
 
 #include <getopt.h>
 #include <math.h>
@@ -26,38 +25,46 @@
 /* ==== 1. Options ======================================================================================== */
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-score -m MODEL [OPTION]...\n"
-        "Says how probable a language model finds UTF-8 lines from standard input: for each one, in order, the natural\n"
-        "logarithm of its probability TAB tokens TAB perplexity. The end of the line is a token too. Totals go to standard\n"
-        "error: perplexity is exp(nats / count); of words and characters the line's end counts as one.\n"
-        "\n"
-        "  -m, --model FILE          the model\n"
-        "  -i, --input FILE          read this instead of standard input\n"
-        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
-        "                            lines that were finished, whole\n"
-        "      --ids                 lines are token ids separated by spaces\n"
-        "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces; unknown ones become the\n"
-        "                            unknown token\n"
-        "      --json                one JSON object per line: text, logprob, tokens, perplexity, ids, token_logprobs; error\n"
-        "                            where a line could not be scored\n"
-        "      --max-len N           longest line, in tokens, its end included\n"
-        "      --truncate            cut a line at the first thing that cannot be used, rather than leave it out\n"
-        "      --stats               seconds and memory to standard error at the end\n"
-        "  -v, --verbose             say on standard error what is used\n"
-        "  -q, --quiet               no progress, no warnings and no totals; lines that fail are still reported\n"
-        "\n",
-        to);
-    fputs(
-        PROGRAM_HELP_GATES("token") "\n" PROGRAM_HELP_SPEED(
-            "lines scored") "\n"
-                            "An empty line is scored as well: its end alone. A line that cannot be scored, because it is too long for one, gives\n"
-                            "an empty line, and standard error says which and why. Translations are scored by moe-translate --score.\n"
-                            "\n" PROGRAM_HELP_EXIT(
-                                "all scored",
-                                "some lines were not") "\n"
-                                                       "Example: echo 'Good morning!' | moe-score -m lm.bin\n",
-        to);
+    fputs("Usage: moe-score -m MODEL [OPTION]...\n"
+          "Says how probable a language model finds lines of UTF-8 text from standard\n"
+          "input. Each line in gives one line out, in the same order: the natural logarithm\n"
+          "of its probability TAB tokens TAB perplexity. The end of a line is a token too.\n"
+          "Standard error gets the totals; perplexity is exp(nats / count). Where words or\n"
+          "characters are counted, the end of a line counts as one.\n"
+          "\n"
+          "  -m, --model FILE          the model\n"
+          "  -i, --input FILE          read this file instead of standard input\n"
+          "  -o, --output FILE         write to this file instead of standard output; after\n"
+          "                            a failure or ^C it holds the whole lines that were\n"
+          "                            finished\n"
+          "      --ids                 lines are token ids with spaces between them\n"
+          "      --pretokenized        lines are pieces of the model's vocabulary with\n"
+          "                            spaces between them; other pieces become the unknown\n"
+          "                            token\n"
+          "      --json                one JSON object per line: text, logprob, tokens,\n"
+          "                            perplexity, ids, token_logprobs; error where a line\n"
+          "                            could not be scored\n"
+          "      --max-len N           longest line, in tokens, its end included\n"
+          "      --truncate            cut a line where the first unusable part begins;\n"
+          "                            without it such a line is not used at all\n"
+          "      --stats               report seconds and memory on standard error at the\n"
+          "                            end\n"
+          "  -v, --verbose             say on standard error what is used\n"
+          "  -q, --quiet               no progress, no warnings and no totals; a line that\n"
+          "                            fails is still reported\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_GATES("token") "\n" PROGRAM_HELP_SPEED("lines scored"), to);
+    fputs("\n"
+          "An empty line is scored as well: its end alone. A line that is too long cannot\n"
+          "be scored. It gives an empty line, and standard error says which line and why.\n"
+          "moe-translate --score scores translations.\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_EXIT("all scored", "some lines were not"), to);
+    fputs("\n"
+          "Example: echo 'Good morning!' | moe-score -m models/lm-en.bin\n",
+          to);
 }
 
 /* -1: go on; else the exit status. */
@@ -91,22 +98,23 @@ static void plain_line(text_job *job, const moe_hypothesis *h) {
 
 /* The line for a job as JSON; h NULL where there is no result. */
 static void json_line(text_job *job, const moe_hypothesis *h) {
-    cJSON *object = cJSON_CreateObject();
-    cJSON_AddNumberToObject(object, "line", (double)job->line);
-    if (job->failed && !job->source.length) cJSON_AddNullToObject(object, "text");
-    else cJSON_AddStringToObject(object, "text", job->source.length ? job->source.data : "");
+    json j = { .out = &job->output };
+    json_open(&j, NULL, '{');
+    json_whole(&j, "line", (int64_t)job->line);
+    if (job->failed && !job->source.length) json_null(&j, "text");
+    else json_text(&j, "text", job->source.length ? job->source.data : "");
     if (h) {
-        cJSON_AddItemToObject(object, "logprob", program_json_float(h->logprob));
-        cJSON_AddNumberToObject(object, "tokens", (double)tokens_of(h));
-        cJSON_AddItemToObject(object, "perplexity",
-                              program_json_float((float)perplexity(-(double)h->logprob, (double)tokens_of(h))));
-        cJSON_AddItemToObject(object, "ids", program_json_ids(h->ids, h->n_ids));
-        cJSON *list = cJSON_AddArrayToObject(object, "token_logprobs");
-        for (size_t i = 0; i < tokens_of(h); i++) cJSON_AddItemToArray(list, program_json_float(h->token_logprobs[i]));
+        json_float(&j, "logprob", h->logprob);
+        json_whole(&j, "tokens", (int64_t)tokens_of(h));
+        json_float(&j, "perplexity", (float)perplexity(-(double)h->logprob, (double)tokens_of(h)));
+        json_ids(&j, "ids", h->ids, h->n_ids);
+        json_open(&j, "token_logprobs", '[');
+        for (size_t i = 0; i < tokens_of(h); i++) json_float(&j, NULL, h->token_logprobs[i]);
+        json_close(&j, ']');
     }
-    if (job->failed) cJSON_AddStringToObject(object, "error", job->note);
-    else if (job->cut) cJSON_AddStringToObject(object, "cut", job->note);
-    program_json_output(object, &job->output);
+    if (job->failed) json_text(&j, "error", job->note);
+    else if (job->cut) json_text(&j, "cut", job->note);
+    json_close(&j, '}');
 }
 
 /* ==== 3. Flow =========================================================================================== */
@@ -184,12 +192,12 @@ static void app_totals(const program_flow *flow, const moe_session *session, dou
                     (unsigned long long)flow->pieces);
     }
     if (flow->options->stats) {
-        fprintf(
-            stderr,
-            "seconds          %.3f\ntokens/s         %.1f\npeak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
-            "kernels          %s\n",
-            elapsed, elapsed > 0 ? (double)a->tokens / elapsed : 0.0, program_resident(), (double)s.bytes / 1048576.0,
-            s.isa ? s.isa : "?");
+        fprintf(stderr,
+                "seconds          %.3f\ntokens/s         %.1f\n"
+                "peak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
+                "kernels          %s\n",
+                elapsed, elapsed > 0 ? (double)a->tokens / elapsed : 0.0, program_resident(),
+                (double)s.bytes / 1048576.0, s.isa ? s.isa : "?");
         program_expert_stats(&s);
     }
 }

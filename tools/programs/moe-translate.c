@@ -14,10 +14,9 @@
 #include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/programs/routing.h"
+#include "tools/text/json.h"
 #include "tools/text/spm.h"
 #include "tools/text/text.h"
-
-#include <cjson/cJSON.h>
 
 #include <errno.h>
 #include <getopt.h>
@@ -35,79 +34,123 @@ typedef struct options {
     float length_penalty, coverage_penalty, prune, rerank; /* NaN: not given */
     const char *preset;
     int score, prefix, self_test;
+    int raw, force, early_stopping; /* the last two: -1: not given */
+    int32_t end;                    /* the model's end token, for --raw-ids */
+    int longest;                    /* target that it can write at all; 0: it does not say */
 } options;
 
 static void usage(FILE *to) {
-    fputs(
-        "Usage: moe-translate -m MODEL -t LANG [OPTION]...\n"
-        "Translates UTF-8 lines from standard input, one line out for each line in, in order.\n"
-        "\n"
-        "Files and languages\n"
-        "  -m, --model FILE          the model\n"
-        "  -t, --target LANG         language to translate into, such as de\n"
-        "  -s, --source LANG         language of the input, which the model else finds out by itself; used by --rerank\n"
-        "  -i, --input FILE          read this instead of standard input\n"
-        "  -o, --output FILE         write this instead of standard output; after a failure or ^C it holds the\n"
-        "                            lines that were finished, whole\n"
-        "\n"
-        "Search\n"
-        "      --preset NAME         search as the engine of a checkpoint does: paper, nvidia, tf or mlperf (default: what\n"
-        "                            the model says); the options below change parts of it\n"
-        "      --beam N              hypotheses kept at each step; 1 is greedy (default: the model's)\n"
-        "      --nbest N             give the N best translations, separated by TABs (in --json: a list)\n"
-        "      --length-penalty A    alpha of the GNMT length penalty; 0 is none\n"
-        "      --coverage-penalty B  beta of the GNMT coverage penalty; 0 is none\n"
-        "      --prune MARGIN        drop hypotheses this much worse than the best (natural log); 0 is never\n"
-        "      --rerank W            choose among the hypotheses of the beam by how well each explains the input too: W times\n"
-        "                            the log-probability of the input given it is added to its score (noisy channel). Better\n"
-        "                            and slower; 0 is never (default: the model's). Models of several languages can do it\n"
-        "      --max-len N           longest line and longest translation, in tokens\n"
-        "      --split N             translate lines of more than N characters sentence by sentence; 0: never (default: 120; 0 with\n"
-        "                            --json, --nbest, --score, --prefix, --routing, --ids and --pretokenized, which show whole\n"
-        "                            lines)\n"
-        "      --truncate            cut a line at the first thing that cannot be used, rather than leave it out\n"
-        "\n"
-        "Input and output\n"
-        "      --ids                 lines are token ids separated by spaces, in and out\n"
-        "      --pretokenized        lines are pieces of the model's vocabulary separated by spaces, in and out; unknown\n"
-        "                            ones become the unknown token (tools/convert/moses-bpe.py makes them for Moses + BPE)\n"
-        "      --score               lines are source TAB target; gives the target's log-probability TAB tokens\n"
-        "      --prefix              lines are source TAB first words of its translation; gives the whole translation that begins\n"
-        "                            with them\n"
-        "      --json                one JSON object per line: source, prefix, translation, score, ids, token_logprobs,\n"
-        "                            nbest; error where a line could not be translated\n"
-        "      --stats               tokens, seconds and memory to standard error at the end\n"
-        "  -v, --verbose             say on standard error what is used: kernels or GPU, memory\n"
-        "  -q, --quiet               no progress and no warnings; lines that fail are still reported\n"
-        "\n",
-        to);
-    fputs(
-        PROGRAM_HELP_GATES(
-            "token") "                            The routing is that of the best translation, which is scored for it once more\n"
-                     "\n"
-                     "Speed (none of these changes a single byte of the output)\n"
-                     "      --threads N           threads that compute (default: one per processor)\n"
-                     "      --batch N             sentences decoded at once\n"
-                     "      --batch-tokens N      source tokens decoded at once, about: many short sentences or few long ones\n"
-                     "      --no-mmap             read the model into memory of its own: a tenth faster, slower to start\n" PROGRAM_HELP_VERIFY
-                     "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n"
-                     "      --device NAME         cpu, cuda or cuda:N; without it a GPU where this build and machine have one that\n"
-                     "                            works (default: MOE_DEVICE)\n"
-                     "      --gpu-memory MB       memory of the GPU to take at most (default: whatever is free). Experts that do not fit\n"
-                     "                            stay in host memory and are fetched when a token goes to them: slower, same bytes\n"
-                     "\n"
-                     "      --self-test           translate the sentences stored in the model and compare; needs only -m\n"
-                     "  -h, --help                this text\n"
-                     "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
-                     "\n"
-                     "A line in capitals is translated as if it were in small letters, and the translation is put in capitals.\n"
-                     "An empty line gives an empty line. A line that cannot be translated, or a sentence of a line that is split,\n"
-                     "gives nothing too, and standard error says which and why. CRLF line ends are read, LF is written.\n"
-                     "\n" PROGRAM_HELP_EXIT(
-                         "all translated",
-                         "some lines were not (or the self-test failed)") "\n"
-                                                                          "Example: echo 'Good morning!' | moe-translate -m models/en-de-fr-es.bin -t de\n",
-        to);
+    fputs("Usage: moe-translate -m MODEL -t LANG [OPTION]...\n"
+          "Translates lines of UTF-8 text from standard input. Each line in gives one line\n"
+          "out, in the same order.\n"
+          "\n"
+          "Files and languages\n"
+          "  -m, --model FILE          the model\n"
+          "  -t, --target LANG         language to translate into, such as de\n"
+          "  -s, --source LANG         language of the input. NLLB and M2M-100 want to be\n"
+          "                            told. Other models find it out, for --rerank alone\n"
+          "  -i, --input FILE          read this file instead of standard input\n"
+          "  -o, --output FILE         write to this file instead of standard output; after\n"
+          "                            a failure or ^C it holds the whole lines that were\n"
+          "                            finished\n"
+          "\n"
+          "Search\n"
+          "      --preset NAME         search as the engine of a checkpoint does: paper,\n"
+          "                            nvidia, tf or mlperf (default: the model's). The\n"
+          "                            options below change parts of the preset\n"
+          "      --beam N              hypotheses that each step keeps; 1 is greedy\n"
+          "                            (default: the model's)\n"
+          "      --nbest N             give the N best translations, separated by TABs\n"
+          "                            (with --json: a list)\n"
+          "      --length-penalty A    alpha of the GNMT length penalty; 0 is none\n"
+          "      --coverage-penalty B  beta of the GNMT coverage penalty; 0 is none\n"
+          "      --prune MARGIN        drop hypotheses whose log-probability is MARGIN\n"
+          "                            worse than the best one's; 0 is never\n"
+          "      --rerank W            choose the hypothesis of the beam that also explains\n"
+          "                            the input: W times the log-probability of the input\n"
+          "                            given the hypothesis is added to its score (noisy\n"
+          "                            channel). Better and slower; 0 is never (default:\n"
+          "                            the model's). Needs a model of several languages\n"
+          "      --early-stopping[=0]  for models with Hugging Face's search: stop when as\n"
+          "                            many hypotheses as the beam holds have ended; =0:\n"
+          "                            when none can be better any more (default: the\n"
+          "                            model's)\n"
+          "      --force ID            the first token of every translation, which costs\n"
+          "                            nothing\n"
+          "      --max-len N           longest line and longest translation, in tokens; of\n"
+          "                            a Transformer only the translation\n"
+          "      --split N             translate a line of more than N characters sentence\n"
+          "                            by sentence; 0 is never (default: 120; 0 with\n"
+          "                            --json, --nbest, --score, --prefix, --routing, --ids\n"
+          "                            and --pretokenized, which show whole lines)\n"
+          "      --truncate            cut a line where the first unusable part begins;\n"
+          "                            without it such a line is not used at all\n"
+          "\n",
+          to);
+    fputs("Input and output\n"
+          "      --ids                 lines are token ids with spaces between them, in and\n"
+          "                            out\n"
+          "      --raw-ids             the same, but a line is all that the encoder reads,\n"
+          "                            language token and end included, and all that was\n"
+          "                            generated comes out. Targets of --score and --prefix\n"
+          "                            are so too\n"
+          "      --pretokenized        lines are pieces of the model's vocabulary with\n"
+          "                            spaces between them, in and out. Other pieces become\n"
+          "                            the unknown token. tools/convert/moses-bpe.py makes\n"
+          "                            the pieces for Moses + BPE\n"
+          "      --score               lines are source TAB target; gives the target's\n"
+          "                            log-probability TAB tokens\n"
+          "      --prefix              lines are source TAB first words of a translation;\n"
+          "                            gives the whole translation that begins with those\n"
+          "                            words\n"
+          "      --json                one JSON object per line: source, prefix,\n"
+          "                            translation, score, ids, token_logprobs, nbest;\n"
+          "                            error where a line could not be translated\n"
+          "      --stats               report tokens, seconds and memory on standard error\n"
+          "                            at the end\n"
+          "  -v, --verbose             say on standard error what is used: kernels or GPU,\n"
+          "                            memory\n"
+          "  -q, --quiet               no progress and no warnings; a line that fails is\n"
+          "                            still reported\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_GATES("token"), to);
+    fputs("                            The routing is that of the best translation, which\n"
+          "                            is scored once more for this\n"
+          "\n"
+          "Speed (the output has the same bytes whatever these say)\n"
+          "      --threads N           threads that compute (default: one per processor)\n"
+          "      --batch N             sentences decoded at once\n"
+          "      --batch-tokens N      source tokens decoded at once, about: many short\n"
+          "                            sentences or few long ones\n"
+          "      --no-mmap             read the model into memory of its own: a tenth\n"
+          "                            faster, but slower to start\n" PROGRAM_HELP_VERIFY
+          "      --isa NAME            kernels to use (default: MOE_ISA, else the best ones\n"
+          "                            that this machine can run)\n"
+          "      --device NAME         cpu, cuda or cuda:N (default: MOE_DEVICE, else a GPU\n"
+          "                            if this build and this machine have one that works)\n"
+          "      --gpu-memory MB       take at most this much of the GPU's memory (default:\n"
+          "                            all that is free). Experts that do not fit stay in\n"
+          "                            host memory; each is fetched when a token goes to\n"
+          "                            it: slower, same bytes\n"
+          "\n"
+          "      --self-test           translate the sentences that the model file holds\n"
+          "                            and compare; needs only -m\n"
+          "  -h, --help                this text\n"
+          "  -V, --version             version of moe and of SentencePiece, and the kernels\n"
+          "                            of this build\n"
+          "\n"
+          "A line in capitals is translated as if it were in small letters; its translation\n"
+          "comes out in capitals. An empty line gives an empty line. A line that cannot be\n"
+          "translated gives an empty line too, and standard error says which line and why.\n"
+          "Of a line that is split only the sentences that cannot be translated are left\n"
+          "out. CRLF line ends are read, LF is written.\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_EXIT("all translated", "some lines were not (or the self-test failed)"), to);
+    fputs("\n"
+          "Example: echo 'Good morning!' | moe-translate -m models/en-de-fr-es.bin -t de\n",
+          to);
 }
 
 /* -1: go on; else the exit status. */
@@ -126,7 +169,10 @@ static int parse_options(int argc, char **argv, options *o) {
         GPU_MEMORY,
         SPLIT,
         RERANK,
-        PREFIX
+        PREFIX,
+        RAW_IDS,
+        FORCE,
+        EARLY_STOPPING
     };
     static const struct option known[] = { PROGRAM_OPTIONS,
                                            PROGRAM_GATE_OPTIONS,
@@ -148,6 +194,9 @@ static int parse_options(int argc, char **argv, options *o) {
                                            { "gpu-memory", required_argument, NULL, GPU_MEMORY },
                                            { "split", required_argument, NULL, SPLIT },
                                            { "prefix", no_argument, NULL, PREFIX },
+                                           { "raw-ids", no_argument, NULL, RAW_IDS },
+                                           { "force", required_argument, NULL, FORCE },
+                                           { "early-stopping", optional_argument, NULL, EARLY_STOPPING },
                                            { NULL, 0, NULL, 0 } };
     program_common *common = &o->common;
     *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
@@ -156,6 +205,8 @@ static int parse_options(int argc, char **argv, options *o) {
                     .batch_tokens = -1,
                     .gpu_memory = -1,
                     .split = -1,
+                    .force = -1,
+                    .early_stopping = -1,
                     .length_penalty = NAN,
                     .coverage_penalty = NAN,
                     .prune = NAN,
@@ -175,6 +226,12 @@ static int parse_options(int argc, char **argv, options *o) {
         case PRESET: o->preset = optarg; break;
         case SCORE: o->score = 1; break;
         case PREFIX: o->prefix = 1; break;
+        case RAW_IDS: o->raw = common->ids = 1; break;
+        case FORCE: status = program_int("force", optarg, 0, INT32_MAX, &o->force); break;
+        case EARLY_STOPPING:
+            o->early_stopping = 1;
+            if (optarg) status = program_int("early-stopping", optarg, 0, 1, &o->early_stopping);
+            break;
         case DEVICE: o->device = optarg; break;
         case GPU_MEMORY: status = program_int("gpu-memory", optarg, 1, 1 << 30, &o->gpu_memory); break;
         case SPLIT: status = program_int("split", optarg, 0, TEXT_MAX_LINE, &o->split); break;
@@ -191,6 +248,8 @@ static int parse_options(int argc, char **argv, options *o) {
     moe_session_params preset = { 0 };
     if (o->preset && !moe_session_params_preset(&preset, o->preset))
         return program_usage_error("--preset is paper, nvidia, tf or mlperf, not '%s'", o->preset);
+    if (o->force >= 0 && o->score)
+        return program_usage_error("--force and --score do not go together: the target says it");
     if (common->ids && common->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
     if (o->score && o->prefix) return program_usage_error("--score and --prefix do not go together");
     if (o->score && o->nbest > 0) return program_usage_error("--score and --nbest do not go together");
@@ -215,7 +274,13 @@ static void apply_options(const options *o, moe_session_params *p) {
         p->batch_tokens = o->batch_tokens;
         p->batch = o->batch_tokens < 8 ? 1 : o->batch_tokens / 8 > 4096 ? 4096 : o->batch_tokens / 8;
     }
+    const int max_source = p->max_source;
     program_apply(&common, p);
+    if (common.max_len > 0 && p->rules == MOE_RULES_HF) { /* counts what is generated */
+        p->max_source = max_source;
+        p->max_len_factor = 0;
+        p->max_len_offset = common.max_len;
+    }
     if (o->device) p->device = o->device;
     if (o->gpu_memory > 0) p->device_memory = (size_t)o->gpu_memory << 20;
     if (o->self_test) return; /* the stored sentences were made with the model's own settings */
@@ -229,9 +294,28 @@ static void apply_options(const options *o, moe_session_params *p) {
     if (!isnan(o->prune)) p->prune = o->prune;
     if (!isnan(o->rerank)) p->rerank = o->rerank;
     if (o->score) p->rerank = 0; /* nothing is chosen */
+    if (o->early_stopping >= 0) p->early_stopping = o->early_stopping;
 }
 
 /* ==== 2. Lines ========================================================================================== */
+
+/* With --raw-ids everything that was generated is shown. */
+static int shows_end(const options *o, const moe_hypothesis *h) { return o->raw && h->finished; }
+
+static int ends_raw(const options *o, const text_ids *target) {
+    return o->raw && target->length && target->data[target->length - 1] == o->end;
+}
+
+/* The result of scoring, without the end token if the target of --raw-ids has none. */
+static moe_hypothesis scored(const options *o, const text_job *job, const moe_result *result) {
+    moe_hypothesis h = result->hypotheses[0];
+    if (!o->raw || !o->score || ends_raw(o, &job->target_ids)) return h;
+    h.finished = 0;
+    h.logprob = 0;
+    h.score = NAN; /* only whole translations have one */
+    for (size_t i = 0; i < h.n_ids; i++) h.logprob = h.logprob + h.token_logprobs[i];
+    return h;
+}
 
 /* A hypothesis as text, as ids (--ids) or as pieces (--pretokenized). */
 static moe_status append_translation(const text_front *front, const options *o, const text_job *job,
@@ -241,60 +325,68 @@ static moe_status append_translation(const text_front *front, const options *o, 
     if (o->common.pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
     else if (o->common.ids) text_append_ids(out, h->ids, h->n_ids);
     else status = text_decode(front, h->ids, h->n_ids, out, error);
+    if (shows_end(o, h)) text_printf(out, h->n_ids ? " %d" : "%d", (int)o->end);
     if (!status && job->shouted && !out->failed) text_shout(out->data + begin, out->length - begin);
     return status;
 }
 
-/* Add the fields of a hypothesis to an object. README.md in this folder documents the keys: other programs depend on
- * them. */
+/* Write the fields of a hypothesis into the open object. Other programs depend on the keys: README.md here has them. */
 static moe_status json_hypothesis(const text_front *front, const options *o, const text_job *job,
-                                  const moe_hypothesis *h, cJSON *object, moe_error *error) {
+                                  const moe_hypothesis *h, json *j, moe_error *error) {
+    const size_t tokens = h->n_ids + (h->finished != 0);
     if (!o->score) {
         text_bytes text = { 0 };
         moe_status status = append_translation(front, o, job, h, &text, error);
-        if (!status && !text.failed) cJSON_AddStringToObject(object, "translation", text.data);
+        j->out->failed |= text.failed;
+        if (!status && !text.failed) json_text(j, "translation", text.data);
         text_bytes_free(&text);
         if (status) return status;
     }
-    cJSON_AddItemToObject(object, "score", program_json_float(h->score));
-    cJSON_AddItemToObject(object, "logprob", program_json_float(h->logprob));
-    if (h->reverse != 0.0f) cJSON_AddItemToObject(object, "reverse", program_json_float(h->reverse));
-    if (!o->score) cJSON_AddBoolToObject(object, "finished", h->finished);
-    else cJSON_AddNumberToObject(object, "tokens", (double)(h->n_ids + (h->finished != 0)));
-    cJSON_AddItemToObject(object, "ids", program_json_ids(h->ids, h->n_ids));
-    cJSON *list = cJSON_AddArrayToObject(object, "token_logprobs");
-    for (size_t i = 0; i < h->n_ids + (h->finished != 0); i++)
-        cJSON_AddItemToArray(list, program_json_float(h->token_logprobs[i]));
+    json_float(j, "score", h->score);
+    json_float(j, "logprob", h->logprob);
+    if (h->reverse != 0.0f) json_float(j, "reverse", h->reverse);
+    if (!o->score) json_bool(j, "finished", h->finished);
+    else json_whole(j, "tokens", (int64_t)tokens);
+    json_open(j, "ids", '[');
+    for (size_t i = 0; i < h->n_ids; i++) json_whole(j, NULL, h->ids[i]);
+    if (shows_end(o, h)) json_whole(j, NULL, o->end);
+    json_close(j, ']');
+    json_open(j, "token_logprobs", '[');
+    for (size_t i = 0; i < tokens; i++) json_float(j, NULL, h->token_logprobs[i]);
+    json_close(j, ']');
     return MOE_OK;
 }
 
 /* The line for a job as JSON; result NULL where there is none. */
 static moe_status json_line(const text_front *front, const options *o, text_job *job, const moe_result *result,
                             moe_error *error) {
-    cJSON *object = cJSON_CreateObject();
-    cJSON_AddNumberToObject(object, "line", (double)job->line);
-    if (job->failed && !job->source.length) cJSON_AddNullToObject(object, "source");
-    else cJSON_AddStringToObject(object, "source", job->source.length ? job->source.data : "");
-    if (o->score || o->prefix)
-        cJSON_AddStringToObject(object, o->score ? "target" : "prefix", job->target.length ? job->target.data : "");
-    cJSON_AddItemToObject(object, "source_ids",
-                          program_json_ids(job->source_ids.data, job->failed ? 0 : job->source_ids.length));
+    json j = { .out = &job->output };
+    const size_t length = job->output.length;
     moe_status status = MOE_OK;
+    json_open(&j, NULL, '{');
+    json_whole(&j, "line", (int64_t)job->line);
+    if (job->failed && !job->source.length) json_null(&j, "source");
+    else json_text(&j, "source", job->source.length ? job->source.data : "");
+    if (o->score || o->prefix)
+        json_text(&j, o->score ? "target" : "prefix", job->target.length ? job->target.data : "");
+    json_ids(&j, "source_ids", job->source_ids.data, job->failed ? 0 : job->source_ids.length);
     if (result && result->n_hypotheses) {
-        status = json_hypothesis(front, o, job, &result->hypotheses[0], object, error);
-        cJSON *list = o->nbest > 0 ? cJSON_AddArrayToObject(object, "nbest") : NULL;
-        for (size_t i = 0; list && !status && i < result->n_hypotheses; i++) {
-            cJSON *one = cJSON_CreateObject();
-            cJSON_AddItemToArray(list, one);
-            status = json_hypothesis(front, o, job, &result->hypotheses[i], one, error);
+        const moe_hypothesis best = scored(o, job, result);
+        status = json_hypothesis(front, o, job, &best, &j, error);
+        if (o->nbest > 0) json_open(&j, "nbest", '[');
+        for (size_t i = 0; o->nbest > 0 && !status && i < result->n_hypotheses; i++) {
+            json_open(&j, NULL, '{');
+            status = json_hypothesis(front, o, job, &result->hypotheses[i], &j, error);
+            json_close(&j, '}');
         }
+        if (o->nbest > 0) json_close(&j, ']');
     } else if (!o->score) {
-        cJSON_AddStringToObject(object, "translation", "");
+        json_text(&j, "translation", "");
     }
-    if (job->failed) cJSON_AddStringToObject(object, "error", job->note);
-    else if (job->cut) cJSON_AddStringToObject(object, "cut", job->note);
-    if (!status) program_json_output(object, &job->output);
-    else cJSON_Delete(object);
+    if (job->failed) json_text(&j, "error", job->note);
+    else if (job->cut) json_text(&j, "cut", job->note);
+    json_close(&j, '}');
+    if (status) job->output.length = length;
     return status;
 }
 
@@ -303,9 +395,9 @@ static moe_status plain_line(const text_front *front, const options *o, text_job
                              moe_error *error) {
     if (!result || !result->n_hypotheses) return MOE_OK;
     if (o->score) {
-        const moe_hypothesis *h = &result->hypotheses[0];
-        text_append_float(&job->output, h->logprob);
-        text_printf(&job->output, "\t%zu", h->n_ids + (h->finished != 0));
+        const moe_hypothesis h = scored(o, job, result);
+        text_append_float(&job->output, h.logprob);
+        text_printf(&job->output, "\t%zu", h.n_ids + (h.finished != 0));
         return MOE_OK;
     }
     for (size_t i = 0; i < result->n_hypotheses; i++) {
@@ -333,14 +425,24 @@ static const int32_t nothing[1] = { 0 }; /* ids of an empty text: a target is to
 
 static const int32_t *ids_of(const text_ids *ids) { return ids->data ? ids->data : nothing; }
 
+/* A target that says itself what comes first, and perhaps its end, which the session adds. */
+static void raw_target(const options *o, const text_ids *target, moe_request *request) {
+    request->n_target -= (size_t)ends_raw(o, target);
+    request->raw = 1;
+    request->force = request->target_tag = -1;
+}
+
 static void app_ask(program_flow *flow, text_job *job, moe_request *request) {
     app *a = (app *)(void *)flow;
     request->source = ids_of(&job->source_ids);
     request->n_source = job->source_ids.length;
+    request->raw = a->options->raw;
+    request->force = a->options->force;
     if (!a->options->score && !a->options->prefix) return;
     request->target = ids_of(&job->target_ids);
     request->n_target = job->target_ids.length;
     request->prefix = a->options->prefix;
+    if (a->options->raw) raw_target(a->options, &job->target_ids, request);
 }
 
 static void app_see(program_flow *flow, text_job *job, const moe_result *result) {
@@ -399,6 +501,7 @@ static int second_pull(void *user, int wait, moe_request *request) {
     request->target = ids_of(&job->target_ids);
     request->n_target = job->target_ids.length;
     request->user = job;
+    if (a->options->raw) raw_target(a->options, &job->target_ids, request);
     return MOE_PULL_REQUEST;
 }
 
@@ -450,7 +553,7 @@ static int begin_routing(app *a, const moe_session_params *params) {
     moe_error e;
     p.device = "cpu";
     p.beam = p.nbest = 1;
-    p.max_target++; /* for the end of what was cut */
+    if (!a->options->score && p.max_target != a->options->longest) p.max_target++; /* for the end of what was cut */
     p.rules = MOE_RULES_PAPER;
     p.prune = p.coverage_penalty = p.rerank = 0;
     p.min_target = 0;
@@ -632,7 +735,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                                                                : NULL,
                                           .calm = !c->ids && !c->pretokenized && !o->score && !o->prefix,
                                           .max_source = (size_t)params->max_source,
-                                          .max_target = (size_t)params->max_target };
+                                          .max_target = (size_t)params->max_target + (size_t)(o->raw != 0) };
     int status = -1;
     if (c->routing) {
         a.flow.leave = app_leave;
@@ -642,15 +745,22 @@ static int run(const options *o, const text_front *front, moe_session *session, 
     return c->routing ? end_routing(&a, status) : status;
 }
 
-/* The language tag that the options name. */
+static int64_t meta_int(const moe_model *model, const char *key) {
+    ptrdiff_t i = moe_model_meta_find(model, key);
+    return i < 0 ? 0 : moe_model_meta_int(model, (size_t)i, 0);
+}
+
+/* The language tags that the options name. */
 static int choose_language(const options *o, const text_front *front, moe_session_params *params) {
+    const int source_too = meta_int(front->model, "source.tag") == 2;
     moe_error e;
     if (o->source && text_language(front, o->source, &params->source_tag, &e))
         return program_complain("-s: %s", e.message), EXIT_USAGE;
     if (o->target && text_language(front, o->target, &params->target_tag, &e))
         return program_complain("-t: %s", e.message), EXIT_USAGE;
-    if (!o->target && !o->self_test && moe_model_language_count(front->model))
-        return program_ask_language(front, "-t which language to translate into");
+    if (o->raw || o->self_test || !moe_model_language_count(front->model)) return 0;
+    if (!o->target) return program_ask_language(front, "-t which language to translate into");
+    if (source_too && !o->source) return program_ask_language(front, "-s which language the lines are in");
     return 0;
 }
 
@@ -668,6 +778,11 @@ int main(int argc, char **argv) {
     moe_session_params params = moe_session_params_default(front.model);
     moe_session *session = NULL;
     apply_options(&o, &params);
+    o.end = (int32_t)meta_int(front.model, "token.eos");
+    if (o.raw) front.source_extra = 0; /* lines are complete */
+    o.longest = (int)meta_int(front.model, "limit.target");
+    if (o.score && c->max_len < 0 && o.longest > params.max_target)
+        params.max_target = o.longest; /* which may be longer than what is translated by itself */
     status = choose_language(&o, &front, &params);
     if (!status) status = program_session(c, front.model, &params, "a translation", &session);
     if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);

@@ -400,29 +400,6 @@ int program_routing_close(routing_file *file, int status) {
     return e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
 }
 
-cJSON *program_json_float(float value) {
-    if (!isfinite(value)) return cJSON_CreateNull(); /* the probability of an id that is never generated is 0 */
-    text_bytes digits = { 0 };
-    text_append_float(&digits, value);
-    cJSON *number = digits.failed ? NULL : cJSON_CreateRaw(digits.data);
-    text_bytes_free(&digits);
-    return number;
-}
-
-cJSON *program_json_ids(const int32_t *ids, size_t n) {
-    cJSON *list = cJSON_CreateArray();
-    for (size_t i = 0; list && i < n; i++) cJSON_AddItemToArray(list, cJSON_CreateNumber(ids[i]));
-    return list;
-}
-
-void program_json_output(cJSON *object, text_bytes *out) {
-    char *text = cJSON_PrintUnformatted(object);
-    if (text) text_append_string(out, text);
-    else out->failed = 1; /* cJSON passes NULL along when memory runs out */
-    cJSON_free(text);
-    cJSON_Delete(object);
-}
-
 /* ---- 5. Flow ------------------------------------------------------------------------------------------- */
 
 static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };

@@ -14,8 +14,6 @@
 #include "tools/programs/routing.h"
 #include "tools/text/text.h"
 
-#include <cjson/cJSON.h>
-
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -31,9 +29,9 @@
 
 enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
-#define PROGRAM_HELP_EXIT(done, some)                                                  \
-    "Exit status: 0 " done ", 1 " some                                                 \
-    ", 2 usage, 3 model or memory, 4 input or output,\n128 + N stopped by signal N.\n"
+#define PROGRAM_HELP_EXIT(done, some)                                               \
+    "Exit status: 0 " done ", 1 " some ",\n"                                        \
+    "2 usage, 3 model or memory, 4 input or output, 128 + N stopped by signal N.\n"
 
 extern volatile sig_atomic_t program_signal; /* the number of a signal that asked to stop, or 0 */
 
@@ -117,28 +115,35 @@ enum {
         "max-len", required_argument, NULL, PROGRAM_MAX_LEN                                                 \
     }
 
-#define PROGRAM_HELP_GATES(unit)                                                                                                 \
-    "Gates\n"                                                                                                                    \
-    "      --gating NAME         softmax, topk, threshold or batchwise in every mixture, instead of the model's own; with\n"     \
-    "                            batchwise a result depends on what shares its batch\n"                                          \
-    "      --noise SEED          noise on the gates' logits (eq 4), as in training; drawn from SEED and what was read so far,\n" \
-    "                            so that neighbours make no difference (default: none)\n"                                        \
-    "      --routing FILE        write which experts every " unit " went to, and with which weights: JSON lines for\n"           \
-    "                            moe-routing. FILE appears at the end, whole, or not at all; a pipe is written as it comes\n"
+#define PROGRAM_HELP_GATES(unit)                                                           \
+    "Gates\n"                                                                              \
+    "      --gating NAME         use this gate in every mixture instead of the\n"          \
+    "                            model's own: softmax, topk, threshold or batchwise.\n"    \
+    "                            With batchwise a result depends on the other lines\n"     \
+    "                            of its batch\n"                                           \
+    "      --noise SEED          add noise to the gates' logits, as in training (eq\n"     \
+    "                            4). SEED and the text alone decide it, so the batch\n"    \
+    "                            makes no difference (default: no noise)\n"                \
+    "      --routing FILE        write which experts every " unit " went to, with their\n" \
+    "                            weights: JSON lines for moe-routing. FILE appears at\n"   \
+    "                            the end, whole, or not at all; a pipe is written as\n"    \
+    "                            lines come\n"
 
-#define PROGRAM_HELP_VERIFY                                                                                \
-    "      --no-verify           do not look for damage in a model of up to 64 MiB; in larger ones only\n" \
-    "                            moe-info --check does\n"
+#define PROGRAM_HELP_VERIFY                                                              \
+    "      --no-verify           do not look for damage first. In a model larger than\n" \
+    "                            64 MiB only moe-info --check looks\n"
 
-#define PROGRAM_HELP_SPEED(units)                                                                     \
-    "Speed (none of these changes a single byte of the output)\n"                                     \
-    "      --threads N           threads that compute (default: one per processor)\n"                 \
-    "      --batch N             " units " at once\n"                                                 \
-    "      --no-mmap             read the model into memory of its own\n" PROGRAM_HELP_VERIFY         \
-    "      --isa NAME            kernels to use (default: MOE_ISA, else the best this machine has)\n" \
-    "\n"                                                                                              \
-    "  -h, --help                this text\n"                                                         \
-    "  -V, --version             versions of moe and SentencePiece, and the kernels in this build\n"
+#define PROGRAM_HELP_SPEED(units)                                                                            \
+    "Speed (the output has the same bytes whatever these say)\n"                                             \
+    "      --threads N           threads that compute (default: one per processor)\n"                        \
+    "      --batch N             " units " at once\n"                                                        \
+    "      --no-mmap             read the model into memory of its own, do not map it\n" PROGRAM_HELP_VERIFY \
+    "      --isa NAME            kernels to use (default: MOE_ISA, else the best ones\n"                     \
+    "                            that this machine can run)\n"                                               \
+    "\n"                                                                                                     \
+    "  -h, --help                this text\n"                                                                \
+    "  -V, --version             version of moe and of SentencePiece, and the kernels\n"                     \
+    "                            of this build\n"
 
 /* Takes an option from getopt that the program does not handle itself; --help and --version end here. */
 int program_option(program_common *o, int c);
@@ -187,9 +192,6 @@ int program_routing_open(const program_common *o, const text_front *front, routi
 /* Close it; it stays if `status` says that all went well. Gives the exit status. */
 int program_routing_close(routing_file *file, int status);
 
-cJSON *program_json_float(float value); /* all of its digits and no more; null if not finite */
-cJSON *program_json_ids(const int32_t *ids, size_t n);
-void program_json_output(cJSON *object, text_bytes *out); /* append it without line breaks, and delete it */
 
 /* ---- 5. Flow ------------------------------------------------------------------------------------------- */
 

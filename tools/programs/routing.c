@@ -2,28 +2,14 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/programs/routing.h"
+#include "tools/text/json.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 static moe_status no_memory(moe_error *error) {
     *error = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
     return MOE_ERROR_MEMORY;
-}
-
-/* A JSON string. */
-static void append_string(text_bytes *out, const char *data, size_t length) {
-    text_bytes clean = { 0 };
-    text_append_clean(&clean, data, length); /* no control character is left */
-    out->failed |= clean.failed;
-    text_append(out, "\"", 1);
-    for (size_t i = 0; !clean.failed && i < clean.length; i++) {
-        if (clean.data[i] == '"' || clean.data[i] == '\\') text_append(out, "\\", 1);
-        text_append(out, clean.data + i, 1);
-    }
-    text_append(out, "\"", 1);
-    text_bytes_free(&clean);
 }
 
 static moe_status flush_text(routing_file *f, moe_error *error) {
@@ -38,20 +24,26 @@ static size_t wanted(size_t k, size_t n) { return k ? k : n; }
 
 static void append_header(routing_file *f, const char *gating) {
     const moe_model *m = f->front->model;
+    json j = { .out = &f->text };
     ptrdiff_t name = moe_model_meta_find(m, "general.name");
     moe_span s = name < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(m, (size_t)name, 0);
-    text_append_string(&f->text, "{\"model\":");
-    append_string(&f->text, s.data, s.length);
-    text_append_string(&f->text, ",\"layers\":[");
+    json_open(&j, NULL, '{');
+    json_clean(&j, "model", s.data, s.length);
+    json_open(&j, "layers", '[');
     for (size_t i = 0; i < f->n_layers; i++) {
         moe_mixture x = moe_model_mixture(m, i);
         size_t k = x.groups ? wanted(x.parent_k, x.groups) * wanted(x.k, x.experts / x.groups) : wanted(x.k, x.experts);
-        text_append_string(&f->text, i ? ",{\"layer\":" : "{\"layer\":");
-        append_string(&f->text, x.layer, strlen(x.layer));
-        text_printf(&f->text, ",\"experts\":%zu,\"groups\":%zu,\"k\":%zu,\"gate\":\"%s\"}", x.experts, x.groups, k,
-                    gating ? gating : moe_gate_name(x.gate));
+        json_open(&j, NULL, '{');
+        json_text(&j, "layer", x.layer);
+        json_whole(&j, "experts", (int64_t)x.experts);
+        json_whole(&j, "groups", (int64_t)x.groups);
+        json_whole(&j, "k", (int64_t)k);
+        json_text(&j, "gate", gating ? gating : moe_gate_name(x.gate));
+        json_close(&j, '}');
     }
-    text_append_string(&f->text, "]}\n");
+    json_close(&j, ']');
+    json_close(&j, '}');
+    text_append(&f->text, "\n", 1);
 }
 
 moe_status routing_open(routing_file *f, const text_front *front, const char *path, const char *gating,
@@ -131,26 +123,25 @@ static int by_layer_and_position(const void *a, const void *b) {
 }
 
 static void append_entry(routing_file *f, const routing_sentence *s, const routing_entry *e) {
-    text_bytes *out = &f->text;
-    text_printf(out, "{\"line\":%llu,\"layer\":\"%s\",\"position\":%zu", (unsigned long long)s->line,
-                f->layers[e->layer], e->position);
+    json j = { .out = &f->text };
+    json_open(&j, NULL, '{');
+    json_whole(&j, "line", (int64_t)s->line);
+    json_text(&j, "layer", f->layers[e->layer]);
+    json_whole(&j, "position", (int64_t)e->position);
     if (e->token >= 0) {
         moe_span piece = text_piece(f->front, e->token);
-        text_printf(out, ",\"id\":%d", (int)e->token);
-        if (piece.data) {
-            text_append_string(out, ",\"token\":");
-            append_string(out, piece.data, piece.length);
-        }
+        json_whole(&j, "id", e->token);
+        if (piece.data) json_clean(&j, "token", piece.data, piece.length);
     }
-    text_append_string(out, ",\"experts\":[");
-    for (size_t i = 0; i < e->n; i++) text_printf(out, i ? ",%u" : "%u", (unsigned)s->experts[e->at + i]);
-    text_append_string(out, "],\"weights\":[");
-    for (size_t i = 0; i < e->n; i++) {
-        if (i) text_append(out, ",", 1);
-        if (isfinite(s->weights[e->at + i])) text_append_float(out, s->weights[e->at + i]);
-        else text_append_string(out, "null");
-    }
-    text_append_string(out, e->empty ? "],\"empty\":true}\n" : "],\"empty\":false}\n");
+    json_open(&j, "experts", '[');
+    for (size_t i = 0; i < e->n; i++) json_whole(&j, NULL, s->experts[e->at + i]);
+    json_close(&j, ']');
+    json_open(&j, "weights", '[');
+    for (size_t i = 0; i < e->n; i++) json_float(&j, NULL, s->weights[e->at + i]);
+    json_close(&j, ']');
+    json_bool(&j, "empty", e->empty);
+    json_close(&j, '}');
+    text_append(&f->text, "\n", 1);
 }
 
 moe_status routing_put(routing_file *f, routing_sentence *s, moe_error *error) {

@@ -2,15 +2,20 @@
  * moe-routing reads them.
  *
  *   {"model":"en-de-fr-es","layers":[{"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"}]}
- *   {"line":12,"layer":"encoder.2","position":3,"id":123,"token":"Haus","experts":[3,17],"weights":[0.61,0.39],"empty":false}
+ *   {"line":12,"layer":"encoder.2","position":3,"id":123,"token":"Haus",
+ *    "experts":[3,17],"weights":[0.61,0.39],"empty":false}
  *
- * The header comes first. Its k says how many experts a token wants; with two levels, the product of both; with a
- * softmax, which names no number, all experts. Then sentences follow in order. Each has all tokens of its first layer
- * by position, then those of the next layer. line      counts from 1 position  counts from 0; in an encoder, tag and
- * end count; position t of a decoder predicts token t id        the token that the position reads; the begin token at
- * position 0 of a decoder token     its text; absent where there is no vocabulary experts   ascending empty     the
- * mask selected nothing; `experts` then holds the choice of the model's policy, perhaps nothing A classifier's row is a
- * line with one position and no id.
+ * Each object is one line. The header comes first. Its k says how many experts a token wants: with two levels, the
+ * product of both; with a softmax, which names no number, all experts. Then sentences follow in order. Each has all
+ * tokens of its first layer by position, then those of the next layer.
+ *
+ *   line       counts from 1
+ *   position   counts from 0. In an encoder tag and end count; position t of a decoder predicts token t
+ *   id, token  what the position reads (at position 0 of a decoder, the begin token), and its text, if there is any
+ *   experts    ascending
+ *   empty      the mask selected nothing; `experts` has the choice of the model's policy, perhaps nothing
+ *
+ * A classifier's row is a line with one position and no id.
  *
  * The file appears under its name when all is done, or not at all; a pipe is written as lines come: see moe_output in
  * moe.h. Nothing here prints or exits.

@@ -242,6 +242,18 @@ template <class Result, class Body> Result guarded(char *error, size_t error_siz
     return failed;
 }
 
+void check_text(const char *text, size_t length) {
+    if (length > SPM_MAX_TEXT) throw std::length_error("the text is longer than 16 MiB");
+    if (length && std::memchr(text, 0, length)) throw std::invalid_argument("the text holds a NUL byte");
+}
+
+// Into a malloc'ed buffer, with a NUL behind it.
+void give(const std::string &out, char **buffer, size_t *capacity, size_t *length) {
+    reserve(buffer, capacity, out.size() + 1);
+    std::memcpy(*buffer, out.c_str(), out.size() + 1);
+    *length = out.size();
+}
+
 bool in_range(const spm *t, int32_t id) { return t && id >= 0 && id < t->processor.GetPieceSize(); }
 
 } // namespace
@@ -273,8 +285,7 @@ extern "C" int spm_encode(const spm *t, const char *text, size_t length, int32_t
                           char *error, size_t error_size) {
     *count = 0;
     return guarded<int>(error, error_size, -1, [&]() {
-        if (length > SPM_MAX_TEXT) throw std::length_error("the text is longer than 16 MiB");
-        if (length && std::memchr(text, 0, length)) throw std::invalid_argument("the text holds a NUL byte");
+        check_text(text, length);
         std::vector<int> out;
         auto status = t->processor.Encode(view(text, length), &out);
         if (!status.ok()) throw std::runtime_error(status.error_message());
@@ -298,9 +309,37 @@ extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t count, char *
         std::string out;
         auto status = t->processor.Decode(in, &out);
         if (!status.ok()) throw std::runtime_error(status.error_message());
-        reserve(text, capacity, out.size() + 1);
-        std::memcpy(*text, out.c_str(), out.size() + 1);
-        *length = out.size();
+        give(out, text, capacity, length);
+        return 0;
+    });
+}
+
+extern "C" int spm_encode_pieces(const spm *t, const char *text, size_t length, char **pieces, size_t *capacity,
+                                 size_t *bytes, char *error, size_t error_size) {
+    *bytes = 0;
+    return guarded<int>(error, error_size, -1, [&]() {
+        check_text(text, length);
+        std::vector<std::string> out;
+        auto status = t->processor.Encode(view(text, length), &out);
+        if (!status.ok()) throw std::runtime_error(status.error_message());
+        std::string joined;
+        for (const std::string &piece : out) joined.append(piece).push_back('\0');
+        give(joined, pieces, capacity, bytes);
+        return 0;
+    });
+}
+
+extern "C" int spm_decode_pieces(const spm *t, const char *pieces, size_t bytes, char **text, size_t *capacity,
+                                 size_t *length, char *error, size_t error_size) {
+    *length = 0;
+    return guarded<int>(error, error_size, -1, [&]() {
+        if (bytes > SPM_MAX_TEXT) throw std::length_error("more than 16 MiB of pieces");
+        std::vector<std::string> in;
+        for (size_t at = 0; at < bytes; at += in.back().size() + 1) in.emplace_back(pieces + at);
+        std::string out;
+        auto status = t->processor.Decode(in, &out);
+        if (!status.ok()) throw std::runtime_error(status.error_message());
+        give(out, text, capacity, length);
         return 0;
     });
 }

@@ -46,6 +46,13 @@ int spm_encode(const spm *tokeniser, const char *text, size_t length, int32_t **
 int spm_decode(const spm *tokeniser, const int32_t *ids, size_t count, char **text, size_t *capacity, size_t *length,
                char *error, size_t error_size);
 
+/* The same where pieces are texts, each ended by a NUL, one behind the other: for models whose ids are not
+ * SentencePiece's own. What the tokeniser has no piece for comes out as it is written, and joins in as it is. */
+int spm_encode_pieces(const spm *tokeniser, const char *text, size_t length, char **pieces, size_t *capacity,
+                      size_t *bytes, char *error, size_t error_size);
+int spm_decode_pieces(const spm *tokeniser, const char *pieces, size_t bytes, char **text, size_t *capacity,
+                      size_t *length, char *error, size_t error_size);
+
 /* The piece of an id, valid while the tokeniser lives and NUL-terminated; "" if there is no such id. */
 const char *spm_piece(const spm *tokeniser, int32_t id);
 /* The id of a piece; -1 if there is no such piece. */

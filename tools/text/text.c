@@ -31,82 +31,11 @@ static moe_status fail(moe_error *error, moe_status code, const char *where, con
 
 static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
 
-/* ---- 1. Growable bytes and ids ------------------------------------------------------------------------- */
-
-/* Room for `more` bytes and a NUL after them. */
-static int text_room(text_bytes *bytes, size_t more) {
-    if (bytes->failed) return 0;
-    size_t need = bytes->length + more + 1;
-    if (need <= more) return bytes->failed = 1, 0;
-    if (need <= bytes->capacity) return 1;
-    size_t wanted = bytes->capacity + bytes->capacity / 2;
-    if (wanted < need) wanted = need;
-    if (wanted < 64) wanted = 64;
-    char *data = realloc(bytes->data, wanted);
-    if (!data) return bytes->failed = 1, 0;
-    bytes->data = data;
-    bytes->capacity = wanted;
-    return 1;
-}
-
-void text_append(text_bytes *bytes, const char *data, size_t length) {
-    if (!text_room(bytes, length)) return;
-    if (length) memcpy(bytes->data + bytes->length, data, length);
-    bytes->length += length;
-    bytes->data[bytes->length] = '\0'; /* never counted: lets the bytes be used as a string */
-}
-
-void text_append_string(text_bytes *bytes, const char *string) { text_append(bytes, string, strlen(string)); }
-
-void text_printf(text_bytes *bytes, const char *format, ...) {
-    char line[512];
-    va_list arguments;
-    va_start(arguments, format);
-    int n = vsnprintf(line, sizeof line, format, arguments);
-    va_end(arguments);
-    if (n > 0) text_append(bytes, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
-}
-
-void text_append_float(text_bytes *bytes, float value) {
-    char digits[32];
-    for (int precision = 6; precision <= 9; precision++) {
-        snprintf(digits, sizeof digits, "%.*g", precision, (double)value);
-        if (strtof(digits, NULL) == value) break;
-    }
-    text_append_string(bytes, digits);
-}
+/* ---- 1. Ids -------------------------------------------------------------------------------------------- */
 
 void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count) {
     for (size_t i = 0; i < count; i++) text_printf(bytes, i ? " %d" : "%d", (int)ids[i]);
     text_append(bytes, "", 0);
-}
-
-void text_append_clean(text_bytes *bytes, const char *data, size_t length) {
-    size_t i = 0;
-    while (i < length) {
-        size_t good = text_utf8_valid(data + i, length - i), run = 0;
-        while (run < good) {
-            unsigned char c = (unsigned char)data[i + run];
-            /* C1 controls are C2 80 .. C2 9F */
-            int c1 = c == 0xC2 && (unsigned char)data[i + run + 1] < 0xA0;
-            if (c < 0x20 || c == 0x7F || c1) {
-                text_append(bytes, data + i, run);
-                text_append_string(bytes, c == '\n' || c == '\t' ? " " : "\xEF\xBF\xBD");
-                i += run + 1 + (size_t)c1, good -= run + 1 + (size_t)c1, run = 0;
-            } else {
-                run++;
-            }
-        }
-        text_append(bytes, data + i, run);
-        i += run;
-        if (i < length) text_append_string(bytes, "\xEF\xBF\xBD"), i++;
-    }
-    text_append(bytes, "", 0);
-}
-
-void text_bytes_free(text_bytes *bytes) {
-    free(bytes->data);
-    *bytes = (text_bytes){ 0 };
 }
 
 void text_ids_free(text_ids *ids) {
@@ -137,50 +66,7 @@ static void text_clear(text_bytes *bytes) {
     bytes->failed = 0;
 }
 
-/* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
-
-size_t text_utf8_valid(const char *data, size_t length) {
-    const unsigned char *s = (const unsigned char *)data;
-    size_t i = 0;
-    while (i < length) {
-        unsigned char c = s[i], low = 0x80, high = 0xBF; /* what the second byte may be */
-        size_t more;
-        if (c < 0x80) {
-            i++;
-            continue;
-        }
-        if (c >= 0xC2 && c <= 0xDF) {
-            more = 1;
-        } else if (c >= 0xE0 && c <= 0xEF) {
-            more = 2;
-            if (c == 0xE0) low = 0xA0;  /* below: overlong   */
-            if (c == 0xED) high = 0x9F; /* above: surrogates */
-        } else if (c >= 0xF0 && c <= 0xF4) {
-            more = 3;
-            if (c == 0xF0) low = 0x90;  /* below: overlong   */
-            if (c == 0xF4) high = 0x8F; /* above: U+10FFFF   */
-        } else {
-            return i;
-        }
-        if (length - i <= more || s[i + 1] < low || s[i + 1] > high) return i;
-        for (size_t k = 2; k <= more; k++)
-            if ((s[i + k] & 0xC0) != 0x80) return i;
-        i += more + 1;
-    }
-    return length;
-}
-
-size_t text_utf8_cut(const char *data, size_t length, size_t limit) {
-    if (limit >= length) return length;
-    while (limit && ((unsigned char)data[limit] & 0xC0) == 0x80) limit--;
-    return limit;
-}
-
-size_t text_utf8_count(const char *data, size_t length) {
-    size_t count = 0;
-    for (size_t i = 0; i < length; i++) count += ((unsigned char)data[i] & 0xC0) != 0x80;
-    return count;
-}
+/* ---- 2. Sentences and capitals ------------------------------------------------------------------------- */
 
 /* The bytes of a member of `list` (members separated by spaces) that the text begins with, or with `all` is; 0: of
  * none. */
@@ -318,21 +204,13 @@ static int span_is(moe_span s, const char *text) {
     return s.length == strlen(text) && memcmp(s.data, text, s.length) == 0;
 }
 
-/* FNV-1a: the slot where the search for a piece begins. */
-static size_t piece_slot(const text_vocabulary *v, const char *data, size_t length) {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < length; i++) h = (h ^ (unsigned char)data[i]) * 0x100000001b3u;
-    return (size_t)(h ^ (h >> 32)) & (v->slots - 1);
-}
-
-/* The slot that holds a piece, or the free one where it would go. */
-static size_t piece_find(const text_vocabulary *v, const char *data, size_t length) {
-    size_t at = piece_slot(v, data, length);
-    for (; v->table[at] >= 0; at = (at + 1) & (v->slots - 1)) {
-        moe_span s = v->pieces[v->table[at]];
-        if (s.length == length && memcmp(s.data, data, length) == 0) break;
-    }
-    return at;
+/* The id of a piece, of several the first; -1: there is none. */
+static int32_t piece_find(const text_vocabulary *v, const char *data, size_t length) {
+    const uint32_t hash = text_hash(data, length);
+    uint32_t id;
+    for (size_t at = 0; (id = text_index_next(&v->index, hash, &at)) != TEXT_NONE;)
+        if (v->pieces[id].length == length && memcmp(v->pieces[id].data, data, length) == 0) return (int32_t)id;
+    return -1;
 }
 
 /* A model without a list of pieces has an empty vocabulary. */
@@ -345,17 +223,48 @@ static moe_status open_vocabulary(text_front *front, moe_error *error) {
         v->count != (size_t)moe_model_vocabulary(front->model))
         return fail(error, MOE_ERROR_FORMAT, "vocabulary.pieces", "it is not a list of %d texts, one for each token",
                     (int)moe_model_vocabulary(front->model));
-    for (v->slots = 64; v->slots < 2 * v->count;) v->slots *= 2;
     v->pieces = malloc(v->count * sizeof *v->pieces);
-    v->table = malloc(v->slots * sizeof *v->table);
-    if (!v->pieces || !v->table) return out_of_memory(error);
+    if (!v->pieces) return out_of_memory(error);
     moe_model_meta_texts(front->model, (size_t)list, v->pieces, v->count);
-    for (size_t i = 0; i < v->slots; i++) v->table[i] = -1;
     for (size_t i = 0; i < v->count; i++) {
-        size_t at = piece_find(v, v->pieces[i].data, v->pieces[i].length);
-        if (v->pieces[i].length && v->table[at] < 0) v->table[at] = (int32_t)i;
+        const moe_span s = v->pieces[i];
+        if (s.length && piece_find(v, s.data, s.length) < 0 &&
+            !text_index_add(&v->index, text_hash(s.data, s.length), i))
+            return out_of_memory(error);
     }
     return MOE_OK;
+}
+
+/* The model's ids of SentencePiece's pieces, where the file lists them. */
+static moe_status open_map(text_front *front, moe_error *error) {
+    const ptrdiff_t list = moe_model_meta_find(front->model, "tokenizer.ids");
+    const int32_t vocabulary = moe_model_vocabulary(front->model), size = spm_size(front->tokeniser);
+    if (list < 0) return MOE_OK;
+    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_INTS ||
+        moe_model_meta_length(front->model, (size_t)list) != (size_t)size)
+        return fail(error, MOE_ERROR_FORMAT, "tokenizer.ids", "it is not a list of %d ids, one for each piece",
+                    (int)size);
+    front->map.ids = malloc((size_t)size * sizeof(int32_t));
+    front->map.pieces = malloc((size_t)vocabulary * sizeof(int32_t));
+    if (!front->map.ids || !front->map.pieces) return out_of_memory(error);
+    for (int32_t i = 0; i < vocabulary; i++) front->map.pieces[i] = -1;
+    for (int32_t i = 0; i < size; i++) {
+        const int64_t id = moe_model_meta_int(front->model, (size_t)list, (size_t)i);
+        if (id < -1 || id >= vocabulary)
+            return fail(error, MOE_ERROR_FORMAT, "tokenizer.ids", "piece %d has an id outside the vocabulary", (int)i);
+        front->map.ids[i] = (int32_t)id;
+        if (id >= 0 && front->map.pieces[id] < 0) front->map.pieces[id] = i;
+    }
+    return MOE_OK;
+}
+
+/* A SentencePiece model that the file has under a key. */
+static moe_status open_spm(const text_front *front, const char *key, spm **out, moe_error *error) {
+    const ptrdiff_t at = moe_model_meta_find(front->model, key);
+    const moe_span bytes = at < 0 ? (moe_span){ NULL, 0 } : moe_model_meta_text(front->model, (size_t)at, 0);
+    char why[200] = "";
+    *out = spm_new(bytes.data, bytes.length, why, sizeof why);
+    return *out ? MOE_OK : fail(error, MOE_ERROR_FORMAT, key, "%s", why);
 }
 
 moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error) {
@@ -375,10 +284,15 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
                           "and use --pretokenized"
                         : "this model holds no tokeniser: use --ids and give token ids");
     }
-    moe_span model = moe_model_meta_text(front->model, (size_t)bytes, 0);
-    char why[200] = "";
-    front->tokeniser = spm_new(model.data, model.length, why, sizeof why);
-    if (!front->tokeniser) return fail(error, MOE_ERROR_FORMAT, "tokenizer.model", "%s", why);
+    moe_status status = open_spm(front, "tokenizer.model", &front->tokeniser, error);
+    if (!status && moe_model_meta_find(front->model, "tokenizer.target_model") >= 0)
+        status = open_spm(front, "tokenizer.target_model", &front->joiner, error);
+    if (!status) status = open_vocabulary(front, error);
+    if (!status) status = open_map(front, error);
+    front->special[0] = (int32_t)meta_int(front->model, "token.bos", -1);
+    front->special[1] = (int32_t)meta_int(front->model, "token.eos", -1);
+    front->special[2] = (int32_t)meta_int(front->model, "token.pad", -1);
+    if (status || front->vocabulary.count || front->map.ids) return status;
     if (spm_size(front->tokeniser) > moe_model_vocabulary(front->model))
         return fail(error, MOE_ERROR_FORMAT, "tokenizer.model", "the tokeniser has %d pieces, the model only %d tokens",
                     (int)spm_size(front->tokeniser), (int)moe_model_vocabulary(front->model));
@@ -405,8 +319,11 @@ moe_status text_open(const char *path, text_level level, const moe_model_params 
 
 void text_close(text_front *front) {
     spm_free(front->tokeniser);
+    spm_free(front->joiner);
+    free(front->map.ids);
+    free(front->map.pieces);
     free(front->vocabulary.pieces);
-    free(front->vocabulary.table);
+    text_index_free(&front->vocabulary.index);
     moe_model_close(front->model);
     *front = (text_front){ 0 };
 }
@@ -420,8 +337,83 @@ void text_languages(const text_front *front, text_bytes *out) {
     text_append(out, "", 0);
 }
 
+/* Names of the same languages: ISO 639-1 or BCP 47, then NLLB's (ISO 639-3 and script), whose first part is what
+ * OPUS-MT writes. Where two rows begin alike the first is meant. */
+static const char aliases[] =
+    "af afr_Latn am amh_Ethi ar arb_Arab as asm_Beng ast ast_Latn az azj_Latn ba bak_Cyrl be bel_Cyrl bg bul_Cyrl "
+    "bn ben_Beng bm bam_Latn bo bod_Tibt bs bos_Latn ca cat_Latn ceb ceb_Latn cs ces_Latn cy cym_Latn da dan_Latn "
+    "de deu_Latn dz dzo_Tibt ee ewe_Latn el ell_Grek en eng_Latn eo epo_Latn es spa_Latn et est_Latn eu eus_Latn "
+    "fa pes_Arab ff fuv_Latn fi fin_Latn fj fij_Latn fo fao_Latn fr fra_Latn ga gle_Latn gd gla_Latn gl glg_Latn "
+    "gn grn_Latn gu guj_Gujr ha hau_Latn he heb_Hebr hi hin_Deva hr hrv_Latn ht hat_Latn hu hun_Latn hy hye_Armn "
+    "id ind_Latn ig ibo_Latn ilo ilo_Latn is isl_Latn it ita_Latn ja jpn_Jpan jv jav_Latn ka kat_Geor kg kon_Latn "
+    "ki kik_Latn kk kaz_Cyrl km khm_Khmr kn kan_Knda ko kor_Hang ks kas_Arab ku kmr_Latn ky kir_Cyrl lb ltz_Latn "
+    "lg lug_Latn li lim_Latn ln lin_Latn lo lao_Laoo lt lit_Latn lv lvs_Latn mg plt_Latn mi mri_Latn mk mkd_Cyrl "
+    "ml mal_Mlym mn khk_Cyrl mr mar_Deva ms zsm_Latn mt mlt_Latn my mya_Mymr ne npi_Deva nl nld_Latn nn nno_Latn "
+    "no nob_Latn nb nob_Latn ns nso_Latn ny nya_Latn oc oci_Latn om gaz_Latn or ory_Orya pa pan_Guru pl pol_Latn "
+    "ps pbt_Arab pt por_Latn qu quy_Latn rn run_Latn ro ron_Latn ru rus_Cyrl rw kin_Latn sa san_Deva sc srd_Latn "
+    "sd snd_Arab sg sag_Latn si sin_Sinh sk slk_Latn sl slv_Latn sm smo_Latn sn sna_Latn so som_Latn sq als_Latn "
+    "sr srp_Cyrl ss ssw_Latn st sot_Latn su sun_Latn sv swe_Latn sw swh_Latn ta tam_Taml te tel_Telu tg tgk_Cyrl "
+    "th tha_Thai ti tir_Ethi tk tuk_Latn tl tgl_Latn tn tsn_Latn tr tur_Latn ts tso_Latn tt tat_Cyrl tw twi_Latn "
+    "ug uig_Arab uk ukr_Cyrl ur urd_Arab uz uzn_Latn vi vie_Latn wo wol_Latn xh xho_Latn yi ydd_Hebr yo yor_Latn "
+    "zh zho_Hans zh-hant zho_Hant zh-tw zho_Hant zh-hk zho_Hant yue yue_Hant zu zul_Latn ";
+
+/* A code in small letters with '-' between its parts. */
+static void plain_code(const char *code, size_t length, char out[32]) {
+    size_t n = 0;
+    for (; n < length && n < 31; n++)
+        out[n] = (char)(code[n] == '_' ? '-' : code[n] >= 'A' && code[n] <= 'Z' ? code[n] + 32 : code[n]);
+    out[n] = '\0';
+}
+
+/* The tag of the first of the model's languages that is written like `code` but for case and dashes; with `part` only
+ * its first part needs to be. -1: none. */
+static int32_t tag_like(const text_front *front, const char *code, int part) {
+    for (size_t i = 0; i < moe_model_language_count(front->model); i++) {
+        const moe_span known = moe_model_language(front->model, i);
+        char plain[32], name[64];
+        plain_code(known.data, known.length, plain);
+        if (part) plain[strcspn(plain, "-")] = '\0';
+        if (strcmp(plain, code) != 0 || known.length >= sizeof name) continue;
+        memcpy(name, known.data, known.length);
+        name[known.length] = '\0';
+        return moe_model_language_tag(front->model, name);
+    }
+    return -1;
+}
+
+/* The tag of a language that the model calls otherwise: by a row of `aliases` one of whose names is `code`. */
+static int32_t tag_of_alias(const text_front *front, const char *code) {
+    for (const char *row = aliases; *row;) {
+        const size_t shorter = strcspn(row, " "), longer = strcspn(row + shorter + 1, " ");
+        char names[3][32]; /* de, deu-latn, deu */
+        plain_code(row, shorter, names[0]);
+        plain_code(row + shorter + 1, longer, names[1]);
+        plain_code(row + shorter + 1, strcspn(row + shorter + 1, "_"), names[2]);
+        row += shorter + longer + 2;
+        if (strcmp(code, names[0]) != 0 && strcmp(code, names[1]) != 0 && strcmp(code, names[2]) != 0) continue;
+        for (int n = 1; n < 4; n++) {
+            const int32_t tag = tag_like(front, names[n % 3], 0);
+            if (tag >= 0) return tag;
+        }
+    }
+    return -1;
+}
+
+/* As the model has it, then as others write it, then without what follows its first part: the region of pt-BR. */
+static int32_t find_language(const text_front *front, const char *code) {
+    char plain[32];
+    int32_t tag = moe_model_language_tag(front->model, code);
+    plain_code(code, strlen(code), plain);
+    for (int whole = 1; tag < 0 && whole >= 0; whole--) {
+        if (!whole) plain[strcspn(plain, "-")] = '\0';
+        tag = tag_like(front, plain, 0);
+        if (tag < 0) tag = tag_of_alias(front, plain);
+    }
+    return tag < 0 && strlen(plain) == 3 ? tag_like(front, plain, 1) : tag;
+}
+
 moe_status text_language(const text_front *front, const char *code, int32_t *tag, moe_error *error) {
-    int32_t found = moe_model_language_tag(front->model, code);
+    int32_t found = find_language(front, code);
     if (found >= 0) return *tag = found, MOE_OK;
     text_bytes known = { 0 }, asked = { 0 };
     text_languages(front, &known);
@@ -436,17 +428,110 @@ moe_status text_language(const text_front *front, const char *code, int32_t *tag
     return status;
 }
 
-moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
-    char why[200] = "";
-    if (spm_encode(front->tokeniser, text, length, &ids->data, &ids->capacity, &ids->length, why, sizeof why))
-        return fail(error, MOE_ERROR_ARGUMENT, "text", "%s", why);
+static moe_status append_id(text_ids *ids, int32_t id, moe_error *error);
+
+/* Pieces as texts, looked up in the vocabulary. */
+static moe_status encode_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
+                                moe_error *error) {
+    const text_vocabulary *v = &front->vocabulary;
+    char why[200] = "", *pieces = NULL;
+    size_t capacity = 0, bytes = 0, n;
+    moe_status status = MOE_OK;
+    ids->length = 0;
+    if (spm_encode_pieces(front->tokeniser, text, length, &pieces, &capacity, &bytes, why, sizeof why))
+        status = fail(error, MOE_ERROR_ARGUMENT, "text", "%s", why);
+    for (size_t at = 0; at < bytes && !status; at += n + 1) {
+        n = strlen(pieces + at);
+        const int32_t id = piece_find(v, pieces + at, n);
+        status = append_id(ids, id < 0 ? front->unknown : id, error);
+    }
+    free(pieces);
+    return status;
+}
+
+/* That every id is one: an unknown piece may have none. */
+static moe_status check_known(const text_ids *ids, moe_error *error) {
+    for (size_t i = 0; i < ids->length; i++)
+        if (ids->data[i] < 0)
+            return fail(error, MOE_ERROR_ARGUMENT, "text",
+                        "a piece is not in the vocabulary, which has no unknown token");
     return MOE_OK;
 }
 
+moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
+    char why[200] = "";
+    if (front->vocabulary.count) {
+        moe_status status = encode_pieces(front, text, length, ids, error);
+        return status ? status : check_known(ids, error);
+    }
+    if (spm_encode(front->tokeniser, text, length, &ids->data, &ids->capacity, &ids->length, why, sizeof why))
+        return fail(error, MOE_ERROR_ARGUMENT, "text", "%s", why);
+    for (size_t i = 0; front->map.ids && i < ids->length; i++) {
+        const int32_t id = front->map.ids[ids->data[i]];
+        ids->data[i] = id < 0 ? front->unknown : id;
+    }
+    return check_known(ids, error);
+}
+
+/* Whether an id is none of a text: begin, end, padding, or a language's tag such as >>de<<. */
+static int is_special(const text_front *front, int32_t id) {
+    const moe_span piece = text_piece(front, id);
+    return id == front->special[0] || id == front->special[1] || id == front->special[2] || !piece.length ||
+           (piece.length > 4 && memcmp(piece.data, ">>", 2) == 0 &&
+            memcmp(piece.data + piece.length - 2, "<<", 2) == 0);
+}
+
+/* White space marks that SentencePiece left become spaces; there is none at either end. `text` [length + 1]. */
+static size_t clear_marks(char *text, size_t length) {
+    static const char mark[] = "\xE2\x96\x81";
+    size_t n = 0, begin = 0;
+    for (size_t i = 0; i < length; i++) {
+        const int marked = length - i >= 3 && memcmp(text + i, mark, 3) == 0;
+        text[n++] = marked ? ' ' : text[i];
+        if (marked) i += 2;
+    }
+    while (n && text[n - 1] == ' ') n--;
+    while (begin < n && text[begin] == ' ') begin++;
+    memmove(text, text + begin, n - begin);
+    return n - begin;
+}
+
+/* The text of ids, malloc'ed; 0, or -1 with a line in `why`. */
+static int join(const text_front *front, const int32_t *ids, size_t count, char **text, size_t *length, char *why,
+                size_t size) {
+    const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
+    size_t capacity = 0;
+    int failed;
+    if (front->vocabulary.count) {
+        text_bytes pieces = { 0 };
+        for (size_t i = 0; i < count; i++) {
+            const moe_span piece = text_piece(front, ids[i]);
+            if (is_special(front, ids[i])) continue;
+            text_append(&pieces, piece.data, piece.length);
+            text_append(&pieces, "", 1);
+        }
+        failed =
+            pieces.failed || spm_decode_pieces(joiner, pieces.data, pieces.length, text, &capacity, length, why, size);
+        text_bytes_free(&pieces);
+        if (!failed) *length = clear_marks(*text, *length);
+    } else if (front->map.ids) {
+        int32_t *mapped = malloc((count ? count : 1) * sizeof *mapped);
+        size_t n = 0;
+        for (size_t i = 0; mapped && i < count; i++)
+            if (ids[i] >= 0 && ids[i] < moe_model_vocabulary(front->model) && front->map.pieces[ids[i]] >= 0)
+                mapped[n++] = front->map.pieces[ids[i]];
+        failed = !mapped || spm_decode(joiner, mapped, n, text, &capacity, length, why, size);
+        free(mapped);
+    } else {
+        failed = spm_decode(joiner, ids, count, text, &capacity, length, why, size);
+    }
+    return failed ? -1 : 0;
+}
+
 moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error) {
-    char why[200] = "", *text = NULL;
-    size_t capacity = 0, length = 0;
-    if (spm_decode(front->tokeniser, ids, count, &text, &capacity, &length, why, sizeof why)) {
+    char why[200] = "out of memory", *text = NULL;
+    size_t length = 0;
+    if (join(front, ids, count, &text, &length, why, sizeof why)) {
         free(text);
         return fail(error, MOE_ERROR_ARGUMENT, "ids", "%s", why);
     }
@@ -474,12 +559,12 @@ static moe_status append_id(text_ids *ids, int32_t id, moe_error *error) {
 /* The id of a piece; -1 if there is no such piece, -2 if memory ran out. */
 static int32_t piece_id(const text_front *front, const char *piece, size_t length) {
     const text_vocabulary *v = &front->vocabulary;
-    if (!front->tokeniser) return v->table[piece_find(v, piece, length)];
+    if (v->count) return piece_find(v, piece, length);
     text_bytes name = { 0 };
     text_append(&name, piece, length);
     int32_t id = name.failed ? -2 : spm_id(front->tokeniser, name.data);
     text_bytes_free(&name);
-    return id;
+    return id >= 0 && front->map.ids ? front->map.ids[id] : id;
 }
 
 moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
@@ -509,11 +594,13 @@ moe_status text_parse_pieces(const text_front *front, const char *text, size_t l
 
 moe_span text_piece(const text_front *front, int32_t id) {
     const text_vocabulary *v = &front->vocabulary;
-    if (id >= 0 && front->tokeniser && id < spm_size(front->tokeniser)) {
-        const char *piece = spm_piece(front->tokeniser, id);
-        return (moe_span){ piece, strlen(piece) };
-    }
-    return id >= 0 && (size_t)id < v->count ? v->pieces[id] : (moe_span){ NULL, 0 };
+    const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
+    if (id < 0 || id >= moe_model_vocabulary(front->model)) return (moe_span){ NULL, 0 };
+    if (v->count) return v->pieces[id];
+    if (joiner && front->map.pieces) id = front->map.pieces[id];
+    if (!joiner || id < 0 || id >= spm_size(joiner)) return (moe_span){ NULL, 0 };
+    const char *piece = spm_piece(joiner, id);
+    return (moe_span){ piece, strlen(piece) };
 }
 
 moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out,
@@ -692,6 +779,13 @@ static moe_status to_ids(const text_front *front, const text_options *options, c
     return MOE_OK;
 }
 
+/* Whether a piece is <0x80> to <0xBF>: the one before it begins the character. */
+static int continues_character(const text_front *front, int32_t id) {
+    const moe_span piece = text_piece(front, id);
+    return piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 && memchr("89AB", piece.data[3], 4) &&
+           piece.data[5] == '>';
+}
+
 /* Ids beyond the limit: refuse or cut, and not inside a character that is spelled in bytes. */
 static void limit_ids(const text_front *front, const text_options *options, const char *what, size_t limit,
                       text_ids *ids, text_job *job) {
@@ -704,10 +798,7 @@ static void limit_ids(const text_front *front, const text_options *options, cons
     }
     size_t keep = limit;
     if (front->tokeniser && !options->ids && !options->pretokenized) {
-        /* <0x80> to <0xBF> continue a character: step back to the piece that begins it */
-        while (keep && spm_is_byte(front->tokeniser, ids->data[keep]) &&
-               strchr("89AB", spm_piece(front->tokeniser, ids->data[keep])[3]))
-            keep--;
+        while (keep && continues_character(front, ids->data[keep])) keep--;
     }
     note(job, &job->cut, "the %s has %zu tokens: cut after %zu", what, ids->length, keep);
     ids->length = keep;

@@ -15,54 +15,27 @@
 #define TEXT_H
 
 #include "moe.h"
+#include "tools/text/bytes.h"
 #include "tools/text/spm.h"
 
 #include <signal.h> /* sig_atomic_t */
 #include <stddef.h>
 #include <stdint.h>
 
-/* ---- 1. Growable bytes and ids ------------------------------------------------------------------------- */
-
-/* All zero is empty. `data` is malloc'ed. After a failed allocation `failed` stays set and further writes do
- * nothing, so that a chain of them needs one check at its end. */
-typedef struct text_bytes {
-    char *data;
-    size_t length, capacity;
-    int failed;
-} text_bytes;
+/* ---- 1. Ids -------------------------------------------------------------------------------------------- */
 
 typedef struct text_ids {
     int32_t *data;
     size_t length, capacity;
 } text_ids;
 
-void text_append(text_bytes *bytes, const char *data, size_t length);
-void text_append_string(text_bytes *bytes, const char *string);
-void text_printf(text_bytes *bytes, const char *format, ...)
-#ifdef __GNUC__
-    __attribute__((format(printf, 2, 3)))
-#endif
-    ;
-void text_append_float(text_bytes *bytes, float value); /* the shortest decimal that reads back as this float */
 void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count); /* separated by spaces */
-/* Bytes from an untrusted source, fit for a terminal or JSON: control characters and what is not UTF-8 become U+FFFD.
- */
-void text_append_clean(text_bytes *bytes, const char *data, size_t length);
-void text_bytes_free(text_bytes *bytes);
 void text_ids_free(text_ids *ids);
 moe_status text_ids_append(text_ids *ids, const int32_t *from, size_t count, moe_error *error);
 moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error); /* a copy of `from` */
 
-/* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
+/* ---- 2. Sentences and capitals ------------------------------------------------------------------------- */
 
-/* Offset of the first byte that is not part of well-formed UTF-8 (no surrogates, nothing overlong, nothing above
- * U+10FFFF), or `length`. */
-size_t text_utf8_valid(const char *data, size_t length);
-/* The largest offset <= limit that does not split a character of valid UTF-8. */
-size_t text_utf8_cut(const char *data, size_t length, size_t limit);
-
-/* Characters of valid UTF-8. */
-size_t text_utf8_count(const char *data, size_t length);
 /* Where the first sentence of valid UTF-8 ends, white space behind it included; `length` if there is no other one. A
  * sentence ends at . ! ? or the like, with what closes quotes and brackets, before white space and something else than
  * a small letter; not behind initials, ordinals and common abbreviations. */
@@ -81,15 +54,24 @@ void text_shout(char *data, size_t length);
 typedef struct text_vocabulary {
     moe_span *pieces; /* [count] by id; they lie in the model file */
     size_t count;
-    int32_t *table; /* [slots] ids by the hash of their piece, -1: free */
-    size_t slots;   /* a power of two, more than `count` */
+    text_index index; /* ids by the hash of their piece */
 } text_vocabulary;
+
+/* Where a model's ids are not SentencePiece's own: of each of its pieces the model's id, and the other way; -1: none.
+ * NULL: they are, or texts of pieces are looked up in the vocabulary. */
+typedef struct text_map {
+    int32_t *ids;    /* [spm_size] */
+    int32_t *pieces; /* [vocabulary of the model] */
+} text_map;
 
 typedef struct text_front {
     moe_model *model;
     spm *tokeniser; /* NULL: no text, but ids, and pieces where there is a vocabulary */
+    spm *joiner;    /* of what the model writes; NULL: the same */
+    text_map map;
     text_vocabulary vocabulary;
-    int32_t unknown; /* id of pieces that are not in the vocabulary; -1: there is none */
+    int32_t special[3]; /* ids that are no text: begin, end, padding */
+    int32_t unknown;    /* id of pieces that are not in the vocabulary; -1: there is none */
     size_t
         source_extra; /* tokens that the session adds to a source: tag, begin, end; to a language model's text: end */
 } text_front;
@@ -112,7 +94,8 @@ void text_close(text_front *front);
 /* The tokeniser later, for a model that was opened with TEXT_IDS_ONLY. *front can be closed in any case. */
 moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error);
 
-/* Sets *tag; an unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
+/* Sets *tag of a language's code, which may be written as the model has it or as other models do: "de" finds "deu_Latn"
+ * and "pt-BR" finds "pt". An unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
 moe_status text_language(const text_front *front, const char *code, int32_t *tag, moe_error *error);
 /* "de en es fr" */
 void text_languages(const text_front *front, text_bytes *out);

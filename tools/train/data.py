@@ -5,8 +5,8 @@ and one column per language; any two non-empty cells of a row are a pair, usable
 
 `prepare` turns it into a cache: a SentencePiece model trained on a balanced sample and, for every file and language, the
 pieces of all cells as one flat uint16 array with offsets. Beside the files it makes two tables of noise out of Tatoeba, so that
-ordinary input works, one of phrases around the rarer words, one of rows with other names, three of what dictionaries have
-that are installed, and one of Spanish that a program made of French. `Mixture` draws pairs from that cache by shares of target
+ordinary input works, one of everyday sentences as people type them, one of phrases around the rarer words, one of rows with
+other names, three of what dictionaries have that are installed, and one of Spanish that a program made of French. `Mixture` draws pairs from that cache by shares of target
 tokens, each source shuffled without replacement, and cuts them into batches of sentences of like length.
 """
 import glob
@@ -39,10 +39,12 @@ SHARES = {
     "phpdoc": (0.005, 0.002), "pydoc": (0.004, 0), "gnomehelp": (0.002, 0.001), "debhandbook": (0.003, 0.002),
     "mozilla_www": (0.002, 0.001), "bible": (0.008, 0.002), "suttacentral": (0.003, 0.001), "interface": (0.003, 0.001),
     "picard": (0.0005, 0), "cryptpad": (0.0005, 0),
-    # Made here: see pivot.py, dictionaries.py, phrases.py, names.py and noise_tables.
+    "everyday.en-de": (0.060, 0), "everyday.en-fr": (0.055, 0), "everyday.en-es": (0.055, 0),
+    "everyday.de-fr": (0, 0.025), "everyday.de-es": (0, 0.025), "everyday.fr-es": (0, 0.025), "phrases": (0.012, 0.012),
+    # Made here: see pivot.py, dictionaries.py, phrases.py (aligned), names.py, noise_tables and typed_table.
     "pivot": (0.060, 0.020),
-    "dictionaries": (0.120, 0.030), "bridged": (0.030, 0), "nouns": (0.100, 0), "phrases": (0.115, 0), "names": (0.090, 0.010),
-    "noise": (0.032, 0.012), "same": (0.004, 0.004),
+    "dictionaries": (0.120, 0.030), "bridged": (0.030, 0), "nouns": (0.100, 0), "aligned": (0.115, 0), "names": (0.090, 0.010),
+    "typed": (0.036, 0.020), "noise": (0.032, 0.012), "same": (0.004, 0.004),
 }
 
 MADE = {"pivot": "es"}  # a language that a program wrote, so that nothing is translated into it: file -> language
@@ -172,6 +174,28 @@ def noise_tables(tables, rows, seed):
     return {"noise": noise, "same": same}
 
 
+def as_typed(r, cells):
+    """Cells of one row, which mean the same, without capitals, without the stop at the end, or without both."""
+    how = r.randrange(3)
+    if how != 1:
+        cells = [cell.lower() for cell in cells]
+    if how != 0:  # Spanish has a sign at the beginning too
+        cells = [re.sub(r"^[¿¡]|\s*[.,:;!?]+$", "", cell) for cell in cells]
+    return cells
+
+
+def typed_table(tables, seed):
+    """Everyday sentences as many people type them."""
+    r, typed = random.Random(seed), {language: [] for language in LANGUAGES}
+    for name, table in sorted(tables.items()):
+        if name.startswith("everyday.") or name == "phrases":
+            for cells in zip(*table.values()):
+                cells = dict(zip(table, as_typed(r, cells)))
+                for language in LANGUAGES:
+                    typed[language].append(cells.get(language, ""))
+    return typed
+
+
 # ---- Vocabulary and cache ----------------------------------------------------------------------------------------------
 
 def train_vocabulary(tables, path, size, sentences_per_language, seed):
@@ -218,7 +242,7 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
     known = {cell for path in glob.glob(os.path.join(corpus, "dev", "*.tsv.xz")) + glob.glob(os.path.join(corpus, "test", "*.tsv.xz"))
              for cells in read_table(path).values() for cell in cells if cell}
     tables.update(noise_tables(tables, 120_000, seed=1), names=names.name_table(tables, 240_000, seed=1),
-                  phrases=phrases.phrase_table(tables, "en", seed=1, log=log),
+                  typed=typed_table(tables, seed=1), aligned=phrases.phrase_table(tables, "en", seed=1, log=log),
                   **dictionaries.dictionary_tables(tables, known, 250_000, seed=1, log=log),
                   **pivot.pivot_table(tables, 300_000, seed=1, log=log))
     for name, table in tables.items():

@@ -1,10 +1,11 @@
 """Words of dictionaries as training text.
 
-What a small corpus lacks most is words. Free dictionaries have them, and Debian has such dictionaries (`tools/install-deps --train`
-installs them): Ding's of German and English (package trans-de-en), those of WikDict and FreeDict for German, French and Spanish
-(packages dict-freedict-*). `dictionary_tables` makes three tables of them: "dictionaries", words and short phrases as they stand
-there, German nouns mostly with something around them; "bridged", French and Spanish words with the English ones that have the same
-German ones; and "nouns", sentences of the corpus in which one or two nouns are others.
+What a small corpus lacks most is words. Free dictionaries have them, and Debian has such dictionaries
+(`tools/install-deps --train` installs them): Ding's of German and English (package trans-de-en), those of WikDict and
+FreeDict for German, French and Spanish (packages dict-freedict-*). `dictionary_tables` makes three tables of them:
+"dictionaries", words and short phrases as they stand there, German nouns mostly with something around them; "bridged",
+French and Spanish words with the English ones that have the same German ones; and "nouns", sentences of the corpus in
+which one or two nouns are others.
 """
 import glob
 import gzip
@@ -29,11 +30,12 @@ MOST_PAIRS = 60_000   # of a file whose nouns are replaced
 ATTESTED = 0.7        # share of nouns in the place of others that the corpus has too
 
 
-# ---- Reading -----------------------------------------------------------------------------------------------------------
+# ---- Reading ---------------------------------------------------------------------------------------------------------
 
 SPECIAL = re.compile(r"\[(?:bot|zool|ornith|min|geol|chem|biochem|pharm|anat|obs|myc|textil|hist|mus|naut|mil)\.\]")
 ASIDE = re.compile(r"\{[^}]*\}|\[[^]]*\]|\([^)]*\)|<[^>]*>|/[^/]*/|[\"“”„]")
-SHORT = {"etw": "etwas", "jd": "jemand", "jdn": "jemanden", "jdm": "jemandem", "jds": "jemandes", "sth": "something", "sb": "somebody"}
+SHORT = {"etw": "etwas", "jd": "jemand", "jdn": "jemanden", "jdm": "jemandem", "jds": "jemandes", "sth": "something",
+         "sb": "somebody"}
 DIGITS = {c: i for i, c in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")}
 
 
@@ -41,7 +43,8 @@ def plain(term):
     """A term without grammar, labels and explanations; "" if it is no plain one."""
     term = re.sub(r" \d$", "", " ".join(ASIDE.sub(" ", term).split()).strip(" ,.;:-"))
     term = re.sub(r"\b(etw|jdn|jdm|jds|jd|sth|sb)\b\.?", lambda match: SHORT[match[1]], term)
-    usable = re.fullmatch(r"[\w'’.,!?%& -]+", term) and len(term.split()) <= MOST_WORDS and not re.search(r"\.\.|\bso\.", term)
+    usable = re.fullmatch(r"[\w'’.,!?%& -]+",
+                          term) and len(term.split()) <= MOST_WORDS and not re.search(r"\.\.|\bso\.", term)
     return term if usable else ""
 
 
@@ -51,8 +54,9 @@ def synonyms(part):
 
 
 def ding_entries(path):
-    """(German, English, gender, countable) of Ding's file: `Wort {n}; Synonym {n} [label] | Wörter {pl} :: word; synonym | words`. Of
-    what are no nouns of one word the gender is None. Present participles are left out, which it has of every verb."""
+    """(German, English, gender, countable) of Ding's file: `Wort {n}; Synonym {n} [label] | Wörter {pl} :: word;
+    synonym | words`. Of what are no nouns of one word the gender is None. Present participles are left out, which it
+    has of every verb."""
     with open(path, encoding="utf-8") as file:
         for line in file:
             left, _, right = line.partition(" :: ")
@@ -84,8 +88,8 @@ def articles(index):
 
 
 def dictd_rows(index):
-    """(row, gender) of a dictionary in dictd's format: the first line of an article is the word with its grammar, the second what it
-    means in its first sense. The gender is "m", "f" or None. Names that stay the same are left out."""
+    """(row, gender) of a dictionary in dictd's format: the first line of an article is the word with its grammar, the
+    second what it means in its first sense. The gender is "m", "f" or None. Names that stay the same are left out."""
     pair = [CODES[x] for x in index[:-len(".index")].split("-")[-2:]]
     for lines in articles(index):
         if len(lines) < 2:
@@ -97,16 +101,20 @@ def dictd_rows(index):
                 yield dict(zip(pair, (word, meaning))), gender[1] if gender else None
 
 
-# ---- Words -------------------------------------------------------------------------------------------------------------
+# ---- Words -----------------------------------------------------------------------------------------------------------
 
 # What can stand around a German noun without changing it, by gender: before any, and before what can be counted.
 AROUND = {
     "m": ([("der", "the"), ("dieser", "this"), ("kein", "no")], [("ein", "a"), ("jeder", "every")]),
-    "f": ([("die", "the"), ("mit der", "with the"), ("für die", "for the"), ("in der", "in the"), ("der", "of the"), ("ohne", "without"),
-           ("wegen der", "because of the")], [("eine", "a"), ("für eine", "for a"), ("mit einer", "with a"), ("jede", "every")]),
-    "n": ([("das", "the"), ("mit dem", "with the"), ("für das", "for the"), ("im", "in the"), ("vom", "from the"), ("ohne", "without"),
+    "f": ([("die", "the"), ("mit der", "with the"), ("für die", "for the"), ("in der", "in the"), ("der", "of the"),
+           ("ohne", "without"),
+           ("wegen der", "because of the")],
+           [("eine", "a"), ("für eine", "for a"), ("mit einer", "with a"), ("jede", "every")]),
+    "n": ([("das", "the"), ("mit dem", "with the"), ("für das", "for the"), ("im", "in the"), ("vom", "from the"),
+           ("ohne", "without"),
            ("dieses", "this")], [("ein", "a"), ("für ein", "for a"), ("jedes", "every")]),
-    "pl": ([("die", "the"), ("für die", "for the"), ("viele", "many"), ("ohne", "without"), ("keine", "no"), ("und", "and"),
+    "pl": ([("die", "the"), ("für die", "for the"), ("viele", "many"), ("ohne", "without"), ("keine", "no"),
+            ("und", "and"),
             ("diese", "these"), ("der", "of the")], []),
 }
 
@@ -153,8 +161,8 @@ def table_of(rows, count, known):
 
 
 def likely(meanings, count):
-    """German word -> {what it means: how likely}, after how common that is, as far as that says something. `meanings`: German word ->
-    cells, `count`: of their language."""
+    """German word -> {what it means: how likely}, after how common that is, as far as that says something. `meanings`:
+    German word -> cells, `count`: of their language."""
     chances = {}
     for german, cells in meanings.items():
         weights = {cell: 0.1 + math.log1p(rarest(count, cell)) for cell in sorted(cells)}
@@ -164,8 +172,8 @@ def likely(meanings, count):
 
 
 def bridged(english, others, adverbs):
-    """[(English, other)] of words that lead to each other over German more than to any else. `english`, `others`: what `likely` gives;
-    `adverbs`: how other adverbs end, which English has in -ly."""
+    """[(English, other)] of words that lead to each other over German more than to any else. `english`, `others`: what
+    `likely` gives; `adverbs`: how other adverbs end, which English has in -ly."""
     both, from_english, from_other = Counter(), Counter(), Counter()
     for german in sorted(set(english) & set(others)):
         for a, p in english[german].items():
@@ -173,7 +181,8 @@ def bridged(english, others, adverbs):
                 both[a, b] += p * q
                 from_english[a] += p * q
                 from_other[b] += p * q
-    share = {(a, b): 2 * p / (from_english[a] + from_other[b]) for (a, b), p in both.items() if b.endswith(adverbs) or not a.endswith("ly")}
+    share = {(a, b): 2 * p / (from_english[a] + from_other[b]) for (a, b), p in both.items() if b.endswith(adverbs)
+             or not a.endswith("ly")}
     best = {}
     for pair, p in sorted(share.items()):
         for end in enumerate(pair):
@@ -182,13 +191,13 @@ def bridged(english, others, adverbs):
     return [(a, b) for (side, a), (_, b) in sorted(best.items()) if side == 0 and best.get((1, b)) == (a, b)]
 
 
-# ---- Sentences with other nouns ----------------------------------------------------------------------------------------
+# ---- Sentences with other nouns --------------------------------------------------------------------------------------
 
 # Nouns come as (word, English words, kind). Those of one kind can take each other's place, whatever is around them.
 
 def german_nouns(entries):
-    """The kind is the gender, in the plural with the last letter, for some have no n that the dative could add. Masculine ones that
-    change in the singular have the kind None."""
+    """The kind is the gender, in the plural with the last letter, for some have no n that the dative could add.
+    Masculine ones that change in the singular have the kind None."""
     for german, english, gender, _ in entries:
         if gender:
             weak = gender == "m" and german.endswith(("e", "ent", "ist", "ant"))
@@ -196,15 +205,16 @@ def german_nouns(entries):
 
 
 def romance_nouns(pairs, genders, unsure, language):
-    """Nouns of French or Spanish and their regular plurals. The kind is gender and number, of those that begin so that no word before
-    them is shortened. `pairs`: [(English, other)], `genders`: other -> genders that dictionaries give, `unsure`: English words that
-    may be no nouns."""
+    """Nouns of French or Spanish and their regular plurals. The kind is gender and number, of those that begin so that
+    no word before them is shortened. `pairs`: [(English, other)], `genders`: other -> genders that dictionaries give,
+    `unsure`: English words that may be no nouns."""
     for english, other in pairs:
         gender, usual = genders.get(other, ()), re.fullmatch(r"[^\W\d_A-Z]+ [^A-Z]+", f"{other} {english}")
         if len(gender) == 1 and usual and english not in unsure and not re.search("^to |[^su]s$", english):
             kind = min(gender) if other[0] in "bcdfgjklmnpqrstvwz" else None
             yield other, english, kind
-            if re.search("[^sxzlu]$" if language == "fr" else "[aeiou]$|[^aeiousz]$", other) and re.search("[a-rt-wz]$", english):
+            if re.search("[^sxzlu]$" if language == "fr" else "[aeiou]$|[^aeiousz]$",
+                         other) and re.search("[a-rt-wz]$", english):
                 yield (other + ("s" if language == "fr" or other[-1] in "aeiou" else "es"),
                        english + ("es" if english.endswith(("ch", "sh")) else "s"), kind and kind + "pl")
 
@@ -215,9 +225,10 @@ def place_of(english):
 
 
 class Nouns:
-    """Nouns of one language that are one word and of one kind. `meanings`: word -> (kind, English words); `pool`: kind -> [(word, English
-    words)], those whose English words are common; `attested`: those of them that the corpus has. `count`: of that language; `unsure`:
-    English words that may be no nouns, and so are not taken for one in a sentence."""
+    """Nouns of one language that are one word and of one kind. `meanings`: word -> (kind, English words); `pool`: kind
+    -> [(word, English words)], those whose English words are common; `attested`: those of them that the corpus has.
+    `count`: of that language; `unsure`: English words that may be no nouns, and so are not taken for one in a
+    sentence."""
 
     def __init__(self, nouns, count, english_count, unsure):
         found, self.meanings, self.pool, self.attested, self.unsure = {}, {}, {}, {}, unsure
@@ -248,32 +259,35 @@ class Nouns:
         for kind, word, meaning in r.sample(places, min(len(places), r.randint(1, 2))):
             other, means = r.choice((self.attested if r.random() < ATTESTED else self.pool)[kind])
             sentence = re.sub(rf"(?<!\w){word}(?!\w)", other, sentence)
-            english = place_of(meaning).sub(lambda match: f"{match[1]}{article(means)[1:]} {means}" if match[1] else means, english)
+            english = place_of(meaning).sub(lambda match: f"{match[1]}{article(means)[1:]} {means}" if match[1]
+                                            else means, english)
         return sentence, english
 
 
 def noun_rows(r, nouns, language, tables, rows):
-    """About `rows` rows of a language and English, sentences of the corpus in which nouns are others (data augmentation for rare words,
-    Fadaee, Bisazza and Monz 2017). Files give by the square root of what they have."""
+    """About `rows` rows of a language and English, sentences of the corpus in which nouns are others (data augmentation
+    for rare words, Fadaee, Bisazza and Monz 2017). Files give by the square root of what they have."""
     found = []
     for name, columns in sorted(tables.items()):
         if name.startswith(SOURCES) and {language, "en"} <= set(columns):
             pairs = [(a, b) for a, b in zip(columns[language], columns["en"]) if a and b and len(a) <= LONGEST]
-            found.append([(a, b, places) for a, b in r.sample(pairs, min(len(pairs), MOST_PAIRS)) if (places := nouns.places(a, b))])
+            found.append([(a, b, places) for a, b in r.sample(pairs, min(len(pairs), MOST_PAIRS))
+                          if (places := nouns.places(a, b))])
     weight = sum(len(usable) ** 0.5 for usable in found)
     for usable in found:
         for _ in range(round(rows * len(usable) ** 0.5 / weight) if usable else 0):
             yield dict(zip((language, "en"), nouns.replaced(r, *r.choice(usable))))
 
 
-# ---- Tables ------------------------------------------------------------------------------------------------------------
+# ---- Tables ----------------------------------------------------------------------------------------------------------
 
 def dictionary_tables(tables, known, rows, seed, root="/", log=print):
-    """The tables "dictionaries", "bridged" and "nouns" of the dictionaries installed below `root`, language -> cells; none without any.
-    `rows`: of nouns of German, about; of French and Spanish half as many. `known`: a set of sentences that are for testing, and so
-    must not be learned."""
+    """The tables "dictionaries", "bridged" and "nouns" of the dictionaries installed below `root`, language -> cells;
+    none without any. `rows`: of nouns of German, about; of French and Spanish half as many. `known`: a set of sentences
+    that are for testing, and so must not be learned."""
     r, ding = random.Random(seed), os.path.join(root, DING)
-    indices = [x for x in sorted(glob.glob(os.path.join(root, DICTD))) if set(x[:-len(".index")].split("-")[-2:]) <= set(CODES)]
+    indices = [x for x in sorted(glob.glob(os.path.join(root, DICTD)))
+               if set(x[:-len(".index")].split("-")[-2:]) <= set(CODES)]
     entries = list(ding_entries(ding)) if os.path.exists(ding) else []
     others = [row for index in indices for row in dictd_rows(index)]
     log(f"dictionaries: {len(entries)} entries of trans-de-en, {len(others)} of {len(indices)} other dictionaries"
@@ -288,8 +302,10 @@ def dictionary_tables(tables, known, rows, seed, root="/", log=print):
             genders.setdefault(next(iter(row.values())), set()).add(gender)
     english = likely(german["en"], count["en"])
     unsure = {meaning for word, meaning, gender, _ in entries if not gender and word.islower()}
-    words = [dict(zip(("de", "en"), in_use(r, *entry) if entry[2] else entry)) for entry in entries] + [row for row, _ in others]
-    bridges, changed = [], [*noun_rows(r, Nouns(german_nouns(entries), count["de"], count["en"], unsure), "de", tables, rows)]
+    words = [dict(zip(("de", "en"), in_use(r, *entry) if entry[2] else entry))
+             for entry in entries] + [row for row, _ in others]
+    bridges, changed = [], [*noun_rows(r, Nouns(german_nouns(entries), count["de"], count["en"], unsure), "de", tables,
+                                       rows)]
     for language, adverbs in ("fr", "ment"), ("es", "mente"):
         pairs = bridged(english, likely(german[language], count[language]), adverbs)
         bridges += [{"en": a, language: b} for a, b in pairs]

@@ -110,13 +110,12 @@ def of_pairs(values, row, group, groups):
 
 def batchwise_groups(p, threshold, group, groups, k):
     """eq 18 inside each group over its own rows X(i), and the gradient of eq 20 with respect to the thresholds, divided by
-    |X(i)|: (mask [pairs, b], gradient [groups * b]). p [pairs, b] sorted by group, threshold [groups * b]."""
-    masks, gradient, at = torch.zeros_like(p, dtype=torch.bool), torch.zeros_like(threshold).view(groups, -1), 0
-    for i, size in enumerate(group.bincount(minlength=groups).tolist()):
-        if size:
-            own, at = slice(at, at + size), at + size
-            masks[own], m = batchwise_mask(p[own], k)
-            gradient[i] = threshold_gradient(p[own], threshold.view(groups, -1)[i], m) / size
+    |X(i)|: (mask [pairs, b], gradient [groups * b]). p [pairs, b], group [pairs], threshold [groups * b]."""
+    masks, gradient = torch.zeros_like(p, dtype=torch.bool), torch.zeros_like(threshold).view(groups, -1)
+    for i in group.unique().tolist():
+        own = group == i
+        masks[own], m = batchwise_mask(p[own], k)
+        gradient[i] = threshold_gradient(p[own], threshold.view(groups, -1)[i], m) / int(own.sum())
     return masks, gradient.flatten()
 
 
@@ -142,9 +141,9 @@ def importance(weights):
     return weights.sum(0)
 
 
-def importance_loss(weights):
-    """eq 7 with w_importance 1: CV(Importance)^2. weights [rows, n]."""
-    return cv_squared(importance(weights))
+def importance_loss(importances):
+    """eq 7 with w_importance 1: CV(Importance)^2. importances [n], of eq 6 or 13."""
+    return cv_squared(importances)
 
 
 def load(chance):
@@ -152,13 +151,14 @@ def load(chance):
     return chance.sum(0)
 
 
-def load_two_level(parent_chance, child_chance, group):
-    """eq 14: Load_H,ij = Load_primary,i * Load_i(X(i))_j / |X(i)|. parent_chance [rows, a], child_chance [pairs, b], group
-    [pairs] -> [a * b]."""
-    groups = parent_chance.shape[1]
-    inside = child_chance.new_zeros(groups, child_chance.shape[1]).index_add(0, group, child_chance)
-    size = group.bincount(minlength=groups).clamp(min=1)
-    return ((load(parent_chance) / size)[:, None] * inside).flatten()
+def load_inside(chance, group, groups):
+    """eq 10 in each group i over its own rows X(i): [groups, b]. chance [pairs, b], group [pairs]."""
+    return chance.new_zeros(groups, chance.shape[1]).index_add(0, group, chance)
+
+
+def load_two_level(primary, inside, size):
+    """eq 14: Load_H,ij = Load_primary,i * Load_i(X(i))_j / |X(i)|. primary [a], inside [a, b], size [a]: |X(i)| -> [a * b]."""
+    return ((primary / size.clamp(min=1))[:, None] * inside).flatten()
 
 
 def load_loss(loads):

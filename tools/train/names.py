@@ -1,8 +1,9 @@
 """Running text whose names and numbers are others.
 
-A name is to be copied, and there are more of them in the world than in any corpus: what a model learns of the few it sees often
-is their spelling, not to copy. So where a name or a number is the same in all languages of a row, another takes its place in all
-of them: one of the corpus, or one that is made up letter by letter after those. `name_table` makes such rows.
+A name is to be copied, and there are more of them in the world than in any corpus: what a model learns of the few it
+sees often is their spelling, not to copy. So where a name or a number is the same in all languages of a row, another
+takes its place in all of them: one of the corpus, or one that is made up letter by letter after those. `name_table`
+makes such rows.
 """
 import random
 import re
@@ -22,8 +23,8 @@ NUMBER = re.compile(BEFORE + r"\d{1,4}(?!-)" + AFTER)
 
 
 class Names:
-    """Names to put in the place of others. `known`: those of the corpus; `follows`: ORDER letters -> the letters that follow them in
-    known names, as often as they do; an empty one is the end."""
+    """Names to put in the place of others. `known`: those of the corpus; `follows`: ORDER letters -> the letters that
+    follow them in known names, as often as they do; an empty one is the end."""
 
     def __init__(self, known):
         self.known, self.follows = sorted(known), {}
@@ -46,7 +47,8 @@ class Names:
         return name
 
     def instead(self, r, word):
-        """What takes the place of a name, an abbreviation or a number; years become years, and what is more than one stays so."""
+        """What takes the place of a name, an abbreviation or a number; years become years, and what is more than one
+        stays so."""
         if word.isdigit():
             return str(r.randint(1800, 2030) if len(word) == 4 and word[0] in "12" else r.randint(2, 10 ** len(word)))
         if word.isupper():
@@ -55,13 +57,14 @@ class Names:
 
 
 def named_rows(columns, small):
-    """Rows of one file that can be used: ({language: cell}, names and numbers that all its cells have). `small`: occurrences of words
-    in small letters."""
+    """Rows of one file that can be used: ({language: cell}, names and numbers that all its cells have). `small`:
+    occurrences of words in small letters."""
     for cells in zip(*columns.values()):
         cells = {language: cell for language, cell in zip(columns, cells) if cell}
         if len(cells) < 2 or max(map(len, cells.values())) > LONGEST:
             continue
-        names, numbers = (set.intersection(*(set(pattern.findall(cell)) for cell in cells.values())) for pattern in (NAME, NUMBER))
+        names, numbers = (set.intersection(*(set(pattern.findall(cell)) for cell in cells.values()))
+                          for pattern in (NAME, NUMBER))
         shared = {word for word in names if word.isupper() or len(word) > 2 and small[word.lower()] < COMMON}
         shared |= {word for word in numbers if int(word) > 1}
         if shared:
@@ -69,12 +72,15 @@ def named_rows(columns, small):
 
 
 def name_table(tables, rows, seed):
-    """About `rows` rows with other names, as one table: language -> cells. Files give by the square root of what they have."""
+    """About `rows` rows with other names, as one table: language -> cells. Files give by the square root of what they
+    have."""
     r = random.Random(seed)
     table = {language: [] for columns in tables.values() for language in columns}
-    small = Counter(word for columns in tables.values() for cells in columns.values() for cell in cells for word in cell.split()
+    small = Counter(word for columns in tables.values() for cells in columns.values() for cell in cells
+                    for word in cell.split()
                     if word.islower())
-    found = {source: list(named_rows(columns, small)) for source, columns in sorted(tables.items()) if source.startswith(SOURCES)}
+    found = {source: list(named_rows(columns, small)) for source, columns in sorted(tables.items())
+             if source.startswith(SOURCES)}
     known = {word for usable in found.values() for _, shared in usable for word in shared
              if len(word) > 3 and word.isalpha() and not word.isupper() and not small[word.lower()]}
     if not known:

@@ -1,11 +1,12 @@
 """Phrase pairs around the rarer words of the corpus.
 
-A word that occurs some hundred times is one token in thirty of the sentences that teach it, and a small model reads too few of
-them to learn it. Short phrases cut out around such words teach it in a quarter of the tokens. `phrase_table` makes them.
+A word that occurs some hundred times is one token in thirty of the sentences that teach it, and a small model reads too
+few of them to learn it. Short phrases cut out around such words teach it in a quarter of the tokens. `phrase_table`
+makes them.
 
-Words are aligned by IBM model 1 with a preference for the diagonal (Dyer, Chahuneau and Smith 2013), trained in both directions by
-expectation maximisation; a link is what both directions agree on. Phrases are those of phrase-based translation (Koehn, Och and
-Marcu 2003): no word inside is linked to one outside.
+Words are aligned by IBM model 1 with a preference for the diagonal (Dyer, Chahuneau and Smith 2013), trained in both
+directions by expectation maximisation; a link is what both directions agree on. Phrases are those of phrase-based
+translation (Koehn, Och and Marcu 2003): no word inside is linked to one outside.
 """
 import re
 
@@ -17,15 +18,16 @@ MOST_PAIRS = 400_000  # of two languages that are aligned
 LONGEST = 32          # words of a sentence that is aligned
 ROUNDS = 4            # of expectation maximisation
 NULL, TENSION = 0.08, 6.0  # probability of no source word; how sharply the diagonal is preferred
-LINK, ANCHOR = 0.2, 0.4    # product of the two directions' posteriors from which words are linked, and phrases cut around them
+# product of the two directions' posteriors from which words are linked, and phrases cut around them
+LINK, ANCHOR = 0.2, 0.4
 RAREST, COMMONEST = 4, 6000  # occurrences of the rarer word of a link that phrases are cut around
 
 
-# ---- Alignment ---------------------------------------------------------------------------------------------------------
+# ---- Alignment -------------------------------------------------------------------------------------------------------
 
 class Side:
-    """The sentences of one language as word numbers from 1: `ids` [words] from `starts` [sentences] on, `lengths` [sentences];
-    `count` [vocabulary + 1] occurrences of each."""
+    """The sentences of one language as word numbers from 1: `ids` [words] from `starts` [sentences] on, `lengths`
+    [sentences]; `count` [vocabulary + 1] occurrences of each."""
 
     def __init__(self, cells):
         numbers, ids, lengths = {}, [], []
@@ -43,8 +45,10 @@ class Side:
 
 
 def chunks(left, right):
-    """Sentence pairs that can be aligned, in pieces of equal lengths on each side: (pair numbers, left [b, n], right [b, m])."""
-    usable = np.nonzero((np.minimum(left.lengths, right.lengths) > 0) & (np.maximum(left.lengths, right.lengths) <= LONGEST))[0]
+    """Sentence pairs that can be aligned, in pieces of equal lengths on each side: (pair numbers, left [b, n], right
+    [b, m])."""
+    usable = np.nonzero((np.minimum(left.lengths, right.lengths) > 0)
+                        & (np.maximum(left.lengths, right.lengths) <= LONGEST))[0]
     key = left.lengths[usable] * (LONGEST + 1) + right.lengths[usable]
     order = np.argsort(key, kind="stable")
     for group in np.split(usable[order], np.nonzero(np.diff(key[order]))[0] + 1):
@@ -73,8 +77,8 @@ class Table:
             self.counts, self.totals = counts, np.maximum(totals, 1e-6)
 
     def expected(self, source, target):
-        """For words [b, n] and [b, m] the posterior [b, n + 1, m] of each source position (first: none) for each target position,
-        the slots [b, n + 1, m] of the word pairs, and the source words [b, n + 1]."""
+        """For words [b, n] and [b, m] the posterior [b, n + 1, m] of each source position (first: none) for each target
+        position, the slots [b, n + 1, m] of the word pairs, and the source words [b, n + 1]."""
         n, m = source.shape[1], target.shape[1]
         source = np.concatenate([np.zeros((len(source), 1), np.int64), source], 1)
         mixed = (source.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))[:, :, None] + \
@@ -89,7 +93,8 @@ class Table:
 
 
 def agreement(left, right):
-    """Of two Sides yields (pair numbers, left words [b, n], right words [b, m], product of both directions' posteriors [b, n, m])."""
+    """Of two Sides yields (pair numbers, left words [b, n], right words [b, m], product of both directions' posteriors
+    [b, n, m])."""
     def pairs():
         return chunks(left, right)
     forward, backward = Table(left, pairs, False), Table(right, pairs, True)
@@ -97,11 +102,11 @@ def agreement(left, right):
         yield rows, a, b, forward.expected(a, b)[0][:, 1:] * backward.expected(b, a)[0][:, 1:].transpose(0, 2, 1)
 
 
-# ---- Phrases -----------------------------------------------------------------------------------------------------------
+# ---- Phrases ---------------------------------------------------------------------------------------------------------
 
 def cut(links, i, j, generator):
-    """Bounds (first and last left word, first and last right word) of a phrase pair that holds the left word i and the right word
-    j, of at most seven left words, a random size and place; None if there is none. `links`: [n, m]."""
+    """Bounds (first and last left word, first and last right word) of a phrase pair that holds the left word i and the
+    right word j, of at most seven left words, a random size and place; None if there is none. `links`: [n, m]."""
     n = len(links)
     for size in range(int(generator.integers(2, 8)), 1, -1):
         starts = np.arange(max(0, i - size + 1), min(i, n - size) + 1)
@@ -137,7 +142,8 @@ def phrase_pairs(lefts, rights, seed):
 
 
 def phrase_table(tables, pivot, seed, log=print):
-    """The phrases of every language with `pivot`, as one table: language -> cells, of which two in a row are not empty."""
+    """The phrases of every language with `pivot`, as one table: language -> cells, of which two in a row are not
+    empty."""
     table = {language: [] for table in tables.values() for language in table}
     for language in sorted(set(table) - {pivot}):
         pairs = [(a, b) for name, columns in sorted(tables.items()) if name.startswith(SOURCES)

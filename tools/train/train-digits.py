@@ -1,26 +1,36 @@
 #!/usr/bin/env python3
-"""Trains Deep MoE (Eigen et al. 2013, arXiv 1312.4314) on jittered MNIST, for moe (PyTorch, CPU).
+"""Trains Deep MoE (Eigen et al. 2013, arXiv 1312.4314) on jittered MNIST for moe,
+with PyTorch on the CPU.
 
-    train-digits.py train --data DIR --out DIR ...   one network; prints errors and what its gates follow
-    train-digits.py table --data DIR --out DIR ...   the comparison of the paper's Table 1; goes on where it stopped
+    train-digits.py train --data DIR --out DIR ...
+        trains one network; prints its errors and what its gates follow
+    train-digits.py table --data DIR --out DIR ...
+        makes the comparison of the paper's Table 1; goes on where it stopped
 
-Data (section 4.1): every digit of 28 x 28 pixels lies at a random offset in an image of 37 x 37, all 100 offsets alike. DIR has
-the 10,000 images of MNIST's test set: the first 8,000 are for training, where every epoch draws new offsets; the last 2,000 are
-for testing, at one random offset each (--seed does not change it).
+Data (section 4.1): every digit of 28 x 28 pixels lies at a random offset in an
+image of 37 x 37; all 100 offsets are equally probable. DIR has the 10,000
+images of MNIST's test set. The first 8,000 are for training, where every epoch
+draws new offsets. The last 2,000 are for testing, each at one random offset,
+which --seed does not change.
 
-The network: mixtures of linear experts with rectification, one after the other, then a linear layer and softmax. A gate is two
-linear maps with rectification and few hidden units, then a softmax over the experts. Stochastic gradient descent; at first with
-the constraint that the running totals of the experts stay near each other (gating.RunningTotals), then --fine-tune epochs
-without it. With --losses the losses of Bengio et al. 2015 balance the gates instead. What the second layer is decides the
-comparison: --network
+The network: mixtures of linear experts with rectification, one after the other,
+then a linear layer and softmax. A gate is two linear maps with rectification
+and few hidden units, then a softmax over the experts. Training is stochastic
+gradient descent, at first with the constraint that the running totals of the
+experts stay near each other (gating.RunningTotals), then for --fine-tune epochs
+without the constraint. With --losses the losses of Bengio et al. 2015 balance
+the gates instead. --network says what the second layer is:
     mixture      four experts, the paper's model
     single       one expert of the same size
-    concat       one expert of the size of the four together: what the mixture can reach at best
-    dense        no mixture in the first layer either: as many parameters as `mixture` has, same size of the second layer
+    concat       one expert of the size of the four together: the best that the
+                 mixture can reach
+    dense        no mixture in either layer: as many parameters as `mixture`
+                 has, a second layer of the same size
     one-layer    no second layer
 
-Files in --out: model.pt (layout "moe-checkpoint-1", what convert.py reads) and report.json; of `table` table.json and such a
-checkpoint NETWORK-HIDDEN-HIDDEN-GATE-GATE-SEED.pt of every network.
+Files in --out: model.pt (layout "moe-checkpoint-1", which convert.py reads) and
+report.json. `table` writes table.json and, for every network, a checkpoint
+NETWORK-HIDDEN-HIDDEN-GATE-GATE-SEED.pt.
 """
 import argparse
 import gzip
@@ -41,7 +51,7 @@ OFFSETS = IMAGE - DIGIT + 1
 NETWORKS = ("mixture", "single", "concat", "dense", "one-layer")
 
 
-# ---- Data --------------------------------------------------------------------------------------------------------------
+# ---- Data ------------------------------------------------------------------------------------------------------------
 
 def read_idx(path):
     """An array of bytes in MNIST's IDX format."""
@@ -68,7 +78,7 @@ def jitter(digits, random):
     return images.flatten(1), at
 
 
-# ---- Network -----------------------------------------------------------------------------------------------------------
+# ---- Network ---------------------------------------------------------------------------------------------------------
 
 def make_config(o):
     """The config of a network: what the checkpoint carries and the network is built from."""
@@ -86,8 +96,8 @@ def make_config(o):
 
 
 def weight_shapes(config):
-    """name -> (shape, standard deviation at the start). Matrices are [in, out] for gates, [out, in] elsewhere, as in all
-    checkpoints."""
+    """name -> (shape, standard deviation at the start). Matrices are [in, out] for gates, [out, in] elsewhere, as in
+    all checkpoints."""
     shapes, width = {}, config["inputs"]
     for i, x in enumerate(config["network"]):
         name, features = f"network.{i}", x["gate_hidden"] or width
@@ -100,7 +110,8 @@ def weight_shapes(config):
         shapes[name + ".experts.weight"] = (x["experts"] * x["hidden"], width), (2 / width) ** 0.5
         shapes[name + ".experts.bias"] = (x["experts"] * x["hidden"],), 0.0
         width = x["hidden"]
-    shapes["output.weight"], shapes["output.bias"] = ((config["classes"], width), width ** -0.5), ((config["classes"],), 0.0)
+    shapes["output.weight"], shapes["output.bias"] = ((config["classes"], width),
+                                                      width ** -0.5), ((config["classes"],), 0.0)
     return shapes
 
 
@@ -127,7 +138,8 @@ class Network:
         with torch.no_grad():
             for name, weight in self.weights.items():
                 if name.endswith(".gate.bias"):
-                    weight.fill_(1.0)  # same softmax, but far from where the rectifier would hold all logits at zero for good
+                    # same softmax, but far from where the rectifier would hold all logits at zero for good
+                    weight.fill_(1.0)
         self.totals = None  # of every layer, while the constraint is on
 
     def constrain(self, margin):
@@ -173,10 +185,11 @@ def balance_loss(gates, weights):
     return total
 
 
-# ---- What gates follow -------------------------------------------------------------------------------------------------
+# ---- What gates follow -----------------------------------------------------------------------------------------------
 
 def mutual_information(gates, labels):
-    """I(expert; label) in bits, the expert drawn by the gate: gates [rows, n] of weights, labels [rows] of small integers."""
+    """I(expert; label) in bits, the expert drawn by the gate: gates [rows, n] of weights, labels [rows] of small
+    integers."""
     joint = torch.zeros(int(labels.max()) + 1, gates.shape[1], dtype=torch.float64)
     joint.index_add_(0, labels, gates.double() / len(gates))
     independent = joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True)
@@ -185,8 +198,8 @@ def mutual_information(gates, labels):
 
 @torch.no_grad()
 def gate_report(network, digits, classes, draws=10):
-    """For every mixture: information about location (25 cells of 2 x 2 offsets) and class, of test digits at `draws` random
-    offsets each, and the balance of its experts."""
+    """For every mixture: information about location (25 cells of 2 x 2 offsets) and class, of test digits at `draws`
+    random offsets each, and the balance of its experts."""
     random, location, label, gates = np.random.default_rng(3), [], [], []
     for _ in range(draws):
         images, at = jitter(digits, random)
@@ -200,11 +213,12 @@ def gate_report(network, digits, classes, draws=10):
             report.append({"layer": i, "location_bits": round(mutual_information(weights, location), 4),
                            "class_bits": round(mutual_information(weights, label), 4),
                            "expert_bits": round(float(-(share * share.clamp(min=1e-30).log2()).sum()), 4),
-                           "importance": [round(float(x), 4) for x in share], "cv_importance": round(gating.cv(share), 4)})
+                           "importance": [round(float(x), 4) for x in share],
+                           "cv_importance": round(gating.cv(share), 4)})
     return report
 
 
-# ---- Training ----------------------------------------------------------------------------------------------------------
+# ---- Training --------------------------------------------------------------------------------------------------------
 
 def train(o, log):
     """(network, report) of one run."""
@@ -267,10 +281,12 @@ def train_one(o):
     os.makedirs(o.out, exist_ok=True)
     save(network, os.path.join(o.out, "model.pt"), report)
     write(os.path.join(o.out, "report.json"), json.dumps(report, indent=1) + "\n")
-    print(f"{report['parameters']:,} parameters; error: train {report['train_error']:.2f} %, test {report['test_error']:.2f} %")
+    print(f"{report['parameters']:,} parameters; error: train {report['train_error']:.2f} %, test "
+          f"{report['test_error']:.2f} %")
     for gate in report["gates"]:
-        print(f"gate of layer {gate['layer']}: information about location {gate['location_bits']:.3f} bits, about class "
-              f"{gate['class_bits']:.3f} bits, of {gate['expert_bits']:.3f}; CV(importance) {gate['cv_importance']:.3f}")
+        print(f"gate of layer {gate['layer']}: information about location {gate['location_bits']:.3f} bits, about "
+              f"class {gate['class_bits']:.3f} bits, of {gate['expert_bits']:.3f}; CV(importance) "
+              f"{gate['cv_importance']:.3f}")
 
 
 def table(o):
@@ -278,7 +294,8 @@ def table(o):
     os.makedirs(o.out, exist_ok=True)
     path = os.path.join(o.out, "table.json")
     done = json.load(open(path)) if os.path.exists(path) else []
-    for hidden, gate_hidden in (([50, 20], [20, 20]), ([100, 20], [50, 20]), ([100, 20], [50, 50]), ([100, 100], [50, 50])):
+    for hidden, gate_hidden in (([50, 20], [20, 20]), ([100, 20], [50, 20]), ([100, 20], [50, 50]),
+                                ([100, 100], [50, 50])):
         for network in NETWORKS:
             size = f"4x{hidden[0]} - 4x{hidden[1]}, gates {gate_hidden[0]} - {gate_hidden[1]}"
             for seed in o.seeds:
@@ -286,7 +303,8 @@ def table(o):
                     continue
                 settings = {**vars(o), "hidden": hidden, "gate_hidden": gate_hidden, "network": network, "seed": seed}
                 trained, report = train(argparse.Namespace(**settings), log)
-                save(trained, os.path.join(o.out, "-".join(map(str, [network, *hidden, *gate_hidden, seed])) + ".pt"), report)
+                save(trained, os.path.join(o.out, "-".join(map(str, [network, *hidden, *gate_hidden, seed])) + ".pt"),
+                     report)
                 done.append({"size": size, **report})
                 write(path, json.dumps(done, indent=1) + "\n")
     print(f"| size | {' | '.join(NETWORKS)} |\n|---|{'---|' * len(NETWORKS)}")
@@ -303,7 +321,8 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("train", "train one network"), ("table", "train the networks of Table 1")):
-        p = commands.add_parser(name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        p = commands.add_parser(name, help=text, description=text,
+                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         p.add_argument("--data", required=True, help="folder with MNIST's t10k files")
         p.add_argument("--out", required=True, help="folder for the files that it writes")
         p.add_argument("--experts", type=int, nargs=2, default=[4, 4], help="experts of both layers")
@@ -313,10 +332,12 @@ def arguments():
             p.add_argument("--gate-hidden", type=int, nargs=2, default=[20, 20], help="hidden units of the gates")
             p.add_argument("--seed", type=int, default=1, help="of weights, offsets and order")
         else:
-            p.add_argument("--seeds", type=int, nargs="+", default=[1], help="every network is trained with each of these")
+            p.add_argument("--seeds", type=int, nargs="+", default=[1],
+                           help="every network is trained with each of these")
         p.add_argument("--epochs", type=int, default=60, help="epochs with the balancing constraint")
         p.add_argument("--fine-tune", type=int, default=30, help="epochs without it afterwards")
-        p.add_argument("--losses", type=float, nargs=3, metavar=("B", "E", "V"), help="instead of the constraint the losses "
+        p.add_argument("--losses", type=float, nargs=3, metavar=("B", "E", "V"),
+                       help="instead of the constraint the losses "
                        "of Bengio et al. 2015 with these weights: mean activation, activation per example, variance")
         p.add_argument("--margin", type=float, default=100, help="of the constraint, in examples over the mean")
         p.add_argument("--batch", type=int, default=50, help="examples per step")

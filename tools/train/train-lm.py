@@ -1,23 +1,33 @@
 #!/usr/bin/env python3
-"""Trains a mixture-of-experts language model for moe (PyTorch, CPU or one CUDA device), with the fast layers of train.py.
+"""Trains a mixture-of-experts language model for moe, with PyTorch, on the CPU or
+on one CUDA device. The fast layers are those of train.py.
 
-    train-lm.py train    --corpus DIR --out DIR ...  trains, or goes on where the checkpoint in --out stopped
-    train-lm.py evaluate --corpus DIR --out DIR      perplexity and balance of model.pt on the dev texts
+    train-lm.py train --corpus DIR --out DIR ...
+        trains, or goes on where the checkpoint in --out stopped
+    train-lm.py evaluate --corpus DIR --out DIR
+        gives perplexity and balance of model.pt on the dev texts
 
-The model is that of "Outrageously Large Neural Networks" (Shazeer et al. 2017, appendix C) in small: embedding, LSTM with
-projection, MoE with a sigmoid over its output, LSTM, all with residuals; the output matrix is the embedding. Gates: noisy top-k
-with importance and load losses (section 2.1, appendix A), or strictly balanced (appendix F); --groups makes two levels of
-either (appendix B). It reads the English of the corpus, one sentence at a time, as SentencePiece pieces.
+The model is that of "Outrageously Large Neural Networks" (Shazeer et al. 2017,
+appendix C) in small: embedding, LSTM with projection, MoE with a sigmoid over
+its output, LSTM. All have residuals; the output matrix is the embedding. Gates
+are noisy top-k with importance and load losses (section 2.1, appendix A), or
+strictly balanced (appendix F). --groups makes two levels of either (appendix
+B). The trainer reads the English of the corpus, one sentence at a time, as
+SentencePiece pieces.
 
 Files in --out
-    lines.npz        the corpus as pieces; made when missing, together with the vocabulary
+    lines.npz        the corpus as pieces; made when missing, with the
+                     vocabulary
     model-spm.model  the SentencePiece vocabulary
     resume.pt        everything that training needs to go on
-    model.pt         inference checkpoint, layout "moe-checkpoint-1", what convert.py reads
+    model.pt         inference checkpoint, layout "moe-checkpoint-1", which
+                     convert.py reads
     curve.csv        one row per evaluation
 
-The learning rate follows the tokens, not the time: warm-up, constant, then linear to zero at the end of --tokens. So runs that
-are to be compared have seen the same, whatever else the machine did. SIGTERM or SIGINT makes it save and stop.
+The learning rate follows the tokens, not the time: warm-up, constant, then
+linear to zero at the end of --tokens. So two runs have seen the same at the
+same rate, whatever else the machine did. SIGTERM or SIGINT makes the trainer
+save and stop.
 """
 import argparse
 import csv
@@ -39,7 +49,7 @@ import gating
 import torch
 
 
-# ---- Data --------------------------------------------------------------------------------------------------------------
+# ---- Data ------------------------------------------------------------------------------------------------------------
 
 def english(path, limit):
     """The first `limit` English cells of a corpus file."""
@@ -72,7 +82,8 @@ def prepare(corpus, folder, vocabulary_size, limit):
         log("training the vocabulary")
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines[:100_000]), model_prefix=model[:-len(".model")], model_type="unigram",
-            vocab_size=vocabulary_size, normalization_rule_name="nmt_nfkc", character_coverage=0.9998, byte_fallback=True,
+            vocab_size=vocabulary_size, normalization_rule_name="nmt_nfkc", character_coverage=0.9998,
+            byte_fallback=True,
             pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS, num_threads=1, minloglevel=1)
         ids = sentencepiece.SentencePieceProcessor(model_file=model).encode(lines)
         np.savez(cache + ".part.npz", offsets=np.cumsum([0] + [len(x) for x in ids]),
@@ -123,12 +134,13 @@ class Batch:
         self.into, self.out = torch.as_tensor(into, device=device), torch.as_tensor(out, device=device)
 
 
-# ---- Model -------------------------------------------------------------------------------------------------------------
+# ---- Model -----------------------------------------------------------------------------------------------------------
 
 def make_config(o, vocabulary):
     lstm = {"type": "lstmp", "hidden": o.hidden, "proj": o.width, "residual": True}
     moe = {"type": "moe", "experts": o.experts, "k": o.k, "hidden": o.expert_hidden,
-           "gate": {"balanced": "batchwise/threshold", "noisy": "noisy top-k"}[o.gate], "empty": "top1", "activation": "relu",
+           "gate": {"balanced": "batchwise/threshold", "noisy": "noisy top-k"}[o.gate], "empty": "top1",
+           "activation": "relu",
            "output": "sigmoid", "residual": True, **({"groups": o.groups} if o.groups else {})}
     if o.groups and o.experts % o.groups or not 1 <= o.k <= min(o.groups or o.experts, o.experts // (o.groups or 1)):
         raise SystemExit(f"{o.experts} experts in {o.groups} groups, {o.k} wanted of each level: that cannot be")
@@ -142,9 +154,6 @@ class LanguageModel(train.Model):
 
     w_importance = w_load = 0.1
 
-    def balance(self, weights, loads):
-        return self.w_importance * gating.importance_loss(weights) + self.w_load * gating.load_loss(loads)
-
     def loss(self, batch, smoothing=0.0):
         """Mean loss per token in nats, with the balance losses when training."""
         self.balance_loss = torch.zeros((), device=self.device)
@@ -156,7 +165,7 @@ class LanguageModel(train.Model):
         return train.CrossEntropy.apply(x, self.weights["embedding.weight"], batch.out, smoothing) + self.balance_loss
 
 
-# ---- Evaluation --------------------------------------------------------------------------------------------------------
+# ---- Evaluation ------------------------------------------------------------------------------------------------------
 
 class Evaluation:
     """Dev perplexity and balance of the experts, as at inference: no noise, thresholds for balanced gates."""
@@ -181,13 +190,14 @@ class Evaluation:
         row["ppl"] = round(math.exp(totals[0] / totals[1]), 2)
         for name, entries in model.gate_statistics.items():
             load, empty, rows, importance = (sum(x[i] for x in entries) for i in range(4))
-            values = {**gating.statistics(importance, load), "empty": float(empty) / rows, "experts": float(load.sum()) / rows}
+            values = {**gating.statistics(importance, load), "empty": float(empty) / rows,
+                      "experts": float(load.sum()) / rows}
             row.update({f"{name}.{key}": round(value, 4) for key, value in values.items()})
         model.gate_statistics = None
         return row
 
 
-# ---- Training ----------------------------------------------------------------------------------------------------------
+# ---- Training --------------------------------------------------------------------------------------------------------
 
 class Trainer:
     def __init__(self, o):
@@ -214,8 +224,10 @@ class Trainer:
             self.tokens, self.step, self.elapsed = resume["tokens"], resume["step"], resume["elapsed"]
 
     def save(self):
-        train.write_atomically({"config": self.model.config, "weights": self.model.flat, "optimizer": self.optimizer.state(),
-                                "epoch": self.lines.epoch, "used": self.lines.used, "tokens": self.tokens, "step": self.step,
+        train.write_atomically({"config": self.model.config, "weights": self.model.flat,
+                                "optimizer": self.optimizer.state(),
+                                "epoch": self.lines.epoch, "used": self.lines.used, "tokens": self.tokens,
+                                "step": self.step,
                                 "elapsed": self.elapsed}, self.resume_path)
         checkpoint = train.inference_checkpoint(self.model.config, self.model.weights, tokens_seen=self.tokens)
         train.write_atomically(checkpoint, os.path.join(self.o.out, "model.pt"))
@@ -237,8 +249,8 @@ class Trainer:
         o, model, end = self.o, self.model, self.o.tokens * 1e6
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
-        log(f"{model.flat.numel() / 1e6:.2f} M weights, {len(self.lines.usable)} lines, from {self.tokens / 1e6:.2f} of "
-            f"{o.tokens} M tokens")
+        log(f"{model.flat.numel() / 1e6:.2f} M weights, {len(self.lines.usable)} lines, from {self.tokens / 1e6:.2f} "
+            f"of {o.tokens} M tokens")
         losses, before, shown, saved = [], time.time(), time.time(), time.time()
         evaluated = self.tokens
         while not self.stopped and self.tokens < end:
@@ -248,7 +260,8 @@ class Trainer:
             torch.manual_seed(o.seed * 1_000_003 + self.step)  # of the noise: the same after a resume
             loss = model.loss(batch)
             loss.backward()
-            self.optimizer.step(o.rate * factor, o.muon_rate * factor, o.threshold_rate * max(0.1, factor), o.clip, self.pool)
+            self.optimizer.step(o.rate * factor, o.muon_rate * factor, o.threshold_rate * max(0.1, factor), o.clip,
+                                self.pool)
             self.step, self.tokens = self.step + 1, self.tokens + len(batch.out)
             losses = losses[-99:] + [float(loss.detach())]
             if not math.isfinite(losses[-1]):
@@ -258,7 +271,8 @@ class Trainer:
             if now - shown > (1 if sys.stderr.isatty() else 30):
                 shown = now
                 progress(f"{self.tokens / 1e6:.2f}/{o.tokens} M tokens  step {self.step}  "
-                         f"loss {sum(losses) / len(losses):.3f}  rate {o.rate * factor:.2e}  {self.elapsed / 60:.1f} min")
+                         f"loss {sum(losses) / len(losses):.3f}  rate {o.rate * factor:.2e}  {self.elapsed / 60:.1f} "
+                         f"min")
             if self.tokens - evaluated > o.evaluate_every * 1e6 and self.tokens < end:
                 evaluated = self.tokens
                 self.evaluate(sum(losses) / len(losses))
@@ -271,14 +285,15 @@ class Trainer:
         log("stopped: saved, can go on" if self.stopped else "finished")
 
 
-# ---- Command line ------------------------------------------------------------------------------------------------------
+# ---- Command line ----------------------------------------------------------------------------------------------------
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(name, text):
-        p = commands.add_parser(name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        p = commands.add_parser(name, help=text, description=text,
+                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         p.add_argument("--corpus", required=True, help="folder with train/ and dev/")
         p.add_argument("--out", required=True, help="folder of the files above")
         p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute")
@@ -297,9 +312,10 @@ def arguments():
     p.add_argument("--gate", choices=("noisy", "balanced"), default="noisy", help="noisy top-k, or strictly balanced")
     p.add_argument("--groups", type=int, default=0, help="two levels of gates: groups of experts; 0: one level")
     p.add_argument("--k", type=int, default=4, help="experts per token; with --groups: of each level")
-    p.add_argument("--w-importance", type=float, default=0.1, help="weight of the importance loss (noisy)")
+    p.add_argument("--w-importance", type=float, default=0.1, help="weight of the importance loss")
     p.add_argument("--w-load", type=float, default=0.1, help="weight of the load loss (noisy)")
-    p.add_argument("--tokens", type=float, default=20, help="million tokens in all, over all resumes: end of the schedule")
+    p.add_argument("--tokens", type=float, default=20,
+                   help="million tokens in all, over all resumes: end of the schedule")
     p.add_argument("--batch-tokens", type=int, default=2000, help="tokens per batch")
     p.add_argument("--longest", type=int, default=60, help="drop lines with more pieces")
     p.add_argument("--optimizer", choices=("adam", "muon"), default="muon", help="muon: for the matrices of the LSTMs")

@@ -6,6 +6,7 @@
     train.py check                                   every hand-written backward pass against autograd
     train.py evaluate --corpus DIR --model FILE ...  dev loss, greedy BLEU and gate statistics of an inference checkpoint
     train.py average FILE=WEIGHT ... -o FILE         weighted mean of inference checkpoints of one model's runs
+    train.py revive --out DIR --cache DIR            gives experts that nothing uses half of the work of busy ones (a stopped run)
 
 The model is the one of "Outrageously Large Neural Networks" (Shazeer et al. 2017, appendix E), sized by a recipe: LSTM layers
 with projection, a bidirectional bottom layer, one MoE layer in the encoder and one in the decoder, additive attention, tied
@@ -45,8 +46,8 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "20000")  # every batch has products of new shapes
@@ -676,8 +677,25 @@ def of_gate(name):
     return ".gate." in name or ".parent." in name
 
 
+class Meeting:
+    """Where replicas of a model meet, each with its part of a batch in a thread of its own, for what needs the whole batch."""
+
+    def __init__(self, members):
+        self.members, self.given, self.barrier = members, [None] * members, Barrier(members)
+
+    def exchange(self, number, value):
+        """Gives the value of one replica; returns those of all. Every replica has to come."""
+        self.given[number] = value
+        self.barrier.wait()  # all have given
+        given = list(self.given)
+        self.barrier.wait()  # all have taken
+        return given
+
+
 class Model:
     """All weights lie in one flat tensor: Adam's part, Muon's part, the thresholds. `weights` holds views by name."""
+
+    w_importance = w_load = 0.01  # weights of the losses of eq 7 and 11: appendix E's
 
     def __init__(self, config, device="cpu", seed=1, share=None):
         """`share`: a model whose weights this one uses too, with gradients of its own (for another thread)."""
@@ -709,6 +727,7 @@ class Model:
         self.seed = 0
         self.dropout = 0.0
         self.training, self.gate_statistics, self.balance_loss = False, None, None
+        self.meeting, self.number = Meeting(1), 0  # with the other replicas in training, as number so and so
 
     def load(self, weights):
         with torch.no_grad():
@@ -727,20 +746,34 @@ class Model:
         w = self.weights
         return Lstm.apply(x, w[name + ".w_x"], w[name + ".w_r"], w[name + ".bias"], w[name + ".w_proj"], packed, reverse)
 
+    def _all_rows(self, own):
+        """(The rows of all replicas, which of them are this one's)."""
+        given = self.meeting.exchange(self.number, own.detach())
+        before = sum(len(x) for x in given[:self.number])
+        return torch.cat(given), slice(before, before + len(own))
+
+    def _total(self, own):
+        """The sum over all replicas. The others' parts are constants here, so their gradients add up to that of the whole."""
+        given = self.meeting.exchange(self.number, own.detach())
+        return sum(given[:self.number] + given[self.number + 1:], own)
+
     def _balanced(self, name, x, k, *pairs):
-        """Appendix F: (Gate, None) of one level. pairs: row, group and the number of groups, for the level inside groups."""
+        """Appendix F: (Gate, softmax) of one level. pairs: row, group and the number of groups, for the level inside groups."""
         p, threshold = x @ self.weights[name + ".weight"], self.weights[name + ".threshold"]
         p = (gating.of_pairs(p, *pairs) if pairs else p).softmax(1)
         with torch.no_grad():
-            if not self.training:
-                mask = gating.threshold_mask(p, threshold.view(pairs[2], -1)[pairs[1]] if pairs else threshold)
-            elif pairs:
-                mask, gradient = gating.batchwise_groups(p, threshold, *pairs[1:], k)
-                threshold.grad += gradient
+            if self.training:
+                rows, own = self._all_rows(p)
+                if pairs:
+                    mask, gradient = gating.batchwise_groups(rows, threshold, self._all_rows(pairs[1])[0], pairs[2], k)
+                else:
+                    mask, m = gating.batchwise_mask(rows, k)
+                    gradient = gating.threshold_gradient(rows, threshold, m) / len(rows)
+                mask = mask[own]
+                threshold.grad += gradient / self.meeting.members  # eq 20 is no part of the loss: its gradient is known
             else:
-                mask, m = gating.batchwise_mask(p, k)  # eq 20 is no part of the loss: its gradient is known
-                threshold.grad += gating.threshold_gradient(p, threshold, m) / len(x)
-        return gating.masked(p, mask), None
+                mask = gating.threshold_mask(p, threshold.view(pairs[2], -1)[pairs[1]] if pairs else threshold)
+        return gating.masked(p, mask), p
 
     def _noisy(self, name, x, k, *pairs):
         """Section 2.1, eq 3-5: (Gate, chance of every expert to be selected) of one level."""
@@ -749,38 +782,48 @@ class Model:
             clean = gating.of_pairs(clean, *pairs)
         if not self.training:
             return gating.topk(clean, k), None
-        deviation = F.softplus(x @ self.weights[name + ".noise"]) + 0.01
+        deviation = F.softplus(x @ self.weights[name + ".noise"])
         if pairs:
             deviation = gating.of_pairs(deviation, *pairs)
         return gating.noisy_topk(clean, deviation, k, torch.randn_like(clean))
 
     def _gate(self, name, layer, x):
-        """The Gate of a MoE layer, of one level or two (appendix B); adds the losses of eq 6-11, 13 and 14."""
+        """The Gate of a MoE layer, of one level or two (appendix B); when training, adds the losses that balance it."""
         if layer["gate"] == "softmax":
             return gating.dense(x @ self.weights[name + ".gate.weight"])
-        level = self._noisy if layer["gate"] == "noisy top-k" else self._balanced
-        groups, k, loads = layer.get("groups"), layer["k"], None
-        if groups:
-            parent, parent_chance = level(name + ".parent", x, k)
-            row, group = gating.pairs(parent)
-            child, chance = level(name + ".gate", x, k, row, group, groups)
-            gate = gating.two_level(parent, child, row, group)
-            if chance is not None:
-                loads = gating.load_two_level(parent_chance, chance, group)
+        noisy, groups, k = layer["gate"] == "noisy top-k", layer.get("groups"), layer["k"]
+        level, loss = self._noisy if noisy else self._balanced, 0.0
+        if not groups:
+            gate, found = level(name + ".gate", x, k)
+            shares = gate.weights if noisy else found
+            if noisy and self.training:
+                loads = self._total(gating.load(found))
         else:
-            gate, chance = level(name + ".gate", x, k)
-            if chance is not None:
-                loads = gating.load(chance)
-        if loads is not None:
-            self.balance_loss = self.balance_loss + self.balance(gate.weights, loads)
-        if self.gate_statistics is not None:
-            self.gate_statistics.setdefault(name + ".gate", []).append(
-                (gate.mask.sum(0), gate.empty.sum(), len(x), gating.importance(gate.weights)))
+            parent, above = level(name + ".parent", x, k)
+            row, group = gating.pairs(parent)
+            child, found = level(name + ".gate", x, k, row, group, groups)
+            gate = gating.two_level(parent, child, row, group)
+            shares = gate.weights if noisy else gating.two_level(parent, child._replace(weights=found), row, group).weights
+            if noisy and self.training:
+                loads = gating.load_two_level(*map(self._total, (
+                    gating.load(above), gating.load_inside(found, group, groups), group.bincount(minlength=groups))))
+            above = self._importance(name + ".parent", parent, parent.weights if noisy else above)
+            if not noisy and self.training:
+                loss = self.w_importance * gating.importance_loss(self._total(above))
+        # Balanced gates are level by count; what they are level in here is the softmax before the mask (eq 6 and 13 of it), for
+        # where a few experts have most of that, the others are given tokens that hardly ask for them.
+        importance = self._importance(name + ".gate", gate, shares)
+        if self.training:
+            loss = loss + self.w_importance * gating.importance_loss(self._total(importance))
+            self.balance_loss = self.balance_loss + (loss + self.w_load * gating.load_loss(loads) if noisy else loss)
         return gate
 
-    def balance(self, weights, loads):
-        """Importance and load loss of a gate, weighted as for translation (appendix E)."""
-        return 0.01 * (gating.importance_loss(weights) + gating.load_loss(loads))
+    def _importance(self, name, gate, shares):
+        """eq 6 of what a gate gives every expert, noted with the rest of the gate's statistics where they are wanted."""
+        importance = gating.importance(shares)
+        if self.gate_statistics is not None:
+            self.gate_statistics.setdefault(name, []).append((gate.mask.sum(0), gate.empty.sum(), len(shares), importance))
+        return importance
 
     def _moe(self, name, layer, x):
         g, mask, _ = self._gate(name, layer, x)
@@ -818,14 +861,17 @@ class Model:
             x = self._drop(x, y)
         return x
 
-    def loss(self, batch, smoothing):
-        """Mean loss per target token: to train on when training (label smoothing, balance losses), in nats."""
+    def loss(self, batch, smoothing, share=1.0):
+        """Mean loss per target token: to train on when training (label smoothing, balance losses), in nats. `share`: what part
+        of a batch this is, in another replica's company. Its loss counts with that share, and so does the value of the balance
+        losses, which are of the whole batch; their gradient is of this part only as it is."""
         self.balance_loss = torch.zeros((), device=self.device)
         ids = torch.cat((batch.source_ids, batch.target_in))
         source, target = self.embed(ids).split((batch.source.rows, batch.target.rows))
         memory, key = self.encode(source, batch.source)
         y = self.decode(target, memory, key, batch.target, batch.place)
-        return CrossEntropy.apply(y, self.weights["embedding.weight"], batch.target_out, smoothing) + self.balance_loss
+        loss = CrossEntropy.apply(y, self.weights["embedding.weight"], batch.target_out, smoothing)
+        return loss * share + self.balance_loss - (1 - share) * self.balance_loss.detach()
 
     # -- greedy translation, for the evaluation while training
 
@@ -900,17 +946,19 @@ def read_inference(path):
     return file
 
 
-def average(files, shares):
+def average(files, shares, first=()):
     """The weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): runs that went on from each other err in
-    different directions. What the checkpoints say of their training becomes the largest of it; all else must agree."""
+    different directions. What the checkpoints say of their training becomes the largest of it; all else must agree. `first`: what
+    the names of weights begin with that are the first checkpoint's alone, as those of a mixture whose experts were revived."""
     about = ("target_tokens_seen", "training_minutes")
     configs = [file["config"] for file in files]
     if any({**x, **dict.fromkeys(about)} != {**configs[0], **dict.fromkeys(about)} for x in configs):
         raise SystemExit("these are not checkpoints of one model: their configurations differ")
     if not sum(shares) > 0:
         raise SystemExit("the weights of the models have to add up to more than 0")
-    weights = {name: sum(share / sum(shares) * file["weights"][name].float() for file, share in zip(files, shares))
-               for name in files[0]["weights"]}
+    weights = {name: weight if name.startswith(tuple(first)) else
+               sum(share / sum(shares) * file["weights"][name].float() for file, share in zip(files, shares))
+               for name, weight in files[0]["weights"].items()}
     return inference_checkpoint(configs[0], weights, **{x: max(c.get(x, 0) for c in configs) for x in about})
 
 
@@ -974,7 +1022,8 @@ class Evaluation:
             row.update({f"{name}.empty": round(float(sum(x[1] for x in entries)) / rows, 4),
                         f"{name}.experts": round(float(load.sum()) / rows, 3),
                         f"{name}.cv_importance": round(gating.cv(sum(x[3] for x in entries)), 3),
-                        f"{name}.cv": round(gating.cv(load), 3), f"{name}.max": round(float(load.max() / load.mean()), 2)})
+                        f"{name}.cv": round(gating.cv(load), 3), f"{name}.max": round(float(load.max() / load.mean()), 2),
+                        f"{name}.dead": int((load == 0).sum())})
         return row
 
     def _one(self, model, name, target, sources, references):
@@ -1114,6 +1163,9 @@ class Trainer:
         # meet once a step, not in every product, which also suffers less from other load on the machine.
         workers = options.threads if options.device == "cpu" else 1
         self.replicas = [self.model] + [Model(config, options.device, share=self.model) for _ in range(workers - 1)]
+        balanced = any(x.get("gate") == "batchwise/threshold" for x in config["encoder"])
+        for model in self.replicas:
+            model.w_importance = (0.1 if balanced else 0.01) if options.importance is None else options.importance
         self.pool = ThreadPoolExecutor(workers)
         self._one_thread_products()
         self.evaluation = Evaluation(options.corpus, self.pieces, options.dev_sentences, options.news_sentences)
@@ -1177,20 +1229,27 @@ class Trainer:
 
     def gradients(self, pairs):
         """The gradients of a batch, split among the replicas, in self.model.grad; returns mean loss and target tokens."""
-        count = len(self.replicas)
         tokens = sum(len(target) for _, target in pairs)
+        meeting = Meeting(min(len(self.replicas), len(pairs)))
 
         def part(i):
-            model, mine = self.replicas[i], pairs[i::count]
-            if not mine:
-                return 0.0
-            batch = Batch(mine, self.o.device)
+            model, batch = self.replicas[i], Batch(pairs[i::meeting.members], self.o.device)
             model.training, model.dropout = True, self.o.dropout
             model.seed = hash((self.step, i)) & 0xffffffff
-            loss = model.loss(batch, self.o.smoothing) * (batch.target.rows / tokens)
-            loss.backward()
+            model.meeting, model.number = meeting, i
+            try:
+                loss = model.loss(batch, self.o.smoothing, batch.target.rows / tokens)
+                loss.backward()
+            except BaseException:
+                meeting.barrier.abort()  # the others do not wait for this one
+                raise
             return float(loss.detach())
-        loss = sum(self.pool.map(part, range(count)))
+        parts = [self.pool.submit(part, i) for i in range(meeting.members)]
+        wait(parts)
+        errors = [x.exception() for x in parts if x.exception()]
+        if errors:  # the one that broke the meeting up
+            raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
+        loss = sum(x.result() for x in parts)
         for other in self.replicas[1:]:
             kernels.collect(self.model.grad, other.grad)
         return loss, tokens
@@ -1247,6 +1306,70 @@ class Trainer:
         if not self.stopped:
             self.evaluate(0.0)
         log("stopped: saved, can go on" if self.stopped else "finished")
+
+
+# ---- Experts that nothing uses -----------------------------------------------------------------------------------------
+
+REVIVED = 0.3  # share of the mean importance under which an expert is given other work
+APART = 0.7    # standard deviation of what sets the logits of the two halves of an expert's work apart
+
+
+@torch.no_grad()
+def gate_inputs(model, mixture, batches):
+    """Name of a balanced gate of one level -> (x, softmax) of all rows of some batches."""
+    found, level = {}, model._balanced
+
+    def watched(name, x, k, *pairs):
+        gate, p = level(name, x, k, *pairs)
+        if not pairs and name.endswith(".gate"):
+            found.setdefault(name, []).append((x, p))
+        return gate, p
+    model._balanced = watched
+    for _ in range(batches):
+        model.loss(Batch(mixture.next(2500, 80), model.device), 0.0)
+    model._balanced = level
+    return {name: [torch.cat(part) for part in zip(*parts)] for name, parts in found.items()}
+
+
+def halves(x, p, expert):
+    """What sets two halves of an expert's work apart: a direction in x [rows, d] in which the rows that it has most of (p [rows, n])
+    differ most, added to its gate's column for one half and taken from it for the other."""
+    rows = x[p[:, expert].topk(max(2, len(x) // p.shape[1])).indices]
+    mean = F.normalize(rows.mean(0), dim=0)
+    rows = rows - (rows @ mean)[:, None] * mean  # a direction in which the mean row lies on neither side
+    direction = torch.linalg.svd(rows, full_matrices=False).Vh[0]
+    return APART * direction / (rows @ direction).std()
+
+
+@torch.no_grad()
+def revive(out, cache, batches=16):
+    """Of a stopped run: every expert with next to no importance, whose gate the losses cannot reach (their gradient is proportional
+    to the softmax), becomes a copy of one of the busiest, and the two get half of its work each."""
+    path = os.path.join(out, "resume.pt")
+    resume = torch.load(path, weights_only=True)
+    model = Model(resume["config"])
+    model.flat.copy_(resume["weights"])
+    for name, (x, p) in gate_inputs(model, data.Mixture(cache, 80, seed=99), batches).items():
+        share = p.mean(0) * p.shape[1]
+        idle = [i for i in share.argsort().tolist() if share[i] < REVIVED]
+        layer = name.rsplit(".", 1)[0]
+        for expert, busy in zip(idle, share.argsort(descending=True).tolist()):
+            apart = halves(x, p, busy)
+            for flat in resume["weights"], resume["average"]:
+                w = {key: flat[a:b].view(model.weights[key].shape) for key, (a, b) in model.span.items() if key.startswith(layer + ".")}
+                w[name + ".weight"][:, expert] = w[name + ".weight"][:, busy] - apart
+                w[name + ".weight"][:, busy] += apart
+                threshold = w[name + ".threshold"]
+                threshold[[expert, busy]] = threshold[busy] / (1 + threshold[busy])  # the softmax has the same logit twice now
+                for key in layer + ".experts.w_up", layer + ".experts.w_down":
+                    w[key][expert] = w[key][busy]
+            for key in name + ".weight", layer + ".experts.w_up", layer + ".experts.w_down":
+                for state in resume["optimizer"]["m"], resume["optimizer"]["v"]:
+                    part = state[slice(*model.span[key])].view(model.weights[key].shape)
+                    part = part.t() if key == name + ".weight" else part
+                    part[expert] = part[busy]
+            log(f"{name}: expert {expert} with {share[expert]:.3f} of the mean importance gets half of the work of {busy} with {share[busy]:.2f}")
+    write_atomically(resume, path)
 
 
 # ---- Self-check --------------------------------------------------------------------------------------------------------
@@ -1435,6 +1558,8 @@ def arguments():
     p.add_argument("--tokens", type=float, help="train for so many million target tokens instead of --minutes")
     p.add_argument("--batch-tokens", type=float, default=2000, help="tokens per batch, mean of source and target, at first")
     p.add_argument("--batch-growth", type=float, default=1.4, help="factor that the batch reaches at half time")
+    p.add_argument("--importance", type=float,
+                   help="weight of the importance loss (default: 0.1 for balanced gates, 0.01 for noisy ones)")
     p.add_argument("--optimizer", choices=("adam", "muon"), default="muon",
                    help="muon: orthogonalised momentum for the matrices of LSTM and attention, Adam for the rest")
     p.add_argument("--rate", type=float, default=2e-3, help="learning rate of Adam")
@@ -1461,7 +1586,12 @@ def arguments():
 
     p = command("average", "weighted mean of inference checkpoints")
     p.add_argument("models", nargs="+", metavar="FILE=WEIGHT", help="moe-checkpoint-1 files; weights are divided by their sum")
+    p.add_argument("--first", nargs="+", default=[], metavar="PREFIX", help="weights whose names begin so are the first model's")
     p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
+
+    p = command("revive", "give experts that nothing uses half of the work of busy ones, in a stopped run")
+    p.add_argument("--out", required=True, help="folder of the run's resume.pt")
+    p.add_argument("--cache", required=True, help="folder of the tokenised corpus")
 
     p = command("prepare", "make vocabulary and tokenised corpus")
     p.add_argument("--corpus", required=True, help="folder with train/")
@@ -1478,12 +1608,15 @@ def main():
     if o.command == "prepare":
         data.prepare(o.corpus, o.cache, o.pieces, o.spm, log)
         return
+    if o.command == "revive":
+        revive(o.out, o.cache)
+        return
     if o.command == "average":
         try:
             files, shares = zip(*((x, float(share)) for x, _, share in (x.rpartition("=") for x in o.models)))
         except ValueError:
             raise SystemExit("every model is given as FILE=WEIGHT, for example run1/model.pt=0.7") from None
-        write_atomically(average([read_inference(x) for x in files], shares), o.out)
+        write_atomically(average([read_inference(x) for x in files], shares, o.first), o.out)
         return
     libc = ctypes.CDLL(None)
     libc.mallopt(-4, 0)  # M_MMAP_MAX: large tensors come from the heap,
