@@ -255,14 +255,14 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
 #endif /* MOE_SHARED */
 
 /* ==== 4. Nodes ================================================================================================
- * Owns what a graph is made of, as the processor and a device see it: numbers, matrices and addresses, nothing of
+ * Owns the nodes of a graph, as the processor and a device see them: numbers, matrices and addresses, nothing of
  * layers or models. Invariant: a row of a node is computed from the same row of its sources, so that any rows may run
  * together.
  *
- * What a session tells a device: the session plans; the device owns two blocks whose addresses the plan is made of
- * (carried rows and activations), the weights, and its own scratch. Order of calls: count, open, allocate (carried
- * rows, activations), bind, run..., close. For translations and scores the device searches as well: run is for the
- * encoder, then come begin... and step; only ids go up, and what is done comes down. */
+ * How a session uses a device: the session plans. The device owns two blocks of memory, in which the plan places
+ * carried rows and activations; it owns the weights and its own scratch too. Order of calls: count, open, allocate
+ * (carried rows, activations), bind, run..., close. For translations and scores the device searches as well: run
+ * computes the encoder, then begin... and step follow. Only ids go up, and only finished sentences come down. */
 
 typedef enum moe_op {
     MOE_OP_INPUT,    /* rows of the frame's inputs                             */
@@ -307,11 +307,11 @@ typedef struct moe_cell {
     float forget_bias;
 } moe_cell;
 
-/* One level of gates: `level` experts or groups compete, in each of which the weights are rows of one matrix. */
+/* One level of gates: `level` experts (or groups) compete. The weights of all of them are rows of one matrix. */
 typedef struct moe_gating {
     moe_gate kind;
     size_t level, k;
-    int empty_zero;           /* nothing is selected where a mask is empty, else the best one */
+    int empty_zero;           /* where a mask is empty nothing is selected; else the best one is */
     int relu;                 /* of the logits (Eigen et al.) */
     moe_matrix weight, noise; /* [n, F] F32; noise: rows 0 without */
     const float *bias;        /* [n] or NULL */
@@ -351,12 +351,13 @@ MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row)
 
 /* Rows that outlive a run of their graph, and whose they are. */
 typedef enum moe_carry {
-    MOE_BY_PARENT, /* of a row of the last step: row r is read by the rows whose parent is r    */
-    MOE_BY_SOURCE, /* of a source token, read by all rows of its sentence                        */
-    MOE_BY_TOKEN   /* of a generated token, read by the rows that descend from it: beams are reordered without copies */
+    MOE_BY_PARENT, /* row r belongs to row r of the last step; rows whose parent is r read it    */
+    MOE_BY_SOURCE, /* a row belongs to a source token; all rows of its sentence read it          */
+    MOE_BY_TOKEN   /* a row belongs to a generated token; the rows that descend from it read it: no copies when beams
+                      change */
 } moe_carry;
 
-enum { MOE_OUTPUT_CHUNK = 1024 }; /* the softmax over the vocabulary is joined from chunks of so many tokens */
+enum { MOE_OUTPUT_CHUNK = 1024 }; /* tokens in a chunk; the softmax over the vocabulary is joined from chunks */
 
 typedef struct moe_embed_op {
     const moe_matrix *table;
@@ -398,7 +399,7 @@ typedef struct moe_attention_op {
  * by source or by token or, where the node is of the encoder, in src[0] behind the queries. */
 typedef struct moe_heads_op {
     size_t heads;
-    int within;        /* a row sees its own sentence: in the encoder all of it, in the decoder what was generated */
+    int within;        /* a row sees its own sentence: in the encoder all of it, in the decoder its tokens so far */
     const float *rows; /* NULL: src[0] has keys and values */
 } moe_heads_op;
 
@@ -407,27 +408,27 @@ typedef struct moe_gate_op {
     moe_gate kind;     /* the session may want another than the file */
     int grouped;       /* src are features and selections of groups; else logits and perhaps logits of noise */
     size_t capacity;   /* experts that a row can select */
-    const char *layer; /* whose choice this is; NULL: over groups, in which others choose */
+    const char *layer; /* the layer whose experts it chooses; NULL: it chooses groups */
 } moe_gate_op;
 
 typedef struct moe_output_op {
     const moe_matrix *w;
     const float *bias;    /* [vocabulary] or NULL */
-    const int32_t *never; /* [n_never] tokens that are never generated; of these, the first n_suppressed have their */
-    size_t n_never;       /* share of probability all the same */
+    const int32_t *never; /* [n_never] tokens that are never generated; the first n_suppressed keep their share of */
+    size_t n_never;       /* probability all the same                                                           */
     size_t n_suppressed;
     int32_t eos;
 } moe_output_op;
 
-/* A node and the rows that it makes. Weights are in host memory; what the session placed (data, scales, carried rows)
- * is in the device's memory if one runs the graph. */
+/* A node and the rows that it makes. Weights are in host memory. Data, scales and carried rows, which the session
+ * placed, are in the device's memory if a device runs the graph. */
 typedef struct moe_node moe_node;
 struct moe_node {
     moe_op op;
     char name[48];
     moe_node *src[3];
     size_t cols;   /* numbers in a row */
-    size_t stride; /* from row to row: numbers, of codes bytes; 0: the rows need not be there */
+    size_t stride; /* distance of two rows in numbers (of codes: in bytes); 0: the rows need not be there */
     void *data;    /* [rows, stride] */
     float *scales; /* quantise: [rows] */
     union {        /* by op */
@@ -446,7 +447,7 @@ struct moe_node {
         moe_output_op output;
     };
     /* the plan */
-    moe_node *codes;   /* the quantised twin of this node once somebody asked */
+    moe_node *codes;   /* the quantised twin of this node, if somebody has asked for it */
     size_t work_bytes; /* scratch that lives during this node only */
     void *work;
     size_t last; /* the last node that reads this one */
@@ -472,9 +473,9 @@ typedef struct moe_graph {
     int overflow;
 } moe_graph;
 
-enum { MOE_ENCODER, MOE_DECODER, MOE_GRAPHS }; /* what is no encoder is a decoder: a classifier's graph too */
+enum { MOE_ENCODER, MOE_DECODER, MOE_GRAPHS }; /* the graph of a classifier counts as a decoder */
 
-/* Sentences sorted by falling length, packed by time step: what the encoder runs over. */
+/* The rows of the encoder: sentences sorted by falling length, packed by time step. */
 typedef struct moe_packed {
     size_t steps;              /* longest sentence */
     const size_t *live;        /* [steps] sentences that reach step t */
@@ -483,13 +484,17 @@ typedef struct moe_packed {
     const size_t *sentence;    /* [live[0]] slot of each */
 } moe_packed;
 
-/* Hypotheses: what the decoder runs over. Classifiers have want, top_ids and top_logprobs of it. */
+/* The rows of the decoder: hypotheses. Classifiers use want, top_ids and top_logprobs only. */
 typedef struct moe_hypothesis_rows {
     const int32_t *parents;         /* row of the step before; -1, or a row past the graph's: sentence begins */
     const size_t *segment, *length; /* source sentence among the rows carried by source */
-    const int32_t *chain; /* [rows, chain_stride] places, among the rows carried by token, of a row's tokens so far: */
-    size_t chain_stride;  /* one more than its position says, its own the last; NULL where none are carried */
-    float *attention;     /* [rows, attention_stride] weights, or NULL if nobody needs them; a device's stay there */
+
+    /* [rows, chain_stride] places of a row's tokens so far, among the rows carried by token; NULL where no rows are
+     * carried so. A row at position t has t + 1 of them; the last one is its own. */
+    const int32_t *chain;
+    size_t chain_stride;
+
+    float *attention; /* [rows, attention_stride] weights, or NULL if nobody needs them; a device's stay there */
     size_t attention_stride;
     const int32_t *want; /* token to score, -1: give the best ones */
     float *want_logprob;
@@ -498,13 +503,13 @@ typedef struct moe_hypothesis_rows {
     float *top_logprobs; /* [rows, top]; NaN in a broken row */
 } moe_hypothesis_rows;
 
-/* What differs from run to run. All of it is in host memory. */
+/* The arguments of one run. All of them are in host memory. */
 typedef struct moe_frame {
     size_t rows;
     const int32_t *ids;       /* [rows] */
     const int32_t *positions; /* [rows] of the tokens in their sentences */
     const float *inputs;      /* [rows, columns of the input] */
-    const uint64_t *keys;     /* [rows] what the noise of a row is drawn from */
+    const uint64_t *keys;     /* [rows] keys from which the noise of a row is drawn */
     moe_packed packed;        /* of the encoder's graph */
     moe_hypothesis_rows beam; /* of the decoder's, all [rows] */
 } moe_frame;
@@ -513,12 +518,14 @@ typedef struct moe_device moe_device;
 typedef struct moe_search moe_search; /* room "Beam search" */
 typedef struct moe_slot moe_slot;
 
-/* What a step of a device that searches came to. */
+/* The outcome of a step of a device that searches. */
 typedef struct moe_device_results {
-    size_t rows;            /* hypotheses that it advanced */
-    size_t done;            /* sentences that are done, in the order of their slots; valid until the next step: */
-    const int32_t *results; /* each: slot, hypotheses (0: broken); each of them: n_ids, finished, logprob and score */
-                            /* (floats), ids [n_ids], logprobs [n_ids + finished] (floats) */
+    size_t rows; /* hypotheses that it advanced */
+    size_t done; /* sentences that are done, in the order of their slots; results are valid until the next step */
+
+    /* Of each sentence: slot, number of hypotheses (0: broken). Of each hypothesis: n_ids, finished, logprob and score
+     * (floats), ids [n_ids], logprobs [n_ids + finished] (floats). */
+    const int32_t *results;
 } moe_device_results;
 
 typedef struct moe_device_params {
@@ -534,14 +541,14 @@ typedef struct moe_device_api {
     /* Devices here; where there are none, `error` says why. */
     int (*count)(moe_error *error);
     moe_status (*open)(const moe_device_params *params, moe_device **out, moe_error *error);
-    /* Device memory, zeroed, that lives as long as the device. NULL, and no error, where params->memory is too little:
-     * bind, which knows how much is needed in all, then fails. */
+    /* Zeroed device memory, which lives as long as the device. NULL without an error where params->memory is too
+     * little: then bind fails, which knows how much is needed in all. */
     moe_status (*allocate)(moe_device *device, size_t bytes, const char *what, void **out, moe_error *error);
-    /* Take the graphs, which stay where they are, as their weights do: upload these, allocate everything else. With
-     * `search` (copied) the device searches, a slot for each of the decoder's sentences; NULL: run is given frames. */
+    /* Take the graphs: upload their weights and allocate everything else. Graphs and weights stay where they are. With
+     * `search` (copied) the device searches, one slot for each sentence of the decoder; NULL: run gets frames. */
     moe_status (*bind)(moe_device *device, const moe_graph graphs[MOE_GRAPHS], const moe_search *search,
                        moe_error *error);
-    /* Run graph `which` and fill what the frame names. With a trace every node is shown, slowly. */
+    /* Run graph `which` and fill the outputs that the frame names. With a trace every node is shown, slowly. */
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
                       moe_error *error);
     /* A sentence takes slot `at`, where none is under way: segment, length, limit, place, scoring, forced and n_target
@@ -549,7 +556,7 @@ typedef struct moe_device_api {
      * step. */
     void (*begin)(moe_device *device, size_t at, const moe_slot *slot, int32_t force, const int32_t *target);
     void (*forget)(moe_device *device); /* all sentences */
-    /* A decoder step for every sentence under way, of which there is at least one. */
+    /* A decoder step for every sentence under way; there is at least one. */
     moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out,
                        moe_error *error);
     const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
@@ -694,21 +701,21 @@ MOE_SHARED float moe_normal(uint64_t key, size_t expert) {
 MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf(1.0f + moe_expf(x > 0.0f ? -x : x)); }
 
 /* ==== 6. Beam search ==========================================================================================
- * Owns the hypotheses of one sentence. Invariant: what happens to a sentence depends on its own rows only, ties are
- * broken by rank, and nothing is allocated or looked up but what the slot points to: so any batch gives the same
- * result, on any machine. Every product and sum is rounded by itself.
+ * Owns the hypotheses of one sentence. Invariant: a sentence's outcome depends on its own rows only, ties are broken by
+ * rank, and the search touches nothing but what the slot points to. So any batch gives the same result, on any machine.
+ * Every product and sum is rounded by itself.
  *
- * A step: the candidates of all live hypotheses in falling order of accumulated log-probability (ties: better-ranked
- * hypothesis, then better token). Walking down, an end token among the first `beam` candidates finishes a hypothesis,
- * other tokens go on until `beam` are live. Candidates worse than the best one by more than the pruning margin are not
- * looked at; finished ones worse than the best finished score by more than it are dropped (GNMT section 7). The
- * sentence is done when `beam` hypotheses have finished, none is live, the length limit is reached (the live ones are
- * then kept as unfinished, behind all finished ones), or nbest have finished and no live one can still beat the best.
+ * A step orders the candidates of all live hypotheses by falling log-probability (ties: better-ranked hypothesis, then
+ * better token) and walks down. An end token among the first `beam` candidates finishes a hypothesis; other tokens make
+ * live ones, until there are `beam`. The walk ends at a candidate that is worse than the best one by more than the
+ * pruning margin; finished hypotheses whose scores are so much worse than the best are dropped (GNMT section 7). The
+ * sentence is done when `beam` hypotheses have finished, when none is live, at the length limit (which keeps the live
+ * ones as unfinished, behind all finished ones), or when nbest have finished and no live one can beat the best.
  *
- * Where the beginning of the translation is given, one hypothesis follows it first, and the steps are counted.
+ * Where the beginning of the translation is given, one hypothesis follows it first; these steps count.
  *
- * That is MOE_RULES_PAPER, moe_search_step. The other rules (above: which they are) keep finished hypotheses in the
- * beam and share moe_beam_step; what tells them apart is in moe_rank and moe_score. */
+ * That is MOE_RULES_PAPER, moe_search_step. MOE_RULES_HF shares it, but ends in moe_hf_done. The other rules keep
+ * finished hypotheses in the beam and share moe_beam_step; moe_rank and moe_score tell them apart. */
 
 typedef struct moe_token {
     int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
@@ -718,9 +725,9 @@ typedef struct moe_token {
 typedef struct moe_live {
     float logprob;
     int32_t last; /* index of its last token, -1 at the beginning */
-    size_t row;   /* in the step at hand; before the first one SIZE_MAX */
+    size_t row;   /* its row in this step; SIZE_MAX before the first */
     /* moe_beam_step only */
-    float rank;    /* what the beam is ordered by */
+    float rank;    /* orders the beam */
     float latest;  /* log-probability of its last token, the end counted */
     int32_t id;    /* that token */
     int ended;     /* it has its end token and no row any more */
@@ -735,7 +742,7 @@ typedef struct moe_finished {
     int finished;
 } moe_finished;
 
-/* What all sentences of a session have in common. */
+/* Settings of the search, the same for all sentences of a session. */
 struct moe_search {
     int beam, nbest;
     float alpha, constant, beta, prune;
@@ -743,7 +750,7 @@ struct moe_search {
     int32_t bos, eos;
     int early_stopping, force_end; /* the hf rules */
     size_t min_target, max_target;
-    int from_encoder; /* states of a sentence begin with what the encoder left for its slot */
+    int from_encoder; /* a sentence begins with the states that the encoder left for its slot */
 };
 
 /* One sentence under translation. Where a device searches, the session has one as well, without hypotheses. */
@@ -760,23 +767,23 @@ struct moe_slot {
     size_t n_live;
     moe_finished *finished; /* [2 * beam] */
     size_t n_finished, n_ended;
-    int32_t *target; /* [max_target] to be scored or, without scoring, to begin with */
+    int32_t *target; /* [max_target] tokens to be scored; without scoring, the given beginning */
     size_t n_target;
     int scoring;
     int forced;   /* the first token of `target` costs nothing */
-    size_t shown; /* the first token of a hypothesis that the caller sees */
-    size_t place; /* of the first of its rows that are carried by token */
+    size_t shown; /* index of the first token that the caller sees */
+    size_t place; /* of its first row among those carried by token */
     int broken;   /* not-a-number turned up */
 };
 
-/* What a live hypothesis asks of the decoder. */
+/* The question that a live hypothesis asks the decoder. */
 typedef struct moe_row {
     int32_t id, parent;
     int32_t want; /* the token to score, -1: the best ones */
     int hold;     /* too short to end here */
 } moe_row;
 
-/* What the decoder answered, by row. */
+/* The decoder's answers, by row. */
 typedef struct moe_answer {
     size_t top;
     const int32_t *top_ids;                   /* [rows, top], best first */
@@ -785,7 +792,7 @@ typedef struct moe_answer {
     size_t stride;
 } moe_answer;
 
-/* A slot whose segment, length, limit and target are set begins. */
+/* Begin the sentence of a slot whose segment, length, limit and target are set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0 };
     slot->active = 1;
@@ -795,7 +802,7 @@ MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     slot->n_live = 1;
 }
 
-/* Rows of the next step. */
+/* How many rows the next step has for this slot. */
 MOE_SHARED size_t moe_slot_rows(const moe_slot *slot) {
     size_t rows = 0;
     for (size_t h = 0; slot->active && h < slot->n_live; h++) rows += (size_t)!slot->live[h].ended;
@@ -843,7 +850,7 @@ MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage
     return s->beta * sum;
 }
 
-/* The same where a position that was never looked at is left out: log 0 counts as 0. */
+/* The same without the positions that were never looked at: log 0 counts as 0. */
 MOE_SHARED float moe_seen_penalty(const moe_search *s, const float *coverage, size_t length) {
     float sum = 0.0f;
     if (s->beta == 0.0f || !coverage) return 0.0f;
@@ -852,7 +859,7 @@ MOE_SHARED float moe_seen_penalty(const moe_search *s, const float *coverage, si
     return s->beta * sum;
 }
 
-/* What a hypothesis of `tokens` tokens is worth; `ended`: and an end token. */
+/* The score of a hypothesis with `tokens` tokens and, if `ended`, an end token. */
 MOE_SHARED float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage,
                            size_t length) {
     switch (s->rules) {
@@ -888,15 +895,15 @@ MOE_SHARED void moe_sort_finished(const moe_search *s, moe_slot *slot) {
     }
 }
 
-/* Returns its index. */
+/* Returns the index of the new token. */
 MOE_SHARED int32_t moe_add_token(moe_slot *slot, int32_t id, int32_t parent, float logprob) {
     const moe_token token = { id, parent, logprob };
     slot->tokens[slot->n_tokens] = token;
     return (int32_t)slot->n_tokens++;
 }
 
-/* Hugging Face's end: the best `beam` that have finished are kept; the sentence is done when there are so many and,
- * unless search stops early, no live one is worth more than the worst of them already is, its length as it stands. */
+/* Hugging Face's end: keep the best `beam` finished hypotheses. The sentence is done when there are `beam` and search
+ * stops early, or when the best live one, at its present length, does not score more than the worst of them. */
 MOE_SHARED int moe_hf_done(const moe_search *s, moe_slot *slot) {
     moe_sort_finished(s, slot);
     if (slot->n_finished > (size_t)s->beam) slot->n_finished = (size_t)s->beam;
@@ -914,10 +921,11 @@ MOE_SHARED int moe_force_end(const moe_search *s, moe_slot *slot) {
     return moe_hf_done(s, slot);
 }
 
-/* The outcome of a step for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done. */
+/* Take the decoder's answer for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done. */
 MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
     const size_t beam = (size_t)s->beam;
-    uint8_t taken[MOE_MAX_BEAM]; /* of every row's candidates; up to `top`, which is beam + 1 at most */
+    uint8_t
+        taken[MOE_MAX_BEAM]; /* [live hypotheses] how many candidates of each are taken, at most `top` <= beam + 1 */
     size_t n_next = 0;
     float best_candidate = 0.0f;
     const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->limit;
@@ -939,7 +947,7 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
         if (position == 0) best_candidate = best_logprob;
         if (s->prune > 0.0f && best_logprob < best_candidate - s->prune) break;
         at = from->row * a->top + taken[best]++;
-        if (last_step && a->top_ids[at] != s->eos) { /* what is cut here competes with what has ended */
+        if (last_step && a->top_ids[at] != s->eos) { /* a hypothesis cut here competes with finished ones */
             const int32_t last = moe_add_token(slot, a->top_ids[at], from->last, a->top_logprobs[at]);
             moe_add_finished(s, slot, best_logprob, 0.0f, last, 0, NULL);
         } else if (a->top_ids[at] == s->eos) {
@@ -972,14 +980,14 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
            slot->finished[0].score >= slot->live[0].logprob / moe_length_penalty(s, slot->limit);
 }
 
-/* What the beam is ordered by: log-probability, or that over the length penalty. `before`: it had ended in a step
- * before. */
+/* The number that orders the beam: log-probability, or log-probability over length penalty. `before`: the hypothesis
+ * ended in an earlier step. */
 MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
     if (s->rules == MOE_RULES_NVIDIA) return logprob;
     return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules == MOE_RULES_MLPERF));
 }
 
-/* Put a hypothesis behind those of `next` that are as good, if that is within the beam. */
+/* Insert a hypothesis into `next` behind those that are as good, if that place is within the beam. */
 MOE_SHARED void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const moe_live *candidate) {
     size_t at;
     if (*n == beam && !(candidate->rank > next[beam - 1].rank)) return;
@@ -988,8 +996,8 @@ MOE_SHARED void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const mo
     next[at] = *candidate;
 }
 
-/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are, and the beam is what is best
- * of them and of all continuations. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token
+/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are; the best of them and of all
+ * continuations make the next beam. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token
  * costs at least as much as any other of its log-probability, so the `top` best tokens of a row are enough. */
 MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const float *coverage,
                              moe_live *next) {
@@ -1029,7 +1037,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
         const moe_live *l = &slot->live[h];
         const float *seen = coverage ? coverage + h * a->stride : NULL;
         const float score = s->rules != MOE_RULES_NVIDIA || cut
-                                ? l->rank /* NVIDIA's: of a cut beam nothing is normalised */
+                                ? l->rank /* NVIDIA's does not normalise a beam that is cut */
                                 : moe_score(s, l->logprob, l->tokens, 1, seen, slot->length);
         const float end = l->ended ? l->latest : 0.0f;
         const moe_finished f = { l->logprob, score, end, l->last, l->tokens, slot->n_ended++, l->ended };
@@ -1039,7 +1047,7 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
     return 1;
 }
 
-/* The same where the token is given, and at last the end of a target that is scored: one live hypothesis follows. */
+/* The same for one live hypothesis that follows given tokens and, where they are scored, the end token behind them. */
 MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, float logprob, const float *coverage) {
     moe_live *live = &slot->live[0];
     const size_t position = slot->steps++;
@@ -1057,7 +1065,7 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, float logprob
     return 0;
 }
 
-/* A step of slot number `at`, whichever it is. Returns 1 when the sentence is done: it is not active any more. */
+/* The step of slot number `at` by its rules. Returns 1 when the sentence is done; the slot is then not active. */
 MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
     const size_t place = at * (size_t)s->beam;
     int done;
@@ -1076,13 +1084,13 @@ MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
     return done;
 }
 
-/* Hypotheses that a sentence gives, the first of `finished`; 0: it is broken. */
+/* How many hypotheses a sentence gives: the first so many of `finished`. 0: it is broken. */
 MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
     if (slot->broken) return 0;
     return slot->n_finished < (size_t)s->nbest ? slot->n_finished : (size_t)s->nbest;
 }
 
-/* The tokens of one, `ids` [tokens], and `logprobs` [tokens + finished]. */
+/* The tokens of one hypothesis: `ids` [tokens], `logprobs` [tokens + finished]. */
 MOE_SHARED void moe_write_finished(const moe_slot *slot, const moe_finished *f, int32_t *ids, float *logprobs) {
     int32_t at = f->last;
     if (f->finished) logprobs[f->tokens] = f->end_logprob;
@@ -1140,7 +1148,7 @@ int moe_type_parse(const char *name, moe_type *out) {
 
 static int moe_type_known(uint32_t type) { return type <= MOE_TYPE_Q4; }
 
-/* Its products take quantised rows. */
+/* Whether products with matrices of this type take quantised rows. */
 static int moe_type_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
 
 static uint16_t moe_f32_to_bf16(float f) {
@@ -1203,7 +1211,7 @@ static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t coun
     return part;
 }
 
-/* The same matrix `bytes` on, where another expert's lies. */
+/* The matrix of the same shape `bytes` further on: that of another expert. */
 static moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
     moe_matrix moved = *m;
     moved.data = (const char *)m->data + bytes;
@@ -1224,7 +1232,7 @@ MOE_INLINE size_t moe_q4_sub_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / MOE_Q4_GROUP) + col / MOE_Q4_GROUP) * 16 + row % 16;
 }
 
-/* The int8 that a quantised matrix multiplies with. */
+/* The int8 that stands for a weight in products of a quantised matrix. */
 MOE_INLINE int32_t moe_matrix_code(const moe_matrix *m, size_t row, size_t col) {
     if (m->type == MOE_TYPE_Q8) return ((const int8_t *)m->data)[moe_q8_index(m->cols_padded, row, col)];
     return ((((const uint8_t *)m->data)[moe_q4_index(m->cols_padded, row, col)] >> (col / 4 % 2 * 4) & 15) - 8) *
@@ -1298,9 +1306,8 @@ static float moe_quantise_row(const float *x, size_t cols, int8_t *q) {
     return scale;
 }
 
-/* The best 4-bit form of one group, u[n] in units of the row's scale: codes[n] and the sub that is returned. Tried are
- * the subs around the one that makes the largest number a -8; the least sum of squared errors wins, then the first
- * tried. */
+/* The best 4-bit form of one group u[n], in units of the row's scale: fills codes[n] and returns the sub. It tries the
+ * subs around the one that makes the largest number a -8. The least sum of squared errors wins; of equals the first. */
 static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     float extreme = 0.0f, best_error = FLT_MAX;
     int best = 0, around;
@@ -1348,7 +1355,6 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
     return scale;
 }
 
-/* Write row `row` of a matrix blob of `type`; scratch [2 * cols padded to 64] for quantised types. */
 /* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its scale is that
  * of its largest number. */
 static int moe_row_fits(moe_type type, size_t cols, const float *x) {
@@ -1360,6 +1366,7 @@ static int moe_row_fits(moe_type type, size_t cols, const float *x) {
     return 1;
 }
 
+/* Write row `row` of a matrix blob of `type`; scratch [2 * cols padded to 64] for quantised types. */
 static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
                          int8_t *scratch) {
     switch (type) {
@@ -1645,7 +1652,7 @@ MOE_AVX2_INLINE __m256 moe_load_weights_avx2(moe_type type, const void *w, size_
     }
 }
 
-/* Memory answers late: what will be wanted is asked for so many bytes before, of weights that are read as they lie.
+/* Memory answers late: weights, which are read as they lie, are asked for so many bytes before they are wanted.
  * Behind the last of them that does no harm. Measured on Zen 5 with weights in L2, L3 and DRAM. */
 enum { MOE_AHEAD = 6144 };
 
@@ -3533,7 +3540,7 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
     moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sum);
 }
 
-/* With smmla from 8 rows on; what is left goes to sdot, which wastes no half of a pair of rows. */
+/* smmla takes the rows by eights. Up to 7 that are left go to sdot, which wastes no half of a pair of rows. */
 static void moe_linear_i8mm(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     size_t rest = row0;
     if (moe_type_quantised(l->w->type)) rest = row1 - (row1 - row0) % 8;
@@ -4293,7 +4300,7 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, co
     return status;
 }
 
-/* The first row of a matrix whose scale is not a number >= 0; as many as there are rows: none. */
+/* The first row of a matrix whose scale is not a number >= 0; the number of rows if there is none. */
 static size_t moe_broken_scale(const moe_matrix *m) {
     size_t row = m->scales ? 0 : m->rows;
     while (row < m->rows && m->scales[row] >= 0 && m->scales[row] <= FLT_MAX) row++;
@@ -4314,7 +4321,7 @@ static moe_status moe_verify_slabs(const moe_file *f, const moe_tensor_info *t, 
     return MOE_OK;
 }
 
-/* Compare the tensors with their checksums, and read what binding does not, as it would touch every expert. */
+/* Compare the tensors with their checksums, and check the scales of experts, which binding does not read. */
 static moe_status moe_file_verify(const moe_file *f, moe_error *error) {
     for (size_t i = 0; i < f->n_tensors; i++) {
         const moe_tensor_info *t = &f->tensors[i];
@@ -4381,8 +4388,8 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
  * there before is never damaged. */
 
 /* ---- A file that appears whole or not at all ----
- * It grows under a name of its own in the folder of its target, and takes the target's name when it is done. What is no
- * regular file (a device, a pipe) keeps its name and is written as what it is. */
+ * It grows under a name of its own in the folder of its target, and takes the target's name when it is done. A device
+ * or a pipe is written directly. */
 
 enum { MOE_PATH_BYTES = 4096, MOE_WRITE_BYTES = 1 << 24 };
 
@@ -4421,8 +4428,8 @@ static int moe_follow_links(const char *path, char *out) {
 
 static const int moe_ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
 
-/* Signals that would end the process wait in this thread until the output is closed, or they would leave the temporary
- * file behind. Those that somebody handles, ignores or holds already are his. */
+/* Signals that would end the process, and so leave the temporary file behind, wait in this thread until the output is
+ * closed. Signals that the program handles, ignores or blocks already are left alone. */
 static void moe_hold_signals(sigset_t *held) {
     sigset_t blocked;
     sigemptyset(held);
@@ -4436,7 +4443,7 @@ static void moe_hold_signals(sigset_t *held) {
     pthread_sigmask(SIG_BLOCK, held, NULL);
 }
 
-/* Whether one of them came. */
+/* Whether one of the signals that wait has come. */
 static int moe_signal_waits(const sigset_t *held) {
     sigset_t waiting;
     sigemptyset(&waiting);
@@ -4446,7 +4453,8 @@ static int moe_signal_waits(const sigset_t *held) {
     return 0;
 }
 
-/* Create the temporary file beside the target; if it replaces `old`, with the rights of that. 0: errno says why not. */
+/* Create the temporary file beside the target, with the permissions of the file that it replaces (`old`), if any.
+ * 0: errno says why not. */
 static int moe_create_temporary(moe_output *o, const struct stat *old) {
     const char *slash = strrchr(o->target, '/');
     const int folder = slash ? (int)(slash + 1 - o->target) : 0;
@@ -4614,8 +4622,8 @@ static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *p
     return params->type;
 }
 
-/* Whether an old entry goes into the new file: golden translations and measured quality belong to one set of numbers,
- * and what the caller gives replaces what is there. */
+/* Whether an old entry goes into the new file. Golden translations and measured quality do not where numbers change,
+ * and an entry that the caller gives replaces the old one. */
 static int moe_save_meta(const moe_save *s, const moe_meta *m) {
     for (size_t i = 0; i < s->n_entries; i++)
         if (moe_span_is(m->key, s->entries[i].key)) return 0;
@@ -4773,7 +4781,7 @@ static moe_status moe_save_all(moe_save *s) {
     return moe_save_bytes(s, s->header, s->header_bytes);
 }
 
-/* Place the tensors, whose names, types and shapes are there, and say how large header, piece and row are. */
+/* Place the tensors, whose names, types and shapes are set, and tell the sizes of header, piece and row. */
 static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
     s->header_bytes = moe_save_header(s, NULL);
     s->file_bytes = s->header_bytes;
@@ -4922,19 +4930,19 @@ typedef struct moe_lstm_layer {
     size_t proj;
     float forget_bias;
     int bidirectional, merge_sum; /* encoder */
-    int context;                  /* decoder: which one it reads beside its input */
+    int context;                  /* decoder: which context it reads beside its input */
     size_t begins;                /* encoder: the decoder layer that begins with this one's last state */
     moe_cell cell[2];             /* forward, backward */
 } moe_lstm_layer;
 
 typedef struct moe_mixture_layer {
-    size_t count, groups;       /* experts in all; of a hierarchy (App. B), else 0 */
-    moe_gating parent, gate;    /* over the groups; over the experts of a group or over all */
-    size_t units;               /* of an MLP gate: gates read relu(features x + bias); 0: they read x */
-    int relu_logits;            /* of both levels (Eigen et al.) */
-    int linear, no_relu;        /* experts are [relu](W x + b), one matrix each, all below one another in `stack` */
-    int sigmoid;                /* of the weighted sum */
-    moe_experts experts;        /* that have a hidden layer */
+    size_t count, groups;    /* all experts; groups of a hierarchy (App. B), else 0 */
+    moe_gating parent, gate; /* over the groups; over the experts of a group or over all */
+    size_t units;            /* of an MLP gate: gates read relu(features x + bias); 0: they read x */
+    int relu_logits;         /* of both levels (Eigen et al.) */
+    int linear, no_relu;     /* an expert is [relu](W x + b); the matrices of all lie one below the other in `stack` */
+    int sigmoid;             /* of the weighted sum */
+    moe_experts experts;     /* experts with a hidden layer */
     moe_matrix features, stack; /* [units, D] F32, [count * hidden, D] */
     const float *features_bias, *stack_bias;
 } moe_mixture_layer;
@@ -4943,7 +4951,7 @@ typedef struct moe_mixture_layer {
 typedef struct moe_attention_layer {
     int product;                  /* Appendix G instead of additive */
     size_t size;                  /* A */
-    size_t layer;                 /* that makes the query */
+    size_t layer;                 /* the layer that makes the query */
     int query_output, start_zero; /* the query is the layer's output, else its state; the first context is zero */
     moe_matrix w_key, w_query;    /* [A, memory width], [A, query width] */
     const float *v, *bias;        /* [A] */
@@ -4970,8 +4978,8 @@ typedef struct moe_layer {
     size_t in, out; /* columns of its input, without context, and of its output */
     size_t hidden;  /* LSTM: H per direction; MoE: hidden units of an expert, or outputs where it has none */
     int residual;
-    int norm_place;   /* norm(x), or norm(x + f(x)); a layer that is a norm alone has it before */
-    moe_norm_op norm; /* where there is one */
+    int norm_place;   /* f(norm(x)), or norm(x + f(x)); a layer of kind "norm" has it before */
+    moe_norm_op norm; /* if it has a norm */
     union {
         moe_lstm_layer lstm;
         moe_mixture_layer mixture;
@@ -4998,9 +5006,9 @@ static const char *const moe_scores[] = { "additive", "product", NULL };
 static const char *const moe_queries[] = { "state", "output", NULL };
 static const char *const moe_starts[] = { "query", "zero", NULL };
 
-/* What a file says of a layer under "NAME.key": an INT that is a count (size_t) or a flag (int), a REAL (float), or a
- * TEXT out of `names`, whose number is kept (int). A key that is missing is `fallback`; below `low`, it is required;
- * with `inherits`, it is what the field there holds, which was read before. */
+/* A setting of a layer, which the file has under "NAME.key": an INT that is a count (size_t) or a flag (int), a REAL
+ * (float), or a TEXT out of `names`, kept as its index (int). A missing key takes the value `fallback`; if that is
+ * below `low`, the key is required; with `inherits`, it takes the value of the field there, which was read before. */
 typedef enum moe_key_kind { MOE_KEY_COUNT, MOE_KEY_FLAG, MOE_KEY_REAL, MOE_KEY_NAME } moe_key_kind;
 
 typedef struct moe_key {
@@ -5095,8 +5103,8 @@ struct moe_model {
     float embedding_scale;
     moe_matrix source_embedding, target_embedding, output; /* [V, D] */
     const float *output_bias;                              /* [V] or NULL */
-    moe_layer *layers;            /* [n_layers]: those of the encoder, of what is no encoder: */
-    size_t n_layers;              /* "decoder", "network"; the attention comes last */
+    moe_layer *layers; /* [n_layers] of "encoder", then of "decoder" or "network"; GNMT's attention comes last */
+    size_t n_layers;
     moe_layer *encoder, *decoder; /* among them */
     size_t n_encoder, n_decoder;
     const moe_layer *attention; /* GNMT's; NULL: none */
@@ -5201,7 +5209,7 @@ static void moe_read_keys(moe_reader *r, moe_layer *layer) {
     }
 }
 
-/* Complain of a layer's key whose value does not go with others. */
+/* Refuse a layer because the value of a key does not go with others. */
 static void moe_refuse_key(moe_reader *r, const moe_layer *layer, const char *key) {
     snprintf(r->key, sizeof r->key, "%s.%s", layer->name, key);
 }
@@ -5288,7 +5296,7 @@ static void moe_bind_lstm(moe_reader *r, moe_layer *layer, int in_encoder, size_
     layer->out = l->bidirectional && !l->merge_sum ? 2 * state : state;
 }
 
-/* A matrix that is never quantised and holds finite numbers only, because routing hangs on it. */
+/* A matrix that is never quantised and holds finite numbers only, because it decides routing. */
 static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
                            const char *name) {
     moe_bind_matrix(r, out, rows, cols, optional, format, name);
@@ -5298,7 +5306,7 @@ static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t c
     moe_check_finite(r, out->data, out->rows * out->cols, r->key);
 }
 
-/* One level of gates over `n` experts or groups in all, `level` of which compete. `part`: "gate", "parent". */
+/* One level of gates: `n` experts or groups in all, of which `level` compete at a time. `part`: "gate", "parent". */
 static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g, size_t n, size_t level,
                             const char *part) {
     const size_t in = layer->mixture.units ? layer->mixture.units : layer->in;
@@ -5375,7 +5383,7 @@ static void moe_bind_norm(moe_reader *r, moe_layer *layer) {
     layer->norm.bias = moe_bind_vector(r, layer->in, 0, "%s.norm.bias", layer->name);
 }
 
-/* `context`: columns of what a decoder attends to. */
+/* `context`: columns of the rows that a decoder attends to. */
 static void moe_bind_heads(moe_reader *r, moe_layer *layer, size_t context) {
     moe_heads_layer *h = &layer->heads;
     const size_t d = layer->in;
@@ -5423,7 +5431,7 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
                              "layer %s adds its input (%zu columns) to its output (%zu)", layer->name, in, layer->out);
 }
 
-/* The layers of a side, one behind the other. Returns the columns that come out. */
+/* The layers of a side, one behind the other. Returns the columns of the last one's output. */
 static size_t moe_read_layers(moe_reader *r, moe_layer *layers, size_t n, const char *side, size_t context) {
     size_t width = r->model->width;
     for (size_t i = 0; i < n && r->status == MOE_OK; i++) {
@@ -5490,7 +5498,7 @@ static void moe_bind_output(moe_reader *r, moe_model *m, size_t width) {
     m->output_bias = moe_bind_vector(r, (size_t)m->vocabulary, 1, "%s", "output.bias");
 }
 
-/* What attends, when the layers of the decoder are known. */
+/* GNMT's attention; the layers of the decoder are known by then. */
 static void moe_bind_attention(moe_reader *r, moe_model *m, moe_layer *layer) {
     moe_attention_layer *a = &layer->attention;
     const moe_layer *source;
@@ -5543,7 +5551,7 @@ static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side) {
     moe_bind_output(r, m, moe_read_layers(r, m->decoder, m->n_decoder, side, 0));
 }
 
-/* What a translation model says of its format. */
+/* Format of sources and targets of a translation model: tags, begin and end tokens, rules. */
 static void moe_read_format(moe_reader *r, moe_model *m) {
     static const char *const inits[] = { "zero", "encoder", NULL };
     m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, m->transformer ? 2 : 1, m->languages != NULL);
@@ -5556,7 +5564,7 @@ static void moe_read_format(moe_reader *r, moe_model *m) {
     moe_bind_embeddings(r, m);
 }
 
-/* Encoder, decoder and, of GNMT, what attends. */
+/* Encoder, decoder and, for GNMT, the attention. */
 static void moe_bind_translation(moe_reader *r, moe_model *m) {
     const size_t n_encoder = moe_read_layer_count(r, "encoder"), n_decoder = moe_read_layer_count(r, "decoder");
     moe_layer *attention;
@@ -5638,7 +5646,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     return r.status;
 }
 
-/* Tokens that the session adds to a source. */
+/* How many tokens the session adds to a source. */
 static size_t moe_source_extra(const moe_model *m) {
     return (size_t)((m->source_tag != 0) + m->source_bos + m->source_eos);
 }
@@ -5650,8 +5658,8 @@ static int moe_is_never(const moe_model *m, int32_t id) {
 }
 
 /* ==== 18. Models ==============================================================================================
- * Owns what a program may do with a model: open and close it, save it, look at it. Invariant: a model that could be
- * opened never changes. */
+ * Owns everything a program may do with a model: open, close, save and look at it. Invariant: an open model never
+ * changes. */
 
 /* ---- Opening and closing ---- */
 
@@ -5876,7 +5884,7 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
 }
 
 /* ==== 19. Graph ===============================================================================================
- * Owns what ops have in common: how a node is added to a graph, how its rows are computed on all threads. Every node of
+ * Owns the common parts of ops: how a node is added to a graph, how its rows are computed on all threads. Every node of
  * a graph has the same number of rows; a graph is built and planned once for a capacity and run with the rows of the
  * moment.
  *
@@ -6015,7 +6023,7 @@ static void moe_compute_quantise(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_quantise_row);
 }
 
-/* What a product with w reads: x, or its quantised form. */
+/* The operand of a product with w: x, or its quantised form. */
 static moe_node *moe_op_factor(moe_graph *g, const moe_matrix *w, moe_node *x) {
     return moe_type_quantised(w->type) ? moe_op_quantise(g, x) : x;
 }
@@ -6172,8 +6180,8 @@ static void moe_compute_norm(const moe_run *run, const moe_node *t) {
 }
 
 /* ==== 21. Ops: carried rows ===================================================================================
- * Owns the ops that read and write rows which outlive a run (moe_carry says whose they are). Invariant: in a graph all
- * gathers from some rows come before the stores to them, so that no second buffer is needed. */
+ * Owns the ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: in a graph
+ * all gathers from some rows come before the stores to them, so that no second buffer is needed. */
 
 /* Rows carried by parent. */
 static moe_node *moe_op_gather(moe_graph *g, float *rows, size_t cols, const char *name) {
@@ -6196,7 +6204,7 @@ static void moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, c
     moe_op_pair(g, MOE_OP_STORE, x, NULL, x->cols, name)->carried = (moe_carried_op){ by, rows };
 }
 
-/* Where what a row carries by token goes. */
+/* The place for the row that a row of the graph carries by token. */
 static size_t moe_own_place(const moe_frame *f, size_t row) {
     return (size_t)f->beam.chain[row * f->beam.chain_stride + (size_t)f->positions[row]];
 }
@@ -6253,7 +6261,7 @@ typedef struct moe_cells {
     size_t rows, unit_tasks, row_tasks;
 } moe_cells;
 
-/* Outputs [first, first + count) of a linear for `rows` rows from row0 on, to y, `onto` what is there. */
+/* Outputs [first, first + count) of a linear for `rows` rows from row0 on, into y; `onto`: added to what y holds. */
 static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, size_t row0, size_t rows, size_t first,
                              size_t count, int onto, float *y, size_t y_stride, const void *next) {
     const moe_matrix w = moe_matrix_part(l->w, first, count);
@@ -6299,7 +6307,7 @@ static void moe_cells_run(moe_cells *job) {
         LEAST = 1 << 16,
         PER_THREAD = 4,
         UNITS = 192
-    }; /* few rows at a time for so many units, not the other way round */
+    }; /* better few rows at a time for many units than the other way round */
     const size_t hidden = job->cell->hidden, rows = job->rows, cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
     const size_t threads = job->run->pool->count,
                  wanted = moe_min(threads * PER_THREAD, rows * 4 * hidden * cols / LEAST);
@@ -6525,7 +6533,7 @@ static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const floa
     return t;
 }
 
-/* A thread's rows that it looks at, their scores. */
+/* Per thread: the rows that a row looks at, and their scores. */
 typedef struct moe_heads_work {
     const float **seen; /* [threads, longest] */
     float *scores;      /* [threads, longest] */
@@ -6583,8 +6591,8 @@ static void moe_compute_heads(const moe_run *run, const moe_node *t) {
 }
 
 /* ==== 24. Ops: gates ==========================================================================================
- * Owns the choice of experts. Invariant: a row's selections are ascending, and never more than the gate's capacity; but
- * for batchwise gates, which are for analysis, no row looks at another. */
+ * Owns the choice of experts. Invariant: a row's selections are ascending, and never more than the gate's capacity. No
+ * row looks at another, except in batchwise gates, which are for analysis. */
 
 /* A gate over everything: x are its logits, `second` those of the noise or NULL. A gate inside groups (`grouped`): x
  * are the features that gates read, `second` the selections of groups. `layer`: whose choice it is, see moe_gate_op. */
@@ -6604,8 +6612,8 @@ static moe_selection moe_selection_of(const moe_node *gate, size_t row) {
     return moe_selection_at(&all, row);
 }
 
-/* Scratch of a gate: per thread logits, noise, probabilities and the best rows of an expert; dense matrices where
- * neighbours or somebody outside look at them. */
+/* Scratch of a gate: per thread logits, noise, probabilities and the best rows of an expert; dense matrices for
+ * batchwise gates and for a trace. */
 typedef struct moe_gate_work {
     float *thread;
     size_t thread_floats;
@@ -6641,8 +6649,8 @@ static void moe_gate_product(const moe_run *run, const moe_matrix *w, const floa
     run->kernels->linear(&l, 0, 1, 0, moe_divide_up(n, 16));
 }
 
-/* The logits of one group, or of everything, for one row; in `scratch` [2 * level] unless they lie in src[0] as they
- * are. */
+/* The logits of one group (or of all experts) for one row. They are in `scratch` [2 * level] unless src[0] has them as
+ * they are. */
 static const float *moe_gate_logits(const moe_run *run, const moe_node *t, size_t row, size_t group, float *scratch) {
     const moe_gating *gating = t->gate.gating;
     const size_t n = gating->level, first = group * n;
@@ -6685,7 +6693,7 @@ static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t 
     return count;
 }
 
-/* Who is selected of n logits with probabilities p: by eq 19, by the mask of eq 18, or, if that is nobody, by the
+/* Select among n logits with probabilities p: by eq 19, by the mask of eq 18, or, if these select nothing, by the
  * policy. */
 static size_t moe_select_masked(const moe_gating *gating, const float *p, const float *threshold, const char *mask,
                                 uint32_t *chosen, uint32_t *empty) {
@@ -6803,10 +6811,10 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
 }
 
 /* ==== 25. Ops: experts ========================================================================================
- * Owns what experts compute, and alone knows where an expert's bytes lie: moe_experts_slab. Invariant: whatever the
- * order of work, a row's experts are added up in their order. */
+ * Owns the work of experts. This room alone knows where an expert's bytes lie: moe_experts_slab. Invariant: whatever
+ * the order of work, the outputs of a row's experts are added in the order of their numbers. */
 
-enum { MOE_EXPERT_TILE = 64 }; /* rows that one expert task takes at most */
+enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
 
 static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_node *x, moe_node *gate,
                                 const char *name) {
@@ -6815,14 +6823,15 @@ static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_no
     return t;
 }
 
-/* The two matrices of an expert. Today all slabs are mapped; experts that are read under a memory budget, or that
- * another machine has, are to come behind this call. */
+/* The two matrices of an expert. Today all slabs are mapped. Experts that are read under a memory budget, or that are
+ * on another machine, belong behind this call. */
 static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
     *up = moe_matrix_moved(&e->up, expert * e->stride);
     *down = moe_matrix_moved(&e->down, expert * e->stride);
 }
 
-/* (expert, row) pairs handled at once: expected ones with room to spare, and never fewer than one row may select. */
+/* How many (expert, row) pairs run at once: those expected, with room to spare, and at least those that one row may
+ * select. */
 static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
     size_t wanted = 2 * gate->gate.gating->k;
     if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
@@ -6987,7 +6996,7 @@ static void moe_compute_experts(const moe_run *run, const moe_node *t) {
     }
 }
 
-/* The same sum where experts are one matrix each: x are the outputs of all of them, one behind the other. */
+/* The same sum for linear experts: x has the outputs of all experts side by side. */
 static moe_node *moe_op_mix(moe_graph *g, size_t cols, float scale, moe_node *x, moe_node *gate, const char *name) {
     moe_node *t = moe_op_pair(g, MOE_OP_MIX, x, gate, cols, name);
     t->scale = scale;
@@ -7009,10 +7018,10 @@ static void moe_compute_mix(const moe_run *run, const moe_node *t) {
 }
 
 /* ==== 26. Ops: output =========================================================================================
- * Owns the output layer and what the search needs of it: the best tokens of a row and their log-probabilities. The
+ * Owns the output layer and its results for the search: the best tokens of a row and their log-probabilities. The
  * [rows, vocabulary] matrix of logits exists only if it is traced. */
 
-enum { MOE_OUTPUT_ROWS = 64 }; /* a task of the output layer: MOE_OUTPUT_CHUNK tokens for so many rows */
+enum { MOE_OUTPUT_ROWS = 64 }; /* rows of a task, which computes MOE_OUTPUT_CHUNK tokens for them */
 
 static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x) {
     moe_node *t =
@@ -7021,7 +7030,7 @@ static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x
     if (!g->traced) t->stride = 0;
 }
 
-/* What one chunk of the vocabulary says about the rows. Chunks are joined in index order. */
+/* Results of every chunk of the vocabulary for every row. Chunks are joined in index order. */
 typedef struct moe_output_work {
     size_t chunks;
     float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
@@ -7047,9 +7056,9 @@ static moe_output_work moe_output_layout(const moe_graph *g, const moe_node *t, 
 
 static void moe_output_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_output_layout(g, t, at); }
 
-/* The `top` largest of x[n] with their ids, falling, but for those below `seen`: the largest of this row that this
- * thread has met, which x joins. What is left out has `top` larger ones elsewhere, so the whole row's best are the same
- * whoever met what. Returns the largest of x. */
+/* The `top` largest of x[n] with their ids, falling, without those below `seen`. `seen` holds the largest numbers of
+ * this row that this thread has met; x joins it. A number that is left out has `top` larger ones elsewhere in the row,
+ * so the row's best do not depend on which thread met which numbers. Returns the largest of x. */
 static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
                            float *seen, float *best, int32_t *ids) {
     enum { BLOCK = 64 };
@@ -7161,8 +7170,8 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
 }
 
 /* ==== 27. Plan and run ========================================================================================
- * Owns the table of ops, the places of nodes in memory, and the run of a graph. Invariant: after moe_graph_plan a
- * node's rows are its own from the node that makes them to the last that reads them. */
+ * Owns the table of ops, the places of nodes in memory, and the run of a graph. Invariant: after moe_graph_plan no
+ * other node uses the place of a node's rows between the node itself and its last reader. */
 
 typedef struct moe_op_row {
     const char *name;
@@ -7222,8 +7231,8 @@ static void moe_graph_lives(moe_graph *g) {
     }
 }
 
-/* Lives and offsets. `bytes` of the graph is what the arena must hold. One walk over the nodes, in which those that
- * live are kept in the order of their places. */
+/* Give every node its offset in the arena, and the graph its `bytes`, the size of the arena. One walk over the nodes
+ * keeps those that are alive in the order of their places. */
 static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
     moe_node *lowest = NULL, **link;
     if (g->overflow || g->rows > (SIZE_MAX >> 24))
@@ -7278,7 +7287,7 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
 }
 
 /* ==== 28. Encoder and decoder =================================================================================
- * Owns the graphs of a model. Invariant: only the layer list decides what is in them. */
+ * Owns the graphs of a model. Invariant: the layer list alone decides which nodes they have. */
 
 /* The name of a node: its layer's and its own. */
 typedef struct moe_name {
@@ -7298,11 +7307,11 @@ typedef struct moe_memory {
     size_t width;
 } moe_memory;
 
-/* Rows carried by parent, [rows, cols] each: what the decoder hands on from step to step. */
+/* Rows carried by parent, [rows, cols] each: the states that the decoder hands on from step to step. */
 typedef struct moe_decoder_state {
     struct {
         float *r, *c;             /* LSTM layers: [rows, P], [rows, H] */
-        float *begin_r, *begin_c; /* the same of a sentence that begins in a slot, which the encoder writes; or NULL */
+        float *begin_r, *begin_c; /* the states that a slot's sentence begins with; the encoder writes them; or NULL */
         float *heads;             /* keys and values, [rows, 2D], carried by token or, of cross attention, by source */
     } *layers;                    /* [n_decoder] */
     float *query;                 /* [rows, query width], where the query is a layer's output */
@@ -7323,8 +7332,8 @@ static moe_node *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, const
     return moe_op_gate(g, gating, logits, noise, 0, chosen, name.text);
 }
 
-/* Who gets x: one gate, or one over groups and one inside them (eq 12), each over x or over the hidden units of an MLP.
- */
+/* The selections for x: by one gate, or by one over groups and one inside them (eq 12). A gate reads x or the hidden
+ * units of an MLP. */
 static moe_node *moe_build_gate(moe_graph *g, const moe_layer *layer, moe_node *x) {
     const moe_mixture_layer *m = &layer->mixture;
     moe_node *parent;
@@ -7345,7 +7354,7 @@ static moe_node *moe_build_norm(moe_graph *g, const moe_layer *layer, moe_node *
     return moe_op_norm(g, &layer->norm, x, moe_name_of(layer, "norm").text);
 }
 
-/* The MoE layer (eq 1, App. E) but for norm and residual: y = [sigmoid](sum_i G(x)_i E_i(x)). */
+/* The MoE layer (eq 1, App. E) without norm and residual: y = [sigmoid](sum_i G(x)_i E_i(x)). */
 static moe_node *moe_build_mixture(moe_graph *g, const moe_layer *layer, moe_node *x) {
     const moe_mixture_layer *m = &layer->mixture;
     const moe_name name = moe_name_of(layer, "experts");
@@ -7394,8 +7403,8 @@ static moe_node *moe_build_layer(moe_graph *g, const moe_layer *layer, moe_node 
     return layer->norm_place == MOE_NORM_AFTER ? moe_build_norm(g, layer, y) : y;
 }
 
-/* An LSTM layer over packed sentences, one or both directions; the last states of the last one go to where the decoder
- * begins. */
+/* An LSTM layer over packed sentences, in one direction or both. The states after the last token go to where the
+ * decoder begins. */
 static moe_node *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_node *x, float *last_r,
                                         float *last_c) {
     const moe_lstm_layer *l = &layer->lstm;
@@ -7490,7 +7499,7 @@ static moe_node *moe_build_attention(moe_graph *g, const moe_model *m, const moe
     return moe_op_attention(g, &op, query, memory->width, "decoder.context");
 }
 
-/* What a step of the decoder hands from layer to layer. */
+/* Nodes that a step of the decoder hands from layer to layer. */
 typedef struct moe_decoder_step {
     moe_node *previous, *current; /* contexts */
     struct {
@@ -7498,7 +7507,7 @@ typedef struct moe_decoder_step {
     } gathered[MOE_MAX_LAYERS];
 } moe_decoder_step;
 
-/* All that is carried by parent is gathered first and stored last.
+/* Rows carried by parent are gathered first and stored last.
  *
  * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, that is done
  * at the start of the step from the carried query; else the context is made right after the attention's layer, and
@@ -7571,9 +7580,9 @@ static void moe_build_classifier(moe_graph *g, const moe_model *m) {
 }
 
 /* ==== 29. Reranking ===========================================================================================
- * Owns the translations that are to be reranked and wait for the log-probability of their source given each hypothesis.
- * Invariant: the outcome depends on the sentence alone; what is waited for is asked for before anything new is begun,
- * so that places for twice the sentences of a batch are always enough. */
+ * Owns the translations that wait to be reranked: each needs the log-probability of its source given each hypothesis. A
+ * question asks the model for one of these. Invariant: the outcome depends on the sentence alone. Questions are asked
+ * before new sentences begin, so that places for twice the sentences of a batch are always enough. */
 
 typedef struct moe_waiting {
     void *user; /* the request's */
@@ -7581,16 +7590,16 @@ typedef struct moe_waiting {
     uint64_t arrival;   /* 0: the sentence is still being translated */
     int32_t source_tag; /* -1: to be found out */
     size_t n, n_source;
-    size_t asked, answered;     /* of the questions of the round: which language, then hypotheses, best first */
+    size_t asked, answered;     /* questions of this round: first which language, then the hypotheses, best first */
     size_t language;            /* the most probable so far */
     float best;                 /* score of a reranked hypothesis so far */
     int32_t *source;            /* [n_source] without tag and end */
     moe_hypothesis *hypotheses; /* [n] */
-    int32_t *ids;               /* [beam, max_target] what they point to */
+    int32_t *ids;               /* [beam, max_target] ids of the hypotheses */
     float *logprobs;            /* [beam, max_target + 1] */
 } moe_waiting;
 
-/* What a slot works for. */
+/* The purpose of a slot's work. */
 typedef struct moe_ticket {
     moe_waiting *waiting; /* NULL: something that is not reranked */
     size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
@@ -7640,7 +7649,7 @@ static moe_waiting *moe_rerank_begin(moe_reranker *r, const moe_request *q) {
     return w;
 }
 
-/* Keep the hypotheses of a translation. 0: one cannot be a source, so they stay as they are. */
+/* Keep the hypotheses of a translation. 0: one of them cannot be a source, so the sentence is not reranked. */
 static int moe_rerank_keep(moe_reranker *r, moe_waiting *w, const moe_result *found) {
     const moe_hypothesis *hypotheses = found->hypotheses;
     const size_t n = found->n_hypotheses;
@@ -7662,8 +7671,8 @@ static int moe_rerank_keep(moe_reranker *r, moe_waiting *w, const moe_result *fo
     return 1;
 }
 
-/* Questions of this round: the source in every language given the best hypothesis, or in its language given each that
- * can still win. Scores only fall, so those that are below the best reranked one cannot. */
+/* How many questions this round has: the source in every language given the best hypothesis; or, in its language, given
+ * each hypothesis that can still win. Scores only fall, so hypotheses below the best reranked one cannot win. */
 static size_t moe_rerank_questions(const moe_reranker *r, const moe_waiting *w) {
     size_t n = 1;
     if (w->source_tag < 0) return r->model->tags->count;
@@ -7682,7 +7691,7 @@ static size_t moe_rerank_due(const moe_reranker *r) {
     return n;
 }
 
-/* The next of the questions that are due, of what has waited longest. */
+/* The next question, of the sentence that has waited longest. */
 static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) {
     moe_waiting *w = NULL;
     for (size_t i = 0; i < r->n; i++) {
@@ -7699,7 +7708,7 @@ static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) 
     q->target_tag = w->source_tag < 0 ? (int32_t)moe_meta_int(r->model->tags, ticket->question) : w->source_tag;
 }
 
-/* Finished before cut, then by score, of equal ones the first of the search. */
+/* Sort: finished before cut, then by score; of equal ones, the search's first comes first. */
 static void moe_rerank_sort(moe_waiting *w) {
     for (size_t i = 1; i < w->n; i++) {
         const moe_hypothesis h = w->hypotheses[i];
@@ -7743,11 +7752,11 @@ static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const m
 }
 
 /* ==== 30. Sessions: making ====================================================================================
- * Owns a session's one block of memory. Three words: settle what the parameters decide, measure what that needs, build
- * it. Invariant: what is measured is what is built. */
+ * Owns a session's one block of memory. Three words: settle the choices that parameters make, measure the memory that
+ * they need, build the session. Invariant: the same code measures and builds. */
 
-/* The device that a name asks for: *out NULL for the processor, *index where there are several. *automatic: nobody
- * asked. */
+/* The device that a name asks for. *out: NULL for the processor. *index: which one where there are several.
+ * *automatic: 1 if nobody asked for a device. */
 static moe_status moe_choose_device(const char *name, const moe_device_api **out, int *index, int *automatic,
                                     moe_error *error) {
     const moe_device_api *api = NULL;
@@ -7822,7 +7831,7 @@ struct moe_session {
     int32_t *packed;                                              /* [encode_tokens] */
     size_t *destination;                                          /* [encode_tokens] */
     size_t *live, *first;                                         /* [max_source] */
-    /* the frame of a decoder step; on a device only what a classifier needs of it */
+    /* the frame of a decoder step; on a device, only the part that a classifier needs */
     int32_t *ids, *parents, *want, *top_ids;
     size_t *segment, *length;
     int32_t *positions; /* [most rows of either graph] */
@@ -8011,7 +8020,7 @@ static void moe_extents_layout(moe_extents *e, size_t slots, moe_layout *at) {
     e->length = moe_carve(at, slots, sizeof *e->length);
 }
 
-/* Carve what the graphs carry from run to run; on a device, of its memory. */
+/* Carve the carried rows of the graphs; with a device, out of its memory. */
 static void moe_carried_layout(moe_session *s, moe_layout *at) {
     const moe_model *m = s->model;
     if (m->attention)
@@ -8028,7 +8037,7 @@ static void moe_carried_layout(moe_session *s, moe_layout *at) {
     }
 }
 
-/* What a step of the decoder reads and writes beside the graph's nodes, and the results. */
+/* Carve the arguments and results of a decoder step beside the graph's nodes, and the results of sentences. */
 static void moe_frame_layout(moe_session *s, moe_layout *at) {
     const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
     const size_t beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest;
@@ -8059,7 +8068,7 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     s->result_logprobs = moe_carve(at, nbest * (max_target + 1), sizeof *s->result_logprobs);
 }
 
-/* Carve everything but the arena and, on a device, what is carried; with at->base NULL this only measures. */
+/* Carve everything but the arena and, with a device, the carried rows. With at->base NULL this only measures. */
 static void moe_session_layout(moe_session *s, moe_layout *at) {
     const moe_model *m = s->model;
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest,
@@ -8149,7 +8158,7 @@ static void moe_settle_rows(moe_session *s) {
     s->memory.width = s->model->memory_width;
 }
 
-/* Fill in what the parameters decide, before any memory is laid out. */
+/* Fill in the fields that parameters decide, before any memory is laid out. */
 static moe_status moe_session_settle(moe_session *s, const moe_model *m, const moe_session_params *params,
                                      moe_error *error) {
     size_t batch, beam;
@@ -8184,8 +8193,8 @@ static moe_status moe_session_settle(moe_session *s, const moe_model *m, const m
     s->n_slots = batch;
     s->rows = m->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
     if (s->params.rerank > 0.0f && beam > 1) {
-        const size_t questions =
-            moe_max(beam, 4 * batch); /* of one row each: enough to fill a step, or to ask all about one sentence */
+        const size_t questions = moe_max(beam, 4 * batch); /* questions have one row each: enough to fill a step, or to
+                                                              ask everything about one sentence */
         s->search.nbest = (int)beam;
         s->reranker = (moe_reranker){ .model = m,
                                       .weight = s->params.rerank,
@@ -8310,7 +8319,7 @@ static moe_status moe_session_build(moe_session *settled, moe_session **out, moe
     return MOE_OK;
 }
 
-/* What only the processor does. */
+/* Refuse features that only the processor has. */
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
     const char *what = s->graphs[MOE_DECODER].routed                             ? "routing"
                        : s->params.attention                                     ? "attention"
@@ -8369,7 +8378,7 @@ moe_stats moe_session_stats(const moe_session *s) {
  * slot order; a finished sentence's slot and its rows that are carried by source are free for the next request at once.
  */
 
-/* Tell the caller where row `row` went: all mixtures of the graph. */
+/* Tell the caller which experts row `row` went to, in every mixture of the graph. */
 static void moe_report_row(const moe_session *s, const moe_graph *g, size_t row, void *user, size_t position,
                            int32_t token) {
     for (size_t i = 0; i < g->count; i++) {
@@ -8406,7 +8415,7 @@ static size_t moe_extents_find(const moe_extents *e, size_t need) {
     return need <= e->capacity && at <= e->capacity - need ? at : SIZE_MAX;
 }
 
-/* The first fit is there. Returns where it begins. */
+/* Take the first fit, which exists. Returns where it begins. */
 static size_t moe_extents_take(moe_extents *e, size_t slot, size_t need) {
     const size_t begin = need ? moe_extents_find(e, need) : 0;
     size_t i = e->n++;
@@ -8485,7 +8494,7 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
     return 1;
 }
 
-/* Whether slot `at` works for a translation that waits. */
+/* Whether slot `at` answers a question of a translation that waits. */
 static int moe_is_question(const moe_session *s, size_t at) {
     return s->tickets[at].waiting && s->tickets[at].question != SIZE_MAX;
 }
@@ -8574,7 +8583,7 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     return MOE_OK;
 }
 
-/* The caller's next request that can be served. *last: its answer, as which this returns. */
+/* Pull until a request can be served. *last: the pull function's answer, which this returns too. */
 static int moe_pull_request(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_request *q) {
     do {
         *q = (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag, .force = -1 };
@@ -8589,8 +8598,8 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
     return n;
 }
 
-/* The `due` questions of translations that wait, then, if `more`, requests of the caller, as slots, staging room and
- * attention memory allow. *last: the last answer of the pull function. */
+/* Admit the `due` questions of translations that wait, then, if `more`, requests of the caller, as far as slots,
+ * staging room and attention memory allow. *last: the last answer of the pull function. */
 static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn pull, moe_done_fn done, void *user,
                              int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
@@ -8705,8 +8714,8 @@ static void moe_add_coverage(moe_session *s, size_t rows) {
     s->coverage_next = swap;
 }
 
-/* NVIDIA's: coverage [batch, beam, stride] belongs to a place in the beam and is not moved with the hypotheses. A
- * finished one looks at nothing; as long as there is one hypothesis only, every place looks where it does. */
+/* NVIDIA's: coverage [batch, beam, stride] belongs to a place in the beam and does not move with the hypotheses. The
+ * place of a finished hypothesis looks at nothing. While there is one hypothesis, all places look where it looks. */
 static void moe_add_place_coverage(moe_session *s) {
     const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
     for (size_t i = 0; i < (size_t)s->params.batch; i++) {
@@ -8721,8 +8730,8 @@ static void moe_add_place_coverage(moe_session *s) {
     }
 }
 
-/* The hypotheses of a slot that is done on a device, which says so at `words`. Returns how many; *slot: whose; *next:
- * what follows them. */
+/* The hypotheses of a slot that is done on a device, from its report at `words`. Returns how many. *slot: which slot.
+ * *next: the words behind the report. */
 static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slot, const int32_t **next) {
     const size_t n = (size_t)words[1];
     *slot = (size_t)words[0];
@@ -8833,7 +8842,7 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
 
 /* ---- Classifying ---- */
 
-/* What the noise of a row of inputs is drawn from. */
+/* The key from which the noise of a row of inputs is drawn. */
 static uint64_t moe_row_key(const float *inputs, size_t n) {
     uint64_t key = 0;
     for (size_t i = 0; i < n; i++) key = moe_hash(key ^ moe_to_bits(inputs[i]));

@@ -1,4 +1,4 @@
-/* moe-align - which words of parallel text belong together: see usage() below, or --help.
+/* moe-align - link the words of parallel text that belong together: see usage() below, or --help.
  *
  * Contents
  *   1. Options   the command line
@@ -182,7 +182,7 @@ static moe_status read_pair(const text_front *front, const program_common *o, co
 
 /* ==== 3. Looking ======================================================================================== */
 
-enum { LINES = 256 }; /* that are looked at together, at most */
+enum { LINES = 256 }; /* most lines that go through the model together */
 
 typedef struct app {
     const options *options;
@@ -254,8 +254,8 @@ static void done(void *user, const moe_result *result) {
 
 /* ==== 4. Links ========================================================================================== */
 
-/* What the words of one side look at, into fit [words of `written`, words of `read`]: of the pieces the largest weight,
- * divided by what the word looks at in all. */
+/* How much each word of one side looks at each word of the other, into fit [words of `written`, words of `read`]: the
+ * largest weight among their pieces, divided by the sum for the word. */
 static void look_of_words(const side *written, const side *read, const float *weights, float *fit) {
     memset(fit, 0, written->words * read->words * sizeof *fit);
     for (size_t j = 0; j < written->ids.length; j++)
@@ -301,7 +301,7 @@ static moe_status link_words(app *a, const pair *p, text_bytes *out, moe_error *
 
 /* ==== 5. Lines ========================================================================================== */
 
-/* The lines that are there now, one at least, LINES at most. */
+/* Read the lines that are available now: at least one, at most LINES. */
 static text_read read_lines(app *a, text_reader *reader) {
     text_read state = TEXT_READ_LINE;
     text_line line;

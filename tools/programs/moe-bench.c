@@ -215,7 +215,7 @@ static timing sum_up(double *seconds, size_t count) {
     return (timing){ (seconds[(count - 1) / 2] + seconds[count / 2]) / 2, seconds[0] };
 }
 
-/* What is known about every line: output is JSON, and a table for people where stderr is a terminal. */
+/* Output: JSON lines, and a table for people where stderr is a terminal. */
 typedef struct report {
     int table;
     int failed; /* stdout is gone */
@@ -276,8 +276,8 @@ typedef struct machine {
     double integer, floating;              /* operations a second, all threads                */
 } machine;
 
-/* A loop of instructions that do not wait for each other. Written as assembly where there is something to say about
- * instructions: a compiler would hoist the products out of the loop, and no target attribute is needed. */
+/* A loop of instructions that do not wait for each other. It is assembly where it measures special instructions: a
+ * compiler would hoist the products out of the loop, and assembly needs no target attribute. */
 typedef struct peak {
     const char *isa;               /* a kernel room whose name begins so */
     double integer_ops, float_ops; /* of a turn */
@@ -473,9 +473,9 @@ static void machine_task(void *arg, size_t task, size_t thread) {
     job->busy[task] = seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin;
 }
 
-/* Turns a second of all threads together: the best of many short attempts, because on a shared machine only a short one
- * has a chance of running on all processors at once. What a processor has for itself (`own`) is not shared: its own
- * clock counts. */
+/* Turns a second of all threads together: the best of many short attempts, because on a shared machine only a short
+ * attempt has a chance of running on all processors at once. With `own` the resource belongs to one processor, so each
+ * thread's processor time counts. */
 static double most_turns(moe_pool *pool, machine_job *job, int own) {
     const double threads = (double)pool->count, processors = (double)sysconf(_SC_NPROCESSORS_ONLN), start = now();
     const char *data = job->data;
@@ -546,7 +546,7 @@ static size_t cache_size(int level, size_t fallback) {
 #endif
 }
 
-/* What does not depend on the kernels. */
+/* The measurements that do not depend on the kernels. */
 static int measure_bandwidth(machine *m, moe_pool *pool) {
     const size_t threads = m->threads, mega = 1u << 20;
     const size_t part = 32 * mega / threads / 512 * 512;
@@ -656,7 +656,7 @@ static double graph_weights(const moe_graph *g) {
     return bytes;
 }
 
-/* Experts that a row of a gate is meant to select. */
+/* How many experts a row should select by the settings of its gate. */
 static double wanted_experts(const moe_node *gate) {
     const moe_gating *gating = gate->gate.gating;
     const double own = (double)(gate->gate.kind == MOE_GATE_SOFTMAX ? gating->level : gating->k);
@@ -756,7 +756,7 @@ typedef struct stack {
     moe_cell cell;
     moe_matrix dense, output;
     moe_attention_op attention;
-    float *x, *r, *c; /* [pool, cols] inputs of which every call takes others; states */
+    float *x, *r, *c; /* [pool, cols] inputs, of which each call takes others; states */
     size_t pool, sentences;
     void *owned[12];
     size_t n_owned;
@@ -1086,7 +1086,7 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
 
 /* ==== 6. Models ======================================================================================== */
 
-/* What a node of a session's graphs cost, found again by the name. */
+/* The cost of every node of a session's graphs, by name. */
 typedef struct profile {
     struct {
         moe_node like;
@@ -1279,7 +1279,7 @@ static void report_node(report *r, const model_bench *b, const char *node, const
                 100 * bound / seconds, op, node);
 }
 
-/* One more run under the clock; what is in no node is the search and the queue. */
+/* One more run under the clock. Time outside of all nodes is the search's and the queue's. */
 static int profile_model(report *r, const options *o, model_bench *b) {
     profile *p = calloc(1, sizeof *p);
     moe_graph *graphs = b->session->graphs;
@@ -1344,7 +1344,7 @@ static void report_model(report *r, const options *o, model_bench *b) {
                 b->batch, o->tgt_len);
 }
 
-/* Models and sessions, before anything is measured: what is wrong with them is said at once. */
+/* Open all models and make all sessions before anything is measured, so that errors show at once. */
 static int open_models(report *r, const options *o, moe_model **models, model_bench *benches, size_t n) {
     moe_error e;
     for (size_t i = 0; i < o->n_models; i++)

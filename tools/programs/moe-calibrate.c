@@ -2,21 +2,20 @@
  *
  * Contents
  *   1. Options    the command line
- *   2. Levels     every gate with its thresholds to be, and the largest probabilities that decide them
- *   3. Mixtures   who was selected, before and after
+ *   2. Levels     every gate with its new thresholds, and the largest probabilities that decide them
+ *   3. Mixtures   selections before and after
  *   4. Passes     the text through the model
  *   5. Saving     OUT
- *   6. Table      what has changed
+ *   6. Table      the changes
  *   7. Main
  *
- * The closed form. Of X rows, an expert that competes with n-1 others for k places shall get m = k X / n (rounded down,
- * at least 1). Those with its m largest probabilities are the ones above the (m+1)-th largest, so that one is its
- * threshold: eq 18 becomes eq 19; of equal probabilities on both sides of the border none is selected. With two levels
- * X is counted for each group: the rows that selected it.
+ * The closed form. An expert that competes with n-1 others for k places should get m = k X / n of X rows (rounded down,
+ * at least 1): the rows with its m largest probabilities. These lie above its (m+1)-th largest probability, which
+ * therefore is its threshold, and eq 18 becomes eq 19. Where the m-th and the (m+1)-th are equal, neither is selected.
+ * With two levels each group has an X of its own: the rows that selected the group.
  *
- * Memory. m + 1 probabilities are kept of every expert, k X + n numbers for a gate, however many experts there are. To
- * know m the rows are counted first: where one level is all there is, from the lengths of the lines; with groups by a
- * pass of its own.
+ * Memory. Every expert keeps m + 1 probabilities: k X + n numbers for a gate, however many experts there are. m must be
+ * known before. With one level the lengths of the lines tell the rows; with groups a pass of its own counts them.
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -155,7 +154,7 @@ static int level_allocate(level *l) {
     return l->rows && l->seen && l->first && l->count && l->threshold;
 }
 
-/* How many rows an expert shall get of `rows`. */
+/* How many of `rows` rows an expert should get. */
 static uint64_t places(const level *l, uint64_t rows) {
     uint64_t m = l->k * rows / l->compete;
     return m ? m : 1;
@@ -208,8 +207,8 @@ static void level_see(level *l, const float *p) {
     }
 }
 
-/* What the pass found. An expert that never competed keeps its threshold, or gets the mean of the others' so far known.
- */
+/* Set the thresholds that the pass found. An expert that never competed keeps its own, or gets the mean of the others'
+ * known so far. */
 static void level_end(level *l) {
     double sum = 0;
     size_t known = 0;
@@ -247,7 +246,7 @@ static moe_status read_old(const char *path, const moe_model *m, level *l, moe_e
 
 /* ==== 3. Mixtures ======================================================================================= */
 
-/* Experts of the tokens of one line in one mixture, one after the other: how many, which. */
+/* The experts of one line in one mixture: for each token, how many and which. */
 typedef struct picks {
     uint32_t *data;
     size_t length, capacity, read;
@@ -338,7 +337,7 @@ static void see_trace(void *user, const char *name, const float *data, size_t ro
     }
 }
 
-/* A level, and how many it wants. */
+/* Fill in a level and the number that it wants. */
 static moe_status add_level(calibration *c, const mixture *x, const char *part, size_t n, size_t compete, size_t k,
                             level **out, moe_error *e) {
     level *l = &c->levels[c->n_levels++];
@@ -451,7 +450,7 @@ static moe_status pass(calibration *c, const moe_model *model, const char *verb,
     return c->trouble.code ? c->trouble.code : status;
 }
 
-/* The rows that a pass will have, as far as lengths tell; 0 where a parent decides. */
+/* How many rows a pass will have, from the lengths of the lines; 0 where a parent gate decides. */
 static void assume_rows(calibration *c, size_t source_extra) {
     uint64_t encoder = 0, decoder = 0;
     for (size_t i = 0; i < c->sample.count; i++) {
@@ -464,7 +463,7 @@ static void assume_rows(calibration *c, size_t source_extra) {
             c->levels[i].rows[0] = strncmp(c->levels[i].name, "encoder.", 8) == 0 ? encoder : decoder;
 }
 
-/* Collect; again if the rows were not those assumed. Then they are known. */
+/* Run the pass that collects; once more if the number of rows was not the assumed one, which is known then. */
 static moe_status collect(calibration *c, moe_error *e) {
     for (int again = 1; again;) {
         for (size_t i = 0; i < c->n_levels; i++)
@@ -597,7 +596,7 @@ static void print_table(const calibration *c) {
 
 /* ==== 7. Main =========================================================================================== */
 
-/* OUT on the same text. */
+/* Run OUT over the same text. */
 static moe_status measure_out(calibration *c, moe_error *e) {
     moe_model *after;
     moe_status status =

@@ -1,8 +1,8 @@
-/* moe-classify - classes of images or rows of numbers by a classifier: see usage() below, or --help.
+/* moe-classify - tell the classes of images or rows of numbers: see usage() below, or --help.
  *
  * Contents
  *   1. Options    the command line
- *   2. Rows       what was read and not yet written: a batch of rows
+ *   2. Rows       a batch of rows that were read and not yet written
  *   3. Lines      a result as text, as JSON
  *   4. Batches    classifying, writing
  *   5. Images     IDX files, placed in the model's input
@@ -136,7 +136,7 @@ enum { NO_LABEL = -1 };
 typedef struct row {
     uint64_t number;        /* from 1, over all files */
     int classified, failed; /* neither: an empty line */
-    size_t input;           /* where its numbers are, if it is to be classified */
+    size_t input;           /* index of its numbers in `inputs`, if it is to be classified */
     routing_sentence *routing;
     char note[200]; /* if it failed */
 } row;
@@ -149,7 +149,7 @@ typedef struct app {
     ptrdiff_t names;                      /* metadata entry, or -1 */
     row *rows;                            /* [batch] */
     float *inputs;                        /* [batch, width] of the rows that are to be classified */
-    row **owners;                         /* [batch] whose they are */
+    row **owners;                         /* [batch] the rows of these inputs */
     int32_t *best;                        /* [batch, top] */
     float *logprobs;                      /* [batch, top] */
     size_t n_rows, n_inputs, first_input; /* first_input: of the call under way */
@@ -186,14 +186,14 @@ static void out_of_memory(app *a) {
     stop(a, EXIT_MODEL);
 }
 
-/* The next row of the batch, which has room. */
+/* Add a row to the batch, which has room. */
 static row *add_row(app *a) {
     row *r = &a->rows[a->n_rows++];
     *r = (row){ .number = ++a->seen };
     return r;
 }
 
-/* Where the numbers of a new row go; add_input makes it one that is to be classified. */
+/* The place for the numbers of a new row. It counts as an input after add_input. */
 static float *next_input(app *a) { return a->inputs + a->n_inputs * a->width; }
 
 static void add_input(app *a, row *r) {
@@ -302,7 +302,7 @@ static void count_label(app *a, const row *r) {
     a->right += (uint64_t)(a->best[r->input * a->top] == label);
 }
 
-/* Everything that was read is classified and written. */
+/* Classify and write everything that was read. */
 static void flush_rows(app *a) {
     const program_common *o = &a->options->common;
     moe_error e;
@@ -375,7 +375,7 @@ static size_t square_side(size_t n) {
     return side * side == n ? side : 0;
 }
 
-/* Where images of this size go; 0 with a complaint if they do not fit. */
+/* Find the place of images of this size in the input; 0 with a complaint if they do not fit. */
 static int place(app *a, placement *p) {
     const options *o = a->options;
     p->side = square_side(a->width);
@@ -444,7 +444,7 @@ static void read_images(app *a, int fd) {
 
 static int is_separator(char c) { return c == ' ' || c == '\t' || c == ','; }
 
-/* A line of numbers into the next input. */
+/* Read a line of numbers into the next input. */
 static void parse_row(app *a, row *r, const text_line *line) {
     float *x = next_input(a);
     size_t n = 0;
@@ -500,7 +500,7 @@ static void read_numbers(app *a, int fd, const unsigned char *begun, size_t n_be
     text_reader_free(&reader);
 }
 
-/* An input of either kind. */
+/* Read an input file of either kind. */
 static void read_input(app *a, int fd) {
     unsigned char head[4];
     size_t n = read_bytes(a, fd, head, 1);
@@ -546,7 +546,7 @@ static void read_labels(app *a) {
     close(fd);
 }
 
-/* The accuracy; and rows and labels must go together. */
+/* Tell the accuracy. As many rows as labels are needed. */
 static int report_labels(const app *a) {
     if (!a->labels) return EXIT_DONE;
     fprintf(stderr, "accuracy         %.4f (%llu of %llu)\n",

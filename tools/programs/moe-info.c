@@ -53,7 +53,7 @@ static int64_t get_int(const moe_model *m, const char *key, int64_t otherwise) {
     return i < 0 ? otherwise : moe_model_meta_int(m, (size_t)i, 0);
 }
 
-/* Into a caller's buffer, cleaned and cut to fit. */
+/* A text of the file in the caller's buffer, cleaned and cut to fit. */
 static const char *get_text(const moe_model *m, const char *key, const char *otherwise, char *out, size_t size) {
     ptrdiff_t i = moe_model_meta_find(m, key);
     text_bytes clean = { 0 };
@@ -94,10 +94,10 @@ static moe_mixture mixture_of(const moe_model *m, moe_span name) {
     return (moe_mixture){ .layer = NULL };
 }
 
-/* Of `n` that compete in a level, those that a token goes to, on average where a mask decides. */
+/* To how many of `n` competing experts or groups a token goes; where a mask decides, on average. */
 static size_t selected(moe_gate gate, size_t k, size_t n) { return gate == MOE_GATE_SOFTMAX || !k ? n : k; }
 
-/* The numbers of a tensor that a token uses; those of noise are for training. */
+/* How many numbers of a tensor a token uses. Weights of noise do not count: they are for training. */
 static uint64_t used_of(const moe_model *m, const moe_tensor_info *t) {
     moe_mixture x = mixture_of(m, t->name);
     const char *part = x.layer ? t->name.data + strlen(x.layer) : "";
@@ -146,7 +146,7 @@ static const char *human_count(uint64_t n, char out[32]) {
 
 /* ==== 3. Words ========================================================================================== */
 
-/* Who is used of those that compete in a level; `empty` is what happens if nobody passes. */
+/* Which of the competing experts or groups are used; `empty`: what the policy does if none passes. */
 static void describe_level(moe_gate gate, size_t k, const char *empty, text_bytes *out) {
     if (gate == MOE_GATE_SOFTMAX) text_append_string(out, "all used (softmax gate)");
     else if (gate == MOE_GATE_TOPK) text_printf(out, "the best %zu used for each token", k);

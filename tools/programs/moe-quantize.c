@@ -51,7 +51,7 @@ static void usage(FILE *to) {
 
 /* ==== 1. Measure ======================================================================================== */
 
-/* What became of a pair of the sample. */
+/* The outcome of a pair of the sample. */
 typedef struct verdict {
     int left_out;      /* too long, or the target holds a piece that the model cannot generate */
     double logprob[2]; /* of the target by IN and OUT */
@@ -61,7 +61,7 @@ typedef struct verdict {
 typedef struct sample {
     text_sample text;
     verdict *verdicts; /* [text.count] */
-    int translates;    /* the model does; else it is a language model, and scores only */
+    int translates;    /* 1: the model translates. 0: a language model, which scores only */
 } sample;
 
 static moe_status read_sample(const char *path, int ids, const text_front *front, sample *s, moe_error *e) {
@@ -160,7 +160,7 @@ static const char *main_type(const moe_model *m) {
     return name;
 }
 
-/* Compare OUT with IN and write what was found into OUT. */
+/* Compare OUT with IN and write the result into OUT. */
 static moe_status measure(const text_front *in, const char *out, const moe_save_params *params, const char *sample_path,
                           int ids, moe_error *e) {
     sample s = { .verdicts = NULL };
@@ -217,7 +217,7 @@ static moe_status measure(const text_front *in, const char *out, const moe_save_
 
 /* ==== 2. Main =========================================================================================== */
 
-/* Bytes of a model file; checks that it opens, which says that what was written can be read. */
+/* Bytes of a model file. Opening it checks that the written file can be read. */
 static moe_status size_of(const char *path, uint64_t *bytes, moe_error *e) {
     moe_model *m;
     moe_status status = moe_model_open(path, NULL, &m, e);

@@ -1,23 +1,22 @@
-/* moe-routing - one web page that shows which experts the tokens went to: see usage() below, or --help.
+/* moe-routing - make a web page that shows which experts the tokens went to: see usage() below, or --help.
  *
  * Contents
  *   1. Options     the command line
- *   2. State       what is kept of the input: everything is in `routing`
+ *   2. State       counts and tokens, all of them in `routing`
  *   3. Counting    sentences come in, counts remain
  *   4. Reading     JSON lines, every field checked
  *   5. Text out    JSON and HTML, with nothing in it that a browser could take for markup
  *   6. Summary     the numbers of a layer
- *   7. Tokens      what an expert prefers
+ *   7. Tokens      the tokens that an expert prefers
  *   8. Page        tools/programs/routing.html with the data in it
  *   9. Main
  *
- * The input is what --routing of moe-translate, moe-score or moe-classify writes: a header, then a line for every token
- * and layer; layer by layer in a sentence, sentences in order. So one layer of one sentence is held, to know the words
- * around a token, then counted and forgotten. What stays grows with experts x distinct tokens at most: 80 bytes, and 8
- * to 16 of a table, for each pair of an expert and a token that occurred. The sentences that the page shows are kept
- * too.
+ * The input is a file that --routing of moe-translate, moe-score or moe-classify wrote: a header, then a line for every
+ * token and layer; layer by layer in a sentence, sentences in order. The program holds one layer of one sentence, to
+ * know the words around a token; then it counts and forgets them. The counts take 88 to 96 bytes for each pair of an
+ * expert and a distinct token that occurred. The sentences that the page shows are kept too.
  *
- * The page only draws. Every number in it was computed here, and stands in it as JSON (<script id="data">), as follows.
+ * The page only draws. Every number in it was computed here and stands in it as JSON (<script id="data">):
  *
  *   title, model, made_by        texts
  *   sentences, tokens_routed     counts over the input
@@ -39,7 +38,7 @@
  *     lift[]                     tokens by lift: t, n, all (times in this layer), lift = (n / load) / (all / tokens)
  *   text[]                       sentences: line, layers[] of { layer (index), tokens[] of
  *                                [t, empty, experts in all, expert, weight, expert, weight, ... largest first] }
- *   tokens[]                     [text or null, id or null]; both null: what a classifier reads is no token
+ *   tokens[]                     [text or null, id or null]; both null: a classifier's input, which is no token
  */
 #define _GNU_SOURCE      /* getopt_long on Linux */
 #define _DARWIN_C_SOURCE /* and on macOS         */
@@ -338,7 +337,7 @@ static pair *find_pair(layer *l, uint32_t expert, uint32_t token_number) {
     return &l->pairs[l->n_pairs++];
 }
 
-/* Row i of the sentence at hand into the pairs of its layer. */
+/* Count row i of the sentence at hand in the pairs of its layer. */
 static int count_pairs(routing *r, layer *l, size_t i) {
     const row *w = &r->rows[i];
     if (!room(&l->seen, &l->seen_capacity, r->n_tokens, sizeof *l->seen)) return no_memory(r);
@@ -360,7 +359,7 @@ static int count_pairs(routing *r, layer *l, size_t i) {
     return 0;
 }
 
-/* Row i of the sentence at hand for the page: its experts with the largest weights, largest first. */
+/* Keep row i of the sentence at hand for the page: its experts with the largest weights, largest first. */
 static int keep_row(routing *r, size_t i) {
     const row *w = &r->rows[i];
     size_t kept = 0;
@@ -388,7 +387,7 @@ static int keep_row(routing *r, size_t i) {
     return 0;
 }
 
-/* A layer of a sentence is complete. */
+/* Count a layer of a sentence, which is complete. */
 static int count_rows(routing *r) {
     int status = 0;
     layer *l = &r->layers[r->current];
@@ -410,8 +409,7 @@ static int count_rows(routing *r) {
 
 /* ==== 4. Reading ======================================================================================== */
 
-/* The named fields of an object, each at most once; others are nobody's business. found[i] is NULL where there is none.
- */
+/* Find the named fields of an object, each at most once, and ignore others. found[i] is NULL where there is none. */
 static int fields(routing *r, const cJSON *object, const char *const names[], const cJSON *found[], size_t n) {
     for (size_t i = 0; i < n; i++) found[i] = NULL;
     for (const cJSON *c = object->child; c; c = c->next)
@@ -616,7 +614,7 @@ static int input_error(const routing *r) {
     return EXIT_INPUT_OUTPUT;
 }
 
-/* The whole input; the exit status. */
+/* Read the whole input; gives the exit status. */
 static int read_all(routing *r, FILE *in) {
     static char block[1 << 16];
     text_bytes line = { 0 };
@@ -751,7 +749,7 @@ static void put_layer(const layer *l, json *j) {
     put_groups(l, j);
 }
 
-/* What --json and the page begin with: the list of layers is open. */
+/* The beginning of --json's object and of the page's; the list of layers is left open. */
 static void put_head(const routing *r, const char *title, json *j) {
     char made_by[64];
     uint64_t routed = 0;

@@ -3,8 +3,8 @@
  * Contents
  *   1. Options    the command line
  *   2. Lines      a result as text, as JSON
- *   3. Flow       what program.h is told about each line
- *   4. Totals     what is said at the end
+ *   3. Flow       a line's request and result, for program.h
+ *   4. Totals     the figures at the end
  *   5. Main
  */
 #define _GNU_SOURCE      /* getopt_long on Linux */
@@ -120,7 +120,7 @@ static void json_line(text_job *job, const moe_hypothesis *h) {
 /* ==== 3. Flow =========================================================================================== */
 
 typedef struct app {
-    program_flow flow; /* first: the functions below are handed it */
+    program_flow flow; /* first, because callbacks get a pointer to it */
     routing_file routing;
     uint64_t tokens;
     double nats;
@@ -167,7 +167,7 @@ static moe_status app_line(program_flow *flow, text_job *job, const moe_result *
 static moe_status app_leave(program_flow *flow, text_job *job, moe_error *error) {
     routing_sentence *sentence = job->extra;
     if (!sentence) return MOE_OK;
-    if (job->failed) sentence->n_entries = 0; /* nobody wants to know how far it came */
+    if (job->failed) sentence->n_entries = 0; /* a failed line has no routing */
     return routing_put(&app_of(flow)->routing, sentence, error);
 }
 

@@ -3,7 +3,7 @@
  * Contents
  *   1. Options      the command line
  *   2. Lines        a result as text, as ids, as JSON
- *   3. Flow         what program.h is told about each line
+ *   3. Flow         a line's request and result, for program.h
  *   4. Routing      the same translations once more, with a look at the gates
  *   5. Self-test    the golden sentences inside the model
  *   6. Main
@@ -306,18 +306,18 @@ static int ends_raw(const options *o, const text_ids *target) {
     return o->raw && target->length && target->data[target->length - 1] == o->end;
 }
 
-/* What scoring gave, without the end if the target of --raw-ids had none. */
+/* The result of scoring, without the end token if the target of --raw-ids has none. */
 static moe_hypothesis scored(const options *o, const text_job *job, const moe_result *result) {
     moe_hypothesis h = result->hypotheses[0];
     if (!o->raw || !o->score || ends_raw(o, &job->target_ids)) return h;
     h.finished = 0;
     h.logprob = 0;
-    h.score = NAN; /* is that of whole translations */
+    h.score = NAN; /* only whole translations have one */
     for (size_t i = 0; i < h.n_ids; i++) h.logprob = h.logprob + h.token_logprobs[i];
     return h;
 }
 
-/* What a hypothesis says: text, or ids with --ids, or pieces with --pretokenized. */
+/* A hypothesis as text, as ids (--ids) or as pieces (--pretokenized). */
 static moe_status append_translation(const text_front *front, const options *o, const text_job *job,
                                      const moe_hypothesis *h, text_bytes *out, moe_error *error) {
     const size_t begin = out->length;
@@ -330,7 +330,7 @@ static moe_status append_translation(const text_front *front, const options *o, 
     return status;
 }
 
-/* What a hypothesis has, into the object that is open. Other programs depend on the keys. */
+/* Write the fields of a hypothesis into the open object. Other programs depend on the keys: README.md here has them. */
 static moe_status json_hypothesis(const text_front *front, const options *o, const text_job *job,
                                   const moe_hypothesis *h, json *j, moe_error *error) {
     const size_t tokens = h->n_ids + (h->finished != 0);
@@ -411,11 +411,11 @@ static moe_status plain_line(const text_front *front, const options *o, text_job
 /* ==== 3. Flow =========================================================================================== */
 
 typedef struct app {
-    program_flow flow; /* first: the functions below are handed it */
+    program_flow flow; /* first, because callbacks get a pointer to it */
     const options *options;
     routing_file routing;  /* of --routing */
     moe_session *second;   /* scores what was translated; NULL without --routing */
-    text_queue translated; /* what waits for that, in order */
+    text_queue translated; /* jobs that wait for that, in order */
     size_t waiting, second_batch;
     text_job *next;    /* of those the first that was not pulled yet */
     moe_error trouble; /* of the second session */
@@ -519,7 +519,7 @@ static void second_done(void *user, const moe_result *result) {
         routing_put(&a->routing, job->extra, &a->trouble);
 }
 
-/* Score what waits, and write where it went. */
+/* Score the translations that wait and write their routing. */
 static moe_status route_waiting(app *a, moe_error *error) {
     a->next = a->translated.first;
     a->waiting = 0;
@@ -529,7 +529,7 @@ static moe_status route_waiting(app *a, moe_error *error) {
     return a->trouble.code ? a->trouble.code : program_signal ? MOE_OK : status;
 }
 
-/* A line is written: its ids move to those that wait. */
+/* A line is written: its ids join the translations that wait for their routing. */
 static moe_status app_leave(program_flow *flow, text_job *job, moe_error *error) {
     app *a = (app *)(void *)flow;
     if (!job->extra) return MOE_OK;
@@ -546,7 +546,7 @@ static moe_status app_leave(program_flow *flow, text_job *job, moe_error *error)
     return ++a->waiting < a->second_batch ? MOE_OK : route_waiting(a, error);
 }
 
-/* A session that scores as `params` translates, and the file. */
+/* Make the session that scores with the settings of `params`, and open the file. */
 static int begin_routing(app *a, const moe_session_params *params) {
     const program_common *o = &a->options->common;
     moe_session_params p = *params;
@@ -564,7 +564,7 @@ static int begin_routing(app *a, const moe_session_params *params) {
     return program_routing_open(o, a->flow.front, &a->routing);
 }
 
-/* The rest of the routing, if all went well; else the file goes. */
+/* Write the rest of the routing if all went well; else remove the file. */
 static int end_routing(app *a, int status) {
     moe_error e = { .code = MOE_OK };
     if ((status == EXIT_DONE || status == EXIT_SOME_LINES) && a->translated.first) {
@@ -715,7 +715,7 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
 
 /* ==== 6. Main =========================================================================================== */
 
-/* Everything once model and session stand. */
+/* The work, once model and session are there. */
 static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params) {
     const program_common *c = &o->common;
     app a = { .options = o,

@@ -1,4 +1,4 @@
-/* program.c - see program.h for what it is and for the contracts. The sections have the same numbers. */
+/* program.c - program.h says what this is and has the contracts. The sections have the same numbers. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
 
@@ -408,7 +408,7 @@ static int must_stop(const program_flow *f) {
     return program_signal || f->out.error || f->read_error || f->trouble.code;
 }
 
-/* Everything that is final leaves now, in one write. */
+/* Write all lines that are final now, in one write. */
 static void drain(program_flow *f) {
     text_bytes *block = &f->block;
     size_t whole = 0; /* bytes of whole lines */

@@ -1,11 +1,11 @@
-/* program.h - what the programs share that a user sees: options, messages, whole lines out, signals, exit statuses.
+/* program.h - the parts of all programs that a user sees: options, messages, whole lines out, signals, exit statuses.
  *
  *   program_common   the options that several programs have, with their words in --help
  *   program_output   stdout or -o: whole lines, or an error
  *   program_flow     lines in, moe_translate, lines out, in order; moe-translate.c and moe-score.c are examples
  *
- * Unlike text.c this prints, to standard error and under the name that program_begin was told. Functions that return
- * int return an exit status, or -1: go on.
+ * Unlike text.c this prints: to standard error, under the name that program_begin was given. Functions that return int
+ * return an exit status, or -1: go on.
  */
 #ifndef PROGRAM_H
 #define PROGRAM_H
@@ -35,22 +35,22 @@ enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_
 
 extern volatile sig_atomic_t program_signal; /* the number of a signal that asked to stop, or 0 */
 
-/* The first thing that main does. A standard stream that is closed would lend its number to the next file opened: a
- * model at descriptor 1 would be written to. So gaps are filled, input by what cannot be read and output by what cannot
- * be written, and remembered. */
+/* The first call of main. A standard stream that is closed would lend its number to the next file opened, and a model
+ * at descriptor 1 would be written to. So this opens /dev/null in its place, for input so that it cannot be read and
+ * for output so that it cannot be written, and remembers that it was closed. */
 int program_begin(const char *name);
 /* The first SIGHUP, SIGINT or SIGTERM sets program_signal, the second ends the program. */
 void program_handle_signals(void);
 double program_seconds(void);
 double program_resident(void);                     /* MiB, the largest so far */
-void program_expert_stats(const moe_stats *stats); /* lines to standard error on what there is to say of experts */
+void program_expert_stats(const moe_stats *stats); /* statistics of experts, if any, to standard error */
 
 /* ---- 2. Messages --------------------------------------------------------------------------------------- */
 
 PROGRAM_PRINTF(1, 2)
 void program_complain(const char *format, ...); /* "NAME: ...", a line; progress goes out of the way */
 PROGRAM_PRINTF(1, 2) int program_usage_error(const char *format, ...); /* with "; see NAME --help"; gives EXIT_USAGE */
-/* Of a file that could not be used; gives EXIT_MODEL, or EXIT_INPUT_OUTPUT where the system refused. */
+/* Complain of a file that could not be used; gives EXIT_MODEL, or EXIT_INPUT_OUTPUT where the system refused. */
 int program_file_error(const char *file, const moe_error *error);
 
 typedef struct program_progress {
@@ -145,20 +145,20 @@ enum {
     "  -V, --version             version of moe and of SentencePiece, and the kernels\n"                     \
     "                            of this build\n"
 
-/* What getopt gave and the program does not know itself; --help and --version end here. */
+/* Takes an option from getopt that the program does not handle itself; --help and --version end here. */
 int program_option(program_common *o, int c);
 /* Open the model as the options say; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it is of another kind. */
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front);
-/* What it is instead of `kind` is said, and who reads it; EXIT_USAGE, or -1 if it is of that kind. */
+/* -1 if the model is of this kind. Else a complaint, which names its kind and the program for it, and EXIT_USAGE. */
 int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind);
 /* "say with WHAT; this model knows: de en"; gives EXIT_USAGE. */
 int program_ask_language(const text_front *front, const char *what);
-/* The tokeniser that its lines need. */
+/* The kind of tokeniser that the program's lines need. */
 text_level program_level(const program_common *o);
-/* Threads, batch, kernels, gates, noise, log; max_len too. */
+/* Copy the options for threads, batch, kernels, gates, noise, log and longest line into the parameters. */
 void program_apply(const program_common *o, moe_session_params *params);
-/* A session, or a complaint and the exit status. `unit` is what depends on its batch under batchwise gating: "a
- * translation". */
+/* A session, or a complaint and the exit status. `unit` names the thing that depends on its batch under batchwise
+ * gating: "a translation". */
 int program_session(const program_common *o, const moe_model *model, const moe_session_params *params, const char *unit,
                     moe_session **session);
 
@@ -173,23 +173,23 @@ typedef struct program_output {
     int error;      /* errno of the failure that ended output                          */
 } program_output;
 
-/* All or an error. `data` is whole lines. */
+/* Write all of `data`, which is whole lines, or set the error. */
 void program_write(program_output *out, const char *data, size_t length);
-/* Both or a complaint; never the input, the model or the routing file as output. */
+/* Open both, or complain. Input, model and routing file are refused as output. */
 int program_open_streams(const program_common *o, int *in, program_output *out);
-/* `status` so far; what closing finds wrong is said. */
+/* `status`: the exit status so far. Complains where closing fails; gives the exit status. */
 int program_close_streams(const program_common *o, int in, program_output *out, int status);
-/* Says, unless --quiet, that program_signal came and what is written; the exit status. */
+/* Tells, unless --quiet, that program_signal came and how many lines are written; gives the exit status. */
 int program_stopped(const program_common *o, const program_output *out);
-int program_same_file(const char *a, const char *b); /* both exist, and are one regular file */
-int program_is_open_file(int fd, const char *path);  /* so are what is open at fd and `path`  */
+int program_same_file(const char *a, const char *b); /* 1 if both are one and the same regular file */
+int program_is_open_file(int fd, const char *path);  /* the same for the file that is open at fd */
 
-/* A file with this content, whole or not at all (moe_output); a complaint and the exit status. */
+/* Write a file with this content, whole or not at all (moe_output): -1, or a complaint and the exit status. */
 int program_save(const char *path, const char *data, size_t length);
 
 /* The file of --routing, if it is wanted: -1, or a complaint and the exit status. */
 int program_routing_open(const program_common *o, const text_front *front, routing_file *file);
-/* It stays if `status` says that all went well; the exit status. */
+/* Close it; it stays if `status` says that all went well. Gives the exit status. */
 int program_routing_close(routing_file *file, int status);
 
 
@@ -205,9 +205,9 @@ struct program_flow {
     const text_front *front;
     text_options line_options;
     const char *done_word; /* "translated" */
-    int blank_too;         /* a line of nothing is a request as well */
+    int blank_too;         /* an empty line is a request as well */
     int split;             /* lines of more characters than this go sentence by sentence; 0: every line stays whole */
-    void (*ask)(program_flow *flow, text_job *job, moe_request *request);     /* the ids, and what else it takes */
+    void (*ask)(program_flow *flow, text_job *job, moe_request *request);     /* fill the request: ids and all else */
     void (*see)(program_flow *flow, text_job *job, const moe_result *result); /* a result with a hypothesis */
     moe_status (*line)(program_flow *flow, text_job *job, const moe_result *result,
                        moe_error *error); /* job->output; NULL: no result */
@@ -227,7 +227,7 @@ struct program_flow {
     moe_error trouble;               /* code set: memory ran out, or worse */
 };
 
-/* Everything from opening input and output to the last complaint; the exit status. */
+/* Does everything from opening input and output to the last complaint; gives the exit status. */
 int program_flow_run(program_flow *flow, moe_session *session);
 
 #endif /* PROGRAM_H */

@@ -1,4 +1,4 @@
-/* routing.c - see routing.h for what it is, for the format and for the contracts. */
+/* routing.c - routing.h says what this is and has the format and the contracts. */
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/programs/routing.h"
@@ -19,7 +19,7 @@ static moe_status flush_text(routing_file *f, moe_error *error) {
     return status;
 }
 
-/* Wanted of `n` that compete, where the file says `k`. */
+/* How many of `n` competing experts or groups are wanted, where the file says `k`. */
 static size_t wanted(size_t k, size_t n) { return k ? k : n; }
 
 static void append_header(routing_file *f, const char *gating) {

@@ -5,15 +5,20 @@
  *   {"line":12,"layer":"encoder.2","position":3,"id":123,"token":"Haus",
  *    "experts":[3,17],"weights":[0.61,0.39],"empty":false}
  *
- * Each object is one line. The header comes first. k: experts wanted for a token, of two levels the product; all that
- * there are where a softmax names no number. Then sentences in order; in each all tokens of its first layer, by
- * position, then those of the next. line counts from 1, positions from 0. On the encoder's side they count tag and end;
- * position t of a decoder predicts token t and reads `id`, the begin token at first. A classifier's row is a line with
- * one position and no id. token is absent where there is no vocabulary. experts ascend. empty: a mask selected nothing;
- * experts then hold what the model's policy chose, perhaps nothing.
+ * Each object is one line. The header comes first. Its k says how many experts a token wants: with two levels, the
+ * product of both; with a softmax, which names no number, all experts. Then sentences follow in order. Each has all
+ * tokens of its first layer by position, then those of the next layer.
  *
- * The file appears under its name when all is done, or not at all; what is no regular file (a pipe) is written as it
- * comes: see moe_output in moe.h. Nothing here prints or exits.
+ *   line       counts from 1
+ *   position   counts from 0. In an encoder tag and end count; position t of a decoder predicts token t
+ *   id, token  what the position reads (at position 0 of a decoder, the begin token), and its text, if there is any
+ *   experts    ascending
+ *   empty      the mask selected nothing; `experts` has the choice of the model's policy, perhaps nothing
+ *
+ * A classifier's row is a line with one position and no id.
+ *
+ * The file appears under its name when all is done, or not at all; a pipe is written as lines come: see moe_output in
+ * moe.h. Nothing here prints or exits.
  */
 #ifndef ROUTING_H
 #define ROUTING_H
@@ -31,7 +36,7 @@ typedef struct routing_entry {
     int empty;
 } routing_entry;
 
-/* A line on its way. Its callers set `line`, and `steps` where a decoder's steps from that one on are not wanted. */
+/* The routing of a line on its way. The caller sets `line`, and `steps` where only so many decoder steps are wanted. */
 typedef struct routing_sentence {
     struct routing_sentence *next, *next_made;
     const struct routing_file *file;
@@ -56,7 +61,7 @@ typedef struct routing_file {
 /* `gating` as in moe_session_params. All zero on failure. Errors of all: those of moe_output. */
 moe_status routing_open(routing_file *file, const text_front *front, const char *path, const char *gating,
                         moe_error *error);
-/* An empty sentence, to be put or left to routing_close; NULL: out of memory. */
+/* A new empty sentence; routing_put or routing_close takes it back. NULL: out of memory. */
 routing_sentence *routing_begin(routing_file *file, uint64_t line);
 void routing_keep(routing_sentence *sentence, const moe_routing *routing);
 /* A moe_routing_fn for requests whose `user` is a text_job with a sentence as `extra`. */
