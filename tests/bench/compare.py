@@ -5,8 +5,8 @@
                          network: moe, CTranslate2 with a Transformer-base (the
                          usual engine for the same task) and PyTorch with the
                          same network, taking turns in one run. Prints the
-                         Markdown table of the README beside it; takes about 20 minutes
-                         (--quick: 3, and most is left out)
+                         Markdown table of tests/bench/README.md; takes about 20
+                         minutes (--quick: 3, and most is left out)
     compare.py cold      from process start to the first translation, and memory
                          beside the mapped file
     compare.py lines     100,000 lines through one process: memory and speed at

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Transformer checkpoints of Hugging Face's layout: read in NumPy, converted, scored and searched as transformers would.
+"""Transformer checkpoints of Hugging Face's layout: read in NumPy, converted,
+scored and searched as transformers would.
 
 Usage: tests/python tests/convert/test_transformers.py [--only NAME]
 
-Expectations are tests/golden/transformers.json, which make_transformers.py made with transformer_numpy.py in float64; the checkpoints
-themselves are made again from their seeds. Two tests compare the reading with transformers 4.57.6 (5.x computes NLLB-MoE wrongly) and are
-skipped where it is not installed: `pip install torch==2.13.0 transformers==4.57.6`. Prints `ok NAME` or `FAIL NAME` per test.
+Expectations are tests/golden/transformers.json, which make_transformers.py
+made with transformer_numpy.py in float64; the checkpoints themselves are made
+again from their seeds. Two tests compare the reading with transformers 4.57.6
+(5.x computes NLLB-MoE wrongly) and are skipped where it is not installed: `pip
+install torch==2.13.0 transformers==4.57.6`. Prints `ok NAME` or `FAIL NAME`
+per test.
 """
 import argparse
 import contextlib

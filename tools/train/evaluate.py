@@ -2,36 +2,36 @@
 """Measures model files on the test sets. It prints the tables of the card, or
 writes them into it.
 
-Every sentence goes through ./moe-translate as a user would run it; scores are sacreBLEU's BLEU and chrF with the
-signature printed. tatoeba-2k: six language pairs, 2,000 sentences each, both directions; newstest2014: de-en and fr-
-en, both directions; FLORES-200 devtest: all twelve directions. Several models stand side by side, and behind each
-table is how probable it is that chance alone sets another one's BLEU as far from the first one's (approximate
-randomisation). `--sets words` says of newstest2012 instead which words are found: of those of a reference that its
-source has not, by how often they occur in the training text, and of the names that both have. `--sets phrasebook`
-says how many of 150 everyday phrases, which are no training text, become one of the answers that
-tests/train/phrasebook.tsv accepts, in each of the twelve directions; capitals and signs do not count. `--sets
-balance` says how evenly the experts of every mixture are used, targets given, in three domains and all of them
-together.
+Every sentence goes through ./moe-translate as a user would run it; scores are
+sacreBLEU's BLEU and chrF with the signature printed.
 
-    tools/train/evaluate.py -m models/en-de-fr-es.bin --corpus ../shared/corpus --card models/README.md --part quality
-    tools/train/evaluate.py -m MoE=a.bin dense=b.bin --sets tatoeba --directions en-de,fr-en,de-es
-    tools/train/evaluate.py -m models/en-de-fr-es.bin --sets words --limit 600 --beam 4 --rerank 0
-    tools/train/evaluate.py -m models/en-de-fr-es.bin --sets phrasebook
-    tools/train/evaluate.py -m models/en-de-fr-es.bin --sets balance --card models/README.md --part balance
+    tatoeba       six language pairs, 2,000 sentences each, both directions
+    newstest2014  de-en and fr-en, both directions
+    flores200     FLORES-200 devtest, all twelve directions
+    words         which words of newstest2012 a model finds: of the words that a
+                  reference has and its source has not, by how often they occur
+                  in the training text; and of the names that both have
+    phrasebook    how many of 150 everyday phrases become an answer that
+                  tests/train/phrasebook.tsv accepts, in each of the twelve
+                  directions; capitals and signs do not count
+    balance       how evenly the experts of every mixture are used, targets
+                  given, in three domains and all of them together
 
---sets words says which words of newstest2012 a model finds instead: of the
-words that a reference has and its source has not, by how often they occur in
-the training text; and of the names that both have.
-
---card FILE replaces what stands between the lines "<!-- PART -->" and
-"<!-- end of PART -->" of that file.
+Several models stand side by side. Behind each table is how probable it is that
+chance alone sets another one's BLEU as far from the first one's (approximate
+randomisation).
 
     tools/train/evaluate.py -m models/en-de-fr-es.bin \\
         --corpus ../shared/corpus --card models/README.md --part quality
     tools/train/evaluate.py -m MoE=a.bin dense=b.bin --sets tatoeba \\
         --directions en-de,fr-en,de-es
     tools/train/evaluate.py -m models/en-de-fr-es.bin --sets words --limit 600 \\
-        --beam 4 --rerank 0
+        --beam 4 --rerank 0 --card tools/train/README.md --part words
+    tools/train/evaluate.py -m models/en-de-fr-es.bin --sets balance \\
+        --card models/README.md --part balance
+
+--card FILE replaces what stands between the lines "<!-- PART -->" and
+"<!-- end of PART -->" of that file.
 """
 import argparse
 import itertools
