@@ -271,7 +271,7 @@ typedef enum moe_op {
     MOE_OP_LINEAR,   /* x -> w x + bias, or w x + another node's row           */
     MOE_OP_ADD,
     MOE_OP_CONCAT,
-    MOE_OP_UNARY,      /* sigmoid, tanh                                          */
+    MOE_OP_UNARY,      /* sigmoid, tanh, swish, gelu                             */
     MOE_OP_NORM,       /* layer norm                                             */
     MOE_OP_VIEW,       /* some columns of another node, no work                  */
     MOE_OP_GATHER,     /* carried rows -> those of the parents, zero for a new sentence */
