@@ -551,8 +551,8 @@ typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
  * apart. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
 
-/* End the call of this session that is running, or else its next one: before its next step it returns
- * MOE_ERROR_CANCELLED, and what was under way is dropped. For other threads and for signal handlers. */
+/* Stop a session from another thread or from a signal handler. The call that is running, or else the next one, returns
+ * MOE_ERROR_CANCELLED before its next step; the requests under way are dropped. */
 void moe_session_cancel(moe_session *session);
 
 /* Pull requests until MOE_PULL_END, decode them together and hand over each result as soon as it is final.
