@@ -418,9 +418,9 @@ static seen_list gates;
 
 /* eq 19 is strict: of thresholds that are a row's probabilities themselves none is passed, of those just below all. */
 static void check_strictness(moe_layer layer, part x, const moe_kernels *kernels) {
-    const size_t n = layer.experts;
+    const size_t n = layer.mixture.gate.level;
     float threshold[64], *dense;
-    layer.gate.threshold = threshold;
+    layer.mixture.gate.threshold = threshold;
     for (int below = 0; below < 2; below++) {
         bench *b = new_bench(x.rows, 1);
         size_t selected = 0;
@@ -430,7 +430,7 @@ static void check_strictness(moe_layer layer, part x, const moe_kernels *kernels
         run_traced(b, NULL, kernels, &gates);
         dense = seen(&gates, "layer.gate", x.rows, n);
         for (size_t i = 0; i < n; i++) selected += dense[i] != 0;
-        assert_int_equal(selected, below ? n : layer.gate.empty == MOE_EMPTY_TOP1);
+        assert_int_equal(selected, below ? n : !layer.mixture.gate.empty_zero);
         free_bench(b);
     }
 }
@@ -445,7 +445,7 @@ static void check_gate(const golden *g, const char *name, const moe_kernels *ker
     run_traced(b, NULL, kernels, &gates);
     expect_gate(name, &gates, "layer.gate", wanted);
     free_bench(b);
-    if (layer.gate.kind == MOE_GATE_THRESHOLD) check_strictness(layer, x, kernels);
+    if (layer.mixture.gate.kind == MOE_GATE_THRESHOLD) check_strictness(layer, x, kernels);
 }
 
 static void bind_experts(const golden *g, const char *name, moe_layer *layer) {
