@@ -155,58 +155,68 @@ static void describe_level(moe_gate gate, size_t k, const char *empty, text_byte
                     strcmp(empty, "zero") == 0 ? "none if none passes" : "the best if none passes");
 }
 
-/* "bidirectional LSTM, 2 x 512 cells, projected to 2 x 256, residual" */
-static void describe_layer(const moe_model *m, const char *side, int64_t n, text_bytes *out) {
-    char key[128], word[64];
-    const size_t size = sizeof key;
-#define KEY(name) (snprintf(key, size, "%s.%lld." name, side, (long long)n), key)
-    get_text(m, KEY("kind"), "?", word, sizeof word);
-    if (strcmp(word, "lstm") == 0) {
-        int both = get_int(m, KEY("bidirectional"), 0) != 0;
-        long long cells = (long long)get_int(m, KEY("hidden"), 0), proj = (long long)get_int(m, KEY("proj"), 0);
-        text_printf(out, "%sLSTM, %s%lld cells", both ? "bidirectional " : "", both ? "2 x " : "", cells);
-        if (proj) text_printf(out, ", projected to %s%lld", both ? "2 x " : "", proj);
-        if (both) text_printf(out, ", joined by %s", get_text(m, KEY("merge"), "concat", word, sizeof word));
-        get_text(m, KEY("context"), "none", word, sizeof word);
-        if (strcmp(word, "none") != 0) text_printf(out, ", reads the %s context", word);
-        if (get_int(m, KEY("residual"), 0)) text_append_string(out, ", residual");
-    } else if (strcmp(word, "moe") == 0) {
-        snprintf(key, size, "%s.%lld", side, (long long)n);
-        moe_mixture x = mixture_of(m, (moe_span){ key, strlen(key) });
-        int linear = strcmp(get_text(m, KEY("expert"), "mlp", word, sizeof word), "linear") == 0;
-        text_printf(out,
-                    linear ? "mixture of %zu linear experts of %zu columns"
-                           : "mixture of %zu experts of %zu hidden units",
-                    x.experts, x.hidden);
-        if (linear && strcmp(get_text(m, KEY("activation"), "relu", word, sizeof word), "relu") == 0)
-            text_append_string(out, " and relu");
-        if (x.groups) {
-            text_printf(out, ", in %zu groups of %zu: of the groups ", x.groups, x.experts / x.groups);
-            get_text(m, KEY("empty"), "top1", word,
-                     sizeof word); /* what the groups' policy is unless they have their own */
-            char own[64];
-            describe_level(x.parent_gate, x.parent_k, get_text(m, KEY("parent.empty"), word, own, sizeof own), out);
-            text_append_string(out, "; inside them ");
-        } else {
-            text_append_string(out, ", ");
-        }
-        describe_level(x.gate, x.k, get_text(m, KEY("empty"), "top1", word, sizeof word), out);
-        if (get_int(m, KEY("gate.hidden"), 0))
-            text_printf(out, ", gate with a hidden layer of %lld", (long long)get_int(m, KEY("gate.hidden"), 0));
-        if (get_int(m, KEY("gate.relu"), 0)) text_append_string(out, ", logits rectified");
-        if (x.noise) text_append_string(out, ", noise on request");
-        get_text(m, KEY("output"), "sigmoid", word, sizeof word);
-        if (strcmp(word, "none") != 0) text_printf(out, ", %s output", word);
-        if (get_int(m, KEY("residual"), 1)) text_append_string(out, ", residual");
-    } else {
-        text_append_string(out, word);
+/* What the file says of layer `at` under a key, or the default; `key` NULL: the layer knows no such key. */
+static moe_setting setting(const moe_model *m, size_t at, const char *key) {
+    for (size_t i = 0;; i++) {
+        const moe_setting found = moe_model_layer_setting(m, at, i);
+        if (!found.key || strcmp(found.key, key) == 0) return found;
     }
-#undef KEY
 }
 
-static int64_t layers(const moe_model *m, const char *key) {
-    int64_t n = get_int(m, key, 0);
-    return n < 0 ? 0 : n > MOE_MAX_LAYERS ? MOE_MAX_LAYERS : n;
+static long long number(const moe_model *m, size_t at, const char *key) {
+    return (long long)setting(m, at, key).number;
+}
+
+static const char *word(const moe_model *m, size_t at, const char *key) {
+    const moe_setting found = setting(m, at, key);
+    return found.text ? found.text : "?";
+}
+
+/* "bidirectional LSTM, 2 x 512 cells, projected to 2 x 256" */
+static void describe_lstm(const moe_model *m, size_t at, text_bytes *out) {
+    const int both = number(m, at, "bidirectional") != 0;
+    text_printf(out, "%sLSTM, %s%lld cells", both ? "bidirectional " : "", both ? "2 x " : "", number(m, at, "hidden"));
+    if (number(m, at, "proj")) text_printf(out, ", projected to %s%lld", both ? "2 x " : "", number(m, at, "proj"));
+    if (both) text_printf(out, ", joined by %s", word(m, at, "merge"));
+    if (strcmp(word(m, at, "context"), "none") != 0) text_printf(out, ", reads the %s context", word(m, at, "context"));
+}
+
+/* "mixture of 32 experts of 512 hidden units, 2 used for a token on average (threshold gate), ..." */
+static void describe_mixture(const moe_model *m, size_t at, const char *name, text_bytes *out) {
+    const moe_mixture x = mixture_of(m, (moe_span){ name, strlen(name) });
+    const int linear = strcmp(word(m, at, "expert"), "linear") == 0;
+    text_printf(out,
+                linear ? "mixture of %zu linear experts of %zu columns" : "mixture of %zu experts of %zu hidden units",
+                x.experts, x.hidden);
+    if (linear && strcmp(word(m, at, "activation"), "relu") == 0) text_append_string(out, " and relu");
+    if (x.groups) {
+        text_printf(out, ", in %zu groups of %zu: of the groups ", x.groups, x.experts / x.groups);
+        describe_level(x.parent_gate, x.parent_k, word(m, at, "parent.empty"), out);
+        text_append_string(out, "; inside them ");
+    } else {
+        text_append_string(out, ", ");
+    }
+    describe_level(x.gate, x.k, word(m, at, "empty"), out);
+    if (number(m, at, "gate.hidden"))
+        text_printf(out, ", gate with a hidden layer of %lld", number(m, at, "gate.hidden"));
+    if (number(m, at, "gate.relu")) text_append_string(out, ", logits rectified");
+    if (x.noise) text_append_string(out, ", noise on request");
+    if (strcmp(word(m, at, "output"), "none") != 0) text_printf(out, ", %s output", word(m, at, "output"));
+}
+
+static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
+    const moe_layer_info layer = moe_model_layer(m, at);
+    const char *norm = word(m, at, "norm");
+    if (strcmp(layer.kind, "lstm") == 0) describe_lstm(m, at, out);
+    else if (strcmp(layer.kind, "moe") == 0) describe_mixture(m, at, layer.name, out);
+    else if (strcmp(layer.kind, "ffn") == 0)
+        text_printf(out, "feed-forward, %lld hidden units, %s", number(m, at, "hidden"), word(m, at, "activation"));
+    else if (strcmp(layer.kind, "norm") == 0) text_append_string(out, "layer norm");
+    else
+        text_printf(out, "%s, %lld heads", strcmp(layer.kind, "cross") == 0 ? "attention to the source" : "attention",
+                    number(m, at, "heads"));
+    if (strcmp(norm, "before") == 0 || strcmp(norm, "after") == 0) text_printf(out, ", norm %s", norm);
+    if (number(m, at, "residual")) text_append_string(out, ", residual");
 }
 
 static const char *kind_of(const moe_model *m) {
@@ -218,15 +228,18 @@ static const char *kind_of(const moe_model *m) {
 
 /* ==== 4. Pages ========================================================================================== */
 
-static const char *const sides[] = { "encoder", "decoder", "network" };
-
-static void print_layers(const moe_model *m, const char *side) {
-    char key[32];
-    snprintf(key, sizeof key, "%s.layers", side);
-    for (int64_t n = 0; n < layers(m, key); n++) {
+static void print_layers(const moe_model *m) {
+    for (size_t at = 0; at < moe_model_layer_count(m); at++) {
+        const moe_layer_info layer = moe_model_layer(m, at);
+        const char *dot = strchr(layer.name, '.');
         text_bytes words = { 0 };
-        describe_layer(m, side, n, &words);
-        printf("  %s %-10lld %s\n", side, (long long)n, words.failed ? "?" : words.data);
+        if (strcmp(layer.kind, "gnmt-attention") == 0) {
+            printf("  %-18s %s, size %lld, query from decoder %lld (%s)\n", "attention", word(m, at, "kind"),
+                   number(m, at, "size"), number(m, at, "layer"), word(m, at, "query"));
+            continue;
+        }
+        describe_layer(m, at, &words);
+        printf("  %.*s %-10s %s\n", (int)(dot - layer.name), layer.name, dot + 1, words.failed ? "?" : words.data);
         text_bytes_free(&words);
     }
 }
@@ -331,7 +344,7 @@ static void print_tensors(const moe_model *m) {
 
 static void print_pages(const text_front *front, const char *path, int tensors, int checked) {
     const moe_model *m = front->model;
-    char a[64], b[64], c[32], d[32];
+    char a[64], c[32], d[32];
     count n = count_all(m);
     printf("%s: %s, file version %u\n", path, human_bytes(moe_model_file_bytes(m), c),
            (unsigned)moe_model_file_version(m));
@@ -363,16 +376,12 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     printf("\nArchitecture: %s\n", get_text(m, "general.architecture", "?", a, sizeof a));
     if (moe_model_get_kind(m) != MOE_MODEL_CLASSIFIER)
         printf("  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
-    for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) print_layers(m, sides[i]);
-    if (moe_model_get_kind(m) == MOE_MODEL_TRANSLATION) {
-        printf("  %-18s %s, size %lld, query from decoder %lld (%s)\n", "attention",
-               get_text(m, "attention.kind", "?", a, sizeof a), (long long)get_int(m, "attention.size", 0),
-               (long long)get_int(m, "attention.layer", 0), get_text(m, "attention.query", "state", b, sizeof b));
+    print_layers(m);
+    if (moe_model_meta_find(m, "decoder.init") >= 0 || moe_model_meta_find(m, "attention.kind") >= 0)
         printf("  %-18s %s\n", "decoder begins",
                strcmp(get_text(m, "decoder.init", "zero", a, sizeof a), "encoder") == 0
                    ? "with the encoder's last states"
                    : "with zeros");
-    }
 
     printf("\nSize\n");
     printf("  %-18s %s in all, of them experts %s\n", "parameters", human_count(n.parameters, c),
@@ -503,14 +512,16 @@ static void json_mixtures(json *j, const moe_model *m) {
 }
 
 static void json_layers(json *j, const moe_model *m) {
+    static const char *const sides[] = { "encoder", "decoder", "network" };
     json_open(j, "layers", '{');
     for (size_t side = 0; side < sizeof sides / sizeof *sides; side++) {
-        char key[32];
-        snprintf(key, sizeof key, "%s.layers", sides[side]);
+        const size_t length = strlen(sides[side]);
         json_open(j, sides[side], '[');
-        for (int64_t i = 0; i < layers(m, key); i++) {
+        for (size_t at = 0; at < moe_model_layer_count(m); at++) {
+            const char *name = moe_model_layer(m, at).name;
+            if (strncmp(name, sides[side], length) != 0 || name[length] != '.') continue;
             text_bytes words = { 0 };
-            describe_layer(m, sides[side], i, &words);
+            describe_layer(m, at, &words);
             json_text(j, NULL, words.failed ? "?" : words.data);
             text_bytes_free(&words);
         }
