@@ -6,7 +6,9 @@
                          usual engine for the same task) and PyTorch with the
                          same network, taking turns in one run. Prints the
                          Markdown table of tests/bench/README.md; takes about 20
-                         minutes (--quick: 3, and most is left out)
+                         minutes (--quick: 3, and most is left out).
+                         --network opus-base (or another Transformer of
+                         moe-make-random): moe and CTranslate2, the same shape
     compare.py cold      from process start to the first translation, and memory
                          beside the mapped file
     compare.py lines     100,000 lines through one process: memory and speed at
@@ -50,6 +52,8 @@ def program(name):
 
 # ---- Speed -----------------------------------------------------------------------------------------------------
 
+MIXTURE = "paper-32"  # the network that PyTorch runs too
+
 
 class Peer:
     """A program of ours that stays loaded and measures when told to."""
@@ -82,7 +86,7 @@ class Moe:
 
     def __init__(self, o, path):
         self.o, self.path = o, path
-        self.name = "moe " + os.path.basename(path)[len("paper-32-"):-len(".bin")]
+        self.name = "moe " + path[path.rindex("-") + 1:-len(".bin")]
         self.machine = None
 
     def measure(self, reps):
@@ -104,10 +108,11 @@ def make_models(o):
     """The paths of moe's models: everything Q8, and experts Q4."""
     os.makedirs(o.folder, exist_ok=True)
     paths = []
-    for name, options in (("q8", []), ("q8+q4", ["--experts", "q4"])):
-        path = os.path.join(o.folder, "paper-32-%s.bin" % name)
+    kinds = (("q8", []), ("q8+q4", ["--experts", "q4"])) if o.network == MIXTURE else (("q8", []),)
+    for name, options in kinds:
+        path = os.path.join(o.folder, "%s-%s.bin" % (o.network, name))
         if not os.path.exists(path):
-            command = [program("moe-make-random"), "--preset", "paper-32", "--type", "q8", "-o", path]
+            command = [program("moe-make-random"), "--preset", o.network, "--type", "q8", "-o", path]
             subprocess.run(command + options, check=True)
         paths.append(path)
     return paths
@@ -117,7 +122,9 @@ def measure_configuration(o, paths):
     """[(name, tokens per second, processors, MB)], moe first, and the machine."""
     contestants = [Moe(o, path) for path in paths]
     if not o.only_moe:
-        contestants.append(Peer(o, "peer_ctranslate2.py", "--folder", os.path.join(o.folder, "transformer-base")))
+        shape = "transformer-base" if o.network == MIXTURE else o.network
+        contestants.append(Peer(o, "peer_ctranslate2.py", "--shape", shape,
+                                "--folder", os.path.join(o.folder, "ctranslate2-" + shape)))
         contestants += [Peer(o, "peer_torch.py", "--type", t) for t in o.torch]
     seconds, cpus, rss = ([[] for _ in contestants] for _ in range(3))
     for _ in range(o.rounds):
@@ -160,10 +167,15 @@ def speed(o):
             cells.append("%d%s" % (round(tokens), "*" if busy < o.min_cpus * o.threads else ""))
         ratios = ["%.2f" % (best / max(results[i][1] for i in where)) for _, where in peers]
         print("| " + " | ".join([str(beam), str(batch)] + cells + ratios) + " |")
-    print("\nTarget tokens per second. moe and PyTorch run the paper's network with 32 experts (203 million "
-          "parameters, 85")
-    print("million used per token); CTranslate2 a Transformer-base (60 million). Ratios are of the fastest of either "
-          "side.")
+    memory = ["%s %.0f MB" % (name, max(results[i][3] for _, _, results in rows)) for i, name in enumerate(names)]
+    if o.network == MIXTURE:
+        print("\nTarget tokens per second. moe and PyTorch run the paper's network with 32 experts (203 million "
+              "parameters, 85")
+        print("million used per token); CTranslate2 a Transformer-base (60 million). Ratios are of the fastest of "
+              "either side.")
+    else:
+        print("\nTarget tokens per second of two networks of the same shape, %s, random weights." % o.network)
+    print("Resident memory at most: %s." % ", ".join(memory))
     if starved:
         print("\\* got less than %d %% of its processors: this machine was shared, measure again."
               % round(100 * o.min_cpus))
@@ -263,6 +275,7 @@ def main():
     commands = p.add_subparsers(dest="command", required=True)
     s = commands.add_parser("speed", help="moe beside CTranslate2 and PyTorch")
     s.add_argument("--python", default=sys.executable, help="a Python with torch, ctranslate2, intel-openmp and numpy")
+    s.add_argument("--network", default=MIXTURE, choices=[MIXTURE, "opus-base", "m2m-418m", "nllb-600m"])
     s.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "moe-bench"),
                    help="for models of random weights (default %(default)s)")
     s.add_argument("--batches", type=numbers, default=[1, 8, 32, 128], metavar="LIST")
@@ -290,6 +303,8 @@ def main():
         else:
             c.add_argument("--count", type=int, default=100000)
     o = p.parse_args()
+    if o.command == "speed" and o.network != MIXTURE:
+        o.torch = []
     if o.command == "speed" and o.quick:
         o.beams, o.batches, o.rounds, o.torch = [4], [1, 32], 1, o.torch[:1]
     {"speed": speed, "cold": cold, "lines": lines}[o.command](o)
