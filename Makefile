@@ -18,10 +18,10 @@ endif
 # multiply-add in one build and not in another would give other bytes.
 CFLAGS  ?= -g -O2
 WARN     = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
-C_FLAGS  = -std=c11 $(WARN) -I. $(SYSTEM) $(CFLAGS) -ffp-contract=off -pthread $(EXTRA)
-CXX_FLAGS = -std=c++17 $(WARN) -I. $(SYSTEM) $(CFLAGS) -pthread $(EXTRA)
-LINK     = $(CXX) $(EXTRA) $(LDFLAGS) -pthread
-TOOL_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lm $(CUDA_LIBS)
+C_FLAGS  = -std=c11 $(WARN) -I. $(SYSTEM) $(CFLAGS) -ffp-contract=off -pthread -MMD -MP $(EXTRA)
+CXX_FLAGS = -std=c++17 $(WARN) -I. $(SYSTEM) $(CFLAGS) -ffp-contract=off -pthread -MMD -MP $(EXTRA)
+LINK     = $(CXX) $(EXTRA) $(LDFLAGS) -pthread $(filter %.o,$^) $(filter %.a,$^)
+TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lm $(CUDA_LIBS)
 
 # Homebrew keeps its headers and libraries where compilers do not look.
 ifeq ($(shell uname -s),Darwin)
@@ -50,9 +50,9 @@ CUDA_LIBS = -L$(CUBLAS_LIB) -Wl,-rpath,$(CUBLAS_LIB) -Wl,--no-as-needed -lcublas
 MOE_OBJECTS = $(BUILD)/moe-with-cuda.o $(BUILD)/moe-cuda.o
 endif
 
-PROGRAMS = $(BIN)/moe-translate $(BIN)/moe-score $(BIN)/moe-classify $(BIN)/moe-info $(BIN)/moe-quantize $(BIN)/moe-calibrate \
-	$(BIN)/moe-make-random $(BIN)/moe-bench $(BIN)/moe-routing $(BIN)/moe-align
 LIBRARY  = $(BIN)/libmoe.a
+TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate routing align)
+PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-make-random $(BIN)/moe-bench
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
@@ -62,127 +62,69 @@ LIBRARY  = $(BIN)/libmoe.a
 all: $(PROGRAMS) $(LIBRARY)
 
 # Libraries that are missing are installed once, before the first compilation; see tools/install-deps --help.
-$(BUILD)/.deps: tools/install-deps
+$(BUILD)/.deps-%: tools/install-deps
 	@mkdir -p $(BUILD)
-	@CC="$(CC)" CXX="$(CXX)" $(DEPS)
+	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" $(DEPS) $(filter-out --build,--$*)
 	@touch $@
 
-$(BUILD)/.deps-test: tools/install-deps
-	@mkdir -p $(BUILD)
-	@CC="$(CC)" CXX="$(CXX)" $(DEPS) --test
-	@touch $@
+# Where sources are; -MMD notes which headers each of them reads.
+vpath %.c . tools/programs tools/text tests/engine tests/text tests/cuda tests/cross
+vpath %.cc tools/text
+-include $(wildcard $(BUILD)/*.d)
 
-$(BUILD)/moe.o: moe.c moe.h | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -O3 -c moe.c -o $@
+$(BUILD)/%.o: %.c | $(BUILD)/.deps-build
+	$(CC) $(C_FLAGS) -c $< -o $@
 
-$(BUILD)/moe-with-cuda.o: moe.c moe.h | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -O3 -DMOE_CUDA -c moe.c -o $@
+$(BUILD)/%.o: %.cc | $(BUILD)/.deps-build
+	$(CXX) $(CXX_FLAGS) -c $< -o $@
 
-$(BUILD)/.deps-cuda: tools/install-deps
-	@mkdir -p $(BUILD)
-	@NVCC="$(NVCC)" $(DEPS) --cuda
-	@touch $@
+# The engine, and what has it inside it.
+$(BUILD)/moe.o $(BUILD)/moe-with-cuda.o $(BUILD)/moe-bench.o: C_FLAGS += -O3
+
+$(BUILD)/moe-with-cuda.o: moe.c | $(BUILD)/.deps-build
+	$(CC) $(C_FLAGS) -DMOE_CUDA -c $< -o $@
 
 # -fmad=false: as with -ffp-contract above.
-$(BUILD)/moe-cuda.o: moe-cuda.cu moe.h | $(BUILD)/.deps-cuda
-	$(NVCC) -std=c++17 -O2 -fmad=false $(CUDA_CODE) -I. -I$(CUBLAS)/include -c moe-cuda.cu -o $@
+$(BUILD)/moe-cuda.o: moe-cuda.cu moe.c moe.h | $(BUILD)/.deps-cuda
+	$(NVCC) -std=c++17 -O2 -fmad=false $(CUDA_CODE) -I. -I$(CUBLAS)/include -c $< -o $@
+
+# The version of SentencePiece is in no header of it.
+SPM_VERSION = $(or $(shell pkg-config --modversion sentencepiece 2>/dev/null || \
+	cat /usr/lib/*/pkgconfig/sentencepiece.pc /usr/lib/pkgconfig/sentencepiece.pc 2>/dev/null | \
+	sed -n 's/^Version: *//p'),unknown)
+$(BUILD)/spm.o: CXX_FLAGS += -DSPM_LIBRARY_VERSION='"$(firstword $(SPM_VERSION))"'
+
+# The page as lines of C strings, so that the program stays one file. \? because ?? begins a trigraph.
+$(BUILD)/routing-html.inc: tools/programs/routing.html | $(BUILD)/.deps-build
+	{ echo '/* made from $< by the Makefile */'; echo 'static const char *const routing_html[] = {'; \
+	  sed -e 's/[\\"?]/\\&/g' -e 's/^/    "/' -e 's/$$/\\n",/' $<; echo '};'; } > $@.new
+	@mv $@.new $@
+
+$(BUILD)/moe-routing.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/moe-routing.o: $(BUILD)/routing-html.inc
 
 # Programs are linked again when the build with and the build without CUDA take turns.
 $(BUILD)/.objects: FORCE
 	@mkdir -p $(BUILD)
 	@echo '$(MOE_OBJECTS)' | cmp -s - $@ || echo '$(MOE_OBJECTS)' > $@
 
-$(BUILD)/text.o: tools/text.c tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -c tools/text.c -o $@
-
-# The version of SentencePiece is in no header of it.
-SPM_VERSION = $(or $(shell pkg-config --modversion sentencepiece 2>/dev/null || \
-	cat /usr/lib/*/pkgconfig/sentencepiece.pc /usr/lib/pkgconfig/sentencepiece.pc 2>/dev/null | sed -n 's/^Version: *//p'),unknown)
-
-$(BUILD)/spm.o: tools/spm.cc tools/spm.h | $(BUILD)/.deps
-	$(CXX) $(CXX_FLAGS) -DSPM_LIBRARY_VERSION='"$(firstword $(SPM_VERSION))"' -c tools/spm.cc -o $@
-
-$(BUILD)/program.o: tools/program.c tools/program.h tools/routing.h tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -c tools/program.c -o $@
-
-$(BUILD)/routing.o: tools/routing.c tools/routing.h tools/text.h tools/spm.h moe.h | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -c tools/routing.c -o $@
-
-# What a program with text in and out is made of beside its own object.
-FRONT = $(BUILD)/program.o $(BUILD)/routing.o $(BUILD)/text.o $(BUILD)/spm.o
-FRONT_HEADERS = tools/program.h tools/routing.h tools/text.h tools/spm.h moe.h
-
-$(BUILD)/moe-translate.o: tools/moe-translate.c $(FRONT_HEADERS) | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -c tools/moe-translate.c -o $@
-
-$(BUILD)/moe-score.o: tools/moe-score.c $(FRONT_HEADERS) | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -c tools/moe-score.c -o $@
-
-$(BUILD)/moe-align.o: tools/moe-align.c $(FRONT_HEADERS) | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -c tools/moe-align.c -o $@
-
-$(BUILD)/moe-classify.o: tools/moe-classify.c $(FRONT_HEADERS) | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -c tools/moe-classify.c -o $@
-
-$(BUILD)/moe-calibrate.o: tools/moe-calibrate.c $(FRONT_HEADERS) | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -c tools/moe-calibrate.c -o $@
-
-$(BUILD)/moe-info.o: tools/moe-info.c $(FRONT_HEADERS) | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -c tools/moe-info.c -o $@
-
-$(BUILD)/moe-quantize.o: tools/moe-quantize.c $(FRONT_HEADERS) | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -c tools/moe-quantize.c -o $@
-
-$(BUILD)/moe-make-random.o: tools/moe-make-random.c moe.h | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -c tools/moe-make-random.c -o $@
-
-# The page as lines of C strings, so that the program stays one file. \? because ?? begins a trigraph.
-$(BUILD)/routing-html.inc: tools/routing.html
-	@mkdir -p $(BUILD)
-	{ echo '/* made from tools/routing.html by the Makefile */'; echo 'static const char *const routing_html[] = {'; \
-	  sed -e 's/[\\"?]/\\&/g' -e 's/^/    "/' -e 's/$$/\\n",/' tools/routing.html; echo '};'; } > $@.new
-	@mv $@.new $@
-
-$(BUILD)/moe-routing.o: tools/moe-routing.c $(BUILD)/routing-html.inc $(FRONT_HEADERS) | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -I$(BUILD) -c tools/moe-routing.c -o $@
-
-# Has the engine inside it: it runs single kernels and layers.
-$(BUILD)/moe-bench.o: tools/moe-bench.c moe.c moe.h | $(BUILD)/.deps
-	$(CC) $(C_FLAGS) -O3 -c tools/moe-bench.c -o $@
-
 $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
-$(BIN)/moe-translate: $(BUILD)/moe-translate.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
+# What a program with text in and out is made of beside its own object.
+$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o text.o spm.o json.o bytes.o)
+	rm -f $@
+	$(AR) rcs $@ $^
 
-$(BIN)/moe-score: $(BUILD)/moe-score.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
+$(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
+	$(LINK) $(TEXT_LIBS) -o $@
 
-$(BIN)/moe-align: $(BUILD)/moe-align.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
+$(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(LIBRARY)
+	$(LINK) -lm $(CUDA_LIBS) -o $@
 
-$(BIN)/moe-classify: $(BUILD)/moe-classify.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
-
-$(BIN)/moe-calibrate: $(BUILD)/moe-calibrate.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
-
-$(BIN)/moe-info: $(BUILD)/moe-info.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
-
-$(BIN)/moe-quantize: $(BUILD)/moe-quantize.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
-
-$(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(MOE_OBJECTS) $(BUILD)/.objects
-	$(LINK) $(filter %.o,$^) -lm $(CUDA_LIBS) -o $@
-
-$(BIN)/moe-routing: $(BUILD)/moe-routing.o $(FRONT) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(LINK) $(filter %.o,$^) $(TOOL_LIBS) -o $@
-
-$(BIN)/moe-bench: $(BUILD)/moe-bench.o
-	$(LINK) $^ -lm -o $@
+$(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o json.o bytes.o)
+	$(LINK) -lm -o $@
 
 # ---- Use -----------------------------------------------------------------------------------------------------
 
@@ -192,7 +134,7 @@ help:
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'
-	@echo 'tests/gpu-check       on a machine with a GPU: bytes, races and speed of the CUDA build in one table'
+	@echo 'tests/cuda/gpu-check       on a machine with a GPU: bytes, races and speed of the CUDA build in one table'
 	@echo 'make check            quick checks of the source: exported names, table of contents'
 	@echo 'make asan             run all tests with the address and undefined-behaviour sanitizers'
 	@echo 'make test-arm         compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)'
@@ -211,7 +153,8 @@ endef
 
 demo: all
 	@test -f $(MODEL) || { echo '$(MODEL) is missing; git checkout it, or say MODEL=FILE' >&2; exit 1; }
-	$(call show,en,de,'The weather is beautiful today.' 'Where is the train station?' 'She has been reading since this morning.')
+	$(call show,en,de,'The weather is beautiful today.' 'Where is the train station?' \
+	    'She has been reading since this morning.')
 	$(call show,en,fr,'I would like a cup of coffee.' 'We have known each other for ten years.')
 	$(call show,de,en,'Ich habe meinen Schlüssel verloren.' 'Kannst du mir bei den Hausaufgaben helfen?')
 	$(call show,fr,es,'Je ne sais pas quoi faire.' 'Nous allons à la plage demain.')
@@ -229,51 +172,37 @@ clean:
 
 # ---- Tests ---------------------------------------------------------------------------------------------------
 
-# tests/test_*.c are cmocka programs. One that includes ../moe.c has the library inside it and takes nothing from
-# libmoe.a; one that does not links with it. tests/test_*.py and tests/*.sh print ok and FAIL lines.
-TEST_SOURCES = $(wildcard tests/test_*.c)
-TEST_PROGRAMS = $(TEST_SOURCES:tests/%.c=$(BUILD)/%) $(EMULATED_PROGRAMS)
-TEST_SCRIPTS = $(wildcard tests/test_*.py tests/*.sh)
-TEST_HEADERS = $(wildcard tests/*.h tests/*.inc)
+# tests/*/test_*.c are cmocka programs. One that includes moe.c has the library inside it and takes nothing from
+# libmoe.a; one that does not links with it. tests/*/test_*.py and .sh print ok and FAIL lines.
+TEST_SOURCES = $(notdir $(wildcard tests/*/test_*.c))
+TEST_PROGRAMS = $(TEST_SOURCES:%.c=$(BUILD)/%) $(EMULATED_PROGRAMS)
+TEST_SCRIPTS = $(wildcard tests/*/test_*.py tests/*/test_*.sh)
 
 # Hardly a machine has AMX, and many lack AVX-VNNI: these have both as emulations.
-EMULATED_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine)),$(BUILD)/test_kernels-emulated $(BUILD)/test_session-emulated)
+EMULATED_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine)),\
+	$(BUILD)/test_kernels-emulated $(BUILD)/test_session-emulated)
 
-$(BUILD)/test_%.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h $(TEST_HEADERS) | $(BUILD)/.deps-test
-	$(CC) $(C_FLAGS) -DMOE_TEST -c $< -o $@
+$(BUILD)/%-emulated.o: %.c | $(BUILD)/.deps-test
+	$(CC) $(C_FLAGS) -include tests/engine/isa_emu.h -c $< -o $@
 
-$(BUILD)/test_%-emulated.o: tests/test_%.c moe.c moe.h tools/text.h tools/spm.h $(TEST_HEADERS) | $(BUILD)/.deps-test
-	$(CC) $(C_FLAGS) -DMOE_TEST -include tests/isa_emu.h -c $< -o $@
+# moe-cuda.cu on the processor: tests/cuda/cuda_emu.h is all of CUDA that it sees.
+$(BUILD)/cuda_emu.o: moe-cuda.cu | $(BUILD)/.deps-test
+	$(CXX) $(CXX_FLAGS) -DMOE_CUDA_EMULATOR -include tests/cuda/cuda_emu.h -x c++ -c $< -o $@
 
-# moe-cuda.cu on the processor: tests/cuda_emu.h is all of CUDA that it sees.
 $(BUILD)/test_cuda.o: C_FLAGS += -DMOE_CUDA
+$(BUILD)/test_cuda: $(BUILD)/cuda_emu.o
 
-$(BUILD)/cuda_emu.o: moe-cuda.cu moe.h tests/cuda_emu.h | $(BUILD)/.deps-test
-	$(CXX) $(CXX_FLAGS) -ffp-contract=off -DMOE_CUDA_EMULATOR -include tests/cuda_emu.h -x c++ -c moe-cuda.cu -o $@
+$(TEST_PROGRAMS:%=%.o): | $(BUILD)/.deps-test
 
-$(BUILD)/test_cuda: $(BUILD)/test_cuda.o $(BUILD)/cuda_emu.o
-	$(LINK) $^ -lm -lcmocka -o $@
+$(TEST_PROGRAMS): %: %.o $(BUILD)/libtext.a $(LIBRARY)
+	$(LINK) $(TEXT_LIBS) -lcmocka -o $@
 
-$(BUILD)/moe-translate-emulated: $(BUILD)/moe-translate.o $(FRONT) $(BUILD)/moe-with-cuda.o $(BUILD)/cuda_emu.o
-	$(LINK) $^ $(TOOL_LIBS) -o $@
+$(BUILD)/moe-translate-emulated: $(addprefix $(BUILD)/,moe-translate.o moe-with-cuda.o cuda_emu.o libtext.a)
+	$(LINK) $(TEXT_LIBS) -o $@
 
-# For tests/parity.py.
-$(BUILD)/parity: tests/parity.c moe.h $(LIBRARY)
-	$(CC) $(C_FLAGS) tests/parity.c $(LIBRARY) -lm $(CUDA_LIBS) -o $@
-
-# For tests/gpu-check, on a machine with a GPU.
-$(BUILD)/gpu_run: tests/gpu_run.c $(TEST_HEADERS) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(CC) $(C_FLAGS) -c tests/gpu_run.c -o $@.o
-	$(LINK) $@.o $(MOE_OBJECTS) -lm $(CUDA_LIBS) -o $@
-
-$(BUILD)/test_%: $(BUILD)/test_%.o $(BUILD)/libfront.a $(LIBRARY)
-	$(LINK) $< $(BUILD)/libfront.a $(LIBRARY) $(TOOL_LIBS) -lcmocka -o $@
-
-$(BUILD)/libfront.a: $(BUILD)/text.o $(BUILD)/spm.o
-	rm -f $@
-	$(AR) rcs $@ $^
-
-.PRECIOUS: $(BUILD)/test_%.o $(BUILD)/test_%-emulated.o
+# For tests/engine/parity.py, and for tests/cuda/gpu-check on a machine with a GPU.
+$(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
+	$(LINK) -lm $(CUDA_LIBS) -o $@
 
 test: $(BUILD)/.deps-test all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated
 	@BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run tests/check-source $(TEST_PROGRAMS) $(TEST_SCRIPTS)
@@ -285,38 +214,33 @@ asan:
 	$(MAKE) BUILD=build/asan BIN=build/asan \
 	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
-# valgrind knows no instruction set beyond AVX2, and nothing of the fibres in tests/cuda_emu.h.
-valgrind: $(BUILD)/.deps-test all $(TEST_PROGRAMS)
-	@$(DEPS) --valgrind
-	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect,possible" \
-	    python3 tests/run $(filter-out %/test_cuda,$(TEST_PROGRAMS))
+# valgrind knows no instruction set beyond AVX2, and nothing of the fibres in tests/cuda/cuda_emu.h.
+valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind all $(TEST_PROGRAMS)
+	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 --leak-check=full \
+	    --errors-for-leak-kinds=definite,indirect,possible" python3 tests/run $(filter-out %/test_cuda,$(TEST_PROGRAMS))
 
-# AArch64 on another machine: kernels against portable on a processor with everything, one without matrix products and one
-# without dot products, then whole models against this machine. One baseline build for all of them. tests/cross/cmocka.h stands
-# in for cmocka, and programs are static, so that a cross compiler and qemu are all it takes. qemu is slow: fewer rounds, as
-# under valgrind, unless SLOW is empty.
+# AArch64 on another machine: kernels against portable on a processor with everything, one without matrix products and
+# one without dot products, then whole models against this machine. One baseline build for all of them.
+# tests/cross/cmocka.h stands in for cmocka, and programs are static, so that a cross compiler and qemu are all it
+# takes. qemu is slow: fewer rounds, as under valgrind, unless SLOW is empty.
 ARM_CC ?= aarch64-linux-gnu-gcc
-ARM     = $(BUILD)/arm
 SLOW   ?= 1
 
-$(BUILD)/.deps-arm: tools/install-deps
-	@mkdir -p $(ARM)
-	@CC="$(CC)" CXX="$(CXX)" $(DEPS) --test-arm
-	@touch $@
+$(BUILD)/arm-%.o: %.c | $(BUILD)/.deps-test-arm
+	$(ARM_CC) -Itests/cross $(C_FLAGS) -c $< -o $@
 
-$(ARM)/moe.o: moe.c moe.h | $(BUILD)/.deps-arm
-	$(ARM_CC) $(C_FLAGS) -O3 -c moe.c -o $@
+$(BUILD)/arm-moe.o: C_FLAGS += -O3
 
-$(ARM)/test_kernels: tests/test_kernels.c moe.c moe.h tests/model_writer.h tests/cross/cmocka.h | $(BUILD)/.deps-arm
-	$(ARM_CC) -Itests/cross $(C_FLAGS) -DMOE_TEST -static $< -lm -o $@
+$(BUILD)/arm-test_kernels: $(BUILD)/arm-test_kernels.o
+	$(ARM_CC) -static $(EXTRA) -pthread $^ -lm -o $@
 
-$(ARM)/translate: tests/cross/translate.c moe.h $(ARM)/moe.o
-	$(ARM_CC) $(C_FLAGS) -static $< $(ARM)/moe.o -lm -o $@
+$(BUILD)/arm-translate: $(BUILD)/arm-translate.o $(BUILD)/arm-moe.o
+	$(ARM_CC) -static $(EXTRA) -pthread $^ -lm -o $@
 
-$(ARM)/translate-here: tests/cross/translate.c moe.h $(BUILD)/moe.o | $(BUILD)/.deps-arm
-	$(CC) $(C_FLAGS) $< $(BUILD)/moe.o -lm -o $@
+$(BUILD)/translate: $(BUILD)/translate.o $(BUILD)/moe.o
+	$(LINK) -lm -o $@
 
-test-arm: $(ARM)/test_kernels $(ARM)/translate $(ARM)/translate-here
-	@VALGRIND=$(SLOW) python3 tests/run "qemu-aarch64 -cpu max $(ARM)/test_kernels" \
-	    "qemu-aarch64 -cpu neoverse-n1 $(ARM)/test_kernels" "qemu-aarch64 -cpu cortex-a53 $(ARM)/test_kernels" \
-	    "python3 tests/cross/translations.py $(ARM)/translate-here $(ARM)/translate"
+test-arm: $(addprefix $(BUILD)/,arm-test_kernels arm-translate translate)
+	@VALGRIND=$(SLOW) python3 tests/run \
+	    $(foreach cpu,max neoverse-n1 cortex-a53,"qemu-aarch64 -cpu $(cpu) $(BUILD)/arm-test_kernels") \
+	    "python3 tests/cross/translations.py $(BUILD)/translate $(BUILD)/arm-translate"

@@ -1,34 +1,31 @@
-/* moe-cuda.cu - the CUDA backend of moe.c: both graphs of a session and its search on one GPU. The seam is in moe.h,
- * Backends.
+/* moe-cuda.cu - the CUDA backend of moe.c: the graphs of a session and its search on one GPU. The seam is in moe.c,
+ * room Nodes.
  *
  *   1. Checks and memory  the first failure, device memory within a budget, weights on their way up, slots of experts
  *   2. Kernels            the arithmetic of moe.c's portable kernels, operation by operation
  *   3. Launchers          one function per op, the run of a graph, the table that moe.c sees
  *
  * The same bytes as on the processor. Float code uses moe_mul, moe_add, moe_sub and moe_div, which round once each and
- * never fuse; sums run over 16 lanes (lane l takes elements l, l+16, ... ascending) joined by one fixed tree; adding a
- * product of zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers, exact in
- * any order: cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
+ * never fuse; the plain operators of what is shared with the processor round once each by -fmad=false alone, for which
+ * there is no pragma. Sums run over 16 lanes (lane l takes elements l, l+16, ... ascending) joined by one fixed tree;
+ * adding a product of zeros to a lane changes nothing, so tiles are padded with zeros. Quantised products are integers,
+ * exact in any order: cuBLAS does them where there are many rows, a kernel over dp4a where there are few.
  *
  * Weights live on the device as plain row-major codes [rows padded to 16, columns padded to 64], Q4 expanded to int8;
  * where experts do not all fit, those go up that are wanted and not there. States and hypotheses live there too: ids go
  * up for a sentence (a classifier's inputs for a step), what it gave comes down when it is done (a classifier's best
  * classes), and a step in between brings down how many rows the next one has. Beam search is the code of the processor,
- * in moe.h, a thread to a sentence.
+ * a thread to a sentence.
  *
- * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda_emu.h, which runs every kernel on the
+ * Built by nvcc with -fmad=false, and by a C++ compiler through tests/cuda/cuda_emu.h, which runs every kernel on the
  * processor: so kernels are launched by MOE_LAUNCH alone, use no warp primitives, and every thread of a block meets
  * every barrier.
  */
-#define MOE_DEVICE __device__ static inline
-#define MOE_SEARCH MOE_DEVICE
-MOE_DEVICE float moe_expf(float x); /* for the search; room 2 has them */
-MOE_DEVICE float moe_logf(float x);
-#include "moe.h"
-
 #include <float.h>
 #include <limits.h>
+#include <math.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -45,12 +42,22 @@ MOE_DEVICE float moe_logf(float x);
     } while (0)
 #endif
 
+#include "moe.h"
+#define MOE_DEVICE __device__ static inline
+#define MOE_SHARED MOE_DEVICE
+extern "C" {
+#include "moe.c" /* nodes, elementary functions, the search */
+}
+
 /* ==== 1. Checks and memory ====================================================================================
  * Owns failures and every byte of memory. Invariant: the first failure sticks; after it nothing is called any more but
  * what frees, and everything that was allocated is in the device's list. */
 
-enum { MOE_BUCKETS = 64 }; /* row counts for which a decoder step is kept as a CUDA graph */
-#ifndef MOE_CUDA_EMULATOR  /* whose limits are small enough for small tests to pass them */
+enum {
+    MOE_BUCKETS = 64, /* row counts for which a decoder step is kept as a CUDA graph */
+    MOE_UP = 11       /* integers of a row that go up with a frame                   */
+};
+#ifndef MOE_CUDA_EMULATOR /* whose limits are small enough for small tests to pass them */
 static const size_t MOE_STAGE_BYTES =
     8 << 20; /* of each of the two buffers through which weights go up; multiple of 64     */
 static const size_t MOE_WORKSPACE = 32 << 20; /* cuBLAS's own scratch, given to it so that it never allocates */
@@ -76,7 +83,9 @@ typedef struct moe_weights {
 /* What a node needs beside what it says itself. */
 typedef struct moe_bound {
     moe_weights w, w_r, w_proj, up, down;
-    const float *bias, *threshold, *v;
+    const float *bias, *threshold, *v, *weight; /* weight, bias: of a norm */
+    const float *positions;                     /* of an embedding */
+    const float *up_bias, *down_bias;           /* of the first expert, as up and down are */
     const int32_t *never;
     size_t experts_before; /* those of other nodes: an expert's number among all */
 } moe_bound;
@@ -89,9 +98,9 @@ typedef struct moe_known {
 
 /* A sentence on its way up. */
 typedef struct moe_begun {
-    size_t slot, segment, length, limit;
+    size_t slot, segment, length, limit, place;
     size_t first, n_target; /* where its target is among those that go up */
-    int scoring;
+    int scoring, forced;
 } moe_begun;
 
 /* The search on the device. A step's rows are in the arrays that a frame has. */
@@ -104,7 +113,8 @@ typedef struct moe_searching {
     moe_live *live, *next; /* next: [slots, beam] scratch */
     moe_finished *finished;
     int32_t *target;
-    int32_t *ids, *parents, *segment, *length, *want, *hold;
+    int32_t *ids, *parents, *segment, *length, *want, *hold, *positions, *destination;
+    int32_t *chain;     /* [rows, max_target], NULL where nothing is carried by token */
     moe_answer answer;  /* but for the coverage: */
     float *coverage[2]; /* [rows, max_source] after the step before is in number *turn; by place it stays */
     const float *attention;
@@ -160,7 +170,7 @@ struct moe_device {
     moe_known *known;
     size_t n_known, known_capacity;
     /* graphs */
-    moe_device_graph graphs[2];
+    moe_graph graphs[2];
     moe_bound *bound[2]; /* [count] */
     size_t rows;         /* the larger capacity */
     size_t experts;      /* of all layers       */
@@ -169,7 +179,11 @@ struct moe_device {
     int no_graphs;
     /* a frame: on the host pinned, one block for what goes up and one for what comes down */
     int32_t *up_host, *up;
-    int32_t *ids, *parents, *segment, *length, *want, *hold, *destination, *last, *sentence; /* in `up`, [rows] each */
+    int32_t *ids, *parents, *segment, *length, *want, *hold; /* in `up`, [rows] each, as what follows: */
+    int32_t *destination;                                    /* of what is carried by source or by token, -1: nowhere */
+    int32_t *last, *sentence, *positions, *first;
+    int32_t *chain_host, *chain; /* [rows, max_target] of the decoder, NULL where nothing is carried by token;
+                                    chain_host only where the device does not search */
     char *down_host, *down;
     size_t down_bytes;
     float *top_logprobs, *want_logprob; /* in `down`; behind them: */
@@ -235,6 +249,7 @@ moe_fail(moe_error *error, moe_status code, const char *where, const char *forma
 static size_t moe_least(size_t a, size_t b) { return a < b ? a : b; }
 static size_t moe_largest(size_t a, size_t b) { return a > b ? a : b; }
 static size_t moe_blocks(size_t n, size_t by) { return (n + by - 1) / by; }
+static size_t moe_longest(const moe_graph *g) { return moe_largest(g->max_source, g->max_target); }
 static int moe_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
 
 /* What to do about a CUDA error. */
@@ -441,8 +456,7 @@ static void moe_take_slots(moe_device *d, size_t slot_bytes, size_t room, size_t
 
 enum {
     MOE_BLOCK = 128, /* threads of a block; where a kernel says nothing else */
-    MOE_LANES = 16,
-    MOE_TILE = 8 /* rows that a tile of a product takes at most */
+    MOE_TILE = 8     /* rows that a tile of a product takes at most */
 };
 
 MOE_DEVICE float moe_mul(float a, float b) { return __fmul_rn(a, b); }
@@ -451,78 +465,11 @@ MOE_DEVICE float moe_sub(float a, float b) { return __fsub_rn(a, b); }
 MOE_DEVICE float moe_div(float a, float b) { return __fdiv_rn(a, b); }
 MOE_DEVICE float moe_infinity(void) { return __uint_as_float(0x7f800000u); }
 
-#define MOE_ROUND_MAGIC 12582912.0f
-#define MOE_LN2_HIGH 0.693359375f
-#define MOE_LN2_LOW (-2.12194442e-4f)
-
-MOE_DEVICE float moe_expf(float x) {
-    float clamped = -87.0f > x ? -87.0f : x, t, n, r, y;
-    clamped = 87.0f < clamped ? 87.0f : clamped;
-    t = moe_add(moe_mul(clamped, 1.44269502f), MOE_ROUND_MAGIC);
-    n = moe_sub(t, MOE_ROUND_MAGIC);
-    r = moe_sub(clamped, moe_mul(n, MOE_LN2_HIGH));
-    r = moe_sub(r, moe_mul(n, MOE_LN2_LOW));
-    y = moe_add(moe_mul(1.39337336e-3f, r), 8.36323574e-3f);
-    y = moe_add(moe_mul(y, r), 0.041666463f);
-    y = moe_add(moe_mul(y, r), 0.166665763f);
-    y = moe_add(moe_mul(y, r), 0.5f);
-    y = moe_add(moe_mul(y, moe_mul(r, r)), r);
-    y = moe_add(y, 1.0f);
-    y = moe_mul(y, __uint_as_float((__float_as_uint(t) << 23) + 0x3f800000u));
-    return x < -87.0f ? 0.0f : y;
-}
-
-MOE_DEVICE float moe_sigmoid(float x) { return moe_div(1.0f, moe_add(1.0f, moe_expf(-x))); }
-
-MOE_DEVICE float moe_tanh(float x) {
-    const uint32_t sign = __float_as_uint(x) & 0x80000000u;
-    const float t = moe_expf(moe_mul(__uint_as_float(__float_as_uint(x) & 0x7fffffffu), -2.0f));
-    return __uint_as_float(__float_as_uint(moe_div(moe_sub(1.0f, t), moe_add(1.0f, t))) | sign);
-}
-
-MOE_DEVICE float moe_logf(float x) {
-    const uint32_t bits = __float_as_uint(x);
-    int32_t exponent;
-    float s, z, m, e;
-    if (!(x > 0.0f)) return x == 0.0f ? -moe_infinity() : __uint_as_float(0x7fc00000u);
-    if (bits >= 0x7f800000u) return x;
-    exponent = (int32_t)((bits - 0x3f3504f3u) >> 23) - (bits < 0x3f3504f3u ? 512 : 0);
-    m = __uint_as_float(bits - ((uint32_t)exponent << 23));
-    s = moe_div(moe_sub(m, 1.0f), moe_add(m, 1.0f));
-    z = moe_mul(s, s);
-    e = moe_add(moe_mul(0.295830756f, z), 0.399887025f);
-    e = moe_add(moe_mul(e, z), 0.666666865f);
-    z = moe_add(moe_mul(moe_mul(e, z), s), moe_mul(2.0f, s));
-    e = (float)exponent;
-    return moe_add(moe_mul(e, MOE_LN2_HIGH), moe_add(moe_mul(e, MOE_LN2_LOW), z));
-}
-
-MOE_DEVICE float moe_relu(float x) { return 0.0f > x ? 0.0f : x; }
-
-MOE_DEVICE float moe_f16_to_float(uint16_t h) {
-    const uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13, sign = (uint32_t)(h & 0x8000u) << 16;
-    const float f = moe_mul(__uint_as_float(magnitude), 5.192296858534828e33f); /* 2^112 */
-    const uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : __float_as_uint(f);
-    return __uint_as_float(bits | sign);
-}
-
 /* Number `at` of a float matrix. */
 MOE_DEVICE float moe_weight(const void *w, moe_type type, size_t at) {
     if (type == MOE_TYPE_F32) return ((const float *)w)[at];
-    if (type == MOE_TYPE_F16) return moe_f16_to_float(((const uint16_t *)w)[at]);
+    if (type == MOE_TYPE_F16) return moe_f16_to_f32(((const uint16_t *)w)[at]);
     return __uint_as_float((uint32_t)((const uint16_t *)w)[at] << 16);
-}
-
-/* The fixed tree: moe_join_lanes. */
-MOE_DEVICE float moe_join(const float *lane) {
-    float t[8];
-    MOE_UNROLL
-    for (int i = 0; i < 8; i++) t[i] = moe_add(lane[i], lane[i + 8]);
-    MOE_UNROLL
-    for (int i = 0; i < 4; i++) t[i] = moe_add(t[i], t[i + 4]);
-    MOE_UNROLL
-    for (int i = 0; i < 2; i++) t[i] = moe_add(t[i], t[i + 2]);
-    return moe_add(t[0], t[1]);
 }
 
 /* ---- What the threads of a block of MOE_BLOCK do together; all of them call, all get the answer ---- */
@@ -572,7 +519,7 @@ MOE_DEVICE float moe_block_sum(const float *x, int n) {
         lanes[t] = sum;
     }
     __syncthreads();
-    sum = moe_join(lanes);
+    sum = moe_join_lanes(lanes);
     __syncthreads();
     return sum;
 }
@@ -631,13 +578,17 @@ __global__ void moe_k_set(int *to, int value) {
     if (threadIdx.x == 0) *to = value;
 }
 
-__global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor, float *y, size_t y_stride) {
+/* `rows` [position, columns] is added, if it is not NULL. */
+__global__ void moe_k_embed(moe_weights table, const int32_t *ids, float factor, const float *rows,
+                            const int32_t *positions, float *y, size_t y_stride) {
     const size_t row = blockIdx.x, id = (size_t)ids[row];
     for (int c = (int)threadIdx.x; c < table.cols; c += MOE_BLOCK) {
         const size_t at = id * table.stride + (size_t)c;
         const float v = table.type == MOE_TYPE_Q8 ? moe_mul((float)((const int8_t *)table.data)[at], table.scales[id])
                                                   : moe_weight(table.data, table.type, at);
-        y[row * y_stride + (size_t)c] = moe_mul(v, factor);
+        const float scaled = moe_mul(v, factor);
+        y[row * y_stride + (size_t)c] =
+            rows ? moe_add(scaled, rows[(size_t)positions[row] * (size_t)table.cols + (size_t)c]) : scaled;
     }
 }
 
@@ -685,12 +636,42 @@ __global__ void moe_k_concat(const float *a, size_t a_stride, int a_cols, const 
         y[row * y_stride + c] = c < n ? a[row * a_stride + c] : b[row * b_stride + c - n];
 }
 
+MOE_DEVICE float moe_unary_of(moe_unary what, float x) {
+    switch (what) {
+    case MOE_UNARY_TANH: return moe_tanhf(x);
+    case MOE_UNARY_SWISH: return moe_mul(x, moe_sigmoidf(x));
+    case MOE_UNARY_GELU: return moe_geluf(x);
+    default: return moe_sigmoidf(x);
+    }
+}
+
 __global__ void moe_k_unary(moe_unary what, const float *x, size_t x_stride, int cols, float *y, size_t y_stride) {
     const size_t row = blockIdx.x;
-    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) {
-        const float v = x[row * x_stride + c];
-        y[row * y_stride + c] = what == MOE_UNARY_SIGMOID ? moe_sigmoid(v) : moe_tanh(v);
+    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK)
+        y[row * y_stride + c] = moe_unary_of(what, x[row * x_stride + c]);
+}
+
+/* moe_compute_norm_row */
+__global__ void moe_k_norm(const float *x, size_t x_stride, int cols, const float *weight, const float *bias,
+                           float epsilon, float *y, size_t y_stride) {
+    __shared__ float lanes[MOE_LANES];
+    const int t = (int)threadIdx.x;
+    float mean, scale;
+    x += blockIdx.x * x_stride;
+    y += blockIdx.x * y_stride;
+    mean = moe_div(moe_block_sum(x, cols), (float)cols);
+    if (t < MOE_LANES) {
+        float sum = 0.0f;
+        for (int i = t; i < cols; i += MOE_LANES) {
+            const float d = moe_sub(x[i], mean);
+            sum = moe_add(sum, moe_mul(d, d));
+        }
+        lanes[t] = sum;
     }
+    __syncthreads();
+    scale = moe_div(1.0f, __fsqrt_rn(moe_add(moe_div(moe_join_lanes(lanes), (float)cols), epsilon)));
+    for (int c = t; c < cols; c += MOE_BLOCK)
+        y[c] = moe_add(moe_mul(moe_mul(moe_sub(x[c], mean), scale), weight[c]), bias[c]);
 }
 
 /* Row r of y = row from[r] of x, zeros for -1; from NULL: row r. */
@@ -702,11 +683,12 @@ __global__ void moe_k_gather(const float *x, size_t x_stride, const int32_t *fro
         y[row * y_stride + c] = parent < 0 ? 0.0f : x[(size_t)parent * x_stride + c];
 }
 
-/* Row to[r] of y = row from[r] of x; NULL: row r. */
+/* Row to[r] of y = row from[r] of x; NULL: row r; to[r] < 0: nowhere. */
 __global__ void moe_k_scatter(const float *x, size_t x_stride, const int32_t *from, const int32_t *to, int cols,
                               float *y, size_t y_stride) {
     const size_t row = blockIdx.x, source = from ? (size_t)from[row] : row, at = to ? (size_t)to[row] : row;
-    for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) y[at * y_stride + c] = x[source * x_stride + c];
+    for (size_t c = threadIdx.x; c < (size_t)cols && !(to && to[row] < 0); c += MOE_BLOCK)
+        y[at * y_stride + c] = x[source * x_stride + c];
 }
 
 /* moe_lstm_cell_portable; c_in may be c_out. */
@@ -715,11 +697,11 @@ __global__ void moe_k_lstm_cell(const float *z, size_t z_stride, const float *c_
     const size_t row = blockIdx.x, n = (size_t)hidden;
     z += row * z_stride;
     for (size_t j = threadIdx.x; j < n; j += MOE_BLOCK) {
-        const float i = moe_sigmoid(z[j]), f = moe_sigmoid(moe_add(z[n + j], forget_bias));
-        const float g = moe_tanh(z[2 * n + j]), o = moe_sigmoid(z[3 * n + j]);
+        const float i = moe_sigmoidf(z[j]), f = moe_sigmoidf(moe_add(z[n + j], forget_bias));
+        const float g = moe_tanhf(z[2 * n + j]), o = moe_sigmoidf(z[3 * n + j]);
         const float c = moe_add(moe_mul(f, c_in[row * c_in_stride + j]), moe_mul(i, g));
         c_out[row * c_out_stride + j] = c;
-        h[row * h_stride + j] = moe_mul(o, moe_tanh(c));
+        h[row * h_stride + j] = moe_mul(o, moe_tanhf(c));
     }
 }
 
@@ -736,8 +718,8 @@ typedef struct moe_products {
     int rows;                    /* plain */
     const int *x_rows, *n_tiles; /* experts; x_rows may be NULL: row `pair` */
     const int4 *tiles;
-    int tiles_at_most; /* n_tiles NULL: just so many */
-    const float *bias, *add;
+    int tiles_at_most;       /* n_tiles NULL: just so many */
+    const float *bias, *add; /* bias: of the first expert, the others follow as their weights do */
     size_t add_stride;
     int relu;
     float *y;
@@ -760,12 +742,14 @@ MOE_DEVICE int4 moe_tile_of(const moe_products *p) {
     return t;
 }
 
-MOE_DEVICE void moe_finish(const moe_products *p, size_t row, size_t j, float product) {
-    const float addend = p->bias  ? p->bias[j]
-                         : p->add ? p->add[row * p->add_stride + j]
-                                  : 0.0f,
-                y = moe_add(product, addend);
-    p->y[row * p->y_stride + j] = p->relu ? moe_relu(y) : y;
+MOE_DEVICE const float *moe_expert_bias(const moe_products *p, int expert) {
+    return (const float *)(const void *)((const char *)p->bias + (size_t)expert * p->w.step);
+}
+
+MOE_DEVICE void moe_finish(const moe_products *p, int expert, size_t row, size_t j, float product) {
+    const float *bias = p->bias ? moe_expert_bias(p, expert) : NULL;
+    const float addend = bias ? bias[j] : p->add ? p->add[row * p->add_stride + j] : 0.0f, y = moe_add(product, addend);
+    p->y[row * p->y_stride + j] = p->relu ? moe_reluf(y) : y;
 }
 
 /* Codes. A warp takes 4 outputs and the rows of a tile, each of its threads every 32nd 16 bytes of the columns; then
@@ -811,7 +795,8 @@ __global__ void moe_k_products(moe_products p) {
     if (lane / OUTPUTS < tile.z && first + lane % OUTPUTS < p.w.rows) {
         const size_t row = (size_t)(tile.y + lane / OUTPUTS), j = (size_t)(first + lane % OUTPUTS);
         const size_t x_row = p.x_rows ? (size_t)p.x_rows[row] : row;
-        moe_finish(&p, row, j, moe_mul((float)sum, moe_mul(p.x_scales[x_row], moe_expert_scales(&p.w, tile.x)[j])));
+        moe_finish(&p, tile.x, row, j,
+                   moe_mul((float)sum, moe_mul(p.x_scales[x_row], moe_expert_scales(&p.w, tile.x)[j])));
     }
 }
 
@@ -851,17 +836,20 @@ __global__ void moe_k_float_products(moe_products p) {
     MOE_UNROLL
     for (int r = 0; r < ROWS; r++)
         if (group * ROWS + r < tile.z && first + output < p.w.rows)
-            moe_finish(&p, (size_t)(tile.y + group * ROWS + r), (size_t)(first + output), moe_join(lanes[r]));
+            moe_finish(&p, tile.x, (size_t)(tile.y + group * ROWS + r), (size_t)(first + output),
+                       moe_join_lanes(lanes[r]));
 }
 
 /* Integer sums from cuBLAS to outputs; sums [rows, w.rows_padded] begin at row (or pair) `row0`, experts[pair] or NULL.
  */
 __global__ void moe_k_finish(moe_products p, const int32_t *sums, int row0, const int *experts) {
     const size_t at = blockIdx.x, row = at + (size_t)row0;
-    const float *scales = moe_expert_scales(&p.w, experts ? experts[row] : 0);
+    const int expert = experts ? experts[row] : 0;
+    const float *scales = moe_expert_scales(&p.w, expert);
     const float scale = p.x_scales[row];
     for (size_t j = threadIdx.x; j < (size_t)p.w.rows; j += MOE_BLOCK)
-        moe_finish(&p, row, j, moe_mul((float)sums[at * (size_t)p.w.rows_padded + j], moe_mul(scale, scales[j])));
+        moe_finish(&p, expert, row, j,
+                   moe_mul((float)sums[at * (size_t)p.w.rows_padded + j], moe_mul(scale, scales[j])));
 }
 
 /* ---- Attention ---- */
@@ -898,10 +886,10 @@ __global__ void moe_k_attention(moe_attending a) {
         float score = 0.0f;
         for (size_t d = (size_t)lane; i < n && d < size; d += MOE_LANES)
             score = moe_add(score, a.product ? moe_mul(key[d], moe_mul(a.v[d], query[d]))
-                                             : moe_mul(a.v[d], moe_tanh(moe_add(key[d], query[d]))));
+                                             : moe_mul(a.v[d], moe_tanhf(moe_add(key[d], query[d]))));
         lanes[group][lane] = score;
         __syncthreads();
-        if (lane == 0 && i < n) scores[i] = moe_join(lanes[group]);
+        if (lane == 0 && i < n) scores[i] = moe_join_lanes(lanes[group]);
         __syncthreads();
     }
     max = moe_block_max(scores, n);
@@ -917,30 +905,74 @@ __global__ void moe_k_attention(moe_attending a) {
     }
 }
 
-/* ---- Gates and experts ---- */
+/* Rows of keys and values: those of a sentence packed by time step, of a hypothesis' tokens, or of a source. */
+typedef struct moe_heads_args {
+    const float *query, *rows; /* rows: keys, `cols` numbers further values */
+    size_t query_stride, stride;
+    int heads, width, cols;
+    float scale;
+    const int32_t *positions, *segment, *length;
+    const int32_t *first; /* row first[p] + i is sentence i's at position p; or NULL: */
+    const int32_t *chain; /* [rows, chain_stride], or NULL: rows segment, segment + 1, ... */
+    size_t chain_stride;
+    const int *live; /* rows from here on are fillers, which see nothing */
+    int row0;
+    float *scores; /* [rows at hand, heads, longest] */
+    size_t longest;
+    float *y;
+    size_t y_stride;
+} moe_heads_args;
 
-/* The rows of a gate (moe.h, MOE_OP_GATE), and one of them. */
-typedef struct moe_selections {
-    uint32_t *words;
-    size_t stride, capacity;
-} moe_selections;
-
-typedef struct moe_selection {
-    uint32_t *count, *empty, *experts;
-    float *weights;
-} moe_selection;
-
-MOE_DEVICE moe_selection moe_selection_of(const moe_selections *all, size_t row) {
-    uint32_t *words = all->words + row * all->stride;
-    moe_selection s;
-    s.count = words;
-    s.empty = words + 1;
-    s.experts = words + 2;
-    s.weights = (float *)(void *)(words + 2 + all->capacity);
-    return s;
+/* moe_heads_seen: how many rows a row looks at, and the n-th of them. */
+MOE_DEVICE int moe_heads_count(const moe_heads_args *a, size_t row) {
+    if (row >= (size_t)*a->live) return 0;
+    return a->chain ? a->positions[row] + 1 : a->length[row];
+}
+MOE_DEVICE const float *moe_heads_row(const moe_heads_args *a, size_t row, int n) {
+    const size_t at = a->first   ? (size_t)a->first[n] + row - (size_t)a->first[a->positions[row]]
+                      : a->chain ? (size_t)a->chain[row * a->chain_stride + (size_t)n]
+                                 : (size_t)a->segment[row] + (size_t)n;
+    return a->rows + at * a->stride;
 }
 
-typedef struct moe_gating {
+/* moe_compute_heads_row: a block to a head of a row. 16 threads, the lanes, to a position; then the softmax; then a
+ * thread to a column. */
+__global__ void moe_k_heads(moe_heads_args a) {
+    enum { AT_ONCE = 32, GROUPS = MOE_BLOCK / MOE_LANES };
+    __shared__ float lanes[AT_ONCE][MOE_LANES + 1];
+    const size_t head = blockIdx.x % (unsigned)a.heads, row = blockIdx.x / (unsigned)a.heads + (size_t)a.row0;
+    const int t = (int)threadIdx.x, lane = t % MOE_LANES, n = moe_heads_count(&a, row);
+    const size_t column = head * (size_t)a.width;
+    const float *query = a.query + row * a.query_stride + column;
+    float *scores = a.scores + blockIdx.x * a.longest, max, sum;
+    for (int first = 0; first < n; first += AT_ONCE) {
+        for (int i = t / MOE_LANES; i < AT_ONCE && first + i < n; i += GROUPS) {
+            const float *key = moe_heads_row(&a, row, first + i) + column;
+            float score = 0.0f;
+            for (int c = lane; c < a.width; c += MOE_LANES) score = moe_add(score, moe_mul(query[c], key[c]));
+            lanes[i][lane] = score;
+        }
+        __syncthreads();
+        if (t < AT_ONCE && first + t < n) scores[first + t] = moe_mul(moe_join_lanes(lanes[t]), a.scale);
+        __syncthreads();
+    }
+    max = moe_block_max(scores, n);
+    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_expf(moe_sub(scores[i], max));
+    __syncthreads();
+    sum = moe_block_sum(scores, n);
+    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_div(scores[i], sum);
+    __syncthreads();
+    for (int c = t; c < a.width; c += MOE_BLOCK) {
+        float y = 0.0f;
+        for (int i = 0; i < n; i++)
+            y = moe_add(y, moe_mul(scores[i], moe_heads_row(&a, row, i)[(size_t)a.cols + column + (size_t)c]));
+        a.y[row * a.y_stride + column + (size_t)c] = y;
+    }
+}
+
+/* ---- Gates and experts ---- */
+
+typedef struct moe_gate_args {
     const float
         *logits; /* row i: of everything for row i, or of the groups that row row0 + i selected, one behind the other */
     size_t stride, row0;
@@ -952,7 +984,7 @@ typedef struct moe_gating {
     const int *live;                /* rows from here on are fillers, which select nothing: no expert works for them */
     float *p; /* [rows, experts] zeros that take the probabilities, or NULL: nobody looks at them */
     size_t experts;
-} moe_gating;
+} moe_gate_args;
 
 /* Logits of the groups that rows selected. */
 typedef struct moe_group_products {
@@ -974,7 +1006,7 @@ __global__ void moe_k_group_products(moe_group_products a) {
     __shared__ float lanes[AT_ONCE][MOE_LANES];
     const size_t tile = blockIdx.x % (unsigned)a.tiles, pair = blockIdx.x / (unsigned)a.tiles;
     const size_t slot = pair % a.parents.capacity, row = pair / a.parents.capacity + a.row0;
-    const moe_selection groups = moe_selection_of(&a.parents, row);
+    const moe_selection groups = moe_selection_at(&a.parents, row);
     const int t = (int)threadIdx.x, group = t / MOE_LANES, lane = t % MOE_LANES;
     const int begin = (int)tile * MOE_GROUP_TILE,
               end = begin + MOE_GROUP_TILE < a.level ? begin + MOE_GROUP_TILE : a.level;
@@ -989,8 +1021,8 @@ __global__ void moe_k_group_products(moe_group_products a) {
         lanes[group][lane] = sum;
         __syncthreads();
         if (lane == 0 && j < end) {
-            sum = moe_add(moe_join(lanes[group]), a.bias ? a.bias[expert] : 0.0f);
-            a.y[pair * (size_t)a.level + (size_t)j] = a.relu ? moe_relu(sum) : sum;
+            sum = moe_add(moe_join_lanes(lanes[group]), a.bias ? a.bias[expert] : 0.0f);
+            a.y[pair * (size_t)a.level + (size_t)j] = a.relu ? moe_reluf(sum) : sum;
         }
         __syncthreads();
     }
@@ -1035,8 +1067,8 @@ MOE_DEVICE moe_choice moe_choose_best(const float *x, int n, int k) {
 
 /* moe_gate_append: who is selected of a group, whose first expert is `first`, goes to `experts` and `weights`, where
  * there is room for all of it. `p` may be `weights`, or NULL if it is not wanted. Returns how many. */
-MOE_DEVICE int moe_select_group(const moe_gating *a, const float *logits, size_t first, const float *factor, float *p,
-                                uint32_t *experts, float *weights, int *empty) {
+MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, size_t first, const float *factor,
+                                float *p, uint32_t *experts, float *weights, int *empty) {
     const int t = (int)threadIdx.x, n = a->level, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
     const int begin = t * each < n ? t * each : n, end = begin + each < n ? begin + each : n;
     int mine = 0, selected, at;
@@ -1077,9 +1109,9 @@ MOE_DEVICE int moe_select_group(const moe_gating *a, const float *logits, size_t
 }
 
 /* moe_compute_gate_row */
-__global__ void moe_k_gate(moe_gating a) {
+__global__ void moe_k_gate(moe_gate_args a) {
     const size_t row = blockIdx.x + a.row0, level = (size_t)a.level;
-    const moe_selection y = moe_selection_of(&a.chosen, row);
+    const moe_selection y = moe_selection_at(&a.chosen, row);
     const float *logits = a.logits + blockIdx.x * a.stride;
     float *p = a.p ? a.p + row * a.experts : NULL;
     const int by_threshold = a.gate == MOE_GATE_THRESHOLD;
@@ -1089,7 +1121,7 @@ __global__ void moe_k_gate(moe_gating a) {
         return;
     }
     if (a.parents.words) {
-        const moe_selection groups = moe_selection_of(&a.parents, row);
+        const moe_selection groups = moe_selection_at(&a.parents, row);
         empty = (int)*groups.empty;
         for (size_t j = 0; j < *groups.count; j++) {
             const size_t first = groups.experts[j] * level;
@@ -1124,14 +1156,14 @@ typedef struct moe_routes {
 
 /* How many rows select an expert; `count` was zero. */
 __global__ void moe_k_count(moe_routes a) {
-    const moe_selection s = moe_selection_of(&a.chosen, blockIdx.x + (size_t)a.row0);
+    const moe_selection s = moe_selection_at(&a.chosen, blockIdx.x + (size_t)a.row0);
     for (uint32_t i = threadIdx.x; i < *s.count; i += MOE_BLOCK) atomicAdd(&a.count[s.experts[i]], 1);
 }
 
 /* How many experts a row selects. */
 __global__ void moe_k_selected(moe_selections chosen, size_t rows, int *selected) {
     const size_t row = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (row < rows) selected[row] = (int)*moe_selection_of(&chosen, row).count;
+    if (row < rows) selected[row] = (int)*moe_selection_at(&chosen, row).count;
 }
 
 /* One block: where an expert's pairs begin, which is where its next one goes at first, and tiles of them; where a row's
@@ -1143,11 +1175,11 @@ __global__ void moe_k_offsets(moe_routes a) {
     const int row0 = t * each_row < a.rows ? t * each_row : a.rows,
               row1 = row0 + each_row < a.rows ? row0 + each_row : a.rows;
     int pairs = 0, tiles = 0, visits = 0, before = 0, all_pairs, all_tiles, all_visits;
-    for (int r = row0; r < row1; r++) before += (int)*moe_selection_of(&a.chosen, (size_t)(a.row0 + r)).count;
+    for (int r = row0; r < row1; r++) before += (int)*moe_selection_at(&a.chosen, (size_t)(a.row0 + r)).count;
     before = moe_block_before(before, &all_pairs);
     for (int r = row0; r < row1; r++) {
         a.row_first[r] = before;
-        before += (int)*moe_selection_of(&a.chosen, (size_t)(a.row0 + r)).count;
+        before += (int)*moe_selection_at(&a.chosen, (size_t)(a.row0 + r)).count;
     }
     for (int e = begin; e < end; e++) {
         pairs += a.count[e];
@@ -1182,7 +1214,7 @@ __global__ void moe_k_offsets(moe_routes a) {
  * each is multiplied for itself. */
 __global__ void moe_k_place(moe_routes a) {
     const size_t row = blockIdx.x + (size_t)a.row0;
-    const moe_selection s = moe_selection_of(&a.chosen, row);
+    const moe_selection s = moe_selection_at(&a.chosen, row);
     for (uint32_t i = threadIdx.x; i < *s.count; i += MOE_BLOCK) {
         const int pair = atomicAdd(&a.count[s.experts[i]], 1);
         a.place[(uint32_t)a.row_first[blockIdx.x] + i] = pair;
@@ -1205,7 +1237,7 @@ __global__ void moe_k_collect(const int8_t *x, const float *scales, size_t strid
 __global__ void moe_k_combine(moe_routes a, const float *x, size_t x_stride, int cols, float scale, float *y,
                               size_t y_stride) {
     const size_t row = blockIdx.x + (size_t)a.row0;
-    const moe_selection s = moe_selection_of(&a.chosen, row);
+    const moe_selection s = moe_selection_at(&a.chosen, row);
     const int *place = a.place ? a.place + a.row_first[blockIdx.x] : NULL;
     for (size_t c = threadIdx.x; c < (size_t)cols; c += MOE_BLOCK) {
         float sum = 0.0f;
@@ -1224,7 +1256,7 @@ typedef struct moe_outputs {
     const int32_t *sums; /* [rows, w.rows_padded] from cuBLAS           */
     int row0, chunks, top;
     const int32_t *never;
-    int n_never, eos;
+    int n_never, n_suppressed, eos;
     const int32_t *hold, *want;
     float *trace; /* [rows, trace_stride] or NULL */
     size_t trace_stride;
@@ -1234,13 +1266,20 @@ typedef struct moe_outputs {
     int32_t *top_ids;
 } moe_outputs;
 
+/* moe_forbid of never[first, end). */
+MOE_DEVICE void moe_forbid(const moe_outputs *a, int first, int end, float *y, int column, int n) {
+    for (int i = first + (int)threadIdx.x; i < end; i += MOE_BLOCK)
+        if (a->never[i] >= column && a->never[i] < column + n) y[a->never[i] - column] = -moe_infinity();
+}
+
 /* moe_output_task for one row and one chunk of the vocabulary. */
 __global__ void moe_k_output(moe_outputs a) {
-    __shared__ float y[MOE_OUTPUT_CHUNK];
+    __shared__ float y[MOE_OUTPUT_CHUNK], e[MOE_OUTPUT_CHUNK];
     const int t = (int)threadIdx.x, chunk = (int)blockIdx.x % a.chunks, column = chunk * MOE_OUTPUT_CHUNK;
     const int n = a.p.w.rows - column < MOE_OUTPUT_CHUNK ? a.p.w.rows - column : MOE_OUTPUT_CHUNK;
     const size_t at = blockIdx.x / (unsigned)a.chunks, row = at + (size_t)a.row0;
     const size_t place = row * (size_t)a.chunks + (size_t)chunk;
+    const int held = t == 0 && a.hold[row] && a.eos >= column && a.eos < column + n;
     float last = moe_infinity(), max, sum;
     int last_index = -1;
     for (int i = t; i < n; i += MOE_BLOCK) {
@@ -1256,12 +1295,21 @@ __global__ void moe_k_output(moe_outputs a) {
         if (a.trace) a.trace[row * a.trace_stride + j] = v;
     }
     __syncthreads();
-    for (int i = t; i < a.n_never; i += MOE_BLOCK)
-        if (a.never[i] >= column && a.never[i] < column + n) y[a.never[i] - column] = -moe_infinity();
-    if (t == 0 && a.hold[row] && a.eos >= column && a.eos < column + n) y[a.eos - column] = -moe_infinity();
+    moe_forbid(&a, a.n_suppressed, a.n_never, y, column, n);
+    if (held && !a.n_suppressed) y[a.eos - column] = -moe_infinity();
     __syncthreads();
-    if (t == 0 && a.want[row] >= column && a.want[row] < column + n) a.want_logprob[row] = y[a.want[row] - column];
     max = moe_block_max(y, n);
+    for (int i = t; i < n; i += MOE_BLOCK) e[i] = moe_expf(moe_sub(y[i], max >= -FLT_MAX ? max : 0.0f));
+    __syncthreads();
+    sum = moe_block_sum(e, n);
+    moe_forbid(&a, 0, a.n_suppressed, y, column, n);
+    if (held) y[a.eos - column] = -moe_infinity();
+    __syncthreads();
+    if (t == 0) {
+        a.max[place] = max;
+        a.sum[place] = sum;
+        if (a.want[row] >= column && a.want[row] < column + n) a.want_logprob[row] = y[a.want[row] - column];
+    }
     for (int i = 0; i < a.top; i++) { /* the next one behind the last one, larger values first, then lower ids */
         float best = -moe_infinity();
         int index = INT_MAX;
@@ -1274,14 +1322,6 @@ __global__ void moe_k_output(moe_outputs a) {
         }
         last = best;
         last_index = index;
-    }
-    __syncthreads();
-    for (int i = t; i < n; i += MOE_BLOCK) y[i] = moe_expf(moe_sub(y[i], max >= -FLT_MAX ? max : 0.0f));
-    __syncthreads();
-    sum = moe_block_sum(y, n);
-    if (t == 0) {
-        a.max[place] = max;
-        a.sum[place] = sum;
     }
 }
 
@@ -1346,8 +1386,10 @@ __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32
     slot->segment = b.segment;
     slot->length = b.length;
     slot->limit = b.limit;
+    slot->place = b.place;
     slot->n_target = b.n_target;
     slot->scoring = b.scoring;
+    slot->forced = b.forced;
     moe_slot_begin(slot);
 }
 
@@ -1370,13 +1412,23 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
             a.length[row] = (int32_t)slot->length;
             a.want[row] = r.want;
             a.hold[row] = r.hold;
+            a.positions[row] = (int32_t)slot->steps;
+            a.destination[row] = moe_token_place(slot, slot->live[h].last);
             slot->live[h].row = (size_t)row++;
         }
     }
     for (row = live + t; row < rows; row += MOE_BLOCK) {
-        a.ids[row] = a.segment[row] = a.length[row] = a.hold[row] = 0;
-        a.parents[row] = a.want[row] = -1;
+        a.ids[row] = a.segment[row] = a.length[row] = a.hold[row] = a.positions[row] = 0;
+        a.parents[row] = a.want[row] = a.destination[row] = -1;
     }
+}
+
+/* A block to a slot, a thread to a hypothesis whose row is known: its tokens' places. */
+__global__ void moe_k_chain(moe_searching a) {
+    const moe_slot *slot = &a.slot[blockIdx.x];
+    for (size_t h = threadIdx.x; slot->active && h < slot->n_live; h += blockDim.x)
+        if (!slot->live[h].ended)
+            moe_fill_chain(slot, slot->live[h].last, a.chain + slot->live[h].row * a.search.max_target);
 }
 
 /* moe_add_coverage */
@@ -1491,7 +1543,15 @@ static size_t moe_scale_bytes(const moe_matrix *m) {
 static size_t moe_both_bytes(const moe_matrix *m) {
     return moe_blocks(moe_data_bytes(m) + moe_scale_bytes(m), 64) * 64;
 }
-static size_t moe_expert_bytes(const moe_node *n) { return moe_both_bytes(&n->up) + moe_both_bytes(&n->down); }
+/* The first matrix of an expert with its bias, both with theirs. */
+static size_t moe_bias_bytes(const float *bias, size_t n) { return bias ? moe_blocks(n * sizeof *bias, 64) * 64 : 0; }
+static size_t moe_up_bytes(const moe_experts *e) {
+    return moe_both_bytes(&e->up) + moe_bias_bytes(e->up_bias, e->up.rows);
+}
+static size_t moe_expert_bytes(const moe_node *n) {
+    const moe_experts *e = n->experts;
+    return moe_up_bytes(e) + moe_both_bytes(&e->down) + moe_bias_bytes(e->down_bias, e->down.rows);
+}
 
 /* The matrix that is, or will be, at `at`. */
 static moe_weights moe_weights_at(const moe_matrix *m, const char *at, size_t step) {
@@ -1531,15 +1591,18 @@ static void moe_lift_matrix(moe_device *d, const moe_matrix *m, char *to) {
     moe_upload_to(d, to + codes, m->scales, moe_scale_bytes(m));
 }
 
-/* Expert `e` of a node, to be two matrices one behind the other. */
+/* Expert `e` of a node, to be two matrices, each with its bias, one behind the other. */
 static void moe_lift_expert(moe_device *d, const moe_node *n, size_t e, char *to) {
     for (int i = 0; i < 2; i++) {
-        moe_matrix m = i ? n->down : n->up;
-        m.data = (const char *)m.data + e * n->slab_stride;
-        if (m.subs) m.subs += e * n->slab_stride;
-        if (m.scales) m.scales = (const float *)(const void *)((const char *)m.scales + e * n->slab_stride);
+        const float *bias = i ? n->experts->down_bias : n->experts->up_bias;
+        moe_matrix m = i ? n->experts->down : n->experts->up;
+        m.data = (const char *)m.data + e * n->experts->stride;
+        if (m.subs) m.subs += e * n->experts->stride;
+        if (m.scales) m.scales = (const float *)(const void *)((const char *)m.scales + e * n->experts->stride);
         moe_lift_matrix(d, &m, to);
         to += moe_both_bytes(&m);
+        if (bias) moe_upload_to(d, to, bias + e * m.rows, m.rows * sizeof *bias);
+        to += moe_bias_bytes(bias, m.rows);
     }
 }
 
@@ -1603,8 +1666,8 @@ static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t 
 static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
     moe_products p = moe_products_of(&b->w, n->src[0], (int)rows);
     p.bias = b->bias;
-    p.relu = n->relu;
-    if (n->add) {
+    p.relu = n->linear.relu;
+    if (n->linear.add) {
         p.add = (const float *)n->src[1]->data;
         p.add_stride = n->src[1]->stride;
     }
@@ -1617,25 +1680,26 @@ static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b,
 
 static void moe_run_lstm_step(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
     const moe_node *c = n->src[2];
+    const moe_cell *cell = n->lstm.cell;
     float *h = (float *)n->data;
     moe_products p = moe_products_of(&b->w, n->src[0], (int)rows);
     p.bias = b->bias;
     p.y = d->lstm.z;
-    p.y_stride = 4 * n->hidden;
+    p.y_stride = 4 * cell->hidden;
     moe_linear(d, p);
     p = moe_products_of(&b->w_r, n->src[1], (int)rows);
     p.y = d->lstm.z;
-    p.y_stride = 4 * n->hidden;
+    p.y_stride = 4 * cell->hidden;
     p.add = p.y;
     p.add_stride = p.y_stride;
     moe_linear(d, p);
-    MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, d->lstm.z, 4 * n->hidden, (const float *)c->data, c->stride,
-               (int)n->hidden, n->factor, h, n->stride, h + n->hidden, n->stride);
+    MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, d->lstm.z, 4 * cell->hidden, (const float *)c->data, c->stride,
+               (int)cell->hidden, cell->forget_bias, h, n->stride, h + cell->hidden, n->stride);
 }
 
-static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound *b, const moe_frame *f,
+static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound *b, const moe_packed *f,
                                size_t sentences) {
-    const size_t hidden = n->hidden, state = n->cols, r_stride = moe_code_stride(state),
+    const size_t hidden = n->lstm.cell->hidden, state = n->cols, r_stride = moe_code_stride(state),
                  h_stride = moe_code_stride(hidden);
     const int codes = moe_quantised(b->w_r.type), h_codes = moe_quantised(b->w_proj.type);
     float *c = d->lstm.c, *h = d->lstm.h;
@@ -1648,7 +1712,7 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
         MOE_CUDA_TRY(d, cudaMemsetAsync(d->lstm.r, 0, sentences * state * sizeof(float), d->stream));
     }
     for (size_t i = 0; i < f->steps; i++) {
-        const size_t step = n->backward ? f->steps - 1 - i : i, live = f->live[step], first = f->first[step];
+        const size_t step = n->lstm.backward ? f->steps - 1 - i : i, live = f->live[step], first = f->first[step];
         float *out = (float *)n->data + first * n->stride;
         moe_products p;
         memset(&p, 0, sizeof p);
@@ -1662,9 +1726,10 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
         p.y = d->lstm.z;
         p.y_stride = 4 * hidden;
         moe_linear(d, p);
-        MOE_LAUNCH(d, moe_k_lstm_cell, live, MOE_BLOCK, d->lstm.z, 4 * hidden, c, hidden, (int)hidden, n->factor,
-                   n->w_proj ? h : out, n->w_proj ? hidden : n->stride, c, hidden);
-        if (n->w_proj) {
+        MOE_LAUNCH(d, moe_k_lstm_cell, live, MOE_BLOCK, d->lstm.z, 4 * hidden, c, hidden, (int)hidden,
+                   n->lstm.cell->forget_bias, n->lstm.cell->w_proj.rows ? h : out,
+                   n->lstm.cell->w_proj.rows ? hidden : n->stride, c, hidden);
+        if (n->lstm.cell->w_proj.rows) {
             if (h_codes) moe_quantise(d, h, hidden, hidden, d->lstm.h_codes, h_stride, d->lstm.h_scales, live, NULL);
             memset(&p, 0, sizeof p);
             p.w = b->w_proj;
@@ -1681,29 +1746,28 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
             MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (const int32_t *)NULL,
                        (int)state, d->lstm.r, state);
     }
-    if (n->last_r && f->steps) { /* backward a sentence ends at its first token, which are the first rows */
+    if (n->lstm.last_r && f->steps) { /* backward a sentence ends at its first token, which are the first rows */
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, (const float *)n->data, n->stride,
-                   n->backward ? NULL : d->last, d->sentence, (int)state, n->last_r, state);
+                   n->lstm.backward ? NULL : d->last, d->sentence, (int)state, n->lstm.last_r, state);
         MOE_LAUNCH(d, moe_k_scatter, f->live[0], MOE_BLOCK, c, hidden, (const int32_t *)NULL, d->sentence, (int)hidden,
-                   n->last_c, hidden);
+                   n->lstm.last_c, hidden);
     }
 }
 
 /* ---- Attention, gate, experts ---- */
 
-static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound *b, const moe_device_graph *g,
-                              size_t rows) {
+static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound *b, const moe_graph *g, size_t rows) {
     moe_attending a;
     memset(&a, 0, sizeof a);
     a.query = (const float *)n->src[0]->data;
     a.query_stride = n->src[0]->stride;
     a.v = b->v;
-    a.keys = n->keys;
-    a.values = n->values;
+    a.keys = n->attention.keys;
+    a.values = n->attention.values;
     a.size = (int)n->src[0]->cols;
     a.width = (int)n->cols;
-    a.product = n->product;
-    a.start_zero = n->start_zero;
+    a.product = n->attention.product;
+    a.start_zero = n->attention.start_zero;
     a.parents = d->parents;
     a.segment = d->segment;
     a.length = d->length;
@@ -1715,68 +1779,103 @@ static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound 
     MOE_LAUNCH(d, moe_k_attention, rows, MOE_BLOCK, a);
 }
 
+/* Some rows at a time, whose scores are where other nodes have their sums. */
+static void moe_run_heads(moe_device *d, const moe_node *n, const moe_graph *g, size_t rows) {
+    const moe_node *x = n->src[0];
+    const size_t width = n->cols / n->heads.heads;
+    moe_heads_args a;
+    size_t slice;
+    memset(&a, 0, sizeof a);
+    a.query = (const float *)x->data;
+    a.query_stride = x->stride;
+    a.rows = n->heads.rows ? n->heads.rows : a.query + n->cols;
+    a.stride = n->heads.rows ? 2 * n->cols : x->stride;
+    a.heads = (int)n->heads.heads;
+    a.width = (int)width;
+    a.cols = (int)n->cols;
+    a.scale = 1.0f / sqrtf((float)width);
+    a.positions = d->positions;
+    a.segment = d->segment;
+    a.length = d->length;
+    a.first = n->heads.rows ? NULL : d->first;
+    a.chain = n->heads.rows && n->heads.within ? d->chain : NULL;
+    a.chain_stride = g->max_target;
+    a.live = d->live;
+    a.scores = (float *)(void *)d->sums; /* as large as integers; there is room for a row's */
+    a.longest = moe_longest(g);
+    a.y = (float *)n->data;
+    a.y_stride = n->stride;
+    slice = d->n_sums / (n->heads.heads * a.longest);
+    for (size_t row = 0; row < rows; row += slice) {
+        a.row0 = (int)row;
+        MOE_LAUNCH(d, moe_k_heads, moe_least(rows - row, slice) * n->heads.heads, MOE_BLOCK, a);
+    }
+}
+
 static moe_selections moe_selections_of(const moe_node *gate) {
     moe_selections s;
     s.words = (uint32_t *)gate->data;
     s.stride = gate->stride;
-    s.capacity = gate->capacity;
+    s.capacity = gate->gate.capacity;
     return s;
 }
 
 /* `p` [rows, experts] takes the probabilities, NULL: nobody looks at them. */
 static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, float *p) {
     const moe_node *x = n->src[0];
-    moe_gating a;
+    moe_gate_args a;
     moe_group_products g;
     size_t slice = rows;
     memset(&a, 0, sizeof a);
     a.logits = (const float *)x->data;
     a.stride = x->stride;
-    a.level = (int)n->level;
-    a.k = (int)n->k;
-    a.gate = n->gate;
-    a.empty_zero = n->empty_zero;
+    a.level = (int)n->gate.gating->level;
+    a.k = (int)n->gate.gating->k;
+    a.gate = n->gate.kind;
+    a.empty_zero = n->gate.gating->empty_zero;
     a.threshold = b->threshold;
     a.live = d->live;
     a.chosen = moe_selections_of(n);
     a.p = p;
-    a.experts = n->experts;
+    a.experts = n->cols;
     memset(&g, 0, sizeof g);
-    if (n->grouped) {
+    if (n->gate.grouped) {
         a.parents = g.parents = moe_selections_of(n->src[1]);
-        a.stride = g.parents.capacity * n->level;
+        a.stride = g.parents.capacity * n->gate.gating->level;
         a.logits = g.y = (float *)(void *)d->sums; /* as large as integers; there is room for a row of all experts */
         slice = d->n_sums / a.stride;
         g.w = b->w;
         g.bias = b->bias;
-        g.relu = n->relu;
+        g.relu = n->gate.gating->relu;
         g.x = (const float *)x->data;
         g.x_stride = x->stride;
         g.level = a.level;
-        g.tiles = (int)moe_blocks(n->level, MOE_GROUP_TILE);
+        g.tiles = (int)moe_blocks(n->gate.gating->level, MOE_GROUP_TILE);
     }
     for (size_t row = 0; row < rows; row += slice) {
         const size_t some = moe_least(rows - row, slice);
         a.row0 = g.row0 = row;
-        if (n->grouped) MOE_LAUNCH(d, moe_k_group_products, some * g.parents.capacity * (size_t)g.tiles, MOE_BLOCK, g);
+        if (n->gate.grouped)
+            MOE_LAUNCH(d, moe_k_group_products, some * g.parents.capacity * (size_t)g.tiles, MOE_BLOCK, g);
         MOE_LAUNCH(d, moe_k_gate, some, MOE_BLOCK, a);
     }
 }
 
 /* How many experts the rows of a gate select on average, about. */
 static size_t moe_wanted(const moe_node *gate) {
-    const size_t own = gate->gate == MOE_GATE_SOFTMAX || !gate->k ? gate->level : gate->k;
-    return gate->grouped ? own * moe_wanted(gate->src[1]) : own;
+    const size_t own =
+        gate->gate.kind == MOE_GATE_SOFTMAX || !gate->gate.gating->k ? gate->gate.gating->level : gate->gate.gating->k;
+    return gate->gate.grouped ? own * moe_wanted(gate->src[1]) : own;
 }
 
 /* Whether rows differ in how many they select, up to the gate's capacity. */
 static int moe_open(const moe_node *gate) {
-    return gate->gate == MOE_GATE_THRESHOLD || (gate->grouped && moe_open(gate->src[1]));
+    return gate->gate.kind == MOE_GATE_THRESHOLD || (gate->gate.grouped && moe_open(gate->src[1]));
 }
 
 /* Pairs handled at once: what the rows may select, within MOE_PAIRS, and never fewer than one row may. */
 static size_t moe_pairs(const moe_node *n, size_t rows) {
-    const size_t most = n->src[1]->capacity, limit = moe_largest(MOE_PAIRS, most);
+    const size_t most = n->src[1]->gate.capacity, limit = moe_largest(MOE_PAIRS, most);
     return rows < limit / most ? rows * most : limit;
 }
 
@@ -1817,12 +1916,12 @@ static void moe_fetch_ints(moe_device *d, const int *from, size_t n) {
 
 /* Whether cuBLAS takes an expert layer: many rows for each expert. */
 static int moe_experts_by_gemm(const moe_node *n, size_t rows) {
-    return moe_quantised(n->up.type) && rows * moe_wanted(n->src[1]) > MOE_FEW_ROWS * n->experts;
+    return moe_quantised(n->experts->up.type) && rows * moe_wanted(n->src[1]) > MOE_FEW_ROWS * n->experts->count;
 }
 
 /* Whether the rows' selections may be more than fit, so that they must be counted. */
 static int moe_must_count(const moe_node *n, size_t rows) {
-    return moe_open(n->src[1]) && rows * n->src[1]->capacity > moe_pairs(n, rows);
+    return moe_open(n->src[1]) && rows * n->src[1]->gate.capacity > moe_pairs(n, rows);
 }
 
 /* Whether a node needs to look at numbers on the device before it knows what to launch. */
@@ -1919,18 +2018,21 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_boun
                                 int by_gemm) {
     const moe_node *x = n->src[0];
     const int codes = moe_quantised(b->up.type);
-    const size_t hidden = n->hidden, tiles = pairs / MOE_TILE + moe_least(pairs, n->experts), rows = (size_t)a.rows;
+    const size_t hidden = n->experts->hidden, tiles = pairs / MOE_TILE + moe_least(pairs, n->experts->count),
+                 rows = (size_t)a.rows;
     size_t experts = 0, hits = 0;
     moe_group all;
     moe_products up = moe_products_of(&b->up, x, 0), down = moe_products_of(&b->down, x, 0);
-    MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts * sizeof *a.count, d->stream));
+    MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts->count * sizeof *a.count, d->stream));
     MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
     MOE_LAUNCH(d, moe_k_offsets, 1, MOE_BLOCK, a);
-    if (d->cache.slots) experts = moe_plan_experts(d, n->experts, b, &a, &hits);
+    if (d->cache.slots) experts = moe_plan_experts(d, n->experts->count, b, &a, &hits);
     MOE_LAUNCH(d, moe_k_place, rows, MOE_BLOCK, a);
-    if (by_gemm && !d->cache.slots) moe_fetch_ints(d, a.first, n->experts + 1);
-    if (by_gemm || d->cache.slots) pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts] : 0;
+    if (by_gemm && !d->cache.slots) moe_fetch_ints(d, a.first, n->experts->count + 1);
+    if (by_gemm || d->cache.slots) pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts->count] : 0;
     up.relu = 1;
+    up.bias = b->up_bias;
+    down.bias = b->down_bias;
     up.x_rows = a.pair_row;
     up.tiles = down.tiles = a.tiles;
     up.y = d->moe.units;
@@ -1953,23 +2055,23 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_boun
         all.count = a.totals;
         all.tiles = tiles;
         all.n_tiles = a.totals + 1;
-        all.experts = n->experts;
+        all.experts = n->experts->count;
         all.first = d->moe.host;
         moe_run_group(d, up, down, &all, by_gemm);
     }
-    MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)d->moe.out, n->cols, (int)n->cols, n->factor,
-               (float *)n->data, n->stride);
+    MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)d->moe.out, n->cols, (int)n->cols,
+               n->experts->scale, (float *)n->data, n->stride);
 }
 
 /* A row may select any number of experts under a threshold, so rows go in chunks whose pairs fit; chunks change no bit.
  */
 static void moe_run_experts(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
-    const size_t most = n->src[1]->capacity, capacity = moe_pairs(n, d->rows);
+    const size_t most = n->src[1]->gate.capacity, capacity = moe_pairs(n, d->rows);
     const int by_gemm = moe_experts_by_gemm(n, rows), look = moe_must_count(n, rows);
     moe_routes a;
     memset(&a, 0, sizeof a);
     a.chosen = moe_selections_of(n->src[1]);
-    a.n = (int)n->experts;
+    a.n = (int)n->experts->count;
     a.row_first = d->moe.row_first;
     a.place = d->moe.place;
     a.count = d->moe.count;
@@ -2002,21 +2104,22 @@ static void moe_run_mix(moe_device *d, const moe_node *n, size_t rows) {
     memset(&a, 0, sizeof a);
     a.chosen = moe_selections_of(n->src[1]);
     MOE_LAUNCH(d, moe_k_combine, rows, MOE_BLOCK, a, (const float *)n->src[0]->data, n->src[0]->stride, (int)n->cols,
-               n->factor, (float *)n->data, n->stride);
+               n->scale, (float *)n->data, n->stride);
 }
 
 /* ---- Output ---- */
 
 static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, size_t top, int traced) {
-    const size_t chunks = moe_blocks(n->matrix->rows, MOE_OUTPUT_CHUNK), slice = d->n_sums / (size_t)b->w.rows_padded;
+    const size_t chunks = moe_blocks(n->output.w->rows, MOE_OUTPUT_CHUNK), slice = d->n_sums / (size_t)b->w.rows_padded;
     const int by_gemm = moe_quantised(b->w.type) && rows > MOE_FEW_ROWS;
     moe_outputs a;
     memset(&a, 0, sizeof a);
     a.chunks = (int)chunks;
     a.top = (int)top;
     a.never = b->never;
-    a.n_never = (int)n->n_never;
-    a.eos = n->eos;
+    a.n_never = (int)n->output.n_never;
+    a.n_suppressed = (int)n->output.n_suppressed;
+    a.eos = n->output.eos;
     a.hold = d->hold;
     a.want = d->want;
     a.trace = traced && n->stride ? (float *)n->data : NULL;
@@ -2051,8 +2154,8 @@ static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b,
 
 /* ---- The run of a graph ---- */
 
-static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_node *n, const moe_bound *b,
-                         const moe_frame *f, size_t rows, int traced) {
+static void moe_run_node(moe_device *d, const moe_graph *g, const moe_node *n, const moe_bound *b, const moe_frame *f,
+                         size_t rows, int traced) {
     const moe_node *s0 = n->src[0], *s1 = n->src[1];
     float *y = (float *)n->data;
     switch (n->op) {
@@ -2060,7 +2163,10 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
         MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, (const float *)d->inputs, d->input_cols, (const int32_t *)NULL,
                    (int)n->cols, y, n->stride);
         break;
-    case MOE_OP_EMBED: MOE_LAUNCH(d, moe_k_embed, rows, MOE_BLOCK, b->w, d->ids, n->factor, y, n->stride); break;
+    case MOE_OP_EMBED:
+        MOE_LAUNCH(d, moe_k_embed, rows, MOE_BLOCK, b->w, d->ids, n->embed.scale, b->positions, d->positions, y,
+                   n->stride);
+        break;
     case MOE_OP_QUANTISE:
         moe_quantise(d, (const float *)s0->data, s0->stride, n->cols, (int8_t *)n->data, n->stride, n->scales, rows,
                      NULL);
@@ -2078,16 +2184,21 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
         MOE_LAUNCH(d, moe_k_unary, rows, MOE_BLOCK, n->unary, (const float *)s0->data, s0->stride, (int)n->cols, y,
                    n->stride);
         break;
+    case MOE_OP_NORM:
+        MOE_LAUNCH(d, moe_k_norm, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (int)n->cols, b->weight,
+                   b->bias, n->norm.epsilon, y, n->stride);
+        break;
     case MOE_OP_GATHER:
-        MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, n->state, n->cols, d->parents, (int)n->cols, y, n->stride);
+        MOE_LAUNCH(d, moe_k_gather, rows, MOE_BLOCK, n->carried.rows, n->cols, d->parents, (int)n->cols, y, n->stride);
         break;
     case MOE_OP_STORE:
         MOE_LAUNCH(d, moe_k_scatter, rows, MOE_BLOCK, (const float *)s0->data, s0->stride, (const int32_t *)NULL,
-                   f->destination ? d->destination : NULL, (int)n->cols, n->state, n->cols);
+                   n->carried.by == MOE_BY_PARENT ? NULL : d->destination, (int)n->cols, n->carried.rows, n->cols);
         break;
     case MOE_OP_LSTM_STEP: moe_run_lstm_step(d, n, b, rows); break;
-    case MOE_OP_LSTM_LAYER: moe_run_lstm_layer(d, n, b, f, g->sentences); break;
+    case MOE_OP_LSTM_LAYER: moe_run_lstm_layer(d, n, b, &f->packed, g->sentences); break;
     case MOE_OP_ATTENTION: moe_run_attention(d, n, b, g, rows); break;
+    case MOE_OP_HEADS: moe_run_heads(d, n, g, rows); break;
     case MOE_OP_GATE: moe_run_gate(d, n, b, rows, NULL); break;
     case MOE_OP_EXPERTS: moe_run_experts(d, n, b, rows); break;
     case MOE_OP_MIX: moe_run_mix(d, n, rows); break;
@@ -2098,7 +2209,7 @@ static void moe_run_node(moe_device *d, const moe_device_graph *g, const moe_nod
 }
 
 static void moe_run_nodes(moe_device *d, int which, const moe_frame *f, size_t rows) {
-    const moe_device_graph *g = &d->graphs[which];
+    const moe_graph *g = &d->graphs[which];
     for (size_t i = 0; i < g->count; i++) moe_run_node(d, g, &g->nodes[i], &d->bound[which][i], f, rows, 0);
 }
 
@@ -2114,7 +2225,7 @@ static void moe_fetch_rows(moe_device *d, void *to, const void *from, size_t str
  */
 static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows, moe_trace_fn trace,
                                 void *user) {
-    const size_t bytes = rows * n->experts * sizeof(float), words = rows * n->stride * sizeof(uint32_t);
+    const size_t bytes = rows * n->cols * sizeof(float), words = rows * n->stride * sizeof(uint32_t);
     float *p = (float *)moe_take(d, bytes, 1, "a trace"), *dense = (float *)moe_host(d, bytes, "a trace");
     uint32_t *chosen = (uint32_t *)moe_host(d, words, "a trace");
     char name[64];
@@ -2124,12 +2235,12 @@ static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_boun
     for (size_t r = 0; r < rows && d->status == MOE_OK; r++) {
         const uint32_t *row = chosen + r * n->stride;
         for (size_t i = 0; i < row[0]; i++)
-            memcpy(&dense[r * n->experts + row[2 + i]], &row[2 + n->capacity + i], sizeof *dense);
+            memcpy(&dense[r * n->cols + row[2 + i]], &row[2 + n->gate.capacity + i], sizeof *dense);
     }
-    if (d->status == MOE_OK) trace(user, n->name, dense, rows, n->experts, n->experts);
-    moe_fetch_rows(d, dense, p, n->experts, n->experts, rows);
+    if (d->status == MOE_OK) trace(user, n->name, dense, rows, n->cols, n->cols);
+    moe_fetch_rows(d, dense, p, n->cols, n->cols, rows);
     snprintf(name, sizeof name, "%s.probabilities", n->name);
-    if (d->status == MOE_OK) trace(user, name, dense, rows, n->experts, n->experts);
+    if (d->status == MOE_OK) trace(user, name, dense, rows, n->cols, n->cols);
     if (chosen) d->allocator.release(d->allocator.user, chosen, words);
     if (dense) d->allocator.release(d->allocator.user, dense, bytes);
     if (d->status == MOE_OK) moe_give(d, p, bytes); /* else closing does */
@@ -2137,7 +2248,7 @@ static void moe_run_traced_gate(moe_device *d, const moe_node *n, const moe_boun
 
 /* Node by node, with a look at every tensor. */
 static void moe_run_traced(moe_device *d, int which, const moe_frame *f, size_t rows, moe_trace_fn trace, void *user) {
-    const moe_device_graph *g = &d->graphs[which];
+    const moe_graph *g = &d->graphs[which];
     for (size_t i = 0; i < g->count && d->status == MOE_OK; i++) {
         const moe_node *n = &g->nodes[i];
         const size_t bytes = rows * n->stride * sizeof(float);
@@ -2187,9 +2298,14 @@ static void moe_run_search(moe_device *d, size_t rows) {
     MOE_LAUNCH(d, moe_k_results, slots, 32, *a);
 }
 
+static void moe_run_fill(moe_device *d, size_t rows) {
+    MOE_LAUNCH(d, moe_k_fill, 1, MOE_BLOCK, d->searching, (int)rows);
+    if (d->searching.chain) MOE_LAUNCH(d, moe_k_chain, d->searching.slots, 32, d->searching);
+}
+
 /* The decoder, and the search around it where it is done here. */
 static void moe_run_decoder(moe_device *d, const moe_frame *f, size_t rows) {
-    if (d->searching.slots) MOE_LAUNCH(d, moe_k_fill, 1, MOE_BLOCK, d->searching, (int)rows);
+    if (d->searching.slots) moe_run_fill(d, rows);
     moe_run_nodes(d, 1, f, rows);
     if (d->searching.slots) moe_run_search(d, rows);
 }
@@ -2248,7 +2364,7 @@ static int moe_capture(moe_device *d, const moe_frame *f, size_t rows, cudaGraph
 }
 
 static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
-    const moe_device_graph *g = &d->graphs[1];
+    const moe_graph *g = &d->graphs[1];
     size_t index = 0;
     int waits = d->no_graphs;
     for (size_t i = 0; i < g->count; i++) waits |= moe_waits(d, &g->nodes[i], rows);
@@ -2260,29 +2376,53 @@ static void moe_run_step(moe_device *d, const moe_frame *f, size_t rows) {
     if (d->status == MOE_OK) moe_run_decoder(d, f, rows);
 }
 
+/* What goes up of packed sentences: where rows are, where a sentence ends, its slot. */
+static void moe_lift_packed(moe_device *d, const moe_packed *p) {
+    const size_t n = d->rows;
+    int32_t *length = d->up_host + (d->length - d->up), *last = d->up_host + (d->last - d->up);
+    int32_t *sentence = last + n, *first = d->up_host + (d->first - d->up);
+    for (size_t i = 0, end = p->steps; end && i < p->live[0]; i++) {
+        while (p->live[end - 1] <= i) end--;
+        last[i] = (int32_t)(p->first[end - 1] + i);
+        sentence[i] = p->sentence ? (int32_t)p->sentence[i] : 0;
+        for (size_t at = 0; at < end; at++) length[p->first[at] + i] = (int32_t)end;
+    }
+    for (size_t at = 0; at < p->steps; at++) first[at] = (int32_t)p->first[at];
+}
+
+/* What goes up of a decoder's tokens, where the device does not search. */
+static void moe_lift_chain(moe_device *d, const moe_frame *f) {
+    const size_t stride = d->graphs[1].max_target, n = d->graphs[1].rows * stride;
+    int32_t *destination = d->up_host + (d->destination - d->up);
+    memset(d->chain_host, 0, n * sizeof *d->chain);
+    for (size_t r = 0; r < f->rows; r++) {
+        const int32_t *chain = f->beam.chain + r * f->beam.chain_stride;
+        const size_t position = (size_t)f->positions[r];
+        memcpy(d->chain_host + r * stride, chain, (position + 1) * sizeof *chain);
+        destination[r] = chain[position];
+    }
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->chain, d->chain_host, n * sizeof *d->chain, cudaMemcpyHostToDevice, d->stream));
+}
+
 /* Fill what goes up. Rows from f->rows on are fillers. */
 static void moe_lift_frame(moe_device *d, const moe_frame *f, size_t rows) {
     const size_t n = d->rows;
     int32_t *ids = d->up_host, *parents = ids + n, *segment = parents + n, *length = segment + n;
-    int32_t *want = length + n, *hold = want + n, *destination = hold + n, *last = destination + n,
-            *sentence = last + n;
+    int32_t *want = length + n, *hold = want + n, *destination = hold + n, *positions = destination + 3 * n;
     for (size_t r = 0; r < rows; r++) {
         const int live = r < f->rows;
         ids[r] = live && f->ids ? f->ids[r] : 0;
-        parents[r] = live && f->parents ? f->parents[r] : -1;
-        segment[r] = live && f->segment ? (int32_t)f->segment[r] : 0;
-        length[r] = live && f->length ? (int32_t)f->length[r] : 0;
-        want[r] = live && f->want ? f->want[r] : -1;
-        hold[r] = live && f->hold ? f->hold[r] != 0 : 0;
-        destination[r] = live && f->destination ? (int32_t)f->destination[r] : 0;
+        parents[r] = live && f->beam.parents ? f->beam.parents[r] : -1;
+        segment[r] = live && f->beam.segment ? (int32_t)f->beam.segment[r] : 0;
+        length[r] = live && f->beam.length ? (int32_t)f->beam.length[r] : 0;
+        want[r] = live && f->beam.want ? f->beam.want[r] : -1;
+        hold[r] = live && f->beam.hold ? f->beam.hold[r] != 0 : 0;
+        destination[r] = live && f->packed.destination ? (int32_t)f->packed.destination[r] : -1;
+        positions[r] = live && f->positions ? f->positions[r] : 0;
     }
-    for (size_t i = 0, end = f->steps; f->sentence && end && i < f->live[0];
-         i++) { /* where a sentence ends, and its slot */
-        while (f->live[end - 1] <= i) end--;
-        last[i] = (int32_t)(f->first[end - 1] + i);
-        sentence[i] = (int32_t)f->sentence[i];
-    }
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->up, d->up_host, 9 * n * sizeof *d->up, cudaMemcpyHostToDevice, d->stream));
+    if (f->packed.steps) moe_lift_packed(d, &f->packed);
+    if (f->beam.chain && d->chain_host) moe_lift_chain(d, f);
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(d->up, d->up_host, MOE_UP * n * sizeof *d->up, cudaMemcpyHostToDevice, d->stream));
     if (!f->inputs) return;
     memcpy(d->inputs_host, f->inputs, f->rows * d->input_cols * sizeof *d->inputs_host);
     memset(d->inputs_host + f->rows * d->input_cols, 0, (rows - f->rows) * d->input_cols * sizeof *d->inputs_host);
@@ -2298,12 +2438,12 @@ static void moe_fetch_frame(moe_device *d, const moe_frame *f, size_t top) {
     MOE_CUDA_TRY(d, cudaMemcpyAsync(d->down_host, d->down, d->down_bytes, cudaMemcpyDeviceToHost, d->stream));
     if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
     for (size_t r = 0; r < n; r++) {
-        if (f->want[r] >= 0) {
-            memcpy(&f->want_logprob[r], want + r * sizeof(float), sizeof(float));
+        if (f->beam.want[r] >= 0) {
+            memcpy(&f->beam.want_logprob[r], want + r * sizeof(float), sizeof(float));
             continue;
         }
-        memcpy(f->top_logprobs + r * top, logprobs + r * top * sizeof(float), top * sizeof(float));
-        memcpy(f->top_ids + r * top, ids + r * top * sizeof(int32_t), top * sizeof(int32_t));
+        memcpy(f->beam.top_logprobs + r * top, logprobs + r * top * sizeof(float), top * sizeof(float));
+        memcpy(f->beam.top_ids + r * top, ids + r * top * sizeof(int32_t), top * sizeof(int32_t));
     }
 }
 
@@ -2329,11 +2469,13 @@ static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, m
     return d->status;
 }
 
-static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, const int32_t *target) {
-    const size_t first = d->sentences.n_targets;
-    const moe_begun begun = { at, slot->segment, slot->length, slot->limit, first, slot->n_target, slot->scoring };
+static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, int32_t force, const int32_t *target) {
+    const size_t first = d->sentences.n_targets, forced = slot->forced != 0, given = slot->n_target - forced;
+    const moe_begun begun = { at,    slot->segment,  slot->length,  slot->limit, slot->place,
+                              first, slot->n_target, slot->scoring, slot->forced };
     d->sentences.begun_host[d->sentences.n++] = begun;
-    if (slot->n_target) memcpy(d->sentences.targets_host + first, target, slot->n_target * sizeof *target);
+    if (forced) d->sentences.targets_host[first] = force;
+    if (given) memcpy(d->sentences.targets_host + first + forced, target, given * sizeof *target);
     d->sentences.n_targets += slot->n_target;
 }
 
@@ -2353,7 +2495,7 @@ static moe_status moe_device_step(moe_device *d, moe_trace_fn trace, void *trace
     moe_set_live(d, rows);
     if (!trace) rows = moe_bucket(rows, d->graphs[1].rows, &index);
     if (d->status == MOE_OK && trace) {
-        MOE_LAUNCH(d, moe_k_fill, 1, MOE_BLOCK, d->searching, (int)rows);
+        moe_run_fill(d, rows);
         moe_run_traced(d, 1, &none, rows, trace, trace_user);
         moe_run_search(d, rows);
     } else if (d->status == MOE_OK) {
@@ -2489,16 +2631,36 @@ static const float *moe_upload_vector(moe_device *d, const float *v, size_t n, c
     return v ? (const float *)moe_upload(d, v, n * sizeof *v, what) : NULL;
 }
 
+/* The matrix that a node multiplies with or looks rows up in, and its *bias; NULL: it has none, or several. */
+static const moe_matrix *moe_matrix_of(const moe_node *n, const float **bias) {
+    switch (n->op) {
+    case MOE_OP_EMBED: return n->embed.table;
+    case MOE_OP_LINEAR: *bias = n->linear.bias; return n->linear.w;
+    case MOE_OP_LSTM_STEP: *bias = n->lstm.cell->bias; return &n->lstm.cell->w_x;
+    case MOE_OP_GATE: *bias = n->gate.gating->bias; return n->gate.grouped ? &n->gate.gating->weight : NULL;
+    case MOE_OP_OUTPUT: *bias = n->output.bias; return n->output.w;
+    default: return NULL;
+    }
+}
+
 /* Everything but experts. */
 static void moe_bind_node(moe_device *d, const moe_node *n, moe_bound *b) {
-    if (n->matrix) b->w = moe_upload_matrix(d, n->matrix, n->name);
-    if (n->matrix) b->bias = moe_upload_vector(d, n->bias, n->matrix->rows, n->name);
-    if (n->w_r) b->w_r = moe_upload_matrix(d, n->w_r, n->name);
-    if (n->w_proj) b->w_proj = moe_upload_matrix(d, n->w_proj, n->name);
-    if (n->op == MOE_OP_GATE) b->threshold = moe_upload_vector(d, n->threshold, n->experts, n->name);
-    if (n->op == MOE_OP_ATTENTION) b->v = moe_upload_vector(d, n->v, n->src[0]->cols, n->name);
+    const float *bias = NULL;
+    const moe_matrix *w = moe_matrix_of(n, &bias);
+    const moe_cell *cell = n->op == MOE_OP_LSTM_STEP || n->op == MOE_OP_LSTM_LAYER ? n->lstm.cell : NULL;
+    if (w) b->w = moe_upload_matrix(d, w, n->name);
+    if (w) b->bias = moe_upload_vector(d, bias, w->rows, n->name);
+    if (n->op == MOE_OP_EMBED && n->embed.positions)
+        b->positions = (const float *)moe_upload_matrix(d, n->embed.positions, n->name).data;
+    if (cell) b->w_r = moe_upload_matrix(d, &cell->w_r, n->name);
+    if (n->op == MOE_OP_LSTM_LAYER && cell->w_proj.rows) b->w_proj = moe_upload_matrix(d, &cell->w_proj, n->name);
+    if (n->op == MOE_OP_NORM) b->weight = moe_upload_vector(d, n->norm.weight, n->cols, n->name);
+    if (n->op == MOE_OP_NORM) b->bias = moe_upload_vector(d, n->norm.bias, n->cols, n->name);
+    if (n->op == MOE_OP_GATE) b->threshold = moe_upload_vector(d, n->gate.gating->threshold, n->cols, n->name);
+    if (n->op == MOE_OP_ATTENTION) b->v = moe_upload_vector(d, n->attention.v, n->src[0]->cols, n->name);
     if (n->op == MOE_OP_OUTPUT)
-        b->never = (const int32_t *)moe_upload(d, n->never, n->n_never * sizeof *n->never, n->name);
+        b->never =
+            (const int32_t *)moe_upload(d, n->output.never, n->output.n_never * sizeof *n->output.never, n->name);
 }
 
 static void moe_most_of(size_t *most, size_t n) { *most = moe_largest(*most, n); }
@@ -2506,7 +2668,7 @@ static void moe_most_of(size_t *most, size_t n) { *most = moe_largest(*most, n);
 /* The largest of everything that nodes want of the scratch. */
 typedef struct moe_needs {
     size_t hidden, sentences, state, z, experts, pairs, tiles, units, unit_codes, inputs, out, outputs, subs, chunks,
-        input_cols;
+        input_cols, chain;
 } moe_needs;
 
 static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
@@ -2515,41 +2677,46 @@ static void moe_need_matrix(moe_needs *need, const moe_matrix *m) {
     if (m->type == MOE_TYPE_Q4) moe_most_of(&need->subs, rows * m->cols_padded / 32);
 }
 
-static void moe_need_node(moe_needs *need, const moe_node *n, const moe_device_graph *g, size_t rows) {
-    if (n->matrix) moe_need_matrix(need, n->matrix);
-    if (n->w_r) moe_need_matrix(need, n->w_r);
-    if (n->w_proj) moe_need_matrix(need, n->w_proj);
+static void moe_need_node(moe_needs *need, const moe_node *n, const moe_graph *g, size_t rows) {
+    const float *bias = NULL;
+    const moe_matrix *w = moe_matrix_of(n, &bias);
+    if (w) moe_need_matrix(need, w);
+    if (n->op == MOE_OP_LSTM_STEP || n->op == MOE_OP_LSTM_LAYER) moe_need_matrix(need, &n->lstm.cell->w_r);
+    if (n->op == MOE_OP_LSTM_LAYER && n->lstm.cell->w_proj.rows) moe_need_matrix(need, &n->lstm.cell->w_proj);
     if (n->op == MOE_OP_LSTM_STEP) {
-        moe_most_of(&need->z, rows * 4 * n->hidden);
+        moe_most_of(&need->z, rows * 4 * n->lstm.cell->hidden);
     } else if (n->op == MOE_OP_LSTM_LAYER) {
         moe_most_of(&need->sentences, g->sentences);
-        moe_most_of(&need->hidden, n->hidden);
+        moe_most_of(&need->hidden, n->lstm.cell->hidden);
         moe_most_of(&need->state, n->cols);
-        moe_most_of(&need->z, g->sentences * 4 * n->hidden);
+        moe_most_of(&need->z, g->sentences * 4 * n->lstm.cell->hidden);
+    } else if (n->op == MOE_OP_HEADS) {
+        moe_most_of(&need->outputs, n->heads.heads * moe_longest(g));
+        if (n->heads.rows && n->heads.within) moe_most_of(&need->chain, g->rows * g->max_target);
     } else if (n->op == MOE_OP_INPUT) {
         moe_most_of(&need->input_cols, n->cols);
     } else if (n->op == MOE_OP_EXPERTS) {
         const size_t pairs = moe_pairs(n, rows);
-        moe_need_matrix(need, &n->up);
-        moe_need_matrix(need, &n->down);
-        moe_most_of(&need->experts, n->experts);
+        moe_need_matrix(need, &n->experts->up);
+        moe_need_matrix(need, &n->experts->down);
+        moe_most_of(&need->experts, n->experts->count);
         moe_most_of(&need->pairs, pairs);
-        moe_most_of(&need->tiles, pairs / MOE_TILE + moe_least(pairs, n->experts));
-        moe_most_of(&need->units, pairs * n->hidden);
-        moe_most_of(&need->unit_codes, pairs * moe_code_stride(n->hidden));
+        moe_most_of(&need->tiles, pairs / MOE_TILE + moe_least(pairs, n->experts->count));
+        moe_most_of(&need->units, pairs * n->experts->hidden);
+        moe_most_of(&need->unit_codes, pairs * moe_code_stride(n->experts->hidden));
         moe_most_of(&need->inputs, pairs * n->src[0]->stride);
         moe_most_of(&need->out, pairs * n->cols);
     } else if (n->op == MOE_OP_OUTPUT) {
-        moe_most_of(&need->chunks, moe_blocks(n->matrix->rows, MOE_OUTPUT_CHUNK));
+        moe_most_of(&need->chunks, moe_blocks(w->rows, MOE_OUTPUT_CHUNK));
     }
 }
 
 static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     const char *what = "scratch", *frame = "what goes up and down in a step";
-    const size_t rows = d->rows, top = d->graphs[1].top, up = 9 * rows;
+    const size_t rows = d->rows, top = d->graphs[1].top, up = MOE_UP * rows;
     const size_t attention = moe_times(d, d->graphs[1].rows, d->graphs[1].max_source);
     const size_t host_ints = moe_largest(need->experts + 1, moe_largest(rows, 4)), inputs = rows * need->input_cols;
-    size_t down;
+    size_t down, chain;
     d->n_sums = moe_least(moe_largest(MOE_SUMS, need->outputs * 32), need->outputs * moe_largest(rows, need->pairs));
     d->sums = (int32_t *)moe_take(d, d->n_sums, sizeof *d->sums, what);
     d->lstm.z = (float *)moe_take(d, need->z, sizeof(float), what);
@@ -2590,12 +2757,16 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->down = (char *)moe_take(d, d->down_bytes, 1, frame);
     d->inputs = (float *)moe_take(d, inputs, sizeof *d->inputs, frame);
     d->input_cols = need->input_cols;
+    if (need->chain) d->chain = (int32_t *)moe_take(d, need->chain, sizeof *d->chain, frame);
     down = d->searching.slots ? 0 : d->down_bytes;
-    if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->pinned, (up + host_ints + inputs) * sizeof(int32_t) + down))) return;
+    chain = d->searching.slots ? 0 : need->chain;
+    if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->pinned, (up + host_ints + inputs + chain) * sizeof(int32_t) + down)))
+        return;
     d->up_host = (int32_t *)d->pinned;
     d->moe.host = (int *)d->up_host + up;
     d->inputs_host = (float *)(void *)(d->moe.host + host_ints);
-    d->down_host = (char *)(d->inputs_host + inputs);
+    if (chain) d->chain_host = (int32_t *)(void *)(d->inputs_host + inputs);
+    d->down_host = (char *)(d->inputs_host + inputs + chain);
     memset(d->up_host, 0, up * sizeof *d->up_host);
     d->ids = d->up;
     d->parents = d->ids + rows;
@@ -2606,6 +2777,8 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     d->destination = d->hold + rows;
     d->last = d->destination + rows;
     d->sentence = d->last + rows;
+    d->positions = d->sentence + rows;
+    d->first = d->positions + rows;
     d->top_logprobs = (float *)(void *)d->down;
     d->want_logprob = d->top_logprobs + d->graphs[1].rows * top;
     d->top_ids = (int32_t *)(void *)(d->want_logprob + d->graphs[1].rows);
@@ -2615,7 +2788,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
 static void moe_take_search(moe_device *d) {
     moe_searching *a = &d->searching;
     const char *what = "hypotheses";
-    const moe_device_graph *g = &d->graphs[1];
+    const moe_graph *g = &d->graphs[1];
     const size_t slots = (size_t)a->slots, beam = (size_t)a->search.beam, max_target = a->search.max_target;
     const size_t hypotheses = moe_times(d, slots, beam), targets = moe_times(d, slots, max_target);
     const size_t coverage = a->search.beta != 0.0f ? moe_times(d, g->rows, g->max_source) : 0;
@@ -2648,6 +2821,9 @@ static void moe_take_search(moe_device *d) {
     a->length = d->length;
     a->want = d->want;
     a->hold = d->hold;
+    a->positions = d->positions;
+    a->destination = d->destination;
+    a->chain = d->chain;
     a->answer.top = g->top;
     a->answer.top_ids = d->top_ids;
     a->answer.top_logprobs = d->top_logprobs;
@@ -2663,6 +2839,15 @@ static void moe_take_search(moe_device *d) {
     d->sentences.fresh = 1;
 }
 
+/* Where the first expert's matrices and biases are. */
+static void moe_bind_slabs(const moe_experts *e, const char *slabs, size_t step, moe_bound *b) {
+    const char *down = slabs + moe_up_bytes(e);
+    b->up = moe_weights_at(&e->up, slabs, step);
+    b->down = moe_weights_at(&e->down, down, step);
+    if (e->up_bias) b->up_bias = (const float *)(const void *)(slabs + moe_both_bytes(&e->up));
+    if (e->down_bias) b->down_bias = (const float *)(const void *)(down + moe_both_bytes(&e->down));
+}
+
 /* Experts, when everything else has its memory: all of them, or slots. */
 static void moe_bind_experts(moe_device *d, const moe_needs *need) {
     const size_t fixed = d->wanted;
@@ -2673,10 +2858,12 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
             const moe_node *n = &d->graphs[which].nodes[i];
             if (n->op != MOE_OP_EXPERTS || !d->bound[which]) continue;
             d->bound[which][i].experts_before = d->experts;
-            d->experts += n->experts;
+            d->experts += n->experts->count;
             moe_most_of(&largest, moe_expert_bytes(n));
-            all += moe_least(n->experts < SIZE_MAX / moe_expert_bytes(n) ? n->experts * moe_expert_bytes(n) : SIZE_MAX,
-                             SIZE_MAX - all);
+            all +=
+                moe_least(n->experts->count < SIZE_MAX / moe_expert_bytes(n) ? n->experts->count * moe_expert_bytes(n)
+                                                                             : SIZE_MAX,
+                          SIZE_MAX - all);
         }
     everything = fixed < SIZE_MAX - all ? fixed + all : SIZE_MAX;
     if (d->lacking) moe_lack(d, fixed + largest, d->experts ? everything : 0, d->budget, "device");
@@ -2694,14 +2881,14 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
     for (int which = 0; which < 2; which++)
         for (size_t i = 0; i < d->graphs[which].count && d->status == MOE_OK; i++) {
             const moe_node *n = &d->graphs[which].nodes[i];
-            const size_t step = d->cache.slots ? d->cache.slot_bytes : moe_expert_bytes(n);
             char *slabs = d->cache.slabs;
+            size_t step;
             if (n->op != MOE_OP_EXPERTS) continue;
-            if (!slabs) slabs = (char *)moe_take(d, n->experts, step, n->name);
+            step = d->cache.slots ? d->cache.slot_bytes : moe_expert_bytes(n);
+            if (!slabs) slabs = (char *)moe_take(d, n->experts->count, step, n->name);
             if (!slabs) return;
-            d->bound[which][i].up = moe_weights_at(&n->up, slabs, step);
-            d->bound[which][i].down = moe_weights_at(&n->down, slabs + moe_both_bytes(&n->up), step);
-            for (size_t e = 0; e < n->experts && !d->cache.slots && d->status == MOE_OK; e++) {
+            moe_bind_slabs(n->experts, slabs, step, &d->bound[which][i]);
+            for (size_t e = 0; e < n->experts->count && !d->cache.slots && d->status == MOE_OK; e++) {
                 moe_lift_expert(d, n, e, slabs + e * step);
                 moe_announce(d);
             }
@@ -2730,7 +2917,7 @@ static void moe_bind_graphs(moe_device *d, const moe_needs *need) {
     }
 }
 
-static moe_status moe_device_bind(moe_device *d, const moe_device_graph graphs[2], const moe_search *search,
+static moe_status moe_device_bind(moe_device *d, const moe_graph graphs[MOE_GRAPHS], const moe_search *search,
                                   moe_error *error) {
     moe_needs need;
     size_t nodes = 0;
@@ -2741,7 +2928,7 @@ static moe_status moe_device_bind(moe_device *d, const moe_device_graph graphs[2
     }
     MOE_CUDA_TRY(d, cudaSetDevice(d->index));
     for (int which = 0; which < 2; which++) {
-        const moe_device_graph *g = &graphs[which];
+        const moe_graph *g = &graphs[which];
         d->graphs[which] = *g;
         if (!g->count) continue; /* no encoder */
         moe_most_of(&d->rows, g->rows);

@@ -2,28 +2,37 @@
  *
  * Read it from top to bottom: every room uses only rooms above it.
  *
- *    1. Platform              compiler and system, nothing else knows about either
- *    2. Errors                status codes, messages, checked arithmetic
- *    3. Memory                allocator hooks, the bump layout that sizes a session before it exists
- *    4. Number formats        F16, BF16, the Q8 interleave, matrices
- *    5. Elementary functions  exp, log, tanh, sigmoid: one definition for every machine
- *    6. Kernels: portable     the oracle: what every other kernel room must equal bit for bit
- *    7. Kernels: AVX2          plain, with VNNI
- *    8. Kernels: AVX-512      with VNNI
- *    9. Kernels: AMX          int8 tiles over the AVX-512 room
- *   10. Kernels: NEON         plain, with dot products, with matrix products
- *   11. Dispatch              choosing a kernel room at run time
- *   12. Threads               a pool that splits outputs, never sums
- *   13. Model file: reader    mapped bytes, bounded cursor, metadata, directory
- *   14. Model file: writer    metadata and tensors into a new file
- *   15. Architecture          the layer list that the metadata describes, weights bound to it
- *   16. Models                opening, closing, saving, looking
- *   17. Graph                 tensors, nodes, builders, planner
- *   18. Execution             one compute function per op; the CPU backend; the seam to a device
- *   19. Encoder and decoder   the two graphs of a translation model
- *   20. Beam search           hypotheses, penalties, pruning
- *   21. Reranking             translations that wait for what the model says of their source
- *   22. Sessions              the queue, continuous batching, the device, the public calls
+ *    1. Platform               compiler and system, nothing else knows about either
+ *    2. Errors                 status codes, messages, checked arithmetic
+ *    3. Memory                 allocator hooks, the bump layout that sizes a session before it exists
+ *    4. Nodes                  what a graph is made of; the seam to a device
+ *    5. Elementary functions   exp, log, tanh, sigmoid: one definition for every machine
+ *    6. Beam search            hypotheses, penalties, pruning
+ *    7. Number formats         F32, F16, BF16, Q8, Q4: what the bytes of a matrix mean
+ *    8. Kernels: portable      the oracle: what every other kernel room must equal bit for bit
+ *    9. Kernels: AVX2          plain, with VNNI
+ *   10. Kernels: AVX-512       with VNNI
+ *   11. Kernels: AMX           int8 tiles over the AVX-512 room
+ *   12. Kernels: NEON          plain, with dot products, with matrix products
+ *   13. Dispatch               choosing a kernel room at run time
+ *   14. Threads                a pool that splits outputs, never sums
+ *   15. Model file: reader     mapped bytes, bounded cursor, metadata, directory
+ *   16. Model file: writer     files that appear whole or not at all; metadata and tensors into one
+ *   17. Layers                 the layer list that the metadata describes, weights bound to it
+ *   18. Models                 opening, saving, looking at a model
+ *   19. Graph                  what ops have in common
+ *   20. Ops: rows              a row from the same row of other nodes
+ *   21. Ops: carried rows      rows that outlive a run
+ *   22. Ops: recurrences       LSTM cells and layers
+ *   23. Ops: attention         the context of a row
+ *   24. Ops: gates             who gets a row
+ *   25. Ops: experts           what they make of it, and where their bytes lie
+ *   26. Ops: output            logits, the best tokens
+ *   27. Plan and run           the table of ops, places in memory, the run of a graph
+ *   28. Encoder and decoder    the graphs of a model
+ *   29. Reranking              translations that wait for what the model says of their source
+ *   30. Sessions: making       settle, measure, build
+ *   31. Sessions: translating  the queue, continuous batching, the public calls
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output
  * (projection), E experts, K experts wanted per token, A attention size, V vocabulary.
@@ -38,6 +47,10 @@
  * softmax over ALL experts, weights are renormalised over the selected ones; the empty mask is common; a token
  * may select far more than K experts; Q8 rows are padded to 64 columns and 16 rows with zeros.
  */
+
+/* moe-cuda.cu includes this file for rooms 4 to 6 alone: it has defined MOE_SHARED, which goes before every function
+ * there, and includes moe.h and what they need. */
+#ifndef MOE_SHARED
 
 /* ==== 1. Platform =============================================================================================
  * Owns every question about the compiler, the processor and the operating system. */
@@ -58,14 +71,18 @@
 #include <fcntl.h>
 #include <float.h>
 #include <math.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__FAST_MATH__)
@@ -231,7 +248,861 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     return piece;
 }
 
-/* ==== 4. Number formats =======================================================================================
+#define MOE_SHARED static inline
+#define MOE_HOST 1
+#else
+#define MOE_HOST 0
+#endif /* MOE_SHARED */
+
+/* ==== 4. Nodes ================================================================================================
+ * Owns the nodes of a graph, as the processor and a device see them: numbers, matrices and addresses, nothing of
+ * layers or models. Invariant: a row of a node is computed from the same row of its sources, so that any rows may run
+ * together.
+ *
+ * How a session uses a device: the session plans. The device owns two blocks of memory, in which the plan places
+ * carried rows and activations; it owns the weights and its own scratch too. Order of calls: count, open, allocate
+ * (carried rows, activations), bind, run..., close. For translations and scores the device searches as well: run
+ * computes the encoder, then begin... and step follow. Only ids go up, and only finished sentences come down. */
+
+typedef enum moe_op {
+    MOE_OP_INPUT,    /* rows of the frame's inputs                             */
+    MOE_OP_EMBED,    /* ids -> rows of an embedding, times scale               */
+    MOE_OP_QUANTISE, /* rows -> int8 codes and a scale per row                 */
+    MOE_OP_LINEAR,   /* x -> w x + bias, or w x + another node's row           */
+    MOE_OP_ADD,
+    MOE_OP_CONCAT,
+    MOE_OP_UNARY,      /* sigmoid, tanh, swish, gelu                             */
+    MOE_OP_NORM,       /* layer norm                                             */
+    MOE_OP_VIEW,       /* some columns of another node, no work                  */
+    MOE_OP_GATHER,     /* carried rows -> those of the parents, zero for a new sentence */
+    MOE_OP_STORE,      /* rows -> carried rows                                   */
+    MOE_OP_LSTM_STEP,  /* x, r, c -> [h | c]: the products with both matrices and the cell */
+    MOE_OP_LSTM_LAYER, /* input products of packed sentences -> outputs         */
+    MOE_OP_ATTENTION,  /* projected query -> context (GNMT)                      */
+    MOE_OP_HEADS,      /* queries, keys and values -> contexts of several heads  */
+    MOE_OP_GATE,       /* logits, or features and a gate over groups, -> selections */
+    MOE_OP_EXPERTS,    /* x, selections -> sum of weighted expert outputs        */
+    MOE_OP_MIX,        /* outputs of all experts side by side, selections -> the same sum */
+    MOE_OP_OUTPUT,     /* logits, best tokens and their log-probabilities        */
+    MOE_OP_COUNT
+} moe_op;
+
+typedef enum moe_unary { MOE_UNARY_SIGMOID, MOE_UNARY_TANH, MOE_UNARY_SWISH, MOE_UNARY_GELU } moe_unary;
+
+/* A weight matrix [rows, cols] = [out, in] where its bytes lie in host memory; room "Number formats" says how. */
+typedef struct moe_matrix {
+    moe_type type;
+    size_t rows, cols;
+    size_t cols_padded;  /* Q8, Q4: multiple of 64; else cols */
+    const void *data;    /* Q8, Q4: the codes */
+    const int8_t *subs;  /* Q4 */
+    const float *scales; /* Q8, Q4: [rows padded to 16] */
+} moe_matrix;
+
+/* z = w_x x + w_r r + bias, [4H] in gate order i f g o; r = w_proj h, or h without projection. */
+typedef struct moe_cell {
+    moe_matrix w_x, w_r, w_proj; /* [4H, in], [4H, P], [P, H] (rows 0: no projection) */
+    const float *bias;           /* [4H] */
+    size_t hidden, state;        /* H, P; P is H without projection */
+    float forget_bias;
+} moe_cell;
+
+/* One level of gates: `level` experts (or groups) compete. The weights of all of them are rows of one matrix. */
+typedef struct moe_gating {
+    moe_gate kind;
+    size_t level, k;
+    int empty_zero;           /* where a mask is empty nothing is selected; else the best one is */
+    int relu;                 /* of the logits (Eigen et al.) */
+    moe_matrix weight, noise; /* [n, F] F32; noise: rows 0 without */
+    const float *bias;        /* [n] or NULL */
+    const float *threshold;   /* [n], threshold gates */
+} moe_gating;
+
+/* Experts w_down relu(w_up x [+ bias]) [+ bias]: a row of slabs. */
+typedef struct moe_experts {
+    size_t count, hidden;
+    float scale;         /* of their weighted sum */
+    moe_matrix up, down; /* [hidden, width], [width, hidden] of expert 0; the others follow every `stride` bytes */
+    size_t stride;
+    const float *up_bias, *down_bias; /* [count, hidden], [count, width], or NULL */
+} moe_experts;
+
+/* A row of selections, as MOE_OP_GATE makes it, is `stride` words of 32 bits: how many experts, 1 if a mask was empty,
+ * then uint32 experts [capacity] ascending and float weights [capacity]. */
+typedef struct moe_selections {
+    uint32_t *words; /* [rows, stride] */
+    size_t stride, capacity;
+} moe_selections;
+
+typedef struct moe_selection {
+    uint32_t *count, *empty, *experts;
+    float *weights;
+} moe_selection;
+
+MOE_SHARED moe_selection moe_selection_at(const moe_selections *all, size_t row) {
+    uint32_t *words = all->words + row * all->stride;
+    moe_selection s;
+    s.count = words;
+    s.empty = words + 1;
+    s.experts = words + 2;
+    s.weights = (float *)(void *)(words + 2 + all->capacity);
+    return s;
+}
+
+/* Rows that outlive a run of their graph, and whose they are. */
+typedef enum moe_carry {
+    MOE_BY_PARENT, /* row r belongs to row r of the last step; rows whose parent is r read it    */
+    MOE_BY_SOURCE, /* a row belongs to a source token; all rows of its sentence read it          */
+    MOE_BY_TOKEN   /* a row belongs to a generated token; the rows that descend from it read it: no copies when beams
+                      change */
+} moe_carry;
+
+enum { MOE_OUTPUT_CHUNK = 1024 }; /* tokens in a chunk; the softmax over the vocabulary is joined from chunks */
+
+typedef struct moe_embed_op {
+    const moe_matrix *table;
+    const moe_matrix *positions; /* F32: the row of the token's position is added; NULL: none */
+    float scale;                 /* of the table's row */
+} moe_embed_op;
+
+typedef struct moe_linear_op {
+    const moe_matrix *w;
+    const float *bias; /* [w->rows] or NULL */
+    int add;           /* src[1] is added instead of a bias */
+    int relu;
+} moe_linear_op;
+
+typedef struct moe_norm_op {
+    const float *weight, *bias; /* [cols] */
+    float epsilon;
+} moe_norm_op;
+
+typedef struct moe_carried_op {
+    moe_carry by;
+    float *rows; /* [rows, cols] without gaps */
+} moe_carried_op;
+
+typedef struct moe_lstm_op {
+    const moe_cell *cell;
+    int backward;           /* lstm_layer */
+    float *last_r, *last_c; /* lstm_layer: [slots, P], [slots, H] states after every sentence, or NULL */
+} moe_lstm_op;
+
+typedef struct moe_attention_op {
+    int product, start_zero;    /* Appendix G instead of additive; the first context is zero */
+    const float *v;             /* [src[0]->cols] */
+    const float *keys, *values; /* [tokens, src[0]->cols], [tokens, cols] */
+} moe_attention_op;
+
+/* softmax(q k / sqrt(width of a head)) v for every head, whose columns lie side by side (Vaswani et al. 2017, arXiv
+ * 1706.03762). src[0] begins with the queries. Keys and values lie side by side, 2 cols numbers in a row: those carried
+ * by source or by token or, where the node is of the encoder, in src[0] behind the queries. */
+typedef struct moe_heads_op {
+    size_t heads;
+    int within;        /* a row sees its own sentence: in the encoder all of it, in the decoder its tokens so far */
+    const float *rows; /* NULL: src[0] has keys and values */
+} moe_heads_op;
+
+typedef struct moe_gate_op {
+    const moe_gating *gating;
+    moe_gate kind;     /* the session may want another than the file */
+    int grouped;       /* src are features and selections of groups; else logits and perhaps logits of noise */
+    size_t capacity;   /* experts that a row can select */
+    const char *layer; /* the layer whose experts it chooses; NULL: it chooses groups */
+} moe_gate_op;
+
+typedef struct moe_output_op {
+    const moe_matrix *w;
+    const float *bias;    /* [vocabulary] or NULL */
+    const int32_t *never; /* [n_never] tokens that are never generated; the first n_suppressed keep their share of */
+    size_t n_never;       /* probability all the same                                                           */
+    size_t n_suppressed;
+    int32_t eos;
+} moe_output_op;
+
+/* A node and the rows that it makes. Weights are in host memory. Data, scales and carried rows, which the session
+ * placed, are in the device's memory if a device runs the graph. */
+typedef struct moe_node moe_node;
+struct moe_node {
+    moe_op op;
+    char name[48];
+    moe_node *src[3];
+    size_t cols;   /* numbers in a row */
+    size_t stride; /* distance of two rows in numbers (of codes: in bytes); 0: the rows need not be there */
+    void *data;    /* [rows, stride] */
+    float *scales; /* quantise: [rows] */
+    union {        /* by op */
+        moe_embed_op embed;
+        moe_linear_op linear;
+        moe_unary unary;
+        size_t column; /* view: first of the columns */
+        moe_norm_op norm;
+        moe_carried_op carried; /* gather, store */
+        moe_lstm_op lstm;
+        moe_attention_op attention;
+        moe_heads_op heads;
+        moe_gate_op gate;
+        const moe_experts *experts;
+        float scale; /* mix */
+        moe_output_op output;
+    };
+    /* the plan */
+    moe_node *codes;   /* the quantised twin of this node, if somebody has asked for it */
+    size_t work_bytes; /* scratch that lives during this node only */
+    void *work;
+    size_t last; /* the last node that reads this one */
+    size_t offset, work_offset;
+    moe_node *above; /* while planning: the next higher one in the arena */
+};
+
+typedef struct moe_graph {
+    moe_node *nodes;                                        /* in the order in which they run */
+    size_t count, capacity;                                 /* nodes  */
+    size_t rows;                                            /* capacity in rows */
+    size_t threads, sentences, max_source, max_target, top; /* what scratch depends on */
+    int traced;                                             /* somebody looks at every node */
+    int routed;                                             /* somebody looks at every selection */
+    int gating;                                             /* 1 + the kind of all gates; 0: that of the file */
+    int noise; /* on logits of gates, drawn from noise_seed and the row's key */
+    uint64_t noise_seed;
+    int on_device;                                              /* a device has its own scratch */
+    moe_stats *stats;                                           /* where experts are counted, or NULL */
+    void (*watch)(void *watcher, const moe_node *t, int after); /* on the processor, before and after a node; or NULL */
+    void *watcher;
+    size_t bytes; /* of the planned arena */
+    int overflow;
+} moe_graph;
+
+enum { MOE_ENCODER, MOE_DECODER, MOE_GRAPHS }; /* the graph of a classifier counts as a decoder */
+
+/* The rows of the encoder: sentences sorted by falling length, packed by time step. */
+typedef struct moe_packed {
+    size_t steps;              /* longest sentence */
+    const size_t *live;        /* [steps] sentences that reach step t */
+    const size_t *first;       /* [steps] row of the first of them */
+    const size_t *destination; /* [rows] place among the rows carried by source */
+    const size_t *sentence;    /* [live[0]] slot of each */
+} moe_packed;
+
+/* The rows of the decoder: hypotheses. Classifiers use want, top_ids and top_logprobs only. */
+typedef struct moe_hypothesis_rows {
+    const int32_t *parents;         /* row of the step before; -1, or a row past the graph's: sentence begins */
+    const size_t *segment, *length; /* source sentence among the rows carried by source */
+
+    /* [rows, chain_stride] places of a row's tokens so far, among the rows carried by token; NULL where no rows are
+     * carried so. A row at position t has t + 1 of them; the last one is its own. */
+    const int32_t *chain;
+    size_t chain_stride;
+
+    float *attention; /* [rows, attention_stride] weights, or NULL if nobody needs them; a device's stay there */
+    size_t attention_stride;
+    const int32_t *want; /* token to score, -1: give the best ones */
+    float *want_logprob;
+    const char *hold;    /* 1: the translation is too short to end here; NULL: none is */
+    int32_t *top_ids;    /* [rows, top], best first, ties by lower id */
+    float *top_logprobs; /* [rows, top]; NaN in a broken row */
+} moe_hypothesis_rows;
+
+/* The arguments of one run. All of them are in host memory. */
+typedef struct moe_frame {
+    size_t rows;
+    const int32_t *ids;       /* [rows] */
+    const int32_t *positions; /* [rows] of the tokens in their sentences */
+    const float *inputs;      /* [rows, columns of the input] */
+    const uint64_t *keys;     /* [rows] keys from which the noise of a row is drawn */
+    moe_packed packed;        /* of the encoder's graph */
+    moe_hypothesis_rows beam; /* of the decoder's, all [rows] */
+} moe_frame;
+
+typedef struct moe_device moe_device;
+typedef struct moe_search moe_search; /* room "Beam search" */
+typedef struct moe_slot moe_slot;
+
+/* The outcome of a step of a device that searches. */
+typedef struct moe_device_results {
+    size_t rows; /* hypotheses that it advanced */
+    size_t done; /* sentences that are done, in the order of their slots; results are valid until the next step */
+
+    /* Of each sentence: slot, number of hypotheses (0: broken). Of each hypothesis: n_ids, finished, logprob and score
+     * (floats), ids [n_ids], logprobs [n_ids + finished] (floats). */
+    const int32_t *results;
+} moe_device_results;
+
+typedef struct moe_device_params {
+    moe_allocator allocator; /* for host memory */
+    int index;               /* which of the devices */
+    size_t memory;  /* bytes that may be taken; 0: whatever is free. Experts that do not fit are fetched as needed */
+    moe_log_fn log; /* may be NULL */
+    void *log_user;
+} moe_device_params;
+
+typedef struct moe_device_api {
+    const char *name; /* "cuda" */
+    /* Devices here; where there are none, `error` says why. */
+    int (*count)(moe_error *error);
+    moe_status (*open)(const moe_device_params *params, moe_device **out, moe_error *error);
+    /* Zeroed device memory, which lives as long as the device. NULL without an error where params->memory is too
+     * little: then bind fails, which knows how much is needed in all. */
+    moe_status (*allocate)(moe_device *device, size_t bytes, const char *what, void **out, moe_error *error);
+    /* Take the graphs: upload their weights and allocate everything else. Graphs and weights stay where they are. With
+     * `search` (copied) the device searches, one slot for each sentence of the decoder; NULL: run gets frames. */
+    moe_status (*bind)(moe_device *device, const moe_graph graphs[MOE_GRAPHS], const moe_search *search,
+                       moe_error *error);
+    /* Run graph `which` and fill the outputs that the frame names. With a trace every node is shown, slowly. */
+    moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
+                      moe_error *error);
+    /* A sentence takes slot `at`, where none is under way: segment, length, limit, place, scoring, forced and n_target
+     * of `slot`, and its target, which is `force` if it is forced and then `target`, are copied and go up with the next
+     * step. */
+    void (*begin)(moe_device *device, size_t at, const moe_slot *slot, int32_t force, const int32_t *target);
+    void (*forget)(moe_device *device); /* all sentences */
+    /* A decoder step for every sentence under way; there is at least one. */
+    moe_status (*step)(moe_device *device, moe_trace_fn trace, void *trace_user, moe_device_results *out,
+                       moe_error *error);
+    const char *(*describe)(const moe_device *device, uint64_t *bytes); /* "cuda:0 NVIDIA H200", memory held */
+    /* Fill in the fields of moe_stats that begin with expert; what the device itself counts is 0 after a failure. */
+    void (*stats)(moe_device *device, moe_stats *stats);
+    void (*close)(moe_device *device); /* NULL is fine */
+} moe_device_api;
+
+const moe_device_api *moe_cuda(void); /* in moe-cuda.cu */
+
+/* ==== 5. Elementary functions =================================================================================
+ * Owns the one definition of exp, log, tanh, sigmoid and of noise. Invariant: vector rooms repeat these operation by
+ * operation. Errors stay below 2e-7 absolute for tanh and sigmoid, 3e-7 relative for exp and log
+ * (tests/engine/test_kernels.c). */
+
+MOE_SHARED float moe_from_bits(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+MOE_SHARED uint32_t moe_to_bits(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+MOE_SHARED float moe_bf16_to_f32(uint16_t h) { return moe_from_bits((uint32_t)h << 16); }
+
+/* Multiplying by 2^112 moves an F16 exponent to its F32 place and normalises subnormals exactly. */
+MOE_SHARED float moe_f16_to_f32(uint16_t h) {
+    uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13, sign = (uint32_t)(h & 0x8000u) << 16;
+    float f = moe_from_bits(magnitude) * 0x1p112f;
+    uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : moe_to_bits(f); /* infinity, NaN */
+    return moe_from_bits(bits | sign);
+}
+
+/* Round to nearest even for |x| < 2^22, the same on every machine: adding 1.5 * 2^23 leaves the integer in the low
+ * mantissa bits. */
+#define MOE_ROUND_MAGIC 12582912.0f
+MOE_SHARED int32_t moe_round(float x) { return (int32_t)(moe_to_bits(x + MOE_ROUND_MAGIC) - 0x4b400000u); }
+
+#define MOE_EXP_LOW (-87.0f) /* exp is 0 below: no subnormal is ever made */
+#define MOE_EXP_HIGH 87.0f
+#define MOE_LOG2E 1.44269502f
+#define MOE_LN2_HIGH 0.693359375f /* 355/512: products with small integers are exact */
+#define MOE_LN2_LOW (-2.12194442e-4f)
+#define MOE_EXP_2 0.5f /* exp(r) = 1 + r + r^2 (EXP_2 + r EXP_3 + ...), |r| <= ln 2 / 2, fitted at Chebyshev nodes */
+#define MOE_EXP_3 0.166665763f
+#define MOE_EXP_4 0.041666463f
+#define MOE_EXP_5 8.36323574e-3f
+#define MOE_EXP_6 1.39337336e-3f
+
+/* Comparisons are ordered so that NaN goes through: (limit > x ? limit : x) is what maxps(limit, x) does. */
+MOE_SHARED float moe_expf(float x) {
+    float clamped = MOE_EXP_LOW > x ? MOE_EXP_LOW : x, t, n, r, y;
+    clamped = MOE_EXP_HIGH < clamped ? MOE_EXP_HIGH : clamped;
+    t = clamped * MOE_LOG2E + MOE_ROUND_MAGIC;
+    n = t - MOE_ROUND_MAGIC;
+    r = clamped - n * MOE_LN2_HIGH;
+    r = r - n * MOE_LN2_LOW;
+    y = MOE_EXP_6 * r + MOE_EXP_5;
+    y = y * r + MOE_EXP_4;
+    y = y * r + MOE_EXP_3;
+    y = y * r + MOE_EXP_2;
+    y = y * (r * r) + r;
+    y = y + 1.0f;
+    y = y * moe_from_bits((moe_to_bits(t) << 23) + 0x3f800000u); /* times 2^n; a NaN stays one, whatever its payload */
+    return x < MOE_EXP_LOW ? 0.0f : y;
+}
+
+MOE_SHARED float moe_sigmoidf(float x) { return 1.0f / (1.0f + moe_expf(-x)); }
+
+MOE_SHARED float moe_tanhf(float x) {
+    uint32_t sign = moe_to_bits(x) & 0x80000000u;
+    float t = moe_expf(moe_from_bits(moe_to_bits(x) & 0x7fffffffu) * -2.0f);
+    return moe_from_bits(moe_to_bits((1.0f - t) / (1.0f + t)) | sign);
+}
+
+/* Natural logarithm of a positive normal number; -infinity for 0. */
+MOE_SHARED float moe_logf(float x) {
+    uint32_t bits = moe_to_bits(x);
+    int32_t exponent;
+    float s, z, m;
+    if (!(x > 0.0f)) return x == 0.0f ? moe_from_bits(0xff800000u) : moe_from_bits(0x7fc00000u);
+    if (bits >= 0x7f800000u) return x;
+    exponent = (int32_t)((bits - 0x3f3504f3u) >> 23) - (bits < 0x3f3504f3u ? 512 : 0);
+    m = moe_from_bits(bits - ((uint32_t)exponent << 23)); /* in [sqrt 1/2, sqrt 2) */
+    s = (m - 1.0f) / (m + 1.0f);                          /* log m = 2 artanh s */
+    z = s * s;
+    z = ((0.295830756f * z + 0.399887025f) * z + 0.666666865f) * z * s + 2.0f * s;
+    return (float)exponent * MOE_LN2_HIGH + ((float)exponent * MOE_LN2_LOW + z);
+}
+
+/* NaN goes through, as it does through maxps(0, x). */
+MOE_SHARED float moe_reluf(float x) { return 0.0f > x ? 0.0f : x; }
+
+enum { MOE_LANES = 16 };
+
+/* The fixed tree: 16 lanes to one. */
+MOE_SHARED float moe_join_lanes(const float lane[MOE_LANES]) {
+    float t[8];
+    for (int i = 0; i < 8; i++) t[i] = lane[i] + lane[i + 8];
+    for (int i = 0; i < 4; i++) t[i] = t[i] + t[i + 4];
+    for (int i = 0; i < 2; i++) t[i] = t[i] + t[i + 2];
+    return t[0] + t[1];
+}
+
+/* x times the normal distribution's function, whose erf is that of Abramowitz and Stegun 7.1.26 (error below 1.5e-7).
+ */
+MOE_SHARED float moe_geluf(float x) {
+    const float z = moe_from_bits(moe_to_bits(x * 0.707106781f) & 0x7fffffffu), t = 1.0f / (1.0f + 0.3275911f * z);
+    const float tail =
+        ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t *
+        moe_expf(-(z * z)) * 0.5f;
+    return x < 0.0f ? x * tail : x * (1.0f - tail);
+}
+
+/* splitmix64's scrambler. */
+MOE_SHARED uint64_t moe_hash(uint64_t z) {
+    z += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Noise: a standard normal number from a row's key, a gate's name and an expert. Quantiles by Wichura's PPND7 (AS 241,
+ * Applied Statistics 37, 1988), whose far tails 24 bits never reach. */
+MOE_SHARED float moe_normal(uint64_t key, size_t expert) {
+    const uint32_t bits = (uint32_t)(moe_hash(key + expert) >> 41);
+    const double u = ((double)bits + 0.5) / 8388608.0, q = u - 0.5;
+    double r = 0.180625 - q * q;
+    if (r >= 0)
+        return (float)(q * (((59.109374720 * r + 159.29113202) * r + 50.434271938) * r + 3.3871327179) /
+                       (((67.187563600 * r + 78.757757664) * r + 17.895169469) * r + 1.0));
+    r = sqrt(-(double)moe_logf((float)(q < 0 ? u : 1.0 - u))) - 1.6;
+    r = (((0.17023821103 * r + 1.3067284816) * r + 2.7568153900) * r + 1.4234372777) /
+        ((0.12021132975 * r + 0.73700164250) * r + 1.0);
+    return (float)(q < 0 ? -r : r);
+}
+
+/* log(1 + exp(x)) */
+MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf(1.0f + moe_expf(x > 0.0f ? -x : x)); }
+
+/* ==== 6. Beam search ==========================================================================================
+ * Owns the hypotheses of one sentence. Invariant: a sentence's outcome depends on its own rows only, ties are broken by
+ * rank, and the search touches nothing but what the slot points to. So any batch gives the same result, on any machine.
+ * Every product and sum is rounded by itself.
+ *
+ * A step orders the candidates of all live hypotheses by falling log-probability (ties: better-ranked hypothesis, then
+ * better token) and walks down. An end token among the first `beam` candidates finishes a hypothesis; other tokens make
+ * live ones, until there are `beam`. The walk ends at a candidate that is worse than the best one by more than the
+ * pruning margin; finished hypotheses whose scores are so much worse than the best are dropped (GNMT section 7). The
+ * sentence is done when `beam` hypotheses have finished, when none is live, at the length limit (which keeps the live
+ * ones as unfinished, behind all finished ones), or when nbest have finished and no live one can beat the best.
+ *
+ * Where the beginning of the translation is given, one hypothesis follows it first; these steps count.
+ *
+ * That is MOE_RULES_PAPER, moe_search_step. MOE_RULES_HF shares it, but ends in moe_hf_done. The other rules keep
+ * finished hypotheses in the beam and share moe_beam_step; moe_rank and moe_score tell them apart. */
+
+typedef struct moe_token {
+    int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
+    float logprob;
+} moe_token;
+
+typedef struct moe_live {
+    float logprob;
+    int32_t last; /* index of its last token, -1 at the beginning */
+    size_t row;   /* its row in this step; SIZE_MAX before the first */
+    /* moe_beam_step only */
+    float rank;    /* orders the beam */
+    float latest;  /* log-probability of its last token, the end counted */
+    int32_t id;    /* that token */
+    int ended;     /* it has its end token and no row any more */
+    size_t tokens; /* without the end token */
+} moe_live;
+
+typedef struct moe_finished {
+    float logprob, score, end_logprob;
+    int32_t last;
+    size_t tokens; /* without the end token */
+    size_t order;
+    int finished;
+} moe_finished;
+
+/* Settings of the search, the same for all sentences of a session. */
+struct moe_search {
+    int beam, nbest;
+    float alpha, constant, beta, prune;
+    moe_rules rules;
+    int32_t bos, eos;
+    int early_stopping, force_end; /* the hf rules */
+    size_t min_target, max_target;
+    int from_encoder; /* a sentence begins with the states that the encoder left for its slot */
+};
+
+/* One sentence under translation. Where a device searches, the session has one as well, without hypotheses. */
+struct moe_slot {
+    int active;
+    void *user;
+    uint64_t key;           /* of its source, for noise */
+    size_t segment, length; /* its tokens in the attention memory */
+    size_t limit;           /* longest target, end included */
+    size_t steps;           /* decoder steps made */
+    moe_token *tokens;      /* [max_target * beam] */
+    size_t n_tokens;
+    moe_live *live; /* [beam] best first */
+    size_t n_live;
+    moe_finished *finished; /* [2 * beam] */
+    size_t n_finished, n_ended;
+    int32_t *target; /* [max_target] tokens to be scored; without scoring, the given beginning */
+    size_t n_target;
+    int scoring;
+    int forced;   /* the first token of `target` costs nothing */
+    size_t shown; /* index of the first token that the caller sees */
+    size_t place; /* of its first row among those carried by token */
+    int broken;   /* not-a-number turned up */
+};
+
+/* The question that a live hypothesis asks the decoder. */
+typedef struct moe_row {
+    int32_t id, parent;
+    int32_t want; /* the token to score, -1: the best ones */
+    int hold;     /* too short to end here */
+} moe_row;
+
+/* The decoder's answers, by row. */
+typedef struct moe_answer {
+    size_t top;
+    const int32_t *top_ids;                   /* [rows, top], best first */
+    const float *top_logprobs, *want_logprob; /* [rows, top], [rows] */
+    const float *coverage; /* [rows, stride], NVIDIA's by place: [slots, beam, stride]; NULL: no penalty */
+    size_t stride;
+} moe_answer;
+
+/* Begin the sentence of a slot whose segment, length, limit and target are set. */
+MOE_SHARED void moe_slot_begin(moe_slot *slot) {
+    const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0 };
+    slot->active = 1;
+    slot->steps = slot->n_tokens = slot->n_finished = slot->n_ended = 0;
+    slot->broken = 0;
+    slot->live[0] = first;
+    slot->n_live = 1;
+}
+
+/* How many rows the next step has for this slot. */
+MOE_SHARED size_t moe_slot_rows(const moe_slot *slot) {
+    size_t rows = 0;
+    for (size_t h = 0; slot->active && h < slot->n_live; h++) rows += (size_t)!slot->live[h].ended;
+    return rows;
+}
+
+/* `first`: the parent that stands for none. */
+MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t first) {
+    moe_row row;
+    row.id = live->last < 0 ? s->bos : slot->tokens[live->last].id;
+    row.parent = live->row != SIZE_MAX ? (int32_t)live->row : first;
+    row.want = slot->steps < slot->n_target ? slot->target[slot->steps] : slot->scoring ? s->eos : -1;
+    row.hold = !slot->scoring && slot->steps < s->min_target;
+    return row;
+}
+
+/* Where what is carried by token of token `last` lies; the begin token's, -1, comes first. */
+MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) { return (int32_t)slot->place + last + 1; }
+
+/* These places of all tokens of a hypothesis that ends with token `last`, the begin token's first. */
+MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, int32_t *chain) {
+    for (size_t n = slot->steps + 1; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1)
+        chain[n] = moe_token_place(slot, last);
+}
+
+/* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
+MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->n_target; }
+
+/* GNMT eq 14: ((c + L) / (c + 1))^alpha. */
+MOE_SHARED float moe_length_penalty(const moe_search *s, size_t tokens) {
+    float ratio;
+    if (s->alpha == 0.0f) return 1.0f;
+    ratio = (s->constant + (float)tokens) / (s->constant + 1.0f);
+    return moe_expf(s->alpha * moe_logf(ratio));
+}
+
+/* GNMT eq 14: beta * sum_i log(min(sum_j p_ij, 1)). */
+MOE_SHARED float moe_coverage_penalty(const moe_search *s, const float *coverage, size_t length) {
+    float sum = 0.0f;
+    if (s->beta == 0.0f || !coverage) return 0.0f;
+    for (size_t i = 0; i < length; i++) {
+        const float c = coverage[i] < 1.0f ? coverage[i] : 1.0f;
+        sum = sum + moe_logf(c > 1e-10f ? c : 1e-10f);
+    }
+    return s->beta * sum;
+}
+
+/* The same without the positions that were never looked at: log 0 counts as 0. */
+MOE_SHARED float moe_seen_penalty(const moe_search *s, const float *coverage, size_t length) {
+    float sum = 0.0f;
+    if (s->beta == 0.0f || !coverage) return 0.0f;
+    for (size_t i = 0; i < length; i++)
+        if (coverage[i] > 0.0f) sum = sum + moe_logf(coverage[i] < 1.0f ? coverage[i] : 1.0f);
+    return s->beta * sum;
+}
+
+/* The score of a hypothesis with `tokens` tokens and, if `ended`, an end token. */
+MOE_SHARED float moe_score(const moe_search *s, float logprob, size_t tokens, int ended, const float *coverage,
+                           size_t length) {
+    switch (s->rules) {
+    case MOE_RULES_NVIDIA: return logprob / moe_length_penalty(s, tokens + 2) + moe_seen_penalty(s, coverage, length);
+    case MOE_RULES_TF:
+    case MOE_RULES_MLPERF: return logprob / moe_length_penalty(s, tokens);
+    case MOE_RULES_HF: return logprob / moe_length_penalty(s, tokens + (size_t)ended);
+    default: return logprob / moe_length_penalty(s, tokens + (size_t)ended) + moe_coverage_penalty(s, coverage, length);
+    }
+}
+
+MOE_SHARED void moe_add_finished(const moe_search *s, moe_slot *slot, float logprob, float end_logprob, int32_t last,
+                                 int finished, const float *coverage) {
+    const size_t tokens = slot->steps - (size_t)finished;
+    const float score = moe_score(s, logprob, tokens, finished, coverage, slot->length);
+    const moe_finished f = { logprob, score, end_logprob, last, tokens, slot->n_ended++, finished };
+    slot->finished[slot->n_finished++] = f;
+}
+
+/* Better first: finished before cut (the paper's rules), then by score, then by order of finishing. */
+MOE_SHARED int moe_better(const moe_search *s, const moe_finished *a, const moe_finished *b) {
+    if (s->rules == MOE_RULES_PAPER && a->finished != b->finished) return a->finished;
+    if (a->score != b->score) return a->score > b->score;
+    return a->order < b->order;
+}
+
+MOE_SHARED void moe_sort_finished(const moe_search *s, moe_slot *slot) {
+    for (size_t i = 1; i < slot->n_finished; i++) {
+        const moe_finished f = slot->finished[i];
+        size_t at = i;
+        for (; at > 0 && moe_better(s, &f, &slot->finished[at - 1]); at--) slot->finished[at] = slot->finished[at - 1];
+        slot->finished[at] = f;
+    }
+}
+
+/* Returns the index of the new token. */
+MOE_SHARED int32_t moe_add_token(moe_slot *slot, int32_t id, int32_t parent, float logprob) {
+    const moe_token token = { id, parent, logprob };
+    slot->tokens[slot->n_tokens] = token;
+    return (int32_t)slot->n_tokens++;
+}
+
+/* Hugging Face's end: keep the best `beam` finished hypotheses. The sentence is done when there are `beam` and search
+ * stops early, or when the best live one, at its present length, does not score more than the worst of them. */
+MOE_SHARED int moe_hf_done(const moe_search *s, moe_slot *slot) {
+    moe_sort_finished(s, slot);
+    if (slot->n_finished > (size_t)s->beam) slot->n_finished = (size_t)s->beam;
+    if (slot->n_live == 0 || slot->steps >= slot->limit) return 1;
+    return slot->n_finished == (size_t)s->beam &&
+           (s->early_stopping ||
+            slot->live[0].logprob / moe_length_penalty(s, slot->steps) <= slot->finished[slot->n_finished - 1].score);
+}
+
+/* At the length limit every hypothesis gets its end token, which costs nothing. */
+MOE_SHARED int moe_force_end(const moe_search *s, moe_slot *slot) {
+    for (size_t h = 0; h < slot->n_live; h++)
+        moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
+    slot->n_live = 0;
+    return moe_hf_done(s, slot);
+}
+
+/* Take the decoder's answer for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done. */
+MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
+    const size_t beam = (size_t)s->beam;
+    uint8_t
+        taken[MOE_MAX_BEAM]; /* [live hypotheses] how many candidates of each are taken, at most `top` <= beam + 1 */
+    size_t n_next = 0;
+    float best_candidate = 0.0f;
+    const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->limit;
+    slot->steps++;
+    if (last_step && s->force_end) return moe_force_end(s, slot);
+    for (size_t h = 0; h < slot->n_live; h++) taken[h] = 0;
+    for (size_t position = 0; n_next < beam && !(last_step && position == beam); position++) {
+        size_t best = slot->n_live, at;
+        float best_logprob = 0.0f, logprob;
+        const moe_live *from;
+        for (size_t h = 0; h < slot->n_live; h++) { /* every row's candidates are sorted: compare their heads */
+            if (taken[h] >= a->top) continue;
+            logprob = slot->live[h].logprob + a->top_logprobs[slot->live[h].row * a->top + taken[h]];
+            if (logprob != logprob) slot->broken = 1;
+            if (best == slot->n_live || logprob > best_logprob) best = h, best_logprob = logprob;
+        }
+        if (best == slot->n_live || slot->broken || !(best_logprob >= -FLT_MAX)) break;
+        from = &slot->live[best];
+        if (position == 0) best_candidate = best_logprob;
+        if (s->prune > 0.0f && best_logprob < best_candidate - s->prune) break;
+        at = from->row * a->top + taken[best]++;
+        if (last_step && a->top_ids[at] != s->eos) { /* a hypothesis cut here competes with finished ones */
+            const int32_t last = moe_add_token(slot, a->top_ids[at], from->last, a->top_logprobs[at]);
+            moe_add_finished(s, slot, best_logprob, 0.0f, last, 0, NULL);
+        } else if (a->top_ids[at] == s->eos) {
+            if (position < beam)
+                moe_add_finished(s, slot, best_logprob, a->top_logprobs[at], from->last, 1,
+                                 a->coverage ? a->coverage + from->row * a->stride : NULL);
+        } else {
+            const int32_t last = moe_add_token(slot, a->top_ids[at], from->last, a->top_logprobs[at]);
+            const moe_live live = { best_logprob, last, from->row, 0.0f, 0.0f, 0, 0, 0 };
+            next[n_next++] = live;
+        }
+    }
+    for (size_t h = 0; h < n_next; h++) slot->live[h] = next[h];
+    slot->n_live = n_next;
+    if (slot->broken) return 1;
+    if (s->rules == MOE_RULES_HF) return moe_hf_done(s, slot);
+    moe_sort_finished(s, slot);
+    while (s->prune > 0.0f && slot->n_finished &&
+           slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
+        slot->n_finished--;
+    if (slot->n_finished >= beam || slot->n_live == 0) return 1;
+    if (slot->steps >= slot->limit) {
+        for (size_t h = 0; h < slot->n_live; h++)
+            moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
+                             a->coverage ? a->coverage + slot->live[h].row * a->stride : NULL);
+        moe_sort_finished(s, slot);
+        return 1;
+    }
+    return slot->n_finished >= (size_t)s->nbest &&
+           slot->finished[0].score >= slot->live[0].logprob / moe_length_penalty(s, slot->limit);
+}
+
+/* The number that orders the beam: log-probability, or log-probability over length penalty. `before`: the hypothesis
+ * ended in an earlier step. */
+MOE_SHARED float moe_rank(const moe_search *s, float logprob, size_t tokens, int before) {
+    if (s->rules == MOE_RULES_NVIDIA) return logprob;
+    return logprob / moe_length_penalty(s, tokens + (size_t)(before && s->rules == MOE_RULES_MLPERF));
+}
+
+/* Insert a hypothesis into `next` behind those that are as good, if that place is within the beam. */
+MOE_SHARED void moe_beam_insert(moe_live *next, size_t *n, size_t beam, const moe_live *candidate) {
+    size_t at;
+    if (*n == beam && !(candidate->rank > next[beam - 1].rank)) return;
+    if (*n < beam) ++*n;
+    for (at = *n - 1; at > 0 && candidate->rank > next[at - 1].rank; at--) next[at] = next[at - 1];
+    next[at] = *candidate;
+}
+
+/* moe_search_step for the other rules: finished hypotheses stay in the beam as they are; the best of them and of all
+ * continuations make the next beam. `coverage` [beam, stride] (or NULL) belongs to places in the beam. An end token
+ * costs at least as much as any other of its log-probability, so the `top` best tokens of a row are enough. */
+MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const float *coverage,
+                             moe_live *next) {
+    size_t n = 0, ended = 0;
+    int cut;
+    slot->steps++;
+    for (size_t h = 0; h < slot->n_live; h++) {
+        const moe_live *from = &slot->live[h];
+        moe_live candidate = *from;
+        if (from->ended) {
+            candidate.rank = moe_rank(s, from->logprob, from->tokens, 1);
+            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
+            continue;
+        }
+        for (size_t k = 0; k < a->top; k++) {
+            candidate.id = a->top_ids[from->row * a->top + k];
+            candidate.latest = a->top_logprobs[from->row * a->top + k];
+            candidate.logprob = from->logprob + candidate.latest;
+            if (candidate.logprob != candidate.logprob) slot->broken = 1;
+            if (!(candidate.logprob >= -FLT_MAX)) break;
+            candidate.ended = candidate.id == s->eos;
+            candidate.tokens = from->tokens + (size_t)!candidate.ended;
+            candidate.rank = moe_rank(s, candidate.logprob, candidate.tokens, 0);
+            moe_beam_insert(next, &n, (size_t)s->beam, &candidate);
+        }
+    }
+    if (slot->broken) return 1;
+    for (size_t h = 0; h < n; h++) {
+        if (!next[h].ended) next[h].last = moe_add_token(slot, next[h].id, next[h].last, next[h].latest);
+        ended += (size_t)next[h].ended;
+        slot->live[h] = next[h];
+    }
+    slot->n_live = n;
+    cut = slot->steps >= slot->limit;
+    if (ended < n && !cut) return 0;
+    for (size_t h = 0; h < n; h++) {
+        const moe_live *l = &slot->live[h];
+        const float *seen = coverage ? coverage + h * a->stride : NULL;
+        const float score = s->rules != MOE_RULES_NVIDIA || cut
+                                ? l->rank /* NVIDIA's does not normalise a beam that is cut */
+                                : moe_score(s, l->logprob, l->tokens, 1, seen, slot->length);
+        const float end = l->ended ? l->latest : 0.0f;
+        const moe_finished f = { l->logprob, score, end, l->last, l->tokens, slot->n_ended++, l->ended };
+        slot->finished[slot->n_finished++] = f;
+    }
+    moe_sort_finished(s, slot);
+    return 1;
+}
+
+/* The same for one live hypothesis that follows given tokens and, where they are scored, the end token behind them. */
+MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, float logprob, const float *coverage) {
+    moe_live *live = &slot->live[0];
+    const size_t position = slot->steps++;
+    live->logprob = live->logprob + logprob;
+    if (live->logprob != live->logprob) {
+        slot->broken = 1;
+        return 1;
+    }
+    if (position == slot->n_target) {
+        moe_add_finished(s, slot, live->logprob, logprob, live->last, 1, coverage);
+        return 1;
+    }
+    live->last = moe_add_token(slot, slot->target[position], live->last, logprob);
+    live->tokens++;
+    return 0;
+}
+
+/* The step of slot number `at` by its rules. Returns 1 when the sentence is done; the slot is then not active. */
+MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
+    const size_t place = at * (size_t)s->beam;
+    int done;
+    if (slot->scoring || slot->steps < slot->n_target) {
+        const size_t row = slot->live[0].row;
+        const float logprob = slot->forced && slot->steps == 0 ? 0.0f : a->want_logprob[row];
+        done =
+            moe_score_step(s, slot, logprob,
+                           a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);
+    } else if (s->rules == MOE_RULES_PAPER || s->rules == MOE_RULES_HF) {
+        done = moe_search_step(s, slot, a, next);
+    } else {
+        done = moe_beam_step(s, slot, a, a->coverage ? a->coverage + place * a->stride : NULL, next);
+    }
+    if (done) slot->active = 0;
+    return done;
+}
+
+/* How many hypotheses a sentence gives: the first so many of `finished`. 0: it is broken. */
+MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
+    if (slot->broken) return 0;
+    return slot->n_finished < (size_t)s->nbest ? slot->n_finished : (size_t)s->nbest;
+}
+
+/* The tokens of one hypothesis: `ids` [tokens], `logprobs` [tokens + finished]. */
+MOE_SHARED void moe_write_finished(const moe_slot *slot, const moe_finished *f, int32_t *ids, float *logprobs) {
+    int32_t at = f->last;
+    if (f->finished) logprobs[f->tokens] = f->end_logprob;
+    for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
+        ids[i] = slot->tokens[at].id;
+        logprobs[i] = slot->tokens[at].logprob;
+    }
+}
+
+#if MOE_HOST
+
+/* ==== 7. Number formats =======================================================================================
  * Owns what the bytes of a weight mean. Invariant: moe_matrix_row and moe_pack_row are exact inverses wherever the
  * format can hold the number, on every machine.
  *
@@ -277,34 +1148,13 @@ int moe_type_parse(const char *name, moe_type *out) {
 
 static int moe_type_known(uint32_t type) { return type <= MOE_TYPE_Q4; }
 
-/* Its products take quantised rows. */
+/* Whether products with matrices of this type take quantised rows. */
 static int moe_type_quantised(moe_type type) { return type == MOE_TYPE_Q8 || type == MOE_TYPE_Q4; }
-
-MOE_INLINE float moe_from_bits(uint32_t bits) {
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-MOE_INLINE uint32_t moe_to_bits(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    return bits;
-}
-
-MOE_INLINE float moe_bf16_to_f32(uint16_t h) { return moe_from_bits((uint32_t)h << 16); }
 
 static uint16_t moe_f32_to_bf16(float f) {
     uint32_t bits = moe_to_bits(f);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 64u); /* quiet the NaN */
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-/* Multiplying by 2^112 moves an F16 exponent to its F32 place and normalises subnormals exactly. */
-MOE_INLINE float moe_f16_to_f32(uint16_t h) {
-    uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13, sign = (uint32_t)(h & 0x8000u) << 16;
-    float f = moe_from_bits(magnitude) * 0x1p112f;
-    uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : moe_to_bits(f); /* infinity, NaN */
-    return moe_from_bits(bits | sign);
 }
 
 static uint16_t moe_f32_to_f16(float f) {
@@ -318,11 +1168,6 @@ static uint16_t moe_f32_to_f16(float f) {
     magnitude += 0xc8000fffu + ((magnitude >> 13) & 1u);
     return (uint16_t)(sign | (magnitude >> 13));
 }
-
-/* Round to nearest even for |x| < 2^22, the same on every machine: adding 1.5 * 2^23 leaves the integer in the low
- * mantissa bits. */
-#define MOE_ROUND_MAGIC 12582912.0f
-MOE_INLINE int32_t moe_round(float x) { return (int32_t)(moe_to_bits(x + MOE_ROUND_MAGIC) - 0x4b400000u); }
 
 /* Bytes of a matrix blob; 0 on overflow. */
 static uint64_t moe_matrix_bytes(moe_type type, uint64_t rows, uint64_t cols) {
@@ -366,6 +1211,15 @@ static moe_matrix moe_matrix_part(const moe_matrix *m, size_t first, size_t coun
     return part;
 }
 
+/* The matrix of the same shape `bytes` further on: that of another expert. */
+static moe_matrix moe_matrix_moved(const moe_matrix *m, size_t bytes) {
+    moe_matrix moved = *m;
+    moved.data = (const char *)m->data + bytes;
+    if (m->subs) moved.subs = m->subs + bytes;
+    if (m->scales) moved.scales = (const float *)(const void *)((const char *)(const void *)m->scales + bytes);
+    return moved;
+}
+
 MOE_INLINE size_t moe_q8_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / 4) + col / 4) * 64 + row % 16 * 4 + col % 4;
 }
@@ -378,7 +1232,7 @@ MOE_INLINE size_t moe_q4_sub_index(size_t cols_padded, size_t row, size_t col) {
     return (row / 16 * (cols_padded / MOE_Q4_GROUP) + col / MOE_Q4_GROUP) * 16 + row % 16;
 }
 
-/* The int8 that a quantised matrix multiplies with. */
+/* The int8 that stands for a weight in products of a quantised matrix. */
 MOE_INLINE int32_t moe_matrix_code(const moe_matrix *m, size_t row, size_t col) {
     if (m->type == MOE_TYPE_Q8) return ((const int8_t *)m->data)[moe_q8_index(m->cols_padded, row, col)];
     return ((((const uint8_t *)m->data)[moe_q4_index(m->cols_padded, row, col)] >> (col / 4 % 2 * 4) & 15) - 8) *
@@ -452,9 +1306,8 @@ static float moe_quantise_row(const float *x, size_t cols, int8_t *q) {
     return scale;
 }
 
-/* The best 4-bit form of one group, u[n] in units of the row's scale: codes[n] and the sub that is returned. Tried are
- * the subs around the one that makes the largest number a -8; the least sum of squared errors wins, then the first
- * tried. */
+/* The best 4-bit form of one group u[n], in units of the row's scale: fills codes[n] and returns the sub. It tries the
+ * subs around the one that makes the largest number a -8. The least sum of squared errors wins; of equals the first. */
 static int moe_quantise_group(const float *u, size_t n, int8_t *codes) {
     float extreme = 0.0f, best_error = FLT_MAX;
     int best = 0, around;
@@ -502,7 +1355,6 @@ static float moe_quantise_row_q4(const float *x, size_t cols, size_t cols_padded
     return scale;
 }
 
-/* Write row `row` of a matrix blob of `type`; scratch [2 * cols padded to 64] for quantised types. */
 /* Whether a row can be stored: its numbers are finite in the type. A quantised row is always finite: its scale is that
  * of its largest number. */
 static int moe_row_fits(moe_type type, size_t cols, const float *x) {
@@ -514,6 +1366,7 @@ static int moe_row_fits(moe_type type, size_t cols, const float *x) {
     return 1;
 }
 
+/* Write row `row` of a matrix blob of `type`; scratch [2 * cols padded to 64] for quantised types. */
 static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, const float *x, void *blob,
                          int8_t *scratch) {
     switch (type) {
@@ -551,66 +1404,8 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
     }
 }
 
-/* ==== 5. Elementary functions =================================================================================
- * Owns the one definition of exp, log, tanh and sigmoid. Invariant: vector rooms repeat these operation by operation.
- * Errors stay below 2e-7 absolute for tanh and sigmoid, 3e-7 relative for exp and log (tests/test_kernels.c). */
-
-#define MOE_EXP_LOW (-87.0f) /* exp is 0 below: no subnormal is ever made */
-#define MOE_EXP_HIGH 87.0f
-#define MOE_LOG2E 1.44269502f
-#define MOE_LN2_HIGH 0.693359375f /* 355/512: products with small integers are exact */
-#define MOE_LN2_LOW (-2.12194442e-4f)
-#define MOE_EXP_2 0.5f /* exp(r) = 1 + r + r^2 (EXP_2 + r EXP_3 + ...), |r| <= ln 2 / 2, fitted at Chebyshev nodes */
-#define MOE_EXP_3 0.166665763f
-#define MOE_EXP_4 0.041666463f
-#define MOE_EXP_5 8.36323574e-3f
-#define MOE_EXP_6 1.39337336e-3f
-
-/* Comparisons are ordered so that NaN goes through: (limit > x ? limit : x) is what maxps(limit, x) does. */
-MOE_INLINE float moe_expf(float x) {
-    float clamped = MOE_EXP_LOW > x ? MOE_EXP_LOW : x, t, n, r, y;
-    clamped = MOE_EXP_HIGH < clamped ? MOE_EXP_HIGH : clamped;
-    t = clamped * MOE_LOG2E + MOE_ROUND_MAGIC;
-    n = t - MOE_ROUND_MAGIC;
-    r = clamped - n * MOE_LN2_HIGH;
-    r = r - n * MOE_LN2_LOW;
-    y = MOE_EXP_6 * r + MOE_EXP_5;
-    y = y * r + MOE_EXP_4;
-    y = y * r + MOE_EXP_3;
-    y = y * r + MOE_EXP_2;
-    y = y * (r * r) + r;
-    y = y + 1.0f;
-    y = y * moe_from_bits((moe_to_bits(t) << 23) + 0x3f800000u); /* times 2^n; a NaN stays one, whatever its payload */
-    return x < MOE_EXP_LOW ? 0.0f : y;
-}
-
-MOE_INLINE float moe_sigmoidf(float x) { return 1.0f / (1.0f + moe_expf(-x)); }
-
-MOE_INLINE float moe_tanhf(float x) {
-    uint32_t sign = moe_to_bits(x) & 0x80000000u;
-    float t = moe_expf(moe_from_bits(moe_to_bits(x) & 0x7fffffffu) * -2.0f);
-    return moe_from_bits(moe_to_bits((1.0f - t) / (1.0f + t)) | sign);
-}
-
-/* Natural logarithm of a positive normal number; -infinity for 0. */
-static float moe_logf(float x) {
-    uint32_t bits = moe_to_bits(x);
-    int32_t exponent;
-    float s, z, m;
-    if (!(x > 0.0f)) return x == 0.0f ? moe_from_bits(0xff800000u) : moe_from_bits(0x7fc00000u);
-    if (bits >= 0x7f800000u) return x;
-    exponent = (int32_t)((bits - 0x3f3504f3u) >> 23) - (bits < 0x3f3504f3u ? 512 : 0);
-    m = moe_from_bits(bits - ((uint32_t)exponent << 23)); /* in [sqrt 1/2, sqrt 2) */
-    s = (m - 1.0f) / (m + 1.0f);                          /* log m = 2 artanh s */
-    z = s * s;
-    z = ((0.295830756f * z + 0.399887025f) * z + 0.666666865f) * z * s + 2.0f * s;
-    return (float)exponent * MOE_LN2_HIGH + ((float)exponent * MOE_LN2_LOW + z);
-}
-
-/* ==== 6. Kernels: portable ====================================================================================
+/* ==== 8. Kernels: portable ====================================================================================
  * Owns the meaning of every hot loop. Invariant: another room's kernel gives the same bits for the same arguments. */
-
-enum { MOE_LANES = 16 };
 
 /* y[r][j] = [relu](dot(x[r], w[j]) + addend), where the addend is bias[j] or add[r][j] (at most one is set). Outputs
  * are computed in blocks of 16. For a quantised matrix the input is codes and scales, else floats. */
@@ -643,19 +1438,14 @@ typedef struct moe_kernels {
     float (*score_additive)(const float *key, const float *query, const float *v, size_t n);
     float (*dot)(const float *a, const float *b, size_t n);
     void (*axpy)(float a, const float *x, size_t n, float *y); /* y += a x */
-    float (*max)(const float *x, size_t n);                    /* -infinity for n = 0 */
+    /* A head: scores[i] = dot(query, rows[i] + at) * scale; y += weights[i] (rows[i] + at), one row after the other. */
+    void (*scores)(const float *query, const float *const *rows, size_t at, size_t n, size_t width, float scale,
+                   float *scores);
+    void (*blend)(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, float *y);
+    float (*max)(const float *x, size_t n); /* -infinity for n = 0 */
     /* y[i] = exp(x[i] - shift), returns the sum in lane order; y may be x or NULL. */
     float (*exp_sum)(const float *x, size_t n, float shift, float *y);
 } moe_kernels;
-
-/* The fixed tree: 16 lanes to one. */
-MOE_INLINE float moe_join_lanes(const float lane[MOE_LANES]) {
-    float t[8];
-    for (int i = 0; i < 8; i++) t[i] = lane[i] + lane[i + 8];
-    for (int i = 0; i < 4; i++) t[i] = t[i] + t[i + 4];
-    for (int i = 0; i < 2; i++) t[i] = t[i] + t[i + 2];
-    return t[0] + t[1];
-}
 
 static float moe_dot_portable(const float *a, const float *b, size_t n) {
     float lane[MOE_LANES] = { 0 };
@@ -666,9 +1456,6 @@ static float moe_dot_portable(const float *a, const float *b, size_t n) {
 MOE_INLINE float moe_linear_addend(const moe_linear *l, size_t row, size_t j) {
     return l->bias ? l->bias[j] : l->add ? l->add[row * l->add_stride + j] : 0.0f;
 }
-
-/* NaN goes through, as it does through maxps(0, x). */
-MOE_INLINE float moe_reluf(float x) { return 0.0f > x ? 0.0f : x; }
 
 static void moe_linear_portable(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     const moe_matrix *w = l->w;
@@ -723,6 +1510,19 @@ static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i++) y[i] = y[i] + a * x[i];
 }
 
+/* A head from the kernels of a room. */
+#define MOE_HEADS_OF(room)                                                                                          \
+    static void moe_scores_##room(const float *query, const float *const *rows, size_t at, size_t n, size_t width,  \
+                                  float scale, float *scores) {                                                     \
+        for (size_t i = 0; i < n; i++) scores[i] = moe_dot_##room(query, rows[i] + at, width) * scale;              \
+    }                                                                                                               \
+    static void moe_blend_##room(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, \
+                                 float *y) {                                                                        \
+        for (size_t i = 0; i < n; i++) moe_axpy_##room(weights[i], rows[i] + at, width, y);                         \
+    }
+
+MOE_HEADS_OF(portable)
+
 /* NaN never wins a maximum: moe_topk looks for it in the sum of exponentials. */
 static float moe_max_portable(const float *x, size_t n) {
     float best = moe_from_bits(0xff800000u);
@@ -752,11 +1552,13 @@ static const moe_kernels moe_kernels_portable = {
     .score_additive = moe_score_additive_portable,
     .dot = moe_dot_portable,
     .axpy = moe_axpy_portable,
+    .scores = moe_scores_portable,
+    .blend = moe_blend_portable,
     .max = moe_max_portable,
     .exp_sum = moe_exp_sum_portable,
 };
 
-/* ==== 7. Kernels: AVX2 ========================================================================================
+/* ==== 9. Kernels: AVX2 ========================================================================================
  * Owns 256-bit x86: two rooms, which differ in the quantised linears. Invariant: two registers hold the 16 lanes,
  * [0..7] and [8..15]; tails are done by loading into a zeroed buffer, since adding a product of zeros to a lane leaves
  * it as it was. */
@@ -850,7 +1652,7 @@ MOE_AVX2_INLINE __m256 moe_load_weights_avx2(moe_type type, const void *w, size_
     }
 }
 
-/* Memory answers late: what will be wanted is asked for so many bytes before, of weights that are read as they lie.
+/* Memory answers late: weights, which are read as they lie, are asked for so many bytes before they are wanted.
  * Behind the last of them that does no harm. Measured on Zen 5 with weights in L2, L3 and DRAM. */
 enum { MOE_AHEAD = 6144 };
 
@@ -1225,6 +2027,28 @@ MOE_AVX2 static void moe_axpy_avx2(float a, const float *x, size_t n, float *y) 
     }
 }
 
+MOE_AVX2 static void moe_scores_avx2(const float *query, const float *const *rows, size_t at, size_t n, size_t width,
+                                     float scale, float *scores) {
+    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx2(query, rows[i] + at, width) * scale;
+}
+
+MOE_AVX2 static void moe_blend_avx2(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
+                                    float *y) {
+    size_t c = 0;
+    for (; c + 32 <= width; c += 32) { /* so many columns stay in registers */
+        __m256 sum[4];
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) sum[b] = _mm256_loadu_ps(y + c + 8 * (size_t)b);
+        for (size_t i = 0; i < n; i++) {
+            const __m256 weight = _mm256_set1_ps(weights[i]);
+            MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+                sum[b] =
+                    _mm256_add_ps(sum[b], _mm256_mul_ps(weight, _mm256_loadu_ps(rows[i] + at + c + 8 * (size_t)b)));
+        }
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) _mm256_storeu_ps(y + c + 8 * (size_t)b, sum[b]);
+    }
+    for (size_t i = 0; i < n && c < width; i++) moe_axpy_avx2(weights[i], rows[i] + at + c, width - c, y + c);
+}
+
 MOE_AVX2 static float moe_max_avx2(const float *x, size_t n) {
     __m256 best = _mm256_set1_ps(moe_from_bits(0xff800000u));
     float lane[8], result;
@@ -1262,12 +2086,13 @@ static int moe_avx2_available(void) {
 #define MOE_KERNELS_AVX2(room)                                                                                      \
     .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_avx2, \
     .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2, .score_additive = moe_score_additive_avx2,            \
-    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
+    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .scores = moe_scores_avx2, .blend = moe_blend_avx2,                 \
+    .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_AVX2(avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
  * vpdpbusd as in the AVX-512 room: weights are made unsigned by adding 128 to each, the codes of a row are the signed
- * side. tests/isa_emu.h compiles these kernels with the instruction made of AVX2's. */
+ * side. tests/engine/isa_emu.h compiles these kernels with the instruction made of AVX2's. */
 
 #ifndef MOE_DPBUSD
 #define MOE_AVXVNNI_TARGET "avx2,avxvnni"
@@ -1395,7 +2220,7 @@ static void moe_linear_avxvnni(const moe_linear *l, size_t row0, size_t row1, si
 static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_AVX2(avxvnni) };
 #endif /* MOE_X86 */
 
-/* ==== 8. Kernels: AVX-512 =====================================================================================
+/* ==== 10. Kernels: AVX-512 ====================================================================================
  * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes; tails are loaded and stored under a mask,
  * which touches no memory outside it and fills with zeros: adding a product of zeros to a lane leaves it as it was.
  *
@@ -1904,6 +2729,33 @@ MOE_AVX512 static void moe_axpy_avx512(float a, const float *x, size_t n, float 
     }
 }
 
+MOE_AVX512 static void moe_scores_avx512(const float *query, const float *const *rows, size_t at, size_t n,
+                                         size_t width, float scale, float *scores) {
+    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx512(query, rows[i] + at, width) * scale;
+}
+
+MOE_AVX512 static void moe_blend_avx512(const float *weights, const float *const *rows, size_t at, size_t n,
+                                        size_t width, float *y) {
+    for (size_t c = 0; c < width; c += 64) { /* so many columns stay in registers */
+        __mmask16 mask[4];
+        __m512 sum[4];
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++) {
+            const size_t first = moe_min(width, c + 16 * (size_t)b);
+            mask[b] = moe_mask_avx512(width - first);
+            sum[b] = _mm512_maskz_loadu_ps(mask[b], y + first);
+        }
+        for (size_t i = 0; i < n; i++) {
+            const __m512 weight = _mm512_set1_ps(weights[i]);
+            MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+                sum[b] =
+                    _mm512_add_ps(sum[b], _mm512_mul_ps(weight, _mm512_maskz_loadu_ps(mask[b], rows[i] + at + c +
+                                                                                                   16 * (size_t)b)));
+        }
+        MOE_UNROLL_FOR (int b = 0; b < 4; b++)
+            _mm512_mask_storeu_ps(y + moe_min(width, c + 16 * (size_t)b), mask[b], sum[b]);
+    }
+}
+
 /* A largest number does not depend on the order, so four registers hide the latency. */
 MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
     const __m512 lowest = _mm512_set1_ps(moe_from_bits(0xff800000u));
@@ -1946,12 +2798,14 @@ static const moe_kernels moe_kernels_avx512vnni = {
     .score_additive = moe_score_additive_avx512,
     .dot = moe_dot_avx512,
     .axpy = moe_axpy_avx512,
+    .scores = moe_scores_avx512,
+    .blend = moe_blend_avx512,
     .max = moe_max_avx512,
     .exp_sum = moe_exp_sum_avx512,
 };
 #endif /* MOE_X86 */
 
-/* ==== 9. Kernels: AMX =========================================================================================
+/* ==== 11. Kernels: AMX ========================================================================================
  * Owns the int8 tiles of x86; everything else is the AVX-512 room's. Invariant: tiles are configured while a linear
  * runs and at no other time.
  *
@@ -1961,8 +2815,8 @@ static const moe_kernels moe_kernels_avx512vnni = {
  * x 4 B. For 64 columns that is 4 x 16 cycles of products over 4 x 8 or 5 x 8 cycles of loads: 1024 multiplications a
  * cycle, VNNI has 128. Nothing in this room has been measured on a machine with AMX yet.
  *
- * Vectors are the compiler's own, not intrinsics: tests/isa_emu.h compiles this room with tiles in plain C (MOE_TILE_*)
- * for machines that need not even have AVX-512. */
+ * Vectors are the compiler's own, not intrinsics: tests/engine/isa_emu.h compiles this room with tiles in plain C
+ * (MOE_TILE_*) for machines that need not even have AVX-512. */
 
 #if MOE_X86 && (defined(MOE_TILE_LOADCONFIG) ||                                                        \
                 (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)))
@@ -2189,6 +3043,8 @@ static const moe_kernels moe_kernels_amx = {
     .score_additive = MOE_AMX_REST(score_additive),
     .dot = MOE_AMX_REST(dot),
     .axpy = MOE_AMX_REST(axpy),
+    .scores = MOE_AMX_REST(scores),
+    .blend = MOE_AMX_REST(blend),
     .max = MOE_AMX_REST(max),
     .exp_sum = MOE_AMX_REST(exp_sum),
 };
@@ -2196,7 +3052,7 @@ static const moe_kernels moe_kernels_amx = {
 #define MOE_AMX 0
 #endif
 
-/* ==== 10. Kernels: NEON =======================================================================================
+/* ==== 12. Kernels: NEON =======================================================================================
  * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since
  * adding a product of zeros to a lane leaves it as it was. Three rooms that differ in the quantised linears only:
  * "neon" is every AArch64 machine, "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla (8 products
@@ -2684,7 +3540,7 @@ MOE_I8MM static void moe_block_i8mm(const moe_linear *l, size_t row, size_t rows
     moe_finish_neon(l, row, rows, block * 16, block * 16 + 16, sum);
 }
 
-/* With smmla from 8 rows on; what is left goes to sdot, which wastes no half of a pair of rows. */
+/* smmla takes the rows by eights. Up to 7 that are left go to sdot, which wastes no half of a pair of rows. */
 static void moe_linear_i8mm(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     size_t rest = row0;
     if (moe_type_quantised(l->w->type)) rest = row1 - (row1 - row0) % 8;
@@ -2774,6 +3630,8 @@ static void moe_axpy_neon(float a, const float *x, size_t n, float *y) {
                        n - i);
 }
 
+MOE_HEADS_OF(neon)
+
 /* A comparison, not fmax or fmaxnm: those let NaN win, or a signalling one. */
 static float moe_max_neon(const float *x, size_t n) {
     const float32x4_t none = vdupq_n_f32(moe_from_bits(0xff800000u));
@@ -2838,13 +3696,14 @@ static int moe_i8mm_available(void) {
 #define MOE_KERNELS_NEON(room)                                                                                      \
     .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_neon, \
     .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,            \
-    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
+    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .scores = moe_scores_neon, .blend = moe_blend_neon,                 \
+    .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
 static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
 static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
 static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
 #endif /* MOE_ARM */
 
-/* ==== 11. Dispatch ============================================================================================
+/* ==== 13. Dispatch ============================================================================================
  * Owns the choice of a kernel room. Invariant: the choice is made once per session and changes speed only. */
 
 static const moe_kernels *const moe_kernel_rooms[] = {
@@ -2898,7 +3757,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
                     moe_isa_names());
 }
 
-/* ==== 12. Threads =============================================================================================
+/* ==== 14. Threads =============================================================================================
  * Owns the worker threads of a session. Invariant: a job's tasks are claimed one by one from one atomic word
  * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. */
 
@@ -3014,7 +3873,7 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
     return MOE_OK;
 }
 
-/* ==== 13. Model file: reader ==================================================================================
+/* ==== 15. Model file: reader ==================================================================================
  * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this room hands out lies inside the
  * mapping, is aligned for its type, and every count has been multiplied out without overflow.
  *
@@ -3026,7 +3885,8 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
  *     length, bytes, pad to 8)
  *   tensor directory entries, each padded to 8: u32 type, u32 layout (0 matrix or vector, 1 experts), u32 dimensions,
  *     u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name
- *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; nothing behind.
+ *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; less than 4096 zero
+ *     bytes before each, nothing behind.
  * An experts tensor [E, hidden, width] is E slabs of equal stride (a multiple of 4096): the up matrix [hidden, width],
  * padded to 64, then the down matrix [width, hidden]; so one expert is one read. */
 
@@ -3053,18 +3913,93 @@ typedef struct moe_file {
     size_t n_tensors;
 } moe_file;
 
+/* ---- Checksums ----
+ * CRC-32 (IEEE) three ways, all with the register as it is, not inverted: portable; and where the processor multiplies
+ * without carries or has the instruction, ten times as fast, so that a model can be compared whenever it is opened. */
+
+static uint32_t moe_crc_bits(uint32_t crc, const uint8_t *p, size_t bytes) {
+    for (; bytes; bytes--) {
+        crc ^= *p++;
+        for (int bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (0xedb88320u & (0u - (crc & 1u)));
+    }
+    return crc;
+}
+
+/* 16 bytes a step: table[k][b] is what a byte b does to the register when k bytes follow it. */
+static uint32_t moe_crc_portable(uint32_t crc, const uint8_t *p, size_t bytes) {
+    uint32_t table[16][256];
+    if (bytes < 1024) return moe_crc_bits(crc, p, bytes);
+    for (uint32_t b = 0; b < 256; b++) {
+        const uint8_t byte = (uint8_t)b;
+        table[0][b] = moe_crc_bits(0, &byte, 1);
+    }
+    for (int k = 1; k < 16; k++)
+        for (int b = 0; b < 256; b++) table[k][b] = (table[k - 1][b] >> 8) ^ table[0][table[k - 1][b] & 255u];
+    for (; bytes >= 16; bytes -= 16, p += 16) {
+        uint64_t word[2];
+        memcpy(word, p, 16);
+        word[0] ^= crc;
+        crc = 0;
+        for (int k = 0; k < 8; k++)
+            crc ^= table[15 - k][word[0] >> 8 * k & 255u] ^ table[7 - k][word[1] >> 8 * k & 255u];
+    }
+    return moe_crc_bits(crc, p, bytes);
+}
+
+#if MOE_X86
+/* a times x^n for the two halves of a, carried to where the bytes of b are: `by` holds x^(n + 32) and x^(n - 32) modulo
+ * the polynomial, bits reversed. */
+__attribute__((target("pclmul"))) MOE_INLINE __m128i moe_crc_fold(__m128i a, __m128i by, __m128i b) {
+    return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(a, by, 0x00), _mm_clmulepi64_si128(a, by, 0x11)), b);
+}
+
+/* Gopal et al. 2009, "Fast CRC computation for generic polynomials using PCLMULQDQ": 64 bytes a step, until 16 bytes
+ * are left that stand for all before them. At least 64 bytes. */
+__attribute__((target("pclmul"))) static uint32_t moe_crc_clmul(uint32_t crc, const uint8_t *p, size_t bytes) {
+    const __m128i by_64 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4), by_16 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
+    uint8_t last[16];
+    __m128i x[4];
+    for (int i = 0; i < 4; i++) x[i] = _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i));
+    x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)crc));
+    for (p += 64, bytes -= 64; bytes >= 64; p += 64, bytes -= 64)
+        for (int i = 0; i < 4; i++)
+            x[i] = moe_crc_fold(x[i], by_64, _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)));
+    for (int i = 1; i < 4; i++) x[0] = moe_crc_fold(x[0], by_16, x[i]);
+    _mm_storeu_si128((__m128i *)(void *)last, x[0]);
+    return moe_crc_bits(moe_crc_bits(0, last, sizeof last), p, bytes);
+}
+#endif
+
+#if MOE_ARM
+static int moe_crc_available(void) {
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+#else
+    return 1; /* every Mac that is no x86 */
+#endif
+}
+
+static uint32_t moe_crc_arm(uint32_t crc, const uint8_t *p, size_t bytes) {
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        __asm__(".arch_extension crc\n\tcrc32x %w0, %w0, %x1" : "+r"(crc) : "r"(word));
+    }
+    return moe_crc_bits(crc, p, bytes);
+}
+#endif
+
 /* CRC-32 (IEEE) of `bytes` more bytes; start with crc 0. */
 static uint32_t moe_crc32(uint32_t crc, const void *data, size_t bytes) {
-    const uint8_t *p = data;
-    uint32_t table[256];
-    for (uint32_t i = 0; i < 256; i++) {
-        table[i] = i;
-        for (int bit = 0; bit < 8; bit++) table[i] = (table[i] >> 1) ^ (0xedb88320u & (0u - (table[i] & 1u)));
-    }
-    crc = ~crc;
-    for (size_t i = 0; i < bytes; i++) crc = table[(crc ^ p[i]) & 255u] ^ (crc >> 8);
-    return ~crc;
+#if MOE_X86
+    if (bytes >= 64 && __builtin_cpu_supports("pclmul")) return ~moe_crc_clmul(~crc, data, bytes);
+#elif MOE_ARM
+    if (moe_crc_available()) return ~moe_crc_arm(~crc, data, bytes);
+#endif
+    return ~moe_crc_portable(~crc, data, bytes);
 }
+
+/* ---- Reading ---- */
 
 /* Reads forward through [at, end); after the first failure everything reads as zero. */
 typedef struct moe_cursor {
@@ -3246,6 +4181,13 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
                         "offset %llu, %llu bytes: outside the file (%zu bytes), misaligned "
                         "or overlapping",
                         (unsigned long long)t->offset, (unsigned long long)t->bytes, f->bytes);
+    if (t->offset - *data_end >= MOE_SLAB_ALIGN)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "a gap of %llu bytes lies before it",
+                        (unsigned long long)(t->offset - *data_end));
+    for (; *data_end < t->offset; ++*data_end)
+        if (f->data[*data_end])
+            return moe_fail(error, MOE_ERROR_FORMAT, where, "byte %llu of the gap before it is not zero: damaged",
+                            (unsigned long long)*data_end);
     *data_end = t->offset + t->bytes;
     return MOE_OK;
 }
@@ -3280,27 +4222,22 @@ static moe_status moe_check_unique(const void *first, size_t count, size_t strid
     return status;
 }
 
-/* Check everything but the tensors' contents. On failure nothing is left allocated. */
-static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
-                                 moe_error *error) {
-    moe_cursor c = { data, 0, bytes, 0 };
-    uint64_t file_bytes, data_end;
-    uint32_t checksum, n_meta, n_tensors;
-    moe_status status = MOE_OK;
-    memset(f, 0, sizeof *f);
-    f->data = data;
-    f->bytes = bytes;
+/* The fixed part of the header; the cursor is then at the first entry. */
+static moe_status moe_parse_header(moe_cursor *c, moe_file *f, moe_error *error) {
+    const size_t bytes = f->bytes;
+    uint64_t file_bytes;
+    uint32_t checksum;
     if (bytes < MOE_HEADER_BYTES)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "only %zu bytes: not a model file, or cut off", bytes);
-    if (memcmp(data, moe_magic, sizeof moe_magic) != 0)
+    if (memcmp(f->data, moe_magic, sizeof moe_magic) != 0)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "not a moe model file (no MOEMODEL at its start)");
-    c.at = sizeof moe_magic;
-    f->version = moe_take_u32(&c);
-    checksum = moe_take_u32(&c);
-    f->header_bytes = moe_take_u64(&c);
-    file_bytes = moe_take_u64(&c);
-    n_meta = moe_take_u32(&c);
-    n_tensors = moe_take_u32(&c);
+    c->at = sizeof moe_magic;
+    f->version = moe_take_u32(c);
+    checksum = moe_take_u32(c);
+    f->header_bytes = moe_take_u64(c);
+    file_bytes = moe_take_u64(c);
+    f->n_meta = moe_take_u32(c);
+    f->n_tensors = moe_take_u32(c);
     if (f->version != MOE_FILE_VERSION)
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8", "file version %u, this program reads version %d",
                         f->version, MOE_FILE_VERSION);
@@ -3314,20 +4251,37 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, co
                         (unsigned long long)f->header_bytes);
     if (moe_crc32(0, f->data + 16, (size_t)f->header_bytes - 16) != checksum)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "the header's checksum is wrong: the file is damaged");
-    for (; c.at < MOE_HEADER_BYTES; c.at++)
-        if (f->data[c.at])
+    for (; c->at < MOE_HEADER_BYTES; c->at++)
+        if (f->data[c->at])
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
-    c.end = (size_t)f->header_bytes;
+    c->end = (size_t)f->header_bytes;
     /* An entry takes 24 bytes at the least, so the counts cannot ask for more memory than the file's own size. */
-    if (n_meta > f->header_bytes / 24 || n_tensors > f->header_bytes / 24)
+    if (f->n_meta > f->header_bytes / 24 || f->n_tensors > f->header_bytes / 24)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
-                        "%u metadata entries and %u tensors do not fit the header", n_meta, n_tensors);
+                        "%zu metadata entries and %zu tensors do not fit the header", f->n_meta, f->n_tensors);
+    return MOE_OK;
+}
+
+/* Check everything but the tensors' contents. On failure nothing is left allocated. */
+static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
+                                 moe_error *error) {
+    moe_cursor c = { data, 0, bytes, 0 };
+    uint64_t data_end;
+    size_t n_meta, n_tensors;
+    moe_status status;
+    memset(f, 0, sizeof *f);
+    f->data = data;
+    f->bytes = bytes;
+    status = moe_parse_header(&c, f, error);
+    n_meta = f->n_meta, n_tensors = f->n_tensors;
+    f->n_meta = f->n_tensors = 0; /* until there is memory for them */
+    if (status != MOE_OK) return status;
     f->meta = moe_allocate_zeroed(a, n_meta * sizeof *f->meta);
     f->tensors = moe_allocate_zeroed(a, n_tensors * sizeof *f->tensors);
     f->n_meta = n_meta;
     f->n_tensors = n_tensors;
     if (!f->meta || !f->tensors)
-        status = moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %u metadata entries and %u tensors",
+        status = moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %zu metadata entries and %zu tensors",
                           n_meta, n_tensors);
     for (size_t i = 0; i < n_meta && status == MOE_OK; i++) status = moe_parse_meta(&c, &f->meta[i], error);
     data_end = f->header_bytes;
@@ -3346,6 +4300,28 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, co
     return status;
 }
 
+/* The first row of a matrix whose scale is not a number >= 0; the number of rows if there is none. */
+static size_t moe_broken_scale(const moe_matrix *m) {
+    size_t row = m->scales ? 0 : m->rows;
+    while (row < m->rows && m->scales[row] >= 0 && m->scales[row] <= FLT_MAX) row++;
+    return row;
+}
+
+static moe_status moe_verify_slabs(const moe_file *f, const moe_tensor_info *t, const char *where, moe_error *error) {
+    const size_t hidden = (size_t)t->dims[1], width = (size_t)t->dims[2];
+    uint64_t down = 0;
+    const size_t stride = (size_t)moe_slab_bytes(t->type, hidden, width, &down);
+    for (size_t e = 0; e < (size_t)t->dims[0]; e++) {
+        const char *slab = f->data + t->offset + e * stride;
+        const moe_matrix up = moe_matrix_view(t->type, hidden, width, slab);
+        const moe_matrix low = moe_matrix_view(t->type, width, hidden, slab + down);
+        if (moe_broken_scale(&up) < hidden || moe_broken_scale(&low) < width)
+            return moe_fail(error, MOE_ERROR_FORMAT, where, "a scale of its expert %zu is not a number >= 0", e);
+    }
+    return MOE_OK;
+}
+
+/* Compare the tensors with their checksums, and check the scales of experts, which binding does not read. */
 static moe_status moe_file_verify(const moe_file *f, moe_error *error) {
     for (size_t i = 0; i < f->n_tensors; i++) {
         const moe_tensor_info *t = &f->tensors[i];
@@ -3353,6 +4329,7 @@ static moe_status moe_file_verify(const moe_file *f, moe_error *error) {
         snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(t->name.length, 80), t->name.data);
         if (moe_crc32(0, f->data + t->offset, (size_t)t->bytes) != t->checksum)
             return moe_fail(error, MOE_ERROR_FORMAT, where, "its checksum is wrong: the file is damaged, get it again");
+        if (t->experts) MOE_TRY(moe_verify_slabs(f, t, where, error));
     }
     return MOE_OK;
 }
@@ -3406,7 +4383,211 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
     return NULL;
 }
 
-/* ==== 14. Model file: writer ==================================================================================
+/* ==== 16. Model file: writer ==================================================================================
+ * Owns the way of bytes into a new file. Invariant: a file appears under its name whole or not at all, and what stood
+ * there before is never damaged. */
+
+/* ---- A file that appears whole or not at all ----
+ * It grows under a name of its own in the folder of its target, and takes the target's name when it is done. A device
+ * or a pipe is written directly. */
+
+enum { MOE_PATH_BYTES = 4096, MOE_WRITE_BYTES = 1 << 24 };
+
+struct moe_output {
+    moe_allocator allocator;
+    int fd;                         /* -1: not open */
+    int regular, failed;            /* failed: errno of the first write that did not succeed */
+    uint64_t at;                    /* bytes written */
+    sigset_t held;                  /* signals that this output holds back in its thread */
+    char path[MOE_PATH_BYTES];      /* as the caller says it */
+    char target[MOE_PATH_BYTES];    /* the same behind symbolic links */
+    char temporary[MOE_PATH_BYTES]; /* "": the target itself is written */
+};
+
+/* Where `path` leads if its last part is a symbolic link, to something that need not exist; the folders before it are
+ * the system's to follow. 0: errno says why not. */
+static int moe_follow_links(const char *path, char *out) {
+    char link[MOE_PATH_BYTES];
+    snprintf(out, MOE_PATH_BYTES, "%s", path);
+    for (int links = 0; links < 40; links++) {
+        const ssize_t length = readlink(out, link, sizeof link);
+        const char *slash = strrchr(out, '/');
+        size_t folder = slash ? (size_t)(slash + 1 - out) : 0;
+        if (length < 0) return errno == EINVAL || errno == ENOENT; /* it is no link, or nothing */
+        if (length && link[0] == '/') folder = 0;
+        if (folder + (size_t)length >= MOE_PATH_BYTES) {
+            errno = ENAMETOOLONG;
+            return 0;
+        }
+        memcpy(out + folder, link, (size_t)length);
+        out[folder + (size_t)length] = 0;
+    }
+    errno = ELOOP;
+    return 0;
+}
+
+static const int moe_ending_signals[] = { SIGHUP, SIGINT, SIGTERM };
+
+/* Signals that would end the process, and so leave the temporary file behind, wait in this thread until the output is
+ * closed. Signals that the program handles, ignores or blocks already are left alone. */
+static void moe_hold_signals(sigset_t *held) {
+    sigset_t blocked;
+    sigemptyset(held);
+    if (pthread_sigmask(SIG_SETMASK, NULL, &blocked) != 0) return;
+    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++) {
+        const int number = moe_ending_signals[i];
+        struct sigaction action;
+        if (!sigismember(&blocked, number) && sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_DFL)
+            sigaddset(held, number);
+    }
+    pthread_sigmask(SIG_BLOCK, held, NULL);
+}
+
+/* Whether one of the signals that wait has come. */
+static int moe_signal_waits(const sigset_t *held) {
+    sigset_t waiting;
+    sigemptyset(&waiting);
+    sigpending(&waiting);
+    for (size_t i = 0; i < MOE_COUNT(moe_ending_signals); i++)
+        if (sigismember(held, moe_ending_signals[i]) && sigismember(&waiting, moe_ending_signals[i])) return 1;
+    return 0;
+}
+
+/* Create the temporary file beside the target, with the permissions of the file that it replaces (`old`), if any.
+ * 0: errno says why not. */
+static int moe_create_temporary(moe_output *o, const struct stat *old) {
+    const char *slash = strrchr(o->target, '/');
+    const int folder = slash ? (int)(slash + 1 - o->target) : 0;
+    for (int tries = 0; tries < 1000 && o->fd < 0; tries++) {
+        struct timespec now = { 0, 0 };
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (snprintf(o->temporary, sizeof o->temporary, "%.*s.moe-%ld-%09ld", folder, o->target, (long)getpid(),
+                     (long)now.tv_nsec) >= (int)sizeof o->temporary)
+            errno = ENAMETOOLONG;
+        else o->fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, old ? 0600 : 0666);
+        if (o->fd < 0 && errno != EEXIST) break;
+    }
+    if (o->fd < 0) {
+        o->temporary[0] = 0;
+        return 0;
+    }
+    if (!old) return 1;
+    /* Who may not give a file away owns the new one, and must not pass on the right to act as its owner. */
+    return fchmod(o->fd, old->st_mode & (fchown(o->fd, old->st_uid, old->st_gid) == 0 ? 07777 : 0777)) == 0;
+}
+
+static moe_status moe_output_fail(const moe_output *o, moe_error *error, int number) {
+    if (number == EINTR)
+        return moe_fail(error, MOE_ERROR_CANCELLED, "write", "writing %.160s was stopped by a signal", o->path);
+    return moe_fail(error, MOE_ERROR_IO, "write", "cannot write %.160s: %s", o->path, strerror(number));
+}
+
+/* 0: errno says why not. `model`: only a regular file will do. */
+static int moe_output_start(moe_output *o, int model) {
+    struct stat there, target;
+    const int exists = stat(o->path, &there) == 0;
+    if (!exists && (errno != ENOENT || !o->path[0])) return 0;
+    o->regular = !exists || S_ISREG(there.st_mode);
+    if (model && !o->regular) {
+        errno = S_ISDIR(there.st_mode) ? EISDIR : EINVAL;
+        return 0;
+    }
+    if (o->regular && !moe_follow_links(o->path, o->target)) return 0;
+    /* /dev/stdout may lead to a file whose name is gone. */
+    if (exists && (!o->regular || lstat(o->target, &target) != 0 || target.st_dev != there.st_dev ||
+                   target.st_ino != there.st_ino)) {
+        o->fd = open(o->path, O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC);
+        return o->fd >= 0;
+    }
+    if (exists && faccessat(AT_FDCWD, o->target, W_OK, AT_EACCESS) != 0) return 0;
+    moe_hold_signals(&o->held);
+    return moe_create_temporary(o, exists ? &there : NULL);
+}
+
+static moe_status moe_output_begin(const char *path, const moe_allocator *a, int model, moe_output **out,
+                                   moe_error *error) {
+    moe_output *o = moe_allocate_zeroed(a, sizeof *o);
+    moe_status status;
+    if (!o) return moe_fail(error, MOE_ERROR_MEMORY, "write", "no memory to write a file");
+    o->allocator = *a;
+    o->fd = -1;
+    sigemptyset(&o->held);
+    errno = ENAMETOOLONG;
+    if ((size_t)snprintf(o->path, sizeof o->path, "%s", path) < sizeof o->path && moe_output_start(o, model)) {
+        *out = o;
+        return MOE_OK;
+    }
+    status = model && errno == EINVAL ? moe_fail(error, MOE_ERROR_IO, "write",
+                                                 "%.160s is not a file; models are written to regular files only", path)
+                                      : moe_output_fail(o, error, errno);
+    moe_output_close(o, 0, NULL);
+    return status;
+}
+
+moe_status moe_output_open(const char *path, const moe_allocator *allocator, moe_output **out, moe_error *error) {
+    const moe_allocator a = moe_allocator_or_default(allocator);
+    return moe_output_begin(path, &a, 0, out, error);
+}
+
+moe_status moe_output_write(moe_output *o, const void *data, size_t bytes, moe_error *error) {
+    const char *p = data;
+    struct rlimit limit;
+    /* Beyond this limit the system would send SIGXFSZ, which ends a process. */
+    if (o->regular && getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        (o->at > limit.rlim_cur || bytes > limit.rlim_cur - o->at))
+        o->failed = EFBIG;
+    while (bytes && !o->failed) {
+        const ssize_t n = write(o->fd, p, moe_min(bytes, MOE_WRITE_BYTES));
+        if (n > 0) {
+            p += n, bytes -= (size_t)n, o->at += (uint64_t)n;
+        } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { /* a pipe that does not block */
+            struct pollfd room = { .fd = o->fd, .events = POLLOUT };
+            poll(&room, 1, -1);
+        } else if (n == 0 || errno != EINTR) {
+            o->failed = n ? errno : ENOSPC;
+        }
+        if (moe_signal_waits(&o->held)) o->failed = EINTR;
+    }
+    return o->failed ? moe_output_fail(o, error, o->failed) : MOE_OK;
+}
+
+/* The next bytes are written over the first ones. */
+static void moe_output_rewind(moe_output *o) {
+    if (!o->failed && lseek(o->fd, 0, SEEK_SET) != 0) o->failed = errno;
+    o->at = 0;
+}
+
+const char *moe_output_temporary(const moe_output *o) { return o->temporary[0] ? o->temporary : NULL; }
+
+/* A name is safe when its folder is on disk. Not every file system can say so, and the file is there in any case. */
+static void moe_sync_folder(char *path) {
+    char *slash = strrchr(path, '/');
+    int fd;
+    if (slash) slash[slash == path] = 0; /* "/" stays */
+    fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    fsync(fd);
+    close(fd);
+}
+
+moe_status moe_output_close(moe_output *o, int keep, moe_error *error) {
+    moe_allocator a;
+    moe_status status = MOE_OK;
+    if (!o) return MOE_OK;
+    if (keep && !o->failed && fsync(o->fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS)
+        o->failed = errno; /* a pipe cannot */
+    if (o->fd >= 0 && close(o->fd) != 0 && errno != EINTR && !o->failed) o->failed = errno;
+    if (keep && !o->failed && o->temporary[0] && rename(o->temporary, o->target) != 0) o->failed = errno;
+    if (keep && o->failed) status = moe_output_fail(o, error, o->failed);
+    if (o->temporary[0] && (!keep || o->failed)) unlink(o->temporary);
+    else if (o->temporary[0]) moe_sync_folder(o->temporary);
+    pthread_sigmask(SIG_UNBLOCK, &o->held, NULL);
+    a = o->allocator;
+    moe_release(&a, o, sizeof *o);
+    return status;
+}
+
+/* ---- A model ----
  * One way for both writers: moe_model_save takes rows from an old file, moe_model_write from a function. Tensors go to
  * disk piece by piece (a slab, a matrix), so memory is that of one piece; the header, which holds their checksums,
  * comes last. */
@@ -3424,14 +4605,15 @@ typedef struct moe_save {
     size_t n_tensors;
     uint64_t file_bytes;
     size_t header_bytes;
-    char *header, *piece, *path;   /* path: of the temporary file */
-    float *row;                    /* a row of floats; behind it its codes and subs */
-    const moe_tensor_info *misfit; /* a tensor whose numbers its type cannot hold */
+    char *header, *piece;
+    float *row; /* a row of floats; behind it its codes and subs */
+    moe_output *out;
+    moe_error *error;
 } moe_save;
 
-/* Matrices change type; vectors and gates, where a rounding would move tokens to other experts, do not. */
+/* Matrices change type; vectors, positions, and gates, where a rounding would move tokens to other experts, do not. */
 static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *params) {
-    static const char *const parts[] = { ".gate.", ".parent." };
+    static const char *const parts[] = { ".gate.", ".parent.", "positions." };
     if (t->n_dims == 1) return t->type;
     if (t->experts) return params->experts;
     for (size_t i = 0; i < MOE_COUNT(parts); i++)
@@ -3440,8 +4622,8 @@ static moe_type moe_save_type(const moe_tensor_info *t, const moe_save_params *p
     return params->type;
 }
 
-/* Whether an old entry goes into the new file: golden translations and measured quality belong to one set of numbers,
- * and what the caller gives replaces what is there. */
+/* Whether an old entry goes into the new file. Golden translations and measured quality do not where numbers change,
+ * and an entry that the caller gives replaces the old one. */
 static int moe_save_meta(const moe_save *s, const moe_meta *m) {
     for (size_t i = 0; i < s->n_entries; i++)
         if (moe_span_is(m->key, s->entries[i].key)) return 0;
@@ -3521,9 +4703,8 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     return at;
 }
 
-/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. 0: it does
- * not fit. */
-static int moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, char *out) {
+/* A matrix of piece `piece` of a tensor into `out`, which is zeroed; of an expert the up or the down matrix. */
+static moe_status moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, char *out) {
     const moe_tensor_info *t = &s->tensors[index];
     const size_t high = (size_t)t->dims[t->experts ? 1 : 0], wide = (size_t)t->dims[t->n_dims - 1];
     const size_t rows = t->n_dims == 1 ? 1 : down ? wide : high, cols = down ? high : wide;
@@ -3538,22 +4719,23 @@ static int moe_save_matrix(moe_save *s, size_t index, size_t piece, int down, ch
     for (size_t r = 0; r < rows; r++) {
         if (s->old) moe_matrix_row(&from, r, s->row);
         else s->fill(s->fill_user, index, piece, down ? high + r : r, s->row, cols);
-        if (!moe_row_fits(t->type, cols, s->row)) {
-            s->misfit = t;
-            return 0;
-        }
+        if (!moe_row_fits(t->type, cols, s->row))
+            return moe_fail(s->error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s",
+                            (int)t->name.length, t->name.data, moe_type_name(t->type));
         moe_pack_row(t->type, rows, cols, r, s->row, out, (int8_t *)(void *)(s->row + cols));
     }
-    return 1;
+    return MOE_OK;
 }
 
-static int moe_write_zeros(FILE *out, uint64_t bytes) {
+static moe_status moe_save_bytes(moe_save *s, const void *data, size_t bytes) {
+    return moe_output_write(s->out, data, bytes, s->error);
+}
+
+/* Zeros up to byte `to` of the file. */
+static moe_status moe_save_gap(moe_save *s, uint64_t to) {
     static const char zeros[4096];
-    for (size_t n; bytes; bytes -= n) {
-        n = (size_t)(bytes < sizeof zeros ? bytes : sizeof zeros);
-        if (fwrite(zeros, 1, n, out) != n) return 0;
-    }
-    return 1;
+    while (s->out->at < to) MOE_TRY(moe_save_bytes(s, zeros, (size_t)moe_min(to - s->out->at, sizeof zeros)));
+    return MOE_OK;
 }
 
 static size_t moe_pieces(const moe_tensor_info *t) { return t->experts ? (size_t)t->dims[0] : 1; }
@@ -3565,7 +4747,7 @@ static const moe_vector_entry *moe_save_vector(const moe_save *s, moe_span name)
     return NULL;
 }
 
-static int moe_save_tensor(moe_save *s, size_t index, FILE *out) {
+static moe_status moe_save_tensor(moe_save *s, size_t index) {
     moe_tensor_info *t = &s->tensors[index];
     const moe_vector_entry *given = moe_save_vector(s, t->name);
     const moe_tensor_info *old = s->old && !given ? &s->old->tensors[index] : NULL;
@@ -3573,36 +4755,33 @@ static int moe_save_tensor(moe_save *s, size_t index, FILE *out) {
     uint64_t down = 0;
     if (given) {
         t->checksum = moe_crc32(0, given->data, bytes);
-        return fwrite(given->data, 1, bytes, out) == bytes;
+        return moe_save_bytes(s, given->data, bytes);
     }
-    if (old && old->type == t->type)
-        return fwrite(s->old->data + old->offset, 1, (size_t)old->bytes, out) == old->bytes;
+    if (old && old->type == t->type) return moe_save_bytes(s, s->old->data + old->offset, (size_t)old->bytes);
     if (t->experts) moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
     t->checksum = 0;
     for (size_t p = 0; p < moe_pieces(t); p++) {
         memset(s->piece, 0, bytes);
-        if (!moe_save_matrix(s, index, p, 0, s->piece) ||
-            (t->experts && !moe_save_matrix(s, index, p, 1, s->piece + down)))
-            return 0;
+        MOE_TRY(moe_save_matrix(s, index, p, 0, s->piece));
+        if (t->experts) MOE_TRY(moe_save_matrix(s, index, p, 1, s->piece + down));
         t->checksum = moe_crc32(t->checksum, s->piece, bytes);
-        if (fwrite(s->piece, 1, bytes, out) != bytes) return 0;
+        MOE_TRY(moe_save_bytes(s, s->piece, bytes));
     }
-    return 1;
+    return MOE_OK;
 }
 
-static int moe_save_to(moe_save *s, FILE *out) {
-    uint64_t at = s->header_bytes;
-    if (!moe_write_zeros(out, at)) return 0;
+static moe_status moe_save_all(moe_save *s) {
+    MOE_TRY(moe_save_gap(s, s->header_bytes));
     for (size_t i = 0; i < s->n_tensors; i++) {
-        if (!moe_write_zeros(out, s->tensors[i].offset - at) || !moe_save_tensor(s, i, out)) return 0;
-        at = s->tensors[i].offset + s->tensors[i].bytes;
+        MOE_TRY(moe_save_gap(s, s->tensors[i].offset));
+        MOE_TRY(moe_save_tensor(s, i));
     }
     moe_save_header(s, s->header);
-    return fseek(out, 0, SEEK_SET) == 0 && fwrite(s->header, 1, s->header_bytes, out) == s->header_bytes &&
-           fflush(out) == 0;
+    moe_output_rewind(s->out);
+    return moe_save_bytes(s, s->header, s->header_bytes);
 }
 
-/* Place the tensors, whose names, types and shapes are there, and say how large header, piece and row are. */
+/* Place the tensors, whose names, types and shapes are set, and tell the sizes of header, piece and row. */
 static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
     s->header_bytes = moe_save_header(s, NULL);
     s->file_bytes = s->header_bytes;
@@ -3616,20 +4795,17 @@ static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
     }
 }
 
-/* Write the file under a temporary name and rename it. s->tensors are ready to be placed. */
+/* s->tensors are ready to be placed. */
 static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a, moe_error *error) {
-    const size_t path_length = strlen(path) + 16;
     size_t piece_bytes = 0, widest = 0, block_bytes = 0;
     moe_layout layout = { NULL, 0, 0 };
-    moe_status status = MOE_OK;
-    FILE *out;
+    moe_status status;
     moe_save_plan(s, &piece_bytes, &widest);
     for (int pass = 0; pass < 2; pass++) {
         layout.used = 0;
         s->header = moe_carve(&layout, s->header_bytes, 1);
         s->piece = moe_carve(&layout, piece_bytes, 1);
         s->row = moe_carve(&layout, 2 * moe_round_up(widest, MOE_Q8_COLS), sizeof *s->row);
-        s->path = moe_carve(&layout, path_length, 1);
         if (pass) break;
         block_bytes = layout.used;
         layout.base = layout.overflow ? NULL : moe_allocate_zeroed(a, block_bytes);
@@ -3637,24 +4813,12 @@ static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocato
             return moe_fail(error, MOE_ERROR_MEMORY, "save", "no memory (%zu bytes) to convert one tensor",
                             block_bytes);
     }
-    snprintf(s->path, path_length, "%s.partial", path);
-    out = fopen(s->path, "wb");
-    if (!out) {
-        status = moe_fail(error, MOE_ERROR_IO, "save", "cannot create %s: %s", s->path, strerror(errno));
-    } else {
-        int saved;
-        errno = 0;
-        saved = moe_save_to(s, out);
-        saved = (fclose(out) == 0) & saved;
-        if (s->misfit) {
-            status = moe_fail(error, MOE_ERROR_ARGUMENT, "save", "a number of tensor %.*s is not finite in %s",
-                              (int)s->misfit->name.length, s->misfit->name.data, moe_type_name(s->misfit->type));
-            remove(s->path);
-        } else if (!saved || rename(s->path, path) != 0) {
-            status = moe_fail(error, MOE_ERROR_IO, "save", "cannot write %s: %s", path,
-                              errno ? strerror(errno) : "the disk may be full");
-            remove(s->path);
-        }
+    s->error = error;
+    status = moe_output_begin(path, a, 1, &s->out, error);
+    if (status == MOE_OK) {
+        status = moe_save_all(s);
+        if (status == MOE_OK) status = moe_output_close(s->out, 1, error);
+        else moe_output_close(s->out, 0, NULL);
     }
     moe_release(a, layout.base, block_bytes);
     return status;
@@ -3745,94 +4909,216 @@ moe_status moe_model_write(const char *path, const moe_write_params *params, moe
     return status;
 }
 
-/* ==== 15. Architecture ========================================================================================
+/* ==== 17. Layers ==============================================================================================
  * Owns the layer list that a file's metadata describes and the weights bound to it. Invariant: a bound model's shapes
- * all agree, its ids are in range, and its small tensors hold finite numbers; nothing below looks a name up again. */
+ * all agree, its ids are in range, and its small tensors hold finite numbers; nothing below looks a name up again.
+ *
+ * A kind of layer is one value of moe_layer_kind, a struct, its rows in moe_keys, and a function that binds weights. */
 
-typedef enum moe_layer_kind { MOE_LAYER_LSTM, MOE_LAYER_MOE } moe_layer_kind;
-typedef enum moe_context { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT } moe_context;
-typedef enum moe_empty { MOE_EMPTY_TOP1, MOE_EMPTY_ZERO } moe_empty;
+typedef enum moe_layer_kind {
+    MOE_LAYER_LSTM,
+    MOE_LAYER_MOE,
+    MOE_LAYER_SELF,  /* attention of several heads: to a row's own sentence... */
+    MOE_LAYER_CROSS, /* ...and, in a decoder, to its source */
+    MOE_LAYER_FFN,
+    MOE_LAYER_NORM,
+    MOE_LAYER_ATTENTION /* GNMT's */
+} moe_layer_kind;
+enum { MOE_CONTEXT_NONE, MOE_CONTEXT_PREVIOUS, MOE_CONTEXT_CURRENT };
 
-/* z = w_x x + w_r r + bias, [4H] in gate order i f g o; r = w_proj h, or h without projection. */
-typedef struct moe_lstm_weights {
-    moe_matrix w_x;    /* [4H, in] */
-    moe_matrix w_r;    /* [4H, P]  */
-    moe_matrix w_proj; /* [P, H], rows 0 without projection */
-    const float *bias; /* [4H] */
-} moe_lstm_weights;
+typedef struct moe_lstm_layer {
+    size_t proj;
+    float forget_bias;
+    int bidirectional, merge_sum; /* encoder */
+    int context;                  /* decoder: which context it reads beside its input */
+    size_t begins;                /* encoder: the decoder layer that begins with this one's last state */
+    moe_cell cell[2];             /* forward, backward */
+} moe_lstm_layer;
 
-/* One level of gates: `level` experts or groups compete, in each of which the weights are rows of one matrix. */
-typedef struct moe_gating {
-    moe_gate kind;
-    size_t level, k;
-    moe_empty empty;
-    moe_matrix weight, noise; /* [n, F] F32; noise: rows 0 without */
-    const float *bias;        /* [n] or NULL */
-    const float *threshold;   /* [n], threshold gates */
-} moe_gating;
+typedef struct moe_mixture_layer {
+    size_t count, groups;    /* all experts; groups of a hierarchy (App. B), else 0 */
+    moe_gating parent, gate; /* over the groups; over the experts of a group or over all */
+    size_t units;            /* of an MLP gate: gates read relu(features x + bias); 0: they read x */
+    int relu_logits;         /* of both levels (Eigen et al.) */
+    int linear, no_relu;     /* an expert is [relu](W x + b); the matrices of all lie one below the other in `stack` */
+    int sigmoid;             /* of the weighted sum */
+    moe_experts experts;     /* experts with a hidden layer */
+    moe_matrix features, stack; /* [units, D] F32, [count * hidden, D] */
+    const float *features_bias, *stack_bias;
+} moe_mixture_layer;
+
+/* The decoder's look at its source (GNMT). Its query comes from another layer, and others read its context. */
+typedef struct moe_attention_layer {
+    int product;                  /* Appendix G instead of additive */
+    size_t size;                  /* A */
+    size_t layer;                 /* the layer that makes the query */
+    int query_output, start_zero; /* the query is the layer's output, else its state; the first context is zero */
+    moe_matrix w_key, w_query;    /* [A, memory width], [A, query width] */
+    const float *v, *bias;        /* [A] */
+} moe_attention_layer;
+
+typedef struct moe_heads_layer {
+    size_t heads;
+    moe_matrix q, kv, out; /* self: q is [3D, D], queries, keys, values; cross: [D, D], and kv [2D, D]; out [D, D] */
+    const float *q_bias, *kv_bias, *out_bias;
+} moe_heads_layer;
+
+typedef struct moe_ffn_layer {
+    int activation;
+    moe_matrix up, down; /* [hidden, D], [D, hidden] */
+    const float *up_bias, *down_bias;
+} moe_ffn_layer;
+
+enum { MOE_NORM_NONE, MOE_NORM_BEFORE, MOE_NORM_AFTER };
+enum { MOE_FFN_RELU, MOE_FFN_GELU, MOE_FFN_SWISH };
 
 typedef struct moe_layer {
     moe_layer_kind kind;
-    char name[32]; /* "encoder.0" */
+    char name[32];  /* "encoder.0" */
+    size_t in, out; /* columns of its input, without context, and of its output */
+    size_t hidden;  /* LSTM: H per direction; MoE: hidden units of an expert, or outputs where it has none */
     int residual;
-    size_t hidden; /* LSTM: H per direction; MoE: hidden units of an expert */
-    size_t out;    /* columns of the layer's output */
-    /* LSTM */
-    size_t state;  /* P: recurrent output per direction; H where it is not projected */
-    size_t begins; /* encoder: the decoder layer that begins with this one's last state, if decoder_from_encoder */
-    int projected, bidirectional, merge_sum;
-    float forget_bias;
-    moe_context context;
-    moe_lstm_weights direction[2]; /* forward, backward */
-    /* MoE */
-    size_t experts;
-    size_t groups;           /* of a hierarchy (App. B), else 0 */
-    moe_gating parent, gate; /* over the groups; over the experts of a group or over all */
-    moe_matrix features;     /* [F, D] F32: an MLP gate reads relu(features x + bias); rows 0: gates read x */
-    const float *features_bias;
-    int relu_logits; /* of both levels (Eigen et al.) */
-    int sigmoid;
-    float scale;
-    moe_type expert_type;
-    const char *slabs; /* [E] slabs of slab_stride bytes */
-    size_t slab_stride, slab_down;
-    int linear, relu;        /* experts are [relu](W x + b), one matrix each, all below one another: */
-    moe_matrix stack;        /* [E * hidden, D] */
-    const float *stack_bias; /* [E * hidden] or NULL */
+    int norm_place;   /* f(norm(x)), or norm(x + f(x)); a layer of kind "norm" has it before */
+    moe_norm_op norm; /* if it has a norm */
+    union {
+        moe_lstm_layer lstm;
+        moe_mixture_layer mixture;
+        moe_heads_layer heads;
+        moe_ffn_layer ffn;
+        moe_attention_layer attention;
+    };
 } moe_layer;
 
-static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", NULL };
+static const char *const moe_layer_kinds[] = { "lstm", "moe",  "attention",      "cross",
+                                               "ffn",  "norm", "gnmt-attention", NULL };
+static const char *const moe_norm_places[] = { "none", "before", "after", NULL };
+static const char *const moe_ffn_activations[] = { "relu", "gelu", "swish", NULL };
+static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", "hf", NULL };
 static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "batchwise", NULL };
 static const char *const moe_file_gates[] = { "softmax", "topk", "threshold", NULL };
+static const char *const moe_empties[] = { "top1", "zero", NULL };
+static const char *const moe_merges[] = { "concat", "sum", NULL };
+static const char *const moe_contexts[] = { "none", "previous", "current", NULL };
+static const char *const moe_outputs[] = { "none", "sigmoid", NULL };
+static const char *const moe_activations[] = { "relu", "none", NULL };
+static const char *const moe_expert_kinds[] = { "mlp", "linear", NULL };
+static const char *const moe_scores[] = { "additive", "product", NULL };
+static const char *const moe_queries[] = { "state", "output", NULL };
+static const char *const moe_starts[] = { "query", "zero", NULL };
+
+/* A setting of a layer, which the file has under "NAME.key": an INT that is a count (size_t) or a flag (int), a REAL
+ * (float), or a TEXT out of `names`, kept as its index (int). A missing key takes the value `fallback`; if that is
+ * below `low`, the key is required; with `inherits`, it takes the value of the field there, which was read before. */
+typedef enum moe_key_kind { MOE_KEY_COUNT, MOE_KEY_FLAG, MOE_KEY_REAL, MOE_KEY_NAME } moe_key_kind;
+
+typedef struct moe_key {
+    moe_layer_kind layer;
+    const char *key;
+    moe_key_kind kind;
+    const char *const *names;
+    double low, high, fallback;
+    size_t at, inherits;
+} moe_key;
+
+enum { MOE_WIDEST = 1 << 20 };
+
+#define MOE_AT(member) offsetof(moe_layer, member)
+#define MOE_COUNT_KEY(layer, key, low, fallback, member)                              \
+    { layer, key, MOE_KEY_COUNT, NULL, low, MOE_WIDEST, fallback, MOE_AT(member), 0 }
+#define MOE_FLAG_KEY(layer, key, fallback, member) { layer, key, MOE_KEY_FLAG, NULL, 0, 1, fallback, MOE_AT(member), 0 }
+#define MOE_REAL_KEY(layer, key, limit, fallback, member)                            \
+    { layer, key, MOE_KEY_REAL, NULL, -(limit), limit, fallback, MOE_AT(member), 0 }
+#define MOE_NAME_KEY(layer, key, names, fallback, member)                  \
+    { layer, key, MOE_KEY_NAME, names, 0, 0, fallback, MOE_AT(member), 0 }
+#define MOE_NORM_KEYS(layer)                                                          \
+    MOE_NAME_KEY(layer, "norm", moe_norm_places, MOE_NORM_NONE, norm_place),          \
+        { layer, "epsilon", MOE_KEY_REAL, NULL, 0, 1, 1e-5, MOE_AT(norm.epsilon), 0 }
+static const moe_key moe_keys[] = {
+    MOE_COUNT_KEY(MOE_LAYER_LSTM, "hidden", 1, 0, hidden),
+    MOE_FLAG_KEY(MOE_LAYER_LSTM, "residual", 0, residual),
+    MOE_COUNT_KEY(MOE_LAYER_LSTM, "proj", 0, 0, lstm.proj),
+    MOE_REAL_KEY(MOE_LAYER_LSTM, "forget_bias", 100, 0, lstm.forget_bias),
+    MOE_FLAG_KEY(MOE_LAYER_LSTM, "bidirectional", 0, lstm.bidirectional),
+    MOE_NAME_KEY(MOE_LAYER_LSTM, "merge", moe_merges, 0, lstm.merge_sum),
+    MOE_NAME_KEY(MOE_LAYER_LSTM, "context", moe_contexts, MOE_CONTEXT_NONE, lstm.context),
+
+    MOE_COUNT_KEY(MOE_LAYER_MOE, "hidden", 1, 0, hidden),
+    MOE_FLAG_KEY(MOE_LAYER_MOE, "residual", 1, residual),
+    MOE_COUNT_KEY(MOE_LAYER_MOE, "experts", 1, 0, mixture.count),
+    MOE_COUNT_KEY(MOE_LAYER_MOE, "groups", 0, 0, mixture.groups),
+    MOE_NAME_KEY(MOE_LAYER_MOE, "gate", moe_file_gates, -1, mixture.gate.kind),
+    MOE_COUNT_KEY(MOE_LAYER_MOE, "k", 0, 0, mixture.gate.k),
+    MOE_NAME_KEY(MOE_LAYER_MOE, "empty", moe_empties, 0, mixture.gate.empty_zero),
+    { MOE_LAYER_MOE, "parent.gate", MOE_KEY_NAME, moe_file_gates, 0, 0, 0, MOE_AT(mixture.parent.kind),
+      MOE_AT(mixture.gate.kind) },
+    { MOE_LAYER_MOE, "parent.k", MOE_KEY_COUNT, NULL, 0, MOE_WIDEST, 0, MOE_AT(mixture.parent.k),
+      MOE_AT(mixture.gate.k) },
+    { MOE_LAYER_MOE, "parent.empty", MOE_KEY_NAME, moe_empties, 0, 0, 0, MOE_AT(mixture.parent.empty_zero),
+      MOE_AT(mixture.gate.empty_zero) },
+    MOE_COUNT_KEY(MOE_LAYER_MOE, "gate.hidden", 0, 0, mixture.units),
+    MOE_FLAG_KEY(MOE_LAYER_MOE, "gate.relu", 0, mixture.relu_logits),
+    MOE_NAME_KEY(MOE_LAYER_MOE, "expert", moe_expert_kinds, 0, mixture.linear),
+    MOE_NAME_KEY(MOE_LAYER_MOE, "activation", moe_activations, 0, mixture.no_relu),
+    MOE_NAME_KEY(MOE_LAYER_MOE, "output", moe_outputs, 1, mixture.sigmoid),
+    MOE_REAL_KEY(MOE_LAYER_MOE, "scale", 1e6, 1, mixture.experts.scale),
+
+    MOE_NORM_KEYS(MOE_LAYER_MOE),
+
+    MOE_COUNT_KEY(MOE_LAYER_SELF, "heads", 1, 0, heads.heads),
+    MOE_FLAG_KEY(MOE_LAYER_SELF, "residual", 1, residual),
+    MOE_NORM_KEYS(MOE_LAYER_SELF),
+
+    MOE_COUNT_KEY(MOE_LAYER_CROSS, "heads", 1, 0, heads.heads),
+    MOE_FLAG_KEY(MOE_LAYER_CROSS, "residual", 1, residual),
+    MOE_NORM_KEYS(MOE_LAYER_CROSS),
+
+    MOE_COUNT_KEY(MOE_LAYER_FFN, "hidden", 1, 0, hidden),
+    MOE_NAME_KEY(MOE_LAYER_FFN, "activation", moe_ffn_activations, -1, ffn.activation),
+    MOE_FLAG_KEY(MOE_LAYER_FFN, "residual", 1, residual),
+    MOE_NORM_KEYS(MOE_LAYER_FFN),
+
+    { MOE_LAYER_NORM, "epsilon", MOE_KEY_REAL, NULL, 0, 1, 1e-5, MOE_AT(norm.epsilon), 0 },
+
+    MOE_NAME_KEY(MOE_LAYER_ATTENTION, "kind", moe_scores, -1, attention.product),
+    MOE_COUNT_KEY(MOE_LAYER_ATTENTION, "size", 1, 0, attention.size),
+    MOE_COUNT_KEY(MOE_LAYER_ATTENTION, "layer", 0, 0, attention.layer),
+    MOE_NAME_KEY(MOE_LAYER_ATTENTION, "query", moe_queries, -1, attention.query_output),
+    MOE_NAME_KEY(MOE_LAYER_ATTENTION, "start", moe_starts, 0, attention.start_zero),
+};
+_Static_assert(sizeof(moe_gate) == sizeof(int), "a key's name is kept as an int");
 
 struct moe_model {
     moe_allocator allocator;
     moe_file file;
     int mapped; /* the file is ours to unmap */
     moe_model_kind kind;
+    int transformer;
     int32_t vocabulary, bos, eos;
     int source_tag, source_bos, source_eos;
-    const moe_meta *never;     /* INTS or NULL */
+    int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
+    size_t n_never, n_suppressed;
     const moe_meta *languages; /* TEXTS or NULL */
     const moe_meta *tags;      /* INTS */
     size_t width;              /* D */
     float embedding_scale;
     moe_matrix source_embedding, target_embedding, output; /* [V, D] */
     const float *output_bias;                              /* [V] or NULL */
-    size_t n_encoder,
-        n_decoder; /* what is no encoder is "decoder" here: a language model's and a classifier's layers too */
-    moe_layer encoder[MOE_MAX_LAYERS], decoder[MOE_MAX_LAYERS];
-    size_t memory_width;   /* columns of the encoder's output */
-    int attention_product; /* Appendix G instead of additive */
-    size_t attention_size, attention_layer, query_width;
-    int query_output;    /* the query is the layer's output, else its recurrent state */
-    int start_zero;      /* the first context is zero, else it attends with a zero query */
-    int context_current; /* some layer reads the context of this step */
+    moe_layer *layers; /* [n_layers] of "encoder", then of "decoder" or "network"; GNMT's attention comes last */
+    size_t n_layers;
+    moe_layer *encoder, *decoder; /* among them */
+    size_t n_encoder, n_decoder;
+    const moe_layer *attention; /* GNMT's; NULL: none */
+    moe_matrix positions;       /* [positions, D] F32; rows 0: none */
+    int forced_tag;             /* a translation's first token is the target language's tag */
+    size_t memory_width;        /* columns of the encoder's output */
+    size_t query_width;
+    int context_current;      /* some layer reads the context of this step */
+    int decoder_from_encoder; /* the decoder begins with the encoder's last states, else with zeros */
     moe_rules rules;
-    int decoder_from_encoder;  /* the decoder begins with the encoder's last states, else with zeros */
-    moe_matrix w_key, w_query; /* [A, memory_width], [A, query_width] */
-    const float *attention_v, *attention_bias;
 };
+
+/* Columns of a LSTM layer's state: its output per direction. */
+static size_t moe_lstm_state(const moe_layer *layer) { return layer->lstm.proj ? layer->lstm.proj : layer->hidden; }
 
 /* Reads metadata with types, ranges and defaults; the first failure sticks. */
 typedef struct moe_reader {
@@ -3898,6 +5184,36 @@ static int moe_read_choice(moe_reader *r, const moe_meta *m, const char *const *
     return 0;
 }
 
+/* All keys of a layer whose kind is known. */
+static void moe_read_keys(moe_reader *r, moe_layer *layer) {
+    for (size_t i = 0; i < MOE_COUNT(moe_keys) && r->status == MOE_OK; i++) {
+        const moe_key *k = &moe_keys[i];
+        char *at = (char *)layer + k->at;
+        const moe_meta *m;
+        if (k->layer != layer->kind) continue;
+        m = moe_read(r, "%s.%s", layer->name, k->key);
+        if (!m && k->inherits) {
+            memcpy(at, (char *)layer + k->inherits, k->kind == MOE_KEY_COUNT ? sizeof(size_t) : sizeof(int));
+        } else if (k->kind == MOE_KEY_REAL) {
+            const float v = moe_read_real(r, m, k->low, k->high, k->fallback);
+            memcpy(at, &v, sizeof v);
+        } else if (k->kind == MOE_KEY_COUNT) {
+            const size_t v = (size_t)moe_read_int(r, m, (int64_t)k->low, (int64_t)k->high, (int64_t)k->fallback);
+            memcpy(at, &v, sizeof v);
+        } else {
+            const int v = k->kind == MOE_KEY_NAME
+                              ? moe_read_choice(r, m, k->names, (int)k->fallback)
+                              : (int)moe_read_int(r, m, (int64_t)k->low, (int64_t)k->high, (int64_t)k->fallback);
+            memcpy(at, &v, sizeof v);
+        }
+    }
+}
+
+/* Refuse a layer because the value of a key does not go with others. */
+static void moe_refuse_key(moe_reader *r, const moe_layer *layer, const char *key) {
+    snprintf(r->key, sizeof r->key, "%s.%s", layer->name, key);
+}
+
 /* Bind a matrix or refuse it by name with both shapes. A missing optional tensor leaves rows 0. */
 static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
                             const char *name) {
@@ -3918,12 +5234,10 @@ static void moe_bind_matrix(moe_reader *r, moe_matrix *out, size_t rows, size_t 
                      cols);
     } else {
         *out = moe_matrix_view(t->type, rows, cols, r->model->file.data + t->offset);
-        for (size_t i = 0; out->scales && i < rows; i++)
-            if (!(out->scales[i] >= 0 && out->scales[i] <= FLT_MAX)) {
-                r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0",
-                                     i, r->key);
-                break;
-            }
+        const size_t broken = moe_broken_scale(out);
+        if (broken < rows)
+            r->status = moe_fail(r->error, MOE_ERROR_FORMAT, where, "scale %zu of tensor %s is not a number >= 0",
+                                 broken, r->key);
     }
 }
 
@@ -3958,19 +5272,31 @@ static const float *moe_bind_vector(moe_reader *r, size_t n, int optional, const
     return r->status == MOE_OK ? v : NULL;
 }
 
-static void moe_bind_lstm(moe_reader *r, moe_layer *layer, size_t in) {
-    for (int d = 0; d <= layer->bidirectional; d++) {
-        moe_lstm_weights *w = &layer->direction[d];
+/* Weights of a LSTM layer; `context`: columns of the context that it may read, 0: there is none. */
+static void moe_bind_lstm(moe_reader *r, moe_layer *layer, int in_encoder, size_t context) {
+    moe_lstm_layer *l = &layer->lstm;
+    const size_t state = moe_lstm_state(layer), hidden = layer->hidden;
+    moe_refuse_key(r, layer, "context");
+    if (l->context != MOE_CONTEXT_NONE && !context)
+        moe_reader_fail(r, "must be \"none\": there is nothing to attend to");
+    moe_refuse_key(r, layer, "bidirectional");
+    if (l->bidirectional && !in_encoder) moe_reader_fail(r, "must be 0: what comes later is not known yet");
+    for (int d = 0; d <= l->bidirectional && r->status == MOE_OK; d++) {
+        moe_cell *c = &l->cell[d];
         char prefix[64];
-        snprintf(prefix, sizeof prefix, "%s%s", layer->name, !layer->bidirectional ? "" : d ? ".bwd" : ".fwd");
-        moe_bind_matrix(r, &w->w_x, 4 * layer->hidden, in, 0, "%s.w_x", prefix);
-        moe_bind_matrix(r, &w->w_r, 4 * layer->hidden, layer->state, 0, "%s.w_r", prefix);
-        w->bias = moe_bind_vector(r, 4 * layer->hidden, 0, "%s.bias", prefix);
-        if (layer->projected) moe_bind_matrix(r, &w->w_proj, layer->state, layer->hidden, 0, "%s.w_proj", prefix);
+        c->hidden = hidden;
+        c->state = state;
+        c->forget_bias = l->forget_bias;
+        snprintf(prefix, sizeof prefix, "%s%s", layer->name, !l->bidirectional ? "" : d ? ".bwd" : ".fwd");
+        moe_bind_matrix(r, &c->w_x, 4 * hidden, layer->in + (l->context ? context : 0), 0, "%s.w_x", prefix);
+        moe_bind_matrix(r, &c->w_r, 4 * hidden, state, 0, "%s.w_r", prefix);
+        c->bias = moe_bind_vector(r, 4 * hidden, 0, "%s.bias", prefix);
+        if (l->proj) moe_bind_matrix(r, &c->w_proj, state, hidden, 0, "%s.w_proj", prefix);
     }
+    layer->out = l->bidirectional && !l->merge_sum ? 2 * state : state;
 }
 
-/* A matrix that is never quantised and holds finite numbers only, because routing hangs on it. */
+/* A matrix that is never quantised and holds finite numbers only, because it decides routing. */
 static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t cols, int optional, const char *format,
                            const char *name) {
     moe_bind_matrix(r, out, rows, cols, optional, format, name);
@@ -3980,144 +5306,139 @@ static void moe_bind_exact(moe_reader *r, moe_matrix *out, size_t rows, size_t c
     moe_check_finite(r, out->data, out->rows * out->cols, r->key);
 }
 
-/* One level of gates over `n` experts or groups in all, `level` of which compete. `name`: "encoder.2.gate",
- * "encoder.2.parent". */
-static void moe_bind_gating(moe_reader *r, moe_gating *g, size_t n, size_t in, const char *name) {
+/* One level of gates: `n` experts or groups in all, of which `level` compete at a time. `part`: "gate", "parent". */
+static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g, size_t n, size_t level,
+                            const char *part) {
+    const size_t in = layer->mixture.units ? layer->mixture.units : layer->in;
+    char name[64];
+    g->level = level;
+    g->relu = layer->mixture.relu_logits;
+    moe_refuse_key(r, layer, part[0] == 'p' ? "parent.k" : "k");
+    moe_read_int(r, moe_find_meta(&r->model->file, r->key), g->kind != MOE_GATE_SOFTMAX, (int64_t)level, (int64_t)g->k);
+    if (g->kind != MOE_GATE_SOFTMAX && g->k > level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, level);
+    snprintf(name, sizeof name, "%s.%s", layer->name, part);
     moe_bind_exact(r, &g->weight, n, in, 0, "%s.weight", name);
     moe_bind_exact(r, &g->noise, n, in, 1, "%s.noise", name);
     g->bias = moe_bind_vector(r, n, 1, "%s.bias", name);
     g->threshold = moe_bind_vector(r, n, g->kind != MOE_GATE_THRESHOLD, "%s.threshold", name);
 }
 
-static void moe_bind_gates(moe_reader *r, moe_layer *layer, size_t in) {
-    char name[64];
-    if (layer->features.rows) { /* only their number yet */
-        const size_t units = layer->features.rows;
-        moe_bind_exact(r, &layer->features, units, in, 0, "%s.gate.hidden.weight", layer->name);
-        layer->features_bias = moe_bind_vector(r, units, 1, "%s.gate.hidden.bias", layer->name);
-        in = units;
-    }
-    snprintf(name, sizeof name, "%s.gate", layer->name);
-    moe_bind_gating(r, &layer->gate, layer->experts, in, name);
-    snprintf(name, sizeof name, "%s.parent", layer->name);
-    if (layer->groups) moe_bind_gating(r, &layer->parent, layer->groups, in, name);
-}
-
-static void moe_bind_experts(moe_reader *r, moe_layer *layer, size_t in) {
+static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
+    moe_mixture_layer *x = &layer->mixture;
+    moe_experts *e = &x->experts;
     const moe_tensor_info *t;
+    const char *slab;
     uint64_t down = 0;
-    if (layer->linear) {
-        moe_bind_matrix(r, &layer->stack, layer->experts * layer->hidden, in, 0, "%s.experts.weight", layer->name);
-        layer->stack_bias = moe_bind_vector(r, layer->experts * layer->hidden, 1, "%s.experts.bias", layer->name);
-        return;
-    }
     moe_read(r, "%s.experts", layer->name);
     if (r->status != MOE_OK) return;
     t = moe_find_tensor(&r->model->file, r->key);
     if (!t) {
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key, "tensor %s is missing", r->key);
-    } else if (!t->experts || t->dims[0] != layer->experts || t->dims[1] != layer->hidden || t->dims[2] != in) {
+    } else if (!t->experts || t->dims[0] != x->count || t->dims[1] != layer->hidden || t->dims[2] != layer->in) {
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, r->key,
-                             "tensor %s is [%llu, %llu, %llu], the layer list needs experts "
-                             "[%zu, %zu, %zu]",
-                             r->key, (unsigned long long)t->dims[0], (unsigned long long)t->dims[1],
-                             (unsigned long long)t->dims[2], layer->experts, layer->hidden, in);
+                             "tensor %s is [%llu, %llu, %llu], the layer list needs experts [%zu, %zu, %zu]", r->key,
+                             (unsigned long long)t->dims[0], (unsigned long long)t->dims[1],
+                             (unsigned long long)t->dims[2], x->count, layer->hidden, layer->in);
     } else {
-        layer->expert_type = t->type;
-        layer->slabs = r->model->file.data + t->offset;
-        layer->slab_stride = (size_t)moe_slab_bytes(t->type, layer->hidden, in, &down);
-        layer->slab_down = (size_t)down;
+        slab = r->model->file.data + t->offset;
+        e->count = x->count;
+        e->hidden = layer->hidden;
+        e->stride = (size_t)moe_slab_bytes(t->type, layer->hidden, layer->in, &down);
+        e->up = moe_matrix_view(t->type, layer->hidden, layer->in, slab);
+        e->down = moe_matrix_view(t->type, layer->in, layer->hidden, slab + down);
+        e->up_bias = moe_bind_vector(r, x->count * layer->hidden, 1, "%s.experts.up_bias", layer->name);
+        e->down_bias = moe_bind_vector(r, x->count * layer->in, 1, "%s.experts.down_bias", layer->name);
     }
 }
 
-/* Kind, k and policy of one level whose members are known. `p` is "encoder.2." or "encoder.2.parent."; what is not
- * there comes from `fallback`, if any. */
-static void moe_read_gating(moe_reader *r, moe_gating *g, const moe_gating *fallback, const char *p) {
-    static const char *const empties[] = { "top1", "zero", NULL };
-    g->kind =
-        (moe_gate)moe_read_choice(r, moe_read(r, "%sgate", p), moe_file_gates, fallback ? (int)fallback->kind : -1);
-    const int all = g->kind == MOE_GATE_SOFTMAX;
-    g->k = (size_t)moe_read_int(r, moe_read(r, "%sk", p), all ? 0 : 1, (int64_t)g->level,
-                                fallback ? (int64_t)fallback->k
-                                : all    ? 0
-                                         : -1);
-    if (!all && g->k > g->level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, g->level);
-    g->empty = (moe_empty)moe_read_choice(r, moe_read(r, "%sempty", p), empties,
-                                          fallback ? (int)fallback->empty : MOE_EMPTY_TOP1);
-}
-
-static void moe_read_mixture(moe_reader *r, moe_layer *layer) {
-    static const char *const outputs[] = { "none", "sigmoid", NULL };
-    static const char *const activations[] = { "relu", "none", NULL };
-    static const char *const experts[] = { "mlp", "linear", NULL };
-    const int64_t widest = 1 << 20;
-    const char *n = layer->name;
-    char prefix[64];
-    layer->experts = (size_t)moe_read_int(r, moe_read(r, "%s.experts", n), 1, widest, 0);
-    layer->groups = (size_t)moe_read_int(r, moe_read(r, "%s.groups", n), 0, (int64_t)layer->experts, 0);
-    if (layer->groups && layer->experts % layer->groups)
-        moe_reader_fail(r, "is %zu, which does not divide %zu experts", layer->groups, layer->experts);
+static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
+    moe_mixture_layer *x = &layer->mixture;
+    const size_t n = x->count;
+    moe_read_int(r, moe_read(r, "%s.groups", layer->name), 0, (int64_t)n, 0);
+    if (x->groups > n || (x->groups && n % x->groups))
+        moe_reader_fail(r, "is %zu, which does not divide %zu experts", x->groups, n);
+    moe_refuse_key(r, layer, "activation");
+    if (x->no_relu && !x->linear) moe_reader_fail(r, "must be \"relu\" in experts with a hidden layer");
+    moe_refuse_key(r, layer, "hidden");
+    if (r->status == MOE_OK && x->linear && layer->hidden > (size_t)INT32_MAX / n)
+        moe_reader_fail(r, "is %zu: too much for %zu experts", layer->hidden, n);
     if (r->status != MOE_OK) return;
-    layer->gate.level = layer->groups ? layer->experts / layer->groups : layer->experts;
-    layer->parent.level = layer->groups;
-    snprintf(prefix, sizeof prefix, "%s.", n);
-    moe_read_gating(r, &layer->gate, NULL, prefix);
-    snprintf(prefix, sizeof prefix, "%s.parent.", n);
-    if (layer->groups) moe_read_gating(r, &layer->parent, &layer->gate, prefix);
-    layer->features.rows = (size_t)moe_read_int(r, moe_read(r, "%s.gate.hidden", n), 0, widest, 0);
-    layer->relu_logits = (int)moe_read_int(r, moe_read(r, "%s.gate.relu", n), 0, 1, 0);
-    layer->linear = moe_read_choice(r, moe_read(r, "%s.expert", n), experts, 0);
-    layer->relu = !moe_read_choice(r, moe_read(r, "%s.activation", n), activations, 0);
-    if (!layer->relu && !layer->linear) moe_reader_fail(r, "must be \"relu\" in experts with a hidden layer");
-    layer->sigmoid = moe_read_choice(r, moe_read(r, "%s.output", n), outputs, 1);
-    layer->scale = moe_read_real(r, moe_read(r, "%s.scale", n), -1e6, 1e6, 1);
-    if (layer->linear && layer->hidden > (size_t)INT32_MAX / layer->experts) {
-        snprintf(r->key, sizeof r->key, "%s.hidden", n);
-        moe_reader_fail(r, "is %zu: too much for %zu experts", layer->hidden, layer->experts);
+    if (x->units) {
+        moe_bind_exact(r, &x->features, x->units, layer->in, 0, "%s.gate.hidden.weight", layer->name);
+        x->features_bias = moe_bind_vector(r, x->units, 1, "%s.gate.hidden.bias", layer->name);
     }
+    moe_bind_gating(r, layer, &x->gate, n, x->groups ? n / x->groups : n, "gate");
+    if (x->groups) moe_bind_gating(r, layer, &x->parent, x->groups, x->groups, "parent");
+    if (!x->linear) {
+        moe_bind_experts(r, layer);
+        return;
+    }
+    layer->out = layer->hidden;
+    moe_bind_matrix(r, &x->stack, n * layer->hidden, layer->in, 0, "%s.experts.weight", layer->name);
+    x->stack_bias = moe_bind_vector(r, n * layer->hidden, 1, "%s.experts.bias", layer->name);
 }
 
-/* Read one layer of a side and bind its weights; `in` are the columns that reach it, `context` those of the context, 0:
- * there is none to read. */
-static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, size_t in, size_t context) {
-    static const char *const kinds[] = { "lstm", "moe", NULL };
-    static const char *const merges[] = { "concat", "sum", NULL };
-    static const char *const contexts[] = { "none", "previous", "current", NULL };
-    const int64_t widest = 1 << 20;
+static void moe_bind_norm(moe_reader *r, moe_layer *layer) {
+    layer->norm.weight = moe_bind_vector(r, layer->in, 0, "%s.norm.weight", layer->name);
+    layer->norm.bias = moe_bind_vector(r, layer->in, 0, "%s.norm.bias", layer->name);
+}
+
+/* `context`: columns of the rows that a decoder attends to. */
+static void moe_bind_heads(moe_reader *r, moe_layer *layer, size_t context) {
+    moe_heads_layer *h = &layer->heads;
+    const size_t d = layer->in;
+    const int cross = layer->kind == MOE_LAYER_CROSS;
     const char *n = layer->name;
+    moe_refuse_key(r, layer, "heads");
+    if (h->heads > d || d % h->heads) moe_reader_fail(r, "is %zu, which does not divide %zu columns", h->heads, d);
+    moe_refuse_key(r, layer, "kind");
+    if (cross && !context) moe_reader_fail(r, "must not be \"cross\" in an encoder: there is nothing to attend to");
+    moe_bind_matrix(r, &h->q, cross ? d : 3 * d, d, 0, cross ? "%s.q.weight" : "%s.qkv.weight", n);
+    h->q_bias = moe_bind_vector(r, cross ? d : 3 * d, 1, cross ? "%s.q.bias" : "%s.qkv.bias", n);
+    if (cross) moe_bind_matrix(r, &h->kv, 2 * d, context, 0, "%s.kv.weight", n);
+    if (cross) h->kv_bias = moe_bind_vector(r, 2 * d, 1, "%s.kv.bias", n);
+    moe_bind_matrix(r, &h->out, d, d, 0, "%s.out.weight", n);
+    h->out_bias = moe_bind_vector(r, d, 1, "%s.out.bias", n);
+}
+
+static void moe_bind_ffn(moe_reader *r, moe_layer *layer) {
+    moe_ffn_layer *f = &layer->ffn;
+    moe_bind_matrix(r, &f->up, layer->hidden, layer->in, 0, "%s.up.weight", layer->name);
+    f->up_bias = moe_bind_vector(r, layer->hidden, 1, "%s.up.bias", layer->name);
+    moe_bind_matrix(r, &f->down, layer->in, layer->hidden, 0, "%s.down.weight", layer->name);
+    f->down_bias = moe_bind_vector(r, layer->in, 1, "%s.down.bias", layer->name);
+}
+
+/* Read layer `index` of a side and bind its weights; `context`: columns of the context that it may read. */
+static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, size_t index, size_t in, size_t context) {
     snprintf(layer->name, sizeof layer->name, "%s.%zu", side, index);
-    layer->kind = (moe_layer_kind)moe_read_choice(r, moe_read(r, "%s.kind", n), kinds, -1);
+    layer->kind = (moe_layer_kind)moe_read_choice(r, moe_read(r, "%s.kind", layer->name), moe_layer_kinds, -1);
     if (r->model->kind == MOE_MODEL_CLASSIFIER && layer->kind != MOE_LAYER_MOE)
         moe_reader_fail(r, "must be \"moe\" in a classifier");
-    layer->hidden = (size_t)moe_read_int(r, moe_read(r, "%s.hidden", n), 1, widest, 0);
-    layer->residual = (int)moe_read_int(r, moe_read(r, "%s.residual", n), 0, 1, layer->kind == MOE_LAYER_MOE);
-    layer->out = in;
+    if (layer->kind != MOE_LAYER_MOE && (layer->kind == MOE_LAYER_LSTM) == r->model->transformer)
+        moe_reader_fail(r, "is not one of this architecture");
+    layer->in = layer->out = in;
+    moe_read_keys(r, layer);
     if (r->status != MOE_OK) return;
-    if (layer->kind == MOE_LAYER_LSTM) {
-        size_t proj = (size_t)moe_read_int(r, moe_read(r, "%s.proj", n), 0, widest, 0);
-        layer->projected = proj != 0;
-        layer->state = proj ? proj : layer->hidden;
-        layer->forget_bias = moe_read_real(r, moe_read(r, "%s.forget_bias", n), -100, 100, 0);
-        if (context) {
-            layer->context = (moe_context)moe_read_choice(r, moe_read(r, "%s.context", n), contexts, MOE_CONTEXT_NONE);
-        } else if (r->model->kind == MOE_MODEL_LANGUAGE) {
-            if (moe_read_choice(r, moe_read(r, "%s.context", n), contexts, MOE_CONTEXT_NONE) != MOE_CONTEXT_NONE)
-                moe_reader_fail(r, "must be \"none\": a language model has nothing to attend to");
-        } else {
-            layer->bidirectional = (int)moe_read_int(r, moe_read(r, "%s.bidirectional", n), 0, 1, 0);
-            layer->merge_sum = moe_read_choice(r, moe_read(r, "%s.merge", n), merges, 0);
-        }
-        layer->out = layer->bidirectional && !layer->merge_sum ? 2 * layer->state : layer->state;
-        moe_bind_lstm(r, layer, in + (layer->context != MOE_CONTEXT_NONE ? context : 0));
-    } else {
-        moe_read_mixture(r, layer);
-        if (layer->linear) layer->out = layer->hidden;
-        moe_bind_gates(r, layer, in);
-        moe_bind_experts(r, layer, in);
-    }
+    if (layer->kind == MOE_LAYER_NORM) layer->norm_place = MOE_NORM_BEFORE;
+    if (layer->norm_place) moe_bind_norm(r, layer);
+    if (layer->kind == MOE_LAYER_LSTM) moe_bind_lstm(r, layer, side[0] == 'e', context);
+    else if (layer->kind == MOE_LAYER_MOE) moe_bind_mixture(r, layer);
+    else if (layer->kind == MOE_LAYER_FFN) moe_bind_ffn(r, layer);
+    else if (layer->kind != MOE_LAYER_NORM) moe_bind_heads(r, layer, context);
     if (r->status == MOE_OK && layer->residual && layer->out != in)
-        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, n, "layer %s adds its input (%zu columns) to its output (%zu)",
-                             n, in, layer->out);
+        r->status = moe_fail(r->error, MOE_ERROR_FORMAT, layer->name,
+                             "layer %s adds its input (%zu columns) to its output (%zu)", layer->name, in, layer->out);
+}
+
+/* The layers of a side, one behind the other. Returns the columns of the last one's output. */
+static size_t moe_read_layers(moe_reader *r, moe_layer *layers, size_t n, const char *side, size_t context) {
+    size_t width = r->model->width;
+    for (size_t i = 0; i < n && r->status == MOE_OK; i++) {
+        moe_read_layer(r, &layers[i], side, i, width, context);
+        width = layers[i].out;
+    }
+    return width;
 }
 
 static int32_t moe_read_token(moe_reader *r, const char *key, int required) {
@@ -4145,19 +5466,6 @@ static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
     }
 }
 
-static void moe_bind_attention(moe_reader *r, moe_model *m) {
-    static const char *const kinds[] = { "additive", "product", NULL };
-    static const char *const queries[] = { "state", "output", NULL };
-    static const char *const starts[] = { "query", "zero", NULL };
-    static const char *const inits[] = { "zero", "encoder", NULL };
-    m->attention_product = moe_read_choice(r, moe_read(r, "attention.kind"), kinds, -1);
-    m->attention_size = (size_t)moe_read_int(r, moe_read(r, "attention.size"), 1, 1 << 20, 0);
-    m->attention_layer = (size_t)moe_read_int(r, moe_read(r, "attention.layer"), 0, (int64_t)m->n_decoder - 1, 0);
-    m->query_output = moe_read_choice(r, moe_read(r, "attention.query"), queries, -1);
-    m->start_zero = moe_read_choice(r, moe_read(r, "attention.start"), starts, 0);
-    m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
-}
-
 /* The n-th LSTM layer of the decoder begins where the n-th of the encoder ended: at its last token, or, if it reads
  * both ways, at its first, where the backward direction ends. */
 static void moe_pair_states(moe_reader *r, moe_model *m) {
@@ -4167,8 +5475,9 @@ static void moe_pair_states(moe_reader *r, moe_model *m) {
         while (e < m->n_encoder && m->encoder[e].kind != MOE_LAYER_LSTM) e++;
         while (d < m->n_decoder && m->decoder[d].kind != MOE_LAYER_LSTM) d++;
         if (e == m->n_encoder || d == m->n_decoder) break;
-        m->encoder[e].begins = d;
-        if (m->encoder[e].hidden != m->decoder[d].hidden || m->encoder[e].state != m->decoder[d].state)
+        m->encoder[e].lstm.begins = d;
+        if (m->encoder[e].hidden != m->decoder[d].hidden ||
+            moe_lstm_state(&m->encoder[e]) != moe_lstm_state(&m->decoder[d]))
             moe_reader_fail(r, "is \"encoder\", but %s and %s have states of other sizes", m->encoder[e].name,
                             m->decoder[d].name);
     }
@@ -4189,55 +5498,129 @@ static void moe_bind_output(moe_reader *r, moe_model *m, size_t width) {
     m->output_bias = moe_bind_vector(r, (size_t)m->vocabulary, 1, "%s", "output.bias");
 }
 
-static void moe_bind_decoder(moe_reader *r, moe_model *m) {
-    size_t width = m->width;
+/* GNMT's attention; the layers of the decoder are known by then. */
+static void moe_bind_attention(moe_reader *r, moe_model *m, moe_layer *layer) {
+    moe_attention_layer *a = &layer->attention;
     const moe_layer *source;
     for (size_t i = 0; i < m->n_decoder && r->status == MOE_OK; i++) {
-        moe_layer *layer = &m->decoder[i];
-        moe_read_layer(r, layer, "decoder", i, width, m->memory_width);
-        width = layer->out;
-        if (layer->context == MOE_CONTEXT_CURRENT) m->context_current = 1;
-        snprintf(r->key, sizeof r->key, "decoder.%zu.context", i);
-        if (layer->context == MOE_CONTEXT_CURRENT && i <= m->attention_layer)
-            moe_reader_fail(r, "must not be \"current\": layer %zu makes the query only later", m->attention_layer);
+        const int context = m->decoder[i].kind == MOE_LAYER_LSTM ? m->decoder[i].lstm.context : MOE_CONTEXT_NONE;
+        if (context == MOE_CONTEXT_CURRENT) m->context_current = 1;
+        moe_refuse_key(r, &m->decoder[i], "context");
+        if (context == MOE_CONTEXT_CURRENT && i <= a->layer)
+            moe_reader_fail(r, "must not be \"current\": layer %zu makes the query only later", a->layer);
     }
     if (r->status != MOE_OK) return;
-    if (m->decoder_from_encoder) moe_pair_states(r, m);
-    source = &m->decoder[m->attention_layer];
-    snprintf(r->key, sizeof r->key, "attention.layer");
-    if (source->kind != MOE_LAYER_LSTM) moe_reader_fail(r, "is %zu, which is not an lstm layer", m->attention_layer);
-    m->query_width = m->query_output ? source->out : source->state;
-    for (size_t i = 0; i < m->n_decoder; i++) {
-        snprintf(r->key, sizeof r->key, "attention.start");
-        if (m->context_current && !m->start_zero && m->decoder[i].context == MOE_CONTEXT_PREVIOUS)
+    source = &m->decoder[a->layer];
+    moe_refuse_key(r, layer, "layer");
+    if (source->kind != MOE_LAYER_LSTM) moe_reader_fail(r, "is %zu, which is not an lstm layer", a->layer);
+    m->query_width = a->query_output ? source->out : moe_lstm_state(source);
+    moe_refuse_key(r, layer, "start");
+    for (size_t i = 0; i < m->n_decoder; i++)
+        if (m->context_current && !a->start_zero && m->decoder[i].kind == MOE_LAYER_LSTM &&
+            m->decoder[i].lstm.context == MOE_CONTEXT_PREVIOUS)
             moe_reader_fail(r, "must be \"zero\" where layers read both the previous and the current context");
+    moe_bind_matrix(r, &a->w_key, a->size, m->memory_width, 0, "%s", "attention.w_key");
+    moe_bind_matrix(r, &a->w_query, a->size, m->query_width, 0, "%s", "attention.w_query");
+    a->v = moe_bind_vector(r, a->size, 0, "%s", "attention.v");
+    a->bias = moe_bind_vector(r, a->size, 1, "%s", "attention.bias");
+}
+
+/* Memory for the layers; the encoder's come first, the attention last. */
+static void moe_take_layers(moe_reader *r, moe_model *m, size_t n_encoder, size_t n_decoder, int attention) {
+    const size_t n = n_encoder + n_decoder + (size_t)attention;
+    if (r->status != MOE_OK) return;
+    m->layers = moe_allocate_zeroed(&m->allocator, n * sizeof *m->layers);
+    if (!m->layers) {
+        r->status = moe_fail(r->error, MOE_ERROR_MEMORY, "model", "no memory for %zu layers", n);
+        return;
     }
-    moe_bind_matrix(r, &m->w_key, m->attention_size, m->memory_width, 0, "%s", "attention.w_key");
-    moe_bind_matrix(r, &m->w_query, m->attention_size, m->query_width, 0, "%s", "attention.w_query");
-    m->attention_v = moe_bind_vector(r, m->attention_size, 0, "%s", "attention.v");
-    m->attention_bias = moe_bind_vector(r, m->attention_size, 1, "%s", "attention.bias");
-    moe_bind_output(r, m, width);
+    m->n_layers = n;
+    m->encoder = m->layers;
+    m->decoder = m->layers + n_encoder;
+    m->n_encoder = n_encoder;
+    m->n_decoder = n_decoder;
+}
+
+static size_t moe_read_layer_count(moe_reader *r, const char *side) {
+    return (size_t)moe_read_int(r, moe_read(r, "%s.layers", side), 1, MOE_MAX_LAYERS, 0);
 }
 
 /* Layers without attention: a language model's, a classifier's. */
 static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side) {
-    size_t width = m->width;
-    m->attention_layer = SIZE_MAX;
-    m->n_decoder = (size_t)moe_read_int(r, moe_read(r, "%s.layers", side), 1, MOE_MAX_LAYERS, 0);
-    for (size_t i = 0; i < m->n_decoder && r->status == MOE_OK; i++) {
-        moe_read_layer(r, &m->decoder[i], side, i, width, 0);
-        width = m->decoder[i].out;
+    moe_take_layers(r, m, 0, moe_read_layer_count(r, side), 0);
+    moe_bind_output(r, m, moe_read_layers(r, m->decoder, m->n_decoder, side, 0));
+}
+
+/* Format of sources and targets of a translation model: tags, begin and end tokens, rules. */
+static void moe_read_format(moe_reader *r, moe_model *m) {
+    static const char *const inits[] = { "zero", "encoder", NULL };
+    m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, m->transformer ? 2 : 1, m->languages != NULL);
+    m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, 1, 0);
+    m->source_eos = (int)moe_read_int(r, moe_read(r, "source.eos"), 0, 1, 1);
+    m->forced_tag = (int)moe_read_int(r, moe_read(r, "target.tag"), 0, 1, 0);
+    if (!m->transformer) m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
+    m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names,
+                                          m->transformer ? MOE_RULES_HF : MOE_RULES_PAPER);
+    moe_bind_embeddings(r, m);
+}
+
+/* Encoder, decoder and, for GNMT, the attention. */
+static void moe_bind_translation(moe_reader *r, moe_model *m) {
+    const size_t n_encoder = moe_read_layer_count(r, "encoder"), n_decoder = moe_read_layer_count(r, "decoder");
+    moe_layer *attention;
+    size_t width;
+    moe_read_format(r, m);
+    moe_take_layers(r, m, n_encoder, n_decoder, !m->transformer);
+    if (r->status != MOE_OK) return;
+    attention = &m->layers[n_encoder + n_decoder];
+    if (!m->transformer) {
+        *attention = (moe_layer){ .kind = MOE_LAYER_ATTENTION, .name = "attention" };
+        moe_read_keys(r, attention);
+        moe_refuse_key(r, attention, "layer");
+        if (r->status == MOE_OK && attention->attention.layer >= n_decoder)
+            moe_reader_fail(r, "is %zu, allowed are 0 to %zu", attention->attention.layer, n_decoder - 1);
     }
+    m->memory_width = moe_read_layers(r, m->encoder, n_encoder, "encoder", 0);
+    width = moe_read_layers(r, m->decoder, n_decoder, "decoder", m->memory_width);
     moe_bind_output(r, m, width);
+    if (m->transformer) {
+        const moe_tensor_info *t = moe_find_tensor(&m->file, "positions.weight");
+        moe_bind_exact(r, &m->positions, t && t->n_dims == 2 ? (size_t)t->dims[0] : 1, m->width, 0, "%s",
+                       "positions.weight");
+        return;
+    }
+    if (r->status == MOE_OK && m->decoder_from_encoder) moe_pair_states(r, m);
+    moe_bind_attention(r, m, attention);
+    attention->in = m->query_width;
+    attention->out = m->memory_width;
+    m->attention = attention;
+}
+
+static void moe_read_never(moe_reader *r, moe_model *m) {
+    const moe_meta *suppressed = moe_read_tokens(r, "token.suppressed"), *never = moe_read_tokens(r, "token.never");
+    m->n_suppressed = suppressed ? suppressed->count : 0;
+    m->n_never = m->n_suppressed + (never ? never->count : 0);
+    if (r->status != MOE_OK || !m->n_never) return;
+    m->never = moe_allocate_zeroed(&m->allocator, m->n_never * sizeof *m->never);
+    if (!m->never) {
+        r->status = moe_fail(r->error, MOE_ERROR_MEMORY, "model", "no memory for the tokens that are never generated");
+        return;
+    }
+    for (size_t i = 0; i < m->n_never; i++)
+        m->never[i] =
+            (int32_t)(i < m->n_suppressed ? moe_meta_int(suppressed, i) : moe_meta_int(never, i - m->n_suppressed));
 }
 
 static moe_status moe_bind(moe_model *m, moe_error *error) {
-    static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", NULL }; /* as moe_model_kind */
+    static const char *const architectures[] = { "gnmt-moe", "moe-lm", "deep-moe", "transformer", NULL };
+    static const moe_model_kind kinds[] = { MOE_MODEL_TRANSLATION, MOE_MODEL_LANGUAGE, MOE_MODEL_CLASSIFIER,
+                                            MOE_MODEL_TRANSLATION };
     moe_reader r = { m, MOE_OK, error, "" };
-    size_t width;
-    m->kind = (moe_model_kind)moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
+    const int architecture = moe_read_choice(&r, moe_read(&r, "general.architecture"), architectures, -1);
+    m->kind = kinds[architecture];
+    m->transformer = architecture == 3;
     m->vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "vocab.size"), 2, INT32_MAX / 2, 0);
-    m->width = (size_t)moe_read_int(&r, moe_read(&r, "model.width"), 1, 1 << 20, 0);
+    m->width = (size_t)moe_read_int(&r, moe_read(&r, "model.width"), 1, MOE_WIDEST, 0);
     if (m->kind == MOE_MODEL_CLASSIFIER) {
         m->eos = m->bos = -1;
         moe_bind_stack(&r, m, "network");
@@ -4248,7 +5631,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     m->bos = moe_read_token(&r, "token.bos", 1);
     moe_read_token(&r, "token.pad", 0);
     moe_read_token(&r, "token.unk", 0);
-    m->never = moe_read_tokens(&r, "token.never");
+    moe_read_never(&r, m);
     m->tags = moe_read_tokens(&r, "languages.tags");
     m->languages = moe_read(&r, "languages.codes");
     if (m->languages && (m->languages->kind != MOE_META_TEXTS || !m->tags || m->tags->count != m->languages->count))
@@ -4257,41 +5640,40 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     if (m->kind == MOE_MODEL_LANGUAGE) {
         moe_bind_embeddings(&r, m);
         moe_bind_stack(&r, m, "decoder");
-        return r.status;
+    } else {
+        moe_bind_translation(&r, m);
     }
-    m->source_tag = (int)moe_read_int(&r, moe_read(&r, "source.tag"), 0, 1, m->languages != NULL);
-    m->source_bos = (int)moe_read_int(&r, moe_read(&r, "source.bos"), 0, 1, 0);
-    m->source_eos = (int)moe_read_int(&r, moe_read(&r, "source.eos"), 0, 1, 1);
-    m->n_encoder = (size_t)moe_read_int(&r, moe_read(&r, "encoder.layers"), 1, MOE_MAX_LAYERS, 0);
-    m->n_decoder = (size_t)moe_read_int(&r, moe_read(&r, "decoder.layers"), 1, MOE_MAX_LAYERS, 0);
-    moe_bind_embeddings(&r, m);
-    moe_bind_attention(&r, m);
-    width = m->width;
-    for (size_t i = 0; i < m->n_encoder && r.status == MOE_OK; i++) {
-        moe_read_layer(&r, &m->encoder[i], "encoder", i, width, 0);
-        width = m->encoder[i].out;
-    }
-    m->memory_width = width;
-    moe_bind_decoder(&r, m);
-    m->rules = (moe_rules)moe_read_choice(&r, moe_read(&r, "decode.rules"), moe_rules_names, MOE_RULES_PAPER);
     return r.status;
 }
 
-/* ==== 16. Models ==============================================================================================
- * Owns what a program may do with a model: open and close it, save it, look at it. Invariant: a model that could be
- * opened never changes. */
+/* How many tokens the session adds to a source. */
+static size_t moe_source_extra(const moe_model *m) {
+    return (size_t)((m->source_tag != 0) + m->source_bos + m->source_eos);
+}
+
+static int moe_is_never(const moe_model *m, int32_t id) {
+    for (size_t i = 0; i < m->n_never; i++)
+        if (m->never[i] == id) return 1;
+    return 0;
+}
+
+/* ==== 18. Models ==============================================================================================
+ * Owns everything a program may do with a model: open, close, save and look at it. Invariant: an open model never
+ * changes. */
 
 /* ---- Opening and closing ---- */
 
 static moe_status moe_model_create(const void *data, size_t bytes, int mapped, const moe_model_params *params,
                                    moe_model **out, moe_error *error) {
     moe_allocator a = moe_allocator_or_default(params ? &params->allocator : NULL);
+    const int verify = params ? params->verify : 0;
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
     moe_status status;
     if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory for a model");
     m->allocator = a;
     status = moe_file_parse(&m->file, data, bytes, &a, error);
-    if (status == MOE_OK && params && params->verify) status = moe_file_verify(&m->file, error);
+    if (status == MOE_OK && (verify > 0 || (verify == 0 && bytes <= MOE_VERIFY_BYTES)))
+        status = moe_file_verify(&m->file, error);
     if (status == MOE_OK) status = moe_bind(m, error);
     if (status != MOE_OK) {
         moe_model_close(m); /* not mapped yet: the caller unmaps */
@@ -4365,6 +5747,8 @@ void moe_model_close(moe_model *m) {
     if (!m) return;
     a = m->allocator;
     data.in = m->file.data;
+    moe_release(&a, m->layers, m->n_layers * sizeof *m->layers);
+    moe_release(&a, m->never, m->n_never * sizeof *m->never);
     moe_file_free(&m->file, &a);
     if (m->mapped) munmap(data.out, m->file.bytes);
     moe_release(&a, m, sizeof *m);
@@ -4390,35 +5774,71 @@ int moe_gate_parse(const char *name, moe_gate *out) {
     return 0;
 }
 
+size_t moe_model_layer_count(const moe_model *m) { return m->n_layers; }
+
+moe_layer_info moe_model_layer(const moe_model *m, size_t index) {
+    moe_layer_info info;
+    const moe_layer *layer = &m->layers[index];
+    memset(&info, 0, sizeof info);
+    if (index >= m->n_layers) return info;
+    info.name = layer->name;
+    info.kind = moe_layer_kinds[layer->kind];
+    info.in = layer->in;
+    info.out = layer->out;
+    return info;
+}
+
+moe_setting moe_model_layer_setting(const moe_model *m, size_t index, size_t i) {
+    moe_setting setting;
+    memset(&setting, 0, sizeof setting);
+    for (size_t k = 0; index < m->n_layers && k < MOE_COUNT(moe_keys); k++) {
+        const char *at = (const char *)&m->layers[index] + moe_keys[k].at;
+        size_t count;
+        float real;
+        int name;
+        if (moe_keys[k].layer != m->layers[index].kind || i-- > 0) continue;
+        memcpy(&count, at, sizeof count * (moe_keys[k].kind == MOE_KEY_COUNT));
+        memcpy(&real, at, sizeof real);
+        memcpy(&name, at, sizeof name);
+        setting.key = moe_keys[k].key;
+        setting.number = moe_keys[k].kind == MOE_KEY_COUNT  ? (double)count
+                         : moe_keys[k].kind == MOE_KEY_REAL ? (double)real
+                                                            : name;
+        if (moe_keys[k].kind == MOE_KEY_NAME) setting.text = moe_keys[k].names[name];
+        break;
+    }
+    return setting;
+}
+
 /* The index-th mixture, encoder first; NULL past the last. */
 static const moe_layer *moe_find_mixture(const moe_model *m, size_t index) {
-    for (size_t i = 0; i < m->n_encoder + m->n_decoder; i++) {
-        const moe_layer *layer = i < m->n_encoder ? &m->encoder[i] : &m->decoder[i - m->n_encoder];
-        if (layer->kind == MOE_LAYER_MOE && index-- == 0) return layer;
-    }
+    for (size_t i = 0; i < m->n_layers; i++)
+        if (m->layers[i].kind == MOE_LAYER_MOE && index-- == 0) return &m->layers[i];
     return NULL;
 }
 
 size_t moe_model_mixture_count(const moe_model *m) {
     size_t n = 0;
-    while (moe_find_mixture(m, n)) n++;
+    for (size_t i = 0; i < m->n_layers; i++) n += m->layers[i].kind == MOE_LAYER_MOE;
     return n;
 }
 
-moe_mixture moe_model_mixture(const moe_model *m, size_t index) {
-    const moe_layer *layer = moe_find_mixture(m, index);
+moe_mixture moe_model_mixture(const moe_model *model, size_t index) {
+    const moe_layer *layer = moe_find_mixture(model, index);
+    const moe_mixture_layer *m;
     moe_mixture x;
     memset(&x, 0, sizeof x);
     if (!layer) return x;
+    m = &layer->mixture;
     x.layer = layer->name;
-    x.experts = layer->experts;
-    x.groups = layer->groups;
-    x.gate = layer->gate.kind;
-    x.parent_gate = layer->parent.kind;
-    x.k = layer->gate.k;
-    x.parent_k = layer->parent.k;
+    x.experts = m->count;
+    x.groups = m->groups;
+    x.gate = m->gate.kind;
+    x.parent_gate = m->parent.kind;
+    x.k = m->gate.k;
+    x.parent_k = m->groups ? m->parent.k : 0;
     x.hidden = layer->hidden;
-    x.noise = layer->gate.noise.rows && (!layer->groups || layer->parent.noise.rows);
+    x.noise = m->gate.noise.rows && (!m->groups || m->parent.noise.rows);
     return x;
 }
 
@@ -4463,76 +5883,21 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
     return -1;
 }
 
-/* ==== 17. Graph ===============================================================================================
- * Owns tensors, the builders that chain them, and the plan that places them in memory. A graph is built and planned
- * once for a capacity of rows and run with the rows of the moment: every tensor of a graph has the same number of rows.
- * Invariant: after moe_graph_plan a tensor's bytes are its own from the node that makes it to the last that reads it.
+/* ==== 19. Graph ===============================================================================================
+ * Owns the common parts of ops: how a node is added to a graph, how its rows are computed on all threads. Every node of
+ * a graph has the same number of rows; a graph is built and planned once for a capacity and run with the rows of the
+ * moment.
+ *
+ * An op is one value of moe_op and the struct of its parameters (room 4), one paragraph in the rooms that follow
+ * (builder, scratch, compute function), one row of the table in room "Plan and run", and one launcher in moe-cuda.cu.
  */
 
-static const char *const moe_op_names[] = { "input",     "embed", "quantise", "linear", "add",       "concat",
-                                            "unary",     "view",  "gather",   "store",  "lstm_step", "lstm_layer",
-                                            "attention", "gate",  "experts",  "mix",    "output" };
-_Static_assert(MOE_COUNT(moe_op_names) == MOE_OP_COUNT, "an op without a name");
-
-/* Keys and values of the source sentences under translation; sentences own segments of rows. */
-typedef struct moe_memory {
-    float *keys;   /* [tokens, A] */
-    float *values; /* [tokens, width] */
-    size_t tokens, width;
-} moe_memory;
-
-typedef struct moe_tensor moe_tensor;
-struct moe_tensor {
-    moe_op op;
-    char name[48];
-    moe_tensor *src[3];
-    size_t cols;              /* numbers in a row                                           */
-    size_t stride;            /* numbers from row to row                                    */
-    int quantised;            /* code rows [rows, stride] and, behind the capacity, scales  */
-    moe_tensor *quantised_as; /* the quantised twin of this tensor once somebody asked    */
-    void *data;
-    float *scales;
-    /* parameters, by op */
-    const moe_matrix *matrix; /* embed, linear                     */
-    const float *bias;        /* linear                            */
-    int add;                  /* linear: src[1] is added           */
-    int relu;                 /* linear; gate with groups: of its logits */
-    float factor;             /* embed                             */
-    moe_unary unary;
-    size_t column;            /* view: first column                */
-    float *state;             /* gather, store: [rows, cols]       */
-    const moe_layer *layer;   /* lstm_step, lstm_layer, gate, experts, mix */
-    const moe_gating *gating; /* gate */
-    moe_gate gate;            /* gate: its kind; the session may want another than the file */
-    int grouped;     /* gate: src are features and selections of groups, else logits and perhaps logits of noise */
-    size_t capacity; /* gate: experts that a row can select */
-    const moe_lstm_weights *lstm;
-    int backward;
-    float *last_r,
-        *last_c; /* lstm_layer: where the states after every sentence go, [slots, P] and [slots, H], or NULL */
-    const moe_model *model; /* attention, topk */
-    moe_memory *memory;     /* attention       */
-    /* plan */
-    size_t work_bytes; /* scratch that lives during this node only */
-    void *work;
-    size_t first, last; /* nodes between which the tensor is alive  */
-    size_t offset, work_offset;
-};
-
-typedef struct moe_graph {
-    moe_tensor *nodes;
-    size_t count, capacity;                     /* nodes  */
-    size_t rows;                                /* capacity in rows */
-    size_t threads, sentences, max_source, top; /* what scratch depends on */
-    int traced;                                 /* somebody looks at every tensor */
-    int routed;                                 /* somebody looks at every selection */
-    int gating;                                 /* 1 + the kind of all gates; 0: that of the file */
-    int noise;                                  /* on logits of gates, drawn from noise_seed and the row's key */
-    uint64_t noise_seed;
-    moe_stats *stats; /* where experts are counted, or NULL */
-    size_t bytes;     /* of the planned arena */
-    int overflow;
-} moe_graph;
+typedef struct moe_run {
+    const moe_kernels *kernels;
+    moe_pool *pool;
+    const moe_graph *graph;
+    const moe_frame *frame;
+} moe_run;
 
 /* Floats from row to row of an activation: cache lines, but no high power of two, at which the rows of a tile would
  * fall into the same few sets of the cache. */
@@ -4542,9 +5907,9 @@ static size_t moe_row_stride(size_t cols) {
 }
 
 MOE_PRINTF(4, 5)
-static moe_tensor *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char *format, ...) {
+static moe_node *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char *format, ...) {
     va_list args;
-    moe_tensor *t = &g->nodes[g->count < g->capacity ? g->count : g->capacity - 1];
+    moe_node *t = &g->nodes[g->count < g->capacity ? g->count : g->capacity - 1];
     if (g->count >= g->capacity) g->overflow = 1; /* the planner refuses the graph */
     else g->count++;
     memset(t, 0, sizeof *t);
@@ -4557,405 +5922,23 @@ static moe_tensor *moe_add_node(moe_graph *g, moe_op op, size_t cols, const char
     return t;
 }
 
-static moe_tensor *moe_op_input(moe_graph *g, size_t cols, const char *name) {
-    return moe_add_node(g, MOE_OP_INPUT, cols, "%s", name);
-}
-
-static moe_tensor *moe_op_embed(moe_graph *g, const moe_matrix *table, float factor, const char *name) {
-    moe_tensor *t = moe_add_node(g, MOE_OP_EMBED, table->cols, "%s", name);
-    t->matrix = table;
-    t->factor = factor;
-    return t;
-}
-
-/* The quantised form of x; asked for twice, made once. */
-static moe_tensor *moe_op_quantise(moe_graph *g, moe_tensor *x) {
-    if (!x->quantised_as) {
-        moe_tensor *t = moe_add_node(g, MOE_OP_QUANTISE, x->cols, "%.40s.codes", x->name);
-        t->src[0] = x;
-        t->quantised = 1;
-        t->stride = moe_code_bytes(x->cols);
-        x->quantised_as = t;
-    }
-    return x->quantised_as;
-}
-
-/* y = w x + bias (may be NULL), or w x + add where `add` is a tensor. */
-static moe_tensor *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_tensor *x, const float *bias, moe_tensor *add,
-                                 const char *name) {
-    moe_tensor *input = moe_type_quantised(w->type) ? moe_op_quantise(g, x) : x;
-    moe_tensor *t = moe_add_node(g, MOE_OP_LINEAR, w->rows, "%s", name);
-    t->src[0] = input;
-    t->src[1] = add;
-    t->add = add != NULL;
-    t->matrix = w;
-    t->bias = bias;
-    return t;
-}
-
-static moe_tensor *moe_op_pair(moe_graph *g, moe_op op, moe_tensor *a, moe_tensor *b, size_t cols, const char *name) {
-    moe_tensor *t = moe_add_node(g, op, cols, "%s", name);
+static moe_node *moe_op_pair(moe_graph *g, moe_op op, moe_node *a, moe_node *b, size_t cols, const char *name) {
+    moe_node *t = moe_add_node(g, op, cols, "%s", name);
     t->src[0] = a;
     t->src[1] = b;
     return t;
 }
 
-static moe_tensor *moe_op_add(moe_graph *g, moe_tensor *a, moe_tensor *b, const char *name) {
-    return moe_op_pair(g, MOE_OP_ADD, a, b, a->cols, name);
-}
+static int moe_is_codes(const moe_node *t) { return t->op == MOE_OP_QUANTISE; }
 
-static moe_tensor *moe_op_concat(moe_graph *g, moe_tensor *a, moe_tensor *b, const char *name) {
-    return moe_op_pair(g, MOE_OP_CONCAT, a, b, a->cols + b->cols, name);
-}
-
-static moe_tensor *moe_op_unary(moe_graph *g, moe_unary what, moe_tensor *x, const char *name) {
-    moe_tensor *t = moe_op_pair(g, MOE_OP_UNARY, x, NULL, x->cols, name);
-    t->unary = what;
-    return t;
-}
-
-static moe_tensor *moe_op_view(moe_graph *g, moe_tensor *x, size_t column, size_t cols, const char *name) {
-    moe_tensor *t = moe_op_pair(g, MOE_OP_VIEW, x, NULL, cols, name);
-    t->column = column;
-    t->stride = x->stride;
-    return t;
-}
-
-static moe_tensor *moe_op_gather(moe_graph *g, float *state, size_t cols, const char *name) {
-    moe_tensor *t = moe_add_node(g, MOE_OP_GATHER, cols, "%s", name);
-    t->state = state;
-    return t;
-}
-
-static void moe_op_store(moe_graph *g, moe_tensor *x, float *state, const char *name) {
-    moe_op_pair(g, MOE_OP_STORE, x, NULL, x->cols, name)->state = state;
-}
-
-/* Floats in which a thread keeps z, the sums of the four gates, of as many rows and units as its cache holds; of one
- * row at least, for which gates that are no whole blocks of 16 outputs are not cut. */
-static size_t moe_cell_floats(size_t rows, size_t hidden) {
-    enum { FLOATS = 1 << 15 };
-    return moe_max(moe_row_stride(4 * (hidden % 16 ? hidden : 16)), moe_min(FLOATS, rows * moe_row_stride(4 * hidden)));
-}
-
-/* [h | c] of one step: z = w_x x + bias + w_r r, which nobody else sees, and the cell. */
-static moe_tensor *moe_op_lstm_step(moe_graph *g, const moe_layer *layer, moe_tensor *x, moe_tensor *r, moe_tensor *c) {
-    const moe_lstm_weights *w = &layer->direction[0];
-    moe_tensor *x_input = moe_type_quantised(w->w_x.type) ? moe_op_quantise(g, x) : x;
-    moe_tensor *r_input = moe_type_quantised(w->w_r.type) ? moe_op_quantise(g, r) : r;
-    moe_tensor *t = moe_add_node(g, MOE_OP_LSTM_STEP, 2 * layer->hidden, "%s.cell", layer->name);
-    t->src[0] = x_input;
-    t->src[1] = r_input;
-    t->src[2] = c;
-    t->layer = layer;
-    t->lstm = w;
-    t->matrix = &w->w_x;
-    t->bias = w->bias;
-    t->work_bytes = g->threads * moe_cell_floats(g->rows, layer->hidden) * sizeof(float);
-    return t;
-}
-
-/* Scratch of a whole layer. */
-typedef struct moe_lstm_work {
-    float *c, *h, *r; /* [sentences, H], [sentences, H], [sentences, P] */
-    int8_t *r_codes, *h_codes;
-    float *r_scales, *h_scales;
-    float *z;        /* per thread moe_cell_floats */
-    size_t before_z; /* bytes */
-} moe_lstm_work;
-
-static moe_lstm_work moe_lstm_layout(const moe_graph *g, const moe_layer *layer, moe_layout *at) {
-    moe_lstm_work w;
-    w.c = moe_carve(at, g->sentences * layer->hidden, sizeof *w.c);
-    w.h = moe_carve(at, g->sentences * layer->hidden, sizeof *w.h);
-    w.r = moe_carve(at, g->sentences * layer->state, sizeof *w.r);
-    w.r_codes = moe_carve(at, g->sentences, moe_code_bytes(layer->state));
-    w.h_codes = moe_carve(at, g->sentences, moe_code_bytes(layer->hidden));
-    w.r_scales = moe_carve(at, g->sentences, sizeof *w.r_scales);
-    w.h_scales = moe_carve(at, g->sentences, sizeof *w.h_scales);
-    w.before_z = at->used;
-    w.z = moe_carve(at, g->threads * moe_cell_floats(g->sentences, layer->hidden), sizeof *w.z);
-    return w;
-}
-
-/* A whole layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. */
-static moe_tensor *moe_op_lstm_layer(moe_graph *g, const moe_layer *layer, int backward, moe_tensor *zx) {
-    moe_tensor *t = moe_add_node(g, MOE_OP_LSTM_LAYER, layer->state, "%s.%s", layer->name, backward ? "bwd" : "fwd");
-    moe_layout work = { NULL, 0, 0 };
-    t->src[0] = zx;
-    t->layer = layer;
-    t->lstm = &layer->direction[backward];
-    t->backward = backward;
-    moe_lstm_layout(g, layer, &work);
-    t->work_bytes = work.used;
-    if (work.overflow) g->overflow = 1;
-    return t;
-}
-
-static moe_tensor *moe_op_attention(moe_graph *g, const moe_model *model, moe_memory *memory, moe_tensor *query) {
-    moe_tensor *t = moe_op_pair(g, MOE_OP_ATTENTION, query, NULL, memory->width, "decoder.context");
-    t->model = model;
-    t->memory = memory;
-    t->work_bytes = g->threads * moe_round_up((g->max_source + model->attention_size) * sizeof(float), 64);
-    return t;
-}
-
-/* What a row of a gate selected, as it lies in the gate's tensor (moe.h, MOE_OP_GATE). */
-typedef struct moe_selection {
-    uint32_t *count, *empty, *experts;
-    float *weights;
-} moe_selection;
-
-static moe_selection moe_selection_of(const moe_tensor *t, size_t row) {
-    uint32_t *words = (uint32_t *)t->data + row * t->stride;
-    return (moe_selection){ words, words + 1, words + 2, (float *)(void *)(words + 2 + t->capacity) };
-}
-
-/* Scratch of a gate: per thread logits, noise, probabilities and the best rows of an expert; dense matrices where
- * neighbours or somebody outside look at them. */
-typedef struct moe_gate_work {
-    float *thread;
-    size_t thread_floats;
-    float *probabilities; /* [rows, experts] or NULL */
-    float *dense;         /* [rows, experts] or NULL */
-    char *mask;           /* [rows, experts] of a batchwise gate, or NULL */
-} moe_gate_work;
-
-static moe_gate_work moe_gate_layout(const moe_graph *g, const moe_tensor *t, moe_layout *at) {
-    const size_t dense = g->rows * t->cols;
-    moe_gate_work w = { NULL, 3 * moe_round_up(t->gating->level, 16), NULL, NULL, NULL };
-    if (t->gate == MOE_GATE_BATCHWISE) w.thread_floats = moe_max(w.thread_floats, 2 * moe_round_up(g->rows, 16));
-    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
-    if (g->traced || t->gate == MOE_GATE_BATCHWISE) w.probabilities = moe_carve(at, dense, sizeof(float));
-    if (g->traced) w.dense = moe_carve(at, dense, sizeof(float));
-    if (t->gate == MOE_GATE_BATCHWISE) w.mask = moe_carve(at, dense, 1);
-    return w;
-}
-
-/* A gate over everything: x are its logits, `second` those of the noise or NULL. A gate inside groups (`grouped`): x
- * are the features that gates read, `second` the selections of groups. */
-static moe_tensor *moe_op_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating, moe_tensor *x,
-                               moe_tensor *second, int grouped, const char *name) {
-    const size_t groups = grouped ? second->cols : 1;
-    moe_tensor *t = moe_op_pair(g, MOE_OP_GATE, x, second, groups * gating->level, name);
-    moe_layout work = { NULL, 0, 0 };
-    t->layer = layer;
-    t->gating = gating;
-    t->gate = g->gating ? (moe_gate)(g->gating - 1) : gating->kind;
-    t->grouped = grouped;
-    t->relu = grouped && layer->relu_logits;
-    t->capacity = (t->gate == MOE_GATE_TOPK ? gating->k : gating->level) * (grouped ? second->capacity : 1);
-    t->stride = moe_row_stride(2 + 2 * t->capacity);
-    moe_gate_layout(g, t, &work);
-    t->work_bytes = work.used;
-    if (work.overflow) g->overflow = 1;
-    return t;
-}
-
-enum { MOE_EXPERT_TILE = 64 }; /* rows that one expert task takes at most */
-
-/* (expert, row) pairs handled at once: expected ones with room to spare, and never fewer than one row may select. */
-static size_t moe_expert_pairs(const moe_graph *g, const moe_tensor *gate) {
-    size_t wanted = 2 * gate->gating->k;
-    if (gate->grouped) wanted *= gate->src[1]->gating->k;
-    if (gate->gate == MOE_GATE_SOFTMAX || !wanted) wanted = gate->capacity;
-    return moe_max(g->rows * moe_min(gate->capacity, wanted), gate->capacity);
-}
-
-typedef struct moe_expert_work {
-    size_t *first;      /* [E + 1] first pair of every expert                     */
-    size_t *fill;       /* [E]                                                    */
-    uint32_t *pair_row; /* [pairs] row of a pair, pairs sorted by expert          */
-    uint32_t *row_pair; /* [pairs] pairs of a row in expert order                 */
-    size_t *row_first;  /* [rows + 1]                                             */
-    uint32_t *task;     /* [tasks, 3] expert, first pair, pairs                   */
-    float *out;         /* [pairs, D]                                             */
-    float *thread;      /* per thread: gathered inputs and hidden units of a tile */
-    size_t thread_floats;
-} moe_expert_work;
-
-static size_t moe_expert_input_floats(const moe_layer *layer) {
-    return moe_max(moe_row_stride(layer->out), moe_code_bytes(layer->out) / sizeof(float));
-}
-
-/* Scratch of a tile: inputs as floats or code rows, hidden units, hidden units as code rows, two scales a row. */
-static size_t moe_expert_tile_floats(const moe_layer *layer) {
-    return MOE_EXPERT_TILE * (moe_expert_input_floats(layer) + moe_row_stride(layer->hidden) +
-                              moe_code_bytes(layer->hidden) / sizeof(float) + 2);
-}
-
-static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_tensor *t, moe_layout *at) {
-    const moe_layer *layer = t->layer;
-    const size_t pairs = moe_expert_pairs(g, t->src[1]), width = layer->out;
-    moe_expert_work w;
-    w.first = moe_carve(at, layer->experts + 1, sizeof *w.first);
-    w.fill = moe_carve(at, layer->experts, sizeof *w.fill);
-    w.pair_row = moe_carve(at, pairs, sizeof *w.pair_row);
-    w.row_pair = moe_carve(at, pairs, sizeof *w.row_pair);
-    w.row_first = moe_carve(at, g->rows + 1, sizeof *w.row_first);
-    w.task = moe_carve(at, 3 * pairs, sizeof *w.task);
-    w.out = moe_carve(at, pairs * moe_row_stride(width), sizeof *w.out);
-    w.thread_floats = moe_expert_tile_floats(layer);
-    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
-    return w;
-}
-
-static moe_tensor *moe_op_experts(moe_graph *g, const moe_layer *layer, moe_tensor *x, moe_tensor *gate) {
-    moe_tensor *input = moe_type_quantised(layer->expert_type) ? moe_op_quantise(g, x) : x;
-    moe_tensor *t = moe_add_node(g, MOE_OP_EXPERTS, x->cols, "%s.experts", layer->name);
-    moe_layout work = { NULL, 0, 0 };
-    t->src[0] = input;
-    t->src[1] = gate;
-    t->layer = layer;
-    moe_expert_layout(g, t, &work);
-    t->work_bytes = work.used;
-    if (work.overflow) g->overflow = 1;
-    return t;
-}
-
-/* The same of experts that are one matrix each: x are the outputs of all of them, one behind the other. */
-static moe_tensor *moe_op_mix(moe_graph *g, const moe_layer *layer, moe_tensor *x, moe_tensor *gate) {
-    moe_tensor *t = moe_add_node(g, MOE_OP_MIX, layer->hidden, "%s.experts", layer->name);
-    t->src[0] = x;
-    t->src[1] = gate;
-    t->layer = layer;
-    return t;
-}
-
-enum { MOE_OUTPUT_ROWS = 64 }; /* a task of the output layer: MOE_OUTPUT_CHUNK tokens for so many rows */
-
-/* What one chunk of the vocabulary says about the rows. Chunks are joined in index order. */
-typedef struct moe_output_work {
-    size_t chunks;
-    float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
-    float *logits;    /* [rows, chunks, top] the best of the chunk, falling, -infinity: none */
-    int32_t *ids;     /* [rows, chunks, top]                                                */
-    float *thread;    /* per thread: logits of a task                                       */
-    float *seen;      /* [threads, rows, top] the largest logits that a thread has met      */
-    size_t thread_floats;
-} moe_output_work;
-
-static moe_output_work moe_output_layout(const moe_graph *g, size_t vocabulary, moe_layout *at) {
-    moe_output_work w;
-    w.chunks = moe_divide_up(vocabulary, MOE_OUTPUT_CHUNK);
-    w.max = moe_carve(at, g->rows * w.chunks, sizeof *w.max);
-    w.sum = moe_carve(at, g->rows * w.chunks, sizeof *w.sum);
-    w.logits = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.logits);
-    w.ids = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.ids);
-    w.thread_floats = moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK);
-    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
-    w.seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w.seen);
-    return w;
-}
-
-/* The output layer and what the search needs of it. The [rows, vocabulary] matrix of logits exists only if it is
- * traced. */
-static void moe_op_output(moe_graph *g, const moe_model *model, moe_tensor *x) {
-    moe_tensor *input = moe_type_quantised(model->output.type) ? moe_op_quantise(g, x) : x;
-    moe_tensor *t = moe_op_pair(g, MOE_OP_OUTPUT, input, NULL, model->output.rows, "decoder.logits");
-    moe_layout work = { NULL, 0, 0 };
-    t->model = model;
-    t->matrix = &model->output;
-    t->bias = model->output_bias;
-    if (!g->traced) t->stride = 0;
-    moe_output_layout(g, model->output.rows, &work);
-    t->work_bytes = work.used;
-    if (work.overflow) g->overflow = 1;
-}
-
-static moe_tensor *moe_tensor_base(moe_tensor *t) {
-    while (t->op == MOE_OP_VIEW) t = t->src[0];
-    return t;
-}
-
-static size_t moe_tensor_size(const moe_graph *g, const moe_tensor *t) {
-    if (t->op == MOE_OP_STORE || t->op == MOE_OP_VIEW) return 0;
-    if (t->quantised) return moe_round_up(g->rows * t->stride, 64) + moe_round_up(g->rows * sizeof(float), 64);
-    return moe_round_up(g->rows * t->stride * sizeof(float), 64);
-}
-
-/* Lowest offset at which `bytes` overlap no placed piece that is alive in [first, last]. Pieces are the outputs and the
- * scratch of the nodes before `node`; trying the end of each as a place is enough. */
-static size_t moe_place(const moe_graph *g, size_t node, size_t bytes, size_t first, size_t last, int own_output) {
-    size_t best = SIZE_MAX;
-    for (size_t candidate = 0; candidate <= 2 * (node + 1); candidate++) {
-        size_t at = 0;
-        int fits = 1;
-        if (candidate) {
-            const moe_tensor *c = &g->nodes[(candidate - 1) / 2];
-            at = candidate % 2 ? c->offset + moe_tensor_size(g, c) : c->work_offset + c->work_bytes;
-            if ((candidate - 1) / 2 == node && !(own_output && candidate % 2)) continue;
-        }
-        for (size_t i = 0; i <= node && fits; i++) {
-            const moe_tensor *p = &g->nodes[i];
-            const size_t size = i < node || own_output ? moe_tensor_size(g, p) : 0, work = i < node ? p->work_bytes : 0;
-            if (size && p->first <= last && p->last >= first && at < p->offset + size && p->offset < at + bytes)
-                fits = 0;
-            if (work && i >= first && i <= last && at < p->work_offset + work && p->work_offset < at + bytes) fits = 0;
-        }
-        if (fits && at < best) best = at;
-    }
-    return best;
-}
-
-/* Liveness and offsets. `bytes` of the graph is what the arena must hold. */
-static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
-    if (g->overflow || g->rows > (SIZE_MAX >> 24))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "the graph is too large for this machine's memory");
-    g->bytes = 0;
-    for (size_t i = 0; i < g->count; i++) {
-        moe_tensor *t = &g->nodes[i];
-        t->first = t->last = i;
-        for (size_t s = 0; s < MOE_COUNT(t->src); s++)
-            if (t->src[s]) moe_tensor_base(t->src[s])->last = i;
-    }
-    for (size_t i = 0; g->routed && i < g->count; i++)
-        if (g->nodes[i].op == MOE_OP_GATE) g->nodes[i].last = g->count; /* the session reads them after the run */
-    for (size_t i = 0; i < g->count; i++) {
-        moe_tensor *t = &g->nodes[i];
-        const size_t size = moe_tensor_size(g, t);
-        if (size) {
-            t->offset = moe_place(g, i, size, t->first, t->last, 0);
-            g->bytes = moe_max(g->bytes, t->offset + size);
-        }
-        if (t->work_bytes) {
-            t->work_bytes = moe_round_up(t->work_bytes, 64);
-            t->work_offset = moe_place(g, i, t->work_bytes, i, i, 1);
-            g->bytes = moe_max(g->bytes, t->work_offset + t->work_bytes);
-        }
-    }
-    return MOE_OK;
-}
-
-/* Give every tensor its address. */
-static void moe_graph_place(moe_graph *g, char *arena) {
-    for (size_t i = 0; i < g->count; i++) {
-        moe_tensor *t = &g->nodes[i];
-        t->data = arena + t->offset;
-        t->work = arena + t->work_offset;
-        if (t->op == MOE_OP_VIEW) t->data = (float *)t->src[0]->data + t->column;
-        if (t->quantised) t->scales = (float *)(void *)((char *)t->data + moe_round_up(g->rows * t->stride, 64));
-    }
-}
-
-/* ==== 18. Execution ===========================================================================================
- * Owns one compute function per op, the table of them that is the CPU backend, and what another device is told about a
- * graph. Invariant: a function writes its own tensor, its scratch and what the frame names, and splits only outputs
- * over threads. */
-
-typedef struct moe_run {
-    const moe_kernels *kernels;
-    moe_pool *pool;
-    const moe_graph *graph;
-    const moe_frame *frame;
-} moe_run;
+static float *moe_row_of(const moe_node *t, size_t row) { return (float *)t->data + row * t->stride; }
 
 /* A task over rows of a node. */
 typedef struct moe_row_job {
     const moe_run *run;
-    const moe_tensor *t;
+    const moe_node *t;
     size_t rows, rows_per_task;
-    void (*row)(const moe_run *run, const moe_tensor *t, size_t row, size_t thread);
+    void (*row)(const moe_run *run, const moe_node *t, size_t row, size_t thread);
 } moe_row_job;
 
 static void moe_row_task(void *arg, size_t task, size_t thread) {
@@ -4965,13 +5948,93 @@ static void moe_row_task(void *arg, size_t task, size_t thread) {
 }
 
 /* Row by row, in as many tasks as pay at `cost` (in products) a row. */
-static void moe_for_rows(const moe_run *run, const moe_tensor *t, size_t rows, size_t cost,
-                         void (*row)(const moe_run *, const moe_tensor *, size_t, size_t)) {
+static void moe_for_rows(const moe_run *run, const moe_node *t, size_t rows, size_t cost,
+                         void (*row)(const moe_run *, const moe_node *, size_t, size_t)) {
     moe_row_job job = { run, t, rows, moe_max(1, 16384 / moe_max(cost, 1)), row };
     moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_row_task, &job);
 }
 
-static float *moe_row_of(const moe_tensor *t, size_t row) { return (float *)t->data + row * t->stride; }
+/* Put v with its id into the falling list of at most `top`; equal ones keep their order. */
+MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
+    size_t at = top - 1;
+    if (!(v > best[at])) return;
+    for (; at > 0 && !(best[at - 1] >= v); at--) {
+        best[at] = best[at - 1];
+        ids[at] = ids[at - 1];
+    }
+    best[at] = v;
+    ids[at] = id;
+}
+
+/* ==== 20. Ops: rows ===========================================================================================
+ * Owns the ops that make a row from the same row of other nodes. Invariant: of these and of the ops in the rooms below,
+ * a compute function writes its own node, its scratch and what the frame names, and splits only outputs over threads.
+ */
+
+static moe_node *moe_op_input(moe_graph *g, size_t cols, const char *name) {
+    return moe_add_node(g, MOE_OP_INPUT, cols, "%s", name);
+}
+
+static void moe_compute_input_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    (void)thread;
+    memcpy(moe_row_of(t, row), run->frame->inputs + row * t->cols, t->cols * sizeof(float));
+}
+static void moe_compute_input(const moe_run *run, const moe_node *t) {
+    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_input_row);
+}
+
+/* table[id] * scale */
+static moe_node *moe_op_embed(moe_graph *g, const moe_matrix *table, float scale, const char *name) {
+    moe_node *t = moe_add_node(g, MOE_OP_EMBED, table->cols, "%s", name);
+    t->embed = (moe_embed_op){ table, NULL, scale };
+    return t;
+}
+
+static void moe_compute_embed_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const float *position;
+    float *y = moe_row_of(t, row);
+    (void)thread;
+    moe_matrix_row(t->embed.table, (size_t)run->frame->ids[row], y);
+    for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->embed.scale;
+    if (!t->embed.positions) return;
+    position = (const float *)t->embed.positions->data + (size_t)run->frame->positions[row] * t->cols;
+    for (size_t c = 0; c < t->cols; c++) y[c] = y[c] + position[c];
+}
+static void moe_compute_embed(const moe_run *run, const moe_node *t) {
+    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_embed_row);
+}
+
+/* The quantised form of x; asked for twice, made once. */
+static moe_node *moe_op_quantise(moe_graph *g, moe_node *x) {
+    if (!x->codes) {
+        moe_node *t = moe_add_node(g, MOE_OP_QUANTISE, x->cols, "%.40s.codes", x->name);
+        t->src[0] = x;
+        t->stride = moe_code_bytes(x->cols);
+        x->codes = t;
+    }
+    return x->codes;
+}
+
+static void moe_compute_quantise_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    (void)thread;
+    t->scales[row] = run->kernels->quantise(moe_row_of(t->src[0], row), t->cols, (int8_t *)t->data + row * t->stride);
+}
+static void moe_compute_quantise(const moe_run *run, const moe_node *t) {
+    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_quantise_row);
+}
+
+/* The operand of a product with w: x, or its quantised form. */
+static moe_node *moe_op_factor(moe_graph *g, const moe_matrix *w, moe_node *x) {
+    return moe_type_quantised(w->type) ? moe_op_quantise(g, x) : x;
+}
+
+/* y = w x + bias (may be NULL), or w x + add where `add` is a node. */
+static moe_node *moe_op_linear(moe_graph *g, const moe_matrix *w, moe_node *x, const float *bias, moe_node *add,
+                               const char *name) {
+    moe_node *input = moe_op_factor(g, w, x), *t = moe_op_pair(g, MOE_OP_LINEAR, input, add, w->rows, name);
+    t->linear = (moe_linear_op){ w, bias, add != NULL, 0 };
+    return t;
+}
 
 typedef struct moe_linear_job {
     const moe_kernels *kernels;
@@ -5003,35 +6066,9 @@ static void moe_linear_run(const moe_run *run, const moe_linear *l, size_t rows)
     moe_pool_run(run->pool, moe_divide_up(blocks, job.blocks_per_task) * job.row_tasks, moe_linear_task, &job);
 }
 
-static void moe_compute_input_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
-    (void)thread;
-    memcpy(moe_row_of(t, row), run->frame->inputs + row * t->cols, t->cols * sizeof(float));
-}
-static void moe_compute_input(const moe_run *run, const moe_tensor *t) {
-    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_input_row);
-}
-
-static void moe_compute_embed_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
-    float *y = moe_row_of(t, row);
-    (void)thread;
-    moe_matrix_row(t->matrix, (size_t)run->frame->ids[row], y);
-    for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->factor;
-}
-static void moe_compute_embed(const moe_run *run, const moe_tensor *t) {
-    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_embed_row);
-}
-
-static void moe_compute_quantise_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
-    (void)thread;
-    t->scales[row] = run->kernels->quantise(moe_row_of(t->src[0], row), t->cols, (int8_t *)t->data + row * t->stride);
-}
-static void moe_compute_quantise(const moe_run *run, const moe_tensor *t) {
-    moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_quantise_row);
-}
-
 /* The input of a linear from a row of a tensor on. */
-static void moe_linear_input(moe_linear *l, const moe_tensor *x, size_t row) {
-    if (x->quantised) {
+static void moe_linear_input(moe_linear *l, const moe_node *x, size_t row) {
+    if (moe_is_codes(x)) {
         l->codes = (const int8_t *)x->data + row * x->stride;
         l->scales = x->scales + row;
     } else {
@@ -5040,70 +6077,180 @@ static void moe_linear_input(moe_linear *l, const moe_tensor *x, size_t row) {
     }
 }
 
-static void moe_compute_linear(const moe_run *run, const moe_tensor *t) {
-    moe_linear l = { .w = t->matrix, .bias = t->bias, .relu = t->relu, .y = t->data, .y_stride = t->stride };
+static void moe_compute_linear(const moe_run *run, const moe_node *t) {
+    moe_linear l = { .w = t->linear.w,
+                     .bias = t->linear.bias,
+                     .relu = t->linear.relu,
+                     .y = t->data,
+                     .y_stride = t->stride };
     moe_linear_input(&l, t->src[0], 0);
-    if (t->add) {
+    if (t->linear.add) {
         l.add = t->src[1]->data;
         l.add_stride = t->src[1]->stride;
     }
     moe_linear_run(run, &l, run->frame->rows);
 }
 
-static void moe_compute_add_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+static moe_node *moe_op_add(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
+    return moe_op_pair(g, MOE_OP_ADD, a, b, a->cols, name);
+}
+
+static void moe_compute_add_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
     const float *a = moe_row_of(t->src[0], row), *b = moe_row_of(t->src[1], row);
     float *y = moe_row_of(t, row);
     (void)run, (void)thread;
     for (size_t c = 0; c < t->cols; c++) y[c] = a[c] + b[c];
 }
-static void moe_compute_add(const moe_run *run, const moe_tensor *t) {
+static void moe_compute_add(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_add_row);
 }
 
-static void moe_compute_concat_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
-    const moe_tensor *a = t->src[0], *b = t->src[1];
+static moe_node *moe_op_concat(moe_graph *g, moe_node *a, moe_node *b, const char *name) {
+    return moe_op_pair(g, MOE_OP_CONCAT, a, b, a->cols + b->cols, name);
+}
+
+static void moe_compute_concat_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const moe_node *a = t->src[0], *b = t->src[1];
     (void)run, (void)thread;
     memcpy(moe_row_of(t, row), moe_row_of(a, row), a->cols * sizeof(float));
     memcpy(moe_row_of(t, row) + a->cols, moe_row_of(b, row), b->cols * sizeof(float));
 }
-static void moe_compute_concat(const moe_run *run, const moe_tensor *t) {
+static void moe_compute_concat(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_concat_row);
 }
 
-static void moe_compute_unary_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
-    (void)thread;
-    run->kernels->unary(t->unary, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
+static moe_node *moe_op_unary(moe_graph *g, moe_unary what, moe_node *x, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_UNARY, x, NULL, x->cols, name);
+    t->unary = what;
+    return t;
 }
-static void moe_compute_unary(const moe_run *run, const moe_tensor *t) {
+
+static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const float *x = moe_row_of(t->src[0], row);
+    float *y = moe_row_of(t, row);
+    (void)thread;
+    if (t->unary == MOE_UNARY_GELU) {
+        for (size_t c = 0; c < t->cols; c++) y[c] = moe_geluf(x[c]);
+        return;
+    }
+    run->kernels->unary(t->unary == MOE_UNARY_TANH ? MOE_UNARY_TANH : MOE_UNARY_SIGMOID, x, t->cols, y);
+    for (size_t c = 0; t->unary == MOE_UNARY_SWISH && c < t->cols; c++) y[c] = x[c] * y[c];
+}
+static void moe_compute_unary(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 16 * t->cols, moe_compute_unary_row);
 }
 
-static void moe_compute_view(const moe_run *run, const moe_tensor *t) { (void)run, (void)t; }
+static moe_node *moe_op_view(moe_graph *g, moe_node *x, size_t column, size_t cols, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_VIEW, x, NULL, cols, name);
+    t->column = column;
+    t->stride = x->stride;
+    return t;
+}
 
-static void moe_compute_gather_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
-    const int32_t parent = run->frame->parents[row];
+static void moe_compute_view(const moe_run *run, const moe_node *t) { (void)run, (void)t; }
+
+/* Ba et al. 2016 (arXiv 1607.06450): (x - mean) / sqrt(variance + epsilon) * weight + bias, of each row. */
+static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_NORM, x, NULL, x->cols, name);
+    t->norm = *norm;
+    return t;
+}
+
+/* The sum of x[i] - shift, or of its square, in lane order. */
+static float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
+    float lane[MOE_LANES] = { 0 };
+    for (size_t i = 0; i < n; i += MOE_LANES)
+        for (size_t l = 0; l < moe_min(MOE_LANES, n - i); l++) {
+            const float d = x[i + l] - shift;
+            lane[l] = lane[l] + (squared ? d * d : d);
+        }
+    return moe_join_lanes(lane);
+}
+
+static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const float *x = moe_row_of(t->src[0], row);
+    const float n = (float)t->cols, mean = moe_centred_sum(x, t->cols, 0.0f, 0) / n;
+    const float scale = 1.0f / sqrtf(moe_centred_sum(x, t->cols, mean, 1) / n + t->norm.epsilon);
+    float *y = moe_row_of(t, row);
+    (void)run, (void)thread;
+    for (size_t c = 0; c < t->cols; c++) y[c] = (x[c] - mean) * scale * t->norm.weight[c] + t->norm.bias[c];
+}
+static void moe_compute_norm(const moe_run *run, const moe_node *t) {
+    moe_for_rows(run, t, run->frame->rows, 4 * t->cols, moe_compute_norm_row);
+}
+
+/* ==== 21. Ops: carried rows ===================================================================================
+ * Owns the ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: in a graph
+ * all gathers from some rows come before the stores to them, so that no second buffer is needed. */
+
+/* Rows carried by parent. */
+static moe_node *moe_op_gather(moe_graph *g, float *rows, size_t cols, const char *name) {
+    moe_node *t = moe_add_node(g, MOE_OP_GATHER, cols, "%s", name);
+    t->carried = (moe_carried_op){ MOE_BY_PARENT, rows };
+    return t;
+}
+
+static void moe_compute_gather_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const int32_t parent = run->frame->beam.parents[row];
     (void)thread;
     if (parent < 0) memset(moe_row_of(t, row), 0, t->cols * sizeof(float));
-    else memcpy(moe_row_of(t, row), t->state + (size_t)parent * t->cols, t->cols * sizeof(float));
+    else memcpy(moe_row_of(t, row), t->carried.rows + (size_t)parent * t->cols, t->cols * sizeof(float));
 }
-static void moe_compute_gather(const moe_run *run, const moe_tensor *t) {
+static void moe_compute_gather(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_gather_row);
 }
 
-static void moe_compute_store_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
-    const size_t to = run->frame->destination ? run->frame->destination[row] : row;
-    (void)thread;
-    memcpy(t->state + to * t->cols, moe_row_of(t->src[0], row), t->cols * sizeof(float));
+static void moe_op_store(moe_graph *g, moe_node *x, moe_carry by, float *rows, const char *name) {
+    moe_op_pair(g, MOE_OP_STORE, x, NULL, x->cols, name)->carried = (moe_carried_op){ by, rows };
 }
-static void moe_compute_store(const moe_run *run, const moe_tensor *t) {
+
+/* The place for the row that a row of the graph carries by token. */
+static size_t moe_own_place(const moe_frame *f, size_t row) {
+    return (size_t)f->beam.chain[row * f->beam.chain_stride + (size_t)f->positions[row]];
+}
+
+static void moe_compute_store_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const moe_frame *f = run->frame;
+    const size_t to = t->carried.by == MOE_BY_SOURCE  ? f->packed.destination[row]
+                      : t->carried.by == MOE_BY_TOKEN ? moe_own_place(f, row)
+                                                      : row;
+    (void)thread;
+    memcpy(t->carried.rows + to * t->cols, moe_row_of(t->src[0], row), t->cols * sizeof(float));
+}
+static void moe_compute_store(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_store_row);
+}
+
+/* ==== 22. Ops: recurrences ====================================================================================
+ * Owns LSTM cells: a step of them for the rows of a beam, a whole layer of them for packed sentences. Invariant: z, the
+ * sums of the four gates, stays in a thread's cache from the products to the cell. */
+
+/* Floats in which a thread keeps z, the sums of the four gates, of as many rows and units as its cache holds; of one
+ * row at least, for which gates that are no whole blocks of 16 outputs are not cut. */
+static size_t moe_cell_floats(size_t rows, size_t hidden) {
+    enum { FLOATS = 1 << 15 };
+    return moe_max(moe_row_stride(4 * (hidden % 16 ? hidden : 16)), moe_min(FLOATS, rows * moe_row_stride(4 * hidden)));
+}
+
+/* [h | c] of one step: z = w_x x + bias + w_r r, which nobody else sees, and the cell. */
+static moe_node *moe_op_lstm_step(moe_graph *g, const moe_cell *cell, moe_node *x, moe_node *r, moe_node *c,
+                                  const char *name) {
+    moe_node *x_input = moe_op_factor(g, &cell->w_x, x), *r_input = moe_op_factor(g, &cell->w_r, r);
+    moe_node *t = moe_op_pair(g, MOE_OP_LSTM_STEP, x_input, r_input, 2 * cell->hidden, name);
+    t->src[2] = c;
+    t->lstm.cell = cell;
+    return t;
+}
+
+static void moe_lstm_step_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    moe_carve(at, g->threads * moe_cell_floats(g->rows, t->lstm.cell->hidden), sizeof(float));
 }
 
 /* One step of LSTM cells for some rows. Cut along the units, and rows where they are many, so that z stays in a
  * thread's cache from the products to the cell. */
 typedef struct moe_cells {
     const moe_run *run;
-    const moe_layer *layer;
+    const moe_cell *cell;
     const moe_linear *x; /* w_x x + bias; NULL where r adds that */
     const moe_linear *r; /* w_r r */
     const float *c_in;
@@ -5114,7 +6261,7 @@ typedef struct moe_cells {
     size_t rows, unit_tasks, row_tasks;
 } moe_cells;
 
-/* Outputs [first, first + count) of a linear for `rows` rows from row0 on, to y, `onto` what is there. */
+/* Outputs [first, first + count) of a linear for `rows` rows from row0 on, into y; `onto`: added to what y holds. */
 static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, size_t row0, size_t rows, size_t first,
                              size_t count, int onto, float *y, size_t y_stride, const void *next) {
     const moe_matrix w = moe_matrix_part(l->w, first, count);
@@ -5134,7 +6281,7 @@ static void moe_linear_piece(const moe_kernels *kernels, const moe_linear *l, si
 static void moe_cells_task(void *arg, size_t task, size_t thread) {
     const moe_cells *job = arg;
     const moe_kernels *kernels = job->run->kernels;
-    const size_t hidden = job->layer->hidden, blocks = moe_divide_up(hidden, 16), cut = task / job->row_tasks;
+    const size_t hidden = job->cell->hidden, blocks = moe_divide_up(hidden, 16), cut = task / job->row_tasks;
     const size_t unit = blocks * cut / job->unit_tasks * 16,
                  end = moe_min(hidden, blocks * (cut + 1) / job->unit_tasks * 16);
     const size_t row0 = job->rows * (task % job->row_tasks) / job->row_tasks;
@@ -5151,7 +6298,7 @@ static void moe_cells_task(void *arg, size_t task, size_t thread) {
     }
     for (size_t row = row0; row < row1; row++)
         kernels->lstm_cell(z + (row - row0) * stride, job->c_in + row * job->c_in_stride + unit, units,
-                           job->layer->forget_bias, job->h + row * job->h_stride + unit,
+                           job->cell->forget_bias, job->h + row * job->h_stride + unit,
                            job->c_out + row * job->c_out_stride + unit);
 }
 
@@ -5160,8 +6307,8 @@ static void moe_cells_run(moe_cells *job) {
         LEAST = 1 << 16,
         PER_THREAD = 4,
         UNITS = 192
-    }; /* few rows at a time for so many units, not the other way round */
-    const size_t hidden = job->layer->hidden, rows = job->rows, cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
+    }; /* better few rows at a time for many units than the other way round */
+    const size_t hidden = job->cell->hidden, rows = job->rows, cols = job->r->w->cols + (job->x ? job->x->w->cols : 0);
     const size_t threads = job->run->pool->count,
                  wanted = moe_min(threads * PER_THREAD, rows * 4 * hidden * cols / LEAST);
     const size_t floats = job->z_floats / rows, units = moe_max(UNITS, floats > 16 ? (floats - 16) / 4 : 0);
@@ -5175,12 +6322,12 @@ static void moe_cells_run(moe_cells *job) {
     moe_pool_run(job->run->pool, job->unit_tasks * job->row_tasks, moe_cells_task, job);
 }
 
-static void moe_compute_lstm_step(const moe_run *run, const moe_tensor *t) {
-    const moe_tensor *c = t->src[2];
-    const size_t hidden = t->layer->hidden;
-    moe_linear x = { .w = t->matrix, .bias = t->bias }, r = { .w = &t->lstm->w_r };
+static void moe_compute_lstm_step(const moe_run *run, const moe_node *t) {
+    const moe_node *c = t->src[2];
+    const size_t hidden = t->lstm.cell->hidden;
+    moe_linear x = { .w = &t->lstm.cell->w_x, .bias = t->lstm.cell->bias }, r = { .w = &t->lstm.cell->w_r };
     moe_cells job = { .run = run,
-                      .layer = t->layer,
+                      .cell = t->lstm.cell,
                       .x = &x,
                       .r = &r,
                       .c_in = c->data,
@@ -5195,6 +6342,42 @@ static void moe_compute_lstm_step(const moe_run *run, const moe_tensor *t) {
     moe_linear_input(&x, t->src[0], 0);
     moe_linear_input(&r, t->src[1], 0);
     moe_cells_run(&job);
+}
+
+/* A whole layer in one direction over packed sentences; zx = w_x x + bias, [T, 4H]. `last_r` and `last_c`: where the
+ * states after every sentence go, or NULL. */
+static moe_node *moe_op_lstm_layer(moe_graph *g, const moe_cell *cell, int backward, moe_node *zx, float *last_r,
+                                   float *last_c, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_LSTM_LAYER, zx, NULL, cell->state, name);
+    t->lstm = (moe_lstm_op){ cell, backward, last_r, last_c };
+    return t;
+}
+
+/* Scratch of a whole layer. */
+typedef struct moe_lstm_work {
+    float *c, *h, *r; /* [sentences, H], [sentences, H], [sentences, P] */
+    int8_t *r_codes, *h_codes;
+    float *r_scales, *h_scales;
+    float *z;        /* per thread moe_cell_floats */
+    size_t before_z; /* bytes */
+} moe_lstm_work;
+
+static moe_lstm_work moe_lstm_layout(const moe_graph *g, const moe_cell *cell, moe_layout *at) {
+    moe_lstm_work w;
+    w.c = moe_carve(at, g->sentences * cell->hidden, sizeof *w.c);
+    w.h = moe_carve(at, g->sentences * cell->hidden, sizeof *w.h);
+    w.r = moe_carve(at, g->sentences * cell->state, sizeof *w.r);
+    w.r_codes = moe_carve(at, g->sentences, moe_code_bytes(cell->state));
+    w.h_codes = moe_carve(at, g->sentences, moe_code_bytes(cell->hidden));
+    w.r_scales = moe_carve(at, g->sentences, sizeof *w.r_scales);
+    w.h_scales = moe_carve(at, g->sentences, sizeof *w.h_scales);
+    w.before_z = at->used;
+    w.z = moe_carve(at, g->threads * moe_cell_floats(g->sentences, cell->hidden), sizeof *w.z);
+    return w;
+}
+
+static void moe_lstm_layer_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    moe_lstm_layout(g, t->lstm.cell, at);
 }
 
 /* Rows as the next product wants them: codes, or floats without gaps. */
@@ -5232,18 +6415,17 @@ static void moe_recode_run(const moe_run *run, const moe_matrix *w, const float 
         moe_pool_run(run->pool, moe_divide_up(rows, job.rows_per_task), moe_recode_task, &job);
 }
 
-static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
-    const moe_layer *layer = t->layer;
-    const moe_lstm_weights *w = t->lstm;
-    const moe_frame *f = run->frame;
-    const size_t hidden = layer->hidden, state = layer->state;
+static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
+    const moe_cell *w = t->lstm.cell;
+    const moe_packed *f = &run->frame->packed;
+    const size_t hidden = w->hidden, state = w->state;
     moe_layout at = { t->work, 0, 0 };
-    const moe_lstm_work s = moe_lstm_layout(run->graph, layer, &at);
+    const moe_lstm_work s = moe_lstm_layout(run->graph, w, &at);
     memset(t->work, 0, s.before_z); /* every sentence starts from a zero state */
     for (size_t n = 0; n < f->steps; n++) {
-        const size_t step = t->backward ? f->steps - 1 - n : n, live = f->live[step], first = f->first[step];
-        float *out = moe_row_of(t, first), *h = layer->projected ? s.h : out;
-        const size_t h_stride = layer->projected ? hidden : t->stride;
+        const size_t step = t->lstm.backward ? f->steps - 1 - n : n, live = f->live[step], first = f->first[step];
+        float *out = moe_row_of(t, first), *h = w->w_proj.rows ? s.h : out;
+        const size_t h_stride = w->w_proj.rows ? hidden : t->stride;
         const moe_linear r = { .w = &w->w_r,
                                .x = s.r,
                                .x_stride = state,
@@ -5252,7 +6434,7 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
                                .add = moe_row_of(t->src[0], first),
                                .add_stride = t->src[0]->stride };
         moe_cells cells = { .run = run,
-                            .layer = layer,
+                            .cell = w,
                             .r = &r,
                             .c_in = s.c,
                             .c_in_stride = hidden,
@@ -5264,7 +6446,7 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
                             .z_floats = moe_cell_floats(run->graph->sentences, hidden),
                             .rows = live };
         moe_cells_run(&cells);
-        if (layer->projected) {
+        if (w->w_proj.rows) {
             const moe_linear project = { .w = &w->w_proj,
                                          .x = s.h,
                                          .x_stride = hidden,
@@ -5277,12 +6459,32 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_tensor *t) {
         }
         moe_recode_run(run, &w->w_r, out, t->stride, live, s.r_codes, s.r_scales, s.r);
     }
-    for (size_t i = 0, end = f->steps; t->last_r && i < f->live[0]; i++) {
+    for (size_t i = 0, end = f->steps; t->lstm.last_r && i < f->live[0]; i++) {
         while (f->live[end - 1] <= i) end--;
-        const float *last = moe_row_of(t, f->first[t->backward ? 0 : end - 1] + i);
-        memcpy(t->last_r + f->sentence[i] * state, last, state * sizeof(float));
-        memcpy(t->last_c + f->sentence[i] * hidden, s.c + i * hidden, hidden * sizeof(float));
+        const float *last = moe_row_of(t, f->first[t->lstm.backward ? 0 : end - 1] + i);
+        memcpy(t->lstm.last_r + f->sentence[i] * state, last, state * sizeof(float));
+        memcpy(t->lstm.last_c + f->sentence[i] * hidden, s.c + i * hidden, hidden * sizeof(float));
     }
+}
+
+/* ==== 23. Ops: attention ======================================================================================
+ * Owns the context that a row of the decoder reads from its source sentence. */
+
+/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. */
+static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attention, moe_node *query, size_t width,
+                                  const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_ATTENTION, query, NULL, width, name);
+    t->attention = *attention;
+    return t;
+}
+
+/* Floats of a thread: scores, then the query. */
+static size_t moe_attention_floats(const moe_graph *g, const moe_node *t) {
+    return moe_round_up(g->max_source + t->src[0]->cols, 16);
+}
+
+static void moe_attention_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    moe_carve(at, g->threads * moe_attention_floats(g, t), sizeof(float));
 }
 
 /* 1 if the row is a sentence's first. */
@@ -5292,26 +6494,25 @@ static int moe_row_begins(const int32_t *parents, size_t row, size_t rows) {
 
 /* Additive: s_i = v . tanh(key_i + query) (GNMT). Product: s_i = sum_d v_d tanh(x_i U)_d tanh(q W)_d (App. G), where
  * the memory already holds tanh(x U). p = softmax(s); context = sum p_i value_i. */
-static void moe_compute_attention_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
-    const moe_model *model = t->model;
+static void moe_compute_attention_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    const moe_attention_op *a = &t->attention;
     const moe_kernels *kernels = run->kernels;
-    const moe_frame *f = run->frame;
-    const size_t n = f->length[row], size = model->attention_size, width = t->memory->width;
-    const float *keys = t->memory->keys + f->segment[row] * size, *values = t->memory->values + f->segment[row] * width;
+    const moe_hypothesis_rows *f = &run->frame->beam;
+    const size_t n = f->length[row], size = t->src[0]->cols, width = t->cols;
+    const float *keys = a->keys + f->segment[row] * size, *values = a->values + f->segment[row] * width;
     const float *query = moe_row_of(t->src[0], row);
-    const size_t floats = moe_round_up((run->graph->max_source + size) * sizeof(float), 64) / sizeof(float);
-    float *scores = (float *)t->work + thread * floats, *scaled = scores + run->graph->max_source;
+    float *scores = (float *)t->work + thread * moe_attention_floats(run->graph, t),
+          *scaled = scores + run->graph->max_source;
     float *context = moe_row_of(t, row), sum;
     memset(context, 0, width * sizeof *context);
-    if (model->start_zero && !model->context_current && moe_row_begins(f->parents, row, run->graph->rows)) {
+    if (a->start_zero && moe_row_begins(f->parents, row, run->graph->rows)) {
         memset(scores, 0, n * sizeof *scores);
     } else {
-        if (model->attention_product)
-            for (size_t d = 0; d < size; d++) scaled[d] = model->attention_v[d] * query[d];
+        if (a->product)
+            for (size_t d = 0; d < size; d++) scaled[d] = a->v[d] * query[d];
         for (size_t i = 0; i < n; i++)
-            scores[i] = model->attention_product
-                            ? kernels->dot(keys + i * size, scaled, size)
-                            : kernels->score_additive(keys + i * size, query, model->attention_v, size);
+            scores[i] = a->product ? kernels->dot(keys + i * size, scaled, size)
+                                   : kernels->score_additive(keys + i * size, query, a->v, size);
         sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
         for (size_t i = 0; i < n; i++) {
             scores[i] = scores[i] / sum;
@@ -5320,47 +6521,119 @@ static void moe_compute_attention_row(const moe_run *run, const moe_tensor *t, s
     }
     if (f->attention) memcpy(f->attention + row * f->attention_stride, scores, n * sizeof *scores);
 }
-static void moe_compute_attention(const moe_run *run, const moe_tensor *t) {
+static void moe_compute_attention(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_attention_row);
 }
 
-/* Put v with its id into the falling list of at most `top`; equal ones keep their order. */
-MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, int32_t id) {
-    size_t at = top - 1;
-    if (!(v > best[at])) return;
-    for (; at > 0 && !(best[at - 1] >= v); at--) {
-        best[at] = best[at - 1];
-        ids[at] = ids[at - 1];
+/* `within` and `rows`: see moe_heads_op. */
+static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const float *rows, moe_node *queries, size_t cols,
+                              const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_HEADS, queries, NULL, cols, name);
+    t->heads = (moe_heads_op){ heads, within, rows };
+    return t;
+}
+
+/* Per thread: the rows that a row looks at, and their scores. */
+typedef struct moe_heads_work {
+    const float **seen; /* [threads, longest] */
+    float *scores;      /* [threads, longest] */
+    size_t longest;
+} moe_heads_work;
+
+static moe_heads_work moe_heads_layout(const moe_graph *g, moe_layout *at) {
+    moe_heads_work w;
+    w.longest = moe_round_up(moe_max(g->max_source, g->max_target), 16);
+    w.seen = moe_carve(at, g->threads * w.longest, sizeof *w.seen);
+    w.scores = moe_carve(at, g->threads * w.longest, sizeof *w.scores);
+    return w;
+}
+
+static void moe_heads_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    (void)t;
+    moe_heads_layout(g, at);
+}
+
+/* The rows of keys and values that a row looks at, in the order of their tokens. Returns how many. */
+static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
+    const moe_frame *f = run->frame;
+    const moe_hypothesis_rows *b = &f->beam;
+    const size_t width = 2 * t->cols, position = (size_t)f->positions[row];
+    size_t n = 0;
+    if (!t->heads.rows) /* row first[p] + i for every position of sentence i */
+        for (size_t i = row - f->packed.first[position]; n < f->packed.steps && f->packed.live[n] > i; n++)
+            seen[n] = moe_row_of(t->src[0], f->packed.first[n] + i) + t->cols;
+    else if (t->heads.within)
+        for (; n <= position; n++) seen[n] = t->heads.rows + (size_t)b->chain[row * b->chain_stride + n] * width;
+    else
+        for (; n < b->length[row]; n++) seen[n] = t->heads.rows + (b->segment[row] + n) * width;
+    return n;
+}
+
+static void moe_compute_heads_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+    moe_layout at = { t->work, 0, 0 };
+    const moe_heads_work w = moe_heads_layout(run->graph, &at);
+    const moe_kernels *kernels = run->kernels;
+    const size_t width = t->cols / t->heads.heads, cols = t->cols;
+    const float scale = 1.0f / sqrtf((float)width), *query = moe_row_of(t->src[0], row);
+    const float **seen = w.seen + thread * w.longest;
+    float *scores = w.scores + thread * w.longest, *y = moe_row_of(t, row), sum;
+    const size_t n = moe_heads_seen(run, t, row, seen);
+    memset(y, 0, cols * sizeof *y);
+    for (size_t first = 0; first < cols; first += width) {
+        kernels->scores(query + first, seen, first, n, width, scale, scores);
+        sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
+        for (size_t i = 0; i < n; i++) scores[i] = scores[i] / sum;
+        kernels->blend(scores, seen, cols + first, n, width, y + first);
     }
-    best[at] = v;
-    ids[at] = id;
+}
+static void moe_compute_heads(const moe_run *run, const moe_node *t) {
+    moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_heads_row);
 }
 
-/* splitmix64's scrambler. */
-static uint64_t moe_hash(uint64_t z) {
-    z += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
+/* ==== 24. Ops: gates ==========================================================================================
+ * Owns the choice of experts. Invariant: a row's selections are ascending, and never more than the gate's capacity. No
+ * row looks at another, except in batchwise gates, which are for analysis. */
+
+/* A gate over everything: x are its logits, `second` those of the noise or NULL. A gate inside groups (`grouped`): x
+ * are the features that gates read, `second` the selections of groups. `layer`: whose choice it is, see moe_gate_op. */
+static moe_node *moe_op_gate(moe_graph *g, const moe_gating *gating, moe_node *x, moe_node *second, int grouped,
+                             const char *layer, const char *name) {
+    const size_t groups = grouped ? second->cols : 1;
+    const moe_gate kind = g->gating ? (moe_gate)(g->gating - 1) : gating->kind;
+    const size_t capacity = (kind == MOE_GATE_TOPK ? gating->k : gating->level) * (grouped ? second->gate.capacity : 1);
+    moe_node *t = moe_op_pair(g, MOE_OP_GATE, x, second, groups * gating->level, name);
+    t->gate = (moe_gate_op){ gating, kind, grouped, capacity, layer };
+    t->stride = moe_row_stride(2 + 2 * capacity);
+    return t;
 }
 
-/* Noise: a standard normal number from a row's key, a gate's name and an expert. Quantiles by Wichura's PPND7 (AS 241,
- * Applied Statistics 37, 1988), whose far tails 24 bits never reach. */
-static float moe_normal(uint64_t key, size_t expert) {
-    const uint32_t bits = (uint32_t)(moe_hash(key + expert) >> 41);
-    const double u = ((double)bits + 0.5) / 8388608.0, q = u - 0.5;
-    double r = 0.180625 - q * q;
-    if (r >= 0)
-        return (float)(q * (((59.109374720 * r + 159.29113202) * r + 50.434271938) * r + 3.3871327179) /
-                       (((67.187563600 * r + 78.757757664) * r + 17.895169469) * r + 1.0));
-    r = sqrt(-(double)moe_logf((float)(q < 0 ? u : 1.0 - u))) - 1.6;
-    r = (((0.17023821103 * r + 1.3067284816) * r + 2.7568153900) * r + 1.4234372777) /
-        ((0.12021132975 * r + 0.73700164250) * r + 1.0);
-    return (float)(q < 0 ? -r : r);
+static moe_selection moe_selection_of(const moe_node *gate, size_t row) {
+    const moe_selections all = { gate->data, gate->stride, gate->gate.capacity };
+    return moe_selection_at(&all, row);
 }
 
-/* log(1 + exp(x)) */
-static float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf(1.0f + moe_expf(x > 0.0f ? -x : x)); }
+/* Scratch of a gate: per thread logits, noise, probabilities and the best rows of an expert; dense matrices for
+ * batchwise gates and for a trace. */
+typedef struct moe_gate_work {
+    float *thread;
+    size_t thread_floats;
+    float *probabilities; /* [rows, experts] or NULL */
+    float *dense;         /* [rows, experts] or NULL */
+    char *mask;           /* [rows, experts] of a batchwise gate, or NULL */
+} moe_gate_work;
+
+static moe_gate_work moe_gate_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    const size_t dense = g->rows * t->cols;
+    moe_gate_work w = { NULL, 3 * moe_round_up(t->gate.gating->level, 16), NULL, NULL, NULL };
+    if (t->gate.kind == MOE_GATE_BATCHWISE) w.thread_floats = moe_max(w.thread_floats, 2 * moe_round_up(g->rows, 16));
+    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
+    if (g->traced || t->gate.kind == MOE_GATE_BATCHWISE) w.probabilities = moe_carve(at, dense, sizeof(float));
+    if (g->traced) w.dense = moe_carve(at, dense, sizeof(float));
+    if (t->gate.kind == MOE_GATE_BATCHWISE) w.mask = moe_carve(at, dense, 1);
+    return w;
+}
+
+static void moe_gate_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_gate_layout(g, t, at); }
 
 /* Rows [first, first + n) of a F32 matrix times one row of features. */
 static void moe_gate_product(const moe_run *run, const moe_matrix *w, const float *bias, size_t first, size_t n,
@@ -5376,18 +6649,18 @@ static void moe_gate_product(const moe_run *run, const moe_matrix *w, const floa
     run->kernels->linear(&l, 0, 1, 0, moe_divide_up(n, 16));
 }
 
-/* The logits of one group, or of everything, for one row; in `scratch` [2 * level] unless they lie in src[0] as they
- * are. */
-static const float *moe_gate_logits(const moe_run *run, const moe_tensor *t, size_t row, size_t group, float *scratch) {
-    const moe_gating *gating = t->gating;
+/* The logits of one group (or of all experts) for one row. They are in `scratch` [2 * level] unless src[0] has them as
+ * they are. */
+static const float *moe_gate_logits(const moe_run *run, const moe_node *t, size_t row, size_t group, float *scratch) {
+    const moe_gating *gating = t->gate.gating;
     const size_t n = gating->level, first = group * n;
     const float *x = moe_row_of(t->src[0], row), *noise = scratch + moe_round_up(n, 16);
     uint64_t key = run->graph->noise_seed;
-    if (t->grouped) moe_gate_product(run, &gating->weight, gating->bias, first, n, t->relu, x, scratch);
+    if (t->gate.grouped) moe_gate_product(run, &gating->weight, gating->bias, first, n, gating->relu, x, scratch);
     else if (!run->graph->noise) return x;
     else memcpy(scratch, x, n * sizeof *scratch);
     if (!run->graph->noise) return scratch;
-    if (t->grouped) moe_gate_product(run, &gating->noise, NULL, first, n, 0, x, scratch + moe_round_up(n, 16));
+    if (t->gate.grouped) moe_gate_product(run, &gating->noise, NULL, first, n, 0, x, scratch + moe_round_up(n, 16));
     else noise = moe_row_of(t->src[1], row);
     for (const char *c = t->name; *c; c++) key = moe_hash(key ^ (unsigned char)*c);
     key ^= run->frame->keys[row];
@@ -5420,7 +6693,7 @@ static size_t moe_select_topk(const float *logits, size_t n, size_t k, uint32_t 
     return count;
 }
 
-/* Who is selected of n logits with probabilities p: by eq 19, by the mask of eq 18, or, if that is nobody, by the
+/* Select among n logits with probabilities p: by eq 19, by the mask of eq 18, or, if these select nothing, by the
  * policy. */
 static size_t moe_select_masked(const moe_gating *gating, const float *p, const float *threshold, const char *mask,
                                 uint32_t *chosen, uint32_t *empty) {
@@ -5432,28 +6705,28 @@ static size_t moe_select_masked(const moe_gating *gating, const float *p, const 
     if (count) return count;
     *empty = 1;
     chosen[0] = (uint32_t)best;
-    return gating->empty == MOE_EMPTY_TOP1;
+    return !gating->empty_zero;
 }
 
 /* Select among the experts of one group (or all) and append them with their weights: softmax over the selected logits
  * (eq 3, and eq 16, which is the same number), times the group's own weight (eq 12). */
-static void moe_gate_append(const moe_run *run, const moe_tensor *t, size_t row, size_t group, const float *factor,
+static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, size_t group, const float *factor,
                             const moe_gate_work *work, float *scratch) {
     const moe_kernels *kernels = run->kernels;
-    const moe_gating *gating = t->gating;
+    const moe_gating *gating = t->gate.gating;
     const size_t n = gating->level, first = group * n, at = row * t->cols + first;
     const float *logits = moe_gate_logits(run, t, row, group, scratch);
     const moe_selection s = moe_selection_of(t, row);
     float *p = scratch + 2 * moe_round_up(n, 16), *weights = s.weights + *s.count, sum;
     uint32_t *chosen = s.experts + *s.count;
     size_t count = n;
-    if (t->gate == MOE_GATE_THRESHOLD || work->probabilities) moe_softmax(kernels, logits, n, p);
+    if (t->gate.kind == MOE_GATE_THRESHOLD || work->probabilities) moe_softmax(kernels, logits, n, p);
     if (work->probabilities) memcpy(work->probabilities + at, p, n * sizeof *p);
-    if (t->gate == MOE_GATE_TOPK) count = moe_select_topk(logits, n, gating->k, chosen);
-    else if (t->gate == MOE_GATE_SOFTMAX)
+    if (t->gate.kind == MOE_GATE_TOPK) count = moe_select_topk(logits, n, gating->k, chosen);
+    else if (t->gate.kind == MOE_GATE_SOFTMAX)
         for (size_t i = 0; i < n; i++) chosen[i] = (uint32_t)i;
     else
-        count = moe_select_masked(gating, p, t->gate == MOE_GATE_THRESHOLD ? gating->threshold + first : NULL,
+        count = moe_select_masked(gating, p, t->gate.kind == MOE_GATE_THRESHOLD ? gating->threshold + first : NULL,
                                   work->mask ? work->mask + at : NULL, chosen, s.empty);
     for (size_t j = 0; j < count; j++) weights[j] = logits[chosen[j]];
     sum = kernels->exp_sum(weights, count, kernels->max(weights, count), weights);
@@ -5465,14 +6738,14 @@ static void moe_gate_append(const moe_run *run, const moe_tensor *t, size_t row,
     *s.count += (uint32_t)count;
 }
 
-static void moe_compute_gate_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+static void moe_compute_gate_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
     moe_layout at = { t->work, 0, 0 };
     const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
     const moe_selection s = moe_selection_of(t, row);
     float *scratch = work.thread + thread * work.thread_floats;
     *s.count = *s.empty = 0;
     if (work.probabilities) memset(work.probabilities + row * t->cols, 0, t->cols * sizeof(float));
-    if (t->grouped) {
+    if (t->gate.grouped) {
         const moe_selection groups = moe_selection_of(t->src[1], row);
         *s.empty = *groups.empty;
         for (size_t j = 0; j < *groups.count; j++)
@@ -5486,26 +6759,26 @@ static void moe_compute_gate_row(const moe_run *run, const moe_tensor *t, size_t
 }
 
 /* Whether an expert competes in a row: its group, if it has one, is selected. */
-static int moe_gate_competes(const moe_tensor *t, size_t row, size_t expert) {
+static int moe_gate_competes(const moe_node *t, size_t row, size_t expert) {
     moe_selection groups;
-    if (!t->grouped) return 1;
+    if (!t->gate.grouped) return 1;
     groups = moe_selection_of(t->src[1], row);
     for (size_t j = 0; j < *groups.count; j++)
-        if (groups.experts[j] == expert / t->gating->level) return 1;
+        if (groups.experts[j] == expert / t->gate.gating->level) return 1;
     return 0;
 }
 
 /* Column `expert` of the batchwise mask (eq 18): the m = k X / n largest of its X probabilities, ties by lower row. */
 static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
     const moe_row_job *job = arg;
-    const moe_tensor *t = job->t;
+    const moe_node *t = job->t;
     moe_layout at = { t->work, 0, 0 };
     const moe_gate_work work = moe_gate_layout(job->run->graph, t, &at);
     float *best = work.thread + thread * work.thread_floats;
     int32_t *rows = (int32_t *)(void *)(best + moe_round_up(job->run->graph->rows, 16));
     size_t competing = 0, m;
     for (size_t r = 0; r < job->rows; r++) competing += (size_t)moe_gate_competes(t, r, expert);
-    m = moe_min(competing, moe_max(1, t->gating->k * competing / t->gating->level));
+    m = moe_min(competing, moe_max(1, t->gate.gating->k * competing / t->gate.gating->level));
     for (size_t i = 0; i < m; i++) best[i] = moe_from_bits(0xff800000u);
     for (size_t r = 0; r < job->rows && m; r++)
         if (moe_gate_competes(t, r, expert))
@@ -5515,8 +6788,9 @@ static void moe_batchwise_task(void *arg, size_t expert, size_t thread) {
 
 /* A batchwise gate sees all rows before it selects: probabilities first, then the mask by columns, then once more by
  * rows. */
-static void moe_compute_gate(const moe_run *run, const moe_tensor *t) {
-    const size_t cost = t->grouped ? t->src[1]->gating->level * t->gating->level : 16 * t->gating->level;
+static void moe_compute_gate(const moe_run *run, const moe_node *t) {
+    const size_t cost =
+        t->gate.grouped ? t->src[1]->gate.gating->level * t->gate.gating->level : 16 * t->gate.gating->level;
     moe_row_job job = { run, t, run->frame->rows, 1, moe_compute_gate_row };
     moe_layout at = { t->work, 0, 0 };
     const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
@@ -5527,9 +6801,87 @@ static void moe_compute_gate(const moe_run *run, const moe_tensor *t) {
     moe_for_rows(run, t, run->frame->rows, cost, moe_compute_gate_row);
 }
 
+static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn trace, void *trace_user) {
+    moe_layout at = { t->work, 0, 0 };
+    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
+    char name[sizeof t->name + 16];
+    trace(trace_user, t->name, work.dense, run->frame->rows, t->cols, t->cols);
+    snprintf(name, sizeof name, "%s.probabilities", t->name);
+    trace(trace_user, name, work.probabilities, run->frame->rows, t->cols, t->cols);
+}
+
+/* ==== 25. Ops: experts ========================================================================================
+ * Owns the work of experts. This room alone knows where an expert's bytes lie: moe_experts_slab. Invariant: whatever
+ * the order of work, the outputs of a row's experts are added in the order of their numbers. */
+
+enum { MOE_EXPERT_TILE = 64 }; /* most rows of one expert task */
+
+static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_node *x, moe_node *gate,
+                                const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_EXPERTS, moe_op_factor(g, &experts->up, x), gate, x->cols, name);
+    t->experts = experts;
+    return t;
+}
+
+/* The two matrices of an expert. Today all slabs are mapped. Experts that are read under a memory budget, or that are
+ * on another machine, belong behind this call. */
+static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
+    *up = moe_matrix_moved(&e->up, expert * e->stride);
+    *down = moe_matrix_moved(&e->down, expert * e->stride);
+}
+
+/* How many (expert, row) pairs run at once: those expected, with room to spare, and at least those that one row may
+ * select. */
+static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
+    size_t wanted = 2 * gate->gate.gating->k;
+    if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
+    if (gate->gate.kind == MOE_GATE_SOFTMAX || !wanted) wanted = gate->gate.capacity;
+    return moe_max(g->rows * moe_min(gate->gate.capacity, wanted), gate->gate.capacity);
+}
+
+typedef struct moe_expert_work {
+    size_t *first;      /* [E + 1] first pair of every expert                     */
+    size_t *fill;       /* [E]                                                    */
+    uint32_t *pair_row; /* [pairs] row of a pair, pairs sorted by expert          */
+    uint32_t *row_pair; /* [pairs] pairs of a row in expert order                 */
+    size_t *row_first;  /* [rows + 1]                                             */
+    uint32_t *task;     /* [tasks, 3] expert, first pair, pairs                   */
+    float *out;         /* [pairs, D]                                             */
+    float *thread;      /* per thread: gathered inputs and hidden units of a tile */
+    size_t thread_floats;
+} moe_expert_work;
+
+/* Scratch of a tile: inputs as floats or code rows, hidden units, hidden units as code rows, two scales a row. */
+static size_t moe_expert_input_floats(const moe_experts *e) {
+    return moe_max(moe_row_stride(e->up.cols), moe_code_bytes(e->up.cols) / sizeof(float));
+}
+
+static size_t moe_expert_tile_floats(const moe_experts *e) {
+    return MOE_EXPERT_TILE *
+           (moe_expert_input_floats(e) + moe_row_stride(e->hidden) + moe_code_bytes(e->hidden) / sizeof(float) + 2);
+}
+
+static moe_expert_work moe_expert_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    const moe_experts *e = t->experts;
+    const size_t pairs = moe_expert_pairs(g, t->src[1]), width = t->cols;
+    moe_expert_work w;
+    w.first = moe_carve(at, e->count + 1, sizeof *w.first);
+    w.fill = moe_carve(at, e->count, sizeof *w.fill);
+    w.pair_row = moe_carve(at, pairs, sizeof *w.pair_row);
+    w.row_pair = moe_carve(at, pairs, sizeof *w.row_pair);
+    w.row_first = moe_carve(at, g->rows + 1, sizeof *w.row_first);
+    w.task = moe_carve(at, 3 * pairs, sizeof *w.task);
+    w.out = moe_carve(at, pairs * moe_row_stride(width), sizeof *w.out);
+    w.thread_floats = moe_expert_tile_floats(e);
+    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
+    return w;
+}
+
+static void moe_experts_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_expert_layout(g, t, at); }
+
 typedef struct moe_expert_job {
     const moe_run *run;
-    const moe_tensor *t;
+    const moe_node *t;
     moe_expert_work work;
     size_t row0; /* first row of the chunk at hand */
 } moe_expert_job;
@@ -5538,20 +6890,18 @@ typedef struct moe_expert_job {
 static void moe_expert_task(void *arg, size_t task, size_t thread) {
     const moe_expert_job *job = arg;
     const moe_expert_work *work = &job->work;
-    const moe_layer *layer = job->t->layer;
+    const moe_experts *e = job->t->experts;
     const moe_kernels *kernels = job->run->kernels;
-    const moe_tensor *x = job->t->src[0];
+    const moe_node *x = job->t->src[0];
     const size_t expert = work->task[3 * task], pair = work->task[3 * task + 1], rows = work->task[3 * task + 2];
-    const size_t width = layer->out, hidden = layer->hidden, unit_bytes = moe_code_bytes(hidden);
+    const size_t width = e->up.cols, hidden = e->hidden, unit_bytes = moe_code_bytes(hidden);
     const size_t unit_stride = moe_row_stride(hidden), out_stride = moe_row_stride(width);
-    const char *slab = layer->slabs + expert * layer->slab_stride;
-    const moe_matrix up = moe_matrix_view(layer->expert_type, hidden, width, slab);
-    const moe_matrix down = moe_matrix_view(layer->expert_type, width, hidden, slab + layer->slab_down);
     float *inputs = work->thread + thread * work->thread_floats;
-    float *units = inputs + MOE_EXPERT_TILE * moe_expert_input_floats(layer);
+    float *units = inputs + MOE_EXPERT_TILE * moe_expert_input_floats(e);
     int8_t *unit_codes = (int8_t *)(void *)(units + MOE_EXPERT_TILE * unit_stride);
     float *scales = (float *)(void *)(unit_codes + MOE_EXPERT_TILE * unit_bytes),
           *unit_scales = scales + MOE_EXPERT_TILE;
+    moe_matrix up, down;
     moe_linear first = { .w = &up,
                          .x = inputs,
                          .x_stride = width,
@@ -5567,9 +6917,12 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
                           .scales = unit_scales,
                           .y = work->out + pair * out_stride,
                           .y_stride = out_stride };
+    moe_experts_slab(e, expert, &up, &down);
+    if (e->up_bias) first.bias = e->up_bias + expert * hidden;
+    if (e->down_bias) second.bias = e->down_bias + expert * width;
     for (size_t i = 0; i < rows; i++) {
         const size_t row = work->pair_row[pair + i];
-        if (x->quantised) {
+        if (moe_is_codes(x)) {
             memcpy((int8_t *)(void *)inputs + i * x->stride, (const int8_t *)x->data + row * x->stride, x->stride);
             scales[i] = x->scales[row];
         } else {
@@ -5577,7 +6930,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
         }
     }
     kernels->linear(&first, 0, rows, 0, moe_divide_up(hidden, 16));
-    for (size_t i = 0; x->quantised && i < rows; i++)
+    for (size_t i = 0; moe_is_codes(x) && i < rows; i++)
         unit_scales[i] = kernels->quantise(units + i * unit_stride, hidden, unit_codes + i * unit_bytes);
     kernels->linear(&second, 0, rows, 0, moe_divide_up(width, 16));
 }
@@ -5593,15 +6946,15 @@ static void moe_combine_task(void *arg, size_t task, size_t thread) {
     memset(y, 0, width * sizeof *y);
     for (size_t j = work->row_first[task]; j < work->row_first[task + 1]; j++)
         job->run->kernels->axpy(*weights++, work->out + work->row_pair[j] * moe_row_stride(width), width, y);
-    if (job->t->layer->scale != 1.0f)
-        for (size_t c = 0; c < width; c++) y[c] = y[c] * job->t->layer->scale;
+    if (job->t->experts->scale != 1.0f)
+        for (size_t c = 0; c < width; c++) y[c] = y[c] * job->t->experts->scale;
 }
 
 /* Count, sort the (row, expert) pairs by expert, cut them into tasks, run them from one queue, combine per row. A token
  * may select any number of experts, so rows go in chunks whose pairs fit the plan; chunks do not change a bit. */
-static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
-    const moe_tensor *gate = t->src[1];
-    const size_t rows = run->frame->rows, n = t->layer->experts, capacity = moe_expert_pairs(run->graph, gate);
+static void moe_compute_experts(const moe_run *run, const moe_node *t) {
+    const moe_node *gate = t->src[1];
+    const size_t rows = run->frame->rows, n = t->experts->count, capacity = moe_expert_pairs(run->graph, gate);
     moe_layout at = { t->work, 0, 0 };
     moe_expert_job job = { run, t, moe_expert_layout(run->graph, t, &at), 0 };
     moe_expert_work *w = &job.work;
@@ -5643,23 +6996,69 @@ static void moe_compute_experts(const moe_run *run, const moe_tensor *t) {
     }
 }
 
-static void moe_compute_mix_row(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+/* The same sum for linear experts: x has the outputs of all experts side by side. */
+static moe_node *moe_op_mix(moe_graph *g, size_t cols, float scale, moe_node *x, moe_node *gate, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_MIX, x, gate, cols, name);
+    t->scale = scale;
+    return t;
+}
+
+static void moe_compute_mix_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
     const moe_selection s = moe_selection_of(t->src[1], row);
     float *y = moe_row_of(t, row);
     (void)thread;
     memset(y, 0, t->cols * sizeof *y);
     for (size_t j = 0; j < *s.count; j++)
         run->kernels->axpy(s.weights[j], moe_row_of(t->src[0], row) + s.experts[j] * t->cols, t->cols, y);
-    if (t->layer->scale != 1.0f)
-        for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->layer->scale;
+    if (t->scale != 1.0f)
+        for (size_t c = 0; c < t->cols; c++) y[c] = y[c] * t->scale;
 }
-static void moe_compute_mix(const moe_run *run, const moe_tensor *t) {
+static void moe_compute_mix(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, t->src[0]->cols, moe_compute_mix_row);
 }
 
-/* The `top` largest of x[n] with their ids, falling, but for those below `seen`: the largest of this row that this
- * thread has met, which x joins. What is left out has `top` larger ones elsewhere, so the whole row's best are the same
- * whoever met what. Returns the largest of x. */
+/* ==== 26. Ops: output =========================================================================================
+ * Owns the output layer and its results for the search: the best tokens of a row and their log-probabilities. The
+ * [rows, vocabulary] matrix of logits exists only if it is traced. */
+
+enum { MOE_OUTPUT_ROWS = 64 }; /* rows of a task, which computes MOE_OUTPUT_CHUNK tokens for them */
+
+static void moe_op_output(moe_graph *g, const moe_output_op *output, moe_node *x) {
+    moe_node *t =
+        moe_op_pair(g, MOE_OP_OUTPUT, moe_op_factor(g, output->w, x), NULL, output->w->rows, "decoder.logits");
+    t->output = *output;
+    if (!g->traced) t->stride = 0;
+}
+
+/* Results of every chunk of the vocabulary for every row. Chunks are joined in index order. */
+typedef struct moe_output_work {
+    size_t chunks;
+    float *max, *sum; /* [rows, chunks] largest logit; sum of exp(logit - max)              */
+    float *logits;    /* [rows, chunks, top] the best of the chunk, falling, -infinity: none */
+    int32_t *ids;     /* [rows, chunks, top]                                                */
+    float *thread;    /* per thread: logits of a task                                       */
+    float *seen;      /* [threads, rows, top] the largest logits that a thread has met      */
+    size_t thread_floats;
+} moe_output_work;
+
+static moe_output_work moe_output_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
+    moe_output_work w;
+    w.chunks = moe_divide_up(t->cols, MOE_OUTPUT_CHUNK);
+    w.max = moe_carve(at, g->rows * w.chunks, sizeof *w.max);
+    w.sum = moe_carve(at, g->rows * w.chunks, sizeof *w.sum);
+    w.logits = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.logits);
+    w.ids = moe_carve(at, g->rows * w.chunks * g->top, sizeof *w.ids);
+    w.thread_floats = moe_min(g->rows, MOE_OUTPUT_ROWS) * moe_row_stride(MOE_OUTPUT_CHUNK);
+    w.thread = moe_carve(at, g->threads * w.thread_floats, sizeof *w.thread);
+    w.seen = moe_carve(at, g->threads * g->rows * g->top, sizeof *w.seen);
+    return w;
+}
+
+static void moe_output_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_output_layout(g, t, at); }
+
+/* The `top` largest of x[n] with their ids, falling, without those below `seen`. `seen` holds the largest numbers of
+ * this row that this thread has met; x joins it. A number that is left out has `top` larger ones elsewhere in the row,
+ * so the row's best do not depend on which thread met which numbers. Returns the largest of x. */
 static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
                            float *seen, float *best, int32_t *ids) {
     enum { BLOCK = 64 };
@@ -5683,54 +7082,64 @@ static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n,
 
 typedef struct moe_output_job {
     const moe_run *run;
-    const moe_tensor *t;
+    const moe_node *t;
     moe_output_work work;
     size_t row_tasks;
 } moe_output_job;
+
+/* The never generated tokens [first, end) of the list, where they are among y[n], the logits from `column` on. */
+static void moe_forbid(const moe_output_op *o, size_t first, size_t end, float *y, size_t column, size_t n) {
+    for (size_t i = first; i < end; i++)
+        if ((size_t)o->never[i] >= column && (size_t)o->never[i] < column + n)
+            y[(size_t)o->never[i] - column] = moe_from_bits(0xff800000u);
+}
 
 /* One chunk of the vocabulary for some rows: logits, the best of them, the sum of exponentials. */
 static void moe_output_task(void *arg, size_t task, size_t thread) {
     const moe_output_job *job = arg;
     const moe_output_work *work = &job->work;
-    const moe_tensor *t = job->t, *x = t->src[0];
-    const moe_frame *f = job->run->frame;
+    const moe_node *t = job->t, *x = t->src[0];
+    const moe_hypothesis_rows *f = &job->run->frame->beam;
     const moe_kernels *kernels = job->run->kernels;
     const size_t chunk = task / job->row_tasks, row0 = task % job->row_tasks * MOE_OUTPUT_ROWS,
                  top = job->run->graph->top;
-    const size_t rows = moe_min(MOE_OUTPUT_ROWS, f->rows - row0), column = chunk * MOE_OUTPUT_CHUNK;
-    const moe_matrix w = moe_matrix_part(t->matrix, column, MOE_OUTPUT_CHUNK);
+    const size_t rows = moe_min(MOE_OUTPUT_ROWS, job->run->frame->rows - row0), column = chunk * MOE_OUTPUT_CHUNK;
+    const moe_matrix w = moe_matrix_part(t->output.w, column, MOE_OUTPUT_CHUNK);
     float *logits = work->thread + thread * work->thread_floats,
           *seen = work->seen + thread * job->run->graph->rows * top;
     moe_linear l = { .w = &w,
-                     .bias = t->bias ? t->bias + column : NULL,
+                     .bias = t->output.bias ? t->output.bias + column : NULL,
                      .y = logits,
                      .y_stride = moe_row_stride(MOE_OUTPUT_CHUNK) };
     moe_linear_input(&l, x, row0);
     kernels->linear(&l, 0, rows, 0, moe_divide_up(w.rows, 16));
     for (size_t r = 0; r < rows; r++) {
         const size_t row = row0 + r, at = row * work->chunks + chunk;
-        float *y = logits + r * l.y_stride;
-        const moe_meta *never = t->model->never;
+        float *y = logits + r * l.y_stride, largest;
         if (t->stride) memcpy(moe_row_of(t, row) + column, y, w.rows * sizeof *y);
-        for (size_t i = 0; never && i < never->count; i++) {
-            const size_t id = (size_t)moe_meta_int(never, i);
-            if (id >= column && id < column + w.rows) y[id - column] = moe_from_bits(0xff800000u);
+        moe_forbid(&t->output, t->output.n_suppressed, t->output.n_never, y, column, w.rows);
+        if (t->output.n_suppressed) {
+            work->max[at] = kernels->max(y, w.rows);
+            work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
+            moe_forbid(&t->output, 0, t->output.n_suppressed, y, column, w.rows);
         }
-        if (f->hold && f->hold[row] && (size_t)t->model->eos >= column && (size_t)t->model->eos < column + w.rows)
-            y[(size_t)t->model->eos - column] = moe_from_bits(0xff800000u);
+        if (f->hold && f->hold[row] && (size_t)t->output.eos >= column && (size_t)t->output.eos < column + w.rows)
+            y[(size_t)t->output.eos - column] = moe_from_bits(0xff800000u);
         if (f->want[row] >= 0 && (size_t)f->want[row] >= column && (size_t)f->want[row] < column + w.rows)
             f->want_logprob[row] = y[(size_t)f->want[row] - column];
-        work->max[at] = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top,
-                                      work->logits + at * top, work->ids + at * top);
+        largest = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
+                                work->ids + at * top);
+        if (t->output.n_suppressed) continue;
+        work->max[at] = largest;
         work->sum[at] = kernels->exp_sum(y, w.rows, work->max[at] >= -FLT_MAX ? work->max[at] : 0.0f, NULL);
     }
 }
 
 /* Join the chunks of a row: logp = (logit - max) - log sum exp(logit - max). */
-static void moe_output_join(const moe_run *run, const moe_tensor *t, size_t row, size_t thread) {
+static void moe_output_join(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
     moe_layout at = { t->work, 0, 0 };
-    const moe_output_work joined = moe_output_layout(run->graph, t->cols, &at), *work = &joined;
-    const moe_frame *f = run->frame;
+    const moe_output_work joined = moe_output_layout(run->graph, t, &at), *work = &joined;
+    const moe_hypothesis_rows *f = &run->frame->beam;
     const size_t first = row * work->chunks, top = run->graph->top;
     float *logprobs = f->top_logprobs + row * top, max = moe_from_bits(0xff800000u), sum = 0.0f, log_sum;
     int32_t *ids = f->top_ids + row * top;
@@ -5743,16 +7152,16 @@ static void moe_output_join(const moe_run *run, const moe_tensor *t, size_t row,
         f->want_logprob[row] = (f->want_logprob[row] - max) - log_sum;
         return;
     }
-    for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = t->model->eos;
+    for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = t->output.eos;
     for (size_t c = 0; c < work->chunks; c++)
         for (size_t i = (first + c) * top; i < (first + c + 1) * top && work->logits[i] > logprobs[top - 1]; i++)
             moe_keep_best(logprobs, ids, top, work->logits[i], work->ids[i]);
     for (size_t i = 0; i < top; i++) logprobs[i] = (logprobs[i] - max) - log_sum;
 }
 
-static void moe_compute_output(const moe_run *run, const moe_tensor *t) {
+static void moe_compute_output(const moe_run *run, const moe_node *t) {
     moe_layout at = { t->work, 0, 0 };
-    moe_output_job job = { run, t, moe_output_layout(run->graph, t->cols, &at),
+    moe_output_job job = { run, t, moe_output_layout(run->graph, t, &at),
                            moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
     for (size_t i = 0; i < run->graph->threads * run->graph->rows * run->graph->top; i++)
         job.work.seen[i] = moe_from_bits(0xff800000u);
@@ -5760,281 +7169,317 @@ static void moe_compute_output(const moe_run *run, const moe_tensor *t) {
     moe_for_rows(run, t, run->frame->rows, 512 * job.work.chunks, moe_output_join);
 }
 
-/* The CPU backend: a function per op; NULL where it lacks one. */
-typedef struct moe_backend {
-    const char *name;
-    void (*compute[MOE_OP_COUNT])(const moe_run *run, const moe_tensor *t);
-} moe_backend;
+/* ==== 27. Plan and run ========================================================================================
+ * Owns the table of ops, the places of nodes in memory, and the run of a graph. Invariant: after moe_graph_plan no
+ * other node uses the place of a node's rows between the node itself and its last reader. */
 
-static const moe_backend moe_backend_cpu = {
-    .name = "cpu",
-    .compute = {
-        [MOE_OP_INPUT] = moe_compute_input,
-        [MOE_OP_EMBED] = moe_compute_embed,
-        [MOE_OP_QUANTISE] = moe_compute_quantise,
-        [MOE_OP_LINEAR] = moe_compute_linear,
-        [MOE_OP_ADD] = moe_compute_add,
-        [MOE_OP_CONCAT] = moe_compute_concat,
-        [MOE_OP_UNARY] = moe_compute_unary,
-        [MOE_OP_VIEW] = moe_compute_view,
-        [MOE_OP_GATHER] = moe_compute_gather,
-        [MOE_OP_STORE] = moe_compute_store,
-        [MOE_OP_LSTM_STEP] = moe_compute_lstm_step,
-        [MOE_OP_LSTM_LAYER] = moe_compute_lstm_layer,
-        [MOE_OP_ATTENTION] = moe_compute_attention,
-        [MOE_OP_GATE] = moe_compute_gate,
-        [MOE_OP_EXPERTS] = moe_compute_experts,
-        [MOE_OP_MIX] = moe_compute_mix,
-        [MOE_OP_OUTPUT] = moe_compute_output,
-    },
+typedef struct moe_op_row {
+    const char *name;
+    void (*scratch)(const moe_graph *g, const moe_node *t,
+                    moe_layout *at); /* carves what compute needs; NULL: nothing */
+    void (*compute)(const moe_run *run, const moe_node *t);
+} moe_op_row;
+
+static const moe_op_row moe_ops[MOE_OP_COUNT] = {
+    [MOE_OP_INPUT] = { "input", NULL, moe_compute_input },
+    [MOE_OP_EMBED] = { "embed", NULL, moe_compute_embed },
+    [MOE_OP_QUANTISE] = { "quantise", NULL, moe_compute_quantise },
+    [MOE_OP_LINEAR] = { "linear", NULL, moe_compute_linear },
+    [MOE_OP_ADD] = { "add", NULL, moe_compute_add },
+    [MOE_OP_CONCAT] = { "concat", NULL, moe_compute_concat },
+    [MOE_OP_UNARY] = { "unary", NULL, moe_compute_unary },
+    [MOE_OP_NORM] = { "norm", NULL, moe_compute_norm },
+    [MOE_OP_VIEW] = { "view", NULL, moe_compute_view },
+    [MOE_OP_GATHER] = { "gather", NULL, moe_compute_gather },
+    [MOE_OP_STORE] = { "store", NULL, moe_compute_store },
+    [MOE_OP_LSTM_STEP] = { "lstm_step", moe_lstm_step_scratch, moe_compute_lstm_step },
+    [MOE_OP_LSTM_LAYER] = { "lstm_layer", moe_lstm_layer_scratch, moe_compute_lstm_layer },
+    [MOE_OP_ATTENTION] = { "attention", moe_attention_scratch, moe_compute_attention },
+    [MOE_OP_HEADS] = { "heads", moe_heads_scratch, moe_compute_heads },
+    [MOE_OP_GATE] = { "gate", moe_gate_scratch, moe_compute_gate },
+    [MOE_OP_EXPERTS] = { "experts", moe_experts_scratch, moe_compute_experts },
+    [MOE_OP_MIX] = { "mix", NULL, moe_compute_mix },
+    [MOE_OP_OUTPUT] = { "output", moe_output_scratch, moe_compute_output },
 };
 
-static moe_status moe_backend_check(const moe_backend *backend, const moe_graph *g, moe_error *error) {
-    for (size_t i = 0; i < g->count; i++)
-        if (!backend->compute[g->nodes[i].op])
-            return moe_fail(error, MOE_ERROR_UNSUPPORTED, g->nodes[i].name,
-                            "the %s backend cannot do '%s', which %s needs", backend->name,
-                            moe_op_names[g->nodes[i].op], g->nodes[i].name);
+static size_t moe_node_bytes(const moe_graph *g, const moe_node *t) {
+    if (t->op == MOE_OP_STORE || t->op == MOE_OP_VIEW) return 0;
+    if (moe_is_codes(t)) return moe_round_up(g->rows * t->stride, 64) + moe_round_up(g->rows * sizeof(float), 64);
+    return moe_round_up(g->rows * t->stride * sizeof(float), 64);
+}
+
+/* The lowest place for `bytes` between the nodes that are alive, which are linked from the lowest on; *below, if it is
+ * wanted: the link that the place belongs to. */
+static size_t moe_find_gap(const moe_graph *g, moe_node **lowest, size_t bytes, moe_node ***below) {
+    size_t at = 0;
+    for (; *lowest && (*lowest)->offset - at < bytes; lowest = &(*lowest)->above)
+        at = (*lowest)->offset + moe_node_bytes(g, *lowest);
+    if (below) *below = lowest;
+    return at;
+}
+
+/* The last reader of every node. */
+static void moe_graph_lives(moe_graph *g) {
+    for (size_t i = 0; i < g->count; i++) {
+        moe_node *t = &g->nodes[i];
+        t->last = g->routed && t->op == MOE_OP_GATE ? g->count : i; /* the session reads selections after the run */
+        for (size_t s = 0; s < MOE_COUNT(t->src); s++) {
+            moe_node *read = t->src[s];
+            while (read && read->op == MOE_OP_VIEW) read = read->src[0];
+            if (read) read->last = moe_max(read->last, i);
+        }
+    }
+}
+
+/* Give every node its offset in the arena, and the graph its `bytes`, the size of the arena. One walk over the nodes
+ * keeps those that are alive in the order of their places. */
+static moe_status moe_graph_plan(moe_graph *g, moe_error *error) {
+    moe_node *lowest = NULL, **link;
+    if (g->overflow || g->rows > (SIZE_MAX >> 24))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "the graph is too large for this machine's memory");
+    g->bytes = 0;
+    moe_graph_lives(g);
+    for (size_t i = 0; i < g->count; i++) {
+        moe_node *t = &g->nodes[i];
+        const size_t size = moe_node_bytes(g, t);
+        moe_layout work = { NULL, 0, 0 };
+        for (link = &lowest; *link;)
+            if ((*link)->last < i) *link = (*link)->above;
+            else link = &(*link)->above;
+        if (size) {
+            t->offset = moe_find_gap(g, &lowest, size, &link);
+            t->above = *link;
+            *link = t;
+            g->bytes = moe_max(g->bytes, t->offset + size);
+        }
+        if (moe_ops[t->op].scratch && !g->on_device) moe_ops[t->op].scratch(g, t, &work);
+        if (work.overflow)
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "plan", "%s needs more scratch than can be addressed", t->name);
+        t->work_bytes = work.used;
+        if (!work.used) continue;
+        t->work_offset = moe_find_gap(g, &lowest, work.used, NULL);
+        g->bytes = moe_max(g->bytes, t->work_offset + work.used);
+    }
     return MOE_OK;
 }
 
-static void moe_trace_gate(const moe_run *run, const moe_tensor *t, moe_trace_fn trace, void *trace_user) {
-    moe_layout at = { t->work, 0, 0 };
-    const moe_gate_work work = moe_gate_layout(run->graph, t, &at);
-    char name[sizeof t->name + 16];
-    trace(trace_user, t->name, work.dense, run->frame->rows, t->cols, t->cols);
-    snprintf(name, sizeof name, "%s.probabilities", t->name);
-    trace(trace_user, name, work.probabilities, run->frame->rows, t->cols, t->cols);
+/* Give every node its address. */
+static void moe_graph_place(moe_graph *g, char *arena) {
+    for (size_t i = 0; i < g->count; i++) {
+        moe_node *t = &g->nodes[i];
+        t->data = arena + t->offset;
+        t->work = arena + t->work_offset;
+        if (t->op == MOE_OP_VIEW) t->data = (float *)t->src[0]->data + t->column;
+        if (moe_is_codes(t)) t->scales = (float *)(void *)((char *)t->data + moe_round_up(g->rows * t->stride, 64));
+    }
 }
 
-static void moe_graph_run(const moe_backend *backend, const moe_run *run, moe_trace_fn trace, void *trace_user) {
+static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
     for (size_t i = 0; i < run->graph->count; i++) {
-        const moe_tensor *t = &run->graph->nodes[i];
-        backend->compute[t->op](run, t);
-        if (!trace || t->quantised || t->op == MOE_OP_STORE) continue;
+        const moe_node *t = &run->graph->nodes[i];
+        if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 0);
+        moe_ops[t->op].compute(run, t);
+        if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 1);
+        if (!trace || moe_is_codes(t) || t->op == MOE_OP_STORE) continue;
         if (t->op == MOE_OP_GATE) moe_trace_gate(run, t, trace, trace_user);
         else trace(trace_user, t->name, t->data, run->frame->rows, t->cols, t->stride);
     }
 }
 
-/* The seam to a device (moe.h, Backends): a node in plain words. `nodes` are those of the graph, in its order. */
-static moe_node moe_describe_node(const moe_graph *g, const moe_tensor *t, const moe_node *nodes,
-                                  const int32_t *never) {
-    const moe_layer *layer = t->layer;
-    moe_node n;
-    memset(&n, 0, sizeof n);
-    n.op = t->op;
-    n.name = t->name;
-    for (size_t i = 0; i < MOE_COUNT(n.src); i++) n.src[i] = t->src[i] ? &nodes[t->src[i] - g->nodes] : NULL;
-    n.cols = t->cols;
-    n.stride = t->stride;
-    n.data = t->data;
-    n.scales = t->scales;
-    n.matrix = t->matrix;
-    n.bias = t->bias;
-    n.add = t->add;
-    n.factor = t->factor;
-    n.unary = t->unary;
-    n.state = t->state;
-    n.relu = t->relu;
-    if (layer) {
-        n.hidden = layer->hidden;
-        n.experts = layer->experts;
-        n.factor = layer->kind == MOE_LAYER_LSTM ? layer->forget_bias : layer->scale;
-        n.backward = t->backward;
-    }
-    if (t->op == MOE_OP_LSTM_STEP) {
-        n.w_r = &t->lstm->w_r;
-    } else if (t->op == MOE_OP_LSTM_LAYER) {
-        n.w_r = &t->lstm->w_r;
-        n.w_proj = layer->projected ? &t->lstm->w_proj : NULL;
-        n.last_r = t->last_r;
-        n.last_c = t->last_c;
-    } else if (t->op == MOE_OP_GATE) {
-        n.experts = t->cols;
-        n.level = t->gating->level;
-        n.k = t->gating->k;
-        n.capacity = t->capacity;
-        n.gate = t->gate;
-        n.grouped = t->grouped;
-        n.matrix = t->grouped ? &t->gating->weight : NULL;
-        n.bias = t->grouped ? t->gating->bias : NULL;
-        n.empty_zero = t->gating->empty == MOE_EMPTY_ZERO;
-        n.threshold = t->gating->threshold;
-    } else if (t->op == MOE_OP_EXPERTS) {
-        n.up = moe_matrix_view(layer->expert_type, layer->hidden, layer->out, layer->slabs);
-        n.down = moe_matrix_view(layer->expert_type, layer->out, layer->hidden, layer->slabs + layer->slab_down);
-        n.slab_stride = layer->slab_stride;
-    } else if (t->op == MOE_OP_ATTENTION) {
-        n.product = t->model->attention_product;
-        n.start_zero = t->model->start_zero && !t->model->context_current;
-        n.v = t->model->attention_v;
-        n.keys = t->memory->keys;
-        n.values = t->memory->values;
-    } else if (t->op == MOE_OP_OUTPUT) {
-        n.never = never;
-        n.n_never = t->model->never ? t->model->never->count : 0;
-        n.eos = t->model->eos;
-    }
-    return n;
+/* ==== 28. Encoder and decoder =================================================================================
+ * Owns the graphs of a model. Invariant: the layer list alone decides which nodes they have. */
+
+/* The name of a node: its layer's and its own. */
+typedef struct moe_name {
+    char text[48];
+} moe_name;
+
+static moe_name moe_name_of(const moe_layer *layer, const char *part) {
+    moe_name name;
+    snprintf(name.text, sizeof name.text, "%s.%s", layer->name, part);
+    return name;
 }
 
-static moe_device_graph moe_describe_graph(const moe_graph *g, moe_node *nodes, const int32_t *never) {
-    for (size_t i = 0; i < g->count; i++) nodes[i] = moe_describe_node(g, &g->nodes[i], nodes, never);
-    return (moe_device_graph){ nodes, g->count, g->rows, g->sentences, g->max_source, g->top };
-}
+/* Rows carried by source: keys and values of the sentences under translation, which own segments of rows. */
+typedef struct moe_memory {
+    float *keys;   /* [tokens, A] */
+    float *values; /* [tokens, width] */
+    size_t width;
+} moe_memory;
 
-/* The device that a name asks for: *out NULL for the processor, *index where there are several. *automatic: nobody
- * asked. */
-static moe_status moe_choose_device(const char *name, const moe_device_api **out, int *index, int *automatic,
-                                    moe_error *error) {
-    const moe_device_api *api = NULL;
-    const char *number;
-    char *end;
-    long n = 0;
-#ifdef MOE_CUDA
-    api = moe_cuda();
-#endif
-    *automatic = !name || !*name || strcmp(name, "auto") == 0;
-    *out = NULL;
-    *index = 0;
-    if (*automatic) {
-        *out = api;
-        return MOE_OK;
-    }
-    if (strcmp(name, "cpu") == 0) return MOE_OK;
-    if (strncmp(name, "cuda", 4) != 0 || (name[4] && name[4] != ':'))
-        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "no device is called '%s'; there are cpu, cuda and cuda:N",
-                        name);
-    if (name[4]) {
-        number = name + 5;
-        errno = 0;
-        n = strtol(number, &end, 10);
-        if (*number < '0' || *number > '9' || *end || errno || n > 4096)
-            return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "'%s' should be cuda: and a number", name);
-    }
-    if (!api)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device",
-                        "this build has no CUDA: build it with make CUDA=1, or use "
-                        "the device cpu");
-    *out = api;
-    *index = (int)n;
-    return MOE_OK;
-}
-
-/* ==== 19. Encoder and decoder =================================================================================
- * Owns the two graphs of a translation model. Invariant: only the layer list decides what is in them. */
-
-/* Logits of a gate over everything; with them those of the noise, if it is wanted. */
-static moe_tensor *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating,
-                                       moe_tensor *features, const char *part) {
-    char name[48];
-    moe_tensor *logits, *noise = NULL;
-    snprintf(name, sizeof name, "%s.%s.logits", layer->name, part);
-    logits = moe_op_linear(g, &gating->weight, features, gating->bias, NULL, name);
-    logits->relu = layer->relu_logits;
-    snprintf(name, sizeof name, "%s.%s.noise", layer->name, part);
-    if (g->noise) noise = moe_op_linear(g, &gating->noise, features, NULL, NULL, name);
-    snprintf(name, sizeof name, "%s.%s", layer->name, part);
-    return moe_op_gate(g, layer, gating, logits, noise, 0, name);
-}
-
-/* Who gets x: one gate, or one over groups and one inside them (eq 12), each over x or over the hidden units of an MLP.
- */
-static moe_tensor *moe_build_gate(moe_graph *g, const moe_layer *layer, moe_tensor *x) {
-    char name[48];
-    moe_tensor *parent;
-    if (layer->features.rows) {
-        snprintf(name, sizeof name, "%s.gate.hidden", layer->name);
-        x = moe_op_linear(g, &layer->features, x, layer->features_bias, NULL, name);
-        x->relu = 1;
-    }
-    if (!layer->groups) return moe_build_flat_gate(g, layer, &layer->gate, x, "gate");
-    parent = moe_build_flat_gate(g, layer, &layer->parent, x, "parent");
-    snprintf(name, sizeof name, "%s.gate", layer->name);
-    return moe_op_gate(g, layer, &layer->gate, x, parent, 1, name);
-}
-
-/* The MoE layer (eq 1, App. E): y = [x +] [sigmoid](sum_i G(x)_i E_i(x)). */
-static moe_tensor *moe_build_moe(moe_graph *g, const moe_layer *layer, moe_tensor *x) {
-    char name[48];
-    moe_tensor *gate = moe_build_gate(g, layer, x), *y;
-    snprintf(name, sizeof name, "%s.units", layer->name);
-    if (layer->linear) {
-        y = moe_op_linear(g, &layer->stack, x, layer->stack_bias, NULL, name);
-        y->relu = layer->relu;
-        y = moe_op_mix(g, layer, y, gate);
-    } else {
-        y = moe_op_experts(g, layer, x, gate);
-    }
-    snprintf(name, sizeof name, "%s.sigmoid", layer->name);
-    if (layer->sigmoid) y = moe_op_unary(g, MOE_UNARY_SIGMOID, y, name);
-    snprintf(name, sizeof name, "%s.output", layer->name);
-    return layer->residual ? moe_op_add(g, x, y, name) : y;
-}
-
-/* An LSTM layer over packed sentences, one or both directions. `last_r` and `last_c`: see moe_tensor. */
-static moe_tensor *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_tensor *x, float *last_r,
-                                          float *last_c) {
-    char name[48];
-    moe_tensor *y[2] = { NULL, NULL }, *out;
-    for (int d = 0; d <= layer->bidirectional; d++) {
-        snprintf(name, sizeof name, "%s.%s.input", layer->name, d ? "bwd" : "fwd");
-        y[d] = moe_op_lstm_layer(g, layer, d,
-                                 moe_op_linear(g, &layer->direction[d].w_x, x, layer->direction[d].bias, NULL, name));
-    }
-    y[layer->bidirectional]->last_r = last_r;
-    y[layer->bidirectional]->last_c = last_c;
-    snprintf(name, sizeof name, "%s.merged", layer->name);
-    out = !layer->bidirectional ? y[0]
-          : layer->merge_sum    ? moe_op_add(g, y[0], y[1], name)
-                                : moe_op_concat(g, y[0], y[1], name);
-    snprintf(name, sizeof name, "%s.output", layer->name);
-    return layer->residual ? moe_op_add(g, x, out, name) : out;
-}
-
-/* What the decoder carries from step to step, [rows, cols] each. */
+/* Rows carried by parent, [rows, cols] each: the states that the decoder hands on from step to step. */
 typedef struct moe_decoder_state {
-    float *r[MOE_MAX_LAYERS], *c[MOE_MAX_LAYERS]; /* of every LSTM layer: [rows, P], [rows, H] */
-    float *query;                                 /* [rows, query width], where the query is a layer's output */
-    float *context;                               /* [rows, memory width], where the context is carried */
+    struct {
+        float *r, *c;             /* LSTM layers: [rows, P], [rows, H] */
+        float *begin_r, *begin_c; /* the states that a slot's sentence begins with; the encoder writes them; or NULL */
+        float *heads;             /* keys and values, [rows, 2D], carried by token or, of cross attention, by source */
+    } *layers;                    /* [n_decoder] */
+    float *query;                 /* [rows, query width], where the query is a layer's output */
+    float *context;               /* [rows, memory width], where the context is carried */
 } moe_decoder_state;
 
-static void moe_build_encoder(moe_graph *g, const moe_model *m, moe_memory *memory, const moe_decoder_state *begin) {
-    moe_tensor *x = moe_op_embed(g, &m->source_embedding, m->embedding_scale, "encoder.embedding"), *keys;
+/* Logits of a gate over everything; with them those of the noise, if it is wanted. */
+static moe_node *moe_build_flat_gate(moe_graph *g, const moe_layer *layer, const moe_gating *gating, moe_node *features,
+                                     const char *part, const char *chosen) {
+    const moe_name name = moe_name_of(layer, part);
+    char of[64];
+    moe_node *logits, *noise = NULL;
+    snprintf(of, sizeof of, "%s.logits", name.text);
+    logits = moe_op_linear(g, &gating->weight, features, gating->bias, NULL, of);
+    logits->linear.relu = gating->relu;
+    snprintf(of, sizeof of, "%s.noise", name.text);
+    if (g->noise) noise = moe_op_linear(g, &gating->noise, features, NULL, NULL, of);
+    return moe_op_gate(g, gating, logits, noise, 0, chosen, name.text);
+}
+
+/* The selections for x: by one gate, or by one over groups and one inside them (eq 12). A gate reads x or the hidden
+ * units of an MLP. */
+static moe_node *moe_build_gate(moe_graph *g, const moe_layer *layer, moe_node *x) {
+    const moe_mixture_layer *m = &layer->mixture;
+    moe_node *parent;
+    if (m->units) {
+        x = moe_op_linear(g, &m->features, x, m->features_bias, NULL, moe_name_of(layer, "gate.hidden").text);
+        x->linear.relu = 1;
+    }
+    if (!m->groups) return moe_build_flat_gate(g, layer, &m->gate, x, "gate", layer->name);
+    parent = moe_build_flat_gate(g, layer, &m->parent, x, "parent", NULL);
+    return moe_op_gate(g, &m->gate, x, parent, 1, layer->name, moe_name_of(layer, "gate").text);
+}
+
+static moe_node *moe_build_residual(moe_graph *g, const moe_layer *layer, moe_node *x, moe_node *y) {
+    return layer->residual ? moe_op_add(g, x, y, moe_name_of(layer, "output").text) : y;
+}
+
+static moe_node *moe_build_norm(moe_graph *g, const moe_layer *layer, moe_node *x) {
+    return moe_op_norm(g, &layer->norm, x, moe_name_of(layer, "norm").text);
+}
+
+/* The MoE layer (eq 1, App. E) without norm and residual: y = [sigmoid](sum_i G(x)_i E_i(x)). */
+static moe_node *moe_build_mixture(moe_graph *g, const moe_layer *layer, moe_node *x) {
+    const moe_mixture_layer *m = &layer->mixture;
+    const moe_name name = moe_name_of(layer, "experts");
+    moe_node *gate = moe_build_gate(g, layer, x), *y;
+    if (m->linear) {
+        y = moe_op_linear(g, &m->stack, x, m->stack_bias, NULL, moe_name_of(layer, "units").text);
+        y->linear.relu = !m->no_relu;
+        y = moe_op_mix(g, layer->hidden, m->experts.scale, y, gate, name.text);
+    } else {
+        y = moe_op_experts(g, &m->experts, x, gate, name.text);
+    }
+    return m->sigmoid ? moe_op_unary(g, MOE_UNARY_SIGMOID, y, moe_name_of(layer, "sigmoid").text) : y;
+}
+
+static moe_node *moe_build_ffn(moe_graph *g, const moe_layer *layer, moe_node *x) {
+    const moe_ffn_layer *f = &layer->ffn;
+    moe_node *units = moe_op_linear(g, &f->up, x, f->up_bias, NULL, moe_name_of(layer, "units").text);
+    units->linear.relu = f->activation == MOE_FFN_RELU;
+    if (f->activation != MOE_FFN_RELU)
+        units = moe_op_unary(g, f->activation == MOE_FFN_GELU ? MOE_UNARY_GELU : MOE_UNARY_SWISH, units,
+                             moe_name_of(layer, "activation").text);
+    return moe_op_linear(g, &f->down, units, f->down_bias, NULL, moe_name_of(layer, "down").text);
+}
+
+/* Attention of several heads. `rows`: of a decoder, its carried keys and values. */
+static moe_node *moe_build_heads(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
+    const moe_heads_layer *h = &layer->heads;
+    const int within = layer->kind == MOE_LAYER_SELF, carried = within && layer->name[0] == 'd';
+    moe_node *q = moe_op_linear(g, &h->q, x, h->q_bias, NULL, moe_name_of(layer, within ? "qkv" : "q").text);
+    if (carried)
+        moe_op_store(g, moe_op_view(g, q, layer->in, 2 * layer->in, moe_name_of(layer, "kv").text), MOE_BY_TOKEN, rows,
+                     moe_name_of(layer, "carried").text);
+    q = moe_op_heads(g, h->heads, within, carried || !within ? rows : NULL, q, layer->in,
+                     moe_name_of(layer, "heads").text);
+    return moe_op_linear(g, &h->out, q, h->out_bias, NULL, moe_name_of(layer, "out").text);
+}
+
+/* A layer that is neither an LSTM nor GNMT's attention, with its norm and its residual. */
+static moe_node *moe_build_layer(moe_graph *g, const moe_layer *layer, moe_node *x, float *rows) {
+    moe_node *in = layer->norm_place == MOE_NORM_BEFORE ? moe_build_norm(g, layer, x) : x, *y = in;
+    if (layer->kind == MOE_LAYER_NORM) return y;
+    if (layer->kind == MOE_LAYER_MOE) y = moe_build_mixture(g, layer, in);
+    else if (layer->kind == MOE_LAYER_FFN) y = moe_build_ffn(g, layer, in);
+    else y = moe_build_heads(g, layer, in, rows);
+    y = moe_build_residual(g, layer, x, y);
+    return layer->norm_place == MOE_NORM_AFTER ? moe_build_norm(g, layer, y) : y;
+}
+
+/* An LSTM layer over packed sentences, in one direction or both. The states after the last token go to where the
+ * decoder begins. */
+static moe_node *moe_build_encoder_lstm(moe_graph *g, const moe_layer *layer, moe_node *x, float *last_r,
+                                        float *last_c) {
+    const moe_lstm_layer *l = &layer->lstm;
+    moe_node *y[2] = { NULL, NULL }, *out;
+    for (int d = 0; d <= l->bidirectional; d++) {
+        const int last = d == l->bidirectional;
+        const moe_cell *cell = &l->cell[d];
+        y[d] =
+            moe_op_linear(g, &cell->w_x, x, cell->bias, NULL, moe_name_of(layer, d ? "bwd.input" : "fwd.input").text);
+        y[d] = moe_op_lstm_layer(g, cell, d, y[d], last ? last_r : NULL, last ? last_c : NULL,
+                                 moe_name_of(layer, d ? "bwd" : "fwd").text);
+    }
+    out = !l->bidirectional ? y[0]
+          : l->merge_sum    ? moe_op_add(g, y[0], y[1], moe_name_of(layer, "merged").text)
+                            : moe_op_concat(g, y[0], y[1], moe_name_of(layer, "merged").text);
+    return moe_build_residual(g, layer, x, out);
+}
+
+static moe_node *moe_build_embedding(moe_graph *g, const moe_model *m, const moe_matrix *table, const char *name) {
+    moe_node *x = moe_op_embed(g, table, m->embedding_scale, name);
+    if (m->positions.rows) x->embed.positions = &m->positions;
+    return x;
+}
+
+static void moe_build_encoder(moe_graph *g, const moe_model *m, moe_memory *memory, const moe_decoder_state *s) {
+    moe_node *x = moe_build_embedding(g, m, &m->source_embedding, "encoder.embedding"), *keys;
     for (size_t i = 0; i < m->n_encoder; i++) {
         const moe_layer *layer = &m->encoder[i];
-        x = layer->kind == MOE_LAYER_MOE
-                ? moe_build_moe(g, layer, x)
-                : moe_build_encoder_lstm(g, layer, x, begin->r[layer->begins], begin->c[layer->begins]);
+        x = layer->kind == MOE_LAYER_LSTM ? moe_build_encoder_lstm(g, layer, x, s->layers[layer->lstm.begins].begin_r,
+                                                                   s->layers[layer->lstm.begins].begin_c)
+                                          : moe_build_layer(g, layer, x, NULL);
     }
-    moe_op_store(g, x, memory->values, "encoder.values");
-    keys = moe_op_linear(g, &m->w_key, x, NULL, NULL, "encoder.keys");
-    if (m->attention_product) keys = moe_op_unary(g, MOE_UNARY_TANH, keys, "encoder.tanh_keys");
-    moe_op_store(g, keys, memory->keys, "encoder.stored_keys");
+    for (size_t i = 0; i < m->n_decoder; i++) {
+        const moe_layer *layer = &m->decoder[i];
+        if (layer->kind != MOE_LAYER_CROSS) continue;
+        keys = moe_op_linear(g, &layer->heads.kv, x, layer->heads.kv_bias, NULL, moe_name_of(layer, "kv").text);
+        moe_op_store(g, keys, MOE_BY_SOURCE, s->layers[i].heads, moe_name_of(layer, "stored_kv").text);
+    }
+    if (!m->attention) return;
+    moe_op_store(g, x, MOE_BY_SOURCE, memory->values, "encoder.values");
+    keys = moe_op_linear(g, &m->attention->attention.w_key, x, NULL, NULL, "encoder.keys");
+    if (m->attention->attention.product) keys = moe_op_unary(g, MOE_UNARY_TANH, keys, "encoder.tanh_keys");
+    moe_op_store(g, keys, MOE_BY_SOURCE, memory->keys, "encoder.stored_keys");
 }
 
 static int moe_reads_previous(const moe_model *m) {
     for (size_t i = 0; i < m->n_decoder; i++)
-        if (m->decoder[i].context == MOE_CONTEXT_PREVIOUS) return 1;
+        if (m->decoder[i].kind == MOE_LAYER_LSTM && m->decoder[i].lstm.context == MOE_CONTEXT_PREVIOUS) return 1;
     return 0;
 }
 
-/* `begin` are the states that a sentence in slot n begins with, as row rows + n of `s`, which the encoder writes; query
- * and context begin with zeros. NULL throughout where everything does. */
+static int moe_carries_query(const moe_model *m) {
+    return m->attention && m->attention->attention.query_output && !m->context_current;
+}
+
+/* The states that a sentence in slot n begins with are row rows + n, where the encoder writes any; query and context
+ * begin with zeros. `s->layers` is there. */
 static void moe_decoder_state_layout(const moe_model *m, size_t rows, size_t slots, moe_decoder_state *s,
-                                     moe_decoder_state *begin, moe_layout *at) {
+                                     moe_layout *at) {
     const size_t used = rows;
     if (m->decoder_from_encoder) rows += slots;
-    for (size_t i = 0; i < m->n_decoder; i++)
-        if (m->decoder[i].kind == MOE_LAYER_LSTM) {
-            s->r[i] = moe_carve(at, rows * m->decoder[i].state, sizeof(float));
-            s->c[i] = moe_carve(at, rows * m->decoder[i].hidden, sizeof(float));
-            if (!m->decoder_from_encoder || !s->r[i]) continue; /* or only measured */
-            begin->r[i] = s->r[i] + used * m->decoder[i].state;
-            begin->c[i] = s->c[i] + used * m->decoder[i].hidden;
-        }
-    if (m->query_output && !m->context_current) s->query = moe_carve(at, rows * m->query_width, sizeof(float));
+    for (size_t i = 0; i < m->n_decoder; i++) {
+        const moe_layer *layer = &m->decoder[i];
+        float *r, *c;
+        if (layer->kind != MOE_LAYER_LSTM) continue;
+        r = moe_carve(at, rows * moe_lstm_state(layer), sizeof *r);
+        c = moe_carve(at, rows * layer->hidden, sizeof *c);
+        if (!at->base) continue; /* only measured */
+        s->layers[i].r = r;
+        s->layers[i].c = c;
+        if (!m->decoder_from_encoder) continue;
+        s->layers[i].begin_r = r + used * moe_lstm_state(layer);
+        s->layers[i].begin_c = c + used * layer->hidden;
+    }
+    if (moe_carries_query(m)) s->query = moe_carve(at, rows * m->query_width, sizeof(float));
     if (m->context_current && moe_reads_previous(m)) s->context = moe_carve(at, rows * m->memory_width, sizeof(float));
 }
 
@@ -6045,87 +7490,99 @@ static void moe_decoder_state_begin(const moe_model *m, size_t rows, size_t slot
     if (s->context) memset(s->context + rows * m->memory_width, 0, slots * m->memory_width * sizeof(float));
 }
 
-static moe_tensor *moe_build_attention(moe_graph *g, const moe_model *m, moe_memory *memory, moe_tensor *query) {
-    query = moe_op_linear(g, &m->w_query, query, m->attention_bias, NULL, "decoder.query");
-    if (m->attention_product) query = moe_op_unary(g, MOE_UNARY_TANH, query, "decoder.tanh_query");
-    return moe_op_attention(g, m, memory, query);
+static moe_node *moe_build_attention(moe_graph *g, const moe_model *m, const moe_memory *memory, moe_node *query) {
+    const moe_attention_layer *a = &m->attention->attention;
+    const moe_attention_op op = { a->product, a->start_zero && !m->context_current, a->v, memory->keys,
+                                  memory->values };
+    query = moe_op_linear(g, &a->w_query, query, a->bias, NULL, "decoder.query");
+    if (a->product) query = moe_op_unary(g, MOE_UNARY_TANH, query, "decoder.tanh_query");
+    return moe_op_attention(g, &op, query, memory->width, "decoder.context");
 }
 
-/* One step for every live hypothesis. All states are gathered first and stored last, so no second buffer is needed.
+/* Nodes that a step of the decoder hands from layer to layer. */
+typedef struct moe_decoder_step {
+    moe_node *previous, *current; /* contexts */
+    struct {
+        moe_node *r, *c;
+    } gathered[MOE_MAX_LAYERS];
+} moe_decoder_step;
+
+/* Rows carried by parent are gathered first and stored last.
  *
  * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, that is done
  * at the start of the step from the carried query; else the context is made right after the attention's layer, and
  * carried where a layer reads the previous one. */
-static void moe_build_decoder(moe_graph *g, const moe_model *m, moe_memory *memory, moe_decoder_state *s) {
-    moe_tensor *r[MOE_MAX_LAYERS] = { NULL }, *c[MOE_MAX_LAYERS] = { NULL }, *previous = NULL, *current = NULL;
-    moe_tensor *x = moe_op_embed(g, &m->target_embedding, m->embedding_scale, "decoder.embedding");
-    const int reads_previous = moe_reads_previous(m);
-    char name[48];
-    for (size_t i = 0; i < m->n_decoder; i++)
-        if (m->decoder[i].kind == MOE_LAYER_LSTM) {
-            snprintf(name, sizeof name, "%s.r", m->decoder[i].name);
-            r[i] = moe_op_gather(g, s->r[i], m->decoder[i].state, name);
-            snprintf(name, sizeof name, "%s.c", m->decoder[i].name);
-            c[i] = moe_op_gather(g, s->c[i], m->decoder[i].hidden, name);
-        }
-    if (m->context_current) {
-        if (reads_previous) previous = moe_op_gather(g, s->context, m->memory_width, "decoder.previous");
-    } else if (m->kind == MOE_MODEL_TRANSLATION) {
-        moe_tensor *query =
-            m->query_output ? moe_op_gather(g, s->query, m->query_width, "decoder.carried") : r[m->attention_layer];
-        previous = moe_build_attention(g, m, memory, query);
-    }
+static void moe_build_gathers(moe_graph *g, const moe_model *m, const moe_memory *memory, const moe_decoder_state *s,
+                              moe_decoder_step *step) {
     for (size_t i = 0; i < m->n_decoder; i++) {
         const moe_layer *layer = &m->decoder[i];
-        moe_tensor *in = x;
-        if (layer->kind == MOE_LAYER_MOE) {
-            x = moe_build_moe(g, layer, x);
+        if (layer->kind != MOE_LAYER_LSTM) continue;
+        step->gathered[i].r = moe_op_gather(g, s->layers[i].r, moe_lstm_state(layer), moe_name_of(layer, "r").text);
+        step->gathered[i].c = moe_op_gather(g, s->layers[i].c, layer->hidden, moe_name_of(layer, "c").text);
+    }
+    if (m->context_current) {
+        if (moe_reads_previous(m)) step->previous = moe_op_gather(g, s->context, m->memory_width, "decoder.previous");
+    } else if (m->attention) {
+        moe_node *query = moe_carries_query(m) ? moe_op_gather(g, s->query, m->query_width, "decoder.carried")
+                                               : step->gathered[m->attention->attention.layer].r;
+        step->previous = moe_build_attention(g, m, memory, query);
+    }
+}
+
+/* A step of LSTM layer i; *r is its new state. */
+static moe_node *moe_build_decoder_lstm(moe_graph *g, const moe_layer *layer, const moe_decoder_state *s, size_t i,
+                                        const moe_decoder_step *step, moe_node *x, moe_node **r) {
+    const moe_cell *cell = &layer->lstm.cell[0];
+    moe_node *in = x, *c;
+    if (layer->lstm.context != MOE_CONTEXT_NONE)
+        in = moe_op_concat(g, x, layer->lstm.context == MOE_CONTEXT_PREVIOUS ? step->previous : step->current,
+                           moe_name_of(layer, "input").text);
+    in = moe_op_lstm_step(g, cell, in, step->gathered[i].r, step->gathered[i].c, moe_name_of(layer, "cell").text);
+    c = moe_op_view(g, in, layer->hidden, layer->hidden, moe_name_of(layer, "c_next").text);
+    *r = moe_op_view(g, in, 0, layer->hidden, moe_name_of(layer, "h").text);
+    if (layer->lstm.proj) *r = moe_op_linear(g, &cell->w_proj, *r, NULL, NULL, moe_name_of(layer, "r_next").text);
+    moe_op_store(g, *r, MOE_BY_PARENT, s->layers[i].r, moe_name_of(layer, "r_next").text);
+    moe_op_store(g, c, MOE_BY_PARENT, s->layers[i].c, layer->name);
+    return moe_build_residual(g, layer, x, *r);
+}
+
+/* One step for every live hypothesis. */
+static void moe_build_decoder(moe_graph *g, const moe_model *m, const moe_memory *memory, const moe_decoder_state *s) {
+    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
+    const size_t attends = m->attention ? m->attention->attention.layer : SIZE_MAX;
+    moe_node *x = moe_build_embedding(g, m, &m->target_embedding, "decoder.embedding"), *r;
+    moe_decoder_step step;
+    memset(&step, 0, sizeof step);
+    moe_build_gathers(g, m, memory, s, &step);
+    for (size_t i = 0; i < m->n_decoder; i++) {
+        const moe_layer *layer = &m->decoder[i];
+        if (layer->kind != MOE_LAYER_LSTM) {
+            x = moe_build_layer(g, layer, x, s->layers[i].heads);
             continue;
         }
-        snprintf(name, sizeof name, "%s.input", layer->name);
-        if (layer->context != MOE_CONTEXT_NONE)
-            in = moe_op_concat(g, x, layer->context == MOE_CONTEXT_PREVIOUS ? previous : current, name);
-        in = moe_op_lstm_step(g, layer, in, r[i], c[i]);
-        snprintf(name, sizeof name, "%s.c_next", layer->name);
-        c[i] = moe_op_view(g, in, layer->hidden, layer->hidden, name);
-        snprintf(name, sizeof name, "%s.h", layer->name);
-        r[i] = moe_op_view(g, in, 0, layer->hidden, name);
-        snprintf(name, sizeof name, "%s.r_next", layer->name);
-        if (layer->projected) r[i] = moe_op_linear(g, &layer->direction[0].w_proj, r[i], NULL, NULL, name);
-        moe_op_store(g, r[i], s->r[i], name);
-        moe_op_store(g, c[i], s->c[i], layer->name);
-        snprintf(name, sizeof name, "%s.output", layer->name);
-        x = layer->residual ? moe_op_add(g, x, r[i], name) : r[i];
-        if (i != m->attention_layer) continue;
+        x = moe_build_decoder_lstm(g, layer, s, i, &step, x, &r);
+        if (i != attends) continue;
         if (m->context_current) {
-            current = moe_build_attention(g, m, memory, m->query_output ? x : r[i]);
-            if (reads_previous) moe_op_store(g, current, s->context, "decoder.carried");
-        } else if (m->query_output) {
-            moe_op_store(g, x, s->query, "decoder.query_next");
+            step.current = moe_build_attention(g, m, memory, m->attention->attention.query_output ? x : r);
+            if (moe_reads_previous(m)) moe_op_store(g, step.current, MOE_BY_PARENT, s->context, "decoder.carried");
+        } else if (moe_carries_query(m)) {
+            moe_op_store(g, x, MOE_BY_PARENT, s->query, "decoder.query_next");
         }
     }
-    moe_op_output(g, m, x);
+    moe_op_output(g, &output, x);
 }
 
 static void moe_build_classifier(moe_graph *g, const moe_model *m) {
-    moe_tensor *x = moe_op_input(g, m->width, "network.input");
-    for (size_t i = 0; i < m->n_decoder; i++) x = moe_build_moe(g, &m->decoder[i], x);
-    moe_op_output(g, m, x);
+    const moe_output_op output = { &m->output, m->output_bias, m->never, m->n_never, m->n_suppressed, m->eos };
+    moe_node *x = moe_op_input(g, m->width, "network.input");
+    for (size_t i = 0; i < m->n_decoder; i++) x = moe_build_layer(g, &m->decoder[i], x, NULL);
+    moe_op_output(g, &output, x);
 }
 
-/* ==== 20. Beam search =========================================================================================
- * Owns the hypotheses of one sentence. The code is the last section of moe.h, so that a device compiles the same; it
- * says how the search goes. Invariant: what happens here depends on the sentence's own rows only, so that any batch
- * gives the same result, and nothing is allocated or looked up but what the slot points to, so that it runs anywhere.
- */
-
-#define MOE_SEARCH static inline
-#include "moe.h"
-
-/* ==== 21. Reranking ===========================================================================================
- * Owns the translations that are to be reranked and wait for the log-probability of their source given each hypothesis.
- * Invariant: the outcome depends on the sentence alone; what is waited for is asked for before anything new is begun,
- * so that places for twice the sentences of a batch are always enough. */
+/* ==== 29. Reranking ===========================================================================================
+ * Owns the translations that wait to be reranked: each needs the log-probability of its source given each hypothesis. A
+ * question asks the model for one of these. Invariant: the outcome depends on the sentence alone. Questions are asked
+ * before new sentences begin, so that places for twice the sentences of a batch are always enough. */
 
 typedef struct moe_waiting {
     void *user; /* the request's */
@@ -6133,16 +7590,16 @@ typedef struct moe_waiting {
     uint64_t arrival;   /* 0: the sentence is still being translated */
     int32_t source_tag; /* -1: to be found out */
     size_t n, n_source;
-    size_t asked, answered;     /* of the questions of the round: which language, then hypotheses, best first */
+    size_t asked, answered;     /* questions of this round: first which language, then the hypotheses, best first */
     size_t language;            /* the most probable so far */
     float best;                 /* score of a reranked hypothesis so far */
     int32_t *source;            /* [n_source] without tag and end */
     moe_hypothesis *hypotheses; /* [n] */
-    int32_t *ids;               /* [beam, max_target] what they point to */
+    int32_t *ids;               /* [beam, max_target] ids of the hypotheses */
     float *logprobs;            /* [beam, max_target + 1] */
 } moe_waiting;
 
-/* What a slot works for. */
+/* The purpose of a slot's work. */
 typedef struct moe_ticket {
     moe_waiting *waiting; /* NULL: something that is not reranked */
     size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
@@ -6156,14 +7613,6 @@ typedef struct moe_reranker {
     moe_waiting *waiting; /* [n] */
     uint64_t arrivals;
 } moe_reranker;
-
-static size_t moe_source_extra(const moe_model *m) { return (size_t)(m->source_tag + m->source_bos + m->source_eos); }
-
-static int moe_is_never(const moe_model *m, int32_t id) {
-    for (size_t i = 0; m->never && i < m->never->count; i++)
-        if (moe_meta_int(m->never, i) == id) return 1;
-    return 0;
-}
 
 static void moe_reranker_layout(moe_reranker *r, moe_layout *at) {
     r->waiting = moe_carve(at, r->n, sizeof *r->waiting);
@@ -6200,7 +7649,7 @@ static moe_waiting *moe_rerank_begin(moe_reranker *r, const moe_request *q) {
     return w;
 }
 
-/* Keep the hypotheses of a translation. 0: one cannot be a source, so they stay as they are. */
+/* Keep the hypotheses of a translation. 0: one of them cannot be a source, so the sentence is not reranked. */
 static int moe_rerank_keep(moe_reranker *r, moe_waiting *w, const moe_result *found) {
     const moe_hypothesis *hypotheses = found->hypotheses;
     const size_t n = found->n_hypotheses;
@@ -6222,8 +7671,8 @@ static int moe_rerank_keep(moe_reranker *r, moe_waiting *w, const moe_result *fo
     return 1;
 }
 
-/* Questions of this round: the source in every language given the best hypothesis, or in its language given each that
- * can still win. Scores only fall, so those that are below the best reranked one cannot. */
+/* How many questions this round has: the source in every language given the best hypothesis; or, in its language, given
+ * each hypothesis that can still win. Scores only fall, so hypotheses below the best reranked one cannot win. */
 static size_t moe_rerank_questions(const moe_reranker *r, const moe_waiting *w) {
     size_t n = 1;
     if (w->source_tag < 0) return r->model->tags->count;
@@ -6242,7 +7691,7 @@ static size_t moe_rerank_due(const moe_reranker *r) {
     return n;
 }
 
-/* The next of the questions that are due, of what has waited longest. */
+/* The next question, of the sentence that has waited longest. */
 static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) {
     moe_waiting *w = NULL;
     for (size_t i = 0; i < r->n; i++) {
@@ -6251,7 +7700,7 @@ static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) 
         if (!w || at->arrival < w->arrival) w = at;
     }
     *ticket = (moe_ticket){ w, w->asked++ };
-    memset(q, 0, sizeof *q);
+    *q = (moe_request){ .force = -1 };
     q->source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].ids;
     q->n_source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].n_ids;
     q->target = w->source;
@@ -6259,7 +7708,7 @@ static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) 
     q->target_tag = w->source_tag < 0 ? (int32_t)moe_meta_int(r->model->tags, ticket->question) : w->source_tag;
 }
 
-/* Finished before cut, then by score, of equal ones the first of the search. */
+/* Sort: finished before cut, then by score; of equal ones, the search's first comes first. */
 static void moe_rerank_sort(moe_waiting *w) {
     for (size_t i = 1; i < w->n; i++) {
         const moe_hypothesis h = w->hypotheses[i];
@@ -6302,10 +7751,55 @@ static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const m
     return 1;
 }
 
-/* ==== 22. Sessions ============================================================================================
- * Owns a session's one block of memory, the queue of requests and the loop. Invariant: rows of a step are the live
- * hypotheses of the active slots in slot order; a finished sentence's slot and memory are free for the next request at
- * once. */
+/* ==== 30. Sessions: making ====================================================================================
+ * Owns a session's one block of memory. Three words: settle the choices that parameters make, measure the memory that
+ * they need, build the session. Invariant: the same code measures and builds. */
+
+/* The device that a name asks for. *out: NULL for the processor. *index: which one where there are several.
+ * *automatic: 1 if nobody asked for a device. */
+static moe_status moe_choose_device(const char *name, const moe_device_api **out, int *index, int *automatic,
+                                    moe_error *error) {
+    const moe_device_api *api = NULL;
+    const char *number;
+    char *end;
+    long n = 0;
+#ifdef MOE_CUDA
+    api = moe_cuda();
+#endif
+    *automatic = !name || !*name || strcmp(name, "auto") == 0;
+    *out = NULL;
+    *index = 0;
+    if (*automatic) {
+        *out = api;
+        return MOE_OK;
+    }
+    if (strcmp(name, "cpu") == 0) return MOE_OK;
+    if (strncmp(name, "cuda", 4) != 0 || (name[4] && name[4] != ':'))
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "no device is called '%s'; there are cpu, cuda and cuda:N",
+                        name);
+    if (name[4]) {
+        number = name + 5;
+        errno = 0;
+        n = strtol(number, &end, 10);
+        if (*number < '0' || *number > '9' || *end || errno || n > 4096)
+            return moe_fail(error, MOE_ERROR_ARGUMENT, "device", "'%s' should be cuda: and a number", name);
+    }
+    if (!api)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "device",
+                        "this build has no CUDA: build it with make CUDA=1, or use "
+                        "the device cpu");
+    *out = api;
+    *index = (int)n;
+    return MOE_OK;
+}
+
+/* Rows that active slots hold, each slot a piece without gaps. */
+typedef struct moe_extents {
+    size_t capacity;        /* rows in all */
+    size_t n;               /* slots that hold some */
+    size_t *slots;          /* [n] in the order of their pieces */
+    size_t *begin, *length; /* [slots of the session] */
+} moe_extents;
 
 struct moe_session {
     const moe_model *model;
@@ -6313,37 +7807,37 @@ struct moe_session {
     moe_session_params params;
     moe_search search;
     const moe_kernels *kernels;
-    const moe_backend *backend;
     const moe_device_api *api; /* of the device that runs the graphs; NULL: the processor does */
     moe_device *device;
     int device_index, device_automatic;
-    moe_node *nodes; /* of both graphs, for the device */
-    int32_t *never;
     moe_pool *pool;
     char *block; /* everything below lies in it */
     size_t block_bytes;
-    moe_graph encoder, decoder;
+    moe_graph graphs[MOE_GRAPHS];
     char *arena; /* of both graphs: they never run at the same time */
     moe_memory memory;
-    moe_decoder_state state, begin;
+    moe_decoder_state state;
+    atomic_int cancelled; /* by moe_session_cancel; until a call has heard of it */
     size_t rows, encode_tokens;
     size_t n_slots;      /* batch, and with reranking those of questions */
     moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
     moe_ticket *tickets; /* [n_slots] */
     moe_reranker reranker;
-    size_t *by_segment; /* [n_active] active slots as their segments follow each other */
-    size_t n_active;
+    moe_extents by_source; /* the rows of active slots that are carried so */
+    size_t token_rows;     /* carried by token, of a slot: for its longest translations; 0: none are */
     /* the group of sentences that is being encoded */
     int32_t *staged;                                              /* [encode_tokens] their ids, one behind the other */
     size_t *staged_slot, *staged_first, *staged_order, *sentence; /* [n_slots] */
     int32_t *packed;                                              /* [encode_tokens] */
     size_t *destination;                                          /* [encode_tokens] */
     size_t *live, *first;                                         /* [max_source] */
-    /* the frame of a decoder step; on a device only what a classifier needs of it */
+    /* the frame of a decoder step; on a device, only the part that a classifier needs */
     int32_t *ids, *parents, *want, *top_ids;
     size_t *segment, *length;
-    uint64_t *keys; /* [most rows of either graph], NULL without noise */
-    char *hold;     /* NULL unless translations have a least length */
+    int32_t *positions; /* [most rows of either graph] */
+    int32_t *chain;     /* [rows, max_target], NULL where nothing is carried by token */
+    uint64_t *keys;     /* [most rows of either graph], NULL without noise */
+    char *hold;         /* NULL unless translations have a least length */
     float *want_logprob, *top_logprobs, *attention, *coverage, *coverage_next;
     moe_live *next;
     /* results */
@@ -6353,9 +7847,7 @@ struct moe_session {
     moe_stats stats;
 };
 
-const char *moe_rules_name(moe_rules rules) {
-    return (unsigned)rules <= MOE_RULES_MLPERF ? moe_rules_names[rules] : "?";
-}
+const char *moe_rules_name(moe_rules rules) { return (unsigned)rules <= MOE_RULES_HF ? moe_rules_names[rules] : "?"; }
 
 int moe_session_params_preset(moe_session_params *p, const char *name) {
     static const struct {
@@ -6367,13 +7859,14 @@ int moe_session_params_preset(moe_session_params *p, const char *name) {
         [MOE_RULES_NVIDIA] = { 5, 0.6f, 0.1f, 0, 0, 79 }, /* 80 with begin */
         [MOE_RULES_TF] = { 10, 1, 0, 0, 2, 0 },
         [MOE_RULES_MLPERF] = { 10, 1, 0, 0, 2, 0 },
+        [MOE_RULES_HF] = { 4, 1, 0, 0, 0, 200 },
     };
     for (size_t i = 0; name && i < MOE_COUNT(presets); i++) {
         if (strcmp(name, moe_rules_names[i]) != 0) continue;
         p->rules = (moe_rules)i;
         p->beam = presets[i].beam;
         p->length_penalty = presets[i].alpha;
-        p->length_constant = 5;
+        p->length_constant = i == MOE_RULES_HF ? 0 : 5;
         p->coverage_penalty = presets[i].beta;
         p->prune = presets[i].prune;
         p->rerank = 0;
@@ -6392,11 +7885,12 @@ static double moe_meta_number(const moe_model *m, const char *key, double low, d
 
 /* Whether the model translates back as well. */
 static int moe_can_rerank(const moe_model *m) {
-    return m->kind == MOE_MODEL_TRANSLATION && m->source_tag && moe_model_language_count(m) > 1;
+    return m->attention && m->source_tag && moe_model_language_count(m) > 1;
 }
 
 moe_session_params moe_session_params_default(const moe_model *m) {
     moe_session_params p;
+    int longest;
     memset(&p, 0, sizeof p);
     p.batch = 32;
     p.max_source = (int)moe_meta_number(m, "limit.source", 2, 1 << 16, 512);
@@ -6413,6 +7907,12 @@ moe_session_params moe_session_params_default(const moe_model *m) {
     p.max_len_factor = (float)moe_meta_number(m, "decode.max_len_factor", 0, 1e6, 2);
     p.max_len_offset = (int)moe_meta_number(m, "decode.max_len_offset", 0, 1 << 16, 10);
     p.rules = m->rules;
+    p.early_stopping = (int)moe_meta_number(m, "decode.early_stopping", 0, 1, 0);
+    longest = (int)moe_meta_number(m, "decode.max_new", 1, 1 << 16, 0);
+    if (!longest) return p;
+    p.max_target = longest < p.max_target ? longest : p.max_target;
+    p.max_len_factor = 0;
+    p.max_len_offset = longest;
     return p;
 }
 
@@ -6435,8 +7935,8 @@ static moe_status moe_check_gating(const moe_model *m, const char *name, int *ga
         return moe_fail(error, MOE_ERROR_ARGUMENT, "gating",
                         "no gate is called '%s'; there are softmax, topk, threshold and batchwise", name);
     for (size_t i = 0; (layer = moe_find_mixture(m, i)); i++)
-        for (int parent = 0; parent <= (layer->groups > 0); parent++) {
-            const moe_gating *g = parent ? &layer->parent : &layer->gate;
+        for (int parent = 0; parent <= (layer->mixture.groups > 0); parent++) {
+            const moe_gating *g = parent ? &layer->mixture.parent : &layer->mixture.gate;
             if (kind == MOE_GATE_THRESHOLD && !g->threshold)
                 return moe_fail(error, MOE_ERROR_UNSUPPORTED, "gating",
                                 "%s has no thresholds; moe-calibrate can find some", layer->name);
@@ -6479,7 +7979,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
                         "translate back");
     MOE_TRY(moe_check_real("max_len_factor", (double)p->max_len_factor, 1e6, error));
     MOE_TRY(moe_check_int("max_len_offset", p->max_len_offset, 0, 1 << 20, error));
-    MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULES_MLPERF, error));
+    MOE_TRY(moe_check_int("rules", (int)p->rules, 0, MOE_RULES_HF, error));
     if (p->rules != MOE_RULES_PAPER && p->prune != 0.0f)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "prune", "the %s rules know no pruning: prune must be 0",
                         moe_rules_name(p->rules));
@@ -6489,6 +7989,13 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (p->rules != MOE_RULES_PAPER && p->rerank != 0.0f)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "rerank", "the %s rules know no reranking: rerank must be 0",
                         moe_rules_name(p->rules));
+    if (m->transformer && (p->attention || p->coverage_penalty != 0.0f))
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
+                        "a Transformer has many attentions: none of them can be shown or penalised");
+    if (m->positions.rows && moe_max((size_t)p->max_source, (size_t)p->max_target) > m->positions.rows)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "max_source",
+                        "max_source and max_target can be %zu at most: the model's positions end there",
+                        m->positions.rows);
     if (m->kind != MOE_MODEL_TRANSLATION) {
         if (p->attention)
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "attention",
@@ -6507,63 +8014,45 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
 /* More nodes than either graph of a model can have. */
 static size_t moe_session_nodes(const moe_model *m) { return 64 + 24 * (m->n_encoder + m->n_decoder); }
 
-/* Carve everything but the arena; with at->base NULL this only measures. What the graphs carry from run to run comes
- * from `states`, which is device memory on a device and else `at` itself. */
-static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *states) {
+static void moe_extents_layout(moe_extents *e, size_t slots, moe_layout *at) {
+    e->slots = moe_carve(at, slots, sizeof *e->slots);
+    e->begin = moe_carve(at, slots, sizeof *e->begin);
+    e->length = moe_carve(at, slots, sizeof *e->length);
+}
+
+/* Carve the carried rows of the graphs; with a device, out of its memory. */
+static void moe_carried_layout(moe_session *s, moe_layout *at) {
     const moe_model *m = s->model;
-    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest,
-                 slots = s->n_slots;
+    if (m->attention)
+        s->memory.keys = moe_carve(at, s->by_source.capacity * m->attention->attention.size, sizeof(float));
+    if (m->attention) s->memory.values = moe_carve(at, s->by_source.capacity * s->memory.width, sizeof(float));
+    moe_decoder_state_layout(m, s->rows, s->n_slots, &s->state, at);
+    for (size_t i = 0; i < m->n_decoder; i++) {
+        const moe_layer *layer = &m->decoder[i];
+        const size_t rows = layer->kind == MOE_LAYER_SELF    ? s->token_rows * s->n_slots
+                            : layer->kind == MOE_LAYER_CROSS ? s->by_source.capacity
+                                                             : 0;
+        float *heads = moe_carve(at, rows, 2 * layer->in * sizeof *heads);
+        if (at->base && rows) s->state.layers[i].heads = heads;
+    }
+}
+
+/* Carve the arguments and results of a decoder step beside the graph's nodes, and the results of sentences. */
+static void moe_frame_layout(moe_session *s, moe_layout *at) {
     const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
-    const size_t nodes = moe_session_nodes(m);
+    const size_t beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest;
     const int here = !s->api; /* this is where hypotheses are searched */
-    s->pool = moe_carve(at, 1, sizeof *s->pool);
-    s->encoder.nodes = moe_carve(at, nodes, sizeof *s->encoder.nodes);
-    s->decoder.nodes = moe_carve(at, nodes, sizeof *s->decoder.nodes);
-    s->encoder.capacity = s->decoder.capacity = nodes;
-    s->memory.keys = moe_carve(states, s->memory.tokens * m->attention_size, sizeof(float));
-    s->memory.values = moe_carve(states, s->memory.tokens * s->memory.width, sizeof(float));
-    moe_decoder_state_layout(m, s->rows, slots, &s->state, &s->begin, states);
-    if (here) {
-        moe_decoder_state_begin(m, s->rows, slots, &s->state);
-    } else {
-        s->nodes = moe_carve(at, 2 * nodes, sizeof *s->nodes);
-        s->never = moe_carve(at, m->never ? m->never->count : 0, sizeof *s->never);
-    }
-    s->slots = moe_carve(at, slots, sizeof *s->slots);
-    for (size_t i = 0; i < slots; i++) {
-        const size_t kept = i < batch ? beam : 1; /* hypotheses */
-        moe_slot slot;
-        memset(&slot, 0, sizeof slot);
-        if (here) {
-            slot.tokens = moe_carve(at, max_target * kept, sizeof *slot.tokens);
-            slot.live = moe_carve(at, kept, sizeof *slot.live);
-            slot.finished = moe_carve(at, 2 * kept, sizeof *slot.finished);
-            slot.target = moe_carve(at, max_target, sizeof *slot.target);
-        }
-        if (at->base) s->slots[i] = slot;
-    }
-    s->tickets = moe_carve(at, slots, sizeof *s->tickets);
-    moe_reranker_layout(&s->reranker, at);
-    s->by_segment = moe_carve(at, slots, sizeof *s->by_segment);
-    s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
-    s->staged_slot = moe_carve(at, slots, sizeof *s->staged_slot);
-    s->staged_first = moe_carve(at, slots, sizeof *s->staged_first);
-    s->staged_order = moe_carve(at, slots, sizeof *s->staged_order);
-    s->sentence = moe_carve(at, slots, sizeof *s->sentence);
-    s->packed = moe_carve(at, s->encode_tokens, sizeof *s->packed);
-    s->destination = moe_carve(at, s->encode_tokens, sizeof *s->destination);
-    s->live = moe_carve(at, max_source, sizeof *s->live);
-    s->first = moe_carve(at, max_source, sizeof *s->first);
-    s->hypotheses = moe_carve(at, nbest, sizeof *s->hypotheses);
-    if (here || m->kind == MOE_MODEL_CLASSIFIER) {
+    if (here || s->model->kind == MOE_MODEL_CLASSIFIER) {
         s->want = moe_carve(at, s->rows, sizeof *s->want);
         s->want_logprob = moe_carve(at, s->rows, sizeof *s->want_logprob);
-        s->top_ids = moe_carve(at, s->rows * s->decoder.top, sizeof *s->top_ids);
-        s->top_logprobs = moe_carve(at, s->rows * s->decoder.top, sizeof *s->top_logprobs);
+        s->top_ids = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_ids);
+        s->top_logprobs = moe_carve(at, s->rows * s->graphs[MOE_DECODER].top, sizeof *s->top_logprobs);
     }
+    s->positions = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->positions);
     if (!here) return;
     s->ids = moe_carve(at, s->rows, sizeof *s->ids);
     s->parents = moe_carve(at, s->rows, sizeof *s->parents);
+    if (s->token_rows) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
     if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
     if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
     s->segment = moe_carve(at, s->rows, sizeof *s->segment);
@@ -6579,29 +8068,101 @@ static void moe_session_layout(moe_session *s, moe_layout *at, moe_layout *state
     s->result_logprobs = moe_carve(at, nbest * (max_target + 1), sizeof *s->result_logprobs);
 }
 
-static moe_status moe_session_build(moe_session *s, moe_error *error) {
-    const size_t threads = (size_t)s->params.threads, max_source = (size_t)s->params.max_source;
-    s->encoder.rows = s->encode_tokens;
-    s->decoder.rows = s->rows;
-    s->encoder.threads = s->decoder.threads = threads;
-    s->encoder.sentences = s->decoder.sentences = s->n_slots;
-    s->encoder.max_source = s->decoder.max_source = max_source;
-    if (s->model->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(&s->encoder, s->model, &s->memory, &s->begin);
-    if (s->model->kind == MOE_MODEL_CLASSIFIER) moe_build_classifier(&s->decoder, s->model);
-    else moe_build_decoder(&s->decoder, s->model, &s->memory, &s->state);
-    for (size_t i = 0; s->api && i < s->encoder.count; i++)
-        s->encoder.nodes[i].work_bytes = 0; /* a device has its own scratch */
-    for (size_t i = 0; s->api && i < s->decoder.count; i++) s->decoder.nodes[i].work_bytes = 0;
-    MOE_TRY(moe_graph_plan(&s->encoder, error));
-    MOE_TRY(moe_graph_plan(&s->decoder, error));
-    MOE_TRY(moe_backend_check(s->backend, &s->encoder, error));
-    return moe_backend_check(s->backend, &s->decoder, error);
+/* Carve everything but the arena and, with a device, the carried rows. With at->base NULL this only measures. */
+static void moe_session_layout(moe_session *s, moe_layout *at) {
+    const moe_model *m = s->model;
+    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam, nbest = (size_t)s->search.nbest,
+                 slots = s->n_slots;
+    const size_t max_source = (size_t)s->params.max_source, max_target = (size_t)s->params.max_target;
+    const size_t nodes = moe_session_nodes(m);
+    const int here = !s->api; /* this is where hypotheses are searched */
+    s->pool = moe_carve(at, 1, sizeof *s->pool);
+    for (int g = 0; g < MOE_GRAPHS; g++) {
+        s->graphs[g].nodes = moe_carve(at, nodes, sizeof *s->graphs[g].nodes);
+        s->graphs[g].capacity = nodes;
+    }
+    s->state.layers = moe_carve(at, m->n_decoder, sizeof *s->state.layers);
+    if (at->base) memset(s->state.layers, 0, m->n_decoder * sizeof *s->state.layers);
+    if (here) moe_carried_layout(s, at);
+    s->slots = moe_carve(at, slots, sizeof *s->slots);
+    for (size_t i = 0; i < slots; i++) {
+        const size_t kept = i < batch ? beam : 1; /* hypotheses */
+        moe_slot slot;
+        memset(&slot, 0, sizeof slot);
+        if (here) {
+            slot.tokens = moe_carve(at, max_target * kept, sizeof *slot.tokens);
+            slot.live = moe_carve(at, kept, sizeof *slot.live);
+            slot.finished = moe_carve(at, 2 * kept, sizeof *slot.finished);
+            slot.target = moe_carve(at, max_target, sizeof *slot.target);
+        }
+        if (at->base) s->slots[i] = slot;
+    }
+    s->tickets = moe_carve(at, slots, sizeof *s->tickets);
+    moe_reranker_layout(&s->reranker, at);
+    moe_extents_layout(&s->by_source, slots, at);
+    s->staged = moe_carve(at, s->encode_tokens, sizeof *s->staged);
+    s->staged_slot = moe_carve(at, slots, sizeof *s->staged_slot);
+    s->staged_first = moe_carve(at, slots, sizeof *s->staged_first);
+    s->staged_order = moe_carve(at, slots, sizeof *s->staged_order);
+    s->sentence = moe_carve(at, slots, sizeof *s->sentence);
+    s->packed = moe_carve(at, s->encode_tokens, sizeof *s->packed);
+    s->destination = moe_carve(at, s->encode_tokens, sizeof *s->destination);
+    s->live = moe_carve(at, max_source, sizeof *s->live);
+    s->first = moe_carve(at, max_source, sizeof *s->first);
+    s->hypotheses = moe_carve(at, nbest, sizeof *s->hypotheses);
+    moe_frame_layout(s, at);
 }
 
-/* Fill in what the parameters decide, before any memory is laid out. */
-static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const moe_session_params *params,
-                                      moe_error *error) {
+/* Build and plan the graphs, on the nodes that they have. */
+static moe_status moe_session_graphs(moe_session *s, moe_error *error) {
+    const moe_model *m = s->model;
+    moe_graph *encoder = &s->graphs[MOE_ENCODER], *decoder = &s->graphs[MOE_DECODER];
+    encoder->rows = s->encode_tokens;
+    decoder->rows = s->rows;
+    for (int g = 0; g < MOE_GRAPHS; g++) {
+        s->graphs[g].count = 0;
+        s->graphs[g].threads = (size_t)s->params.threads;
+        s->graphs[g].sentences = s->n_slots;
+        s->graphs[g].max_source = (size_t)s->params.max_source;
+        s->graphs[g].max_target = (size_t)s->params.max_target;
+        s->graphs[g].on_device = s->api != NULL;
+    }
+    if (m->kind == MOE_MODEL_TRANSLATION) moe_build_encoder(encoder, m, &s->memory, &s->state);
+    if (m->kind == MOE_MODEL_CLASSIFIER) moe_build_classifier(decoder, m);
+    else moe_build_decoder(decoder, m, &s->memory, &s->state);
+    for (int g = 0; g < MOE_GRAPHS; g++) MOE_TRY(moe_graph_plan(&s->graphs[g], error));
+    return MOE_OK;
+}
+
+static size_t moe_arena_bytes(const moe_session *s) {
+    size_t bytes = 0;
+    for (int g = 0; g < MOE_GRAPHS; g++) bytes = moe_max(bytes, s->graphs[g].bytes); /* they take turns */
+    return bytes;
+}
+
+static void moe_place_graphs(moe_session *s, char *arena) {
+    for (int g = 0; g < MOE_GRAPHS; g++) moe_graph_place(&s->graphs[g], arena);
+}
+
+/* How many rows of each kind there are. */
+static void moe_settle_rows(moe_session *s) {
+    const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam;
+    s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
+    /* A request is pulled before its length is known, so there is always room for a longest one. */
+    s->by_source.capacity = (size_t)s->params.max_source +
+                            (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
+                            32 * (s->n_slots - batch);
+    /* Every hypothesis and token of a step may last to the end. Memory that no sentence comes to is never touched. */
+    for (size_t i = 0; i < s->model->n_decoder; i++)
+        if (s->model->decoder[i].kind == MOE_LAYER_SELF) s->token_rows = beam * (size_t)s->params.max_target + 1;
+    s->memory.width = s->model->memory_width;
+}
+
+/* Fill in the fields that parameters decide, before any memory is laid out. */
+static moe_status moe_session_settle(moe_session *s, const moe_model *m, const moe_session_params *params,
+                                     moe_error *error) {
     size_t batch, beam;
+    int gating = 0;
     memset(s, 0, sizeof *s);
     s->model = m;
     s->allocator = m->allocator;
@@ -6610,8 +8171,7 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
     batch = (size_t)s->params.batch;
     beam = (size_t)s->params.beam;
     MOE_TRY(moe_choose_kernels(s->params.isa ? s->params.isa : getenv("MOE_ISA"), &s->kernels, error));
-    s->backend = &moe_backend_cpu;
-    MOE_TRY(moe_check_gating(m, s->params.gating, &s->encoder.gating, error));
+    MOE_TRY(moe_check_gating(m, s->params.gating, &gating, error));
     if (s->params.noise) MOE_TRY(moe_check_noise(m, error));
     MOE_TRY(moe_choose_device(s->params.device ? s->params.device : getenv("MOE_DEVICE"), &s->api, &s->device_index,
                               &s->device_automatic, error));
@@ -6626,12 +8186,15 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
                               .eos = m->eos,
                               .min_target = (size_t)s->params.min_target,
                               .max_target = (size_t)s->params.max_target,
-                              .from_encoder = m->decoder_from_encoder };
+                              .from_encoder = m->decoder_from_encoder,
+                              .early_stopping = s->params.early_stopping || beam == 1,
+                              .force_end = s->params.rules == MOE_RULES_HF &&
+                                           moe_meta_number(m, "decode.force_end", 0, 1, 0) != 0 };
     s->n_slots = batch;
     s->rows = m->kind == MOE_MODEL_TRANSLATION ? batch * beam : batch;
     if (s->params.rerank > 0.0f && beam > 1) {
-        const size_t questions =
-            moe_max(beam, 4 * batch); /* of one row each: enough to fill a step, or to ask all about one sentence */
+        const size_t questions = moe_max(beam, 4 * batch); /* questions have one row each: enough to fill a step, or to
+                                                              ask everything about one sentence */
         s->search.nbest = (int)beam;
         s->reranker = (moe_reranker){ .model = m,
                                       .weight = s->params.rerank,
@@ -6643,48 +8206,45 @@ static moe_status moe_session_prepare(moe_session *s, const moe_model *m, const 
         s->n_slots += questions;
         s->rows += questions;
     }
-    s->encoder.traced = s->params.trace != NULL;
-    s->encoder.routed = s->params.routing != NULL;
-    s->encoder.noise = s->params.noise;
-    s->encoder.noise_seed = s->params.noise_seed;
-    s->decoder = s->encoder;
-    s->decoder.top = moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? s->params.nbest : s->params.beam + 1),
-                             (size_t)m->vocabulary);
-    s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
-    /* A request is pulled before its length is known, so there is always room for a longest one. */
-    s->memory.tokens = (size_t)s->params.max_source +
-                       (size_t)(s->params.batch_tokens ? s->params.batch_tokens : 64 * s->params.batch) +
-                       32 * (s->n_slots - batch);
-    s->memory.width = m->memory_width;
+    for (int g = 0; g < MOE_GRAPHS; g++)
+        s->graphs[g] = (moe_graph){ .traced = s->params.trace != NULL,
+                                    .routed = s->params.routing != NULL,
+                                    .gating = gating,
+                                    .noise = s->params.noise,
+                                    .noise_seed = s->params.noise_seed };
+    s->graphs[MOE_DECODER].top =
+        moe_min((size_t)(m->kind == MOE_MODEL_CLASSIFIER ? s->params.nbest : s->params.beam + 1),
+                (size_t)m->vocabulary);
+    moe_settle_rows(s);
     return MOE_OK;
 }
 
-/* Lay out, allocate, build. The graphs are built twice: once on memory that is thrown away, to know the arena's size.
- */
-static moe_status moe_session_make(moe_session *s, moe_error *error) {
-    const size_t nodes = moe_session_nodes(s->model), trial_bytes = 2 * nodes * sizeof(moe_tensor);
-    moe_layout measured = { NULL, 0, 0 }, states = { NULL, 0, 0 };
+static moe_status moe_no_memory(size_t bytes, moe_error *error) {
+    return moe_fail(error, MOE_ERROR_MEMORY, "session",
+                    "no memory for a session: %zu MB are needed, ask for a smaller batch, beam or max_source",
+                    bytes >> 20);
+}
+
+/* Bytes of the session's block. The graphs are built on memory that is thrown away, to know the arena's size. */
+static moe_status moe_session_measure(moe_session *s, moe_error *error) {
+    const size_t nodes = moe_session_nodes(s->model), node_bytes = nodes * sizeof(moe_node);
+    const size_t trial_bytes = MOE_GRAPHS * node_bytes + s->model->n_decoder * sizeof *s->state.layers;
+    moe_layout measured = { NULL, 0, 0 }, carried = { NULL, 0, 0 };
     moe_status status;
-    moe_tensor *trial;
-    size_t arena;
-    moe_session_layout(s, &measured, s->api ? &states : &measured);
-    if (measured.overflow || states.overflow)
+    char *trial;
+    moe_session_layout(s, &measured);
+    if (s->api) moe_carried_layout(s, &carried);
+    if (measured.overflow || carried.overflow)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "session",
                         "these parameters ask for more memory than can be addressed");
     trial = moe_allocate_zeroed(&s->allocator, trial_bytes);
-    if (!trial)
-        return moe_fail(error, MOE_ERROR_MEMORY, "session",
-                        "no memory for a session: %zu MB are needed, ask for a smaller "
-                        "batch, beam or max_source",
-                        measured.used >> 20);
-    s->encoder.nodes = trial;
-    s->decoder.nodes = trial + nodes;
-    status = moe_session_build(s, error);
-    arena = moe_max(s->encoder.bytes, s->decoder.bytes);
+    if (!trial) return moe_no_memory(measured.used, error);
+    for (size_t g = 0; g < MOE_GRAPHS; g++) s->graphs[g].nodes = (moe_node *)(void *)(trial + g * node_bytes);
+    s->state.layers = (void *)(trial + MOE_GRAPHS * node_bytes);
+    status = moe_session_graphs(s, error);
     moe_release(&s->allocator, trial, trial_bytes);
-    if (status != MOE_OK) return status;
-    s->block_bytes = measured.used + (s->api ? 0 : arena);
-    return MOE_OK;
+    s->block_bytes = measured.used + (s->api ? 0 : moe_arena_bytes(s));
+    return status;
 }
 
 MOE_PRINTF(2, 3)
@@ -6698,71 +8258,53 @@ static void moe_log(const moe_session *s, const char *format, ...) {
     s->params.log(s->params.log_user, message);
 }
 
-/* States, activations and weights on the device. The host's block is carved. */
-static moe_status moe_session_bind(moe_session *s, size_t state_bytes, moe_error *error) {
+/* Carried rows, activations and weights on the device. The host's block is carved. */
+static moe_status moe_build_on_device(moe_session *s, moe_error *error) {
     const moe_device_params params = { s->allocator, s->device_index, s->params.device_memory, s->params.log,
                                        s->params.log_user };
-    moe_layout states = { NULL, 0, 0 }, unused = { NULL, 0, 0 };
-    moe_session carved = *s;
-    moe_device_graph graphs[2];
+    moe_layout carried = { NULL, 0, 0 };
     void *memory;
+    moe_carried_layout(s, &carried);
     MOE_TRY(s->api->open(&params, &s->device, error));
-    MOE_TRY(s->api->allocate(s->device, state_bytes, "keys, values and states", &memory, error));
-    states.base = memory;
-    moe_session_layout(&carved, &unused, &states);
-    s->memory = carved.memory;
-    s->state = carved.state;
-    s->begin = carved.begin;
-    MOE_TRY(moe_session_build(s, error));
-    MOE_TRY(s->api->allocate(s->device, moe_max(s->encoder.bytes, s->decoder.bytes), "activations", &memory, error));
-    s->arena = memory;
-    if (s->arena) {
-        moe_graph_place(&s->encoder, s->arena);
-        moe_graph_place(&s->decoder, s->arena);
-    }
-    for (size_t i = 0; s->model->never && i < s->model->never->count; i++)
-        s->never[i] = (int32_t)moe_meta_int(s->model->never, i);
-    graphs[0] = moe_describe_graph(&s->encoder, s->nodes, s->never);
-    graphs[1] = moe_describe_graph(&s->decoder, s->nodes + s->encoder.capacity, s->never);
-    MOE_TRY(s->api->bind(s->device, graphs, s->model->kind == MOE_MODEL_CLASSIFIER ? NULL : &s->search, error));
+    MOE_TRY(s->api->allocate(s->device, carried.used, "keys, values and states", &memory, error));
+    carried = (moe_layout){ memory, 0, 0 };
+    moe_carried_layout(s, &carried);
+    MOE_TRY(moe_session_graphs(s, error));
+    MOE_TRY(s->api->allocate(s->device, moe_arena_bytes(s), "activations", &memory, error));
+    if (memory) moe_place_graphs(s, memory);
+    MOE_TRY(s->api->bind(s->device, s->graphs, s->model->kind == MOE_MODEL_CLASSIFIER ? NULL : &s->search, error));
     return moe_pool_start(s->pool, 1, error);
 }
 
 static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
-    moe_layout at = { NULL, 0, 0 }, states = { NULL, 0, 0 };
+    moe_layout at = { NULL, 0, 0 };
     s->block = s->allocator.allocate(s->allocator.user,
                                      s->block_bytes + 64); /* not zeroed: pages are touched when they are used */
-    if (!s->block)
-        return moe_fail(error, MOE_ERROR_MEMORY, "session",
-                        "no memory for a session: %zu MB are needed, ask for a smaller "
-                        "batch, beam or max_source",
-                        s->block_bytes >> 20);
+    if (!s->block) return moe_no_memory(s->block_bytes, error);
     at.base = s->block + (64 - (uintptr_t)s->block % 64) % 64;
-    s->encoder.count = s->decoder.count = 0;
-    moe_session_layout(s, &at, s->api ? &states : &at);
+    moe_session_layout(s, &at);
     memset(s->pool, 0, sizeof *s->pool);
-    if (s->api) return moe_session_bind(s, states.used, error);
-    s->arena = at.base + at.used;
-    MOE_TRY(moe_session_build(s, error));
-    moe_graph_place(&s->encoder, s->arena);
-    moe_graph_place(&s->decoder, s->arena);
+    if (s->api) return moe_build_on_device(s, error);
+    moe_decoder_state_begin(s->model, s->rows, s->n_slots, &s->state);
+    MOE_TRY(moe_session_graphs(s, error));
+    moe_place_graphs(s, at.base + at.used);
     return moe_pool_start(s->pool, (size_t)s->params.threads, error);
 }
 
-/* The session for parameters that have been prepared. */
-static moe_status moe_session_create(moe_session *prepared, moe_session **out, moe_error *error) {
+/* The session for parameters that have been settled. */
+static moe_status moe_session_build(moe_session *settled, moe_session **out, moe_error *error) {
     moe_session *s;
     moe_status status;
-    MOE_TRY(moe_session_make(prepared, error));
-    s = moe_allocate_zeroed(&prepared->allocator, sizeof *s);
+    MOE_TRY(moe_session_measure(settled, error));
+    s = moe_allocate_zeroed(&settled->allocator, sizeof *s);
     if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session");
-    *s = *prepared;
+    *s = *settled;
     status = moe_session_allocate(s, error);
     if (status != MOE_OK) {
         moe_session_free(s);
         return status;
     }
-    s->encoder.stats = s->decoder.stats = &s->stats;
+    for (int g = 0; g < MOE_GRAPHS; g++) s->graphs[g].stats = &s->stats;
     s->stats.bytes = s->block_bytes + 64 + sizeof *s;
     s->stats.isa = s->kernels->name;
     s->stats.device = "cpu";
@@ -6771,41 +8313,40 @@ static moe_status moe_session_create(moe_session *prepared, moe_session **out, m
         moe_log(s, "%s, %d sentences x beam %d, %llu MB of its memory", s->stats.device, s->params.batch,
                 s->params.beam, (unsigned long long)(s->stats.device_bytes >> 20));
     else
-        moe_log(s, "%s backend, %s kernels, %d threads, %d sentences x beam %d, %llu KB of memory", s->backend->name,
-                s->kernels->name, s->params.threads, s->params.batch, s->params.beam,
-                (unsigned long long)(s->stats.bytes >> 10));
+        moe_log(s, "%s kernels, %d threads, %d sentences x beam %d, %llu KB of memory", s->kernels->name,
+                s->params.threads, s->params.batch, s->params.beam, (unsigned long long)(s->stats.bytes >> 10));
     *out = s;
     return MOE_OK;
 }
 
-/* What only the processor does. */
+/* Refuse features that only the processor has. */
 static moe_status moe_check_device(const moe_session *s, moe_error *error) {
-    const char *what = s->decoder.routed                             ? "routing"
-                       : s->params.attention                         ? "attention"
-                       : s->decoder.noise                            ? "noise"
-                       : s->decoder.gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
-                                                                     : NULL;
+    const char *what = s->graphs[MOE_DECODER].routed                             ? "routing"
+                       : s->params.attention                                     ? "attention"
+                       : s->graphs[MOE_DECODER].noise                            ? "noise"
+                       : s->graphs[MOE_DECODER].gating == 1 + MOE_GATE_BATCHWISE ? "batchwise gating"
+                                                                                 : NULL;
     return what ? moe_fail(error, MOE_ERROR_UNSUPPORTED, "device", "%s works on the device cpu only", what) : MOE_OK;
 }
 
 moe_status moe_session_new(const moe_model *model, const moe_session_params *params, moe_session **out,
                            moe_error *error) {
-    moe_session prepared;
+    moe_session settled;
     moe_session_params on_cpu;
     moe_error why = { MOE_OK, "", "" };
     moe_status status;
-    MOE_TRY(moe_session_prepare(&prepared, model, params, error));
-    if (prepared.api && !prepared.device_automatic) MOE_TRY(moe_check_device(&prepared, error));
-    if (!prepared.api || !prepared.device_automatic) return moe_session_create(&prepared, out, error);
-    status = moe_check_device(&prepared, &why);
+    MOE_TRY(moe_session_settle(&settled, model, params, error));
+    if (settled.api && !settled.device_automatic) MOE_TRY(moe_check_device(&settled, error));
+    if (!settled.api || !settled.device_automatic) return moe_session_build(&settled, out, error);
+    status = moe_check_device(&settled, &why);
     if (status == MOE_OK)
-        status = prepared.api->count(&why) > 0 ? moe_session_create(&prepared, out, &why) : MOE_ERROR_UNSUPPORTED;
+        status = settled.api->count(&why) > 0 ? moe_session_build(&settled, out, &why) : MOE_ERROR_UNSUPPORTED;
     if (status == MOE_OK) return MOE_OK;
-    moe_log(&prepared, "the processor takes over from %s: %s", prepared.api->name, why.message);
-    on_cpu = prepared.params;
+    moe_log(&settled, "the processor takes over from %s: %s", settled.api->name, why.message);
+    on_cpu = settled.params;
     on_cpu.device = "cpu";
-    MOE_TRY(moe_session_prepare(&prepared, model, &on_cpu, error));
-    return moe_session_create(&prepared, out, error);
+    MOE_TRY(moe_session_settle(&settled, model, &on_cpu, error));
+    return moe_session_build(&settled, out, error);
 }
 
 void moe_session_free(moe_session *s) {
@@ -6819,10 +8360,10 @@ void moe_session_free(moe_session *s) {
 }
 
 moe_status moe_session_bytes(const moe_model *model, const moe_session_params *params, size_t *out, moe_error *error) {
-    moe_session prepared;
-    MOE_TRY(moe_session_prepare(&prepared, model, params, error));
-    MOE_TRY(moe_session_make(&prepared, error));
-    *out = prepared.block_bytes + 64 + sizeof prepared;
+    moe_session settled;
+    MOE_TRY(moe_session_settle(&settled, model, params, error));
+    MOE_TRY(moe_session_measure(&settled, error));
+    *out = settled.block_bytes + 64 + sizeof settled;
     return MOE_OK;
 }
 
@@ -6832,16 +8373,21 @@ moe_stats moe_session_stats(const moe_session *s) {
     return stats;
 }
 
-/* Tell the caller where row `row` went: all mixtures of the graph. */
+/* ==== 31. Sessions: translating ===============================================================================
+ * Owns the queue of requests and the loop. Invariant: rows of a step are the live hypotheses of the active slots in
+ * slot order; a finished sentence's slot and its rows that are carried by source are free for the next request at once.
+ */
+
+/* Tell the caller which experts row `row` went to, in every mixture of the graph. */
 static void moe_report_row(const moe_session *s, const moe_graph *g, size_t row, void *user, size_t position,
                            int32_t token) {
     for (size_t i = 0; i < g->count; i++) {
-        const moe_tensor *t = &g->nodes[i];
+        const moe_node *t = &g->nodes[i];
         moe_selection chosen;
         moe_routing routing;
-        if (t->op != MOE_OP_GATE || t->gating != &t->layer->gate) continue; /* not the gate over groups */
+        if (t->op != MOE_OP_GATE || !t->gate.layer) continue;
         chosen = moe_selection_of(t, row);
-        routing = (moe_routing){ user,          t->layer->name, position,      token, (int)*chosen.empty,
+        routing = (moe_routing){ user,          t->gate.layer,  position,      token, (int)*chosen.empty,
                                  *chosen.count, chosen.experts, chosen.weights };
         s->params.routing(s->params.routing_user, &routing);
     }
@@ -6850,38 +8396,45 @@ static void moe_report_row(const moe_session *s, const moe_graph *g, size_t row,
 /* Run one of the two graphs where the session lives. */
 static moe_status moe_session_run(moe_session *s, const moe_graph *g, const moe_frame *frame, moe_error *error) {
     const moe_run run = { s->kernels, s->pool, g, frame };
-    if (s->api) return s->api->run(s->device, g == &s->decoder, frame, s->params.trace, s->params.trace_user, error);
-    moe_graph_run(s->backend, &run, s->params.trace, s->params.trace_user);
+    if (s->api)
+        return s->api->run(s->device, g == &s->graphs[MOE_DECODER], frame, s->params.trace, s->params.trace_user,
+                           error);
+    moe_graph_run(&run, s->params.trace, s->params.trace_user);
     return MOE_OK;
 }
 
 /* ---- Admitting and encoding ---- */
 
-/* First fit for `need` rows of attention memory; SIZE_MAX if there is no such gap. */
-static size_t moe_find_segment(const moe_session *s, size_t need) {
+/* First fit for a piece of `need` rows; SIZE_MAX if there is no such gap. */
+static size_t moe_extents_find(const moe_extents *e, size_t need) {
     size_t at = 0;
-    for (size_t i = 0; i < s->n_active; i++) {
-        const moe_slot *next = &s->slots[s->by_segment[i]];
-        if (need <= next->segment - at) return at;
-        at = next->segment + next->length;
+    for (size_t i = 0; i < e->n; i++) {
+        if (need <= e->begin[e->slots[i]] - at) return at;
+        at = e->begin[e->slots[i]] + e->length[e->slots[i]];
     }
-    return need <= s->memory.tokens && at <= s->memory.tokens - need ? at : SIZE_MAX;
+    return need <= e->capacity && at <= e->capacity - need ? at : SIZE_MAX;
 }
 
-/* Slot `at`, whose segment is set, joins the active ones. */
-static void moe_activate(moe_session *s, size_t at) {
-    size_t i = s->n_active++;
-    for (; i > 0 && s->slots[s->by_segment[i - 1]].segment > s->slots[at].segment; i--)
-        s->by_segment[i] = s->by_segment[i - 1];
-    s->by_segment[i] = at;
-    s->slots[at].active = 1;
+/* Take the first fit, which exists. Returns where it begins. */
+static size_t moe_extents_take(moe_extents *e, size_t slot, size_t need) {
+    const size_t begin = need ? moe_extents_find(e, need) : 0;
+    size_t i = e->n++;
+    for (; i > 0 && e->begin[e->slots[i - 1]] > begin; i--) e->slots[i] = e->slots[i - 1];
+    e->slots[i] = slot;
+    e->begin[slot] = begin;
+    e->length[slot] = need;
+    return begin;
+}
+
+static void moe_extents_give(moe_extents *e, size_t slot) {
+    size_t i = 0;
+    while (e->slots[i] != slot) i++;
+    e->n--;
+    for (; i < e->n; i++) e->slots[i] = e->slots[i + 1];
 }
 
 static void moe_deactivate(moe_session *s, size_t at) {
-    size_t i = 0;
-    while (s->by_segment[i] != at) i++;
-    s->n_active--;
-    for (; i < s->n_active; i++) s->by_segment[i] = s->by_segment[i + 1];
+    moe_extents_give(&s->by_source, at);
     s->slots[at].active = 0;
 }
 
@@ -6894,8 +8447,10 @@ static void moe_refuse(const moe_request *request, moe_done_fn done, void *user,
 /* 1 if the request can be served, else it has been refused. */
 static int moe_check_request(const moe_session *s, const moe_request *q, moe_done_fn done, void *user) {
     const moe_model *m = s->model;
-    const size_t extra = moe_source_extra(m), max_source = (size_t)s->params.max_source,
+    const size_t extra = q->raw ? 0 : moe_source_extra(m), max_source = (size_t)s->params.max_source,
                  max_target = (size_t)s->params.max_target;
+    const size_t n_target = (q->target ? q->n_target : 0) + (size_t)(m->forced_tag || q->force >= 0);
+    const int needs_target = m->forced_tag || m->source_tag == 1;
     char message[160];
     for (size_t i = 0; i < q->n_source; i++)
         if (q->source[i] < 0 || q->source[i] >= m->vocabulary) {
@@ -6909,16 +8464,20 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
             snprintf(message, sizeof message, "target token %d cannot be generated by this model", (int)q->target[i]);
             return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
         }
-    if (m->source_tag && (q->target_tag < 0 || q->target_tag >= m->vocabulary))
+    if (!q->raw && needs_target && (q->target_tag < 0 || q->target_tag >= m->vocabulary))
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the target language's tag"), 0;
     if (q->source_tag < -1 || q->source_tag >= m->vocabulary)
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "the source language's tag is outside the vocabulary"), 0;
+    if (!q->raw && m->source_tag == 2 && q->source_tag < 0)
+        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the source language's tag"), 0;
+    if (q->force < -1 || q->force >= m->vocabulary)
+        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "the forced token is outside the vocabulary"), 0;
     if (q->n_source > max_source || q->n_source + extra > max_source) {
         snprintf(message, sizeof message, "%zu source tokens, the limit is %zu", q->n_source + extra, max_source);
         return moe_refuse(q, done, user, MOE_ERROR_LIMIT, message), 0;
     }
-    if (q->target && q->n_target + 1 > max_target) {
-        snprintf(message, sizeof message, "%zu target tokens, the limit is %zu", q->n_target + 1, max_target);
+    if (n_target + 1 > max_target || q->n_target > max_target) {
+        snprintf(message, sizeof message, "%zu target tokens, the limit is %zu", n_target + 1, max_target);
         return moe_refuse(q, done, user, MOE_ERROR_LIMIT, message), 0;
     }
     if (m->kind == MOE_MODEL_LANGUAGE) {
@@ -6935,7 +8494,7 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
     return 1;
 }
 
-/* Whether slot `at` works for a translation that waits. */
+/* Whether slot `at` answers a question of a translation that waits. */
 static int moe_is_question(const moe_session *s, size_t at) {
     return s->tickets[at].waiting && s->tickets[at].question != SIZE_MAX;
 }
@@ -6945,31 +8504,37 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     const moe_model *m = s->model;
     moe_slot *slot = &s->slots[at];
     int32_t *ids = s->staged + staged;
+    const int32_t force = q->force >= 0 || !m->forced_tag ? q->force : q->target_tag;
+    const double limit = (double)(float)q->n_source * (double)s->params.max_len_factor;
+    const size_t max_target = (size_t)s->params.max_target, offset = (size_t)s->params.max_len_offset;
     size_t n = 0;
-    double limit = (double)(float)q->n_source * (double)s->params.max_len_factor;
-    if (m->source_tag) ids[n++] = q->target_tag;
-    if (m->source_bos) ids[n++] = m->bos;
+    if (m->source_tag && !q->raw) ids[n++] = m->source_tag == 2 ? q->source_tag : q->target_tag;
+    if (m->source_bos && !q->raw) ids[n++] = m->bos;
     if (q->n_source) memcpy(ids + n, q->source, q->n_source * sizeof *ids);
     n += q->n_source;
-    if (m->source_eos) ids[n++] = m->eos;
-    slot->segment = moe_find_segment(s, n);
+    if (m->source_eos && !q->raw) ids[n++] = m->eos;
+    slot->segment = moe_extents_take(&s->by_source, at, n);
     slot->length = n;
     slot->user = q->user;
     s->tickets[at] = *ticket;
-    moe_activate(s, at);
     slot->key = 0;
     for (size_t i = 0; s->keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
-    if (limit > (double)s->params.max_target) limit = (double)s->params.max_target;
-    slot->limit = moe_max(1, moe_min((size_t)s->params.max_target, (size_t)limit + (size_t)s->params.max_len_offset));
+    slot->limit = moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset);
     slot->scoring = q->target && !q->prefix;
-    slot->n_target = q->target ? q->n_target : 0;
-    slot->limit = moe_max(slot->limit, slot->n_target + 1);
+    slot->forced = force >= 0;
+    slot->shown = slot->forced && !q->raw && q->force < 0 ? 1 : 0;
+    slot->n_target = (size_t)slot->forced + (q->target ? q->n_target : 0);
+    slot->limit = moe_max(moe_max(slot->limit, 1), slot->n_target + 1);
+    slot->place = at * s->token_rows;
     if (s->api) {
-        s->api->begin(s->device, at, slot, q->target);
+        s->api->begin(s->device, at, slot, force, q->target);
     } else {
-        if (slot->n_target) memcpy(slot->target, q->target, slot->n_target * sizeof *slot->target);
+        if (slot->forced) slot->target[0] = force;
+        if (q->target && q->n_target)
+            memcpy(slot->target + slot->forced, q->target, q->n_target * sizeof *slot->target);
         moe_slot_begin(slot);
     }
+    s->slots[at].active = 1;
     if (moe_is_question(s, at)) return n;
     s->stats.sentences++;
     s->stats.source_tokens += n;
@@ -6979,12 +8544,13 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
 /* Encode the staged sentences: sorted by falling length, packed by time step. */
 static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
     moe_frame frame = { .ids = s->packed,
-                        .live = s->live,
-                        .first = s->first,
-                        .destination = s->destination,
-                        .sentence = s->sentence,
-                        .keys = s->keys };
-    if (!s->encoder.count) return MOE_OK; /* a language model */
+                        .packed.live = s->live,
+                        .packed.first = s->first,
+                        .packed.destination = s->destination,
+                        .packed.sentence = s->sentence,
+                        .keys = s->keys,
+                        .positions = s->positions };
+    if (!s->graphs[MOE_ENCODER].count) return MOE_OK; /* a language model */
     for (size_t i = 0; i < group; i++) {
         const size_t length = s->slots[s->staged_slot[i]].length;
         size_t at = i;
@@ -6993,8 +8559,8 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
         s->staged_order[at] = i;
     }
     for (size_t i = 0; i < group; i++) s->sentence[i] = s->staged_slot[s->staged_order[i]];
-    frame.steps = s->slots[s->staged_slot[s->staged_order[0]]].length;
-    for (size_t step = 0; step < frame.steps; step++) {
+    frame.packed.steps = s->slots[s->staged_slot[s->staged_order[0]]].length;
+    for (size_t step = 0; step < frame.packed.steps; step++) {
         size_t live = 0;
         s->first[step] = frame.rows;
         for (; live < group; live++) {
@@ -7003,24 +8569,25 @@ static moe_status moe_encode(moe_session *s, size_t group, moe_error *error) {
             if (slot->length <= step) break;
             s->packed[frame.rows] = s->staged[s->staged_first[staged] + step];
             if (s->keys) s->keys[frame.rows] = moe_hash(slot->key ^ step);
+            s->positions[frame.rows] = (int32_t)step;
             s->destination[frame.rows++] = slot->segment + step;
         }
         s->live[step] = live;
     }
-    MOE_TRY(moe_session_run(s, &s->encoder, &frame, error));
-    for (size_t step = 0; s->params.routing && step < frame.steps; step++)
+    MOE_TRY(moe_session_run(s, &s->graphs[MOE_ENCODER], &frame, error));
+    for (size_t step = 0; s->params.routing && step < frame.packed.steps; step++)
         for (size_t i = 0; i < s->live[step]; i++)
             if (!moe_is_question(s, s->sentence[i]))
-                moe_report_row(s, &s->encoder, s->first[step] + i, s->slots[s->sentence[i]].user, step,
+                moe_report_row(s, &s->graphs[MOE_ENCODER], s->first[step] + i, s->slots[s->sentence[i]].user, step,
                                s->packed[s->first[step] + i]);
     return MOE_OK;
 }
 
-/* The caller's next request that can be served. *last: its answer, as which this returns. */
+/* Pull until a request can be served. *last: the pull function's answer, which this returns too. */
 static int moe_pull_request(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, int *last, moe_request *q) {
     do {
-        *q = (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag };
-        *last = pull(user, s->n_active == 0, q);
+        *q = (moe_request){ .target_tag = s->params.target_tag, .source_tag = s->params.source_tag, .force = -1 };
+        *last = pull(user, s->by_source.n == 0, q);
     } while (*last == MOE_PULL_REQUEST && !moe_check_request(s, q, done, user));
     return *last;
 }
@@ -7031,8 +8598,8 @@ static size_t moe_free_slots(const moe_session *s, size_t from, size_t to) {
     return n;
 }
 
-/* The `due` questions of translations that wait, then, if `more`, requests of the caller, as slots, staging room and
- * attention memory allow. *last: the last answer of the pull function. */
+/* Admit the `due` questions of translations that wait, then, if `more`, requests of the caller, as far as slots,
+ * staging room and attention memory allow. *last: the last answer of the pull function. */
 static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn pull, moe_done_fn done, void *user,
                              int *last, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, max_source = (size_t)s->params.max_source;
@@ -7043,7 +8610,7 @@ static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn p
         moe_ticket ticket;
         if (s->slots[at].active || (at >= batch && !due)) continue;
         if (at < batch && !more) break;
-        if (staged + max_source > s->encode_tokens || moe_find_segment(s, max_source) == SIZE_MAX) break;
+        if (staged + max_source > s->encode_tokens || moe_extents_find(&s->by_source, max_source) == SIZE_MAX) break;
         if (at >= batch) {
             moe_rerank_ask(&s->reranker, &request, &ticket);
             due--;
@@ -7097,7 +8664,9 @@ static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
         int32_t *ids = s->result_ids + h * max_target;
         float *logprobs = s->result_logprobs + h * (max_target + 1);
         moe_write_finished(slot, f, ids, logprobs);
-        s->hypotheses[h] = (moe_hypothesis){ ids, logprobs, f->tokens, f->logprob, f->score, f->finished, 0.0f };
+        s->hypotheses[h] = (moe_hypothesis){
+            ids + slot->shown, logprobs + slot->shown, f->tokens - slot->shown, f->logprob, f->score, f->finished, 0.0f
+        };
     }
     return n;
 }
@@ -7118,6 +8687,8 @@ static size_t moe_fill_frame(moe_session *s) {
             s->segment[rows] = slot->segment;
             s->length[rows] = slot->length;
             s->want[rows] = row.want;
+            s->positions[rows] = (int32_t)slot->steps;
+            if (s->chain) moe_fill_chain(slot, live->last, s->chain + rows * (size_t)s->params.max_target);
             if (s->keys) {
                 s->keys[rows] = ~slot->key;
                 for (int32_t at = live->last; at >= 0; at = slot->tokens[at].parent)
@@ -7143,8 +8714,8 @@ static void moe_add_coverage(moe_session *s, size_t rows) {
     s->coverage_next = swap;
 }
 
-/* NVIDIA's: coverage [batch, beam, stride] belongs to a place in the beam and is not moved with the hypotheses. A
- * finished one looks at nothing; as long as there is one hypothesis only, every place looks where it does. */
+/* NVIDIA's: coverage [batch, beam, stride] belongs to a place in the beam and does not move with the hypotheses. The
+ * place of a finished hypothesis looks at nothing. While there is one hypothesis, all places look where it looks. */
 static void moe_add_place_coverage(moe_session *s) {
     const size_t stride = (size_t)s->params.max_source, beam = (size_t)s->params.beam;
     for (size_t i = 0; i < (size_t)s->params.batch; i++) {
@@ -7159,17 +8730,18 @@ static void moe_add_place_coverage(moe_session *s) {
     }
 }
 
-/* The hypotheses of a slot that is done on a device, which says so at `words`. Returns how many; *slot: whose; *next:
- * what follows them. */
+/* The hypotheses of a slot that is done on a device, from its report at `words`. Returns how many. *slot: which slot.
+ * *next: the words behind the report. */
 static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slot, const int32_t **next) {
     const size_t n = (size_t)words[1];
     *slot = (size_t)words[0];
     words += 2;
     for (size_t h = 0; h < n; h++) {
-        const size_t n_ids = (size_t)words[0];
+        const size_t n_ids = (size_t)words[0], shown = s->slots[*slot].shown;
         const float *numbers = (const float *)(const void *)words;
-        s->hypotheses[h] =
-            (moe_hypothesis){ words + 4, numbers + 4 + n_ids, n_ids, numbers[2], numbers[3], words[1], 0.0f };
+        s->hypotheses[h] = (moe_hypothesis){
+            words + 4 + shown, numbers + 4 + n_ids + shown, n_ids - shown, numbers[2], numbers[3], words[1], 0.0f
+        };
         words += 4 + 2 * n_ids + (size_t)words[1];
     }
     *next = words;
@@ -7196,27 +8768,30 @@ static void moe_report_live(const moe_session *s, const moe_slot *slot, size_t r
     const float *weights =
         s->params.attention ? s->attention + row * (size_t)s->params.max_source + m->source_tag + m->source_bos : NULL;
     const moe_attention attention = { slot->user, slot->steps, slot->length - moe_source_extra(m), weights };
-    if (s->params.routing) moe_report_row(s, &s->decoder, row, slot->user, slot->steps, s->ids[row]);
+    if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], row, slot->user, slot->steps, s->ids[row]);
     if (s->params.attention) s->params.attention(s->params.attention_user, &attention);
 }
 
 static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
     const size_t stride = (size_t)s->params.max_source;
-    moe_answer answer = { s->decoder.top, s->top_ids, s->top_logprobs, s->want_logprob, NULL, stride };
+    moe_answer answer = { s->graphs[MOE_DECODER].top, s->top_ids, s->top_logprobs, s->want_logprob, NULL, stride };
     moe_frame frame = { .rows = moe_fill_frame(s),
                         .ids = s->ids,
-                        .parents = s->parents,
-                        .segment = s->segment,
-                        .length = s->length,
-                        .attention = s->attention,
-                        .attention_stride = stride,
-                        .want = s->want,
-                        .want_logprob = s->want_logprob,
-                        .hold = s->hold,
+                        .positions = s->positions,
+                        .beam.chain = s->chain,
+                        .beam.chain_stride = (size_t)s->params.max_target,
+                        .beam.parents = s->parents,
+                        .beam.segment = s->segment,
+                        .beam.length = s->length,
+                        .beam.attention = s->attention,
+                        .beam.attention_stride = stride,
+                        .beam.want = s->want,
+                        .beam.want_logprob = s->want_logprob,
+                        .beam.hold = s->hold,
                         .keys = s->keys,
-                        .top_ids = s->top_ids,
-                        .top_logprobs = s->top_logprobs };
-    MOE_TRY(moe_session_run(s, &s->decoder, &frame, error));
+                        .beam.top_ids = s->top_ids,
+                        .beam.top_logprobs = s->top_logprobs };
+    MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
     for (size_t i = 0; (s->params.routing || s->params.attention) && i < s->n_slots; i++)
         for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live && !moe_is_question(s, i); h++)
             if (!s->slots[i].live[h].ended) moe_report_live(s, &s->slots[i], s->slots[i].live[h].row);
@@ -7229,6 +8804,13 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
         if (s->slots[i].active && moe_slot_step(&s->search, &s->slots[i], i, &answer, s->next))
             moe_deliver(s, i, moe_gather_results(s, &s->slots[i]), done, user);
     return MOE_OK;
+}
+
+void moe_session_cancel(moe_session *s) { atomic_store(&s->cancelled, 1); }
+
+static moe_status moe_heed(moe_session *s, const char *call, moe_error *error) {
+    if (!atomic_exchange(&s->cancelled, 0)) return MOE_OK;
+    return moe_fail(error, MOE_ERROR_CANCELLED, call, "cancelled");
 }
 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
@@ -7246,20 +8828,21 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
             if (answer == MOE_PULL_CANCEL)
                 status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
+        if (status == MOE_OK) status = moe_heed(s, "translate", error);
         if (status != MOE_OK) break;
-        if (s->n_active) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
+        if (s->by_source.n) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
     }
     for (size_t i = 0; i < s->n_slots; i++) s->slots[i].active = 0;
     for (size_t i = 0; i < s->reranker.n; i++) s->reranker.waiting[i].used = 0;
-    s->n_active = 0;
+    s->by_source.n = 0;
     if (s->api) s->api->forget(s->device);
     return status;
 }
 
 /* ---- Classifying ---- */
 
-/* What the noise of a row of inputs is drawn from. */
+/* The key from which the noise of a row of inputs is drawn. */
 static uint64_t moe_row_key(const float *inputs, size_t n) {
     uint64_t key = 0;
     for (size_t i = 0; i < n; i++) key = moe_hash(key ^ moe_to_bits(inputs[i]));
@@ -7268,7 +8851,7 @@ static uint64_t moe_row_key(const float *inputs, size_t n) {
 
 moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_t *classes, float *logprobs,
                         moe_error *error) {
-    const size_t batch = (size_t)s->params.batch, width = s->model->width, top = s->decoder.top,
+    const size_t batch = (size_t)s->params.batch, width = s->model->width, top = s->graphs[MOE_DECODER].top,
                  nbest = (size_t)s->params.nbest;
     if (s->model->kind != MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "classify", "this model is no classifier");
@@ -7277,17 +8860,18 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
         const moe_frame frame = { .rows = n,
                                   .inputs = inputs + row0 * width,
                                   .keys = s->keys,
-                                  .want = s->want,
-                                  .want_logprob = s->want_logprob,
-                                  .top_ids = s->top_ids,
-                                  .top_logprobs = s->top_logprobs };
+                                  .beam.want = s->want,
+                                  .beam.want_logprob = s->want_logprob,
+                                  .beam.top_ids = s->top_ids,
+                                  .beam.top_logprobs = s->top_logprobs };
         for (size_t r = 0; r < n; r++) {
             s->want[r] = -1;
             if (s->keys) s->keys[r] = moe_row_key(inputs + (row0 + r) * width, width);
         }
-        MOE_TRY(moe_session_run(s, &s->decoder, &frame, error));
+        MOE_TRY(moe_heed(s, "classify", error));
+        MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
         for (size_t r = 0; r < n; r++) {
-            if (s->params.routing) moe_report_row(s, &s->decoder, r, NULL, row0 + r, -1);
+            if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], r, NULL, row0 + r, -1);
             if (!(s->top_logprobs[r * top] <= 0.0f))
                 return moe_fail(error, MOE_ERROR_NUMERIC, "classify",
                                 "row %zu gives not-a-number: its inputs or the model's weights are broken", row0 + r);
@@ -7302,3 +8886,5 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
     }
     return MOE_OK;
 }
+
+#endif /* MOE_HOST */

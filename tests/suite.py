@@ -10,7 +10,8 @@
     if __name__ == "__main__":
         sys.exit(test.run())
 
-Every test prints `ok NAME (seconds)`, `skip NAME: why` or `FAIL NAME: line N: what`, and the last line is `N passed, N failed`.
+Every test prints `ok NAME (seconds)`, `skip NAME: why` or `FAIL NAME: line N: what`, and the last line is `N passed, N
+failed`.
 """
 import sys
 import time
@@ -50,8 +51,10 @@ class Suite:
                 print(f"skip {name}: {why}")
             except Exception as problem:  # noqa: BLE001 - whatever it is, it fails this test only
                 failed += 1
-                lines = [x.lineno for x in traceback.extract_tb(problem.__traceback__) if x.filename == function.__code__.co_filename]
-                print(f"FAIL {name}: line {', '.join(map(str, lines[:5]))}: {type(problem).__name__} {str(problem)[:1000]}")
+                lines = [x.lineno for x in traceback.extract_tb(problem.__traceback__)
+                         if x.filename == function.__code__.co_filename]
+                print(f"FAIL {name}: line {', '.join(map(str, lines[:5]))}: {type(problem).__name__} "
+                      f"{str(problem)[:1000]}")
             sys.stdout.flush()
         print(f"{passed} passed, {failed} failed")
         return failed > 0

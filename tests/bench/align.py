@@ -1,23 +1,27 @@
 #!/usr/bin/env python3
-"""moe-align beside the statistical aligner of tools/phrases.py, on the Tatoeba dev sentences.
+"""moe-align beside the statistical aligner of tools/train/phrases.py, on the
+Tatoeba dev sentences.
 
-That one has learned from about a hundred times as many sentence pairs what stands for what; its links of 0.5 and more in the
-product of both directions are taken as sure. Two numbers say how far moe-align agrees: which share of the sure links it has, and of its own links
-at words with a sure one, which share is sure. It reads the training text and these sentences, no reference: nobody aligned them.
+That one has learned from about a hundred times as many sentence pairs what
+stands for what; its links of 0.5 and more in the product of both directions are
+taken as sure. Two numbers say how far moe-align agrees: which share of the sure
+links it has, and of its own links at words with a sure one, which share is
+sure. It reads the training text and these sentences, no reference: nobody
+aligned them.
 
-    .venv/bin/python tests/bench/align.py -m models/en-de-fr-es.bin --corpus ../shared/corpus --share 0.5 0.7 1
+    tests/python tests/bench/align.py -m models/en-de-fr-es.bin \\
+        --corpus ../shared/corpus --share 0.5 0.7 1
 """
 import argparse
 import os
 import subprocess
-import sys
 
 import numpy as np
 
+import data
+import phrases
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "tools"))
-import data  # noqa: E402
-import phrases  # noqa: E402
 
 SURE = 0.5
 
@@ -52,8 +56,10 @@ def main():
         dev = data.read_dev(o.corpus, f"tatoeba.en-{language}", "en", language, None)
         sure = sure_links((table["en"], table[language]), dev)
         for share in o.share:
-            out = subprocess.run([o.align, "-m", o.model, "-s", "en", "-t", language, "--share", share], check=True, text=True,
-                                 input="".join(f"{a}\t{b}\n" for a, b in zip(*dev)), stdout=subprocess.PIPE).stdout.split("\n")
+            out = subprocess.run([o.align, "-m", o.model, "-s", "en", "-t", language, "--share", share], check=True,
+                                 text=True,
+                                 input="".join(f"{a}\t{b}\n" for a, b in zip(*dev)),
+                                 stdout=subprocess.PIPE).stdout.split("\n")
             total = right = known = links = 0
             for number, wanted in sure.items():
                 mine = {tuple(map(int, x.split("-"))) for x in out[number].split()}
@@ -62,7 +68,8 @@ def main():
                 total += len(wanted)
                 right += len(mine & wanted)
                 known += sum(a in lefts or b in rights for a, b in mine)
-            print(f"| en-{language}, --share {share} | {links} | {100 * right / total:.0f} % | {100 * right / known:.0f} % |", flush=True)
+            print(f"| en-{language}, --share {share} | {links} | {100 * right / total:.0f} % | "
+                  f"{100 * right / known:.0f} % |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,30 @@
 #!/usr/bin/env python3
 """Speed beside the peers, cold start, and endurance.
 
-    compare.py speed     target tokens per second of the paper's 32-expert network: moe, CTranslate2 with a Transformer-base
-                         (the usual engine for the same task) and PyTorch with the same network, in one run and taking turns;
-                         prints the Markdown table of README.md. Takes about 20 minutes; --quick takes 3 and leaves most out
-    compare.py cold      from process start to the first translation, and memory beside the mapped file
-    compare.py lines     100,000 lines through one process: memory and speed at the beginning and at the end
+    compare.py speed     target tokens per second of the paper's 32-expert
+                         network: moe, CTranslate2 with a Transformer-base (the
+                         usual engine for the same task) and PyTorch with the
+                         same network, taking turns in one run. Prints the
+                         Markdown table of tests/bench/README.md; takes about 20
+                         minutes (--quick: 3, and most is left out).
+                         --network opus-base (or another Transformer of
+                         moe-make-random): moe and CTranslate2, the same shape
+    compare.py cold      from process start to the first translation, and memory
+                         beside the mapped file
+    compare.py lines     100,000 lines through one process: memory and speed at
+                         the beginning and at the end
 
-Programs: ./moe-bench, ./moe-make-random and ./moe-translate, built by `make`; BIN says where else they are. `speed` wants a
-Python with the peers' packages (--python, default this one):
+Programs: ./moe-bench, ./moe-make-random and ./moe-translate, built by `make`;
+BIN says where else they are. `speed` wants a Python with the peers' packages
+(--python, default this one):
 
-    python3 -m venv .venv && .venv/bin/pip install torch ctranslate2 intel-openmp numpy
+    python3 -m venv .venv
+    .venv/bin/pip install torch ctranslate2 intel-openmp numpy
     .venv/bin/python tests/bench/compare.py speed
 
-and 500 MB in --folder for models of random weights; those that are there are used again. Nothing else should run meanwhile: a
-program that got less than --min-cpus of its processors is marked with *.
+and 500 MB in --folder for models of random weights; those that are there are
+used again. Nothing else should run meanwhile: a program that got less than
+--min-cpus of its processors is marked with *.
 """
 import argparse
 import datetime
@@ -42,6 +52,8 @@ def program(name):
 
 # ---- Speed -----------------------------------------------------------------------------------------------------
 
+MIXTURE = "paper-32"  # the network that PyTorch runs too
+
 
 class Peer:
     """A program of ours that stays loaded and measures when told to."""
@@ -49,7 +61,8 @@ class Peer:
     def __init__(self, o, script, *options):
         command = [o.python, os.path.join(HERE, script), "--batch", o.batch, "--beam", o.beam, "--src-len", o.src_len,
                    "--tgt-len", o.tgt_len, "--threads", o.threads, *options]
-        self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True)
         self.name = self.read()["name"]
 
     def read(self):
@@ -73,14 +86,16 @@ class Moe:
 
     def __init__(self, o, path):
         self.o, self.path = o, path
-        self.name = "moe " + os.path.basename(path)[len("paper-32-"):-len(".bin")]
+        self.name = "moe " + path[path.rindex("-") + 1:-len(".bin")]
         self.machine = None
 
     def measure(self, reps):
         o = self.o
         command = [program("moe-bench"), "-m", self.path, "--batch", o.batch, "--beam", o.beam, "--src-len", o.src_len,
-                   "--tgt-len", o.tgt_len, "--threads", o.threads, "--reps", max(5, reps)] + (["--isa", o.isa] if o.isa else [])
-        lines = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()
+                   "--tgt-len", o.tgt_len, "--threads", o.threads, "--reps", max(5, reps)] + (["--isa", o.isa] if o.isa
+                                                                                              else [])
+        lines = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, check=True,
+                               text=True).stdout.splitlines()
         self.machine, model = json.loads(lines[0]), json.loads(lines[1])
         return {"seconds": [model["ms_median"] / 1000] * reps, "cpus": [model["cpu_share"] * o.threads] * reps,
                 "rss_mb": model["rss_mb"]}
@@ -93,10 +108,11 @@ def make_models(o):
     """The paths of moe's models: everything Q8, and experts Q4."""
     os.makedirs(o.folder, exist_ok=True)
     paths = []
-    for name, options in (("q8", []), ("q8+q4", ["--experts", "q4"])):
-        path = os.path.join(o.folder, "paper-32-%s.bin" % name)
+    kinds = (("q8", []), ("q8+q4", ["--experts", "q4"])) if o.network == MIXTURE else (("q8", []),)
+    for name, options in kinds:
+        path = os.path.join(o.folder, "%s-%s.bin" % (o.network, name))
         if not os.path.exists(path):
-            command = [program("moe-make-random"), "--preset", "paper-32", "--type", "q8", "-o", path]
+            command = [program("moe-make-random"), "--preset", o.network, "--type", "q8", "-o", path]
             subprocess.run(command + options, check=True)
         paths.append(path)
     return paths
@@ -106,7 +122,9 @@ def measure_configuration(o, paths):
     """[(name, tokens per second, processors, MB)], moe first, and the machine."""
     contestants = [Moe(o, path) for path in paths]
     if not o.only_moe:
-        contestants.append(Peer(o, "peer_ctranslate2.py", "--folder", os.path.join(o.folder, "transformer-base")))
+        shape = "transformer-base" if o.network == MIXTURE else o.network
+        contestants.append(Peer(o, "peer_ctranslate2.py", "--shape", shape,
+                                "--folder", os.path.join(o.folder, "ctranslate2-" + shape)))
         contestants += [Peer(o, "peer_torch.py", "--type", t) for t in o.torch]
     seconds, cpus, rss = ([[] for _ in contestants] for _ in range(3))
     for _ in range(o.rounds):
@@ -134,8 +152,10 @@ def speed(o):
     peers = [("moe : " + p, [i for i, n in enumerate(names) if n.startswith(p)]) for p in ("CTranslate2", "PyTorch")]
     peers = [(title, where) for title, where in peers if where]
     starved = False
-    print("%s, %d threads, %s kernels; %d tokens in, %d out; %s. Memory read at %.0f GB/s, integer peak %.0f Gop/s.\n" % (
-        machine["cpu"], o.threads, machine["isa"], o.src_len, o.tgt_len, datetime.date.today(), machine["dram_gbytes_s"],
+    print("%s, %d threads, %s kernels; %d tokens in, %d out; %s. Memory read at %.0f GB/s, integer peak %.0f Gop/s.\n"
+          % (
+        machine["cpu"], o.threads, machine["isa"], o.src_len, o.tgt_len, datetime.date.today(),
+        machine["dram_gbytes_s"],
         machine["integer_gops"]))
     print("| " + " | ".join(["beam", "batch"] + names + [title for title, _ in peers]) + " |")
     print("|---" * (2 + len(names) + len(peers)) + "|")
@@ -147,18 +167,26 @@ def speed(o):
             cells.append("%d%s" % (round(tokens), "*" if busy < o.min_cpus * o.threads else ""))
         ratios = ["%.2f" % (best / max(results[i][1] for i in where)) for _, where in peers]
         print("| " + " | ".join([str(beam), str(batch)] + cells + ratios) + " |")
-    print("\nTarget tokens per second. moe and PyTorch run the paper's network with 32 experts (203 million parameters, 85")
-    print("million used per token); CTranslate2 a Transformer-base (60 million). Ratios are of the fastest of either side.")
+    memory = ["%s %.0f MB" % (name, max(results[i][3] for _, _, results in rows)) for i, name in enumerate(names)]
+    if o.network == MIXTURE:
+        print("\nTarget tokens per second. moe and PyTorch run the paper's network with 32 experts (203 million "
+              "parameters, 85")
+        print("million used per token); CTranslate2 a Transformer-base (60 million). Ratios are of the fastest of "
+              "either side.")
+    else:
+        print("\nTarget tokens per second of two networks of the same shape, %s, random weights." % o.network)
+    print("Resident memory at most: %s." % ", ".join(memory))
     if starved:
-        print("\\* got less than %d %% of its processors: this machine was shared, measure again." % round(100 * o.min_cpus))
+        print("\\* got less than %d %% of its processors: this machine was shared, measure again."
+              % round(100 * o.min_cpus))
 
 
 # ---- Cold start --------------------------------------------------------------------------------------------------
 
 
 def status_mb(pid, key):
-    """A line of /proc/PID/status in MB; None when the process has ended. The peak that wait() reports would count the parent
-    that it was forked from."""
+    """A line of /proc/PID/status in MB; None when the process has ended. The peak that wait() reports would count the
+    parent that it was forked from."""
     with open("/proc/%d/status" % pid) as f:
         return next((int(line.split()[1]) / 1024 for line in f if line.startswith(key + ":")), None)
 
@@ -187,7 +215,8 @@ def cold(o):
             peaks.append(peak)
     print(json.dumps({"what": "cold", "model": os.path.basename(o.model), "runs": o.runs,
                       "first_translation_ms": round(statistics.median(times) * 1000, 1),
-                      "ms_min": round(min(times) * 1000, 1), "file_mb": round(size, 1), "rss_peak_mb": round(max(peaks), 1),
+                      "ms_min": round(min(times) * 1000, 1), "file_mb": round(size, 1),
+                      "rss_peak_mb": round(max(peaks), 1),
                       "rss_above_file_mb": round(max(peaks) - size, 1)}))
 
 
@@ -196,8 +225,9 @@ def cold(o):
 
 def block_of_lines(count):
     choose = random.Random(4)
-    words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but not "
-             "very old new green today tomorrow always never quickly 12 1984 Berlin Anna with without when who").split()
+    words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but "
+             "not very old new green today tomorrow always never quickly 12 1984 Berlin Anna with without when "
+             "who").split()
     lengths = (1, 2, 3, 5, 8, 8, 13, 21)
     return [" ".join(choose.choice(words) for _ in range(choose.choice(lengths))) + "." for _ in range(count)]
 
@@ -233,7 +263,8 @@ def lines(o):
     rate = lambda a, b: round((b - a) * len(block) / (clock[b] - clock[a]), 1)  # noqa: E731
     print(json.dumps({"what": "lines", "model": os.path.basename(o.model), "lines": repeats * len(block),
                       "lines_s_begin": rate(0, window), "lines_s_end": rate(repeats - window, repeats),
-                      "lines_s": rate(0, repeats), "rss_begin_mb": round(memory[0], 1), "rss_end_mb": round(memory[-1], 1),
+                      "lines_s": rate(0, repeats), "rss_begin_mb": round(memory[0], 1),
+                      "rss_end_mb": round(memory[-1], 1),
                       "rss_peak_mb": round(max(memory), 1), "blocks_that_differ": differing}))
     sys.exit(differing > 0)
 
@@ -244,6 +275,7 @@ def main():
     commands = p.add_subparsers(dest="command", required=True)
     s = commands.add_parser("speed", help="moe beside CTranslate2 and PyTorch")
     s.add_argument("--python", default=sys.executable, help="a Python with torch, ctranslate2, intel-openmp and numpy")
+    s.add_argument("--network", default=MIXTURE, choices=[MIXTURE, "opus-base", "m2m-418m", "nllb-600m"])
     s.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "moe-bench"),
                    help="for models of random weights (default %(default)s)")
     s.add_argument("--batches", type=numbers, default=[1, 8, 32, 128], metavar="LIST")
@@ -271,6 +303,8 @@ def main():
         else:
             c.add_argument("--count", type=int, default=100000)
     o = p.parse_args()
+    if o.command == "speed" and o.network != MIXTURE:
+        o.torch = []
     if o.command == "speed" and o.quick:
         o.beams, o.batches, o.rounds, o.torch = [4], [1, 32], 1, o.torch[:1]
     {"speed": speed, "cold": cold, "lines": lines}[o.command](o)

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""How much the mask at inference differs from the one of training: batchwise (eq 18) against thresholds (eq 19), the thresholds
-that were learned (eq 20) and those of moe-calibrate's closed form.
+"""How much the mask at inference differs from the one of training: batchwise
+(eq 18) against thresholds (eq 19), the thresholds that were learned (eq 20) and
+those of moe-calibrate's closed form.
 
-    tests/bench/gates.py -m models/en-de-fr-es.bin --corpus ../shared/corpus [--limit N] [--calibrate FILE]
+    tests/python tests/bench/gates.py -m models/en-de-fr-es.bin \\
+        --corpus ../shared/corpus [--limit N] [--calibrate FILE]
 
-For every test set and direction: BLEU of ./moe-translate with the file's gates, with `--gating batchwise` and, where a text to
-calibrate on is given, of a calibrated copy; and, with the reference translation forced, which experts each gives a token: the
-share of all (token, expert) pairs on which the two masks agree, and of the pairs that either selects the share that both do.
-A batch is 128 sentences: what batchwise gives hangs on it. Two Markdown tables. Needs sacreBLEU (tools/install-deps --train).
+For every test set and direction: BLEU of ./moe-translate with the file's gates,
+with `--gating batchwise` and, where a text to calibrate on is given, of a
+calibrated copy; and, with the reference translation forced, which experts each
+gives a token: the share of all (token, expert) pairs on which the two masks
+agree, and of the pairs that either selects the share that both do. A batch is
+128 sentences: what batchwise gives hangs on it. Two Markdown tables. Needs
+sacreBLEU (tools/install-deps --train).
 """
 import argparse
 import json
@@ -19,9 +24,9 @@ import tempfile
 
 import sacrebleu
 
+import evaluate
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "tools"))
-import evaluate  # noqa: E402
 
 BATCH = ["--batch", "128"]
 
@@ -37,7 +42,8 @@ def program(name, *arguments, text=None):
 def selections(model, source, target, pairs, options, folder):
     """(layers of the header, (line, layer, position) -> set of experts) with the targets forced."""
     path = os.path.join(folder, "routing")
-    program("moe-translate", "-m", model, "-s", source, "-t", target, "--score", "--truncate", *BATCH, "--routing", path, *options,
+    program("moe-translate", "-m", model, "-s", source, "-t", target, "--score", "--truncate", *BATCH, "--routing",
+            path, *options,
             text="".join(f"{s}\t{t}\n" for s, t in pairs))
     with open(path, encoding="utf-8") as file:
         layers = {x["layer"]: x["experts"] for x in json.loads(next(file))["layers"]}
@@ -68,7 +74,8 @@ def main():
     parser.add_argument("--corpus", type=pathlib.Path, default=pathlib.Path("../shared/corpus"))
     parser.add_argument("--sets", default="tatoeba,newstest2014")
     parser.add_argument("--limit", type=int, help="only the first so many sentences of each direction")
-    parser.add_argument("--calibrate", help="text for moe-calibrate (lines: source language, target language, source, target)")
+    parser.add_argument("--calibrate", help="text for moe-calibrate (lines: source language, target language, source, "
+                                            "target)")
     o = parser.parse_args()
     bleu = sacrebleu.BLEU()
     with tempfile.TemporaryDirectory() as folder:
@@ -87,15 +94,18 @@ def main():
                 sources, references = sources[:o.limit], references[:o.limit]
                 chosen = {}
                 for v, (model, options) in variants.items():
-                    lines = program("moe-translate", "-m", model, "-s", source, "-t", target, "--truncate", *BATCH, *options,
+                    lines = program("moe-translate", "-m", model, "-s", source, "-t", target, "--truncate", *BATCH,
+                                    *options,
                                     text="\n".join(sources) + "\n").split("\n")[:-1]
                     scores[v].append(bleu.corpus_score(lines, [references]).score)
-                    layers, chosen[v] = selections(model, source, target, list(zip(sources, references)), options, folder)
+                    layers, chosen[v] = selections(model, source, target, list(zip(sources, references)), options,
+                                                   folder)
                 for v in others:
                     agreement[v].add(layers, chosen["thresholds"], chosen[v])
                 print(f"{name} {source}-{target} done", file=sys.stderr)
             print(f"| {name}, mean of {len(scores[v])} directions | " +
-                  " | ".join(f"{evaluate.mean(x):.2f}" for x in scores.values()) + " | " + " | ".join(map(str, agreement.values())) +
+                  " | ".join(f"{evaluate.mean(x):.2f}" for x in scores.values()) + " | "
+                  + " | ".join(map(str, agreement.values())) +
                   " |", flush=True)
     print(f"\nBLEU: `{bleu.get_signature()}`; batches of 128 sentences")
 

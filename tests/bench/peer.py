@@ -1,7 +1,10 @@
-"""What the peers have in common: they stay loaded, and measure when they are told to.
+"""What the peers have in common: they stay loaded, and measure when they are
+told to.
 
-A peer prints one JSON line when it is ready, and for every line `N` on its standard input one more, with the seconds of N
-translations of its batch. So several programs can take turns on one machine without loading and warming up again.
+A peer prints one JSON line when it is ready, and for every line `N` on its
+standard input one more, with the seconds of N translations of its batch. So
+several programs can take turns on one machine without loading and warming up
+again.
 """
 import json
 import os

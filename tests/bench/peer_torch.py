@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""A peer of moe-bench: the network of `moe-make-random --preset paper-32` in eager PyTorch, random weights, forced length.
+"""A peer of moe-bench: the network of `moe-make-random --preset paper-32` in
+eager PyTorch, random weights, forced length.
 
-Encoder: LSTM, LSTM, mixture, LSTM. Decoder: LSTM with additive attention, mixture, LSTM. LSTMs have 2048 cells projected to
-512, experts 2048 units; the best 4 of 32 experts are used for each token. Residuals around every layer, sigmoid behind the
-mixtures.
+Encoder: LSTM, LSTM, mixture, LSTM. Decoder: LSTM with additive attention,
+mixture, LSTM. LSTMs have 2048 cells projected to 512, experts 2048 units; the
+best 4 of 32 experts are used for each token. Residuals around every layer,
+sigmoid behind the mixtures.
 
-Products run on oneDNN with weights packed once (f32, bf16), or are PyTorch's dynamic quantisation (int8: scales per row of the
-weights, one for all activations of a call). The best of a row's 32,000 logits are found by blocks, which is twice as fast as
-one topk. Memory that is freed stays in the heap, and OpenMP is Intel's.
+Products run on oneDNN with weights packed once (f32, bf16), or are PyTorch's
+dynamic quantisation (int8: scales per row of the weights, one for all
+activations of a call). The best of a row's 32,000 logits are found by blocks,
+which is twice as fast as one topk. Memory that is freed stays in the heap, and
+OpenMP is Intel's.
 """
 import argparse
 import sys
@@ -55,7 +59,8 @@ def product(outputs, inputs, rows, relu=False, spread=1.0):
 
 
 class Cell:
-    """One step of a projected LSTM, gates input, forget, output, candidate; `inputs` 0: their products come with the call."""
+    """One step of a projected LSTM, gates input, forget, output, candidate; `inputs` 0: their products come with the
+    call."""
 
     def __init__(self, inputs, rows):
         self.gates, self.project = product(4 * HIDDEN, inputs + WIDTH, rows), product(WIDTH, HIDDEN, rows)

@@ -1,6 +1,6 @@
-/* cmocka.h - as much of cmocka as tests/test_kernels.c needs, for `make test-arm`: Debian has no cmocka for a cross
- * compiler short of adding a foreign architecture to the machine. Prints TAP; a failed assertion ends its test by a
- * long jump. */
+/* cmocka.h - as much of cmocka as tests/engine/test_kernels.c needs, for `make test-arm`: Debian has no cmocka for a
+ * cross compiler short of adding a foreign architecture to the machine. Prints TAP; a failed assertion ends its test by
+ * a long jump. */
 #ifndef MOE_CROSS_CMOCKA_H
 #define MOE_CROSS_CMOCKA_H
 

@@ -6,7 +6,7 @@
  * ISA as in moe.h, "auto" too; with =TYPE, the model is first saved in that type. The first line names the kernels in
  * use. */
 #define _POSIX_C_SOURCE 200809L
-#include "../../moe.h"
+#include "moe.h"
 
 #include <stdio.h>
 #include <stdlib.h>

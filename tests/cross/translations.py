@@ -42,7 +42,8 @@ def translate(command, isa, batch, threads, models):
 
 host, arm = sys.argv[1:]
 _, reference, broken = translate([host], "portable", 1, 1, SMALL + [SHIPPED])
-verdict("portable kernels translate here", broken or next((m + ": no output" for m in reference if len(reference[m]) < 48), ""))
+verdict("portable kernels translate here",
+        broken or next((m + ": no output" for m in reference if len(reference[m]) < 48), ""))
 _, others, broken = translate([host], "auto", 64, 4, SMALL + [SHIPPED])
 verdict("the best kernels here give the same bytes", broken or ("other bytes" if others != reference else ""))
 for cpu, isa, expected, batch, threads, models in RUNS:

@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""Makes random Transformer checkpoints in Hugging Face's layout, without
+transformers or PyTorch, and says what transformer_numpy.py makes of them.
+
+    tests/python tests/convert/make_transformers.py FAMILY FOLDER \\
+        [--layout NAME] [--dtype f32|f16|bf16] [KEY=VALUE ...]
+            one checkpoint
+    tests/python tests/convert/make_transformers.py --golden
+            tests/golden/transformers.json anew
+
+FAMILY is nllb-moe, nllb, marian (base: swish) or marian-big (relu, </s> not 0).
+KEY=VALUE changes config.json ("d_model=1024"), which is how a checkpoint of a
+published shape is made: --shape nllb-600m and the like. Weights are a function
+of tensor name, place and seed alone (integers and one multiplication: the same
+on every machine), so that only expectations are stored. Files are written
+tensor by tensor.
+"""
+import argparse
+import json
+import os
+import struct
+import sys
+import zlib
+
+import numpy as np
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+GOLDEN = os.path.join(ROOT, "tests", "golden", "transformers.json")
+
+LANGUAGES = range(190, 196)  # ids of language tokens in the small M2M-like checkpoints
+M2M = {"architectures": ["M2M100ForConditionalGeneration"], "model_type": "m2m_100", "activation_function": "relu",
+       "bos_token_id": 0,
+       "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "scale_embedding": True,
+       "is_encoder_decoder": True,
+       "max_position_embeddings": 128, "d_model": 64, "vocab_size": 200, "encoder_layers": 3, "decoder_layers": 2,
+       "encoder_attention_heads": 4, "decoder_attention_heads": 8, "encoder_ffn_dim": 96, "decoder_ffn_dim": 112,
+       "dropout": 0.1,
+       "torch_dtype": "float32", "use_cache": True}
+MIXTURE = {**M2M, "architectures": ["NllbMoeModel"], "model_type": "nllb-moe", "encoder_layers": 4, "decoder_layers": 4,
+           "decoder_attention_heads": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2, "num_experts": 8,
+           "expert_capacity": 64,
+           "moe_eval_capacity_token_fraction": 1.0, "moe_token_dropout": 0.2, "second_expert_policy": "all",
+           "router_bias": False,
+           "normalize_router_prob_before_dropping": False, "batch_prioritized_routing": False,
+           "router_dtype": "float32",
+           "router_ignore_padding_tokens": False}
+MARIAN = {"architectures": ["MarianMTModel"], "model_type": "marian", "activation_function": "swish", "bos_token_id": 0,
+          "pad_token_id": 200, "eos_token_id": 0, "forced_eos_token_id": 0, "decoder_start_token_id": 200,
+          "bad_words_ids": [[200]],
+          "scale_embedding": True, "is_encoder_decoder": True, "max_position_embeddings": 96, "d_model": 64,
+          "vocab_size": 201,
+          "decoder_vocab_size": 201, "share_encoder_decoder_embeddings": True, "static_position_embeddings": True,
+          "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+          "encoder_ffn_dim": 128,
+          "decoder_ffn_dim": 128, "max_length": 96, "num_beams": 4, "tie_word_embeddings": True, "use_cache": True}
+SPECIAL = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1,
+           "transformers_version": "4.57.6"}
+FAMILIES = {  # config.json, generation_config.json
+    "nllb-moe": (MIXTURE, {**SPECIAL, "max_new_tokens": 24}),
+    "nllb": (M2M, {**SPECIAL, "max_length": 25}),
+    "marian": (MARIAN, {"bad_words_ids": [[200]], "bos_token_id": 0, "decoder_start_token_id": 200, "eos_token_id": 0,
+                        "forced_eos_token_id": 0, "max_length": 25, "num_beams": 4, "pad_token_id": 200,
+                        "renormalize_logits": True}),
+    "marian-big": ({**MARIAN, "activation_function": "relu", "eos_token_id": 77, "forced_eos_token_id": 77,
+                    "encoder_layers": 2},
+                   {"bad_words_ids": [[200]], "decoder_start_token_id": 200, "eos_token_id": 77,
+                    "forced_eos_token_id": 77,
+                    "max_length": 25, "num_beams": 4, "pad_token_id": 200, "early_stopping": True})}
+# whose outputs vary, and of which about half end before the limit
+SEEDS = {"nllb-moe": 3, "nllb": 3, "marian": 20, "marian-big": 9}
+
+
+def large(layers, width, ffn, heads, vocabulary, **more):
+    return {"encoder_layers": layers, "decoder_layers": layers, "d_model": width, "encoder_ffn_dim": ffn,
+            "decoder_ffn_dim": ffn,
+            "encoder_attention_heads": heads, "decoder_attention_heads": heads, "vocab_size": vocabulary, **more}
+
+
+SHAPES = {  # transformer.md, section 3
+    "nllb-moe-54b": ("nllb-moe", large(24, 2048, 8192, 16, 256206, num_experts=128, encoder_sparse_step=4,
+                                       decoder_sparse_step=4,
+                                       max_position_embeddings=1024)),
+    "nllb-600m": ("nllb", large(12, 1024, 4096, 16, 256206, max_position_embeddings=1024)),
+    "m2m-418m": ("nllb", large(12, 1024, 4096, 16, 128112, max_position_embeddings=1024)),
+    "opus-base": ("marian", large(6, 512, 2048, 8, 58101, max_position_embeddings=512, decoder_vocab_size=58101,
+                                  pad_token_id=58100,
+                                  decoder_start_token_id=58100))}
+
+
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
+
+def uniform(name, count, seed, first=0):
+    """count float32 numbers in [-1, 1), from place `first` on: the upper 24 bits of splitmix64 of a counter."""
+    with np.errstate(over="ignore"):
+        z = (np.arange(first, first + count, dtype=np.uint64)
+             + np.uint64((zlib.crc32(name.encode()) << 20) + (seed << 56)))
+        z *= np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    return (z >> np.uint64(40)).astype(np.float32) * np.float32(2 ** -23) - np.float32(1)
+
+
+def shapes(c):
+    """The state dict, without the prefix, as HF saves it: name -> shape."""
+    d, out = c["d_model"], {}
+    mixture, marian = c["model_type"] == "nllb-moe", c["model_type"] == "marian"
+
+    def pair(name, *shape):
+        out.update({name + ".weight": shape, name + ".bias": shape[:1]})
+    if c.get("share_encoder_decoder_embeddings", True):
+        out["shared.weight"] = (c["vocab_size"], d)
+    else:
+        out["encoder.embed_tokens.weight"] = (c["vocab_size"], d)
+        out["decoder.embed_tokens.weight"] = (c["decoder_vocab_size"], d)
+    for side in ("encoder", "decoder"):
+        ffn = c[side + "_ffn_dim"]
+        for i in range(c[side + "_layers"]):
+            layer = f"{side}.layers.{i}."
+            attentions = ["self_attn"] + [("cross_attention" if mixture else "encoder_attn")] * (side == "decoder")
+            for attention in attentions:
+                for part in "kvq":
+                    pair(f"{layer}{attention}.{part}_proj", d, d)
+                pair(f"{layer}{attention}.out_proj", d, d)
+                pair(f"{layer}{attention}_layer_norm", d)
+            steps = [layer + "ffn." if mixture else layer]
+            if mixture and c[side + "_sparse_step"] and (i + 1) % c[side + "_sparse_step"] == 0:
+                out[layer + "ffn.router.classifier.weight"] = (c["num_experts"], d)
+                steps = [f"{layer}ffn.experts.expert_{e}." for e in range(c["num_experts"])]
+            for step in steps:
+                pair(step + "fc1", ffn, d)
+                pair(step + "fc2", d, ffn)
+            pair(layer + ("ff_layer_norm" if mixture else "final_layer_norm"), d)
+        if not marian:
+            pair(side + ".layer_norm", d)
+    if marian:
+        out["final_logits_bias"] = (1, c["decoder_vocab_size"])
+    return out
+
+
+def tensor(name, shape, c, seed):
+    """A tensor of a checkpoint. The amplitudes make outputs peaked and varied, and let most sentences end."""
+    d, last = c["d_model"], name.split(".")[-2:][0]
+    x = uniform(name, int(np.prod(shape)), seed).reshape(shape)
+    marian = c["model_type"] == "marian"
+    if last in ("shared", "embed_tokens"):
+        x *= np.float32((3.4 if marian else 1.7) * d ** -0.5)
+        x[c["eos_token_id"]] *= np.float32(2.2)
+        x[c["pad_token_id"]] = 0
+    elif name == "final_logits_bias":
+        x[0, c["eos_token_id"]] += 2
+        x[0, c["pad_token_id"]] = 0
+    elif last.endswith("norm"):
+        x = x * np.float32(0.2) + np.float32(name.endswith("weight"))
+        if name in ("decoder.layer_norm.weight", f"decoder.layers.{c['decoder_layers'] - 1}.final_layer_norm.weight"):
+            # or a token would repeat itself
+            x *= np.where(uniform(name, len(x), seed, len(x)) < 0, np.float32(-1), np.float32(1))
+            x *= np.float32(2 if marian else 4)
+    elif name.endswith("bias"):
+        x *= np.float32(0.2)
+    else:
+        gain = {"q_proj": 2.4, "k_proj": 2.4, "v_proj": 2, "out_proj": 2, "fc1": 3, "fc2": 3.5, "classifier": 4}[last]
+        if marian and last in ("out_proj", "fc2"):
+            gain *= 0.5
+        x *= np.float32(gain * shape[1] ** -0.5)
+        # what an activation gives is positive on the average: that must not become the same vector for every token
+        if last == "fc2":
+            x[:, 1::2] = -x[:, ::2]
+    return x
+
+
+def configs(family, **changes):
+    config, generation = FAMILIES[family]
+    config, generation = {**config, **changes}, dict(generation)
+    for key in generation:
+        if key in changes:
+            generation[key] = changes[key]
+    if config["model_type"] == "marian":
+        generation["bad_words_ids"] = config["bad_words_ids"] = [[config["pad_token_id"]]]
+    return config, generation
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+KINDS = {"f32": ("F32", 4), "f16": ("F16", 2), "bf16": ("BF16", 2), "f64": ("F64", 8)}
+
+
+def encode(array, dtype):
+    if dtype == "bf16":
+        bits = np.ascontiguousarray(array, np.float32).view(np.uint32).astype(np.uint64)
+        return ((bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)).astype("<u2").tobytes()
+    return np.ascontiguousarray(array).astype({"f32": "<f4", "f16": "<f2", "f64": "<f8"}[dtype]).tobytes()
+
+
+def write_safetensors(path, tensors, read, dtype):
+    """tensors: name -> shape; read(name): its numbers."""
+    head, at = {"__metadata__": {"format": "pt"}}, 0
+    kind, size = KINDS[dtype]
+    for name, shape in tensors.items():
+        count = size * int(np.prod(shape))
+        head[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + count]}
+        at += count
+    head = json.dumps(head).encode()
+    head += b" " * (-len(head) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        for name in tensors:
+            file.write(encode(read(name), dtype))
+
+
+def write_bin(path, tensors, read, dtype, legacy):
+    from gnmt_checkpoints import write_torch
+    write_torch(path, {n: read(n).astype({"f32": "<f4", "f16": "<f2", "f64": "<f8"}[dtype]) for n in tensors}, legacy)
+
+
+def write(folder, config, generation, seed=1, layout="safetensors", dtype="f32", prefix=None,
+          change=lambda tensors: tensors,
+          shards=3):
+    """A checkpoint's folder. layout: safetensors, bin (zip), legacy (before PyTorch 1.6), or any of them with
+    "-sharded". `change` is given name -> (shape, function) and returns what is to be written."""
+    os.makedirs(folder, exist_ok=True)
+    if prefix is None:
+        prefix = "" if config["architectures"] == ["NllbMoeModel"] else "model."
+    tensors = {(prefix if name != "final_logits_bias" else "")
+               + name: (shape, lambda n=name, s=shape: tensor(n, s, config, seed))
+               for name, shape in shapes(config).items()}
+    tensors = change(tensors)
+    for name, value in (("config", config), ("generation_config", generation)):
+        if value is not None:
+            with open(os.path.join(folder, name + ".json"), "w", encoding="utf-8") as file:
+                json.dump(value, file, indent=2, sort_keys=True)
+    kind, _, sharded = layout.partition("-")
+    stem, end = ("model", "safetensors") if kind == "safetensors" else ("pytorch_model", "bin")
+
+    def put(path, names):
+        these, read = {n: tensors[n][0] for n in names}, lambda n: tensors[n][1]()
+        if kind == "safetensors":
+            write_safetensors(path, these, read, dtype)
+        else:
+            write_bin(path, these, read, dtype, kind == "legacy")
+    names = list(tensors)
+    if not sharded:
+        return put(os.path.join(folder, f"{stem}.{end}"), names)
+    weight_map = {}
+    for k in range(shards):
+        path = f"{stem}-{k + 1:05d}-of-{shards:05d}.{end}"
+        part = names[k * len(names) // shards:(k + 1) * len(names) // shards]
+        weight_map.update(dict.fromkeys(part, path))
+        put(os.path.join(folder, path), part)
+    total = sum(int(np.prod(shape)) for shape, _ in tensors.values()) * KINDS[dtype][1]
+    with open(os.path.join(folder, f"{stem}.{end}.index.json"), "w", encoding="utf-8") as file:
+        json.dump({"metadata": {"total_size": total}, "weight_map": weight_map}, file)
+    return None
+
+
+def make(folder, family, seed=None, layout="safetensors", dtype="f32", **changes):
+    """The checkpoint of a family with changes to its config."""
+    write(folder, *configs(family, **changes), seed=SEEDS[family] if seed is None else seed, layout=layout, dtype=dtype)
+
+
+# ---- Expectations ----------------------------------------------------------------------------------------------------
+
+def case(family, i):
+    """(source, forced token or -1, target) of the i-th random sentence: ids as the encoder reads and the decoder writes
+    them."""
+    config, r = configs(family)[0], (uniform(f"case {family}", 64, 1, 64 * i) + 1) / 2
+    special = {config["eos_token_id"], config["pad_token_id"], 0, 1, 2, 3, *LANGUAGES}
+    words = np.array([x for x in range(config["vocab_size"]) if x not in special])
+
+    def pick(first, count):
+        return words[(r[first:first + count] * len(words)).astype(int)].tolist()
+    end, languages = [config["eos_token_id"]], [] if config["model_type"] == "marian" else [LANGUAGES[int(x * 6)]
+                                                                                            for x in r[:2]]
+    return ([*languages[:1], *pick(8, 1 + int(r[2] * 12) if i else 1), *end], languages[1] if languages else -1,
+            [*languages[1:], *pick(32, int(r[3] * 9)), *end])
+
+
+BEAMS, CASES, MARGIN = (2, 4, 5), 40, 1e-4
+
+
+def expect(model, family, i):
+    """What the reading makes of a sentence, and the smallest margin of a choice. "beams": by width, "e" for
+    early_stopping."""
+    source, force, target = case(family, i)
+    greedy, beams = model.greedy(source, force=force), {}
+    target, margin = greedy.ids if i % 2 else target, greedy.margin
+    for n in BEAMS:
+        for early in (False, True):
+            found = model.beam(source, n, force=force, early_stopping=early)
+            margin = min(margin, found[0].margin)
+            beams[f"{n}{'e' * early}"] = [[text(h.ids), round(h.score, 6)] for h in found]
+    o = model.options({})
+    logp = model.score(source, target, o["bad_words"] if o["renormalize"] else ())
+    out = {"source": text(source), "force": force, "greedy": [text(greedy.ids), round(greedy.logprob, 6)],
+           "beams": beams,
+           "target": text(target), "logprobs": [round(float(logp[t, x]), 7) for t, x in enumerate(target)]}
+    if model.mixture:
+        out["experts"] = {name: " ".join("%d,%d" % tuple(sorted(pair)) for pair in best)
+                          for name, best in model.experts}
+    assert (model.pad not in [*target, *greedy.ids]
+            and f" {model.pad} " not in json.dumps(beams).replace('"', " ")), (family, i)
+    return out, margin
+
+
+def text(ids):
+    return " ".join(map(str, ids))
+
+
+def write_golden():
+    import tempfile
+
+    import transformer_numpy
+    lines = []
+    for family in FAMILIES:
+        with tempfile.TemporaryDirectory() as folder:
+            make(folder, family)
+            model = transformer_numpy.Transformer(folder)
+        found, i = [], 0
+        while len(found) < CASES:
+            out, margin = expect(model, family, i)
+            if margin > MARGIN:
+                found.append(json.dumps(out, separators=(",", ":")))
+            i += 1
+        different = sum(json.loads(x)["beams"]["4"] != json.loads(x)["beams"]["4e"] for x in found)
+        print(f"{family}: {CASES} of the first {i} sentences, beam 4 differs with early_stopping in {different}")
+        lines.append(json.dumps(family) + ":[\n" + ",\n".join(found) + "]")
+    with open(GOLDEN, "w", encoding="utf-8") as file:
+        file.write("{" + ",\n".join(lines) + "}\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--golden", action="store_true")
+    parser.add_argument("--layout", default="safetensors")
+    parser.add_argument("--dtype", choices=list(KINDS), default="f32")
+    parser.add_argument("--shape", metavar="NAME", choices=list(SHAPES), help=", ".join(SHAPES))
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("arguments", nargs="*", metavar="FAMILY FOLDER KEY=VALUE")
+    args = parser.parse_args()
+    if args.golden:
+        return write_golden()
+    family, changes = SHAPES[args.shape] if args.shape else (args.arguments.pop(0), {})
+    folder, *settings = args.arguments
+    changes = {**changes, **{key: json.loads(value) for key, value in (s.split("=", 1) for s in settings)}}
+    return make(folder, family, args.seed, args.layout, args.dtype, **changes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

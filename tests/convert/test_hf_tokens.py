@@ -1,0 +1,428 @@
+#!/usr/bin/env python3
+"""Tokenisers of Hugging Face's checkpoints inside a model file: text to ids and
+back, language names, files that do not fit.
+
+Usage: tests/python tests/convert/test_hf_tokens.py [--only NAME]
+
+A SentencePiece model is made here, of the substrings that 500 lines of eight
+languages have most often, and cut with by a few lines of Python (the best sum
+of scores), so that neither sentencepiece nor transformers is needed; the rules
+of transformer.md, section 5, are written here once more. One test compares all
+of this with transformers' own tokenisers and a model trained by sentencepiece,
+and is skipped without them. Prints `ok NAME` or `FAIL NAME` per test.
+"""
+import argparse
+import collections
+import contextlib
+import io
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+
+from suite import Suite
+
+try:
+    import numpy as np
+
+    import convert
+    import make_transformers as make
+    import moefile
+except ImportError:
+    np = None
+try:
+    import sentencepiece
+    import transformers
+    if transformers.__version__ != "4.57.6":
+        transformers = None
+except ImportError:
+    transformers = None
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TRANSLATE = os.path.join(ROOT, os.environ.get("BIN", "."), "moe-translate")
+test = Suite()
+numpy_test = test.needs(np, "NumPy")
+oracle_test = test.needs(transformers, "transformers 4.57.6 with sentencepiece")
+
+WORDS = {
+    "eng_Latn": "the house stands near an old river where children play every long summer day and nobody asks why",
+    "deu_Latn": "das alte Haus steht am Fluß, wo Kinder jeden Tag spielen und niemand weiß warum die Tür offen bleibt",
+    "fra_Latn": "la vieille maison près de l'eau où les enfants jouent chaque été, déjà fermée à clé pour l'hiver",
+    "rus_Cyrl": "старый дом стоит у реки где дети играют каждый день и никто не знает почему дверь открыта",
+    "ell_Grek": "το παλιό σπίτι είναι κοντά στο ποτάμι όπου τα παιδιά παίζουν κάθε μέρα και κανείς δεν ξέρει",
+    "arb_Arab": "البيت القديم قرب النهر حيث يلعب الأطفال كل يوم ولا أحد يعرف لماذا الباب مفتوح",
+    "hin_Deva": "पुराना घर नदी के पास है जहाँ बच्चे हर दिन खेलते हैं और कोई नहीं जानता क्यों",
+    "zho_Hans": "老 房子 在 河边 孩子们 每天 都 在 那里 玩 没有人 知道 为什么 门 开着"}
+MARK = "\u2581"
+
+
+def lines(count=500):
+    r, out = random.Random(7), []
+    for i in range(count):
+        words = list(WORDS.values())[i % len(WORDS)].split()
+        chosen = [r.choice(words) for _ in range(r.randint(1, 9))]
+        for _ in range(r.randint(0, 2)):
+            chosen.insert(r.randint(0, len(chosen)),
+                          r.choice(["12", "1984", "(A)", "–", "ß", "x2", "☃", "🙂🙃", "Ω", "é", "..."]))
+        line = r.choice([" ", " ", "  "]).join(chosen)
+        out.append(r.choice(["", "", " "]) + line + r.choice([".", "!", "?", "", " "]))
+    return out
+
+
+# ---- A SentencePiece model, and cutting with it ----------------------------------------------------------------------
+
+def proto(*numbered):
+    """A protocol buffer of (number, value)s."""
+    def varint(n):
+        out = b""
+        while n > 127:
+            out, n = out + bytes([n & 127 | 128]), n >> 7
+        return out + bytes([n])
+    out = b""
+    for number, value in numbered:
+        if isinstance(value, int):
+            out += varint(number << 3) + varint(value)
+        elif isinstance(value, float):
+            out += varint(number << 3 | 5) + struct.pack("<f", value)
+        else:
+            value = value.encode() if isinstance(value, str) else value
+            out += varint(number << 3 | 2) + varint(len(value)) + value
+    return out
+
+
+def marked(text):
+    return MARK + MARK.join(text.split())
+
+
+class Unigram:
+    """Pieces of which every text is cut so that their scores add up to the most. Written as SentencePiece does: <unk>
+    <s> </s> first."""
+
+    def __init__(self, texts, size, most=6):
+        counts = collections.Counter()
+        for text in map(marked, texts):
+            counts.update(text[i:j] for i in range(len(text)) for j in range(i + 1, min(i + 1 + most, len(text) + 1))
+                          if MARK not in text[i + 1:j])
+        for piece in [x for x in counts if set(x) & set("🙂🙃☃Ω")]:
+            del counts[piece]
+        single = [x for x in counts if len(x) == 1]
+        longer = sorted((x for x in counts if len(x) > 1),
+                        key=lambda x: (-counts[x] * len(x), x))[:size - 3 - len(single)]
+        total = sum(counts.values())
+        scores = [struct.unpack("<f", struct.pack("<f", float(np.log(counts[x] / total) * 0.7 - 1e-3 * i % 0.1)))[0]
+                  for i, x in enumerate(single + longer)]
+        self.pieces = ["<unk>", "<s>", "</s>", *single, *longer]
+        self.score = dict(zip(single + longer, scores))
+        self.most, self.unknown = most, min(scores) - 10
+        self.bytes = b"".join(proto((1, proto((1, x), (2, self.score.get(x, 0.0)),
+                                              (3, {"<unk>": 2, "<s>": 3, "</s>": 3}.get(x, 1)))))
+                              for x in self.pieces) + proto((3, proto((1, "identity"), (3, 1), (4, 1), (5, 1))))
+
+    def cut(self, text):
+        """Pieces as texts; neighbours that have no piece are one."""
+        text = marked(text) if text.split() else ""
+        best = [(0.0, 0, False)] + [(-1e9, 0, False)] * len(text)
+        for j in range(1, len(text) + 1):
+            for i in range(max(0, j - self.most), j):
+                known = text[i:j] in self.score
+                if known or j == i + 1:
+                    score = best[i][0] + (self.score[text[i:j]] if known else self.unknown)
+                    if score > best[j][0]:
+                        best[j] = score, i, not known
+        out, at = [], len(text)
+        while at:
+            out.append((text[best[at][1]:at], best[at][2]))
+            at = best[at][1]
+        joined = []
+        for piece, unknown in out[::-1]:
+            if unknown and joined and joined[-1][1]:
+                joined[-1] = joined[-1][0] + piece, True
+            else:
+                joined.append((piece, unknown))
+        return [piece for piece, _ in joined]
+
+
+# ---- Checkpoints with tokenisers -------------------------------------------------------------------------------------
+
+def write_json(path, value):
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+
+
+def write_bytes(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+class Checkpoint:
+    """A folder, the rules of its tokeniser as functions: encode(text) -> ids, decode(ids) -> text, and its languages
+    {code: id}."""
+
+    def __init__(self, folder, kind, target_spm=None, **how):
+        self.folder, self.kind, texts = folder, kind, lines()
+        self.spm = how.get("spm") or Unigram(texts, 420)
+        getattr(self, kind)(texts)
+
+    def nllb(self, texts):
+        size = len(self.spm.pieces)
+        codes = [*WORDS, "ace_Arab", "zho_Hant", "por_Latn"]
+        ids = {x: i + 1 for i, x in enumerate(self.spm.pieces) if i > 2}
+        self.languages = {code: size + 1 + i for i, code in enumerate(codes)}
+        self.encode = lambda text: [ids.get(x, 3) for x in self.spm.cut(text)]
+        self.names = {i: x for x, i in ids.items()} | {3: " \u2047 "}
+        make.make(self.folder, "nllb", vocab_size=size + 1 + len(codes) + 1)
+        write_bytes(self.folder + "/sentencepiece.bpe.model", self.spm.bytes)
+        write_json(self.folder + "/special_tokens_map.json", {"bos_token": "<s>", "additional_special_tokens": codes})
+
+    def m2m(self, texts):
+        order = random.Random(3).sample(self.spm.pieces[3:], len(self.spm.pieces) - 3)
+        vocabulary = {x: i for i, x in enumerate(["<s>", "<pad>", "</s>", "<unk>", *order])}
+        codes = ["de", "en", "fr", "zh", "ru", "el", "ar", "hi", "pt"]
+        self.languages = {code: len(vocabulary) + i for i, code in enumerate(codes)}
+        self.encode = lambda text: [vocabulary.get(x, 3) for x in self.spm.cut(text)]
+        self.names = {i: x for x, i in vocabulary.items() if i > 3} | {3: " \u2047 "}
+        make.make(self.folder, "nllb", vocab_size=len(vocabulary) + len(codes) + 8)
+        write_bytes(self.folder + "/sentencepiece.bpe.model", self.spm.bytes)
+        write_json(self.folder + "/vocab.json", vocabulary)
+        write_json(self.folder + "/tokenizer_config.json", {"additional_special_tokens": [f"__{x}__" for x in codes]})
+
+    def marian(self, texts, codes=("deu", "fra", "cmn_Hans")):
+        """The target's model has other pieces; characters that the source's does not know are in the vocabulary with
+        it."""
+        other = Unigram([x[::-1] for x in texts], 300)
+        pieces = sorted({*self.spm.pieces, *other.pieces, "☃", "🙂🙃"} - {"<s>", "</s>", "<unk>"})
+        pieces = random.Random(5).sample(pieces, len(pieces))
+        vocabulary = {x: i for i, x in enumerate(["</s>", "<unk>", *(f">>{c}<<" for c in codes), *pieces, "<pad>"])}
+        self.languages = {code: vocabulary[f">>{code}<<"] for code in codes}
+        self.encode = lambda text: [vocabulary.get(x, 1) for x in self.spm.cut(text)]
+        self.names = {i: x for x, i in vocabulary.items() if i > 1 + len(codes) and x != "<pad>"} | {1: " \u2047 "}
+        pad = len(vocabulary) - 1
+        make.make(self.folder, "marian", vocab_size=pad + 1, decoder_vocab_size=pad + 1, pad_token_id=pad,
+                  decoder_start_token_id=pad)
+        write_bytes(self.folder + "/source.spm", self.spm.bytes)
+        write_bytes(self.folder + "/target.spm", other.bytes)
+        write_json(self.folder + "/vocab.json", vocabulary)
+
+    def decode(self, ids):
+        return "".join(self.names.get(i, "") for i in ids).replace(MARK, " ")
+
+
+@contextlib.contextmanager
+def checkpoint(kind, **how):
+    with tempfile.TemporaryDirectory() as folder:
+        yield Checkpoint(folder + "/model", kind, **how)
+
+
+def convert_quietly(*command):
+    """convert.py in this process: its complaint, or None."""
+    argv = sys.argv
+    sys.argv = ["convert.py", *command]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            convert.main()
+        return None
+    except SystemExit as stop:
+        return str(stop.code)
+    finally:
+        sys.argv = argv
+
+
+def converted(c):
+    complaint = convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin")
+    assert complaint is None, complaint
+    return c.folder + ".bin"
+
+
+def run(command, given=(), status=0):
+    result = subprocess.run(command, input="".join(x + "\n" for x in given), stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE,
+                            encoding="utf-8", timeout=300)
+    assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
+    result.lines = result.stdout.split("\n")[:-1]
+    return result
+
+
+LANGUAGES = {"nllb": ["-s", "eng_Latn", "-t", "deu_Latn"], "m2m": ["-s", "en", "-t", "de"], "marian": ["-t", "deu"]}
+
+
+@numpy_test
+def text_becomes_the_ids_that_the_rules_give():
+    for kind, languages in LANGUAGES.items():
+        with checkpoint(kind) as c:
+            unknown, texts = 3 if kind != "marian" else 1, lines()
+            command = [TRANSLATE, "-m", converted(c), *languages, "--json", "--beam", "1", "--max-len", "4"]
+            found = [json.loads(x) for x in run(command, texts).lines]
+            for text, about in zip(texts, found, strict=True):
+                assert about["source_ids"] == c.encode(text), (kind, text, about["source_ids"], c.encode(text))
+            unknowns = sum(x.count(unknown) for x in map(c.encode, texts))
+            assert 20 < unknowns < 1000 and len({i for x in map(c.encode, texts) for i in x}) > 150, (kind, unknowns)
+
+
+@numpy_test
+def ids_become_the_text_that_the_rules_give():
+    for kind, languages in LANGUAGES.items():
+        with checkpoint(kind) as c:
+            model, texts = converted(c), lines(80)
+            found = [json.loads(x) for x in run([TRANSLATE, "-m", model, *languages, "--json", "--beam", "2"],
+                                                texts).lines]
+            words = 0
+            for about in found:
+                assert about["translation"].strip() == c.decode(about["ids"]).strip(), (kind, about)
+                words += len(set(about["translation"]))
+            assert words > 100, kind
+            # the tags: what comes first in the source, and in what is generated
+            wanted = [[c.languages[x] for x in languages[1::2]], c.encode(texts[5])]
+            source = [*wanted[0][:1], *wanted[1], 2] if kind != "marian" else [*wanted[0], *wanted[1], 0]
+            force = ["--force", str(wanted[0][1])] if kind != "marian" else []
+            raw = run([TRANSLATE, "-m", model, "--raw-ids", "--beam", "2", *force],
+                      [" ".join(map(str, source))]).lines[0].split()
+            assert [int(x) for x in raw[len(force) // 2:]][:len(found[5]["ids"])] == found[5]["ids"], (
+                kind, raw, found[5]["ids"])
+            pieces = run([TRANSLATE, "-m", model, *languages, "--pretokenized", "--beam", "2"],
+                         [" ".join(c.spm.cut(texts[5]))]).lines[0]
+            if " " not in c.decode(found[5]["ids"]).strip():
+                continue
+            wanted = c.decode(found[5]["ids"]).replace(" \u2047 ", "<unk>").strip()
+            assert pieces.replace(" ", "").replace(MARK, " ").strip() == wanted, (kind, pieces, wanted)
+
+
+@numpy_test
+def languages_are_found_by_the_names_that_others_use():
+    cases = {"nllb": {"de": "deu_Latn", "deu": "deu_Latn", "DEU-latn": "deu_Latn", "en": "eng_Latn", "zh": "zho_Hans",
+                      "zh-TW": "zho_Hant",
+                      "zh-Hant": "zho_Hant", "zh-CN": "zho_Hans", "pt-BR": "por_Latn", "ar": "arb_Arab",
+                      "el": "ell_Grek", "ace": "ace_Arab"},
+             "m2m": {"deu_Latn": "de", "eng": "en", "zho_Hans": "zh", "zh-Hant": "zh", "de-AT": "de", "por_Latn": "pt"},
+             "marian": {"de": "deu", "deu_Latn": "deu", "fr": "fra", "cmn": "cmn_Hans", "cmn-hans": "cmn_Hans"}}
+    for kind, names in cases.items():
+        with checkpoint(kind) as c:
+            model, first = converted(c), LANGUAGES[kind][:-1]
+            wanted = {}
+            for name, code in names.items():
+                wanted.setdefault(code, run([TRANSLATE, "-m", model, *first, code, "--json"], ["the house"]).stdout)
+                assert run([TRANSLATE, "-m", model, *first, name, "--json"],
+                           ["the house"]).stdout == wanted[code], (kind, name)
+            assert len(set(wanted.values())) > 1, kind
+            for name in ("xx", "deutsch", "", "de" * 40):
+                assert "does not know the language" in run([TRANSLATE, "-m", model, *first, name],
+                                                           status=2).stderr, (kind, name)
+            if kind != "marian":
+                assert "-s which language" in run([TRANSLATE, "-m", model, "-t", "de"], status=2).stderr
+            assert "-t which language" in run([TRANSLATE, "-m", model], status=2).stderr
+
+
+def refused(c):
+    complaint = convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin")
+    assert os.listdir(os.path.dirname(c.folder)) == ["model"], complaint
+    return complaint or ""
+
+
+@numpy_test
+def tokenisers_that_do_not_fit_are_refused():
+    with checkpoint("nllb") as c:
+        path = c.folder + "/sentencepiece.bpe.model"
+        # then all 202 codes follow, which the vocabulary has no room for
+        write_json(c.folder + "/special_tokens_map.json", {})
+        assert "202 language codes" in refused(c), refused(c)
+        big = Unigram(lines(), 900)
+        for data, said in ((big.bytes, "does not fit"), (c.spm.bytes[:-50], "damaged"), (b"", "no pieces"),
+                           (b"\x0a\xff", "damaged"),
+                           (proto((1, proto((1, "a"), (2, 0.0)))), "not NLLB's")):
+            write_bytes(path, data)
+            assert said in refused(c), (said, refused(c))
+    with checkpoint("m2m") as c:
+        with open(c.folder + "/vocab.json", encoding="utf-8") as file:
+            vocabulary = json.load(file)
+        for change, said in (({"x": 10 ** 6}, "does not fit the model's vocabulary"), ({"x": -1}, "does not fit"),
+                             ({"x": "5"}, "does not fit"),
+                             ({"x": 5}, "an id stands for two pieces"), ({"</s>": 437, "x": 2}, "</s> is 437"),
+                             ({"<unk>": None}, "fit")):
+            write_json(c.folder + "/vocab.json", {**vocabulary, **change})
+            assert said in refused(c), (change, refused(c))
+    with checkpoint("marian") as c:
+        write_json(c.folder + "/tokenizer_config.json", {"separate_vocabs": True})
+        assert "separate_vocabs" in refused(c)
+        os.unlink(c.folder + "/tokenizer_config.json")
+        os.unlink(c.folder + "/target.spm")
+        assert "target.spm is missing" in refused(c)
+        os.unlink(c.folder + "/source.spm")
+        os.unlink(c.folder + "/vocab.json")
+        # ids are all that it takes
+        assert "holds no tokeniser" in run([TRANSLATE, "-m", converted(c)], status=3).stderr
+
+
+@numpy_test
+def damaged_lists_of_ids_are_refused_by_programs():
+    with checkpoint("nllb") as c:
+        meta, tensors = moefile.read(converted(c))
+        ids = meta["tokenizer.ids"]
+        for value, said in ((ids[:-1], "not a list of"), (np.where(ids == 9, 10 ** 6, ids), "outside the vocabulary"),
+                            (np.where(ids == 9, -2, ids), "outside the vocabulary"), ("x", "not a list of")):
+            moefile.write_model(c.folder + ".bad", {**meta, "tokenizer.ids": value}, tensors)
+            assert said in run([TRANSLATE, "-m", c.folder + ".bad", *LANGUAGES["nllb"]], status=3).stderr, said
+        moefile.write_model(c.folder + ".none", {**meta, "tokenizer.ids": np.full(len(ids), -1), "token.unk": -1},
+                            tensors)
+        assert "which has no unknown token" in run([TRANSLATE, "-m", c.folder + ".none", *LANGUAGES["nllb"]], ["the"],
+                                                   status=1).stderr
+
+
+# ---- transformers ----------------------------------------------------------------------------------------------------
+
+class Trained(Unigram):
+    """The same of a model that sentencepiece trained."""
+
+    def __init__(self, texts, size):
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, vocab_size=size,
+                                                 minloglevel=2,
+                                                 character_coverage=0.995, unk_id=0, bos_id=1, eos_id=2)
+        self.bytes = model.getvalue()
+        self.processor = sentencepiece.SentencePieceProcessor(model_proto=self.bytes)
+        self.pieces = [self.processor.id_to_piece(i) for i in range(size)]
+
+    def cut(self, text):
+        return self.processor.encode(text, out_type=str)
+
+
+@oracle_test
+def transformers_cuts_as_the_rules_say():
+    """The rules above, with a trained model, against HF's slow tokenisers; then the programs', which may have another
+    SentencePiece."""
+    import logging
+    logging.disable(logging.WARNING)
+    for kind, languages in LANGUAGES.items():
+        texts = lines()
+        with checkpoint(kind, spm=Trained(texts, 300)) as c:
+            if kind == "nllb":
+                ids = {str(i): {"content": x, "special": True} for x, i in c.languages.items()}
+                write_json(c.folder + "/tokenizer_config.json", {"added_tokens_decoder": ids})
+                there = transformers.NllbTokenizer.from_pretrained(c.folder, src_lang="eng_Latn", tgt_lang="deu_Latn")
+            elif kind == "m2m":
+                there = transformers.M2M100Tokenizer.from_pretrained(c.folder, src_lang="en", tgt_lang="de")
+            else:
+                there = transformers.MarianTokenizer.from_pretrained(c.folder)
+            found = [json.loads(x)["source_ids"]
+                     for x in run([TRANSLATE, "-m", converted(c), *languages, "--json", "--beam", "1",
+                                                               "--max-len", "4"], texts).lines]
+            differ = 0
+            for text, ours in zip(texts, found, strict=True):
+                wanted = there(text).input_ids
+                if kind == "nllb":
+                    assert wanted[0] == c.languages["eng_Latn"] and wanted[-1] == 2
+                body = wanted[1:-1] if kind != "marian" else wanted[:-1]
+                assert c.encode(text) == body, (kind, text, c.encode(text), body)
+                differ += ours != body
+            print(f"{kind}: {differ} of {len(texts)} lines are cut otherwise by the SentencePiece of the programs")
+            assert differ <= len(texts) // 100
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="tests whose name contains this")
+    return test.run(parser.parse_args().only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,614 @@
+#!/usr/bin/env python3
+"""Transformer checkpoints of Hugging Face's layout: read in NumPy, converted,
+scored and searched as transformers would.
+
+Usage: tests/python tests/convert/test_transformers.py [--only NAME]
+
+Expectations are tests/golden/transformers.json, which make_transformers.py
+made with transformer_numpy.py in float64; the checkpoints themselves are made
+again from their seeds. Two tests compare the reading with transformers 4.57.6
+(5.x computes NLLB-MoE wrongly) and are skipped where it is not installed: `pip
+install torch==2.13.0 transformers==4.57.6`. Prints `ok NAME` or `FAIL NAME`
+per test.
+"""
+import argparse
+import contextlib
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+from suite import Suite
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
+TRANSLATE = os.path.join(BIN, "moe-translate")
+TOLERANCE = 2e-5  # of a token's log-probability
+try:
+    import numpy as np
+
+    import convert
+    import make_transformers as make
+    import moefile
+    import transformer_numpy
+except ImportError:
+    np = None
+try:
+    import torch
+    import transformers
+    if transformers.__version__ != "4.57.6":
+        transformers = None
+except ImportError:
+    transformers = None
+test = Suite()
+numpy_test = test.needs(np, "NumPy")
+oracle_test = test.needs(transformers, "transformers 4.57.6")
+
+
+def ids(text):
+    return [int(x) for x in text.split()]
+
+
+def stored():
+    with open(make.GOLDEN, encoding="utf-8") as file:
+        return json.load(file)
+
+
+@contextlib.contextmanager
+def checkpoint(family, **how):
+    with tempfile.TemporaryDirectory() as folder:
+        make.make(folder, family, **how)
+        yield folder
+
+
+# ---- The reading itself ----------------------------------------------------------------------------------------------
+
+@numpy_test
+def the_reading_gives_what_is_stored():
+    for family, cases in stored().items():
+        with checkpoint(family) as folder:
+            model = transformer_numpy.Transformer(folder)
+        for i in (0, 1, 7, 20):  # the whole takes a minute: make_transformers.py --golden
+            case = cases[i]
+            target, o = ids(case["target"]), model.options({})
+            logp = model.score(ids(case["source"]), target, o["bad_words"] if o["renormalize"] else ())
+            logp = [logp[t, x] for t, x in enumerate(target)]
+            assert np.allclose(logp, case["logprobs"], rtol=0, atol=2e-7), (family, i)
+            found = model.beam(ids(case["source"]), 4, force=case["force"])
+            wanted = [x for x, _ in case["beams"]["4" + "e" * o["early_stopping"]]]
+            assert [make.text(h.ids) for h in found] == wanted, (family, i)
+
+
+@numpy_test
+def steps_with_a_cache_are_what_a_whole_target_gives():
+    for family in make.FAMILIES:
+        with checkpoint(family) as folder:
+            model = transformer_numpy.Transformer(folder)
+        source, force, _ = make.case(family, 3)
+        best = model.beam(source, 3, force=force, renormalize=False, bad_words=[], force_end=-1)[0]
+        logp = [model.score(source, best.ids)[t, x] for t, x in enumerate(best.ids)]
+        assert abs(sum(logp[force >= 0:]) - best.logprob) < 1e-9, family
+
+
+# ---- The engine ------------------------------------------------------------------------------------------------------
+
+def convert_quietly(*command):
+    """convert.py in this process: its complaint, or None."""
+    argv = sys.argv
+    sys.argv = ["convert.py", *command]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            convert.main()
+        return None
+    except SystemExit as stop:
+        return str(stop.code)
+    finally:
+        sys.argv = argv
+
+
+def run(command, lines=(), status=0):
+    result = subprocess.run(command, input="".join(x + "\n" for x in lines), capture_output=True, encoding="utf-8",
+                            timeout=300)
+    assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
+    result.lines = result.stdout.split("\n")[:-1]
+    return result
+
+
+@contextlib.contextmanager
+def converted(family, *options, **how):
+    """A model file of a family's checkpoint."""
+    with checkpoint(family, **how) as folder:
+        model = os.path.join(folder, "model.bin")
+        complaint = convert_quietly("--from", "hf", folder, "-o", model, *options)
+        assert complaint is None, complaint
+        yield model
+
+
+def translate(model, lines, *options):
+    return [json.loads(x) for x in run([TRANSLATE, "-m", model, "--raw-ids", "--json", *options], lines).lines]
+
+
+@numpy_test
+def targets_cost_what_the_reading_says():
+    for family, cases in stored().items():
+        with converted(family) as model:
+            found = translate(model, [f"{c['source']}\t{c['target']}" for c in cases], "--score")
+        for got, wanted in zip(found, cases, strict=True):
+            differences = [abs(x - y) for x, y in zip(got["token_logprobs"], wanted["logprobs"], strict=True)]
+            assert max(differences) < TOLERANCE, (family, wanted["source"], max(differences))
+            assert got["ids"] == ids(wanted["target"]), (family, got["ids"])
+
+
+@numpy_test
+def tokens_go_to_the_experts_that_the_reading_says():
+    cases = stored()["nllb-moe"]
+    with converted("nllb-moe") as model:
+        routing = model + ".routing"
+        run([TRANSLATE, "-m", model, "--raw-ids", "--score", "--routing", routing],
+            [f"{c['source']}\t{c['target']}" for c in cases])
+        with open(routing, encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file][1:]
+    found = {}
+    for row in rows:
+        found.setdefault((row["line"], row["layer"]), []).append("%d,%d" % tuple(row["experts"]))
+    for line, case in enumerate(cases, 1):
+        for name, wanted in case["experts"].items():
+            side, layer = name.split(".")  # as sub-layers: 2 in each of the encoder's layers, 3 in the decoder's
+            n = 2 if side == "encoder" else 3
+            chosen, wanted = found[line, f"{side}.{int(layer) * n + n - 1}"], wanted.split()
+            rest = chosen[len(wanted):]  # one, where the end is asked for behind a target without one
+            assert chosen[:len(wanted)] == wanted and len(rest) < 2, (line, name)
+
+
+def by_force(cases):
+    """Cases with the same forced token go through one program."""
+    out = {}
+    for case in cases:
+        out.setdefault(case["force"], []).append(case)
+    return out.items()
+
+
+@numpy_test
+def searches_find_what_the_reading_finds():
+    for family, cases in stored().items():
+        with converted(family) as model:
+            for force, same in by_force(cases):
+                options, lines = ["--force", str(force)] if force >= 0 else [], [c["source"] for c in same]
+                for got, case in zip(translate(model, lines, *options, "--beam", "1"), same, strict=True):
+                    assert make.text(got["ids"]) == case["greedy"][0], (family, case["source"], got["ids"])
+                    assert abs(got["logprob"] - case["greedy"][1]) < 2e-4, (family, case["source"])
+                for n in make.BEAMS:
+                    for early in (0, 1):
+                        found = translate(model, lines, *options, "--beam", str(n), "--nbest", str(n),
+                                          f"--early-stopping={early}")
+                        for got, case in zip(found, same, strict=True):
+                            where = family, case["source"], n, early
+                            wanted = case["beams"][f"{n}{'e' * early}"]
+                            got = [(make.text(h["ids"]), h["score"]) for h in got["nbest"]]
+                            assert [x for x, _ in got] == [x for x, _ in wanted], (where, got)
+                            assert all(abs(x - y) < TOLERANCE for (_, x), (_, y) in zip(got, wanted)), where
+
+
+@numpy_test
+def defaults_are_those_of_the_checkpoint():
+    for family, cases in stored().items():
+        generation = make.FAMILIES[family][1]
+        n, early = generation.get("num_beams", 1), generation.get("early_stopping", False)
+        with converted(family) as model:
+            force, same = max(by_force(cases), key=lambda x: len(x[1]))
+            found = translate(model, [c["source"] for c in same], *(["--force", str(force)] if force >= 0 else []))
+        for got, case in zip(found, same, strict=True):
+            wanted = case["greedy"][0] if n == 1 else case["beams"][f"{n}{'e' * early}"][0][0]
+            assert make.text(got["ids"]) == wanted, (family, case["source"])
+
+
+def compare(folder, family, cases, **given):
+    """The engine against the reading on a checkpoint: how many of the cases did not hang by a hair."""
+    model, reading, certain = folder + ".bin", transformer_numpy.Transformer(folder), 0
+    complaint = convert_quietly("--from", "hf", folder, "-o", model)
+    assert complaint is None, complaint
+    penalty = ["--length-penalty", str(given["length_penalty"])] if "length_penalty" in given else []
+    for i in cases:
+        source, force, target = make.case(family, i)
+        o = reading.options({})
+        logp = reading.score(source, target, o["bad_words"] if o["renormalize"] else ())
+        found = translate(model, [f"{make.text(source)}\t{make.text(target)}"], "--score")[0]["token_logprobs"]
+        assert max(abs(x - logp[t, target[t]]) for t, x in enumerate(found)) < TOLERANCE, (family, i)
+        best = reading.beam(source, 3, force=force, **given)
+        found = translate(model, [make.text(source)], "--beam", "3", "--nbest", "3",
+                          *(["--force", str(force)] if force >= 0 else []), *penalty)
+        if best[0].margin > make.MARGIN:
+            certain += 1
+            assert [h["ids"] for h in found[0]["nbest"]] == [h.ids for h in best], (family, i, best, found)
+            assert all(abs(h["score"] - x.score) < TOLERANCE for h, x in zip(found[0]["nbest"], best)), (family, i)
+    return certain
+
+
+@numpy_test
+def suppressed_tokens_keep_their_share_of_the_softmax_or_not():
+    for family in ("marian-big", "marian"):  # without renormalize_logits, and with it
+        def likely(tensors):
+            shape, bias = tensors["final_logits_bias"]
+            pad = np.arange(shape[1]) == 200
+            return {**tensors, "final_logits_bias": (shape, lambda: np.where(pad, np.float32(7), bias()))}
+        with broken(family, change=likely) as folder:
+            assert compare(folder, family, range(6)) >= 4, family
+            reading = transformer_numpy.Transformer(folder)
+            source = make.case(family, 3)[0]
+            other = not reading.options({})["renormalize"]
+            assert reading.beam(source, 3)[0].score != reading.beam(source, 3, renormalize=other)[0].score
+
+
+@numpy_test
+def other_settings_are_read_too():
+    for family, settings, given in (
+            ("nllb",
+             {"activation_function": "gelu", "scale_embedding": False, "encoder_ffn_dim": 72,
+              "decoder_attention_heads": 2}, {}),
+            ("nllb", {"d_model": 36, "encoder_attention_heads": 3, "decoder_attention_heads": 9},
+             {"length_penalty": 0.0}),
+            ("nllb-moe",
+             {"encoder_sparse_step": 1, "decoder_sparse_step": 3, "num_experts": 5, "moe_token_dropout": 0.5},
+             {"length_penalty": 2.0}),
+            ("nllb-moe", {"encoder_sparse_step": 0, "decoder_sparse_step": 4, "num_experts": 2, "decoder_ffn_dim": 34},
+             {}),
+            ("marian", {"share_encoder_decoder_embeddings": False, "activation_function": "silu"},
+             {"length_penalty": 0.5}),
+            ("marian-big", {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1}, {})):
+        with broken(family, **settings) as folder:
+            assert compare(folder, family, range(4), **given) >= 2, (family, settings)
+
+
+# ---- The converter ---------------------------------------------------------------------------------------------------
+
+def bytes_of(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@numpy_test
+def every_container_gives_the_same_file():
+    for family in ("nllb-moe", "marian"):
+        with tempfile.TemporaryDirectory() as folder:
+            files = set()
+            for layout in ("safetensors", "bin", "legacy", "safetensors-sharded", "bin-sharded", "legacy-sharded"):
+                there = os.path.join(folder, layout)
+                make.make(there, family, layout=layout)
+                complaint = convert_quietly("--from", "hf", there, "-o", there + ".model", "--name", "x", "--type",
+                                            "q8", "--experts", "q4")
+                assert complaint is None, (layout, complaint)
+                files.add(bytes_of(there + ".model"))
+            assert len(files) == 1, family
+
+
+@numpy_test
+def half_precision_is_read():
+    for dtype, step in (("f16", 2 ** -11), ("bf16", 2 ** -8)):
+        for layout in ("safetensors", "bin"):
+            if (dtype, layout) == ("bf16", "bin"):
+                continue
+            with converted("marian", layout=layout, dtype=dtype) as half, converted("marian") as whole:
+                a, b = moefile.read_model(half)[2], moefile.read_model(whole)[2]
+                for name, x in b.items():
+                    assert np.abs(a[name] - x).max() <= step * np.abs(x).max(), name
+                    assert name == "positions.weight" or np.any(a[name] != x), name
+
+
+@numpy_test
+def types_are_those_of_the_library():
+    """--type and --experts give what moe-quantize makes of the F32 file, byte for byte."""
+    with converted("nllb-moe") as plain:
+        for kind, experts in (("q8", "q4"), ("q4", "q4"), ("f16", "q8"), ("bf16", "bf16")):
+            run([os.path.join(BIN, "moe-quantize"), "--experts", experts, plain, plain + ".there", kind])
+            with converted("nllb-moe", "--type", kind, "--experts", experts) as here:
+                a, b = moefile.read(here)[1], moefile.read(plain + ".there")[1]
+            for name, t in b.items():
+                assert (a[name].type, a[name].data) == (t.type, t.data), (kind, experts, name)
+
+
+def refused(folder, *options):
+    """Why a checkpoint is not converted; nothing is left behind."""
+    before = sorted(os.listdir(os.path.dirname(folder)))
+    complaint = convert_quietly("--from", "hf", folder, "-o", folder + ".bin", *options)
+    assert sorted(os.listdir(os.path.dirname(folder))) == before, (complaint, os.listdir(os.path.dirname(folder)))
+    return complaint or ""
+
+
+@contextlib.contextmanager
+def broken(family, layout="safetensors", dtype="f32", change=lambda tensors: tensors, **settings):
+    """A checkpoint with other settings or tensors, in a folder of its own."""
+    generation = settings.pop("generation", {})
+    with tempfile.TemporaryDirectory() as folder:
+        config, usual = make.configs(family, **{k: v for k, v in settings.items() if v is not None})
+        make.write(folder + "/model", config, {**usual, **generation}, 1, layout, dtype, change=change)
+        if None in settings.values():
+            with open(folder + "/model/config.json", "w", encoding="utf-8") as file:
+                json.dump({k: v for k, v in config.items() if settings.get(k, 0) is not None}, file)
+        yield folder + "/model"
+
+
+@numpy_test
+def settings_that_are_not_supported_are_refused_by_name():
+    for family, settings, said in (
+            ("nllb-moe", {"moe_eval_capacity_token_fraction": 0.25}, "moe_eval_capacity_token_fraction is 0.25"),
+            ("nllb-moe", {"second_expert_policy": "sampling"}, "second_expert_policy is 'sampling'"),
+            ("nllb-moe", {"router_bias": True}, "router_bias"), ("nllb-moe", {"num_experts": 1}, "num_experts"),
+            ("nllb", {"model_type": "t5"}, "model_type is 't5'"),
+                                   ("nllb", {"architectures": ["T5"]}, "architectures is ['T5']"),
+            ("nllb", {"activation_function": "gelu_new"}, "activation_function is 'gelu_new'"),
+            ("nllb", {"encoder_attention_heads": 5}, "encoder_attention_heads 5"),
+                                   ("nllb", {"d_model": None}, "d_model is missing"),
+            ("nllb", {"d_model": "64"}, "d_model is '64'"), ("nllb", {"vocab_size": 10 ** 12}, "vocab_size"),
+            ("nllb", {"decoder_start_token_id": 200}, "decoder_start_token_id"),
+                                   ("nllb", {"quantization_config": {}}, "quantization"),
+            ("marian", {"normalize_before": True}, "normalize_before"),
+                                   ("marian", {"decoder_vocab_size": 199}, "decoder_vocab_size")):
+        with broken(family, change=lambda t: {}, **settings) as folder:
+            assert said in refused(folder), (settings, refused(folder))
+    for generation, said in (({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3"),
+                             ({"early_stopping": "never"}, "'never'"),
+                             ({"num_beams": 0}, "num_beams"), ({"bad_words_ids": [[5, 6]]}, "bad_words_ids"),
+                             ({"forced_eos_token_id": 9}, "forced_eos_token_id"), ({"do_sample": True}, "do_sample")):
+        with broken("nllb", generation=generation) as folder:
+            assert said in refused(folder), (generation, refused(folder))
+
+
+def without(name):
+    return lambda tensors: {k: v for k, v in tensors.items() if k != name}
+
+
+def with_tensor(name, shape, value=None):
+    """Adds or replaces a tensor; `value` None: zeros."""
+    return lambda tensors: {**tensors, name: (shape, lambda: np.zeros(shape, np.float32) if value is None else value)}
+
+
+@numpy_test
+def tensors_that_do_not_fit_are_refused_by_name():
+    fc1, shared = "model.encoder.layers.1.fc1.weight", "model.shared.weight"
+    for change, said in (
+            (without(fc1), "tensor encoder.layers.1.fc1.weight is missing"),
+                         (with_tensor(fc1, (96, 63)), f"tensor {fc1} is [96, 63]"),
+            (with_tensor("model.extra", (3,)), "tensor model.extra [3] is not part"),
+                         (without(shared), "shared.weight is missing"),
+            (with_tensor("lm_head.weight", (200, 64)), "lm_head.weight should be one, but differ"),
+            (with_tensor("encoder.layers.1.fc1.weight", (96, 64)), "with and without a prefix"),
+            (with_tensor(fc1, (96, 64), np.full((96, 64), np.nan, np.float32)),
+             f"tensor {fc1} holds values that are not finite")):
+        for layout in ("safetensors", "bin"):
+            with broken("nllb", layout, change=change) as folder:
+                assert said in refused(folder), (said, layout, refused(folder))
+                assert said in refused(folder, "--resume"), (said, layout)
+    for layout in ("safetensors", "bin"):
+        with broken("nllb", layout, "f64") as folder:
+            assert "model.shared.weight holds F64 numbers" in refused(folder), refused(folder)
+    def with_others(tensors):
+        same = {name: tensors[shared] for name in ("lm_head.weight", "model.encoder.embed_tokens.weight")}
+        return with_tensor("model.encoder.embed_positions.weights", (9, 64))({**tensors, **same})
+    with broken("nllb", change=with_others) as folder:
+        # equal, or not looked at
+        assert convert_quietly("--from", "hf", folder, "-o", folder + ".bin", "--name", "nllb") is None
+        plain = bytes_of(folder + ".bin")
+    with broken("nllb", layout="bin") as folder:
+        assert convert_quietly("--from", "hf", folder, "-o", folder + ".bin", "--name", "nllb") is None
+        assert bytes_of(folder + ".bin") == plain
+
+
+@numpy_test
+def broken_files_are_refused():
+    def change_json(path, change):
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+        change(value)
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+    for layout, stem in (("safetensors-sharded", "model"), ("bin-sharded", "pytorch_model")):
+        end = layout.split("-")[0]
+        index, second = f"{stem}.{end}.index.json", f"{stem}-00002-of-00003.{end}"
+        with broken("nllb", layout) as folder:
+            os.rename(os.path.join(folder, second), folder + "/elsewhere")
+            assert f"shard {second} is missing" in refused(folder), refused(folder)
+        with broken("nllb", layout) as folder:
+            change_json(os.path.join(folder, index), lambda v: v["weight_map"].update({"model.ghost": second}))
+            assert f"tensor model.ghost is not in {second}" in refused(folder), refused(folder)
+        with broken("nllb", layout) as folder:
+            change_json(os.path.join(folder, index),
+                        lambda v: v["weight_map"].update({"model.ghost": "../config.json"}))
+            assert "no weight_map of tensors to files in this folder" in refused(folder)
+        with broken("nllb", layout) as folder:
+            change_json(os.path.join(folder, index), lambda v: v["weight_map"].pop("model.encoder.layer_norm.bias"))
+            assert "tensor model.encoder.layer_norm.bias of" in refused(folder), refused(folder)
+    with broken("nllb") as folder:
+        for name in ("config.json", "generation_config.json"):
+            whole = bytes_of(os.path.join(folder, name))
+            for text in (b"{", b"[]", b'{"a": 1, "a": 2}', b"\xff", b"[" * 100000):
+                with open(os.path.join(folder, name), "wb") as file:
+                    file.write(text)
+                assert name in refused(folder), (name, text[:20])
+            with open(os.path.join(folder, name), "wb") as file:
+                file.write(whole)
+        os.unlink(os.path.join(folder, "model.safetensors"))
+        assert "no model.safetensors and no pytorch_model.bin" in refused(folder)
+    assert "not a folder" in (convert_quietly("--from", "hf", "/nowhere", "-o", "/nowhere.bin") or "")
+
+
+@numpy_test
+def damaged_safetensors_are_refused_or_read_as_before():
+    with broken("nllb") as folder:
+        path = os.path.join(folder, "model.safetensors")
+        whole = bytes_of(path)
+        length = struct.unpack("<Q", whole[:8])[0]
+        head = json.loads(whole[8:8 + length])
+
+        def attempt(data):
+            with open(path, "wb") as file:
+                file.write(data)
+            return refused(folder)
+        for cut in (0, 7, 8, 9, 8 + length - 1, 8 + length, len(whole) - 1):
+            assert attempt(whole[:cut]), cut
+        for size in (0, 1, length - 1, length + 1, 1 << 40, (1 << 64) - 1):
+            assert attempt(struct.pack("<Q", size) + whole[8:]), size
+        name = "model.encoder.layers.0.fc1.weight"
+        for key, value in (("data_offsets", [0, 4]), ("data_offsets", [-4, 0]), ("data_offsets", [1 << 63, 1 << 63]),
+                           ("data_offsets", 3),
+                           ("shape", [96, -64]), ("shape", [1 << 40, 1 << 40]), ("shape", "x"), ("shape", [96.0, 64]),
+                           ("dtype", "F33"),
+                           ("dtype", None), ("dtype", ["F32"]),
+                           ("data_offsets", head["model.shared.weight"]["data_offsets"])):
+            broken_head = json.dumps({**head, name: {**head[name], key: value}}).encode()
+            said = attempt(struct.pack("<Q", len(broken_head)) + broken_head + whole[8 + length:])
+            assert name in said, (key, value, said)
+        twice = whole[8:8 + length].rstrip()[:-1] + b', "model.shared.weight": {}}'
+        assert "twice" in attempt(struct.pack("<Q", len(twice)) + twice + whole[8 + length:])
+        r = np.random.default_rng(1)
+        # a flipped bit in the header is refused, or changes nothing but names that nobody asks for
+        for _ in range(100):
+            data = bytearray(whole)
+            data[8 + int(r.integers(length))] ^= 1 << int(r.integers(8))
+            with open(path, "wb") as file:
+                file.write(data)
+            complaint = convert_quietly("--from", "hf", folder, "-o", folder + ".bin")
+            assert complaint is None or "convert.py: " in complaint, complaint
+            if os.path.exists(folder + ".bin"):
+                os.unlink(folder + ".bin")
+
+
+@numpy_test
+def what_was_interrupted_goes_on():
+    with broken("nllb-moe") as folder:
+        out = folder + ".bin"
+        assert convert_quietly("--from", "hf", folder, "-o", out, "--type", "q8") is None
+        whole = bytes_of(out)
+        os.unlink(out)
+        written, real = [], moefile.encode_blob
+
+        def stopping(w, kind):
+            written.append(w)
+            if len(written) == 40:
+                raise KeyboardInterrupt
+            return real(w, kind)
+        command = ["--from", "hf", folder, "-o", out, "--type", "q8", "--resume"]
+        for moefile_encode in (stopping, real):
+            moefile.encode_blob = moefile_encode
+            try:
+                interrupted = convert_quietly(*command)
+            finally:
+                moefile.encode_blob = real
+            left = sorted(x for x in os.listdir(os.path.dirname(folder)) if x != "model")
+            if moefile_encode is stopping:
+                assert interrupted == "130" and left == ["model.bin.partial", "model.bin.partial.log"], left
+                with open(out + ".partial.log", encoding="ascii") as file:
+                    done = len(file.readlines()) - 1
+                assert 10 < done < 100, done
+        assert interrupted is None and left == ["model.bin"] and bytes_of(out) == whole, left
+
+
+@numpy_test
+def a_signal_leaves_nothing_behind_without_resume():
+    with tempfile.TemporaryDirectory() as folder:
+        make.make(folder + "/model", "nllb-moe", encoder_ffn_dim=30000, decoder_ffn_dim=30000)
+        command = [sys.executable, convert.__file__, "--from", "hf", folder + "/model", "-o", folder + "/out.bin",
+                   "--type", "q4"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while len(os.listdir(folder)) == 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(os.listdir(folder)) == 2, "it never began to write"
+        process.terminate()
+        process.communicate(timeout=60)
+        assert process.returncode == 143 and os.listdir(folder) == ["model"], (process.returncode, os.listdir(folder))
+
+
+# ---- transformers ----------------------------------------------------------------------------------------------------
+
+def oracle(folder, family):
+    """The model of transformers in float64, and the reading with its table of positions."""
+    torch.set_num_threads(1)
+    # NllbMoe's causal mask overflows otherwise
+    torch.set_default_dtype(torch.float64 if family == "nllb-moe" else torch.float32)
+    kind = {"nllb": transformers.M2M100ForConditionalGeneration,
+            "nllb-moe": transformers.NllbMoeForConditionalGeneration}
+    with contextlib.redirect_stderr(io.StringIO()):
+        model = kind.get(family, transformers.MarianMTModel).from_pretrained(
+            folder, dtype=torch.float64, attn_implementation="eager").eval()
+    for module in model.modules():
+        if type(module).__name__ == "NllbMoeTop2Router":
+            module.dtype = torch.float64
+    reading, table = transformer_numpy.Transformer(folder), model.model.encoder.embed_positions
+    if not reading.marian:
+        reading.positions = table.weights[2:2 + len(reading.positions)].double().numpy()
+    return model, reading
+
+
+def inputs(source):
+    return {"input_ids": torch.tensor([source]), "attention_mask": torch.ones(1, len(source), dtype=torch.long)}
+
+
+@oracle_test
+def transformers_scores_as_the_reading_does():
+    worst, routed = {}, 0
+    for family in make.FAMILIES:
+        with checkpoint(family) as folder:
+            model, reading = oracle(folder, family)
+        chosen = []
+        for module in model.modules():
+            if type(module).__name__ == "NllbMoeTop2Router":
+                module.register_forward_hook(lambda m, i, out: chosen.append(out[1].nonzero()[:, 1].reshape(-1, 2)))
+        for i in range(make.CASES):
+            source, _, target = make.case(family, i)
+            chosen.clear()
+            with torch.no_grad():
+                logits = model(**inputs(source),
+                               decoder_input_ids=torch.tensor([[reading.start, *target[:-1]]])).logits[0]
+            there = torch.log_softmax(logits.double(), -1).numpy()
+            worst[family] = max(worst.get(family, 0), np.abs(there - reading.score(source, target)).max())
+            wanted = [np.sort(best, 1).tolist() for _, best in reading.experts]
+            assert [x.tolist() for x in chosen] == wanted, (family, i)
+            routed += sum(len(x) for x in chosen)
+    print("log-probabilities differ by", {k: float(f"{v:.1e}") for k, v in worst.items()}, "-", routed,
+          "tokens routed equally")
+    assert max(worst.values()) < 2e-12 and routed > 100, worst
+
+
+@oracle_test
+def transformers_searches_as_the_reading_does():
+    for family in make.FAMILIES:
+        with checkpoint(family) as folder:
+            model, reading = oracle(folder, family)
+        for case in stored()[family]:
+            source, force = ids(case["source"]), case["force"]
+            given = {**inputs(source), "forced_bos_token_id": force if force >= 0 else None,
+                     "use_model_defaults": False}
+            config = {k: v for k, v in reading.generation.items() if k not in ("num_beams", "early_stopping")}
+
+            def generate(n, early):
+                settings = transformers.GenerationConfig(
+                    **{**config, "num_beams": n, "early_stopping": early, "num_return_sequences": n, "do_sample": False,
+                       "return_dict_in_generate": True, "output_scores": True})
+                with torch.no_grad():
+                    return model.generate(**given, generation_config=settings)
+
+            def tokens(row):
+                row = row.tolist()[1:]
+                end = row.index(reading.eos) + 1 if reading.eos in row else len(row)
+                return make.text(row[:end])
+            assert tokens(generate(1, False).sequences[0]) == case["greedy"][0], (family, source)
+            for n in make.BEAMS:
+                for early in (False, True):
+                    out, wanted = generate(n, early), case["beams"][f"{n}{'e' * early}"]
+                    assert [tokens(x) for x in out.sequences] == [x for x, _ in wanted], (family, source, n, early)
+                    scores = out.sequences_scores.numpy()
+                    assert np.allclose(scores, [x for _, x in wanted], rtol=0, atol=5e-6), (family, source, n)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="tests whose name contains this")
+    return test.run(parser.parse_args().only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

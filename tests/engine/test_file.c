@@ -1,0 +1,2370 @@
+/* test_file.c - the model file: reading a good one, refusing broken ones by name, verifying, saving, hostile bytes. */
+#if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
+#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
+#endif
+#if defined(__APPLE__)
+#define _DARWIN_C_SOURCE
+#endif
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* With an allocator of its own, the library must not go to malloc behind its back. */
+static atomic_size_t direct_allocations;
+static void *direct_malloc(size_t n) {
+    atomic_fetch_add(&direct_allocations, 1);
+    return malloc(n);
+}
+static void *direct_realloc(void *p, size_t n) {
+    atomic_fetch_add(&direct_allocations, 1);
+    return realloc(p, n);
+}
+#define malloc(n) direct_malloc(n)
+#define realloc(p, n) direct_realloc(p, n)
+#include "moe.c"
+#undef malloc
+#undef realloc
+
+#include "model_writer.h"
+
+#include <dirent.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/resource.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <cmocka.h>
+
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
+    } while (0)
+
+/* ---- Helpers ---- */
+
+static moe_model_params hooked(mw_heap *heap, int verify) {
+    memset(heap, 0, sizeof *heap);
+    return (moe_model_params){ { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, heap },
+                               .verify = verify ? 1 : -1 };
+}
+
+/* The image must be refused with this status, name the culprit (and its companion, if any), and leave nothing behind.
+ */
+static void refuse(mw_image image, int verify, moe_status want, const char *culprit, const char *companion) {
+    mw_heap heap;
+    moe_model_params params = hooked(&heap, verify);
+    char untouched, all[512];
+    moe_model *model = (moe_model *)(void *)&untouched;
+    moe_error e;
+    moe_status status;
+    memset(&e, 0, sizeof e);
+    status = moe_model_open_memory(image.data, image.bytes, &params, &model, &e);
+    if (status == MOE_OK) moe_model_close(model);
+    snprintf(all, sizeof all, "%s: %s", e.where, e.message);
+    CHECK(status == want, "%s expected, got %s (%s), culprit %s", moe_status_name(want), moe_status_name(status), all,
+          culprit);
+    assert_int_equal(e.code, want);
+    CHECK(strstr(all, culprit) != NULL, "'%s' does not name %s", all, culprit);
+    CHECK(!companion || strstr(all, companion) != NULL, "'%s' does not say %s", all, companion);
+    CHECK(strlen(e.message) > 0 && !strchr(e.message, '\n'), "the message is not one line: '%s'", e.message);
+    assert_ptr_equal(model, (void *)&untouched);
+    assert_int_equal(heap.blocks, 0);
+    assert_int_equal(heap.wrong_sizes, 0);
+    assert_int_equal(moe_model_open_memory(image.data, image.bytes, &params, &model, NULL),
+                     want); /* an error is optional */
+}
+
+static void refuse_format(mw_image image, const char *culprit) { refuse(image, 0, MOE_ERROR_FORMAT, culprit, NULL); }
+
+static moe_model *open_image(mw_image image) {
+    moe_model *model = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    const moe_model_params unread = { .verify = -1 };
+    moe_status status = moe_model_open_memory(image.data, image.bytes, &unread, &model, &e);
+    CHECK(status == MOE_OK, "%s: %s", e.where, e.message);
+    return model;
+}
+
+/* A model and its image; most tests break one field of the image, seal it and have it refused. */
+typedef struct fixture {
+    mw_model *m;
+    mw_image image;
+} fixture;
+
+static fixture build(mw_model *m) { return (fixture){ m, mw_build(m) }; }
+static fixture small(void) { return build(mw_small(MW_GNMT, MW_F32, 1)); }
+
+static void drop(fixture *f) {
+    free(f->image.data);
+    mw_free(f->m);
+}
+
+static mw_image copy_image(mw_image from, size_t bytes) {
+    mw_image image = mw_allocate_image(bytes);
+    memcpy(image.data, from.data, bytes < from.bytes ? bytes : from.bytes);
+    return image;
+}
+
+static const char *tensor_where(const mw_tensor *t) {
+    static char where[4][96];
+    static int next;
+    snprintf(where[next % 4], 96, "tensor %s", t ? t->name : "that the test forgot");
+    return where[next++ % 4];
+}
+
+static const char *offset_where(size_t offset) {
+    static char where[4][96];
+    static int next;
+    snprintf(where[next % 4], 96, "offset %zu", offset);
+    return where[next++ % 4];
+}
+
+/* Change a field, have the image refused, change it back. */
+static void break32(const fixture *f, size_t at, uint32_t v, moe_status want, const char *culprit) {
+    const uint32_t old = mw_get32(f->image.data + at);
+    mw_put32(f->image.data + at, v);
+    mw_seal(f->image);
+    refuse(f->image, 0, want, culprit, NULL);
+    mw_put32(f->image.data + at, old);
+    mw_seal(f->image);
+}
+
+static void break64(const fixture *f, size_t at, uint64_t v, moe_status want, const char *culprit) {
+    const uint64_t old = mw_get64(f->image.data + at);
+    mw_put64(f->image.data + at, v);
+    mw_seal(f->image);
+    refuse(f->image, 0, want, culprit, NULL);
+    mw_put64(f->image.data + at, old);
+    mw_seal(f->image);
+}
+
+static void break_byte(const fixture *f, size_t at, unsigned char v, moe_status want, const char *culprit) {
+    const unsigned char old = f->image.data[at];
+    f->image.data[at] = v;
+    mw_seal(f->image);
+    refuse(f->image, 0, want, culprit, NULL);
+    f->image.data[at] = old;
+    mw_seal(f->image);
+}
+
+/* A model that was changed before it was built. */
+static void refuse_model(mw_model *m, const char *culprit, const char *companion) {
+    fixture f = build(m);
+    refuse(f.image, 0, MOE_ERROR_FORMAT, culprit, companion);
+    drop(&f);
+}
+
+/* ---- A good file ---- */
+
+static void every_small_model_opens_in_every_type(void **state) {
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++)
+        for (uint32_t type = 0; type < 4; type++) {
+            fixture f = build(mw_small(variant, type, 3));
+            mw_heap heap;
+            moe_model_params params = hooked(&heap, 1);
+            moe_model *model = NULL;
+            moe_error e = { MOE_OK, "", "" };
+            CHECK(moe_model_open_memory(f.image.data, f.image.bytes, &params, &model, &e) == MOE_OK,
+                  "variant %d: %s: %s", variant, e.where, e.message);
+            assert_int_equal(moe_model_vocabulary(model), MW_VOCABULARY);
+            assert_int_equal(moe_model_file_bytes(model), f.image.bytes);
+            assert_int_equal(moe_model_file_version(model), 1);
+            assert_int_equal(moe_model_tensor_count(model), f.m->n_tensors);
+            assert_int_equal(moe_model_meta_count(model), f.m->n_meta);
+            moe_model_close(model);
+            assert_int_equal(heap.blocks, 0);
+            assert_int_equal(heap.wrong_sizes, 0);
+            drop(&f);
+        }
+    moe_model_close(NULL);
+}
+
+static void metadata_reads_back_and_never_out_of_range(void **state) {
+    static const int64_t ints[] = { -1, INT64_MIN, INT64_MAX };
+    static const double reals[] = { 0.5, -1e300 };
+    static const char *const texts[] = { "", "eight by", "\xc3\xa9t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "end" };
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    fixture f;
+    moe_model *model;
+    size_t i;
+    (void)state;
+    mw_ints(m, "info.ints", ints, 3);
+    mw_blob(m, "info.bytes", MW_BYTES, "\xff\0\x80", 3);
+    mw_texts(m, "info.texts", texts, 4);
+    mw_text(m, "info.empty", "");
+    {
+        unsigned char value[24];
+        mw_put64(value, 2);
+        memcpy(value + 8, reals, 16);
+        mw_set(m, "info.reals", MW_REALS, value, 24);
+    }
+    f = build(m);
+    model = open_image(f.image);
+    i = (size_t)moe_model_meta_find(model, "info.ints");
+    assert_int_equal(moe_model_meta_kind(model, i), MOE_META_INTS);
+    assert_int_equal(moe_model_meta_length(model, i), 3);
+    for (size_t k = 0; k < 3; k++) assert_true(moe_model_meta_int(model, i, k) == ints[k]);
+    assert_true(moe_model_meta_int(model, i, 3) == 0);
+    assert_true(moe_model_meta_real(model, i, 0) == -1.0);
+    assert_int_equal(moe_model_meta_text(model, i, 0).length, 0);
+    i = (size_t)moe_model_meta_find(model, "info.reals");
+    assert_true(moe_model_meta_real(model, i, 1) == -1e300 && moe_model_meta_real(model, i, 2) == 0);
+    assert_true(moe_model_meta_int(model, i, 0) == 0);
+    i = (size_t)moe_model_meta_find(model, "info.bytes");
+    assert_int_equal(moe_model_meta_text(model, i, 0).length, 3);
+    assert_memory_equal(moe_model_meta_text(model, i, 0).data, "\xff\0\x80", 3);
+    assert_int_equal(moe_model_meta_text(model, i, 1).length, 0);
+    i = (size_t)moe_model_meta_find(model, "info.texts");
+    assert_int_equal(moe_model_meta_length(model, i), 4);
+    for (size_t k = 0; k < 4; k++) {
+        moe_span s = moe_model_meta_text(model, i, k);
+        assert_int_equal(s.length, strlen(texts[k]));
+        assert_memory_equal(s.data, texts[k], s.length);
+    }
+    assert_int_equal(moe_model_meta_text(model, i, 4).length, 0);
+    i = (size_t)moe_model_meta_find(model, "info.empty");
+    assert_int_equal(moe_model_meta_text(model, i, 0).length, 0);
+    assert_int_equal(moe_model_meta_length(model, i), 1);
+    assert_true(moe_model_meta_find(model, "info.int") == -1);
+    assert_true(moe_model_meta_find(model, "") == -1);
+    i = moe_model_meta_count(model);
+    assert_int_equal(moe_model_meta_key(model, i).length, 0);
+    assert_int_equal(moe_model_meta_length(model, i), 0);
+    assert_true(moe_model_meta_int(model, i, 0) == 0 && moe_model_meta_real(model, i, 0) == 0);
+    assert_int_equal(moe_model_meta_text(model, i, 0).length, 0);
+    assert_int_equal(moe_model_tensor(model, moe_model_tensor_count(model)).n_dims, 0);
+    moe_model_close(model);
+    drop(&f);
+}
+
+static void languages_and_tags_are_found(void **state) {
+    fixture f = small();
+    moe_model *model = open_image(f.image);
+    (void)state;
+    assert_int_equal(moe_model_language_count(model), 2);
+    assert_memory_equal(moe_model_language(model, 1).data, "de", 2);
+    assert_int_equal(moe_model_language(model, 2).length, 0);
+    assert_int_equal(moe_model_language_tag(model, "en"), MW_TAG_EN);
+    assert_int_equal(moe_model_language_tag(model, "de"), MW_TAG_DE);
+    assert_int_equal(moe_model_language_tag(model, "d"), -1);
+    assert_int_equal(moe_model_language_tag(model, "deu"), -1);
+    assert_int_equal(moe_model_language_tag(model, ""), -1);
+    moe_model_close(model);
+    drop(&f);
+    f = build(mw_small(MW_PRODUCT, MW_F32, 1));
+    model = open_image(f.image);
+    assert_int_equal(moe_model_language_count(model), 0);
+    assert_int_equal(moe_model_language_tag(model, "en"), -1);
+    assert_int_equal(moe_model_language(model, 0).length, 0);
+    moe_model_close(model);
+    drop(&f);
+}
+
+static void directory_says_what_lies_where(void **state) {
+    fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
+    moe_model *model = open_image(f.image);
+    (void)state;
+    for (size_t i = 0; i < f.m->n_tensors; i++) {
+        const mw_tensor *t = &f.m->tensors[i];
+        const moe_tensor_info info = moe_model_tensor(model, i);
+        uint64_t parameters = t->layout ? 2 : 1;
+        for (size_t d = 0; d < t->n_dims; d++) {
+            assert_int_equal(info.dims[d], t->dims[d]);
+            parameters *= t->dims[d];
+        }
+        assert_int_equal(info.name.length, strlen(t->name));
+        assert_memory_equal(info.name.data, t->name, info.name.length);
+        assert_int_equal(info.type, t->type);
+        assert_int_equal(info.n_dims, t->n_dims);
+        assert_int_equal(info.experts, t->layout);
+        assert_int_equal(info.offset, t->offset);
+        assert_int_equal(info.bytes, t->bytes);
+        assert_int_equal(info.parameters, parameters);
+        assert_int_equal(info.checksum, mw_crc(t->data, t->bytes));
+    }
+    moe_model_close(model);
+    drop(&f);
+}
+
+static void crc32_is_the_usual_one(void **state) {
+    (void)state;
+    assert_int_equal(moe_crc32(0, "123456789", 9), 0xcbf43926u);
+    assert_int_equal(moe_crc32(moe_crc32(0, "1234", 4), "56789", 5), 0xcbf43926u);
+    assert_int_equal(moe_crc32(0, "", 0), 0);
+    assert_int_equal(~moe_crc_bits(~0u, (const uint8_t *)"123456789", 9), 0xcbf43926u);
+    assert_int_equal(mw_crc((const unsigned char *)"123456789", 9), 0xcbf43926u);
+}
+
+/* ---- Truncated ---- */
+
+static void truncated_at_every_byte_of_the_first_200(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t n = 0; n < 200; n++) {
+        mw_image cut = copy_image(f.image, n);
+        refuse_format(cut, n < 64 ? "offset 0" : "offset 24");
+        free(cut.data);
+    }
+    drop(&f);
+}
+
+/* A liar: the header claims the size that is really there. */
+static void truncated_with_a_header_that_fits(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t n = 64; n < f.image.bytes; n += n < 400 ? 1 : n < f.m->header_bytes + 64 ? 8 : 509) {
+        mw_image cut = copy_image(f.image, n);
+        mw_put64(cut.data + 24, n);
+        mw_seal(cut);
+        refuse_format(cut, n < f.m->header_bytes ? "offset 16" : "tensor ");
+        if (n < f.m->header_bytes && n % 8 == 0) { /* and the header claims to end there, too */
+            mw_put64(cut.data + 16, n);
+            mw_seal(cut);
+            refuse_format(cut, "");
+        }
+        free(cut.data);
+    }
+    drop(&f);
+}
+
+static void truncated_at_every_section_boundary(void **state) {
+    fixture f = small();
+    size_t cuts[512], n = 0;
+    (void)state;
+    for (size_t i = 0; i < f.m->n_meta; i++) cuts[n++] = f.m->meta[i].at;
+    for (size_t i = 0; i < f.m->n_tensors; i++) {
+        cuts[n++] = f.m->tensors[i].at;
+        cuts[n++] = f.m->tensors[i].offset;
+        if (i + 1 < f.m->n_tensors) cuts[n++] = f.m->tensors[i].offset + f.m->tensors[i].bytes;
+    }
+    cuts[n++] = f.m->header_bytes;
+    cuts[n++] = f.image.bytes - 1;
+    for (size_t i = 0; i < n; i++)
+        for (int d = -1; d <= 1; d++) {
+            mw_image cut;
+            if (cuts[i] + (size_t)(d + 1) > f.image.bytes) continue;
+            cut = copy_image(f.image, cuts[i] + (size_t)(d + 1) - 1);
+            refuse_format(cut, cut.bytes < 64 ? "offset 0" : "offset 24");
+            free(cut.data);
+        }
+    drop(&f);
+}
+
+/* ---- Header ---- */
+
+static void foreign_file_is_named_so(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t i = 0; i < 8; i++) break_byte(&f, i, '?', MOE_ERROR_FORMAT, "offset 0");
+    drop(&f);
+}
+
+static void other_version_is_unsupported(void **state) {
+    fixture f = small();
+    (void)state;
+    break32(&f, 8, 0, MOE_ERROR_UNSUPPORTED, "offset 8");
+    break32(&f, 8, 2, MOE_ERROR_UNSUPPORTED, "version 2");
+    break32(&f, 8, UINT32_MAX, MOE_ERROR_UNSUPPORTED, "offset 8");
+    drop(&f);
+}
+
+static void flipped_bit_anywhere_in_the_header_is_noticed(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t at = 0; at < f.m->header_bytes; at++) {
+        f.image.data[at] ^= (unsigned char)(1u << at % 8);
+        {
+            moe_model *model = NULL;
+            moe_error e;
+            const moe_status status = moe_model_open_memory(f.image.data, f.image.bytes, NULL, &model, &e);
+            CHECK(status != MOE_OK, "a flipped bit at %zu goes unnoticed", at);
+            if (at >= 40) assert_string_equal(e.where, "offset 12");
+        }
+        f.image.data[at] ^= (unsigned char)(1u << at % 8);
+    }
+    drop(&f);
+}
+
+static void impossible_header_size_is_refused(void **state) {
+    fixture f = small();
+    static const uint64_t sizes[] = { 0, 8, 16, 56, UINT64_MAX, UINT64_MAX - 7, (uint64_t)1 << 63, (uint64_t)1 << 32 };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(sizes); i++) break64(&f, 16, sizes[i], MOE_ERROR_FORMAT, "offset 16");
+    break64(&f, 16, f.m->header_bytes + 4, MOE_ERROR_FORMAT, "offset 16");
+    break64(&f, 16, f.image.bytes + 8, MOE_ERROR_FORMAT, "offset 16");
+    break64(&f, 16, f.m->header_bytes - 8, MOE_ERROR_FORMAT, "");
+    break64(&f, 16, f.m->header_bytes + 8, MOE_ERROR_FORMAT, "");
+    break64(&f, 16, 64, MOE_ERROR_FORMAT, "offset 32");
+    drop(&f);
+}
+
+static void other_file_size_than_announced_is_refused(void **state) {
+    fixture f = small();
+    (void)state;
+    break64(&f, 24, f.image.bytes + 1, MOE_ERROR_FORMAT, "offset 24");
+    break64(&f, 24, f.image.bytes - 1, MOE_ERROR_FORMAT, "offset 24");
+    break64(&f, 24, UINT64_MAX, MOE_ERROR_FORMAT, "offset 24");
+    break64(&f, 24, 0, MOE_ERROR_FORMAT, "offset 24");
+    drop(&f);
+}
+
+static void reserved_header_bytes_are_refused(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t at = 40; at < 64; at++) break_byte(&f, at, 1, MOE_ERROR_UNSUPPORTED, "offset 40");
+    drop(&f);
+}
+
+static void counts_that_do_not_fit_are_refused(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t at = 32; at <= 36; at += 4) {
+        break32(&f, at, UINT32_MAX, MOE_ERROR_FORMAT, "offset 32");
+        break32(&f, at, (uint32_t)(f.m->header_bytes / 24) + 1, MOE_ERROR_FORMAT, "offset 32");
+        break32(&f, at, mw_get32(f.image.data + at) + 1, MOE_ERROR_FORMAT, "");
+        break32(&f, at, mw_get32(f.image.data + at) - 1, MOE_ERROR_FORMAT, "");
+        break32(&f, at, 0, MOE_ERROR_FORMAT, "");
+    }
+    drop(&f);
+}
+
+static void bytes_behind_the_last_tensor_are_refused(void **state) {
+    fixture f = small();
+    mw_image longer = copy_image(f.image, f.image.bytes + 64);
+    (void)state;
+    refuse_format(longer, "offset 24");
+    mw_put64(longer.data + 24, longer.bytes);
+    mw_seal(longer);
+    refuse_format(longer, "end of file");
+    free(longer.data);
+    drop(&f);
+}
+
+static void spare_bytes_behind_the_directory_are_refused(void **state) {
+    fixture f = small();
+    (void)state;
+    break32(&f, 36, (uint32_t)f.m->n_tensors - 1, MOE_ERROR_FORMAT, "header");
+    drop(&f);
+}
+
+static void a_file_without_anything_is_refused(void **state) {
+    mw_image image = mw_allocate_image(64);
+    (void)state;
+    memcpy(image.data, "MOEMODEL", 8);
+    mw_put32(image.data + 8, 1);
+    mw_put64(image.data + 16, 64);
+    mw_put64(image.data + 24, 64);
+    mw_seal(image);
+    refuse_format(image, "general.architecture");
+    free(image.data);
+}
+
+static void misaligned_memory_is_an_argument_error(void **state) {
+    fixture f = small();
+    moe_model *model = NULL;
+    moe_error e;
+    (void)state;
+    assert_int_equal(moe_model_open_memory(f.image.data + 8, f.image.bytes - 8, NULL, &model, &e), MOE_ERROR_ARGUMENT);
+    assert_int_equal(moe_model_open_memory(NULL, 100, NULL, &model, &e), MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.where, "data");
+    assert_null(model);
+    drop(&f);
+}
+
+/* ---- Metadata ---- */
+
+static void unknown_metadata_kind_is_refused_at_its_offset(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t i = 0; i < f.m->n_meta; i += 7) {
+        break32(&f, f.m->meta[i].at, 0, MOE_ERROR_FORMAT, offset_where(f.m->meta[i].at));
+        break32(&f, f.m->meta[i].at, 8, MOE_ERROR_FORMAT, offset_where(f.m->meta[i].at));
+        break32(&f, f.m->meta[i].at, UINT32_MAX, MOE_ERROR_FORMAT, offset_where(f.m->meta[i].at));
+    }
+    drop(&f);
+}
+
+static void impossible_key_length_is_refused_at_its_offset(void **state) {
+    static const uint32_t lengths[] = { 0, 256, 65536, 0x7fffffffu, UINT32_MAX };
+    fixture f = small();
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(lengths); i++)
+        break32(&f, f.m->meta[3].at + 4, lengths[i], MOE_ERROR_FORMAT, offset_where(f.m->meta[3].at));
+    drop(&f);
+}
+
+static void foreign_characters_in_keys_are_refused(void **state) {
+    static const unsigned char bad[] = { 'A', 'Z', ' ', '/', ':', '`', '{', 0, 0x80, 0xff, '\n', '%' };
+    fixture f = small();
+    (void)state;
+    for (size_t i = 0; i < sizeof bad; i++)
+        break_byte(&f, f.m->meta[2].at + 9, bad[i], MOE_ERROR_FORMAT, offset_where(f.m->meta[2].at));
+    drop(&f);
+}
+
+static void used_padding_in_metadata_is_refused(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    fixture f;
+    const mw_meta *e;
+    (void)state;
+    mw_text(m, "general.name", "12345");
+    f = build(m);
+    e = mw_find_meta(m, "general.name");
+    break_byte(&f, e->at + 8 + strlen(e->key), 1, MOE_ERROR_FORMAT, offset_where(e->at));
+    break_byte(&f, mw_at_value(e) + 8 + 5, 1, MOE_ERROR_FORMAT, "general.name");
+    drop(&f);
+}
+
+static void duplicate_keys_are_refused_by_name(void **state) {
+    fixture f = small();
+    const mw_meta *a = mw_find_meta(f.m, "token.bos"), *b = mw_find_meta(f.m, "token.eos");
+    (void)state;
+    memcpy(f.image.data + b->at + 8, a->key, strlen(a->key));
+    mw_seal(f.image);
+    refuse_format(f.image, "token.bos");
+    drop(&f);
+}
+
+static void broken_utf8_is_refused_by_key(void **state) {
+    static const char *const broken[] = { "\x80",
+                                          "\xc0\x80",
+                                          "\xc1\xbf",
+                                          "\xc3",
+                                          "\xc3(",
+                                          "\xe0\x80\x80",
+                                          "\xe0\x9f\xbf",
+                                          "\xe2\x82",
+                                          "\xe2\x82(",
+                                          "\xed\xa0\x80",
+                                          "\xed\xbf\xbf",
+                                          "\xf0\x80\x80\x80",
+                                          "\xf0\x8f\xbf\xbf",
+                                          "\xf0\x9f\x98",
+                                          "\xf4\x90\x80\x80",
+                                          "\xf5\x80\x80\x80",
+                                          "\xf8\x88\x80\x80\x80",
+                                          "\xfe",
+                                          "\xff",
+                                          "good until here \xbf" };
+    static const char *const good[] = { "",
+                                        "a",
+                                        "\x7f",
+                                        "\xc2\x80",
+                                        "\xdf\xbf",
+                                        "\xe0\xa0\x80",
+                                        "\xed\x9f\xbf",
+                                        "\xee\x80\x80",
+                                        "\xef\xbf\xbf",
+                                        "\xf0\x90\x80\x80",
+                                        "\xf4\x8f\xbf\xbf" };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(broken); i++) {
+        const char *texts[2] = { "fine", broken[i] };
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_text(m, "general.name", broken[i]);
+        refuse_model(m, "general.name", NULL);
+        m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_texts(m, "source.licences", texts, 2);
+        refuse_model(m, "source.licences", NULL);
+    }
+    for (size_t i = 0; i < MOE_COUNT(good); i++) assert_true(moe_utf8_valid(good[i], strlen(good[i])));
+    assert_true(moe_utf8_valid("a\0b", 3));
+}
+
+static void text_lengths_that_overflow_are_refused_by_key(void **state) {
+    static const uint64_t lengths[] = { UINT64_MAX,        UINT64_MAX - 7, (uint64_t)1 << 63,
+                                        (uint64_t)1 << 32, 1 << 20,        INT64_MAX };
+    static const char *const keys[] = { "general.name", "languages.codes", "languages.tags", "info.bytes",
+                                        "info.reals" };
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    const uint64_t zero = 0;
+    fixture f;
+    (void)state;
+    mw_blob(m, "info.bytes", MW_BYTES, "abc", 3);
+    mw_set(m, "info.reals", MW_REALS, &zero, 8);
+    f = build(m);
+    for (size_t k = 0; k < MOE_COUNT(keys); k++)
+        for (size_t i = 0; i < MOE_COUNT(lengths); i++) {
+            const mw_meta *e = mw_find_meta(m, keys[k]);
+            break64(&f, mw_at_value(e), lengths[i], MOE_ERROR_FORMAT, e->key);
+        }
+    { /* counts whose product with 8 wraps around to something small */
+        const mw_meta *e = mw_find_meta(m, "languages.tags");
+        break64(&f, mw_at_value(e), ((uint64_t)1 << 61) + 2, MOE_ERROR_FORMAT, e->key);
+        break64(&f, mw_at_value(e), (uint64_t)1 << 61, MOE_ERROR_FORMAT, e->key);
+    }
+    drop(&f);
+}
+
+static void a_text_in_a_list_that_overflows_is_refused_by_key(void **state) {
+    static const uint64_t lengths[] = { UINT64_MAX, UINT64_MAX - 7, (uint64_t)1 << 63, 1 << 20 };
+    fixture f = small();
+    const mw_meta *e = mw_find_meta(f.m, "languages.codes");
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(lengths); i++) {
+        break64(&f, mw_at_value(e) + 8, lengths[i], MOE_ERROR_FORMAT, "languages.codes");
+        break64(&f, mw_at_value(e) + 24, lengths[i], MOE_ERROR_FORMAT, "languages.codes");
+    }
+    break64(&f, mw_at_value(e), 65537, MOE_ERROR_FORMAT, "languages.codes");
+    drop(&f);
+}
+
+static void a_long_list_of_texts_is_limited(void **state) { /* reading element i walks the list */
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    const char **texts = mw_zeros(65537 * sizeof *texts);
+    fixture f;
+    (void)state;
+    for (size_t i = 0; i < 65537; i++) texts[i] = "";
+    mw_texts(m, "info.many", texts, 65536);
+    f = build(m);
+    moe_model_close(open_image(f.image));
+    free(f.image.data);
+    mw_texts(m, "info.many", texts, 65537);
+    refuse_model(m, "info.many", NULL);
+    free(texts);
+}
+
+/* ---- Tensor directory ---- */
+
+static void unknown_number_format_is_unsupported_and_names_the_tensor(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t i = 0; i < f.m->n_tensors; i += 3) {
+        break32(&f, f.m->tensors[i].at, 5, MOE_ERROR_UNSUPPORTED, tensor_where(&f.m->tensors[i]));
+        break32(&f, f.m->tensors[i].at, 16, MOE_ERROR_UNSUPPORTED, tensor_where(&f.m->tensors[i]));
+        break32(&f, f.m->tensors[i].at, UINT32_MAX, MOE_ERROR_UNSUPPORTED, tensor_where(&f.m->tensors[i]));
+    }
+    drop(&f);
+}
+
+static void impossible_layout_names_the_tensor(void **state) {
+    fixture f = small();
+    const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"),
+                    *experts = mw_find_tensor(f.m, "encoder.1.experts");
+    const mw_tensor *vector = mw_find_tensor(f.m, "attention.v");
+    (void)state;
+    break32(&f, matrix->at + 4, 1, MOE_ERROR_FORMAT, tensor_where(matrix));
+    break32(&f, matrix->at + 4, 2, MOE_ERROR_FORMAT, tensor_where(matrix));
+    break32(&f, experts->at + 4, 0, MOE_ERROR_FORMAT, tensor_where(experts));
+    break32(&f, vector->at + 4, 1, MOE_ERROR_FORMAT, tensor_where(vector));
+    break32(&f, vector->at, 1, MOE_ERROR_FORMAT, tensor_where(vector)); /* a vector of f16 */
+    break32(&f, vector->at, 3, MOE_ERROR_FORMAT, tensor_where(vector));
+    drop(&f);
+}
+
+static void impossible_number_of_dimensions_is_refused_at_its_offset(void **state) {
+    static const uint32_t counts[] = { 0, 4, 5, 255, UINT32_MAX };
+    fixture f = small();
+    const mw_tensor *t = &f.m->tensors[2];
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(counts); i++)
+        break32(&f, t->at + 8, counts[i], MOE_ERROR_FORMAT, offset_where(t->at));
+    drop(&f);
+}
+
+static void impossible_tensor_name_is_refused_at_its_offset(void **state) {
+    static const uint32_t lengths[] = { 0, 256, 1 << 20, UINT32_MAX };
+    static const unsigned char bad[] = { 'A', ' ', '/', 0, 0x80, 0xff, '%' };
+    fixture f = small();
+    const mw_tensor *t = &f.m->tensors[4];
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(lengths); i++)
+        break32(&f, t->at + 12, lengths[i], MOE_ERROR_FORMAT, offset_where(t->at));
+    for (size_t i = 0; i < sizeof bad; i++)
+        break_byte(&f, mw_at_name(t) + 2, bad[i], MOE_ERROR_FORMAT, offset_where(t->at));
+    drop(&f);
+}
+
+static void reserved_word_of_a_tensor_entry_is_refused(void **state) {
+    fixture f = small();
+    const mw_tensor *t = &f.m->tensors[1];
+    (void)state;
+    break32(&f, mw_at_bytes(t) + 12, 1, MOE_ERROR_FORMAT, offset_where(t->at));
+    drop(&f);
+}
+
+static void impossible_dimensions_name_the_tensor(void **state) {
+    static const uint64_t dims[] = { 0, (uint64_t)1 << 31, (uint64_t)1 << 32, (uint64_t)1 << 62, UINT64_MAX };
+    fixture f = small();
+    (void)state;
+    for (size_t i = 0; i < f.m->n_tensors; i += 2)
+        for (size_t d = 0; d < f.m->tensors[i].n_dims; d++)
+            for (size_t k = 0; k < MOE_COUNT(dims); k++)
+                break64(&f, f.m->tensors[i].at + 16 + 8 * d, dims[k], MOE_ERROR_FORMAT, tensor_where(&f.m->tensors[i]));
+    drop(&f);
+}
+
+/* Every dimension is allowed, but the product wraps around to the number of bytes that is stored, or to nothing. */
+static void dimensions_whose_product_overflows_name_the_tensor(void **state) {
+    for (uint32_t type = 0; type < 4; type++) {
+        fixture f = build(mw_small(MW_GNMT, type, 1));
+        const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"),
+                        *experts = mw_find_tensor(f.m, "encoder.1.experts");
+        (void)state;
+        for (uint64_t v = (uint64_t)1 << 30; v <= INT32_MAX; v += 0x3fffffff) {
+            mw_put64(f.image.data + matrix->at + 16, v);
+            break64(&f, matrix->at + 24, v, MOE_ERROR_FORMAT, tensor_where(matrix));
+            mw_put64(f.image.data + matrix->at + 16, matrix->dims[0]);
+            mw_put64(f.image.data + experts->at + 16, v);
+            mw_put64(f.image.data + experts->at + 24, v);
+            break64(&f, experts->at + 32, v, MOE_ERROR_FORMAT, tensor_where(experts));
+            mw_put64(f.image.data + experts->at + 16, 2);
+            break64(&f, experts->at + 32, v, MOE_ERROR_FORMAT, tensor_where(experts));
+            mw_put64(f.image.data + experts->at + 16, experts->dims[0]);
+            mw_put64(f.image.data + experts->at + 24, experts->dims[1]);
+        }
+        drop(&f);
+    }
+}
+
+static void misaligned_tensors_are_named(void **state) {
+    fixture f = small();
+    const mw_tensor *matrix = mw_find_tensor(f.m, "embedding.weight"),
+                    *experts = mw_find_tensor(f.m, "encoder.1.experts");
+    (void)state;
+    for (size_t by = 1; by < 64; by *= 2)
+        break64(&f, mw_at_offset(matrix), matrix->offset + by, MOE_ERROR_FORMAT, tensor_where(matrix));
+    break64(&f, mw_at_offset(experts), experts->offset + 64, MOE_ERROR_FORMAT, tensor_where(experts));
+    break64(&f, mw_at_offset(experts), experts->offset + 2048, MOE_ERROR_FORMAT, tensor_where(experts));
+    drop(&f);
+}
+
+static void overlapping_tensors_are_named(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t i = 1; i < f.m->n_tensors; i++) {
+        const mw_tensor *t = &f.m->tensors[i];
+        break64(&f, mw_at_offset(t), f.m->tensors[i - 1].offset, MOE_ERROR_FORMAT, tensor_where(t));
+        break64(&f, mw_at_offset(t), f.m->tensors[0].offset, MOE_ERROR_FORMAT, tensor_where(t));
+    }
+    break64(&f, mw_at_offset(&f.m->tensors[0]), 0, MOE_ERROR_FORMAT,
+            tensor_where(&f.m->tensors[0])); /* over the header */
+    break64(&f, mw_at_offset(&f.m->tensors[0]), f.m->header_bytes / 64 * 64 - 64, MOE_ERROR_FORMAT,
+            tensor_where(&f.m->tensors[0]));
+    drop(&f);
+}
+
+static void tensors_outside_the_file_are_named(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t i = 0; i < f.m->n_tensors; i += 3) {
+        const mw_tensor *t = &f.m->tensors[i];
+        break64(&f, mw_at_offset(t), mw_up(f.image.bytes, 4096), MOE_ERROR_FORMAT, tensor_where(t));
+        break64(&f, mw_at_offset(t), UINT64_MAX - 4095, MOE_ERROR_FORMAT, tensor_where(t));
+        break64(&f, mw_at_offset(t), (uint64_t)1 << 63, MOE_ERROR_FORMAT, tensor_where(t));
+        break64(&f, mw_at_offset(t), (0 - t->bytes) & ~(uint64_t)4095, MOE_ERROR_FORMAT,
+                tensor_where(t)); /* the end wraps around */
+    }
+    drop(&f);
+}
+
+/* (2^26 - 1) experts of (2^26 + 1) * 4096 bytes are 2^64 - 4096: from there on, offset + bytes is a small number. */
+static void an_end_that_wraps_around_names_the_tensor(void **state) {
+    fixture f = small();
+    const mw_tensor *t = mw_find_tensor(f.m, "encoder.1.experts");
+    (void)state;
+    mw_put64(f.image.data + t->at + 16, ((uint64_t)1 << 26) - 1);
+    mw_put64(f.image.data + t->at + 24, ((uint64_t)1 << 26) + 1);
+    mw_put64(f.image.data + t->at + 32, 512);
+    mw_put64(f.image.data + mw_at_bytes(t), 0 - (uint64_t)4096);
+    mw_seal(f.image);
+    refuse(f.image, 0, MOE_ERROR_FORMAT, tensor_where(t), "outside the file");
+    drop(&f);
+}
+
+static void other_bytes_than_the_shape_needs_name_the_tensor(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t i = 0; i < f.m->n_tensors; i++) {
+        const mw_tensor *t = &f.m->tensors[i];
+        break64(&f, mw_at_bytes(t), t->bytes + 64, MOE_ERROR_FORMAT, tensor_where(t));
+        break64(&f, mw_at_bytes(t), t->bytes - 1, MOE_ERROR_FORMAT, tensor_where(t));
+        break64(&f, mw_at_bytes(t), 0, MOE_ERROR_FORMAT, tensor_where(t));
+        break64(&f, mw_at_bytes(t), UINT64_MAX, MOE_ERROR_FORMAT, tensor_where(t));
+    }
+    drop(&f);
+}
+
+static void duplicate_tensors_are_refused_by_name(void **state) {
+    fixture f = small();
+    const mw_tensor *a = mw_find_tensor(f.m, "encoder.0.fwd.w_r"), *b = mw_find_tensor(f.m, "encoder.0.bwd.w_r");
+    (void)state;
+    memcpy(f.image.data + mw_at_name(b), a->name, strlen(a->name));
+    mw_seal(f.image);
+    refuse_format(f.image, "encoder.0.fwd.w_r");
+    drop(&f);
+}
+
+/* ---- What the metadata describes ---- */
+
+static void every_missing_tensor_is_named(void **state) {
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        mw_model *m = mw_small(variant, MW_F32, 1);
+        const size_t n = m->n_tensors;
+        mw_free(m);
+        for (size_t i = 0; i < n; i++) {
+            char name[64];
+            m = mw_small(variant, MW_F32, 1);
+            snprintf(name, sizeof name, "%s", m->tensors[i].name);
+            mw_drop_tensor(m, name);
+            if (strcmp(name, "attention.bias") == 0 || strncmp(name, "output.", 7) == 0) { /* these may be missing */
+                fixture f = build(m);
+                moe_model_close(open_image(f.image));
+                drop(&f);
+            } else {
+                refuse_model(m, strcmp(name, "embedding.weight") == 0 ? "source.embedding.weight" : name, "missing");
+            }
+        }
+    }
+}
+
+static void every_wrong_shape_names_the_tensor_and_both_shapes(void **state) {
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        mw_model *m = mw_small(variant, MW_F32, 1);
+        const size_t n = m->n_tensors;
+        mw_free(m);
+        for (size_t i = 0; i < n; i++) {
+            char name[64], is[64], needs[64];
+            mw_tensor *t;
+            size_t a, b, c;
+            m = mw_small(variant, MW_F32, 1);
+            t = &m->tensors[i];
+            snprintf(name, sizeof name, "%s", t->name);
+            a = (size_t)t->dims[0], b = (size_t)t->dims[1], c = (size_t)t->dims[2];
+            if (t->n_dims == 1) {
+                snprintf(is, sizeof is, "%zu", a + 1);
+                snprintf(needs, sizeof needs, "needs %zu", a);
+                mw_drop_tensor(m, name);
+                mw_random_vector(m, name, a + 1, 0, 1);
+            } else if (t->layout) {
+                snprintf(is, sizeof is, "[%zu, %zu, %zu]", a + 1, b, c);
+                snprintf(needs, sizeof needs, "[%zu, %zu, %zu]", a, b, c);
+                mw_drop_tensor(m, name);
+                mw_random_experts(m, name, MW_F32, a + 1, b, c, 1);
+            } else {
+                snprintf(is, sizeof is, "[%zu, %zu]", a + 1, b);
+                snprintf(needs, sizeof needs, "[%zu, %zu]", a, b);
+                mw_drop_tensor(m, name);
+                mw_random_matrix(m, name, MW_F32, a + 1, b, 1);
+            }
+            {
+                fixture f = build(m);
+                refuse(f.image, 0, MOE_ERROR_FORMAT, name, is);
+                refuse(f.image, 0, MOE_ERROR_FORMAT, name, needs);
+                drop(&f);
+            }
+            if (c || !b) continue; /* transposed, where that is another shape, and a vector instead of a matrix */
+            m = mw_small(variant, MW_F32, 1);
+            mw_drop_tensor(m, name);
+            if (a == b) mw_random_vector(m, name, a, 0, 1);
+            else mw_random_matrix(m, name, MW_F32, b, a, 1);
+            refuse_model(m, name, needs);
+        }
+    }
+}
+
+static void every_missing_required_key_is_named(void **state) {
+    static const char *const keys[] = {
+        "general.architecture", "vocab.size",       "model.width",     "token.bos",         "token.eos",
+        "encoder.layers",       "decoder.layers",   "attention.kind",  "attention.size",    "attention.query",
+        "encoder.0.kind",       "encoder.0.hidden", "encoder.1.kind",  "encoder.1.experts", "encoder.1.gate",
+        "encoder.1.k",          "encoder.1.hidden", "decoder.2.hidden"
+    };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(keys); i++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_drop(m, keys[i]);
+        refuse_model(m, keys[i], "missing");
+    }
+}
+
+static void words_that_nobody_knows_are_refused_by_key(void **state) {
+    static const char *const keys[] = { "general.architecture", "encoder.0.kind",       "encoder.1.kind",
+                                        "encoder.0.merge",      "encoder.1.gate",       "encoder.1.empty",
+                                        "encoder.1.output",     "encoder.1.activation", "decoder.0.context",
+                                        "attention.kind",       "attention.query",      "attention.start",
+                                        "decoder.init" };
+    static const char *const words[] = { "", "LSTM", "lst", "lstmm", "something else" };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(keys); i++) {
+        mw_model *m;
+        for (size_t w = 0; w < MOE_COUNT(words); w++) {
+            m = mw_small(MW_GNMT, MW_F32, 1);
+            mw_text(m, keys[i], words[w]);
+            refuse_model(m, keys[i], NULL);
+        }
+        m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_int(m, keys[i], 0); /* a number where a word belongs */
+        refuse_model(m, keys[i], NULL);
+    }
+}
+
+static void numbers_out_of_range_are_refused_by_key(void **state) {
+    static const struct {
+        const char *key;
+        int64_t value;
+    } cases[] = { { "vocab.size", 0 },
+                  { "vocab.size", 1 },
+                  { "vocab.size", -5 },
+                  { "vocab.size", INT64_MAX },
+                  { "vocab.size", (int64_t)1 << 32 },
+                  { "model.width", 0 },
+                  { "model.width", INT64_MIN },
+                  { "model.width", (int64_t)1 << 33 },
+                  { "token.pad", MW_VOCABULARY },
+                  { "token.pad", -2 },
+                  { "token.unk", MW_VOCABULARY },
+                  { "token.unk", INT64_MIN },
+                  { "token.bos", -1 },
+                  { "token.bos", MW_VOCABULARY },
+                  { "token.eos", -1 },
+                  { "token.eos", MW_VOCABULARY },
+                  { "token.eos", INT64_MAX },
+                  { "source.tag", 2 },
+                  { "source.tag", -1 },
+                  { "source.bos", 2 },
+                  { "source.eos", 7 },
+                  { "encoder.layers", 0 },
+                  { "encoder.layers", -1 },
+                  { "encoder.layers", 257 },
+                  { "decoder.layers", 0 },
+                  { "decoder.layers", 257 },
+                  { "decoder.layers", INT64_MAX },
+                  { "encoder.0.hidden", 0 },
+                  { "encoder.0.hidden", -1 },
+                  { "encoder.0.hidden", INT64_MAX },
+                  { "encoder.0.proj", -1 },
+                  { "encoder.0.proj", INT64_MAX },
+                  { "encoder.0.bidirectional", 2 },
+                  { "encoder.0.residual", 2 },
+                  { "encoder.1.experts", 0 },
+                  { "encoder.1.experts", -1 },
+                  { "encoder.1.experts", INT64_MAX },
+                  { "encoder.1.k", 0 },
+                  { "encoder.1.k", 5 },
+                  { "encoder.1.k", -1 },
+                  { "encoder.1.hidden", 0 },
+                  { "encoder.1.groups", 5 },
+                  { "encoder.1.groups", -1 },
+                  { "encoder.1.residual", 2 },
+                  { "decoder.1.k", 6 },
+                  { "decoder.1.k", 0 },
+                  { "attention.size", 0 },
+                  { "attention.size", INT64_MAX },
+                  { "attention.layer", -1 },
+                  { "attention.layer", 3 },
+                  { "attention.layer", INT64_MAX } };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(cases); i++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_int(m, cases[i].key, cases[i].value);
+        refuse_model(m, cases[i].key, "allowed");
+    }
+    for (size_t i = 0; i < MOE_COUNT(cases); i++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_text(m, cases[i].key, "3");
+        refuse_model(m, cases[i].key, NULL);
+    }
+}
+
+static void reals_out_of_range_are_refused_by_key(void **state) {
+    static const char *const keys[] = { "embedding.scale", "decoder.0.forget_bias", "decoder.1.scale" };
+    static const double values[] = { (double)NAN, (double)INFINITY, -(double)INFINITY, 1e300, -1e300 };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(keys); i++) {
+        mw_model *m;
+        for (size_t v = 0; v < MOE_COUNT(values); v++) {
+            m = mw_small(MW_GNMT, MW_F32, 1);
+            mw_real(m, keys[i], values[v]);
+            refuse_model(m, keys[i], "allowed");
+        }
+        m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_text(m, keys[i], "1");
+        refuse_model(m, keys[i], "number");
+    }
+}
+
+static void hidden_sizes_that_the_tensors_do_not_have_name_a_tensor(void **state) {
+    static const int64_t sizes[] = { 1, 13, 1 << 20 };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(sizes); i++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_int(m, "encoder.0.hidden", sizes[i]);
+        refuse_model(m, "encoder.0.fwd.w_x", NULL);
+        m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_int(m, "encoder.1.hidden", sizes[i]);
+        refuse_model(m, "encoder.1.experts", NULL);
+        m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_int(m, "model.width", sizes[i]);
+        refuse_model(m, "embedding.weight", NULL);
+        m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_int(m, "attention.size", sizes[i]);
+        refuse_model(m, "attention.w_key", NULL);
+    }
+}
+
+static void token_lists_out_of_range_are_refused_by_key(void **state) {
+    static const int64_t lists[][2] = { { MW_VOCABULARY, 4 },
+                                        { 4, -1 },
+                                        { INT64_MAX, 4 },
+                                        { 4, INT64_MIN },
+                                        { (int64_t)1 << 32, 4 } };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(lists); i++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_ints(m, "languages.tags", lists[i], 2);
+        refuse_model(m, "languages.tags", NULL);
+        m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_ints(m, "token.never", lists[i], 2);
+        refuse_model(m, "token.never", NULL);
+    }
+    {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_int(m, "token.never", 3);
+        refuse_model(m, "token.never", NULL);
+        m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_text(m, "languages.tags", "4 5");
+        refuse_model(m, "languages.tags", NULL);
+    }
+}
+
+static void languages_and_tags_must_agree(void **state) {
+    static const int64_t tags[] = { 4, 5, 6 };
+    static const char *const codes[] = { "en", "de", "fr" };
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    (void)state;
+    mw_ints(m, "languages.tags", tags, 3);
+    refuse_model(m, "languages.codes", "languages.tags");
+    m = mw_small(MW_GNMT, MW_F32, 1);
+    mw_texts(m, "languages.codes", codes, 3);
+    refuse_model(m, "languages.codes", NULL);
+    m = mw_small(MW_GNMT, MW_F32, 1);
+    mw_drop(m, "languages.tags");
+    refuse_model(m, "languages.codes", NULL);
+    m = mw_small(MW_GNMT, MW_F32, 1);
+    mw_text(m, "languages.codes", "en de");
+    refuse_model(m, "languages.codes", NULL);
+}
+
+static void attention_layer_must_be_an_lstm(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    (void)state;
+    mw_int(m, "attention.layer", 1);
+    refuse_model(m, "attention.layer", "lstm");
+}
+
+static void current_context_before_the_attention_layer_is_refused(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    (void)state;
+    mw_text(m, "decoder.0.context", "current");
+    refuse_model(m, "decoder.0.context", "current");
+    m = mw_small(MW_PRODUCT, MW_F32, 1);
+    mw_int(m, "attention.layer", 1); /* the layer that reads it would have to make it */
+    refuse_model(m, "decoder.1.context", NULL);
+}
+
+static void both_contexts_need_a_zero_start(void **state) {
+    mw_model *m = mw_small(MW_BOTH_CONTEXTS, MW_F32, 1);
+    (void)state;
+    mw_text(m, "attention.start", "query");
+    refuse_model(m, "attention.start", "zero");
+}
+
+static void residual_over_different_widths_names_the_layer(void **state) {
+    mw_model *m = mw_small(MW_BOTH_CONTEXTS, MW_F32, 1);
+    (void)state;
+    mw_int(m, "encoder.0.residual", 1);
+    refuse_model(m, "encoder.0", "22");
+}
+
+static void decoder_must_end_with_the_models_width(void **state) {
+    mw_model *m = mw_small(MW_CARRIED_QUERY, MW_F32, 1);
+    (void)state;
+    mw_drop_tensor(m, "decoder.1.w_x");
+    mw_drop_tensor(m, "decoder.1.w_r");
+    mw_drop_tensor(m, "decoder.1.bias");
+    mw_lstm(m, "decoder.1.", MW_WIDTH, 24, 0, 0);
+    mw_int(m, "decoder.1.residual", 0);
+    refuse_model(m, "model.width", "24");
+}
+
+static void numbers_that_are_none_in_vectors_name_the_tensor(void **state) {
+    static const char *const vectors[] = { "encoder.0.fwd.bias", "encoder.1.gate.threshold",
+                                           "attention.v",        "attention.bias",
+                                           "output.bias",        "decoder.0.bias" };
+    static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x7f800001u, 0xffffffffu };
+    fixture f = small();
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(vectors); i++)
+        for (size_t b = 0; b < MOE_COUNT(bad); b++) {
+            const mw_tensor *t = mw_find_tensor(f.m, vectors[i]);
+            break32(&f, t->offset, bad[b], MOE_ERROR_FORMAT, tensor_where(t));
+            break32(&f, t->offset + t->bytes - 4, bad[b], MOE_ERROR_FORMAT, tensor_where(t));
+        }
+    drop(&f);
+}
+
+static void broken_q8_scales_name_the_tensor(void **state) {
+    static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xbf800000u, 0xff800000u, 0x7f800001u };
+    fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
+    (void)state;
+    for (size_t i = 0; i < f.m->n_tensors; i++) {
+        const mw_tensor *t = &f.m->tensors[i];
+        if (t->type != MW_Q8 || t->layout) continue;
+        for (size_t b = 0; b < MOE_COUNT(bad); b++) {
+            const size_t scales = t->offset + mw_up((size_t)t->dims[0], 16) * mw_up((size_t)t->dims[1], 64);
+            break32(&f, scales, bad[b], MOE_ERROR_FORMAT, tensor_where(t));
+            break32(&f, scales + 4 * (size_t)(t->dims[0] - 1), bad[b], MOE_ERROR_FORMAT, tensor_where(t));
+        }
+    }
+    drop(&f);
+}
+
+/* With "zero" for the empty mask, a NaN in a gate would select nobody and go unseen. */
+static void numbers_that_are_none_in_gates_name_the_tensor(void **state) {
+    static const uint32_t bad[] = { 0x7fc00000u, 0x7f800000u, 0xff800000u, 0x7f800001u };
+    fixture f = small();
+    const mw_tensor *t = mw_find_tensor(f.m, "encoder.1.gate.weight");
+    (void)state;
+    for (size_t b = 0; b < MOE_COUNT(bad); b++) {
+        break32(&f, t->offset, bad[b], MOE_ERROR_FORMAT, "encoder.1.gate.weight");
+        break32(&f, t->offset + t->bytes - 4, bad[b], MOE_ERROR_FORMAT, "encoder.1.gate.weight");
+    }
+    drop(&f);
+}
+
+/* 127 * 127 * 133200 > 2^31: the integer sum of such a row would overflow. */
+static void q8_rows_too_long_for_a_32_bit_sum_name_the_tensor(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
+    (void)state;
+    mw_drop_tensor(m, "decoder.1.gate.weight");
+    mw_drop_tensor(m, "decoder.1.experts");
+    mw_moe(m, "decoder.1.", 1, 1, 133200, "topk");
+    refuse_model(m, "decoder.1.experts", NULL);
+}
+
+static void quantised_gates_are_refused_by_name(void **state) {
+    (void)state;
+    for (uint32_t type = 1; type < 4; type++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        mw_drop_tensor(m, "encoder.1.gate.weight");
+        mw_random_matrix(m, "encoder.1.gate.weight", type, 4, MW_WIDTH, 1);
+        refuse_model(m, "encoder.1.gate.weight", "f32");
+    }
+}
+
+static void experts_stored_as_a_matrix_are_refused_by_name(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    (void)state;
+    mw_drop_tensor(m, "encoder.1.experts");
+    mw_random_matrix(m, "encoder.1.experts", MW_F32, 4 * 20, MW_WIDTH, 1);
+    refuse_model(m, "encoder.1.experts", NULL);
+    m = mw_small(MW_GNMT, MW_F32, 1);
+    mw_drop_tensor(m, "decoder.0.w_x");
+    mw_random_experts(m, "decoder.0.w_x", MW_F32, 80, 32, 1, 1);
+    refuse_model(m, "decoder.0.w_x", NULL);
+}
+
+/* ---- Files ---- */
+
+static char directory[64];
+
+static const char *in_directory(const char *name) {
+    static char path[4][192];
+    static int next;
+    snprintf(path[next % 4], 192, "%s/%s", directory, name);
+    return path[next++ % 4];
+}
+
+static int make_directory(void **state) {
+    (void)state;
+    snprintf(directory, sizeof directory, "/tmp/moe-test-file-XXXXXX");
+    return mkdtemp(directory) ? 0 : -1;
+}
+
+static int remove_directory(void **state) {
+    static const char *const names[] = { "model.bin", "saved.bin", "again.bin", "empty.bin", "short.bin", "kept.bin" };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(names); i++) remove(in_directory(names[i]));
+    return rmdir(directory); /* fails if something was left: a partial file, say */
+}
+
+static int exists(const char *path) { return access(path, F_OK) == 0; }
+
+static size_t files_in_directory(void) {
+    DIR *dir = opendir(directory);
+    size_t n = 0;
+    assert_non_null(dir);
+    while (readdir(dir)) n++;
+    closedir(dir);
+    return n - 2; /* . and .. */
+}
+
+static void write_file(const char *path, const void *data, size_t bytes) {
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_true(fwrite(data, 1, bytes, file) == bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+static mw_image read_file(const char *path) {
+    FILE *file = fopen(path, "rb");
+    mw_image image;
+    assert_non_null(file);
+    fseek(file, 0, SEEK_END);
+    image = mw_allocate_image((size_t)ftell(file));
+    fseek(file, 0, SEEK_SET);
+    assert_true(fread(image.data, 1, image.bytes, file) == image.bytes);
+    fclose(file);
+    return image;
+}
+
+static void refuse_path(const char *path, moe_status want) {
+    char untouched;
+    moe_model *model = (moe_model *)(void *)&untouched;
+    moe_error e;
+    memset(&e, 0, sizeof e);
+    assert_int_equal(moe_model_open(path, NULL, &model, &e), want);
+    CHECK(strstr(e.message, path) != NULL || want == MOE_ERROR_FORMAT, "'%s' does not name %s", e.message, path);
+    assert_ptr_equal(model, (void *)&untouched);
+    assert_int_equal(moe_model_open(path, NULL, &model, NULL), want);
+}
+
+static void missing_file_is_an_io_error_that_names_it(void **state) {
+    (void)state;
+    refuse_path(in_directory("there is no such file"), MOE_ERROR_IO);
+    refuse_path("", MOE_ERROR_IO);
+}
+
+static void directory_instead_of_a_file_is_an_io_error(void **state) {
+    (void)state;
+    refuse_path(directory, MOE_ERROR_IO);
+}
+
+static volatile sig_atomic_t alarms;
+static void count_alarm(int number) { (void)number, alarms++; }
+
+/* open() of a pipe without a writer waits for ever. */
+static void a_pipe_instead_of_a_file_is_not_waited_for(void **state) {
+    struct sigaction action, old;
+    (void)state;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = count_alarm; /* without SA_RESTART: it interrupts open() */
+    assert_int_equal(mkfifo(in_directory("pipe"), 0600), 0);
+    assert_int_equal(sigaction(SIGALRM, &action, &old), 0);
+    alarms = 0;
+    alarm(2);
+    {
+        moe_model *model = NULL;
+        moe_error e;
+        assert_int_equal(moe_model_open(in_directory("pipe"), NULL, &model, &e), MOE_ERROR_IO);
+    }
+    alarm(0);
+    sigaction(SIGALRM, &old, NULL);
+    remove(in_directory("pipe"));
+    assert_int_equal(alarms, 0);
+}
+
+static void empty_and_tiny_files_are_no_models(void **state) {
+    (void)state;
+    write_file(in_directory("empty.bin"), "", 0);
+    refuse_path(in_directory("empty.bin"), MOE_ERROR_FORMAT);
+    write_file(in_directory("short.bin"), "MOEMODEL", 8);
+    refuse_path(in_directory("short.bin"), MOE_ERROR_FORMAT);
+}
+
+static void file_on_disk_opens_like_one_in_memory(void **state) {
+    fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
+    mw_heap heap;
+    moe_model_params params = hooked(&heap, 1);
+    moe_model *model = NULL;
+    moe_error e;
+    (void)state;
+    write_file(in_directory("model.bin"), f.image.data, f.image.bytes);
+    for (int round = 0; round < 50; round++) { /* mappings and descriptors are given back, on success and failure */
+        assert_int_equal(moe_model_open(in_directory("model.bin"), &params, &model, &e), MOE_OK);
+        assert_int_equal(moe_model_file_bytes(model), f.image.bytes);
+        moe_model_close(model);
+    }
+    assert_int_equal(heap.blocks, 0);
+    assert_int_equal(heap.wrong_sizes, 0);
+    f.image.data[f.m->header_bytes - 1] ^= 1;
+    write_file(in_directory("model.bin"), f.image.data, f.image.bytes);
+    for (int round = 0; round < 50; round++) refuse_path(in_directory("model.bin"), MOE_ERROR_FORMAT);
+    assert_int_equal(heap.blocks, 0);
+    {
+        int next = open("/dev/null", O_RDONLY);
+        CHECK(next >= 0 && next < 32, "descriptors leak: the next one is %d", next);
+        close(next);
+    }
+    drop(&f);
+}
+
+/* ---- Verifying ---- */
+
+static void verify_finds_and_names_a_flipped_byte_in_every_tensor(void **state) {
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        fixture f = build(mw_small(variant, MW_Q8, 1));
+        for (size_t i = 0; i < f.m->n_tensors; i++) {
+            const mw_tensor *t = &f.m->tensors[i];
+            const size_t places[] = { t->offset, t->offset + t->bytes / 2, t->offset + t->bytes - 1 };
+            for (size_t p = 0; p < 3; p++) {
+                moe_model *model = NULL;
+                moe_error e;
+                f.image.data[places[p]] ^= 1;
+                refuse(f.image, 1, MOE_ERROR_FORMAT, tensor_where(t), "checksum");
+                assert_int_equal(moe_model_open_memory(f.image.data, f.image.bytes, NULL, &model, &e),
+                                 MOE_ERROR_FORMAT);
+                assert_non_null(strstr(e.message, "checksum")); /* by default as well, as it is small */
+                f.image.data[places[p]] ^= 1;
+            }
+        }
+        drop(&f);
+    }
+}
+
+static void without_verify_the_contents_are_not_read(void **state) {
+    fixture f = small();
+    (void)state;
+    f.image.data[mw_find_tensor(f.m, "embedding.weight")->offset + 2] ^= 1;
+    moe_model_close(open_image(f.image));
+    drop(&f);
+}
+
+/* By default a file of up to MOE_VERIFY_BYTES is read, a larger one is not. */
+static void large_files_are_verified_only_on_demand(void **state) {
+    (void)state;
+    for (int over = 0; over < 2; over++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        fixture f = build(m);
+        const size_t spare = (MOE_VERIFY_BYTES - f.image.bytes) / 4096 - 1 + 2 * (size_t)over;
+        mw_tensor *t;
+        moe_model *model = NULL;
+        moe_error e;
+        moe_status status;
+        drop(&f);
+        m = mw_small(MW_GNMT, MW_F32, 1);
+        t = mw_add_tensor(m, "spare", MW_F32, 0, spare * 4096);
+        t->n_dims = 2, t->dims[0] = spare, t->dims[1] = 1024;
+        f = build(m);
+        assert_int_equal(f.image.bytes > MOE_VERIFY_BYTES, over);
+        f.image.data[mw_find_tensor(f.m, "embedding.weight")->offset + 2] ^= 1;
+        status = moe_model_open_memory(f.image.data, f.image.bytes, NULL, &model, &e);
+        assert_int_equal(status, over ? MOE_OK : MOE_ERROR_FORMAT);
+        if (over) moe_model_close(model);
+        refuse(f.image, 1, MOE_ERROR_FORMAT, "embedding.weight", "checksum");
+        drop(&f);
+    }
+}
+
+/* They are in no checksum. */
+static void gaps_must_be_zero(void **state) {
+    size_t gaps = 0;
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        fixture f = build(mw_small(variant, MW_Q8, 1));
+        size_t end = f.m->header_bytes;
+        for (size_t i = 0; i < f.m->n_tensors; i++) {
+            const mw_tensor *t = &f.m->tensors[i];
+            for (size_t at = end; at < t->offset; at += at + 1 < t->offset ? t->offset - 1 - at : 1, gaps++) {
+                f.image.data[at] = 0x40;
+                refuse(f.image, 0, MOE_ERROR_FORMAT, tensor_where(t), "gap");
+                f.image.data[at] = 0;
+            }
+            end = t->offset + t->bytes;
+        }
+        drop(&f);
+    }
+    assert_true(gaps > 20);
+}
+
+static void a_gap_is_smaller_than_the_largest_alignment(void **state) {
+    fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
+    const mw_tensor *t = &f.m->tensors[f.m->n_tensors - 1];
+    mw_image image = mw_allocate_image(f.image.bytes + 4096);
+    (void)state;
+    memset(image.data, 0, image.bytes);
+    memcpy(image.data, f.image.data, t->offset);
+    memcpy(image.data + t->offset + 4096, f.image.data + t->offset, t->bytes);
+    mw_put64(image.data + mw_at_offset(t), t->offset + 4096);
+    mw_put64(image.data + 24, image.bytes);
+    mw_seal(image);
+    refuse(image, 0, MOE_ERROR_FORMAT, tensor_where(t), "gap");
+    free(image.data);
+    drop(&f);
+}
+
+/* Binding does not read them, as that would touch every expert. */
+static void broken_scales_of_experts_are_found_by_verifying(void **state) {
+    static const float wrong[] = { NAN, INFINITY, -1.0f };
+    (void)state;
+    for (size_t k = 0; k < 6; k++) {
+        mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
+        const mw_tensor *t = &m->tensors[0];
+        mw_image image;
+        while (!t->layout) t++;
+        const size_t hidden = (size_t)t->dims[1], width = (size_t)t->dims[2], last = (size_t)t->dims[0] - 1;
+        unsigned char *slab = t->data + last * mw_slab_stride(MW_Q8, hidden, width);
+        const size_t rows = k < 3 ? hidden : width, cols = k < 3 ? width : hidden;
+        if (k >= 3) slab += mw_slab_down(MW_Q8, hidden, width);
+        /* behind the codes, which are padded to 16 rows and 64 columns */
+        memcpy(slab + mw_up(rows, 16) * mw_up(cols, 64) + 4 * (rows - 1), &wrong[k % 3], 4);
+        image = mw_build(m); /* its checksums are right */
+        refuse(image, 1, MOE_ERROR_FORMAT, tensor_where(t), "scale");
+        moe_model_close(open_image(image));
+        free(image.data);
+        mw_free(m);
+    }
+}
+
+/* ---- Memory ---- */
+
+static void open_survives_the_failure_of_every_allocation(void **state) {
+    fixture f = small();
+    (void)state;
+    for (size_t n = 1; n < 100; n++) {
+        mw_heap heap;
+        moe_model_params params = hooked(&heap, 1);
+        moe_model *model = NULL;
+        moe_error e;
+        moe_status status;
+        heap.fail_at = n;
+        direct_allocations = 0;
+        status = moe_model_open_memory(f.image.data, f.image.bytes, &params, &model, &e);
+        assert_int_equal(direct_allocations, 0);
+        if (heap.calls < n) { /* no allocation left to fail */
+            assert_int_equal(status, MOE_OK);
+            moe_model_close(model);
+            assert_int_equal(heap.blocks, 0);
+            assert_true(n > 4);
+            n = 100;
+        } else {
+            assert_int_equal(status, MOE_ERROR_MEMORY);
+            assert_int_equal(e.code, MOE_ERROR_MEMORY);
+            assert_null(model);
+        }
+        assert_int_equal(heap.blocks, 0);
+        assert_int_equal(heap.bytes, 0);
+        assert_int_equal(heap.wrong_sizes, 0);
+    }
+    drop(&f);
+}
+
+/* ---- Saving ---- */
+
+/* Rows of a matrix blob as floats, from the description of the format. */
+static float *unpack(uint32_t type, size_t rows, size_t cols, const unsigned char *blob) {
+    float *w = mw_zeros(rows * cols * 4);
+    const size_t np = mw_up(rows, 16), kp = mw_up(cols, 64);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < cols; c++) {
+            uint16_t h;
+            if (type == MW_F32) {
+                memcpy(&w[r * cols + c], blob + 4 * (r * cols + c), 4);
+            } else if (type == MW_Q8) {
+                float scale;
+                memcpy(&scale, blob + np * kp + 4 * r, 4);
+                w[r * cols + c] = (float)(int8_t)blob[(r / 16 * (kp / 4) + c / 4) * 64 + r % 16 * 4 + c % 4] * scale;
+            } else {
+                const int bits = type == MW_BF16 ? 7 : 10, bias = type == MW_BF16 ? 127 : 15;
+                int exponent, mantissa;
+                double v;
+                memcpy(&h, blob + 2 * (r * cols + c), 2);
+                exponent = (h & 0x7fff) >> bits, mantissa = h & ((1 << bits) - 1);
+                v = exponent ? ldexp(mantissa + (1 << bits), exponent - bias - bits) : ldexp(mantissa, 1 - bias - bits);
+                w[r * cols + c] = (float)(h & 0x8000 ? -v : v);
+            }
+        }
+    return w;
+}
+
+static void convert(uint32_t from, uint32_t to, size_t rows, size_t cols, const unsigned char *blob,
+                    unsigned char *out) {
+    float *w = unpack(from, rows, cols, blob);
+    mw_pack(to, rows, cols, w, out);
+    free(w);
+}
+
+static int gate_or_vector(const mw_tensor *t) {
+    const char *dot = strstr(t->name, ".gate.weight");
+    return t->n_dims == 1 || (dot && strlen(dot) == strlen(".gate.weight"));
+}
+
+/* The bytes that tensor t must have once saved as `to`. */
+static unsigned char *expected_tensor(const mw_tensor *t, uint32_t to, size_t *bytes) {
+    const size_t a = (size_t)t->dims[0], b = (size_t)t->dims[1], c = (size_t)t->dims[2];
+    unsigned char *out;
+    if (to == t->type || gate_or_vector(t)) {
+        *bytes = t->bytes;
+        out = mw_zeros(*bytes);
+        memcpy(out, t->data, *bytes);
+    } else if (t->layout) {
+        const size_t stride = mw_slab_stride(to, b, c), old = mw_slab_stride(t->type, b, c);
+        *bytes = a * stride;
+        out = mw_zeros(*bytes);
+        for (size_t e = 0; e < a; e++) {
+            convert(t->type, to, b, c, t->data + e * old, out + e * stride);
+            convert(t->type, to, c, b, t->data + e * old + mw_slab_down(t->type, b, c),
+                    out + e * stride + mw_slab_down(to, b, c));
+        }
+    } else {
+        *bytes = mw_matrix_bytes(to, a, b);
+        out = mw_zeros(*bytes);
+        convert(t->type, to, a, b, t->data, out);
+    }
+    return out;
+}
+
+static moe_save_params to_type(moe_type type) { return (moe_save_params){ .type = type, .experts = type }; }
+
+static void save_as(const moe_model *model, const char *path, uint32_t type) {
+    moe_error e = { MOE_OK, "", "" };
+    moe_save_params p = to_type((moe_type)type);
+    CHECK(moe_model_save(model, path, &p, &e) == MOE_OK, "%s: %s", e.where, e.message);
+}
+
+static void add_golden(mw_model *m) {
+    static const char *const texts[] = { "one", "two" };
+    mw_texts(m, "golden.source", texts, 2);
+    mw_texts(m, "golden.target_ids", texts, 2);
+    mw_real(m, "quality.bleu.en-de", 12.5);
+    mw_text(m, "golden", "a key of its own");
+    mw_text(m, "goldenrod.colour", "yellow");
+}
+
+/* Every conversion between the four types, byte for byte. */
+static void saving_converts_as_the_format_says(void **state) {
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++)
+        for (uint32_t from = 0; from < 4; from++)
+            for (uint32_t to = 0; to < 4; to++) {
+                mw_model *m;
+                fixture f;
+                moe_model *model, *saved = NULL;
+                moe_model_params params = { .verify = 1 };
+                moe_error e = { MOE_OK, "", "" };
+                mw_image image;
+                size_t end = 0;
+                if (mw_slow() && variant) continue;
+                m = mw_small(variant, from, 1);
+                add_golden(m);
+                f = build(m);
+                model = open_image(f.image);
+                save_as(model, in_directory("saved.bin"), to);
+                image = read_file(in_directory("saved.bin"));
+                CHECK(moe_model_open(in_directory("saved.bin"), &params, &saved, &e) == MOE_OK, "%s: %s", e.where,
+                      e.message);
+                assert_int_equal(moe_model_tensor_count(saved), m->n_tensors);
+                end = (size_t)mw_get64(image.data + 16);
+                for (size_t i = 0; i < m->n_tensors; i++) {
+                    const mw_tensor *t = &m->tensors[i];
+                    const moe_tensor_info info = moe_model_tensor(saved, i);
+                    size_t bytes;
+                    unsigned char *want = expected_tensor(t, to, &bytes);
+                    assert_memory_equal(info.name.data, t->name, strlen(t->name));
+                    assert_int_equal(info.type, gate_or_vector(t) ? MW_F32 : to);
+                    assert_int_equal(info.bytes, bytes);
+                    CHECK(memcmp(image.data + info.offset, want, bytes) == 0, "%s, %u to %u: other bytes", t->name,
+                          from, to);
+                    for (; end < info.offset; end++) assert_int_equal(image.data[end], 0); /* gaps are zero */
+                    end = (size_t)(info.offset + info.bytes);
+                    free(want);
+                }
+                assert_int_equal(end, image.bytes);
+                for (size_t i = 0; i < m->n_meta; i++) { /* golden.* and quality.* belong to one set of numbers */
+                    const char *key = m->meta[i].key;
+                    const int bound = strncmp(key, "golden.", 7) == 0 || strncmp(key, "quality.", 8) == 0;
+                    CHECK((moe_model_meta_find(saved, key) >= 0) == (from == to || !bound), "%s, %u to %u", key, from,
+                          to);
+                }
+                moe_model_close(saved);
+                moe_model_close(model);
+                free(image.data);
+                drop(&f);
+            }
+}
+
+static void saving_in_the_same_type_copies_the_file(void **state) {
+    (void)state;
+    for (uint32_t type = 0; type < 4; type++) {
+        mw_model *m = mw_small(MW_GNMT, type, 2);
+        fixture f;
+        moe_model *model;
+        mw_image image;
+        add_golden(m);
+        f = build(m);
+        model = open_image(f.image);
+        save_as(model, in_directory("saved.bin"), type);
+        image = read_file(in_directory("saved.bin"));
+        assert_int_equal(image.bytes, f.image.bytes);
+        assert_memory_equal(image.data, f.image.data, image.bytes);
+        moe_model_close(model);
+        free(image.data);
+        drop(&f);
+    }
+}
+
+static void wide_formats_lose_nothing_of_narrow_ones(void **state) { /* f16 -> f32 -> f16, q8 -> f32 -> q8 codes */
+    (void)state;
+    for (uint32_t type = MW_F16; type <= MW_BF16; type++) {
+        fixture f = build(mw_small(MW_GNMT, type, 2));
+        moe_model *model = open_image(f.image), *wide = NULL;
+        moe_error e;
+        mw_image image;
+        save_as(model, in_directory("saved.bin"), MW_F32);
+        assert_int_equal(moe_model_open(in_directory("saved.bin"), NULL, &wide, &e), MOE_OK);
+        save_as(wide, in_directory("again.bin"), type);
+        image = read_file(in_directory("again.bin"));
+        assert_int_equal(image.bytes, f.image.bytes);
+        assert_memory_equal(image.data, f.image.data, image.bytes);
+        moe_model_close(model);
+        moe_model_close(wide);
+        free(image.data);
+        drop(&f);
+    }
+}
+
+static void a_model_can_be_saved_over_its_own_file(void **state) {
+    fixture f = small();
+    moe_model *model = NULL;
+    moe_error e;
+    (void)state;
+    write_file(in_directory("model.bin"), f.image.data, f.image.bytes);
+    assert_int_equal(moe_model_open(in_directory("model.bin"), NULL, &model, &e), MOE_OK);
+    save_as(model, in_directory("model.bin"), MW_Q8);
+    assert_int_equal(moe_model_file_bytes(model), f.image.bytes); /* still the old mapping */
+    moe_model_close(model);
+    assert_int_equal(moe_model_open(in_directory("model.bin"), NULL, &model, &e), MOE_OK);
+    assert_true(moe_model_file_bytes(model) < f.image.bytes + 4096);
+    moe_model_close(model);
+    drop(&f);
+}
+
+static void no_rows(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols) {
+    (void)tensor, (void)piece, (void)row;
+    (*(size_t *)user)++;
+    for (size_t c = 0; c < cols; c++) out[c] = 0;
+}
+
+/* A file from nothing: what cannot be a tensor or an entry is refused before a row is asked for. */
+static void writing_impossible_tensors_is_refused_and_leaves_nothing(void **state) {
+    static const moe_tensor_spec wrong[] = {
+        { "Upper", MOE_TYPE_F32, 1, { 4 } },
+        { "", MOE_TYPE_F32, 1, { 4 } },
+        { NULL, MOE_TYPE_F32, 1, { 4 } },
+        { "a", (moe_type)5, 2, { 4, 4 } },
+        { "a", MOE_TYPE_Q8, 1, { 4 } },
+        { "a", MOE_TYPE_F32, 0, { 4 } },
+        { "a", MOE_TYPE_F32, 4, { 4, 4, 4 } },
+        { "a", MOE_TYPE_F32, 2, { 4, 0 } },
+        { "a", MOE_TYPE_F32, 2, { 4, (uint64_t)1 << 40 } },
+    };
+    const char *path = in_directory("written.bin");
+    size_t rows = 0;
+    moe_error e;
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(wrong); i++) {
+        moe_write_params p = { .tensors = &wrong[i], .n_tensors = 1, .fill = no_rows, .user = &rows };
+        assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
+        assert_string_equal(e.where, "tensors");
+    }
+    {
+        const moe_meta_entry entries[] = { { .key = "a.b", .kind = MOE_META_INT },
+                                           { .key = "a.b", .kind = MOE_META_REAL } };
+        moe_write_params p = { .entries = entries, .n_entries = 2, .fill = no_rows, .user = &rows };
+        assert_int_equal(moe_model_write(path, &p, &e), MOE_ERROR_ARGUMENT);
+        CHECK(strstr(e.message, "a.b") != NULL, "'%s' does not name the key", e.message);
+    }
+    assert_int_equal(rows, 0);
+    assert_false(exists(path));
+}
+
+/* In f32 it is a number, in the coarser type it would be infinite. */
+static void a_number_that_the_type_cannot_hold_is_refused(void **state) {
+    const struct {
+        moe_type type;
+        float number;
+        int fits;
+    } cases[] = { { MOE_TYPE_F16, 65519.996f, 1 }, { MOE_TYPE_F16, 65520.0f, 0 }, { MOE_TYPE_F16, -1e6f, 0 },
+                  { MOE_TYPE_BF16, 1e38f, 1 },     { MOE_TYPE_BF16, FLT_MAX, 0 }, { MOE_TYPE_Q8, 1e38f, 1 },
+                  { MOE_TYPE_Q4, 1e6f, 1 } };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(cases); i++) {
+        mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+        const mw_tensor *t;
+        mw_image image = mw_build(m);
+        moe_model *model = NULL;
+        moe_error e = { MOE_OK, "", "" };
+        const size_t before = files_in_directory();
+        const moe_save_params p = { .type = cases[i].type, .experts = cases[i].type };
+        t = mw_find_tensor(m, "encoder.0.fwd.w_x");
+        memcpy(image.data + t->offset + 8, &cases[i].number, 4);
+        model = open_image(image);
+        if (cases[i].fits) {
+            CHECK(moe_model_save(model, in_directory("held.bin"), &p, &e) == MOE_OK, "%s: %s", moe_type_name(p.type),
+                  e.message);
+            remove(in_directory("held.bin"));
+        } else {
+            assert_int_equal(moe_model_save(model, in_directory("held.bin"), &p, &e), MOE_ERROR_ARGUMENT);
+            CHECK(strstr(e.message, "encoder.0.fwd.w_x") && strstr(e.message, moe_type_name(p.type)), "'%s'",
+                  e.message);
+            assert_int_equal(files_in_directory(), before);
+        }
+        moe_model_close(model);
+        free(image.data);
+        mw_free(m);
+    }
+}
+
+static void saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing(void **state) {
+    fixture f = small();
+    mw_heap heap;
+    moe_model_params params = hooked(&heap, 0);
+    moe_model *model = NULL;
+    moe_error e;
+    size_t before;
+    (void)state;
+    assert_int_equal(moe_model_open_memory(f.image.data, f.image.bytes, &params, &model, &e), MOE_OK);
+    before = heap.bytes;
+    assert_int_equal(moe_model_save(model, in_directory("no/such/place.bin"),
+                                    &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, &e),
+                     MOE_ERROR_IO);
+    CHECK(strstr(e.message, "no/such/place.bin") != NULL, "'%s' does not name the file", e.message);
+    assert_int_equal(moe_model_save(model, directory, &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 },
+                                    &e),
+                     MOE_ERROR_IO); /* a directory cannot be replaced */
+    assert_false(exists(in_directory("no")));
+    assert_int_equal(moe_model_save(model, in_directory("no/such/place.bin"),
+                                    &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, NULL),
+                     MOE_ERROR_IO);
+    assert_int_equal(moe_model_save(model, in_directory("saved.bin"), &(moe_save_params){ .type = (moe_type)5 }, &e),
+                     MOE_ERROR_ARGUMENT);
+    assert_int_equal(moe_model_save(model, in_directory("saved.bin"), &(moe_save_params){ .experts = (moe_type)16 },
+                                    &e),
+                     MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.where, "type");
+    assert_int_equal(heap.bytes, before);
+    assert_int_equal(heap.wrong_sizes, 0);
+    moe_model_close(model);
+    drop(&f);
+}
+
+/* A disk that fills up at any point: the old file stays, no temporary one does, and the library does not die of the
+ * signal that a limit on file sizes sends, nor leave it to its caller. */
+static void a_full_disk_leaves_the_old_file_and_nothing_else(void **state) {
+    fixture f = small();
+    moe_model *model = open_image(f.image);
+    moe_error e;
+    struct rlimit old, limit;
+    size_t whole, before;
+    sigset_t waiting;
+    (void)state;
+    save_as(model, in_directory("kept.bin"), MW_F16);
+    {
+        mw_image image = read_file(in_directory("kept.bin"));
+        whole = image.bytes;
+        free(image.data);
+    }
+    write_file(in_directory("kept.bin"), "old", 3);
+    before = files_in_directory();
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    for (size_t n = 0; n < whole; n += n < 200 ? 50 : whole / 13) {
+        moe_status status;
+        mw_image image;
+        limit = old;
+        limit.rlim_cur = n;
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        memset(&e, 0, sizeof e);
+        status = moe_model_save(model, in_directory("kept.bin"),
+                                &(moe_save_params){ .type = MOE_TYPE_F16, .experts = MOE_TYPE_F16 }, &e);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+        CHECK(status == MOE_ERROR_IO, "limit %zu: %s, %s", n, moe_status_name(status), e.message);
+        CHECK(strstr(e.message, "kept.bin") && strstr(e.message, strerror(EFBIG)), "'%s'", e.message);
+        image = read_file(in_directory("kept.bin"));
+        assert_int_equal(image.bytes, 3);
+        free(image.data);
+        assert_int_equal(files_in_directory(), before);
+    }
+    assert_int_equal(sigpending(&waiting), 0);
+    assert_false(sigismember(&waiting, SIGXFSZ));
+    moe_model_close(model);
+    drop(&f);
+}
+
+static mode_t mode_of(const char *path) {
+    struct stat info;
+    assert_int_equal(lstat(path, &info), 0);
+    return info.st_mode;
+}
+
+/* The model at `path` is whole, and of this type. */
+static void is_model(const char *path, moe_type type) {
+    const moe_model_params verify = { .verify = 1 };
+    moe_model *model = NULL;
+    moe_error e;
+    CHECK(moe_model_open(path, &verify, &model, &e) == MOE_OK, "%s: %s", path, e.message);
+    for (size_t i = 0; i < moe_model_tensor_count(model); i++)
+        if (moe_model_tensor(model, i).experts) assert_int_equal(moe_model_tensor(model, i).type, type);
+    moe_model_close(model);
+}
+
+static void a_symbolic_link_stays_one_and_its_target_is_replaced(void **state) {
+    fixture f = small();
+    moe_model *model = open_image(f.image);
+    moe_error e;
+    const moe_save_params p = to_type(MOE_TYPE_Q8);
+    (void)state;
+    assert_int_equal(mkdir(in_directory("folder"), 0777), 0);
+    assert_int_equal(symlink("folder/link.bin", in_directory("link.bin")), 0); /* of a link, of a new file */
+    assert_int_equal(symlink("target.bin", in_directory("folder/link.bin")), 0);
+    for (uint32_t type = MW_Q8; type + 1 > MW_F16; type--) { /* a new file, then old ones */
+        save_as(model, in_directory("link.bin"), type);
+        assert_true(S_ISLNK(mode_of(in_directory("link.bin"))) && S_ISLNK(mode_of(in_directory("folder/link.bin"))));
+        is_model(in_directory("folder/target.bin"), (moe_type)type);
+    }
+    assert_int_equal(remove(in_directory("link.bin")), 0);
+    assert_int_equal(symlink(in_directory("folder/target.bin"), in_directory("link.bin")), 0); /* an absolute path */
+    save_as(model, in_directory("link.bin"), MW_Q8);
+    is_model(in_directory("folder/target.bin"), MOE_TYPE_Q8);
+    assert_int_equal(remove(in_directory("link.bin")), 0);
+    assert_int_equal(symlink("link.bin", in_directory("link.bin")), 0);
+    assert_int_equal(moe_model_save(model, in_directory("link.bin"), &p, &e), MOE_ERROR_IO); /* in a circle */
+    assert_non_null(strstr(e.message, strerror(ELOOP)));
+    remove(in_directory("link.bin")), remove(in_directory("folder/link.bin")),
+        remove(in_directory("folder/target.bin"));
+    assert_int_equal(rmdir(in_directory("folder")), 0);
+    moe_model_close(model);
+    drop(&f);
+}
+
+/* Neither a file of the name that temporary files once had, nor what a link of that name leads to. */
+static void files_of_the_user_beside_the_target_stay(void **state) {
+    fixture f = small();
+    moe_model *model = open_image(f.image);
+    mw_image image;
+    (void)state;
+    for (int link = 0; link < 2; link++) {
+        write_file(in_directory(link ? "kept.bin" : "saved.bin.partial"), "mine", 4);
+        if (link) assert_int_equal(symlink("kept.bin", in_directory("saved.bin.partial")), 0);
+        save_as(model, in_directory("saved.bin"), MW_Q8);
+        image = read_file(in_directory("saved.bin.partial"));
+        assert_int_equal(image.bytes, 4);
+        assert_memory_equal(image.data, "mine", 4);
+        free(image.data);
+        assert_int_equal(remove(in_directory("saved.bin.partial")), 0);
+    }
+    moe_model_close(model);
+    drop(&f);
+}
+
+static void permissions_are_those_of_the_old_file_or_of_the_mask(void **state) {
+    fixture f = small();
+    moe_model *model = open_image(f.image);
+    const mode_t mask = umask(027);
+    (void)state;
+    remove(in_directory("saved.bin"));
+    save_as(model, in_directory("saved.bin"), MW_Q8);
+    assert_int_equal(mode_of(in_directory("saved.bin")) & 07777, 0640);
+    assert_int_equal(chmod(in_directory("saved.bin"), 0606), 0);
+    save_as(model, in_directory("saved.bin"), MW_F16);
+    assert_int_equal(mode_of(in_directory("saved.bin")) & 07777, 0606);
+    is_model(in_directory("saved.bin"), MOE_TYPE_F16);
+    umask(mask);
+    moe_model_close(model);
+    drop(&f);
+}
+
+/* What a user may not write he may not replace either. Root may everything, so somebody else tries. */
+static void a_file_that_is_write_protected_stays(void **state) {
+    fixture f = small();
+    moe_model *model = open_image(f.image);
+    int child, result = 0;
+    mw_image image;
+    (void)state;
+    write_file(in_directory("kept.bin"), "mine", 4);
+    assert_int_equal(chmod(in_directory("kept.bin"), 0444), 0);
+    assert_int_equal(chmod(directory, 0777), 0);
+    if ((child = fork()) == 0) {
+        moe_error e;
+        if (geteuid() == 0 && setuid(65534) != 0) _exit(9);
+        _exit(moe_model_save(model, in_directory("kept.bin"), &(moe_save_params){ .type = MOE_TYPE_Q8 }, &e) !=
+                  MOE_ERROR_IO ||
+              !strstr(e.message, strerror(EACCES)));
+    }
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_int_equal(result, 0);
+    assert_int_equal(chmod(in_directory("kept.bin"), 0644), 0);
+    image = read_file(in_directory("kept.bin"));
+    assert_int_equal(image.bytes, 4);
+    free(image.data);
+    moe_model_close(model);
+    drop(&f);
+}
+
+/* Temporary names are short, whatever the file is called. */
+static void a_file_may_have_the_longest_name(void **state) {
+    fixture f = small();
+    moe_model *model = open_image(f.image);
+    char name[256], path[512];
+    (void)state;
+    memset(name, 'n', 255);
+    name[255] = 0;
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    save_as(model, path, MW_Q8);
+    is_model(path, MOE_TYPE_Q8);
+    remove(path);
+    moe_model_close(model);
+    drop(&f);
+}
+
+/* A device of its own in the test's folder, or the system's where only root may make one. */
+static const char *device(const char *name) {
+    static char path[192];
+    struct stat info;
+    snprintf(path, sizeof path, "/dev/%s", name);
+    if (stat(path, &info) != 0) skip();
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    if (mknod(path, S_IFCHR | 0666, info.st_rdev) != 0) snprintf(path, sizeof path, "/dev/%s", name);
+    return path;
+}
+
+static void models_are_written_to_files_only(void **state) {
+    fixture f = small();
+    moe_model *model = open_image(f.image);
+    const moe_save_params p = to_type(MOE_TYPE_Q8);
+    const char *null = device("null");
+    moe_error e;
+    size_t before;
+    (void)state;
+    assert_int_equal(mkfifo(in_directory("pipe"), 0666), 0);
+    before = files_in_directory();
+    assert_int_equal(moe_model_save(model, in_directory("pipe"), &p, &e), MOE_ERROR_IO); /* at once: nobody reads it */
+    CHECK(strstr(e.message, "pipe") && strstr(e.message, "not a file"), "'%s'", e.message);
+    assert_true(S_ISFIFO(mode_of(in_directory("pipe"))));
+    assert_int_equal(moe_model_save(model, null, &p, &e), MOE_ERROR_IO);
+    CHECK(strstr(e.message, null) && strstr(e.message, "not a file"), "'%s'", e.message);
+    assert_true(S_ISCHR(mode_of(null)));
+    assert_int_equal(files_in_directory(), before);
+    remove(in_directory("pipe")), remove(in_directory("null"));
+    moe_model_close(model);
+    drop(&f);
+}
+
+static void devices_are_written_as_what_they_are(void **state) {
+    const char *full = device("full");
+    moe_output *out = NULL;
+    moe_error e;
+    (void)state;
+    assert_int_equal(moe_output_open(full, NULL, &out, &e), MOE_OK);
+    assert_null(moe_output_temporary(out));
+    assert_int_equal(moe_output_write(out, "text", 4, &e), MOE_ERROR_IO);
+    CHECK(strstr(e.message, full) && strstr(e.message, strerror(ENOSPC)), "'%s'", e.message);
+    assert_int_equal(moe_output_write(out, "", 0, &e), MOE_ERROR_IO); /* once failed, always failed */
+    assert_int_equal(moe_output_close(out, 1, &e), MOE_ERROR_IO);
+    assert_true(S_ISCHR(mode_of(full)));
+    remove(in_directory("full"));
+    assert_int_equal(moe_output_close(NULL, 1, &e), MOE_OK);
+}
+
+static void on_alarm(int number) { (void)number; }
+
+/* Through a pipe that takes a little at a time, with a clock that interrupts the writer. */
+static void a_pipe_gets_every_byte_though_writes_are_short_and_interrupted(void **state) {
+    const struct itimerval soon = { { 0, 500 }, { 0, 500 } }, never = { { 0, 0 }, { 0, 0 } };
+    struct sigaction action = { .sa_handler = on_alarm }, old; /* no SA_RESTART */
+    const size_t bytes = 1 << 20;
+    unsigned char *sent = malloc(bytes);
+    moe_output *out = NULL;
+    moe_error e;
+    int child, result = 0;
+    (void)state;
+    assert_non_null(sent);
+    for (size_t i = 0; i < bytes; i++) sent[i] = (unsigned char)(i * 31 >> 3);
+    assert_int_equal(mkfifo(in_directory("pipe"), 0666), 0);
+    if ((child = fork()) == 0) {
+        unsigned char piece[997];
+        size_t at = 0;
+        int in = open(in_directory("pipe"), O_RDONLY);
+        for (ssize_t n; (n = read(in, piece, sizeof piece)) > 0; at += (size_t)n)
+            if (at + (size_t)n > bytes || memcmp(piece, sent + at, (size_t)n) != 0) _exit(2);
+        _exit(at != bytes);
+    }
+    assert_int_equal(moe_output_open(in_directory("pipe"), NULL, &out, &e), MOE_OK);
+    sigaction(SIGALRM, &action, &old);
+    setitimer(ITIMER_REAL, &soon, NULL);
+    assert_int_equal(moe_output_write(out, sent, bytes, &e), MOE_OK);
+    setitimer(ITIMER_REAL, &never, NULL);
+    sigaction(SIGALRM, &old, NULL);
+    assert_int_equal(moe_output_close(out, 1, &e), MOE_OK);
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_int_equal(result, 0);
+    assert_true(S_ISFIFO(mode_of(in_directory("pipe"))));
+    remove(in_directory("pipe"));
+    free(sent);
+}
+
+/* Each finds a whole model under the name at any time, and nothing is left in the end. */
+static void two_writers_of_one_file_do_no_harm(void **state) {
+    fixture f = small();
+    moe_model *model = open_image(f.image);
+    int child[2], result, rounds = 60;
+    moe_error e;
+    size_t opened = 0, before;
+    (void)state;
+    remove(in_directory("saved.bin"));
+    before = files_in_directory();
+    for (int i = 0; i < 2; i++) {
+        if ((child[i] = fork()) != 0) continue;
+        for (int k = 0; k < rounds; k++) {
+            const moe_save_params p = to_type(i ? MOE_TYPE_Q8 : MOE_TYPE_F32);
+            if (moe_model_save(model, in_directory("saved.bin"), &p, &e) != MOE_OK) _exit(1);
+        }
+        _exit(0);
+    }
+    for (int k = 0; k < 400 || !opened; k++) {
+        const moe_model_params verify = { .verify = 1 };
+        moe_model *other = NULL;
+        moe_status status = moe_model_open(in_directory("saved.bin"), &verify, &other, &e);
+        CHECK(status == MOE_OK || (status == MOE_ERROR_IO && !opened), "%s", e.message);
+        opened += status == MOE_OK;
+        moe_model_close(other);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(waitpid(child[i], &result, 0), child[i]);
+        assert_int_equal(result, 0);
+    }
+    assert_true(opened > 0);
+    remove(in_directory("saved.bin"));
+    assert_int_equal(files_in_directory(), before);
+    moe_model_close(model);
+    drop(&f);
+}
+
+typedef struct signaller {
+    int number, rows;
+} signaller;
+
+static volatile sig_atomic_t handled;
+static void on_signal(int number) { handled = number; }
+
+static void rows_and_a_signal(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols) {
+    signaller *s = user;
+    (void)tensor, (void)piece, (void)row;
+    for (size_t c = 0; c < cols; c++) out[c] = 0;
+    if (s->rows++ == 5) raise(s->number);
+}
+
+static moe_status write_and_signal(int number) {
+    static const moe_tensor_spec tensors[] = { { "a", MOE_TYPE_F32, 2, { 8, 4 } }, { "b", MOE_TYPE_F32, 2, { 8, 4 } } };
+    signaller s = { number, 0 };
+    const moe_write_params p = { .tensors = tensors, .n_tensors = 2, .fill = rows_and_a_signal, .user = &s };
+    moe_error e = { MOE_OK, "", "" };
+    return moe_model_write(in_directory("written.bin"), &p, &e);
+}
+
+/* A process that is told to end while it writes ends so, without a temporary file; one that has a handler goes on. */
+static void a_signal_in_the_middle_leaves_nothing(void **state) {
+    static const int numbers[] = { SIGHUP, SIGINT, SIGTERM };
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(numbers); i++) {
+        const size_t before = files_in_directory();
+        struct sigaction action = { .sa_handler = on_signal }, old;
+        sigset_t mask_before, mask_after;
+        int result = 0, child = fork();
+        if (child == 0) {
+            signal(numbers[i], SIG_DFL);
+            write_and_signal(numbers[i]);
+            _exit(0);
+        }
+        assert_int_equal(waitpid(child, &result, 0), child);
+        CHECK(WIFSIGNALED(result) && WTERMSIG(result) == numbers[i], "signal %d: status %x", numbers[i], result);
+        assert_int_equal(files_in_directory(), before);
+        pthread_sigmask(SIG_SETMASK, NULL, &mask_before);
+        sigaction(numbers[i], &action, &old);
+        handled = 0;
+        assert_int_equal(write_and_signal(numbers[i]), MOE_OK);
+        assert_int_equal(handled, numbers[i]);
+        sigaction(numbers[i], &old, NULL);
+        pthread_sigmask(SIG_SETMASK, NULL, &mask_after);
+        for (int k = 1; k < 32; k++) assert_int_equal(sigismember(&mask_before, k), sigismember(&mask_after, k));
+        remove(in_directory("written.bin"));
+        assert_int_equal(files_in_directory(), before);
+    }
+}
+
+static void saving_survives_the_failure_of_every_allocation(void **state) {
+    fixture f = small();
+    mw_heap heap;
+    moe_model_params params = hooked(&heap, 0);
+    moe_model *model = NULL;
+    moe_error e;
+    size_t before, before_files;
+    (void)state;
+    assert_int_equal(moe_model_open_memory(f.image.data, f.image.bytes, &params, &model, &e), MOE_OK);
+    before = heap.bytes;
+    remove(in_directory("again.bin"));
+    before_files = files_in_directory();
+    for (size_t n = 1;; n++) {
+        moe_status status;
+        heap.calls = 0;
+        heap.fail_at = n;
+        direct_allocations = 0;
+        status = moe_model_save(model, in_directory("again.bin"),
+                                &(moe_save_params){ .type = MOE_TYPE_Q8, .experts = MOE_TYPE_Q8 }, &e);
+        assert_int_equal(direct_allocations, 0);
+        assert_int_equal(heap.bytes, before);
+        assert_int_equal(heap.wrong_sizes, 0);
+        if (heap.calls < n) {
+            assert_int_equal(status, MOE_OK);
+            break;
+        }
+        assert_int_equal(status, MOE_ERROR_MEMORY);
+        assert_false(exists(in_directory("again.bin")));
+        assert_int_equal(files_in_directory(), before_files);
+    }
+    heap.fail_at = 0;
+    moe_model_close(model);
+    assert_int_equal(heap.blocks, 0);
+    drop(&f);
+}
+
+/* A checksum that was wrong must not become right by copying the tensor. */
+static void saving_does_not_heal_a_damaged_tensor(void **state) {
+    fixture f = small();
+    const mw_tensor *t = mw_find_tensor(f.m, "encoder.1.gate.weight");
+    moe_model *model, *saved = NULL;
+    moe_model_params params = { .verify = 1 };
+    moe_error e;
+    (void)state;
+    f.image.data[t->offset + 1] ^= 1;
+    model = open_image(f.image);
+    save_as(model, in_directory("saved.bin"), MW_Q8);
+    assert_int_equal(moe_model_open(in_directory("saved.bin"), &params, &saved, &e), MOE_ERROR_FORMAT);
+    assert_non_null(strstr(e.where, t->name));
+    moe_model_close(model);
+    drop(&f);
+}
+
+/* ---- Hostile bytes ---- */
+
+typedef struct one_request {
+    int32_t source[3];
+    int sent;
+    size_t delivered;
+} one_request;
+
+static int one_pull(void *user, int wait, moe_request *r) {
+    one_request *one = user;
+    (void)wait;
+    if (one->sent++) return MOE_PULL_END;
+    r->source = one->source;
+    r->n_source = 3;
+    return MOE_PULL_REQUEST;
+}
+
+static void one_done(void *user, const moe_result *r) {
+    ((one_request *)user)->delivered++;
+    if (r->status != MOE_OK) assert_true(strlen(r->message) > 0);
+}
+
+/* Read everything there is to read and translate a sentence: nothing may crash, and the request comes back. */
+static void use_model(const moe_model *model) {
+    moe_session_params p = moe_session_params_default(model);
+    moe_session *session = NULL;
+    moe_error e;
+    one_request one = { { 1, 0, 1 }, 0, 0 };
+    size_t sum = 0;
+    for (size_t i = 0; i < moe_model_meta_count(model); i++) {
+        sum += moe_model_meta_key(model, i).length;
+        for (size_t k = 0; k < moe_model_meta_length(model, i) && k < 20; k++) {
+            const moe_span s = moe_model_meta_text(model, i, k);
+            sum += (size_t)moe_model_meta_int(model, i, k);
+            if (s.length) sum += (unsigned char)s.data[0] + (unsigned char)s.data[s.length - 1];
+        }
+    }
+    for (size_t i = 0; i < moe_model_language_count(model); i++) sum += moe_model_language(model, i).length;
+    assert_true(sum > 0);
+    p.threads = 1, p.batch = 1, p.max_source = 6, p.max_target = 5, p.beam = 2, p.nbest = 2;
+    if (moe_model_vocabulary(model) < 6) return;
+    p.target_tag = 5;
+    if (moe_session_new(model, &p, &session, &e) != MOE_OK) return;
+    assert_int_equal(moe_translate(session, one_pull, one_done, &one, &e), MOE_OK);
+    assert_int_equal(one.delivered, 1);
+    moe_session_free(session);
+}
+
+static void random_damage_never_crashes(void **state) {
+    static const uint64_t odd[] = { 0,
+                                    1,
+                                    2,
+                                    3,
+                                    7,
+                                    8,
+                                    63,
+                                    64,
+                                    255,
+                                    256,
+                                    4096,
+                                    INT32_MAX,
+                                    UINT32_MAX,
+                                    (uint64_t)1 << 31,
+                                    (uint64_t)1 << 32,
+                                    (uint64_t)1 << 61,
+                                    INT64_MAX,
+                                    (uint64_t)1 << 63,
+                                    UINT64_MAX,
+                                    0x7fc00001,
+                                    0x7f800000,
+                                    0xffc00000 };
+    uint64_t random = 2024;
+    size_t opened = 0, tried = 0;
+    mw_heap heap;
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        fixture f = build(mw_small(variant, variant % 2 ? MW_F32 : MW_Q8, 5));
+        mw_image image = copy_image(f.image, f.image.bytes);
+        for (size_t round = 0; round < mw_rounds(6000); round++, tried++) {
+            const size_t changes = mw_below(&random, 2) ? 1 : 1 + mw_below(&random, 3);
+            moe_model *model = NULL;
+            moe_error e;
+            moe_model_params params = hooked(&heap, 0);
+            memcpy(image.data, f.image.data, image.bytes);
+            for (size_t c = 0; c < changes; c++) {
+                const int body = mw_below(&random, 3) == 0;
+                const size_t at = body ? f.m->header_bytes + mw_below(&random, image.bytes - f.m->header_bytes - 8)
+                                       : 8 + mw_below(&random, f.m->header_bytes - 16);
+                switch (mw_below(&random, 5)) {
+                case 0: image.data[at] = (unsigned char)mw_next(&random); break;
+                case 1: image.data[at] ^= (unsigned char)(1u << mw_below(&random, 8)); break;
+                case 2: mw_put32(image.data + at / 4 * 4, (uint32_t)odd[mw_below(&random, MOE_COUNT(odd))]); break;
+                case 3: mw_put64(image.data + at / 8 * 8, odd[mw_below(&random, MOE_COUNT(odd))]); break;
+                default:
+                    image.data[at / 8 * 8] = (unsigned char)(image.data[at / 8 * 8] + (mw_next(&random) & 1 ? 1 : 255));
+                    break;
+                }
+            }
+            if (mw_below(&random, 4))
+                mw_put32(image.data + 8, 1), mw_put64(image.data + 16, f.m->header_bytes),
+                    mw_put64(image.data + 24, image.bytes);
+            mw_seal(image);
+            if (moe_model_open_memory(image.data, image.bytes, &params, &model, &e) == MOE_OK) {
+                use_model(model);
+                moe_model_close(model);
+                opened++;
+            } else {
+                assert_true(strlen(e.message) > 0 && strlen(e.where) > 0);
+            }
+            assert_int_equal(heap.blocks, 0);
+            assert_int_equal(heap.wrong_sizes, 0);
+        }
+        free(image.data);
+        drop(&f);
+    }
+    print_message("# %zu mutations, %zu opened\n", tried, opened);
+    assert_true(opened > 0 && opened < tried);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_small_model_opens_in_every_type),
+        cmocka_unit_test(metadata_reads_back_and_never_out_of_range),
+        cmocka_unit_test(languages_and_tags_are_found),
+        cmocka_unit_test(directory_says_what_lies_where),
+        cmocka_unit_test(crc32_is_the_usual_one),
+        cmocka_unit_test(truncated_at_every_byte_of_the_first_200),
+        cmocka_unit_test(truncated_with_a_header_that_fits),
+        cmocka_unit_test(truncated_at_every_section_boundary),
+        cmocka_unit_test(foreign_file_is_named_so),
+        cmocka_unit_test(other_version_is_unsupported),
+        cmocka_unit_test(flipped_bit_anywhere_in_the_header_is_noticed),
+        cmocka_unit_test(impossible_header_size_is_refused),
+        cmocka_unit_test(other_file_size_than_announced_is_refused),
+        cmocka_unit_test(reserved_header_bytes_are_refused),
+        cmocka_unit_test(counts_that_do_not_fit_are_refused),
+        cmocka_unit_test(bytes_behind_the_last_tensor_are_refused),
+        cmocka_unit_test(spare_bytes_behind_the_directory_are_refused),
+        cmocka_unit_test(a_file_without_anything_is_refused),
+        cmocka_unit_test(misaligned_memory_is_an_argument_error),
+        cmocka_unit_test(unknown_metadata_kind_is_refused_at_its_offset),
+        cmocka_unit_test(impossible_key_length_is_refused_at_its_offset),
+        cmocka_unit_test(foreign_characters_in_keys_are_refused),
+        cmocka_unit_test(used_padding_in_metadata_is_refused),
+        cmocka_unit_test(duplicate_keys_are_refused_by_name),
+        cmocka_unit_test(broken_utf8_is_refused_by_key),
+        cmocka_unit_test(text_lengths_that_overflow_are_refused_by_key),
+        cmocka_unit_test(a_text_in_a_list_that_overflows_is_refused_by_key),
+        cmocka_unit_test(a_long_list_of_texts_is_limited),
+        cmocka_unit_test(unknown_number_format_is_unsupported_and_names_the_tensor),
+        cmocka_unit_test(impossible_layout_names_the_tensor),
+        cmocka_unit_test(impossible_number_of_dimensions_is_refused_at_its_offset),
+        cmocka_unit_test(impossible_tensor_name_is_refused_at_its_offset),
+        cmocka_unit_test(reserved_word_of_a_tensor_entry_is_refused),
+        cmocka_unit_test(impossible_dimensions_name_the_tensor),
+        cmocka_unit_test(dimensions_whose_product_overflows_name_the_tensor),
+        cmocka_unit_test(misaligned_tensors_are_named),
+        cmocka_unit_test(overlapping_tensors_are_named),
+        cmocka_unit_test(tensors_outside_the_file_are_named),
+        cmocka_unit_test(an_end_that_wraps_around_names_the_tensor),
+        cmocka_unit_test(other_bytes_than_the_shape_needs_name_the_tensor),
+        cmocka_unit_test(duplicate_tensors_are_refused_by_name),
+        cmocka_unit_test(every_missing_tensor_is_named),
+        cmocka_unit_test(every_wrong_shape_names_the_tensor_and_both_shapes),
+        cmocka_unit_test(every_missing_required_key_is_named),
+        cmocka_unit_test(words_that_nobody_knows_are_refused_by_key),
+        cmocka_unit_test(numbers_out_of_range_are_refused_by_key),
+        cmocka_unit_test(reals_out_of_range_are_refused_by_key),
+        cmocka_unit_test(hidden_sizes_that_the_tensors_do_not_have_name_a_tensor),
+        cmocka_unit_test(token_lists_out_of_range_are_refused_by_key),
+        cmocka_unit_test(languages_and_tags_must_agree),
+        cmocka_unit_test(attention_layer_must_be_an_lstm),
+        cmocka_unit_test(current_context_before_the_attention_layer_is_refused),
+        cmocka_unit_test(both_contexts_need_a_zero_start),
+        cmocka_unit_test(residual_over_different_widths_names_the_layer),
+        cmocka_unit_test(decoder_must_end_with_the_models_width),
+        cmocka_unit_test(numbers_that_are_none_in_vectors_name_the_tensor),
+        cmocka_unit_test(broken_q8_scales_name_the_tensor),
+        cmocka_unit_test(numbers_that_are_none_in_gates_name_the_tensor),
+        cmocka_unit_test(q8_rows_too_long_for_a_32_bit_sum_name_the_tensor),
+        cmocka_unit_test(quantised_gates_are_refused_by_name),
+        cmocka_unit_test(experts_stored_as_a_matrix_are_refused_by_name),
+        cmocka_unit_test(missing_file_is_an_io_error_that_names_it),
+        cmocka_unit_test(directory_instead_of_a_file_is_an_io_error),
+        cmocka_unit_test(a_pipe_instead_of_a_file_is_not_waited_for),
+        cmocka_unit_test(empty_and_tiny_files_are_no_models),
+        cmocka_unit_test(file_on_disk_opens_like_one_in_memory),
+        cmocka_unit_test(verify_finds_and_names_a_flipped_byte_in_every_tensor),
+        cmocka_unit_test(without_verify_the_contents_are_not_read),
+        cmocka_unit_test(large_files_are_verified_only_on_demand),
+        cmocka_unit_test(gaps_must_be_zero),
+        cmocka_unit_test(a_gap_is_smaller_than_the_largest_alignment),
+        cmocka_unit_test(broken_scales_of_experts_are_found_by_verifying),
+        cmocka_unit_test(open_survives_the_failure_of_every_allocation),
+        cmocka_unit_test(saving_converts_as_the_format_says),
+        cmocka_unit_test(saving_in_the_same_type_copies_the_file),
+        cmocka_unit_test(wide_formats_lose_nothing_of_narrow_ones),
+        cmocka_unit_test(a_model_can_be_saved_over_its_own_file),
+        cmocka_unit_test(writing_impossible_tensors_is_refused_and_leaves_nothing),
+        cmocka_unit_test(a_number_that_the_type_cannot_hold_is_refused),
+        cmocka_unit_test(saving_where_nothing_can_be_written_is_an_io_error_and_leaves_nothing),
+        cmocka_unit_test(a_full_disk_leaves_the_old_file_and_nothing_else),
+        cmocka_unit_test(a_symbolic_link_stays_one_and_its_target_is_replaced),
+        cmocka_unit_test(files_of_the_user_beside_the_target_stay),
+        cmocka_unit_test(permissions_are_those_of_the_old_file_or_of_the_mask),
+        cmocka_unit_test(a_file_that_is_write_protected_stays),
+        cmocka_unit_test(a_file_may_have_the_longest_name),
+        cmocka_unit_test(models_are_written_to_files_only),
+        cmocka_unit_test(devices_are_written_as_what_they_are),
+        cmocka_unit_test(a_pipe_gets_every_byte_though_writes_are_short_and_interrupted),
+        cmocka_unit_test(two_writers_of_one_file_do_no_harm),
+        cmocka_unit_test(a_signal_in_the_middle_leaves_nothing),
+        cmocka_unit_test(saving_survives_the_failure_of_every_allocation),
+        cmocka_unit_test(saving_does_not_heal_a_damaged_tensor),
+        cmocka_unit_test(random_damage_never_crashes),
+    };
+    return cmocka_run_group_tests_name("file", tests, make_directory, remove_directory);
+}

@@ -1,0 +1,1915 @@
+/* test_kernels.c - number formats, elementary functions, kernels of every room against portable, thread pool, planner.
+ * Bits are compared, not values; only two NaNs count as equal whatever their payload (the results of a request with a
+ * NaN in it are refused, so no payload is ever seen). */
+#include "moe.c"
+
+#include "model_writer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+/* ---- Helpers ---- */
+
+static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u; }
+
+static int same(float a, float b) { return moe_to_bits(a) == moe_to_bits(b) || (is_nan(a) && is_nan(b)); }
+
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
+    } while (0)
+
+/* Kinds of numbers: what a network holds, zeros and subnormals, huge ones, infinities and NaNs, all mixed. */
+enum { PLAIN, TINY, HUGE_NUMBERS, BROKEN, MIXED, KINDS };
+
+static float number(uint64_t *random, int kind) {
+    static const uint32_t tiny[] = { 0,           0x80000000u, 1,           0x80000001u, 0x007fffffu,
+                                     0x807fffffu, 0x00800000u, 0x80800000u, 0x00400000u };
+    static const uint32_t broken[] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc00000u,
+                                       0x7fc00001u, 0x7fffffffu, 0xffffffffu, 0x7f800001u };
+    const size_t roll = mw_below(random, 16);
+    if (kind == MIXED) kind = (int)mw_below(random, BROKEN);
+    if (kind == TINY && roll < 12) return moe_from_bits(tiny[mw_below(random, MOE_COUNT(tiny))]);
+    if (kind == HUGE_NUMBERS && roll < 4) return roll & 1 ? FLT_MAX : -FLT_MAX;
+    if (kind == HUGE_NUMBERS && roll < 8) return mw_uniform(random, -1e30f, 1e30f);
+    if (kind == BROKEN && roll < 1) return moe_from_bits(broken[mw_below(random, MOE_COUNT(broken))]);
+    return roll < 14 ? mw_uniform(random, -3, 3) : mw_uniform(random, -120, 120);
+}
+
+/* Blocks of exactly n floats, so that sanitizers see a read past the end. */
+static float *numbers(uint64_t *random, size_t n, int kind) {
+    float *x = mw_zeros(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = number(random, kind);
+    return x;
+}
+
+static float *copy_of(const float *x, size_t n) {
+    float *y = mw_zeros(n * sizeof *y);
+    if (n) memcpy(y, x, n * sizeof *y);
+    return y;
+}
+
+/* The widths that every kernel is tried with. */
+static size_t width_at(size_t i) {
+    static const size_t large[] = { 96, 127, 128, 256, 511, 1000 };
+    return i < 70 ? i + 1 : large[i - 70];
+}
+enum { WIDTHS = 76 };
+
+/* The rooms beside portable that this machine can run. */
+static const moe_kernels *room_at(size_t i) {
+    for (size_t r = 1; r < MOE_COUNT(moe_kernel_rooms); r++)
+        if (moe_isa_available(moe_kernel_rooms[r]->name) && i-- == 0) return moe_kernel_rooms[r];
+    return NULL;
+}
+
+static const moe_kernels *const oracle = &moe_kernels_portable;
+
+/* ---- Number formats ---- */
+
+/* What a half means, by arithmetic in double. */
+static double half_value(uint16_t h, int mantissa_bits) {
+    const int exponent_bits = 15 - mantissa_bits, bias = (1 << (exponent_bits - 1)) - 1;
+    const int exponent = (h & 0x7fff) >> mantissa_bits, mantissa = h & ((1 << mantissa_bits) - 1);
+    double v;
+    if (exponent == (1 << exponent_bits) - 1) v = mantissa ? (double)NAN : (double)INFINITY;
+    else if (exponent == 0) v = ldexp(mantissa, 1 - bias - mantissa_bits);
+    else v = ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+    return h & 0x8000 ? -v : v;
+}
+
+static void f16_every_pattern_has_its_value_and_comes_back(void **state) {
+    (void)state;
+    for (uint32_t h = 0; h < 65536; h++) {
+        const double want = half_value((uint16_t)h, 10);
+        const float got = moe_f16_to_f32((uint16_t)h);
+        if (want != want) {
+            CHECK(is_nan(got), "f16 %04x is no NaN", h);
+            CHECK((moe_f32_to_f16(got) & 0x7fff) > 0x7c00, "NaN %04x comes back as a number", h);
+            CHECK((moe_f32_to_f16(got) & 0x8000) == (h & 0x8000), "NaN %04x loses its sign", h);
+            continue;
+        }
+        CHECK((double)got == want && !signbit(got) == !signbit(want), "f16 %04x is %g, not %g", h, (double)got, want);
+        CHECK(moe_f32_to_f16(got) == h, "f16 %04x comes back as %04x", h, moe_f32_to_f16(got));
+    }
+}
+
+static void bf16_every_pattern_has_its_value_and_comes_back(void **state) {
+    (void)state;
+    for (uint32_t h = 0; h < 65536; h++) {
+        const double want = half_value((uint16_t)h, 7);
+        const float got = moe_bf16_to_f32((uint16_t)h);
+        if (want != want) {
+            CHECK(is_nan(got), "bf16 %04x is no NaN", h);
+            CHECK((moe_f32_to_bf16(got) & 0x7fff) > 0x7f80, "NaN %04x comes back as a number", h);
+            continue;
+        }
+        CHECK((double)got == want && !signbit(got) == !signbit(want), "bf16 %04x is %g, not %g", h, (double)got, want);
+        CHECK(moe_f32_to_bf16(got) == h, "bf16 %04x comes back as %04x", h, moe_f32_to_bf16(got));
+    }
+}
+
+/* Between every pair of neighbours: the midpoint goes to the even one, its neighbours to the nearer one. */
+static void rounds_midpoints_to_even(uint16_t (*to)(float), int mantissa_bits) {
+    const uint32_t infinity = (0x7fffu >> mantissa_bits) << mantissa_bits;
+    for (uint32_t h = 0; h + 1 < infinity; h++) {
+        const float midpoint =
+            (float)((half_value((uint16_t)h, mantissa_bits) + half_value((uint16_t)(h + 1), mantissa_bits)) / 2);
+        const uint32_t even = h & 1 ? h + 1 : h, bits = moe_to_bits(midpoint);
+        const uint32_t below = to(moe_from_bits(bits - 1)), above = to(moe_from_bits(bits + 1));
+        if ((half_value((uint16_t)h, mantissa_bits) + half_value((uint16_t)(h + 1), mantissa_bits)) / 2 !=
+            (double)midpoint)
+            continue;
+        CHECK(to(midpoint) == even, "%d bits: midpoint above %04x goes to %04x", mantissa_bits, h, to(midpoint));
+        CHECK(to(-midpoint) == (even | 0x8000), "%d bits: midpoint below -%04x goes to %04x", mantissa_bits, h,
+              to(-midpoint));
+        CHECK(below == h, "%d bits: just below the midpoint above %04x goes to %04x", mantissa_bits, h, below);
+        CHECK(above == h + 1, "%d bits: just above the midpoint above %04x goes to %04x", mantissa_bits, h, above);
+    }
+}
+
+static void f16_rounds_half_to_even(void **state) {
+    (void)state;
+    rounds_midpoints_to_even(moe_f32_to_f16, 10);
+    assert_int_equal(moe_f32_to_f16(65519.996f), 0x7bff);
+    assert_int_equal(moe_f32_to_f16(65520.0f), 0x7c00);
+    assert_int_equal(moe_f32_to_f16(-65520.0f), 0xfc00);
+    assert_int_equal(moe_f32_to_f16(FLT_MAX), 0x7c00);
+    assert_int_equal(moe_f32_to_f16(INFINITY), 0x7c00);
+    assert_int_equal(moe_f32_to_f16(0x1p-25f), 0); /* half the smallest: to even, zero */
+    assert_int_equal(moe_f32_to_f16(0x1.000002p-25f), 1);
+    assert_int_equal(moe_f32_to_f16(-FLT_MIN), 0x8000);
+    assert_int_equal(moe_f32_to_f16(moe_from_bits(1)), 0);
+}
+
+static void bf16_rounds_half_to_even(void **state) {
+    (void)state;
+    rounds_midpoints_to_even(moe_f32_to_bf16, 7);
+    assert_int_equal(moe_f32_to_bf16(FLT_MAX), 0x7f80);
+    assert_int_equal(moe_f32_to_bf16(-INFINITY), 0xff80);
+    assert_true((moe_f32_to_bf16(moe_from_bits(0x7f800001u)) & 0x7fff) >
+                0x7f80); /* a low payload must not become infinity */
+}
+
+static void halves_agree_with_the_slow_conversion(void **state) {
+    uint64_t random = 5;
+    (void)state;
+    for (size_t i = 0; i < mw_rounds(200000); i++) {
+        float f = moe_from_bits((uint32_t)mw_next(&random));
+        if (is_nan(f)) continue;
+        if (fabsf(f) < 65520.0f)
+            CHECK(moe_f32_to_f16(f) == mw_half(f, 0), "f16 of %a is %04x, not %04x", (double)f, moe_f32_to_f16(f),
+                  mw_half(f, 0));
+        if (fabsf(f) < 3.3e38f)
+            CHECK(moe_f32_to_bf16(f) == mw_half(f, 1), "bf16 of %a is %04x, not %04x", (double)f, moe_f32_to_bf16(f),
+                  mw_half(f, 1));
+    }
+}
+
+static void packed_rows_lie_where_the_format_says(void **state) {
+    static const size_t shapes[][2] = { { 1, 1 }, { 3, 70 }, { 16, 64 }, { 17, 65 }, { 33, 5 }, { 40, 130 } };
+    static const uint32_t types[] = { MW_F32, MW_F16, MW_BF16, MW_Q8 };
+    uint64_t random = 9;
+    (void)state;
+    for (size_t s = 0; s < MOE_COUNT(shapes); s++)
+        for (size_t k = 0; k < MOE_COUNT(types); k++) {
+            const size_t rows = shapes[s][0], cols = shapes[s][1], bytes = mw_matrix_bytes(types[k], rows, cols);
+            float *w = numbers(&random, rows * cols, PLAIN), *back = mw_zeros(cols * 4);
+            unsigned char *want = mw_zeros(bytes), *got = mw_zeros(bytes);
+            int8_t *scratch = mw_zeros(mw_up(cols, 64));
+            moe_matrix m;
+            assert_int_equal(moe_matrix_bytes((moe_type)types[k], rows, cols), bytes);
+            if (rows > 2) memset(w + cols, 0, cols * 4); /* a row of zeros */
+            mw_pack(types[k], rows, cols, w, want);
+            for (size_t r = 0; r < rows; r++)
+                moe_pack_row((moe_type)types[k], rows, cols, r, w + r * cols, got, scratch);
+            CHECK(memcmp(want, got, bytes) == 0, "type %u, %zux%zu: other bytes than the format says", types[k], rows,
+                  cols);
+            m = moe_matrix_view((moe_type)types[k], rows, cols, got);
+            for (size_t r = 0; r < rows; r++) {
+                moe_matrix_row(&m, r, back);
+                for (size_t c = 0; c < cols; c++) {
+                    const double error = fabs((double)back[c] - (double)w[r * cols + c]),
+                                 size = fabs((double)w[r * cols + c]);
+                    const double allowed = types[k] == MW_F32    ? 0
+                                           : types[k] == MW_F16  ? size / 2048 + 1e-7
+                                           : types[k] == MW_BF16 ? size / 256
+                                                                 : 120.0 / 254 * 1.001;
+                    CHECK(error <= allowed, "type %u: %g came back as %g", types[k], (double)w[r * cols + c],
+                          (double)back[c]);
+                }
+            }
+            free(w), free(back), free(want), free(got), free(scratch);
+        }
+}
+
+static void matrix_sizes_do_not_wrap_around(void **state) {
+    (void)state;
+    assert_int_equal(moe_matrix_bytes(MOE_TYPE_F32, UINT64_MAX, 2), 0);
+    assert_int_equal(moe_matrix_bytes(MOE_TYPE_F32, (uint64_t)1 << 62, 1), 0);
+    assert_int_equal(moe_matrix_bytes(MOE_TYPE_F16, (uint64_t)1 << 32, (uint64_t)1 << 31), 0);
+    assert_int_equal(moe_matrix_bytes(MOE_TYPE_Q8, UINT64_MAX, 1), 0);
+    assert_int_equal(moe_matrix_bytes(MOE_TYPE_Q8, 1, UINT64_MAX - 3), 0);
+    assert_int_equal(moe_matrix_bytes(MOE_TYPE_Q8, (uint64_t)1 << 33, (uint64_t)1 << 31), 0);
+    assert_int_equal(moe_matrix_bytes(MOE_TYPE_Q8, 17, 65), 32 * (128 + 8));
+    {
+        uint64_t down = 0;
+        assert_int_equal(moe_slab_bytes(MOE_TYPE_F32, (uint64_t)1 << 31, (uint64_t)1 << 30, &down), 0);
+        assert_int_equal(moe_slab_bytes(MOE_TYPE_F32, 3, 5, &down), 4096);
+        assert_int_equal(down, 64);
+    }
+}
+
+static void type_names_parse_back(void **state) {
+    moe_type t;
+    (void)state;
+    for (uint32_t k = 0; k < 4; k++) {
+        assert_true(moe_type_parse(moe_type_name((moe_type)k), &t));
+        assert_int_equal(t, k);
+    }
+    assert_false(moe_type_parse("i32", &t));
+    assert_false(moe_type_parse("", &t));
+    assert_false(moe_type_parse("f32 ", &t));
+    assert_string_equal(moe_type_name((moe_type)77), "?");
+    assert_string_equal(moe_status_name((moe_status)77), "unknown");
+    for (int s = MOE_OK; s <= MOE_ERROR_CANCELLED; s++)
+        assert_string_not_equal(moe_status_name((moe_status)s), "unknown");
+}
+
+/* ---- Quantising ---- */
+
+static void quantise_rounds_half_to_even_within_127(void **state) {
+    int8_t q[128];
+    float x[16] = { 127,     0.5f,   1.5f, 2.5f,        -0.5f, -1.5f, -2.5f, 126.5f,
+                    -126.5f, 125.5f, -127, 0.49999997f, -0.0f, 3.5f,  4.5f,  -3.5f };
+    static const int want[16] = { 127, 0, 2, 2, 0, -2, -2, 126, -126, 126, -127, 0, 0, 4, 4, -4 };
+    (void)state;
+    for (size_t r = 0; r < MOE_COUNT(moe_kernel_rooms); r++) {
+        if (!moe_isa_available(moe_kernel_rooms[r]->name)) continue;
+        memset(q, 99, sizeof q);
+        assert_true(moe_kernel_rooms[r]->quantise(x, 16, q) == 1.0f);
+        for (size_t i = 0; i < 16; i++) CHECK(q[i] == want[i], "%g becomes %d", (double)x[i], q[i]);
+        for (size_t i = 16; i < 64; i++) CHECK(q[i] == 0, "padding column %zu is %d", i, q[i]);
+        assert_int_equal(moe_code_bytes(16), 128);
+        assert_int_equal(moe_code_sums(q, 64)[0], 130);
+        for (size_t i = 1; i < 32; i++) assert_int_equal(moe_code_sums(q, 64)[i], 0);
+    }
+}
+
+static void quantise_codes_are_the_nearest_ones(void **state) {
+    uint64_t random = 3;
+    (void)state;
+    for (size_t round = 0; round < mw_rounds(400); round++) {
+        const size_t n = width_at(mw_below(&random, WIDTHS)), padded = mw_up(n, 64);
+        int sum = 0;
+        float *x = numbers(&random, n, PLAIN);
+        int8_t *q = mw_zeros(moe_code_bytes(n));
+        const float scale = moe_quantise_row(x, n, q);
+        for (size_t i = 0; i < n; i++) {
+            CHECK(q[i] >= -127, "code %d", q[i]);
+            CHECK(fabs((double)x[i] - (double)q[i] * (double)scale) <= 0.5001 * (double)scale, "%g became %d of %g",
+                  (double)x[i], q[i], (double)scale);
+        }
+        for (size_t i = 0; i < padded; i++) {
+            sum = i % 32 ? sum + q[i] : q[i];
+            if (i % 32 == 31) assert_int_equal(moe_code_sums(q, padded)[i / 32], sum);
+        }
+        free(x), free(q);
+    }
+}
+
+static void quantise_keeps_damage_visible(void **state) {
+    static const uint32_t damage[] = { 0x7f800000u, 0xff800000u, 0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xffffffffu };
+    int8_t q[192];
+    float x[70];
+    (void)state;
+    for (size_t r = 0; r < MOE_COUNT(moe_kernel_rooms); r++) {
+        if (!moe_isa_available(moe_kernel_rooms[r]->name)) continue;
+        for (size_t n = 1; n <= 70; n++)
+            for (size_t k = 0; k < MOE_COUNT(damage); k++)
+                for (size_t at = 0; at < n; at += n > 20 ? 7 : 1) {
+                    for (size_t i = 0; i < n; i++) x[i] = (float)i - 20.5f;
+                    x[at] = moe_from_bits(damage[k]);
+                    memset(q, 99, sizeof q);
+                    CHECK(is_nan(moe_kernel_rooms[r]->quantise(x, n, q)), "%08x at %zu of %zu is lost", damage[k], at,
+                          n);
+                    for (size_t i = 0; i < moe_code_bytes(n); i++) CHECK(q[i] == 0, "a broken row has code %d", q[i]);
+                }
+        memset(x, 0, sizeof x);
+        memset(q, 99, sizeof q);
+        assert_true(moe_to_bits(moe_kernel_rooms[r]->quantise(x, 70, q)) == 0);
+        for (size_t i = 0; i < moe_code_bytes(70); i++) assert_int_equal(q[i], 0);
+    }
+}
+
+static void quantise_is_the_same_in_every_room(void **state) {
+    uint64_t random = 4;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const size_t n = width_at(w), bytes = moe_code_bytes(n);
+                float *x = numbers(&random, n, kind), s0, s1;
+                int8_t *q0 = mw_zeros(bytes), *q1 = mw_zeros(bytes);
+                memset(q0, 1, bytes), memset(q1, 2, bytes);
+                s0 = oracle->quantise(x, n, q0);
+                s1 = room_at(room)->quantise(x, n, q1);
+                CHECK(same(s0, s1), "%s, %zu columns, kind %d: scale %a, portable %a", room_at(room)->name, n, kind,
+                      (double)s1, (double)s0);
+                CHECK(memcmp(q0, q1, bytes) == 0, "%s, %zu columns, kind %d: other codes", room_at(room)->name, n,
+                      kind);
+                free(x), free(q0), free(q1);
+            }
+}
+
+/* ---- Elementary functions ---- */
+
+static void exp_is_within_3e_7_relative(void **state) {
+    double worst = 0;
+    const double step = 174.0 / (double)mw_rounds(3000000);
+    (void)state;
+    for (double at = -87; at <= 87; at += step) {
+        const float x = (float)at;
+        const double want = exp((double)x), error = fabs((double)moe_expf(x) - want) / want;
+        if (x < -87 || x > 87) continue;
+        if (error > worst) worst = error;
+        CHECK(error < 3e-7, "exp(%a) is %a, off by %g", (double)x, (double)moe_expf(x), error);
+    }
+    assert_true(moe_expf(0.0f) == 1.0f && moe_expf(-0.0f) == 1.0f);
+    print_message("# exp: worst relative error %.3g\n", worst);
+}
+
+static void exp_ends_are_as_documented(void **state) {
+    (void)state;
+    assert_true(moe_to_bits(moe_expf(-INFINITY)) == 0);
+    assert_true(moe_to_bits(moe_expf(-FLT_MAX)) == 0);
+    assert_true(moe_to_bits(moe_expf(moe_from_bits(moe_to_bits(-87.0f) + 1))) == 0);
+    assert_true(moe_expf(-87.0f) >= FLT_MIN); /* no subnormal is ever made */
+    assert_true(same(moe_expf(INFINITY), moe_expf(87.0f)));
+    assert_true(same(moe_expf(FLT_MAX), moe_expf(87.0f)));
+    assert_true(moe_expf(87.0f) < INFINITY);
+    assert_true(moe_expf(moe_from_bits(1)) == 1.0f);
+}
+
+static void log_is_within_3e_7_relative(void **state) {
+    double worst = 0;
+    const uint32_t step = 1 + 0x7f000000u / (uint32_t)mw_rounds(3000000);
+    (void)state;
+    for (uint32_t bits = 0x00800000u; bits < 0x7f800000u; bits += step) {
+        const float x = moe_from_bits(bits);
+        const double want = log((double)x),
+                     error = want == 0 ? (double)moe_logf(x) : fabs((double)moe_logf(x) - want) / fabs(want);
+        if (error > worst) worst = error;
+        CHECK(error < 3e-7, "log(%a) is %a, off by %g", (double)x, (double)moe_logf(x), error);
+    }
+    for (uint32_t bits = 0x3f700000u; bits < 0x3f900000u; bits += 37) { /* around 1 */
+        const float x = moe_from_bits(bits);
+        const double want = log((double)x);
+        CHECK(fabs((double)moe_logf(x) - want) <= 3e-7 * fabs(want), "log(%a) is %a, not %a", (double)x,
+              (double)moe_logf(x), want);
+    }
+    assert_true(moe_to_bits(moe_logf(1.0f)) == 0);
+    assert_true(moe_logf(0.0f) == -INFINITY && moe_logf(-0.0f) == -INFINITY);
+    assert_true(is_nan(moe_logf(-1.0f)) && is_nan(moe_logf(NAN)) && is_nan(moe_logf(-INFINITY)));
+    assert_true(moe_logf(INFINITY) == INFINITY);
+    print_message("# log: worst relative error %.3g\n", worst);
+}
+
+static void tanh_and_sigmoid_are_within_2e_7_absolute(void **state) {
+    double worst_tanh = 0, worst_sigmoid = 0;
+    const double step = 200.0 / (double)mw_rounds(3000000);
+    (void)state;
+    for (double at = -100; at <= 100; at += step) {
+        const float x = (float)at;
+        const double t = fabs((double)moe_tanhf(x) - tanh((double)x)),
+                     s = fabs((double)moe_sigmoidf(x) - 1 / (1 + exp(-(double)x)));
+        if (t > worst_tanh) worst_tanh = t;
+        if (s > worst_sigmoid) worst_sigmoid = s;
+        CHECK(t < 2e-7, "tanh(%a) is off by %g", (double)x, t);
+        CHECK(s < 2e-7, "sigmoid(%a) is off by %g", (double)x, s);
+        CHECK(same(moe_tanhf(-x), -moe_tanhf(x)), "tanh(%a) is not odd", (double)x);
+        CHECK(moe_tanhf(x) >= -1 && moe_tanhf(x) <= 1 && moe_sigmoidf(x) >= 0 && moe_sigmoidf(x) <= 1,
+              "%a leaves the range", (double)x);
+    }
+    assert_true(moe_tanhf(INFINITY) == 1.0f && moe_tanhf(-INFINITY) == -1.0f);
+    assert_true(moe_sigmoidf(INFINITY) == 1.0f && moe_sigmoidf(-FLT_MAX) < 1e-37f);
+    assert_true(moe_to_bits(moe_tanhf(0.0f)) == 0 && moe_to_bits(moe_tanhf(-0.0f)) == 0x80000000u);
+    print_message("# tanh: worst error %.3g, sigmoid: %.3g\n", worst_tanh, worst_sigmoid);
+}
+
+/* A NaN that turns into a number inside exp would hide broken weights from MOE_ERROR_NUMERIC. */
+static void no_function_swallows_a_nan_whatever_its_payload(void **state) {
+    (void)state;
+    for (uint32_t payload = 0; payload < 0x400; payload++)
+        for (uint32_t sign = 0; sign < 2; sign++)
+            for (uint32_t quiet = 0; quiet < 2; quiet++) {
+                const uint32_t bits = sign << 31 | 0x7f800000u | quiet << 22 | payload | (payload ? 0 : quiet ^ 1);
+                const float x = moe_from_bits(bits);
+                CHECK(is_nan(moe_expf(x)), "exp of NaN %08x is %a", bits, (double)moe_expf(x));
+                CHECK(is_nan(moe_tanhf(x)), "tanh of NaN %08x is %a", bits, (double)moe_tanhf(x));
+                CHECK(is_nan(moe_sigmoidf(x)), "sigmoid of NaN %08x is %a", bits, (double)moe_sigmoidf(x));
+                for (size_t r = 0; r < MOE_COUNT(moe_kernel_rooms); r++)
+                    if (moe_isa_available(moe_kernel_rooms[r]->name)) {
+                        const moe_kernels *k = moe_kernel_rooms[r];
+                        float in[9] = { x, x, x, x, x, x, x, x, x }, out[9];
+                        k->unary(MOE_UNARY_SIGMOID, in, 9, out);
+                        for (int i = 0; i < 9; i++)
+                            CHECK(is_nan(out[i]), "%s: sigmoid of NaN %08x is %a", k->name, bits, (double)out[i]);
+                        k->unary(MOE_UNARY_TANH, in, 9, out);
+                        for (int i = 0; i < 9; i++)
+                            CHECK(is_nan(out[i]), "%s: tanh of NaN %08x is %a", k->name, bits, (double)out[i]);
+                        CHECK(is_nan(k->exp_sum(in, 9, 0, out)), "%s: exp_sum loses NaN %08x", k->name, bits);
+                    }
+            }
+}
+
+static void rounding_is_to_even_in_the_whole_range(void **state) {
+    uint64_t random = 11;
+    (void)state;
+    for (int32_t i = -4000; i <= 4000; i++)
+        for (int q = 0; q < 8; q++) {
+            const float x = (float)i + (float)q / 8;
+            assert_int_equal(moe_round(x), (int32_t)nearbyint((double)x));
+        }
+    for (size_t i = 0; i < mw_rounds(100000); i++) {
+        const float x = mw_uniform(&random, -4194303, 4194303);
+        assert_int_equal(moe_round(x), (int32_t)nearbyint((double)x));
+    }
+}
+
+/* ---- Portable kernels against their definitions ---- */
+
+static void portable_sums_run_over_16_lanes_in_the_fixed_tree(void **state) {
+    uint64_t random = 21;
+    (void)state;
+    for (size_t w = 0; w < WIDTHS; w++) {
+        const size_t n = width_at(w);
+        float *a = numbers(&random, n, PLAIN), *b = numbers(&random, n, PLAIN), lane[16] = { 0 };
+        double exact = 0, size = 0;
+        for (size_t l = 0; l < 16; l++)
+            for (size_t k = l; k < n; k += 16) {
+                volatile float product = a[k] * b[k];
+                lane[l] = lane[l] + product;
+            }
+        for (size_t k = 0; k < n; k++) exact += (double)a[k] * (double)b[k], size += fabs((double)a[k] * (double)b[k]);
+        for (size_t half = 8; half; half /= 2)
+            for (size_t l = 0; l < half; l++) lane[l] = lane[l] + lane[l + half];
+        CHECK(same(lane[0], oracle->dot(a, b, n)), "dot of %zu: %a, by definition %a", n, (double)oracle->dot(a, b, n),
+              (double)lane[0]);
+        CHECK(fabs((double)lane[0] - exact) <= 1e-5 * size, "dot of %zu: %g, exactly %g", n, (double)lane[0], exact);
+        free(a), free(b);
+    }
+}
+
+static void portable_lstm_cell_follows_its_formula_in_gate_order_ifgo(void **state) {
+    uint64_t random = 22;
+    (void)state;
+    for (size_t n = 1; n <= 40; n++) {
+        float *z = numbers(&random, 4 * n, PLAIN), *c = numbers(&random, n, PLAIN), *h = mw_zeros(n * 4),
+              *out = mw_zeros(n * 4);
+        oracle->lstm_cell(z, c, n, 0.75f, h, out);
+        for (size_t j = 0; j < n; j++) {
+            const double i = 1 / (1 + exp(-(double)z[j])), f = 1 / (1 + exp(-(double)z[n + j] - 0.75)),
+                         g = tanh((double)z[2 * n + j]);
+            const double o = 1 / (1 + exp(-(double)z[3 * n + j])), want = f * (double)c[j] + i * g;
+            CHECK(fabs((double)out[j] - want) < 1e-6 * (1 + fabs((double)c[j])), "c is %g, not %g", (double)out[j],
+                  want);
+            CHECK(fabs((double)h[j] - o * tanh(want)) < 1e-5, "h is %g, not %g", (double)h[j], o * tanh(want));
+        }
+        free(z), free(c), free(h), free(out);
+    }
+}
+
+static void portable_scores_and_softmax_sums_follow_their_formulas(void **state) {
+    uint64_t random = 23;
+    (void)state;
+    for (size_t n = 1; n <= 70; n++) {
+        float *key = numbers(&random, n, PLAIN), *query = numbers(&random, n, PLAIN), *v = numbers(&random, n, PLAIN),
+              *e = mw_zeros(n * 4);
+        float max = oracle->max(key, n), sum = oracle->exp_sum(key, n, max, e), best = key[0];
+        double score = 0, size = 0, total = 0;
+        for (size_t i = 0; i < n; i++) {
+            score += (double)v[i] * tanh((double)key[i] + (double)query[i]);
+            size += fabs((double)v[i]);
+            total += exp((double)key[i] - (double)max);
+            if (key[i] > best) best = key[i];
+            CHECK(same(e[i], moe_expf(key[i] - max)), "exp_sum writes something else than exp");
+        }
+        assert_true(same(best, max));
+        CHECK(fabs((double)oracle->score_additive(key, query, v, n) - score) < 1e-5 * size + 1e-6, "score of %zu", n);
+        CHECK(fabs((double)sum - total) < 1e-5 * total, "sum of exponentials of %zu", n);
+        free(key), free(query), free(v), free(e);
+    }
+    assert_true(oracle->max(NULL, 0) == -INFINITY);
+    assert_true(oracle->dot(NULL, NULL, 0) == 0.0f);
+}
+
+/* ---- Rooms against portable ---- */
+
+static void dot_is_the_same_in_every_room(void **state) {
+    uint64_t random = 31;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const size_t n = width_at(w);
+                float *a = numbers(&random, n, kind), *b = numbers(&random, n, kind == BROKEN ? PLAIN : kind);
+                const float x = oracle->dot(a, b, n), y = room_at(room)->dot(a, b, n);
+                CHECK(same(x, y), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)y,
+                      (double)x);
+                free(a), free(b);
+            }
+}
+
+static void axpy_is_the_same_in_every_room(void **state) {
+    uint64_t random = 32;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const size_t n = width_at(w);
+                float *x = numbers(&random, n, kind), *y0 = numbers(&random, n, kind), *y1 = copy_of(y0, n),
+                      a = number(&random, kind);
+                oracle->axpy(a, x, n, y0);
+                room_at(room)->axpy(a, x, n, y1);
+                for (size_t i = 0; i < n; i++)
+                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d, %zu: %a, portable %a", room_at(room)->name, n, kind,
+                          i, (double)y1[i], (double)y0[i]);
+                free(x), free(y0), free(y1);
+            }
+}
+
+/* Scores against dot, sums against axpy, of rows that lie anywhere. */
+static void heads_are_the_same_in_every_room(void **state) {
+    enum { ROWS = 5, AT = 3 };
+    uint64_t random = 131;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const size_t n = width_at(w);
+                const float *rows[ROWS];
+                float *query = numbers(&random, n, kind), *y0 = numbers(&random, n, kind), *y1 = copy_of(y0, n);
+                float *weights = numbers(&random, ROWS, PLAIN), scores[ROWS];
+                for (size_t i = 0; i < ROWS; i++) rows[i] = numbers(&random, n + AT, kind);
+                room_at(room)->scores(query, rows, AT, ROWS, n, 0.3f, scores);
+                room_at(room)->blend(weights, rows, AT, ROWS, n, y1);
+                for (size_t i = 0; i < ROWS; i++) {
+                    const float score = oracle->dot(query, rows[i] + AT, n) * 0.3f;
+                    CHECK(same(score, scores[i]), "%s, n %zu, kind %d: score %zu is %a, portable %a",
+                          room_at(room)->name, n, kind, i, (double)scores[i], (double)score);
+                    oracle->axpy(weights[i], rows[i] + AT, n, y0);
+                }
+                for (size_t i = 0; i < n; i++)
+                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d, %zu: %a, portable %a", room_at(room)->name, n, kind,
+                          i, (double)y1[i], (double)y0[i]);
+                for (size_t i = 0; i < ROWS; i++) free((void *)(uintptr_t)rows[i]);
+                free(query), free(y0), free(y1), free(weights);
+            }
+}
+
+static void max_is_the_same_in_every_room(void **state) {
+    uint64_t random = 33;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++) {
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const size_t n = width_at(w);
+                float *x = numbers(&random, n, kind);
+                const float a = oracle->max(x, n), b = room_at(room)->max(x, n);
+                CHECK(same(a, b) || (a == 0 && b == 0), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n,
+                      kind, (double)b, (double)a);
+                free(x);
+            }
+        assert_true(room_at(room)->max(NULL, 0) == -INFINITY);
+    }
+}
+
+/* max and max - max reach log-probabilities: the sign of a zero must not depend on the room. */
+static void max_of_mixed_zeros_has_the_same_sign_in_every_room(void **state) {
+    uint64_t random = 34;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t n = 1; n <= 70; n++)
+            for (int round = 0; round < 20; round++) {
+                float *x = mw_zeros(n * 4), a, b;
+                for (size_t i = 0; i < n; i++)
+                    x[i] = mw_below(&random, 3) == 0 ? -1.0f : mw_below(&random, 2) ? 0.0f : -0.0f;
+                a = oracle->max(x, n);
+                b = room_at(room)->max(x, n);
+                CHECK(moe_to_bits(a) == moe_to_bits(b), "%s, n %zu: %08x, portable %08x", room_at(room)->name, n,
+                      moe_to_bits(b), moe_to_bits(a));
+                free(x);
+            }
+}
+
+static void max_ignores_nan_in_every_room(void **state) {
+    (void)state;
+    for (size_t r = 0; r < MOE_COUNT(moe_kernel_rooms); r++)
+        if (moe_isa_available(moe_kernel_rooms[r]->name))
+            for (size_t n = 1; n <= 40; n++)
+                for (size_t at = 0; at < n; at++) {
+                    float x[40];
+                    for (size_t i = 0; i < n; i++) x[i] = (float)i;
+                    x[at] = NAN;
+                    assert_true(moe_kernel_rooms[r]->max(x, n) == (n == 1        ? -INFINITY
+                                                                   : at == n - 1 ? (float)n - 2
+                                                                                 : (float)n - 1));
+                }
+}
+
+static void exp_sum_is_the_same_in_every_room(void **state) {
+    uint64_t random = 35;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const size_t n = width_at(w);
+                float *x = numbers(&random, n, kind), *y0 = mw_zeros(n * 4), *y1 = mw_zeros(n * 4), a, b;
+                const float shift = mw_below(&random, 4) ? oracle->max(x, n) : number(&random, kind);
+                a = oracle->exp_sum(x, n, shift, y0);
+                b = room_at(room)->exp_sum(x, n, shift, y1);
+                CHECK(same(a, b), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)b,
+                      (double)a);
+                for (size_t i = 0; i < n; i++)
+                    CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d: element %zu", room_at(room)->name, n, kind, i);
+                CHECK(same(a, room_at(room)->exp_sum(x, n, shift, NULL)), "%s: another sum without output",
+                      room_at(room)->name);
+                CHECK(same(a, oracle->exp_sum(x, n, shift, NULL)), "portable: another sum without output");
+                CHECK(same(a, room_at(room)->exp_sum(x, n, shift, x)), "%s: another sum in place", room_at(room)->name);
+                for (size_t i = 0; i < n; i++)
+                    CHECK(same(y0[i], x[i]), "%s, n %zu: element %zu in place", room_at(room)->name, n, i);
+                free(x), free(y0), free(y1);
+            }
+}
+
+static void unary_is_the_same_in_every_room(void **state) {
+    static const moe_unary what[] = { MOE_UNARY_SIGMOID, MOE_UNARY_TANH };
+    uint64_t random = 36;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t u = 0; u < MOE_COUNT(what); u++)
+            for (size_t w = 0; w < WIDTHS; w++)
+                for (int kind = 0; kind < KINDS; kind++) {
+                    const size_t n = width_at(w);
+                    float *x = numbers(&random, n, kind), *y0 = mw_zeros(n * 4), *y1 = mw_zeros(n * 4);
+                    oracle->unary(what[u], x, n, y0);
+                    room_at(room)->unary(what[u], x, n, y1);
+                    for (size_t i = 0; i < n; i++)
+                        CHECK(same(y0[i], y1[i]), "%s, unary %zu of %a: %a, portable %a", room_at(room)->name, u,
+                              (double)x[i], (double)y1[i], (double)y0[i]);
+                    room_at(room)->unary(what[u], x, n, x);
+                    for (size_t i = 0; i < n; i++)
+                        CHECK(same(y0[i], x[i]), "%s, unary %zu: element %zu in place", room_at(room)->name, u, i);
+                    free(x), free(y0), free(y1);
+                }
+}
+
+/* Every 8191st float of all there are, through every vector function. */
+static void unary_is_the_same_over_all_exponents(void **state) {
+    const uint32_t step = 8191 * (uint32_t)(!mw_slow() ? 1 : 20);
+    float x[64], y0[64], y1[64];
+    uint64_t bits = 0;
+    (void)state;
+    while (bits < UINT32_MAX) {
+        for (int i = 0; i < 64; i++, bits += step) x[i] = moe_from_bits((uint32_t)bits);
+        for (size_t room = 0; room_at(room); room++)
+            for (int u = 0; u < 2; u++) {
+                oracle->unary((moe_unary)u, x, 64, y0);
+                room_at(room)->unary((moe_unary)u, x, 64, y1);
+                for (int i = 0; i < 64; i++)
+                    CHECK(same(y0[i], y1[i]), "%s, unary %d of %08x: %a, portable %a", room_at(room)->name, u,
+                          moe_to_bits(x[i]), (double)y1[i], (double)y0[i]);
+            }
+    }
+}
+
+static void score_additive_is_the_same_in_every_room(void **state) {
+    uint64_t random = 37;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const size_t n = width_at(w);
+                float *key = numbers(&random, n, kind), *query = numbers(&random, n, kind),
+                      *v = numbers(&random, n, kind);
+                const float a = oracle->score_additive(key, query, v, n),
+                            b = room_at(room)->score_additive(key, query, v, n);
+                CHECK(same(a, b), "%s, n %zu, kind %d: %a, portable %a", room_at(room)->name, n, kind, (double)b,
+                      (double)a);
+                free(key), free(query), free(v);
+            }
+}
+
+static void lstm_cell_is_the_same_in_every_room_also_in_place(void **state) {
+    uint64_t random = 38;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (int kind = 0; kind < KINDS; kind++) {
+                const size_t n = width_at(w);
+                const float bias = mw_below(&random, 2) ? 1.0f : 0.0f;
+                float *z = numbers(&random, 4 * n, kind), *c = numbers(&random, n, kind);
+                float *h0 = mw_zeros(n * 4), *h1 = mw_zeros(n * 4), *c0 = mw_zeros(n * 4), *c1 = mw_zeros(n * 4);
+                oracle->lstm_cell(z, c, n, bias, h0, c0);
+                room_at(room)->lstm_cell(z, c, n, bias, h1, c1);
+                for (size_t i = 0; i < n; i++)
+                    CHECK(same(h0[i], h1[i]) && same(c0[i], c1[i]), "%s, H %zu, kind %d: unit %zu", room_at(room)->name,
+                          n, kind, i);
+                room_at(room)->lstm_cell(z, c, n, bias, h1, c);
+                for (size_t i = 0; i < n; i++)
+                    CHECK(same(c0[i], c[i]), "%s, H %zu: unit %zu in place", room_at(room)->name, n, i);
+                free(z), free(c), free(h0), free(h1), free(c0), free(c1);
+            }
+}
+
+/* ---- Linear ---- */
+
+typedef struct linear_case {
+    size_t rows, in, out, x_stride, y_stride, add_stride;
+    moe_type type;
+    float *x, *w, *bias, *add, *scales;
+    int8_t *codes;
+    void *blob;
+    moe_matrix matrix;
+    moe_linear linear;
+} linear_case;
+
+enum { GUARD = 0x7fedcba9 }; /* no result is this NaN */
+
+/* All buffers exactly as large as the contract asks for. addend: 0 none, 1 bias, 2 add; the rectifier is on in half of
+ * the cases. */
+static linear_case make_linear(uint64_t *random, moe_type type, size_t rows, size_t in, size_t out, int addend,
+                               int kind) {
+    linear_case c = { .rows = rows, .in = in, .out = out, .type = type };
+    int8_t *scratch = mw_zeros(2 * mw_up(in, 64));
+    c.x_stride = in + mw_below(random, 3);
+    c.y_stride = out + mw_below(random, 4);
+    c.add_stride = out + mw_below(random, 3);
+    c.w = numbers(random, out * in, moe_type_quantised(type) ? kind == BROKEN ? PLAIN : kind : kind);
+    c.blob = mw_zeros((size_t)moe_matrix_bytes(type, out, in));
+    for (size_t r = 0; r < out; r++) moe_pack_row(type, out, in, r, c.w + r * in, c.blob, scratch);
+    c.matrix = moe_matrix_view(type, out, in, c.blob);
+    c.linear = (moe_linear){ .w = &c.matrix, .relu = (int)mw_below(random, 2), .y_stride = c.y_stride };
+    c.x = numbers(random, (rows - 1) * c.x_stride + in, kind);
+    if (moe_type_quantised(type)) {
+        c.codes = mw_zeros(rows * moe_code_bytes(in));
+        c.scales = mw_zeros(rows * 4);
+        for (size_t r = 0; r < rows; r++)
+            c.scales[r] = moe_quantise_row(c.x + r * c.x_stride, in, c.codes + r * moe_code_bytes(in));
+        c.linear.codes = c.codes;
+        c.linear.scales = c.scales;
+    } else {
+        c.linear.x = c.x;
+        c.linear.x_stride = c.x_stride;
+    }
+    if (addend == 1) c.linear.bias = c.bias = numbers(random, out, kind);
+    if (addend == 2) {
+        c.linear.add = c.add = numbers(random, (rows - 1) * c.add_stride + out, kind);
+        c.linear.add_stride = c.add_stride;
+    }
+    free(scratch);
+    return c;
+}
+
+static void free_linear(linear_case *c) {
+    free(c->x), free(c->w), free(c->bias), free(c->add), free(c->scales), free(c->codes), free(c->blob);
+}
+
+static float *guarded(size_t n) {
+    float *y = mw_zeros(n * 4);
+    for (size_t i = 0; i < n; i++) y[i] = moe_from_bits(GUARD);
+    return y;
+}
+
+static void compare_linear(const moe_kernels *room, linear_case *c, size_t row0, size_t row1, size_t block0,
+                           size_t block1) {
+    const size_t n =
+        (c->rows - 1) * c->y_stride + c->out; /* the last row ends the buffer: nothing may be written behind */
+    float *y0 = guarded(n), *y1 = guarded(n);
+    moe_linear l = c->linear;
+    l.w = &c->matrix;
+    l.y = y0;
+    oracle->linear(&l, row0, row1, block0, block1);
+    l.y = y1;
+    room->linear(&l, row0, row1, block0, block1);
+    for (size_t i = 0; i < n; i++) {
+        const size_t r = i / c->y_stride, j = i % c->y_stride;
+        if (r < row0 || r >= row1 || j >= c->out || j < block0 * 16 || j >= block1 * 16)
+            CHECK(moe_to_bits(y0[i]) == GUARD && moe_to_bits(y1[i]) == GUARD,
+                  "%s %s wrote outside, at row %zu column %zu", room->name, moe_type_name(c->type), r, j);
+        else
+            CHECK(same(y0[i], y1[i]) && moe_to_bits(y1[i]) != GUARD,
+                  "%s %s [%zu, %zu] x %zu rows, output %zu of row %zu: %a, portable %a", room->name,
+                  moe_type_name(c->type), c->out, c->in, c->rows, j, r, (double)y1[i], (double)y0[i]);
+    }
+    free(y0), free(y1);
+}
+
+static void linear_in_rooms(moe_type type, uint64_t seed) {
+    static const size_t outs[] = { 1, 2, 7, 8, 9, 15, 16, 17, 24, 31, 33, 48, 63, 64, 81, 100 };
+    uint64_t random = seed;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t w = 0; w < WIDTHS; w++)
+            for (int addend = 0; addend < 3; addend++)
+                for (int kind = 0; kind < KINDS; kind++) {
+                    const size_t in = width_at(w), out = outs[mw_below(&random, MOE_COUNT(outs))];
+                    const size_t rows = mw_below(&random, 4) ? 1 + mw_below(&random, 9) : 1 + mw_below(&random, 67);
+                    linear_case c;
+                    if (mw_slow() && mw_below(&random, 8)) continue;
+                    c = make_linear(&random, type, rows, in, out, addend, kind);
+                    compare_linear(room_at(room), &c, 0, rows, 0, moe_divide_up(out, 16));
+                    free_linear(&c);
+                }
+}
+
+static void linear_f32_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_F32, 41); }
+static void linear_f16_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_F16, 42); }
+static void linear_bf16_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_BF16, 43); }
+static void linear_q8_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_Q8, 44); }
+static void linear_q4_is_the_same_in_every_room(void **state) { (void)state, linear_in_rooms(MOE_TYPE_Q4, 48); }
+
+/* Where rows are cut into tiles every count is another case, and so is a Q4 matrix too wide for a buffer. */
+static void linear_quantised_is_the_same_at_every_row_count_and_width(void **state) {
+    static const size_t ins[] = { 1, 33, 63, 65, 127, 191, 511 }, wide[] = { 1023, 1089, 2111, 4160 },
+                        heights[] = { 1, 5, 16, 17, 33, 67 };
+    uint64_t random = 52;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (int q4 = 0; q4 < 2; q4++) {
+            const moe_type type = q4 ? MOE_TYPE_Q4 : MOE_TYPE_Q8;
+            for (size_t i = 0; i < 67 + MOE_COUNT(heights) * MOE_COUNT(wide); i++) {
+                const size_t rows = i < 67 ? i + 1 : heights[(i - 67) / MOE_COUNT(wide)],
+                             out = 1 + mw_below(&random, 100);
+                const size_t in = i < 67 ? ins[mw_below(&random, MOE_COUNT(ins))] : wide[(i - 67) % MOE_COUNT(wide)];
+                linear_case c;
+                if (mw_slow() && mw_below(&random, 8)) continue;
+                c = make_linear(&random, type, rows, in, out, (int)mw_below(&random, 3), MIXED);
+                compare_linear(room_at(room), &c, 0, rows, 0, moe_divide_up(out, 16));
+                free_linear(&c);
+            }
+        }
+}
+
+#if MOE_AMX
+MOE_AMX_TARGET static void expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
+    moe_amx_expand(m, block, k0, k1, out);
+}
+
+/* What the room does beside its tiles is AVX-512 here where the machine has that, and plain C under emulation. */
+static void amx_expands_and_finishes_as_portable_does(void **state) {
+    uint64_t random = 54;
+    (void)state;
+#ifndef ISA_EMU_H
+    if (!moe_avx512_available()) skip();
+#endif
+    for (size_t round = 0; round < mw_rounds(200); round++) {
+        const size_t rows = 1 + mw_below(&random, 16), in = 1 + mw_below(&random, 300), out = 1 + mw_below(&random, 60),
+                     block = (out - 1) / 16;
+        linear_case c = make_linear(&random, MOE_TYPE_Q4, rows, in, out, (int)(round % 3), round % 2 ? MIXED : BROKEN);
+        const size_t cols = c.matrix.cols_padded, k0 = mw_below(&random, cols / 64) * 64,
+                     n = (rows - 1) * c.y_stride + out;
+        int8_t *line = mw_zeros((cols - k0) * 16);
+        int32_t *sums = mw_zeros(rows * 64);
+        float *y = guarded(n);
+        expand(&c.matrix, block, k0, cols, line);
+        for (size_t k = k0; k < cols; k++)
+            for (size_t j = 0; j < 16; j++)
+                CHECK(line[moe_q8_index(cols - k0, j, k - k0)] == moe_matrix_code(&c.matrix, block * 16 + j, k),
+                      "column %zu of output %zu is %d", k, block * 16 + j, line[moe_q8_index(cols - k0, j, k - k0)]);
+        for (size_t i = 0; i < rows * 16; i++) sums[i] = (int32_t)mw_next(&random) >> mw_below(&random, 30);
+        c.linear.w = &c.matrix;
+        c.linear.y = y;
+        moe_amx_finish(&c.linear, sums, 0, rows, block);
+        for (size_t i = 0; i < n; i++) {
+            const size_t r = i / c.y_stride, j = i % c.y_stride;
+            if (j >= block * 16 && j < out) {
+                const float want = (float)sums[r * 16 + j % 16] * (c.scales[r] * c.matrix.scales[j]) +
+                                   moe_linear_addend(&c.linear, r, j);
+                CHECK(same(y[i], c.linear.relu ? moe_reluf(want) : want), "output %zu of row %zu: %a", j, r,
+                      (double)y[i]);
+            } else {
+                CHECK(moe_to_bits(y[i]) == GUARD, "wrote outside, at row %zu column %zu", r, j);
+            }
+        }
+        free(line), free(sums), free(y), free_linear(&c);
+    }
+}
+#endif
+
+#ifdef ISA_EMU_H /* Makefile: test_kernels-emulated */
+static void amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases(void **state) {
+    uint64_t random = 53;
+    (void)state;
+    for (size_t rows = 1; rows <= 67; rows++)
+        for (int q4 = 0; q4 < 2; q4++) {
+            const size_t in = 1 + mw_below(&random, 200), out = 1 + mw_below(&random, 150),
+                         blocks = moe_divide_up(out, 16);
+            const size_t tiles = rows < MOE_AMX_ROWS ? 0 : rows <= 16 ? 1 : rows <= 32 ? 2 : rows <= 64 ? 4 : 6;
+            const size_t configurations = amx.configurations, products = amx.products;
+            linear_case c = make_linear(&random, q4 ? MOE_TYPE_Q4 : MOE_TYPE_Q8, rows, in, out, 0, PLAIN);
+            compare_linear(&moe_kernels_amx, &c, 0, rows, 0, blocks);
+            CHECK(amx.palette == 0, "%zu rows: tiles were not released", rows);
+            CHECK(amx.configurations - configurations == (tiles > 0), "%zu rows: %zu configurations", rows,
+                  amx.configurations - configurations);
+            CHECK(amx.products - products == tiles * blocks * c.matrix.cols_padded / 64,
+                  "%zu rows, %zu blocks, %zu columns: %zu products", rows, blocks, c.matrix.cols_padded,
+                  amx.products - products);
+            free_linear(&c);
+        }
+}
+
+static void set_tile(moe_tile_config *config, int t, size_t rows, size_t colsb) {
+    config->rows[t] = (uint8_t)rows;
+    config->colsb[t] = (uint16_t)colsb;
+}
+
+/* The emulation is only worth something if it refuses what a processor refuses, and multiplies as a processor does. */
+static void amx_emulation_faults_and_multiplies_as_the_manual_says(void **state) {
+    static const struct {
+        int tile;
+        size_t rows, colsb;
+    } bad[] = { { 0, 17, 64 }, { 7, 16, 65 }, { 3, 0, 64 }, { 3, 5, 0 }, { 8, 16, 64 }, { 15, 1, 4 } };
+    moe_tile_config config = { .palette = 1 };
+    uint8_t bytes[16 * 64], back[16 * 64];
+    int32_t sum;
+    (void)state;
+#define FAULTS(statement)                                              \
+    do {                                                               \
+        const size_t faults_before = amx.faults;                       \
+        amx.expect_fault = 1;                                          \
+        statement;                                                     \
+        amx.expect_fault = 0;                                          \
+        CHECK(amx.faults > faults_before, "no fault: %s", #statement); \
+    } while (0)
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)(i * 7 + 3);
+    amx_release();
+    FAULTS(amx_zero(0));
+    FAULTS(amx_loadd(0, bytes, 64));
+    for (size_t i = 0; i < MOE_COUNT(bad); i++) {
+        moe_tile_config broken = config;
+        set_tile(&broken, bad[i].tile, bad[i].rows, bad[i].colsb);
+        FAULTS(amx_loadconfig(&broken));
+    }
+    config.palette = 2;
+    FAULTS(amx_loadconfig(&config));
+    config.palette = 1;
+    config.reserved[13] = 1;
+    FAULTS(amx_loadconfig(&config));
+    config.reserved[13] = 0;
+    set_tile(&config, 0, 3, 8);  /* C: 3 x 2 */
+    set_tile(&config, 1, 3, 12); /* A: 3 x 12 bytes */
+    set_tile(&config, 2, 3, 8);  /* B: 3 groups of 4 x 2 */
+    set_tile(&config, 3, 2, 12);
+    set_tile(&config, 4, 3, 10);
+    amx_loadconfig(&config);
+    FAULTS(amx_zero(5));
+    FAULTS(amx_dpbssd(0, 1, 5));
+    FAULTS(amx_dpbssd(0, 1, 1));
+    FAULTS(amx_dpbssd(0, 0, 2));
+    FAULTS(amx_dpbssd(0, 3, 2)); /* 2 rows of A */
+    FAULTS(amx_dpbssd(0, 2, 1)); /* 2 columns of A, 3 rows of B */
+    FAULTS(amx_dpbssd(1, 1, 2));
+    FAULTS(amx_dpbssd(4, 1, 2)); /* 10 bytes */
+    amx_zero(0);
+    amx_loadd(1, bytes, 64);
+    amx_loadd(2, bytes + 512, 16);
+    amx_dpbssd(0, 1, 2);
+    amx_dpbssd(0, 1, 2);
+    memset(back, 0x55, sizeof back);
+    amx_stored(0, back, 32);
+    for (size_t m = 0; m < 3; m++)
+        for (size_t n = 0; n < 2; n++) {
+            int32_t want = 0;
+            for (size_t k = 0; k < 12; k++)
+                want += 2 * (int8_t)bytes[m * 64 + k] * (int8_t)bytes[512 + k / 4 * 16 + 4 * n + k % 4];
+            memcpy(&sum, back + m * 32 + 4 * n, 4);
+            assert_int_equal(sum, want);
+        }
+    for (size_t i = 0; i < sizeof back; i++) assert_true((i < 96 && i % 32 < 8) || back[i] == 0x55);
+    amx_release();
+#undef FAULTS
+}
+#endif
+
+/* Q4 as the head of room 4 describes it, read back by hand. */
+static void q4_lies_where_its_description_says(void **state) {
+    uint64_t random = 49;
+    (void)state;
+    for (size_t round = 0; round < mw_rounds(60); round++) {
+        const size_t out = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 150), rows = mw_up(out, 16),
+                     cols = mw_up(in, 64);
+        float *w = numbers(&random, out * in, PLAIN), *back = mw_zeros(in * 4);
+        int8_t *scratch = mw_zeros(2 * cols);
+        unsigned char *blob = mw_zeros((size_t)moe_matrix_bytes(MOE_TYPE_Q4, out, in));
+        const int8_t *subs = (const int8_t *)blob + rows * cols / 2;
+        const float *scales = (const float *)(const void *)(subs + rows * cols / 32);
+        const int32_t *sums = (const int32_t *)(const void *)(scales + rows);
+        const moe_matrix m = moe_matrix_view(MOE_TYPE_Q4, out, in, blob);
+        assert_int_equal(moe_matrix_bytes(MOE_TYPE_Q4, out, in), rows * cols / 2 + rows * cols / 32 + 8 * rows);
+        for (size_t r = 0; r < out; r++) moe_pack_row(MOE_TYPE_Q4, out, in, r, w + r * in, blob, scratch);
+        for (size_t r = 0; r < out; r++) {
+            float amax = 0;
+            int32_t sum = 0;
+            for (size_t c = 0; c < in; c++) amax = fabsf(w[r * in + c]) > amax ? fabsf(w[r * in + c]) : amax;
+            assert_true(scales[r] == amax / 120.0f);
+            moe_matrix_row(&m, r, back);
+            for (size_t c = 0; c < cols; c++) {
+                const unsigned char byte = blob[(r / 16 * (cols / 8) + c / 8) * 64 + r % 16 * 4 + c % 4];
+                const int sub = subs[(r / 16 * (cols / 32) + c / 32) * 16 + r % 16];
+                const int code = ((c % 8 < 4 ? byte : byte >> 4) & 15) - 8;
+                assert_true(sub >= -15 && sub <= 15);
+                if (c >= in) assert_int_equal(code, 0);
+                sum += code * sub;
+                if (c >= in) continue;
+                assert_true(back[c] == (float)(code * sub) * scales[r]);
+                /* half a step of the coarsest sub, or one where -8 and 7 differ */
+                CHECK(fabsf(back[c] - w[r * in + c]) <= 15.1f * scales[r], "row %zu, column %zu: %g became %g", r, c,
+                      (double)w[r * in + c], (double)back[c]);
+            }
+            assert_int_equal(sums[r], sum);
+        }
+        free(w), free(back), free(scratch), free(blob);
+    }
+}
+
+/* Subs that no quantiser makes, as a hostile file may hold: the numbers are garbage, sanitizers see nothing. */
+static void linear_q4_survives_hostile_subs(void **state) {
+    uint64_t random = 50;
+    (void)state;
+    for (size_t room = 0; room < 1 || room_at(room); room++)
+        for (size_t rows = 1; rows < 40; rows += 12) {
+            linear_case c = make_linear(&random, MOE_TYPE_Q4, rows, 2048, 32, 0, PLAIN);
+            int8_t *subs = (int8_t *)c.blob + 32 * 2048 / 2;
+            float *y = guarded(rows * c.y_stride);
+            for (size_t i = 0; i < 32 * 2048 / 32; i++) subs[i] = (int8_t)mw_below(&random, 256);
+            c.linear.w = &c.matrix;
+            c.linear.y = y;
+            (room_at(room) ? room_at(room) : oracle)->linear(&c.linear, 0, rows, 0, 2);
+            for (size_t i = 0; i < rows; i++) assert_true(moe_to_bits(y[i * c.y_stride + 31]) != GUARD);
+            free(y), free_linear(&c);
+        }
+}
+
+static void linear_writes_only_its_rows_and_blocks(void **state) {
+    uint64_t random = 45;
+    (void)state;
+    for (size_t room = 0; room < 1 || room_at(room); room++)
+        for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
+            for (size_t round = 0; round < mw_rounds(100); round++) {
+                const size_t rows = 1 + mw_below(&random, 40), in = 1 + mw_below(&random, 90),
+                             out = 1 + mw_below(&random, 90);
+                const size_t blocks = moe_divide_up(out, 16), row0 = mw_below(&random, rows),
+                             block0 = mw_below(&random, blocks);
+                linear_case c = make_linear(&random, (moe_type)type, rows, in, out, (int)mw_below(&random, 3), PLAIN);
+                compare_linear(room_at(room) ? room_at(room) : oracle, &c, row0,
+                               row0 + 1 + mw_below(&random, rows - row0), block0,
+                               block0 + 1 + mw_below(&random, blocks - block0));
+                free_linear(&c);
+            }
+}
+
+/* The oracle itself against exact arithmetic. */
+static void portable_linear_computes_wx_plus_addend(void **state) {
+    uint64_t random = 46;
+    (void)state;
+    for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
+        for (size_t round = 0; round < mw_rounds(150); round++) {
+            const size_t rows = 1 + mw_below(&random, 9), in = 1 + mw_below(&random, 200),
+                         out = 1 + mw_below(&random, 60);
+            const int addend = (int)mw_below(&random, 3);
+            linear_case c = make_linear(&random, (moe_type)type, rows, in, out, addend, PLAIN);
+            float *y = guarded(rows * c.y_stride), *w = mw_zeros(in * 4);
+            c.linear.w = &c.matrix;
+            c.linear.y = y;
+            oracle->linear(&c.linear, 0, rows, 0, moe_divide_up(out, 16));
+            for (size_t j = 0; j < out; j++) {
+                moe_matrix_row(&c.matrix, j, w);
+                for (size_t r = 0; r < rows; r++) {
+                    double want = addend == 1   ? (double)c.bias[j]
+                                  : addend == 2 ? (double)c.add[r * c.add_stride + j]
+                                                : 0,
+                           size = fabs(want);
+                    for (size_t k = 0; k < in; k++) {
+                        const double x = moe_type_quantised((moe_type)type)
+                                             ? (double)c.codes[r * moe_code_bytes(in) + k] * (double)c.scales[r]
+                                             : (double)c.x[r * c.x_stride + k];
+                        want += x * (double)w[k];
+                        size += fabs(x * (double)w[k]);
+                    }
+                    if (c.linear.relu && want < 0) want = 0;
+                    CHECK(fabs((double)y[r * c.y_stride + j] - want) <= 2e-6 * size + 1e-30, "%s: %g, exactly %g",
+                          moe_type_name((moe_type)type), (double)y[r * c.y_stride + j], want);
+                }
+            }
+            free(y), free(w), free_linear(&c);
+        }
+}
+
+/* The extremes of the integer path: every product at its limit, -128 included, which only a strange file can hold. */
+static void linear_q8_never_saturates(void **state) {
+    static const int8_t extremes[] = { -128, -127, 127, 0 };
+    (void)state;
+    for (size_t room = 0; room < 1 || room_at(room); room++)
+        for (size_t a = 0; a < MOE_COUNT(extremes); a++)
+            for (int b = -127; b <= 127; b += 254) {
+                const size_t in = 1024, out = 16;
+                unsigned char *blob = mw_zeros(mw_matrix_bytes(MW_Q8, out, in));
+                int8_t *codes = mw_zeros(moe_code_bytes(in));
+                float scale = 1, y[16], *scales = (float *)(void *)(blob + in * out);
+                moe_matrix m = moe_matrix_view(MOE_TYPE_Q8, out, in, blob);
+                moe_linear l = { .w = &m, .codes = codes, .scales = &scale, .y = y, .y_stride = 16 };
+                for (size_t i = 0; i < in * out; i++) blob[i] = (unsigned char)extremes[a];
+                for (size_t i = 0; i < in; i++) codes[i] = (int8_t)b;
+                for (size_t i = 0; i < in / 32; i++) moe_code_sums(codes, in)[i] = (int16_t)(32 * b);
+                for (size_t i = 0; i < out; i++) scales[i] = 1;
+                (room_at(room) ? room_at(room) : oracle)->linear(&l, 0, 1, 0, 1);
+                for (size_t i = 0; i < 16; i++) assert_true(y[i] == (float)((int)in * b * extremes[a]));
+                free(blob), free(codes);
+            }
+}
+
+/* A row's result must not depend on the rows beside it (batches) nor on how a job is cut (threads). */
+static void linear_rows_do_not_depend_on_their_neighbours(void **state) {
+    uint64_t random = 47;
+    (void)state;
+    for (size_t room = 0; room < 1 || room_at(room); room++)
+        for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
+            for (size_t round = 0; round < mw_rounds(30); round++) {
+                const size_t rows = 9, in = 1 + mw_below(&random, 90), out = 1 + mw_below(&random, 40),
+                             blocks = moe_divide_up(out, 16);
+                linear_case c = make_linear(&random, (moe_type)type, rows, in, out, 2, PLAIN);
+                const moe_kernels *k = room_at(room) ? room_at(room) : oracle;
+                float *whole = guarded(rows * c.y_stride), *parts = guarded(rows * c.y_stride);
+                c.linear.w = &c.matrix;
+                c.linear.y = whole;
+                k->linear(&c.linear, 0, rows, 0, blocks);
+                c.linear.y = parts;
+                for (size_t r = 0; r < rows; r++)
+                    for (size_t b = 0; b < blocks; b++) k->linear(&c.linear, r, r + 1, b, b + 1);
+                assert_memory_equal(whole, parts, rows * c.y_stride * 4);
+                free(whole), free(parts), free_linear(&c);
+            }
+}
+
+static void rooms_are_listed_named_and_chosen(void **state) {
+    const moe_kernels *k = NULL;
+    moe_error e;
+    char names[64] = "";
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(moe_kernel_rooms); i++) {
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? " " : "", moe_kernel_rooms[i]->name);
+        if (moe_isa_available(moe_kernel_rooms[i]->name)) {
+            assert_int_equal(moe_choose_kernels(moe_kernel_rooms[i]->name, &k, &e), MOE_OK);
+            assert_ptr_equal(k, moe_kernel_rooms[i]);
+        } else {
+            assert_int_equal(moe_choose_kernels(moe_kernel_rooms[i]->name, &k, &e), MOE_ERROR_UNSUPPORTED);
+            assert_string_equal(e.where, "isa");
+        }
+    }
+    assert_string_equal(names, moe_isa_names());
+    assert_int_equal(moe_choose_kernels(NULL, &k, &e), MOE_OK);
+    assert_int_equal(moe_choose_kernels("auto", &k, &e), MOE_OK);
+    assert_int_equal(moe_choose_kernels("", &k, &e), MOE_OK);
+    assert_int_equal(moe_choose_kernels("avx9", &k, &e), MOE_ERROR_ARGUMENT);
+    assert_non_null(strstr(e.message, "avx9"));
+    assert_non_null(strstr(e.message, "portable"));
+    assert_false(moe_isa_available("avx9"));
+    assert_false(moe_isa_available(""));
+}
+
+/* ---- Threads ---- */
+
+typedef struct pool_check {
+    atomic_uint runs[600];
+    atomic_uint bad_thread;
+    size_t threads;
+} pool_check;
+
+static void pool_task(void *arg, size_t task, size_t thread) {
+    pool_check *check = arg;
+    atomic_fetch_add(&check->runs[task], 1);
+    if (thread >= check->threads) atomic_fetch_add(&check->bad_thread, 1);
+}
+
+static moe_pool *start_pool(size_t threads) {
+    moe_pool *pool = mw_zeros(sizeof *pool);
+    moe_error e;
+    assert_int_equal(moe_pool_start(pool, threads, &e), MOE_OK);
+    return pool;
+}
+
+static void stop_pool(moe_pool *pool) {
+    moe_pool_free(pool, pool->count);
+    free(pool);
+}
+
+static void pool_runs_every_task_exactly_once(void **state) {
+    uint64_t random = 51;
+    static pool_check check;
+    (void)state;
+    for (size_t threads = 1; threads <= 8; threads++) {
+        moe_pool *pool = start_pool(threads);
+        check.threads = threads;
+        for (size_t round = 0; round < mw_rounds(300); round++) {
+            const size_t tasks = mw_below(&random, 8) ? mw_below(&random, 20) : mw_below(&random, 600);
+            memset(&check.runs, 0, sizeof check.runs);
+            moe_pool_run(pool, tasks, pool_task, &check);
+            for (size_t i = 0; i < 600; i++)
+                CHECK(check.runs[i] == (i < tasks), "%zu threads, task %zu of %zu ran %u times", threads, i, tasks,
+                      check.runs[i]);
+        }
+        assert_int_equal(check.bad_thread, 0);
+        stop_pool(pool);
+    }
+}
+
+static void pool_task_sum(void *arg, size_t task, size_t thread) {
+    (void)thread;
+    atomic_fetch_add((atomic_size_t *)arg, task + 1);
+}
+
+/* Late wakers must neither run a finished job's tasks nor the next job's with the old function. */
+static void pool_survives_thousands_of_tiny_jobs(void **state) {
+    const size_t jobs = mw_rounds(20000);
+    (void)state;
+    for (size_t threads = 2; threads <= 8; threads += 3) {
+        moe_pool *pool = start_pool(threads);
+        atomic_size_t sums[2];
+        atomic_init(&sums[0], 0);
+        atomic_init(&sums[1], 0);
+        for (size_t i = 0; i < jobs; i++) moe_pool_run(pool, 2 + i % 3, pool_task_sum, &sums[i % 2]);
+        size_t want[2] = { 0, 0 };
+        for (size_t i = 0; i < jobs; i++) want[i % 2] += (2 + i % 3) * (3 + i % 3) / 2;
+        assert_int_equal(atomic_load(&sums[0]), want[0]);
+        assert_int_equal(atomic_load(&sums[1]), want[1]);
+        stop_pool(pool);
+    }
+}
+
+static void pool_wakes_sleepers_and_stops_while_they_sleep(void **state) {
+    static pool_check check;
+    const struct timespec pause = { 0, 2000000 };
+    (void)state;
+    for (size_t threads = 2; threads <= 8; threads += 2) {
+        moe_pool *pool = start_pool(threads);
+        check.threads = threads;
+        for (int round = 0; round < 8; round++) {
+            nanosleep(&pause, NULL); /* longer than workers spin */
+            memset(&check.runs, 0, sizeof check.runs);
+            moe_pool_run(pool, 40, pool_task, &check);
+            for (size_t i = 0; i < 600; i++) assert_int_equal(check.runs[i], i < 40);
+        }
+        if (threads & 2) nanosleep(&pause, NULL);
+        stop_pool(pool);
+    }
+    for (int round = 0; round < 100; round++) stop_pool(start_pool(4)); /* stopped before anybody has begun */
+}
+
+/* ---- Planner ---- */
+
+enum { GRAPH_NODES = 160 };
+
+typedef struct graph_case {
+    moe_graph graph;
+    moe_node nodes[GRAPH_NODES];
+    moe_matrix matrices[8];
+    void *blobs[8];
+    float *states[4];
+    moe_cell cells[2];
+    moe_gating gating;
+    moe_experts experts[2];
+    moe_attention_op attention;
+} graph_case;
+
+/* A random graph; `runnable` keeps to ops that can run without a model around them. */
+static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int runnable) {
+    static const size_t widths[] = { 5, 16, 40 };
+    graph_case *c = mw_zeros(sizeof *c);
+    moe_graph *g = &c->graph;
+    moe_node *readable[GRAPH_NODES];
+    size_t n = 0;
+    g->nodes = c->nodes;
+    g->capacity = GRAPH_NODES;
+    g->rows = rows;
+    g->threads = 3;
+    g->sentences = 4;
+    g->max_source = 10;
+    for (size_t i = 0; i < 8; i++) { /* two of every shape that matters here: [16, w], and embeddings */
+        const moe_type type = i % 2 ? MOE_TYPE_Q8 : MOE_TYPE_F32;
+        const size_t out = i < 2 ? 5 : i < 4 ? 16 : 40, in = i < 6 ? 16 : 5;
+        int8_t scratch[64];
+        c->blobs[i] = mw_zeros((size_t)moe_matrix_bytes(type, out, in));
+        for (size_t r = 0; r < out; r++) {
+            float *w = numbers(random, in, PLAIN);
+            moe_pack_row(type, out, in, r, w, c->blobs[i], scratch);
+            free(w);
+        }
+        c->matrices[i] = moe_matrix_view(type, out, in, c->blobs[i]);
+    }
+    for (size_t i = 0; i < 4; i++) c->states[i] = mw_zeros(rows * 200 * 4);
+    for (size_t i = 0; i < 2; i++) {
+        const moe_type type = i ? MOE_TYPE_Q8 : MOE_TYPE_F32;
+        c->cells[i] = (moe_cell){ .w_x = { .type = type }, .hidden = 12, .state = 12 };
+        c->experts[i] = (moe_experts){ .count = 5, .hidden = 12, .up = { .type = type, .rows = 12, .cols = 16 } };
+    }
+    c->gating = (moe_gating){ .kind = MOE_GATE_TOPK, .level = 5, .k = 2 };
+    readable[n++] = moe_op_embed(g, &c->matrices[2], 1.0f, "embed");
+    while (g->count + 4 < nodes) {
+        moe_node *a = readable[mw_below(random, n)], *b = readable[mw_below(random, n)], *made = NULL;
+        switch (mw_below(random, runnable ? 7 : 10)) {
+        case 0: made = moe_op_gather(g, c->states[0], widths[mw_below(random, 3)], "gather"); break;
+        case 1:
+            if (a->cols == 16 || a->cols == 5) {
+                const size_t which = a->cols == 16 ? mw_below(random, 6) : 6 + mw_below(random, 2);
+                made = moe_op_linear(g, &c->matrices[which], a, NULL, b->cols == c->matrices[which].rows ? b : NULL,
+                                     "linear");
+            }
+            break;
+        case 2:
+            if (a->cols == b->cols) made = moe_op_add(g, a, b, "add");
+            break;
+        case 3:
+            if (a->cols + b->cols < 200) made = moe_op_concat(g, a, b, "concat");
+            break;
+        case 4: made = moe_op_unary(g, (moe_unary)mw_below(random, 2), a, "unary"); break;
+        case 5: {
+            const size_t cols = a->cols >= 16 ? 16 : 5;
+            if (a->cols >= cols) made = moe_op_view(g, a, mw_below(random, a->cols - cols + 1), cols, "view");
+            break;
+        }
+        case 6:
+            if (mw_below(random, 3) == 0)
+                moe_op_store(g, a, MOE_BY_PARENT, c->states[1 + mw_below(random, 3)], "store");
+            break;
+        case 7:
+            if (a->cols == 40) made = moe_op_lstm_layer(g, &c->cells[0], 0, a, NULL, NULL, "layer");
+            else
+                made = moe_op_lstm_step(g, &c->cells[mw_below(random, 2)], a, b, readable[mw_below(random, n)], "cell");
+            break;
+        case 8:
+            if (a->cols == 5) made = moe_op_gate(g, &c->gating, a, NULL, 0, "layer", "gate");
+            break;
+        default:
+            if (a->cols == 16 && b->op == MOE_OP_GATE)
+                made = moe_op_experts(g, &c->experts[mw_below(random, 2)], a, b, "experts");
+            else made = moe_op_attention(g, &c->attention, a, 16, "attention");
+            break;
+        }
+        if (made) readable[n++] = made;
+        if (n > 6 && mw_below(random, 3) == 0) readable[0] = readable[--n]; /* forget some: they die early */
+    }
+    return c;
+}
+
+static void free_graph(graph_case *c) {
+    for (size_t i = 0; i < 8; i++) free(c->blobs[i]);
+    for (size_t i = 0; i < 4; i++) free(c->states[i]);
+    free(c);
+}
+
+/* The last node that reads node i, itself or through views: straight from the definition. */
+static size_t last_reader(const moe_graph *g, size_t i) {
+    size_t last = i;
+    for (size_t r = i + 1; r < g->count; r++)
+        for (size_t s = 0; s < MOE_COUNT(g->nodes[r].src); s++)
+            if (g->nodes[r].src[s] == &g->nodes[i]) {
+                const size_t through = g->nodes[r].op == MOE_OP_VIEW ? last_reader(g, r) : r;
+                if (through > last) last = through;
+            }
+    return last;
+}
+
+static size_t needed_bytes(const moe_graph *g, const moe_node *t) {
+    if (t->op == MOE_OP_VIEW || t->op == MOE_OP_STORE || !t->stride) return 0;
+    return moe_is_codes(t) ? g->rows * moe_code_bytes(t->cols) + g->rows * 4 : g->rows * t->stride * 4;
+}
+
+typedef struct piece {
+    size_t from, to, begin, end; /* nodes, bytes */
+} piece;
+
+static void check_plan(const moe_graph *g) {
+    piece *pieces = mw_zeros(2 * g->count * sizeof *pieces);
+    size_t n = 0;
+    for (size_t i = 0; i < g->count; i++) {
+        const moe_node *t = &g->nodes[i];
+        const size_t bytes = needed_bytes(g, t);
+        if (bytes) pieces[n++] = (piece){ i, last_reader(g, i), t->offset, t->offset + bytes };
+        if (t->work_bytes) pieces[n++] = (piece){ i, i, t->work_offset, t->work_offset + t->work_bytes };
+    }
+    for (size_t a = 0; a < n; a++) {
+        CHECK(pieces[a].begin % 64 == 0, "a piece of node %zu begins at %zu", pieces[a].from, pieces[a].begin);
+        CHECK(pieces[a].end <= g->bytes, "a piece of node %zu ends outside the arena", pieces[a].from);
+        for (size_t b = a + 1; b < n; b++)
+            CHECK(pieces[a].to < pieces[b].from || pieces[b].to < pieces[a].from || pieces[a].end <= pieces[b].begin ||
+                      pieces[b].end <= pieces[a].begin,
+                  "nodes %zu and %zu share memory while both live", pieces[a].from, pieces[b].from);
+    }
+    free(pieces);
+}
+
+static void planner_never_overlaps_what_lives_at_the_same_time(void **state) {
+    uint64_t random = 61;
+    (void)state;
+    for (size_t round = 0; round < mw_rounds(400); round++) {
+        graph_case *c = random_graph(&random, 1 + mw_below(&random, 20), 10 + mw_below(&random, 120), 0);
+        moe_error e;
+        assert_int_equal(moe_graph_plan(&c->graph, &e), MOE_OK);
+        check_plan(&c->graph);
+        free_graph(c);
+    }
+}
+
+static void planner_reuses_memory_of_the_dead(void **state) {
+    static moe_node nodes[64];
+    float row[16] = { 0 };
+    moe_matrix m = moe_matrix_view(MOE_TYPE_F32, 16, 16, row);
+    moe_graph g = { .nodes = nodes, .capacity = 64, .rows = 10, .threads = 1 };
+    moe_node *t = moe_op_embed(&g, &m, 1, "embed"), *first = t;
+    moe_error e;
+    (void)state;
+    for (int i = 0; i < 30; i++) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
+    assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
+    assert_int_equal(g.bytes, 2 * 640); /* a chain needs two */
+    check_plan(&g);
+    moe_op_add(&g, first, t, "end"); /* now the first one lives through */
+    assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
+    assert_int_equal(g.bytes, 3 * 640);
+    check_plan(&g);
+}
+
+/* A chain that nobody looks back along: the work for a node must not grow with the nodes before it. A planner that
+ * visits all of them again for each would need 10^10 visits here, or 10^15. */
+static void planner_takes_long_chains_in_its_stride(void **state) {
+    enum { SCRATCHED = 1600, LONG = 100000, BYTES = 640 };
+    float row[16 * 16] = { 0 };
+    const moe_attention_op attention = { .v = row };
+    moe_matrix m = moe_matrix_view(MOE_TYPE_F32, 16, 16, row);
+    moe_graph g = { .nodes = mw_zeros(LONG * sizeof(moe_node)), .rows = 10, .threads = 2, .max_source = 100 };
+    moe_node *t;
+    moe_error e;
+    (void)state;
+    g.capacity = LONG;
+    t = moe_op_embed(&g, &m, 1, "embed");
+    while (g.count < SCRATCHED) t = moe_op_attention(&g, &attention, t, 16, "attention");
+    assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
+    for (size_t i = 1; i < g.count; i++) assert_true(g.nodes[i].work_bytes > 0);
+    check_plan(&g);
+    assert_int_equal(g.bytes, 2 * BYTES + g.nodes[1].work_bytes); /* two of the chain, and the scratch of one */
+    g.count = 0;
+    t = moe_op_embed(&g, &m, 1, "embed");
+    while (g.count < LONG) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
+    assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
+    assert_int_equal(g.bytes, 2 * BYTES);
+    for (size_t i = 0; i < g.count; i++) assert_int_equal(g.nodes[i].offset, i % 2 * BYTES);
+    free(g.nodes);
+}
+
+static void planner_refuses_a_graph_that_outgrew_its_nodes(void **state) {
+    moe_node nodes[4];
+    moe_matrix m = { MOE_TYPE_F32, 16, 16, 16, NULL, NULL, NULL };
+    moe_graph g = { .nodes = nodes, .capacity = 4, .rows = 10, .threads = 1 };
+    moe_node *t = moe_op_embed(&g, &m, 1, "embed");
+    moe_error e;
+    (void)state;
+    for (int i = 0; i < 4; i++) t = moe_op_unary(&g, MOE_UNARY_TANH, t, "unary");
+    assert_int_equal(moe_graph_plan(&g, &e), MOE_ERROR_ARGUMENT);
+    assert_string_equal(e.where, "plan");
+}
+
+typedef struct trace_log {
+    float *data;
+    size_t used, capacity;
+} trace_log;
+
+static void trace_into(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    trace_log *log = user;
+    (void)name;
+    for (size_t r = 0; r < rows; r++) {
+        if (log->used + cols > log->capacity) {
+            log->capacity = 2 * log->capacity + cols;
+            log->data = realloc(log->data, log->capacity * 4);
+        }
+        memcpy(log->data + log->used, data + r * stride, cols * 4);
+        log->used += cols;
+    }
+}
+
+/* The same graph in the planned arena and with memory of its own for every tensor. */
+static void planned_graphs_compute_what_unplanned_ones_do(void **state) {
+    uint64_t random = 62;
+    (void)state;
+    for (size_t round = 0; round < mw_rounds(200); round++) {
+        const size_t rows = 1 + mw_below(&random, 12);
+        graph_case *c = random_graph(&random, rows, 10 + mw_below(&random, 100), 1);
+        moe_pool *pool = start_pool(1 + round % 3);
+        int32_t ids[12], parents[12];
+        moe_frame frame = { .rows = rows, .ids = ids, .beam = { .parents = parents } };
+        moe_run run = {
+            moe_kernel_rooms[round % 2 && moe_isa_available(moe_kernel_rooms[MOE_COUNT(moe_kernel_rooms) - 1]->name)
+                                 ? MOE_COUNT(moe_kernel_rooms) - 1
+                                 : 0],
+            pool, &c->graph, &frame
+        };
+        trace_log logs[2] = { { NULL, 0, 0 }, { NULL, 0, 0 } };
+        void *own[GRAPH_NODES] = { NULL }, *arena = NULL;
+        moe_error e;
+        for (size_t i = 0; i < 12; i++)
+            ids[i] = (int32_t)mw_below(&random, 16), parents[i] = (int32_t)mw_below(&random, rows + 1) - 1;
+        assert_int_equal(moe_graph_plan(&c->graph, &e), MOE_OK);
+        arena = mw_allocate_image(c->graph.bytes).data;
+        moe_graph_place(&c->graph, arena);
+        moe_graph_run(&run, trace_into, &logs[0]);
+        for (size_t i = 0; i < 4; i++) memset(c->states[i], 0, rows * 200 * 4);
+        for (size_t i = 0; i < c->graph.count; i++) {
+            moe_node *t = &c->nodes[i];
+            if (t->op == MOE_OP_VIEW) {
+                t->data = (float *)t->src[0]->data + t->column;
+                continue;
+            }
+            t->data = own[i] = mw_allocate_image(needed_bytes(&c->graph, t) + 64).data;
+            if (moe_is_codes(t)) t->scales = (float *)(void *)((char *)t->data + mw_up(rows * t->stride, 64));
+        }
+        moe_graph_run(&run, trace_into, &logs[1]);
+        assert_int_equal(logs[0].used, logs[1].used);
+        for (size_t i = 0; i < logs[0].used; i++)
+            CHECK(same(logs[0].data[i], logs[1].data[i]), "number %zu differs", i);
+        for (size_t i = 0; i < c->graph.count; i++) free(own[i]);
+        free(arena), free(logs[0].data), free(logs[1].data);
+        stop_pool(pool);
+        free_graph(c);
+    }
+}
+
+static void every_op_has_a_name_and_is_computed(void **state) {
+    (void)state;
+    for (size_t op = 0; op < MOE_OP_COUNT; op++) {
+        CHECK(moe_ops[op].name && *moe_ops[op].name, "op %zu has no name", op);
+        CHECK(moe_ops[op].compute, "op %s is not computed", moe_ops[op].name);
+        for (size_t other = 0; other < op; other++)
+            CHECK(strcmp(moe_ops[op].name, moe_ops[other].name) != 0, "two ops are called %s", moe_ops[op].name);
+    }
+}
+
+/* ---- Gates and experts ---- */
+
+typedef struct moe_case {
+    moe_gating gating;
+    moe_experts experts;
+    size_t slab_down; /* from a slab's first matrix to its second */
+    moe_node nodes[8];
+    moe_graph graph;
+    moe_node *logits, *gate, *x, *y;
+    float *gate_state, *x_state;
+    unsigned char *slabs;
+    float *threshold;
+    void *arena;
+} moe_case;
+
+/* A matrix by the test's own writer, or by the engine's for q4, which q4_lies_where_its_description_says has checked.
+ */
+static void pack(uint32_t type, size_t rows, size_t cols, const float *w, unsigned char *out) {
+    int8_t *scratch;
+    if (type != MOE_TYPE_Q4) {
+        mw_pack(type, rows, cols, w, out);
+        return;
+    }
+    scratch = mw_zeros(2 * mw_up(cols, 64));
+    for (size_t r = 0; r < rows; r++) moe_pack_row(MOE_TYPE_Q4, rows, cols, r, w + r * cols, out, scratch);
+    free(scratch);
+}
+
+/* Cells of a width that is cut into pieces of units and of one that cannot be, for few rows and for so many that rows
+ * are cut too: products and cells of whole matrices by the portable room say what must come out. */
+static void lstm_steps_equal_their_parts_however_they_are_cut(void **state) {
+    static const uint32_t types[] = { MOE_TYPE_Q8, MOE_TYPE_Q4, MOE_TYPE_F32, MOE_TYPE_BF16 };
+    static const size_t shapes[][4] = { { 1, 8, 16, 3 },     { 3, 40, 24, 24 },    { 1, 64, 512, 64 },
+                                        { 70, 33, 208, 96 }, { 300, 16, 160, 32 }, { 90, 20, 107, 50 },
+                                        { 17, 70, 336, 40 } }; /* rows, inputs, units, columns of r */
+    uint64_t random = 63;
+    (void)state;
+    for (size_t s = 0; s < MOE_COUNT(shapes) * MOE_COUNT(types); s++) {
+        const size_t *shape = shapes[s / MOE_COUNT(types)], rows = shape[0], width = shape[1], hidden = shape[2],
+                     cols = shape[3];
+        const uint32_t type = types[s % MOE_COUNT(types)],
+                       r_type = types[(s + s / MOE_COUNT(types)) % MOE_COUNT(types)];
+        float *x = numbers(&random, rows * width, PLAIN), *r = numbers(&random, rows * cols, PLAIN),
+              *c = numbers(&random, rows * hidden, PLAIN);
+        float *w_x = numbers(&random, 4 * hidden * width, PLAIN), *w_r = numbers(&random, 4 * hidden * cols, PLAIN);
+        float *bias = numbers(&random, 4 * hidden, PLAIN), *z = mw_zeros(rows * 4 * hidden * 4),
+              *want = mw_zeros(rows * 2 * hidden * 4);
+        int8_t *codes[2] = { mw_zeros(rows * moe_code_bytes(width)), mw_zeros(rows * moe_code_bytes(cols)) };
+        float *scales[2] = { mw_zeros(rows * 4), mw_zeros(rows * 4) };
+        unsigned char *blobs[2] = {
+            mw_allocate_image((size_t)moe_matrix_bytes((moe_type)type, 4 * hidden, width)).data,
+            mw_allocate_image((size_t)moe_matrix_bytes((moe_type)r_type, 4 * hidden, cols)).data
+        };
+        moe_cell cell = { .hidden = hidden, .state = cols, .forget_bias = 0.5f };
+        int32_t *parents = mw_zeros(rows * 4);
+        moe_linear l = { .y = z, .y_stride = 4 * hidden };
+        pack(type, 4 * hidden, width, w_x, blobs[0]);
+        pack(r_type, 4 * hidden, cols, w_r, blobs[1]);
+        cell.w_x = moe_matrix_view((moe_type)type, 4 * hidden, width, blobs[0]);
+        cell.w_r = moe_matrix_view((moe_type)r_type, 4 * hidden, cols, blobs[1]);
+        cell.bias = bias;
+        for (size_t i = 0; i < rows; i++) {
+            parents[i] = (int32_t)i;
+            scales[0][i] = oracle->quantise(x + i * width, width, codes[0] + i * moe_code_bytes(width));
+            scales[1][i] = oracle->quantise(r + i * cols, cols, codes[1] + i * moe_code_bytes(cols));
+        }
+        l.w = &cell.w_x, l.bias = bias, l.x = x, l.x_stride = width, l.codes = codes[0], l.scales = scales[0];
+        oracle->linear(&l, 0, rows, 0, moe_divide_up(4 * hidden, 16));
+        l.w = &cell.w_r, l.bias = NULL, l.x = r, l.x_stride = cols, l.codes = codes[1], l.scales = scales[1];
+        l.add = z, l.add_stride = 4 * hidden;
+        oracle->linear(&l, 0, rows, 0, moe_divide_up(4 * hidden, 16));
+        for (size_t i = 0; i < rows; i++)
+            oracle->lstm_cell(z + i * 4 * hidden, c + i * hidden, hidden, 0.5f, want + i * 2 * hidden,
+                              want + i * 2 * hidden + hidden);
+        for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++)
+            for (size_t threads = 1; threads < 4; threads++) {
+                moe_node nodes[8], *y;
+                moe_graph g = { .nodes = nodes, .capacity = 8, .rows = rows + s % 3, .threads = threads };
+                moe_frame frame = { .rows = rows, .beam = { .parents = parents } };
+                moe_pool *pool = start_pool(threads);
+                moe_run run = { moe_kernel_rooms[room], pool, &g, &frame };
+                moe_error e;
+                void *arena;
+                if (!moe_kernel_rooms[room]->available()) {
+                    stop_pool(pool);
+                    continue;
+                }
+                y = moe_op_gather(&g, r, cols, "r");
+                y = moe_op_lstm_step(&g, &cell, moe_op_gather(&g, x, width, "x"), y, moe_op_gather(&g, c, hidden, "c"),
+                                     "cell");
+                assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
+                arena = mw_allocate_image(g.bytes).data;
+                moe_graph_place(&g, arena);
+                moe_graph_run(&run, NULL, NULL);
+                for (size_t i = 0; i < rows * 2 * hidden; i++)
+                    CHECK(same(((float *)y->data)[i / (2 * hidden) * y->stride + i % (2 * hidden)], want[i]),
+                          "%s, %zu threads, shape %zu: number %zu differs", moe_kernel_rooms[room]->name, threads, s,
+                          i);
+                free(arena);
+                stop_pool(pool);
+            }
+        for (int i = 0; i < 2; i++) free(codes[i]), free(scales[i]), free(blobs[i]);
+        free(x), free(r), free(c), free(w_x), free(w_r), free(bias), free(z), free(want), free(parents);
+    }
+}
+
+/* A graph of a gate over given logits and an expert layer over given inputs. */
+static moe_case *make_moe(uint64_t *random, moe_gate gate, size_t experts, size_t k, size_t hidden, size_t width,
+                          size_t rows, uint32_t type) {
+    moe_case *c = mw_zeros(sizeof *c);
+    moe_experts *e = &c->experts;
+    moe_error error;
+    uint64_t down;
+    c->gating = (moe_gating){ .kind = gate, .level = experts, .k = k };
+    *e = (moe_experts){ .count = experts, .hidden = hidden, .scale = 1 };
+    e->stride = (size_t)moe_slab_bytes((moe_type)type, hidden, width, &down);
+    c->slab_down = (size_t)down;
+    assert_int_equal(e->stride, mw_slab_stride(type, hidden, width));
+    assert_int_equal(c->slab_down, mw_slab_down(type, hidden, width));
+    c->slabs = mw_allocate_image(experts * e->stride).data;
+    e->up = moe_matrix_view((moe_type)type, hidden, width, c->slabs);
+    e->down = moe_matrix_view((moe_type)type, width, hidden, c->slabs + c->slab_down);
+    for (size_t i = 0; i < experts; i++) {
+        float *up = numbers(random, hidden * width, PLAIN), *low = numbers(random, hidden * width, PLAIN);
+        pack(type, hidden, width, up, c->slabs + i * e->stride);
+        pack(type, width, hidden, low, c->slabs + i * e->stride + c->slab_down);
+        free(up), free(low);
+    }
+    c->threshold = mw_zeros(experts * 4);
+    for (size_t i = 0; i < experts; i++) c->threshold[i] = 0.8f / (float)experts;
+    c->gating.threshold = c->threshold;
+    c->gate_state = numbers(random, rows * experts, PLAIN);
+    c->x_state = numbers(random, rows * width, PLAIN);
+    c->graph = (moe_graph){ .nodes = c->nodes, .capacity = 8, .rows = rows, .threads = 3, .traced = 1 };
+    c->logits = moe_op_gather(&c->graph, c->gate_state, experts, "logits");
+    c->x = moe_op_gather(&c->graph, c->x_state, width, "x");
+    c->gate = moe_op_gate(&c->graph, &c->gating, c->logits, NULL, 0, "moe", "moe.gate");
+    c->y = moe_op_experts(&c->graph, e, c->x, c->gate, "moe.experts");
+    assert_int_equal(moe_graph_plan(&c->graph, &error), MOE_OK);
+    check_plan(&c->graph);
+    c->arena = mw_allocate_image(c->graph.bytes).data;
+    moe_graph_place(&c->graph, c->arena);
+    return c;
+}
+
+static void run_moe(moe_case *c, moe_pool *pool, const moe_kernels *kernels, const int32_t *rows_of, size_t rows,
+                    trace_log *log) {
+    moe_frame frame = { .rows = rows, .beam = { .parents = rows_of } };
+    moe_run run = { kernels, pool, &c->graph, &frame };
+    moe_graph_run(&run, trace_into, log);
+}
+
+static void free_moe(moe_case *c) {
+    free(c->slabs), free(c->threshold), free(c->gate_state), free(c->x_state), free(c->arena), free(c);
+}
+
+/* Copies a tensor's rows while they are still there. */
+typedef struct gate_rows {
+    float gate[16 * 16], y[16 * 40];
+} gate_rows;
+
+static void gate_trace(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    gate_rows *out = user;
+    for (size_t r = 0; r < rows; r++) {
+        if (strcmp(name, "moe.gate") == 0) memcpy(out->gate + r * cols, data + r * stride, cols * 4);
+        if (strcmp(name, "moe.experts") == 0) memcpy(out->y + r * cols, data + r * stride, cols * 4);
+    }
+}
+
+static void gates_select_and_weigh_as_the_equations_say(void **state) {
+    uint64_t random = 71;
+    moe_pool *pool = start_pool(2);
+    (void)state;
+    for (size_t round = 0; round < mw_rounds(200); round++) {
+        const size_t n = 1 + mw_below(&random, 9), k = 1 + mw_below(&random, n), rows = 1 + mw_below(&random, 9);
+        const moe_gate kind = (moe_gate)(round % 3);
+        moe_case *c = make_moe(&random, kind, n, k, 5, 7, rows, MW_F32);
+        gate_rows out;
+        int32_t parents[16];
+        moe_frame frame = { .rows = rows, .beam = { .parents = parents } };
+        moe_run run = { oracle, pool, &c->graph, &frame };
+        for (size_t r = 0; r < 16; r++) parents[r] = (int32_t)r;
+        c->gating.empty_zero = round % 2;
+        if (round % 5 == 0)
+            for (size_t i = 0; i < n; i++) c->threshold[i] = 2; /* nobody passes */
+        moe_graph_run(&run, gate_trace, &out);
+        for (size_t r = 0; r < rows; r++) {
+            const float *l = c->gate_state + r * n, *g = out.gate + r * n;
+            double sum = 0, kept = 0, p[16];
+            int on[16] = { 0 }, any = 0;
+            size_t best = 0;
+            for (size_t i = 0; i < n; i++) sum += exp((double)l[i]);
+            for (size_t i = 0; i < n; i++) {
+                size_t better = 0;
+                p[i] = exp((double)l[i]) / sum;
+                if (p[i] > p[best]) best = i;
+                for (size_t j = 0; j < n; j++) better += l[j] > l[i] || (l[j] == l[i] && j < i);
+                on[i] = kind == MOE_GATE_SOFTMAX ||
+                        (kind == MOE_GATE_TOPK ? better < k : p[i] > (double)c->threshold[i]);
+                any |= on[i];
+            }
+            if (!any && !c->gating.empty_zero) on[best] = 1;
+            for (size_t i = 0; i < n; i++) kept += on[i] ? p[i] : 0;
+            for (size_t i = 0; i < n; i++) {
+                CHECK(fabs((double)g[i] - (on[i] ? p[i] / kept : 0)) < 1e-6, "gate %d, expert %zu: %g, not %g",
+                      (int)kind, i, (double)g[i], on[i] ? p[i] / kept : 0);
+                CHECK(on[i] || moe_to_bits(g[i]) == 0, "an expert that was not selected has a weight");
+            }
+            for (size_t j = 0; j < 7; j++) { /* y = sum of g_i * down_i relu(up_i x) */
+                double want = 0, size = 1e-3;
+                for (size_t i = 0; i < n; i++) {
+                    const float *up = (const float *)(const void *)(c->slabs + i * c->experts.stride);
+                    const float *down = (const float *)(const void *)(c->slabs + i * c->experts.stride + c->slab_down);
+                    for (size_t h = 0; h < 5; h++) {
+                        double unit = 0, magnitude = 0;
+                        for (size_t q = 0; q < 7; q++) {
+                            unit += (double)up[h * 7 + q] * (double)c->x_state[r * 7 + q];
+                            magnitude += fabs((double)up[h * 7 + q] * (double)c->x_state[r * 7 + q]);
+                        }
+                        want += (double)g[i] * (double)down[j * 5 + h] * (unit > 0 ? unit : 0);
+                        size += (double)g[i] * fabs((double)down[j * 5 + h]) * magnitude;
+                    }
+                }
+                CHECK(fabs((double)out.y[r * 7 + j] - want) <= 1e-5 * size, "experts put out %g, not %g",
+                      (double)out.y[r * 7 + j], want);
+            }
+        }
+        free_moe(c);
+    }
+    stop_pool(pool);
+}
+
+/* Threshold gates may select far more experts than planned for: rows then go in chunks, and nothing may change. */
+static void experts_give_the_same_bits_in_chunks_batches_threads_and_rooms(void **state) {
+    uint64_t random = 72;
+    (void)state;
+    for (uint32_t type = 0; type <= MOE_TYPE_Q4; type++)
+        for (size_t round = 0; round < mw_rounds(25); round++) {
+            const size_t rows = 40, n = 2 + mw_below(&random, 12), hidden = 1 + mw_below(&random, 40),
+                         width = 1 + mw_below(&random, 40);
+            moe_case *c = make_moe(&random, MOE_GATE_THRESHOLD, n, 1, hidden, width, rows, type);
+            trace_log whole = { NULL, 0, 0 };
+            int32_t parents[40];
+            moe_pool *pools[3] = { start_pool(1), start_pool(2), start_pool(3) };
+            for (size_t r = 0; r < rows; r++) parents[r] = (int32_t)r;
+            for (size_t i = 0; i < n; i++)
+                c->threshold[i] = round % 3 == 0 ? 0 : round % 3 == 1 ? 0.5f / (float)n : 0.9f;
+            run_moe(c, pools[0], oracle, parents, rows, &whole);
+            for (size_t p = 0; p < 3; p++)
+                for (size_t room = 0; room < MOE_COUNT(moe_kernel_rooms); room++) {
+                    trace_log log = { NULL, 0, 0 };
+                    if (!moe_isa_available(moe_kernel_rooms[room]->name)) continue;
+                    run_moe(c, pools[p], moe_kernel_rooms[room], parents, rows, &log);
+                    assert_int_equal(log.used, whole.used);
+                    assert_memory_equal(log.data, whole.data, whole.used * 4);
+                    free(log.data);
+                }
+            for (size_t r = 0; r < rows; r += 7) { /* one row alone: its part of each of the four tensors */
+                trace_log log = { NULL, 0, 0 };
+                run_moe(c, pools[1], oracle, &parents[r], 1, &log);
+                assert_memory_equal(log.data, whole.data + r * n, n * 4);
+                assert_memory_equal(log.data + log.used - width, whole.data + whole.used - (rows - r) * width,
+                                    width * 4);
+                free(log.data);
+            }
+            free(whole.data);
+            for (size_t p = 0; p < 3; p++) stop_pool(pools[p]);
+            free_moe(c);
+        }
+}
+
+static void every_way_to_a_checksum_gives_the_same(void **state) {
+    uint8_t bytes[5000];
+    uint64_t random = 7;
+    (void)state;
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)mw_next(&random);
+    for (size_t n = 0; n < sizeof bytes - 16; n += n < 400 ? 1 : 97)
+        for (size_t from = 0; from < 16; from += 5) {
+            const uint32_t begin = (uint32_t)mw_next(&random), want = moe_crc_bits(begin, bytes + from, n);
+            const size_t part = n ? mw_below(&random, n) : 0;
+            assert_int_equal(moe_crc_portable(begin, bytes + from, n), want);
+            assert_int_equal(~moe_crc32(~begin, bytes + from, n), want);
+            assert_int_equal(~moe_crc32(moe_crc32(~begin, bytes + from, part), bytes + from + part, n - part), want);
+#if MOE_X86
+            if (n >= 64 && __builtin_cpu_supports("pclmul"))
+                assert_int_equal(moe_crc_clmul(begin, bytes + from, n), want);
+#endif
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(f16_every_pattern_has_its_value_and_comes_back),
+        cmocka_unit_test(bf16_every_pattern_has_its_value_and_comes_back),
+        cmocka_unit_test(f16_rounds_half_to_even),
+        cmocka_unit_test(bf16_rounds_half_to_even),
+        cmocka_unit_test(halves_agree_with_the_slow_conversion),
+        cmocka_unit_test(packed_rows_lie_where_the_format_says),
+        cmocka_unit_test(matrix_sizes_do_not_wrap_around),
+        cmocka_unit_test(type_names_parse_back),
+        cmocka_unit_test(quantise_rounds_half_to_even_within_127),
+        cmocka_unit_test(quantise_codes_are_the_nearest_ones),
+        cmocka_unit_test(quantise_keeps_damage_visible),
+        cmocka_unit_test(quantise_is_the_same_in_every_room),
+        cmocka_unit_test(exp_is_within_3e_7_relative),
+        cmocka_unit_test(exp_ends_are_as_documented),
+        cmocka_unit_test(log_is_within_3e_7_relative),
+        cmocka_unit_test(tanh_and_sigmoid_are_within_2e_7_absolute),
+        cmocka_unit_test(no_function_swallows_a_nan_whatever_its_payload),
+        cmocka_unit_test(rounding_is_to_even_in_the_whole_range),
+        cmocka_unit_test(portable_sums_run_over_16_lanes_in_the_fixed_tree),
+        cmocka_unit_test(portable_lstm_cell_follows_its_formula_in_gate_order_ifgo),
+        cmocka_unit_test(portable_scores_and_softmax_sums_follow_their_formulas),
+        cmocka_unit_test(dot_is_the_same_in_every_room),
+        cmocka_unit_test(axpy_is_the_same_in_every_room),
+        cmocka_unit_test(heads_are_the_same_in_every_room),
+        cmocka_unit_test(max_is_the_same_in_every_room),
+        cmocka_unit_test(max_of_mixed_zeros_has_the_same_sign_in_every_room),
+        cmocka_unit_test(max_ignores_nan_in_every_room),
+        cmocka_unit_test(exp_sum_is_the_same_in_every_room),
+        cmocka_unit_test(unary_is_the_same_in_every_room),
+        cmocka_unit_test(unary_is_the_same_over_all_exponents),
+        cmocka_unit_test(score_additive_is_the_same_in_every_room),
+        cmocka_unit_test(lstm_cell_is_the_same_in_every_room_also_in_place),
+        cmocka_unit_test(linear_f32_is_the_same_in_every_room),
+        cmocka_unit_test(linear_f16_is_the_same_in_every_room),
+        cmocka_unit_test(linear_bf16_is_the_same_in_every_room),
+        cmocka_unit_test(linear_q8_is_the_same_in_every_room),
+        cmocka_unit_test(linear_q4_is_the_same_in_every_room),
+        cmocka_unit_test(linear_quantised_is_the_same_at_every_row_count_and_width),
+#if MOE_AMX
+        cmocka_unit_test(amx_expands_and_finishes_as_portable_does),
+#endif
+#ifdef ISA_EMU_H
+        cmocka_unit_test(amx_linear_configures_once_multiplies_no_more_than_it_must_and_releases),
+        cmocka_unit_test(amx_emulation_faults_and_multiplies_as_the_manual_says),
+#endif
+        cmocka_unit_test(q4_lies_where_its_description_says),
+        cmocka_unit_test(linear_q4_survives_hostile_subs),
+        cmocka_unit_test(linear_writes_only_its_rows_and_blocks),
+        cmocka_unit_test(portable_linear_computes_wx_plus_addend),
+        cmocka_unit_test(linear_q8_never_saturates),
+        cmocka_unit_test(linear_rows_do_not_depend_on_their_neighbours),
+        cmocka_unit_test(rooms_are_listed_named_and_chosen),
+        cmocka_unit_test(pool_runs_every_task_exactly_once),
+        cmocka_unit_test(pool_survives_thousands_of_tiny_jobs),
+        cmocka_unit_test(pool_wakes_sleepers_and_stops_while_they_sleep),
+        cmocka_unit_test(planner_never_overlaps_what_lives_at_the_same_time),
+        cmocka_unit_test(planner_reuses_memory_of_the_dead),
+        cmocka_unit_test(planner_takes_long_chains_in_its_stride),
+        cmocka_unit_test(planner_refuses_a_graph_that_outgrew_its_nodes),
+        cmocka_unit_test(planned_graphs_compute_what_unplanned_ones_do),
+        cmocka_unit_test(every_op_has_a_name_and_is_computed),
+        cmocka_unit_test(lstm_steps_equal_their_parts_however_they_are_cut),
+        cmocka_unit_test(gates_select_and_weigh_as_the_equations_say),
+        cmocka_unit_test(experts_give_the_same_bits_in_chunks_batches_threads_and_rooms),
+        cmocka_unit_test(every_way_to_a_checksum_gives_the_same),
+    };
+    return cmocka_run_group_tests_name("kernels", tests, NULL, NULL);
+}

@@ -1,0 +1,69 @@
+#!/bin/sh
+# README.md says the truth: its embedding example compiles by the README's own line and runs, without a warning, with the
+# output that is shown there; so do the demo and the commands whose output it shows. BIN says where the programs are.
+set -u
+cc=${CC:-cc}
+bin=${BIN:-.}
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+readme=README.md
+awk '/^```c$/ { inside = 1; next } /^```$/ { inside = 0 } inside' $readme > "$work/app.c"
+awk '/^```console$/ { inside = 1; next } /^```$/ { inside = 0 } inside' $readme > "$work/console"
+ln -s "$PWD/moe.c" "$PWD/moe.h" "$PWD/models" "$work/"
+
+check() { # NAME COMMAND...
+    name=$1
+    shift
+    if "$@" > "$work/out" 2>&1; then echo "ok $name"; else echo "FAIL $name"; cat "$work/out"; fi
+}
+
+# What the README shows below the command that begins so, up to a blank line or the next command.
+shown() {
+    awk -v command="\$ $1" 'index($0, command) == 1 { inside = 1; next } /^\$|^$/ { inside = 0 } inside' "$work/console"
+}
+
+# The command of the README that begins so.
+command() { sed -n "s|^\\\$ \\($1.*\\)|\\1|p" "$work/console"; }
+
+# Runs a command of the README and compares what it prints.
+as_shown() { # BEGINNING
+    line=$(command "$1")
+    [ -n "$line" ] || { echo "$readme has no command $1"; return 1; }
+    shown "$1" > "$work/shown"
+    [ -s "$work/shown" ] || { echo "$readme shows no output of $line"; return 1; }
+    (cd "$work" && eval "$line" > printed) && echo >> "$work/printed" && sed -e 's/ *$//' -e '/^$/d' "$work/printed" > "$work/lines" &&
+        diff "$work/shown" "$work/lines"
+}
+
+compiles() {
+    line=$(command "cc ")
+    [ -n "$line" ] && case $line in *-O2*) ;; *) false ;; esac && (cd "$work" && eval "$cc ${line#cc }")
+}
+
+# Every "FROM -> TO", "  sentence", "    = translation" of the README, translated by the program.
+demo() {
+    awk '/^\$/ { inside = $0 == "$ make demo"; next } inside' "$work/console" > "$work/demo"
+    grep -c '^    = ' "$work/demo" > /dev/null || { echo "$readme shows no demo"; return 1; }
+    while IFS= read -r line; do
+        case $line in
+        *' -> '*) to=${line#* -> } ;;
+        '    = '*) printf '%s\n' "$sentence" | "$bin/moe-translate" -m models/en-de-fr-es.bin -t "$to" > "$work/translated" &&
+            [ "$line" = "    = $(cat "$work/translated")" ] || { echo "$sentence: $(cat "$work/translated")"; return 1; } ;;
+        '  '*) sentence=${line#  } ;;
+        esac
+    done < "$work/demo"
+}
+
+refused() { # what does not exist in the tests' small model: a status of the request, not of the session
+    "$work/app" tests/golden/model-base.bin xa > "$work/ids" 2> "$work/errors"
+    [ ! -s "$work/ids" ] && grep -q 'not translated: source token 1964 is outside the vocabulary' "$work/errors"
+}
+
+check 'the example is about twenty lines' test "$(wc -l < "$work/app.c")" -le 28
+check 'it has no warnings' $cc -std=c11 -Wall -Wextra -Werror -I. -fsyntax-only "$work/app.c"
+check 'it compiles with moe.c alone, by the command of the README' compiles
+check 'it prints the ids that the README shows' as_shown './app'
+check 'it says why a request was refused' refused
+for name in "$bin"/moe-*; do [ ! -x "$name" ] || ln -sf "$(realpath "$name")" "$work/"; done
+check 'the first command prints what the README shows' as_shown 'echo '
+check 'the demo gives the translations of the README' demo

@@ -1,0 +1,2237 @@
+/* test_session.c - sessions: parameters, requests, the promise of the same bytes, beam search, memory, broken weights.
+ */
+#if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
+#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
+#endif
+#if defined(__APPLE__)
+#define _DARWIN_C_SOURCE
+#endif
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* With an allocator of its own, the library must not go to malloc behind its back. */
+static atomic_size_t direct_allocations;
+static void *direct_malloc(size_t n) {
+    atomic_fetch_add(&direct_allocations, 1);
+    return malloc(n);
+}
+static void *direct_realloc(void *p, size_t n) {
+    atomic_fetch_add(&direct_allocations, 1);
+    return realloc(p, n);
+}
+#define malloc(n) direct_malloc(n)
+#define realloc(p, n) direct_realloc(p, n)
+#include "moe.c"
+#undef malloc
+#undef realloc
+
+#include "model_writer.h"
+
+#include <limits.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
+    } while (0)
+
+/* ---- Helpers: models ---- */
+
+typedef struct fixture {
+    mw_model *m;
+    mw_image image;
+    moe_model *model;
+    mw_heap heap;
+} fixture;
+
+static fixture *open_model(mw_model *m) {
+    fixture *f = mw_zeros(sizeof *f);
+    moe_model_params params = { { mw_heap_allocate, mw_heap_reallocate, mw_heap_release, &f->heap }, .verify = 0 };
+    moe_error e = { MOE_OK, "", "" };
+    f->m = m;
+    f->image = mw_build(m);
+    CHECK(moe_model_open_memory(f->image.data, f->image.bytes, &params, &f->model, &e) == MOE_OK, "%s: %s", e.where,
+          e.message);
+    return f;
+}
+
+static fixture *small(int variant, uint32_t type) { return open_model(mw_small(variant, type, 7)); }
+
+static void drop(fixture *f) {
+    moe_model_close(f->model);
+    assert_int_equal(f->heap.blocks, 0);
+    assert_int_equal(f->heap.wrong_sizes, 0);
+    free(f->image.data);
+    mw_free(f->m);
+    free(f);
+}
+
+/* ---- Helpers: requests and what came back ---- */
+
+enum { LONGEST = 40, MOST = 16 };
+
+typedef struct ask {
+    int32_t source[LONGEST], target[LONGEST];
+    size_t n_source, n_target;
+    int scoring, prefix;     /* what the target is for */
+    int32_t tag, source_tag; /* 0: the session's */
+} ask;
+
+typedef struct heard_hypothesis {
+    int32_t ids[LONGEST];
+    float logprobs[LONGEST + 1];
+    size_t n_ids;
+    float logprob, score, reverse;
+    int finished;
+} heard_hypothesis;
+
+/* Compared as a block of bytes: all of it is zeroed first. */
+typedef struct heard {
+    size_t delivered;
+    moe_status status;
+    char message[160];
+    size_t n;
+    heard_hypothesis hypotheses[MOST];
+} heard;
+
+typedef struct request_feed {
+    const ask *asks;
+    const size_t *order; /* NULL: as they are */
+    size_t n, next;
+    heard *heard;
+    uint64_t random;
+    int later;              /* answers MOE_PULL_LATER now and then */
+    size_t cancel_after;    /* requests; 0: never */
+    moe_session *cancelled; /* NULL: by the answer of the pull function, else this by a call */
+    int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid until the next pull only */
+} request_feed;
+
+static int pull(void *user, int wait, moe_request *r) {
+    request_feed *f = user;
+    const ask *a;
+    size_t which;
+    (void)wait;
+    memset(f->scratch, 0x55, sizeof f->scratch);
+    memset(f->target_scratch, 0x55, sizeof f->target_scratch);
+    if (f->cancel_after && f->next >= f->cancel_after && !f->cancelled) return MOE_PULL_CANCEL;
+    if (f->cancel_after && f->next >= f->cancel_after) moe_session_cancel(f->cancelled);
+    if (f->later && mw_below(&f->random, 3) == 0) return MOE_PULL_LATER;
+    if (f->next == f->n) return MOE_PULL_END;
+    which = f->order ? f->order[f->next] : f->next;
+    f->next++;
+    a = &f->asks[which];
+    memcpy(f->scratch, a->source, sizeof f->scratch);
+    memcpy(f->target_scratch, a->target, sizeof f->target_scratch);
+    r->source = a->n_source ? f->scratch : NULL;
+    r->n_source = a->n_source;
+    if (a->scoring || a->prefix) {
+        r->target = f->target_scratch;
+        r->n_target = a->n_target;
+        r->prefix = !a->scoring;
+    }
+    if (a->tag) r->target_tag = a->tag;
+    if (a->source_tag) r->source_tag = a->source_tag;
+    r->user = &f->heard[which];
+    return MOE_PULL_REQUEST;
+}
+
+static void done(void *user, const moe_result *r) {
+    heard *h = r->user;
+    (void)user;
+    h->delivered++;
+    h->status = r->status;
+    assert_non_null(r->message);
+    snprintf(h->message, sizeof h->message, "%s", r->message);
+    h->n = r->n_hypotheses;
+    for (size_t i = 0; i < r->n_hypotheses && i < MOST; i++) {
+        const moe_hypothesis *from = &r->hypotheses[i];
+        heard_hypothesis *to = &h->hypotheses[i];
+        CHECK(from->n_ids <= LONGEST, "a hypothesis of %zu tokens", from->n_ids);
+        if (from->n_ids) memcpy(to->ids, from->ids, from->n_ids * sizeof *to->ids);
+        if (from->n_ids + (size_t)from->finished)
+            memcpy(to->logprobs, from->token_logprobs, (from->n_ids + (size_t)from->finished) * sizeof *to->logprobs);
+        to->n_ids = from->n_ids;
+        to->logprob = from->logprob;
+        to->score = from->score;
+        to->reverse = from->reverse;
+        to->finished = from->finished;
+    }
+}
+
+/* Random sentences of all lengths up to what the models allow; of some, how the translation begins is given. */
+static ask *random_asks(uint64_t seed, size_t n) {
+    ask *asks = mw_zeros(n * sizeof *asks);
+    for (size_t i = 0; i < n; i++) {
+        asks[i].n_source = i % 5 == 4 ? 20 - i % 3 : 1 + mw_below(&seed, 14);
+        for (size_t k = 0; k < asks[i].n_source; k++)
+            asks[i].source[k] = 6 + (int32_t)mw_below(&seed, MW_VOCABULARY - 6);
+        asks[i].tag = i % 3 == 0 ? MW_TAG_DE : 0;
+        asks[i].prefix = i % 4 == 2;
+        asks[i].n_target = asks[i].prefix ? i / 4 : 0;
+        for (size_t k = 0; k < asks[i].n_target; k++)
+            asks[i].target[k] = 6 + (int32_t)mw_below(&seed, MW_VOCABULARY - 6);
+    }
+    return asks;
+}
+
+static moe_session_params params_for(const moe_model *model) {
+    moe_session_params p = moe_session_params_default(model);
+    p.threads = 1;
+    p.batch = 1;
+    p.target_tag = MW_TAG_EN;
+    p.isa = "portable";
+    return p;
+}
+
+static moe_session *new_session(const fixture *f, const moe_session_params *p) {
+    moe_session *s = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    CHECK(moe_session_new(f->model, p, &s, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    return s;
+}
+
+static void translate_with(moe_session *s, const ask *asks, size_t n, const size_t *order, int later, heard *out) {
+    request_feed feed = { .asks = asks,
+                          .n = n,
+                          .order = order,
+                          .heard = out,
+                          .random = 1 + (uint64_t)later,
+                          .later = later };
+    moe_error e = { MOE_OK, "", "" };
+    memset(out, 0, n * sizeof *out);
+    CHECK(moe_translate(s, pull, done, &feed, &e) == MOE_OK, "%s: %s", e.where, e.message);
+    for (size_t i = 0; i < n; i++) CHECK(out[i].delivered == 1, "request %zu came back %zu times", i, out[i].delivered);
+}
+
+static heard *translate(const fixture *f, const moe_session_params *p, const ask *asks, size_t n) {
+    heard *out = mw_zeros(n * sizeof *out);
+    moe_session *s = new_session(f, p);
+    translate_with(s, asks, n, NULL, 0, out);
+    moe_session_free(s);
+    return out;
+}
+
+static void assert_same(const heard *a, const heard *b, size_t n, const char *what) {
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(&a[i], &b[i], sizeof a[i]) != 0)
+            fail_msg("%s changes the result of sentence %zu: %zu ids, score %a; before %zu ids, score %a", what, i,
+                     b[i].hypotheses[0].n_ids, (double)b[i].hypotheses[0].score, a[i].hypotheses[0].n_ids,
+                     (double)a[i].hypotheses[0].score);
+}
+
+/* ---- The same bytes everywhere ---- */
+
+enum { SENTENCES = 26 };
+
+typedef struct setting {
+    int variant;
+    uint32_t type;
+    int beam;
+    moe_rules rules;
+} setting;
+
+static const setting settings[] = {
+    { MW_GNMT, MW_F32, 1, 0 },
+    { MW_GNMT, MW_F32, 4, 0 },
+    { MW_GNMT, MW_Q8, 2, 0 },
+    { MW_GNMT, MW_Q8, 8, 0 },
+    { MW_GNMT, MW_F16, 4, 0 },
+    { MW_GNMT, MW_BF16, 2, 0 },
+    { MW_PRODUCT, MW_F32, 2, 0 },
+    { MW_PRODUCT, MW_Q8, 4, 0 },
+    { MW_PRODUCT, MW_Q8, 1, 0 },
+    { MW_BOTH_CONTEXTS, MW_F32, 8, 0 },
+    { MW_BOTH_CONTEXTS, MW_Q8, 4, 0 },
+    { MW_BOTH_CONTEXTS, MW_BF16, 1, 0 },
+    { MW_CARRIED_QUERY, MW_F32, 4, 0 },
+    { MW_CARRIED_QUERY, MW_Q8, 2, 0 },
+    { MW_CARRIED_QUERY, MW_F16, 8, 0 },
+    { MW_FROM_ENCODER, MW_F32, 3, 0 },
+    { MW_FROM_ENCODER, MW_Q8, 4, MOE_RULES_TF },
+    { MW_PRODUCT, MW_F32, 6, MOE_RULES_NVIDIA },
+    { MW_FROM_ENCODER, MW_F32, 5, MOE_RULES_MLPERF },
+    { MW_BOTH_CONTEXTS, MW_Q8, 4, MOE_RULES_NVIDIA },
+    { MW_GNMT, MW_Q8, 6, 0 },
+    { MW_CARRIED_QUERY, MW_F32, 4, 0 },
+    { MW_GNMT, MW_F32, 3, 0 }, /* reranked */
+};
+enum { RERANKED = 20 }; /* the settings from here on */
+
+/* Sentence by sentence, one thread, portable: what everything else must equal. */
+static fixture *models[MOE_COUNT(settings)];
+static heard *baselines[MOE_COUNT(settings)];
+static ask *sentences;
+
+static moe_session_params setting_params(size_t i) {
+    moe_session_params p = params_for(models[i]->model);
+    p.beam = settings[i].beam;
+    p.nbest = settings[i].beam;
+    p.rules = settings[i].rules;
+    if (p.rules == MOE_RULES_NVIDIA || (!p.rules && i % 2)) p.coverage_penalty = 0.2f;
+    if (!p.rules && i % 3 == 2) p.prune = 3;
+    if (i >= RERANKED) {
+        p.rerank = 0.7f;
+        p.source_tag = i % 2 ? MW_TAG_DE : -1;
+        p.max_source = 48; /* longer than any translation */
+    }
+    return p;
+}
+
+static size_t settings_in_use(void) { return !mw_slow() ? MOE_COUNT(settings) : 4; }
+
+static int make_baselines(void **state) {
+    (void)state;
+    sentences = random_asks(11, SENTENCES);
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        moe_session_params p;
+        models[i] = small(settings[i].variant, settings[i].type);
+        p = setting_params(i);
+        baselines[i] = translate(models[i], &p, sentences, SENTENCES);
+    }
+    return 0;
+}
+
+static int drop_baselines(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        drop(models[i]);
+        free(baselines[i]);
+    }
+    free(sentences);
+    return 0;
+}
+
+/* Portable is slow: it is half of the comparisons, chosen so that every setting meets it somewhere. */
+static const char *isa_of(size_t i) { return i % 2 ? NULL : "portable"; }
+
+static void compare_setting(size_t i, const moe_session_params *p, const size_t *order, int later, const char *what) {
+    heard *out = mw_zeros(SENTENCES * sizeof *out);
+    moe_session *s = new_session(models[i], p);
+    translate_with(s, sentences, SENTENCES, order, later, out);
+    assert_same(baselines[i], out, SENTENCES, what);
+    if (!p->isa) {
+        translate_with(s, sentences, SENTENCES, order, 0, out);
+        assert_same(baselines[i], out, SENTENCES, "using the session again");
+    }
+    moe_session_free(s);
+    free(out);
+}
+
+/* The promise would be kept easily if nothing happened. */
+static void baselines_are_lively(void **state) {
+    const size_t least = mw_slow() ? 3 : 20;
+    size_t finished = 0, cut = 0, several = 0, long_ones = 0, different = 0;
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++)
+        for (size_t k = 0; k < SENTENCES; k++) {
+            const heard *h = &baselines[i][k];
+            assert_int_equal(h->status, MOE_OK);
+            assert_string_equal(h->message, "");
+            assert_true(h->n >= 1);
+            several += h->n > 1;
+            for (size_t j = 0; j < h->n; j++) h->hypotheses[j].finished ? finished++ : cut++;
+            long_ones += h->hypotheses[0].n_ids > 5;
+            different +=
+                k > 0 && memcmp(h->hypotheses[0].ids, h[-1].hypotheses[0].ids, sizeof h->hypotheses[0].ids) != 0;
+        }
+    print_message(
+        "# hypotheses: %zu finished, %zu cut; sentences: %zu with several, %zu long, %zu unlike the one before\n",
+        finished, cut, several, long_ones, different);
+    assert_true(finished > least && cut > least && several > least && long_ones > least && different > least);
+}
+
+static void batch_does_not_change_a_bit(void **state) {
+    static const int batches[] = { 2, 7, 32 };
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++)
+        for (size_t b = 0; b < MOE_COUNT(batches); b++) {
+            moe_session_params p = setting_params(i);
+            p.batch = batches[b];
+            p.batch_tokens = b == 1 ? 1 + (int)i : 0;
+            p.isa = isa_of(i + b);
+            compare_setting(i, &p, NULL, 0, "the batch");
+        }
+}
+
+static void threads_do_not_change_a_bit(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++)
+        for (int threads = 2; threads <= 3; threads++) {
+            moe_session_params p = setting_params(i);
+            p.threads = threads;
+            p.batch = threads == 2 ? 7 : 2;
+            p.isa = threads == 2 ? NULL : isa_of(i / 2);
+            if (threads == 3 && i % 2) continue;
+            compare_setting(i, &p, NULL, 0, "the number of threads");
+        }
+}
+
+static void instruction_sets_do_not_change_a_bit(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++)
+        for (size_t room = 1; room < MOE_COUNT(moe_kernel_rooms); room++) {
+            moe_session_params p = setting_params(i);
+            if (!moe_isa_available(moe_kernel_rooms[room]->name)) continue;
+            p.isa = moe_kernel_rooms[room]->name;
+            compare_setting(i, &p, NULL, 0, "the instruction set");
+            p.batch = 7;
+            compare_setting(i, &p, NULL, 0, "the instruction set in batches");
+        }
+}
+
+static void order_and_pauses_do_not_change_a_bit(void **state) {
+    uint64_t random = 5;
+    size_t order[SENTENCES];
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++)
+        for (int round = 0; round < 3; round++) {
+            moe_session_params p = setting_params(i);
+            for (size_t k = 0; k < SENTENCES; k++) order[k] = k;
+            for (size_t k = SENTENCES; k-- > 1;) {
+                const size_t other = mw_below(&random, k + 1), swap = order[k];
+                order[k] = order[other];
+                order[other] = swap;
+            }
+            p.batch = round ? 5 : 1;
+            p.threads = round == 2 ? 2 : 1;
+            p.isa = round ? NULL : isa_of(i);
+            compare_setting(i, &p, order, round + 1, "the order");
+        }
+}
+
+/* Lines translated with room for longer ones, in a larger session, are the same lines. */
+static void limits_of_the_session_do_not_change_a_bit(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        moe_session_params p = setting_params(i);
+        p.max_source = 77;
+        p.batch = 3;
+        p.isa = isa_of(i);
+        compare_setting(i, &p, NULL, 0, "max_source");
+    }
+}
+
+static void *translate_in_thread(void *user) {
+    const size_t i = *(const size_t *)user;
+    heard *out = mw_zeros(SENTENCES * sizeof *out);
+    moe_session_params p = setting_params(i);
+    moe_session *s = NULL;
+    moe_error e;
+    p.threads = 2;
+    p.batch = 6;
+    p.isa = NULL;
+    if (moe_session_new(models[i]->model, &p, &s, &e) == MOE_OK) {
+        request_feed feed = { .asks = sentences, .n = SENTENCES, .heard = out };
+        moe_translate(s, pull, done, &feed, &e);
+        moe_session_free(s);
+    }
+    return out;
+}
+
+static void two_sessions_of_one_model_run_in_two_threads(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i += 3) {
+        /* the counting allocator is not made for threads: a model with the default one */
+        moe_model *counted = models[i]->model, *plain = NULL;
+        pthread_t threads[2];
+        moe_error e;
+        assert_int_equal(moe_model_open_memory(models[i]->image.data, models[i]->image.bytes, NULL, &plain, &e),
+                         MOE_OK);
+        models[i]->model = plain;
+        for (size_t k = 0; k < 2; k++) assert_int_equal(pthread_create(&threads[k], NULL, translate_in_thread, &i), 0);
+        for (size_t k = 0; k < 2; k++) {
+            void *out = NULL;
+            assert_int_equal(pthread_join(threads[k], &out), 0);
+            assert_same(baselines[i], out, SENTENCES, "a second session");
+            free(out);
+        }
+        models[i]->model = counted;
+        moe_model_close(plain);
+    }
+}
+
+/* ---- Hypotheses ---- */
+
+static float length_penalty(const moe_session_params *p, size_t tokens) {
+    return (float)pow((double)(p->length_constant + (float)tokens) / (double)(p->length_constant + 1),
+                      (double)p->length_penalty);
+}
+
+static void hypotheses_add_up_and_stand_in_order(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        const moe_session_params p = setting_params(i);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            const heard *h = &baselines[i][k];
+            const size_t limit = moe_min((size_t)p.max_target, 2 * sentences[k].n_source + 4);
+            assert_true(h->n <= (size_t)p.nbest);
+            for (size_t j = 0; j < h->n; j++) {
+                const heard_hypothesis *y = &h->hypotheses[j];
+                const size_t tokens = y->n_ids + (size_t)y->finished;
+                float sum = 0;
+                for (size_t t = 0; t < tokens; t++) {
+                    sum = sum + y->logprobs[t];
+                    CHECK(y->logprobs[t] <= 0, "log-probability %g", (double)y->logprobs[t]);
+                }
+                CHECK(moe_to_bits(sum) == moe_to_bits(y->logprob), "the log-probabilities add up to %a, not %a",
+                      (double)sum, (double)y->logprob);
+                CHECK(tokens <= limit, "%zu tokens where %zu are allowed", tokens, limit);
+                CHECK(y->finished || y->n_ids == limit, "cut at %zu instead of %zu", y->n_ids, limit);
+                CHECK(!j || y[-1].score >= y->score || (!p.rules && y[-1].finished > y->finished),
+                      "a worse hypothesis stands first");
+                for (size_t t = 0; t < y->n_ids; t++) {
+                    CHECK(y->ids[t] != MW_EOS, "the end token is among the ids");
+                    CHECK(!moe_is_never(models[i]->model, y->ids[t]), "token %d is never to be generated",
+                          (int)y->ids[t]);
+                }
+                if (p.rules) continue; /* test_gnmt.py compares their scores' order with another program */
+                if (p.coverage_penalty == 0 && p.rerank == 0)
+                    CHECK(fabsf(y->score - y->logprob / length_penalty(&p, tokens)) < 1e-5f * (1 + fabsf(y->score)),
+                          "score %g of log-probability %g", (double)y->score, (double)y->logprob);
+                else CHECK(y->score <= y->logprob / length_penalty(&p, tokens) + 1e-4f, "a penalty above zero");
+                CHECK((p.rerank == 0) == (y->reverse == 0), "the source has log-probability %g", (double)y->reverse);
+                if (j) {
+                    const heard_hypothesis *before = y - 1;
+                    CHECK(before->finished >= y->finished, "a cut hypothesis stands before a finished one");
+                    CHECK(before->finished != y->finished || before->score >= y->score,
+                          "a worse hypothesis stands before a better one");
+                    CHECK(before->n_ids != y->n_ids || before->finished != y->finished ||
+                              memcmp(before->ids, y->ids, y->n_ids * 4) != 0,
+                          "the same hypothesis twice");
+                }
+            }
+        }
+    }
+}
+
+static void asking_for_more_hypotheses_keeps_the_best(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        moe_session_params p = setting_params(i);
+        heard *one;
+        p.nbest = 1;
+        p.isa = NULL;
+        one = translate(models[i], &p, sentences, SENTENCES);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            assert_int_equal(one[k].n, 1);
+            CHECK(one[k].hypotheses[0].finished == baselines[i][k].hypotheses[0].finished, "sentence %zu", k);
+            assert_memory_equal(&one[k].hypotheses[0], &baselines[i][k].hypotheses[0], sizeof one[k].hypotheses[0]);
+        }
+        free(one);
+    }
+}
+
+/* Every target that a beam came back with, scored on its own and among others: the same bits. */
+static void scoring_gives_the_bits_that_translating_gave(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        moe_session_params p = setting_params(i);
+        ask *asks = mw_zeros(SENTENCES * 8 * sizeof *asks);
+        const heard_hypothesis **wanted = mw_zeros(SENTENCES * 8 * sizeof *wanted);
+        size_t n = 0;
+        for (size_t k = 0; k < SENTENCES; k++)
+            for (size_t j = 0; j < baselines[i][k].n; j++) {
+                const heard_hypothesis *y = &baselines[i][k].hypotheses[j];
+                if (y->n_ids + 1 > (size_t)p.max_target) continue; /* cut, with no room for the end token */
+                asks[n] = sentences[k];
+                asks[n].scoring = 1;
+                asks[n].n_target = y->n_ids;
+                memcpy(asks[n].target, y->ids, y->n_ids * sizeof *y->ids);
+                wanted[n++] = y;
+            }
+        for (int round = 0; round < 2; round++) {
+            heard *out;
+            p.batch = round ? 9 : 1;
+            p.beam = p.nbest = round ? settings[i].beam : 1;
+            p.isa = round ? NULL : "portable";
+            out = translate(models[i], &p, asks, n);
+            for (size_t k = 0; k < n; k++) {
+                const heard_hypothesis *y = &out[k].hypotheses[0];
+                assert_int_equal(out[k].status, MOE_OK);
+                assert_int_equal(out[k].n, 1);
+                assert_true(y->finished);
+                assert_int_equal(y->n_ids, wanted[k]->n_ids);
+                assert_memory_equal(y->ids, wanted[k]->ids, sizeof y->ids);
+                assert_memory_equal(y->logprobs, wanted[k]->logprobs, y->n_ids * 4);
+                if (!wanted[k]->finished) continue;
+                assert_true(settings[i].rules || i >= RERANKED ||
+                            moe_to_bits(y->score) == moe_to_bits(wanted[k]->score)); /* other rules look at the beam */
+                out[k].hypotheses[0].score = wanted[k]->score;
+                out[k].hypotheses[0].reverse = wanted[k]->reverse;
+                assert_memory_equal(y, wanted[k], sizeof *y);
+            }
+            free(out);
+        }
+        free(asks);
+        free(wanted);
+    }
+}
+
+/* A greedy search that begins as it ended goes the same way; one that begins otherwise begins so, at the cost that
+ * scoring gives. */
+static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        moe_session_params p = setting_params(i);
+        ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+        heard *free_ones, *led, *scored;
+        p.isa = NULL;
+        p.batch = 6;
+        p.beam = p.nbest = 1;
+        memcpy(asks, sentences, SENTENCES * sizeof *asks);
+        for (size_t k = 0; k < SENTENCES; k++) asks[k].prefix = 0;
+        free_ones = translate(models[i], &p, asks, SENTENCES);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            const heard_hypothesis *y = &free_ones[k].hypotheses[0];
+            asks[k].prefix = 1;
+            asks[k].n_target =
+                moe_min(k, y->n_ids - (size_t)(y->n_ids && !y->finished)); /* a cut one may fill the limit */
+            memcpy(asks[k].target, y->ids, sizeof y->ids);
+        }
+        led = translate(models[i], &p, asks, SENTENCES);
+        assert_same(free_ones, led, SENTENCES, "its own beginning");
+        free(led), free(free_ones);
+
+        p.beam = p.nbest = settings[i].beam;
+        for (size_t k = 0; k < SENTENCES; k++) {
+            asks[k].n_target = k == 7 ? (size_t)p.max_target - 1 : k % 6;
+            for (size_t x = 0; x < asks[k].n_target; x++)
+                asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
+        }
+        led = translate(models[i], &p, asks, SENTENCES);
+        for (size_t k = 0; k < SENTENCES; k++) asks[k].scoring = 1;
+        scored = translate(models[i], &p, asks, SENTENCES);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            CHECK(led[k].status == MOE_OK && led[k].n >= 1, "setting %zu, sentence %zu: %s", i, k, led[k].message);
+            for (size_t h = 0; h < led[k].n; h++) {
+                const heard_hypothesis *y = &led[k].hypotheses[h];
+                assert_in_range(y->n_ids, asks[k].n_target, p.max_target);
+                assert_memory_equal(y->ids, asks[k].target, asks[k].n_target * sizeof *y->ids);
+                assert_memory_equal(y->logprobs, scored[k].hypotheses[0].logprobs,
+                                    asks[k].n_target * sizeof *y->logprobs);
+            }
+        }
+        free(led), free(scored), free(asks);
+    }
+}
+
+static void scoring_and_translating_share_a_batch(void **state) {
+    fixture *f = models[1];
+    moe_session_params p = setting_params(1);
+    ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+    heard *out;
+    (void)state;
+    p.batch = 8;
+    for (size_t k = 0; k < SENTENCES; k++) {
+        const heard_hypothesis *y = &baselines[1][k].hypotheses[0];
+        asks[k] = sentences[k];
+        if (k % 2 == 0 || y->n_ids + 1 > (size_t)p.max_target) continue;
+        asks[k].scoring = 1;
+        asks[k].n_target = y->n_ids;
+        memcpy(asks[k].target, y->ids, sizeof asks[k].target);
+    }
+    out = translate(f, &p, asks, SENTENCES);
+    for (size_t k = 0; k < SENTENCES; k++)
+        if (!asks[k].scoring) assert_memory_equal(&out[k], &baselines[1][k], sizeof out[k]);
+        else
+            assert_memory_equal(out[k].hypotheses[0].logprobs, baselines[1][k].hypotheses[0].logprobs,
+                                out[k].hypotheses[0].n_ids * 4);
+    free(out);
+    free(asks);
+}
+
+/* ---- Reranking ---- */
+
+/* log P(source | each hypothesis) in language `tag`, from requests that score. */
+static void score_back(const fixture *f, moe_session_params p, const ask *asked, const heard *translated, int32_t tag,
+                       float *out) {
+    ask back[MOST];
+    heard *h;
+    memset(back, 0, sizeof back);
+    for (size_t j = 0; j < translated->n; j++) {
+        const heard_hypothesis *y = &translated->hypotheses[j];
+        back[j].n_source = y->n_ids;
+        memcpy(back[j].source, y->ids, sizeof back[j].source);
+        back[j].scoring = 1;
+        back[j].n_target = asked->n_source;
+        memcpy(back[j].target, asked->source, sizeof back[j].target);
+        back[j].tag = tag;
+    }
+    p.rerank = 0;
+    p.coverage_penalty = 0;
+    p.min_target = 0;
+    h = translate(f, &p, back, translated->n);
+    for (size_t j = 0; j < translated->n; j++) {
+        assert_int_equal(h[j].status, MOE_OK);
+        out[j] = h[j].hypotheses[0].logprob;
+    }
+    free(h);
+}
+
+/* What a search found, reranked by hand: *translated. Returns whether another hypothesis is the best now. */
+static int rerank_by_hand(const fixture *f, const moe_session_params *p, const ask *asked, heard *translated) {
+    const heard before = *translated;
+    const moe_search search = { .alpha = p->length_penalty, .constant = p->length_constant };
+    float back[2][MOST];
+    int language = p->source_tag < 0 ? -1 : p->source_tag == MW_TAG_DE;
+    score_back(f, *p, asked, &before, MW_TAG_EN, back[0]);
+    score_back(f, *p, asked, &before, MW_TAG_DE, back[1]);
+    if (language < 0) language = back[1][0] > back[0][0];
+    translated->n = 0;
+    for (size_t j = 0; j < before.n; j++) {
+        heard_hypothesis y = before.hypotheses[j];
+        size_t at = translated->n++;
+        y.reverse = back[language][j];
+        y.score = y.score + p->rerank * (y.reverse / moe_length_penalty(&search, asked->n_source + 1));
+        for (; at > 0 && translated->hypotheses[at - 1].finished == y.finished &&
+               translated->hypotheses[at - 1].score < y.score;
+             at--)
+            translated->hypotheses[at] = translated->hypotheses[at - 1];
+        translated->hypotheses[at] = y;
+    }
+    return memcmp(translated->hypotheses[0].ids, before.hypotheses[0].ids, sizeof before.hypotheses[0].ids) != 0;
+}
+
+static void reranking_is_what_scoring_the_other_way_says(void **state) {
+    size_t changed = 0, both[2] = { 0, 0 };
+    (void)state;
+    for (size_t i = RERANKED; i < settings_in_use(); i++)
+        for (int32_t tag = -1; tag <= MW_TAG_DE; tag += tag < 0 ? MW_TAG_EN + 1 : 1) {
+            moe_session_params p = setting_params(i), plain;
+            heard *wanted, *got;
+            p.source_tag = tag;
+            p.isa = NULL;
+            p.batch = 4;
+            plain = p;
+            plain.rerank = 0;
+            wanted = translate(models[i], &plain, sentences, SENTENCES);
+            for (size_t k = 0; k < SENTENCES; k++)
+                changed += (size_t)rerank_by_hand(models[i], &p, &sentences[k], &wanted[k]);
+            got = translate(models[i], &p, sentences, SENTENCES);
+            assert_same(wanted, got, SENTENCES, "reranking");
+            free(got);
+            p.nbest = 1; /* asks about fewer hypotheses */
+            got = translate(models[i], &p, sentences, SENTENCES);
+            for (size_t k = 0; k < SENTENCES; k++) {
+                assert_int_equal(got[k].n, 1);
+                assert_memory_equal(&got[k].hypotheses[0], &wanted[k].hypotheses[0], sizeof got[k].hypotheses[0]);
+            }
+            for (size_t k = 0; tag < 0 && k < SENTENCES; k++) {
+                float back[2];
+                heard one = got[k];
+                score_back(models[i], p, &sentences[k], &one, MW_TAG_EN, &back[0]);
+                score_back(models[i], p, &sentences[k], &one, MW_TAG_DE, &back[1]);
+                both[0] += moe_to_bits(back[0]) == moe_to_bits(one.hypotheses[0].reverse);
+                both[1] += moe_to_bits(back[1]) == moe_to_bits(one.hypotheses[0].reverse);
+            }
+            free(got), free(wanted);
+        }
+    if (settings_in_use() > RERANKED) assert_true(changed > 20 && both[0] > 5 && both[1] > 5);
+}
+
+/* A request's own tag, and one that is none. */
+static void a_request_can_say_what_language_it_is_in(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(21, 12);
+    heard *german, out[12];
+    (void)state;
+    p.beam = 4, p.rerank = 1, p.max_source = 48, p.batch = 3;
+    p.source_tag = MW_TAG_DE;
+    german = translate(f, &p, asks, 12);
+    p.source_tag = MW_TAG_EN;
+    for (size_t k = 0; k < 12; k++) asks[k].source_tag = k == 5 ? MW_VOCABULARY : MW_TAG_DE;
+    moe_session *s = new_session(f, &p);
+    translate_with(s, asks, 12, NULL, 0, out);
+    for (size_t k = 0; k < 12; k++)
+        if (k == 5) assert_int_equal(out[k].status, MOE_ERROR_ARGUMENT);
+        else assert_memory_equal(&out[k], &german[k], sizeof out[k]);
+    moe_session_free(s);
+    free(german), free(asks);
+    drop(f);
+}
+
+/* Sources that cannot be a target and translations that cannot be a source: nothing is reranked. */
+static void what_does_not_fit_stays_as_it_was(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(22, 24);
+    heard *plain, *out;
+    size_t reranked = 0, kept = 0;
+    (void)state;
+    p.beam = p.nbest = 4, p.batch = 5, p.max_source = 24, p.max_target = 20;
+    asks[1].source[0] = 1; /* unknown: is never generated */
+    asks[3].source[0] = MW_EOS;
+    plain = translate(f, &p, asks, 24);
+    p.rerank = 1;
+    out = translate(f, &p, asks, 24);
+    for (size_t k = 0; k < 24; k++) {
+        int fits = asks[k].n_source + 1 <= 20 && k != 1 && k != 3;
+        for (size_t j = 0; j < plain[k].n; j++) fits &= plain[k].hypotheses[j].n_ids + 2 <= 24;
+        if (fits) assert_true(out[k].n > 0 && out[k].hypotheses[0].reverse < 0);
+        else assert_memory_equal(&out[k], &plain[k], sizeof out[k]);
+        fits ? reranked++ : kept++;
+    }
+    assert_true(reranked > 5 && kept > 2);
+    free(plain), free(out), free(asks);
+    drop(f);
+}
+
+typedef struct routed_tokens {
+    size_t encoder[SENTENCES];
+    const heard *heard;
+} routed_tokens;
+
+static void count_routing(void *user, const moe_routing *r) {
+    routed_tokens *t = user;
+    const size_t k = (size_t)((const heard *)r->user - t->heard);
+    assert_true(k < SENTENCES);
+    if (strncmp(r->layer, "encoder", 7) == 0) t->encoder[k]++;
+}
+
+/* Routing and statistics are about what the caller asked. */
+static void questions_are_not_shown(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(23, SENTENCES);
+    heard *out = mw_zeros(SENTENCES * sizeof *out);
+    routed_tokens counted = { .heard = out };
+    moe_stats stats;
+    uint64_t source = 0, target = 0;
+    moe_session *s;
+    (void)state;
+    p.beam = 4, p.batch = 4, p.rerank = 0.5f, p.max_source = 48;
+    p.routing = count_routing, p.routing_user = &counted;
+    s = new_session(f, &p);
+    translate_with(s, asks, SENTENCES, NULL, 0, out);
+    for (size_t k = 0; k < SENTENCES; k++) {
+        assert_true(out[k].hypotheses[0].reverse < 0);
+        assert_int_equal(counted.encoder[k], asks[k].n_source + 2);
+        source += asks[k].n_source + 2;
+        target += out[k].hypotheses[0].n_ids + (size_t)out[k].hypotheses[0].finished;
+    }
+    stats = moe_session_stats(s);
+    assert_int_equal(stats.sentences, SENTENCES);
+    assert_int_equal(stats.source_tokens, source);
+    assert_int_equal(stats.target_tokens, target);
+    moe_session_free(s);
+    free(out), free(asks);
+    drop(f);
+}
+
+static void refuse_params(const moe_model *model, const moe_session_params *p, const char *name, moe_status want);
+
+static void only_models_that_translate_back_rerank(void **state) {
+    fixture *one_way = small(MW_PRODUCT, MW_F32), *both_ways = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(one_way->model);
+    heard *plain, *out;
+    ask *asks = random_asks(24, 8);
+    (void)state;
+    p.rerank = 0.5f;
+    refuse_params(one_way->model, &p, "rerank", MOE_ERROR_UNSUPPORTED);
+    p = params_for(both_ways->model);
+    p.rerank = 0.5f, p.rules = MOE_RULES_TF;
+    refuse_params(both_ways->model, &p, "rerank", MOE_ERROR_ARGUMENT);
+    p = params_for(both_ways->model);
+    p.beam = 1;
+    plain = translate(both_ways, &p, asks, 8);
+    p.rerank = 0.5f; /* nothing to choose from */
+    out = translate(both_ways, &p, asks, 8);
+    assert_same(plain, out, 8, "reranking one hypothesis");
+    free(plain), free(out), free(asks);
+    drop(one_way), drop(both_ways);
+}
+
+/* ---- Beam search against the written rules ---- */
+
+typedef struct logits_log {
+    float last[MW_VOCABULARY]; /* of row 0 at the last step */
+    size_t rows;
+} logits_log;
+
+static void keep_logits(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    logits_log *log = user;
+    (void)stride;
+    if (strcmp(name, "decoder.logits") != 0) return;
+    assert_int_equal(cols, MW_VOCABULARY);
+    memcpy(log->last, data, cols * 4);
+    log->rows = rows;
+}
+
+typedef struct path {
+    int32_t ids[LONGEST];
+    size_t n; /* without the end token */
+    double logprob, score;
+    int finished;
+    size_t order;
+} path;
+
+typedef struct candidate {
+    double logprob;
+    size_t rank;
+    int32_t id;
+} candidate;
+
+static int by_logprob(const void *a, const void *b) {
+    const candidate *x = a, *y = b;
+    if (x->logprob != y->logprob) return x->logprob < y->logprob ? 1 : -1;
+    if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+static int by_score(const void *a, const void *b) {
+    const path *x = a, *y = b;
+    if (x->finished != y->finished) return y->finished - x->finished;
+    if (x->score != y->score) return x->score < y->score ? 1 : -1;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+/* Slow and plain: every prefix is run from its beginning, by scoring it, and looked at through the trace. */
+static size_t plain_beam_search(const fixture *f, moe_session *scorer, logits_log *log, const moe_session_params *p,
+                                const ask *a, path *out) {
+    static candidate candidates[8 * MW_VOCABULARY];
+    path live[8], next[8];
+    size_t n_live = 1, n_out = 0, order = 0;
+    const size_t given = a->prefix ? a->n_target : 0, beam = (size_t)p->beam;
+    const size_t limit =
+        moe_max(given + 1, moe_min((size_t)p->max_target,
+                                   (size_t)(p->max_len_factor * (float)a->n_source) + (size_t)p->max_len_offset));
+    memset(live, 0, sizeof live);
+    for (size_t step = 1;; step++) {
+        size_t n = 0, n_next = 0;
+        for (size_t h = 0; h < n_live; h++) {
+            ask prefix = *a;
+            heard ignored;
+            double sum = 0, max = -1e30;
+            prefix.scoring = 1;
+            prefix.n_target = live[h].n;
+            memcpy(prefix.target, live[h].ids, sizeof prefix.target);
+            translate_with(scorer, &prefix, 1, NULL, 0, &ignored);
+            assert_int_equal(log->rows, 1);
+            for (int32_t v = 0; v < MW_VOCABULARY; v++)
+                if (!moe_is_never(f->model, v) && (double)log->last[v] > max) max = (double)log->last[v];
+            for (int32_t v = 0; v < MW_VOCABULARY; v++)
+                if (!moe_is_never(f->model, v)) sum += exp((double)log->last[v] - max);
+            for (int32_t v = 0; v < MW_VOCABULARY; v++)
+                if (!moe_is_never(f->model, v))
+                    candidates[n++] =
+                        (candidate){ live[h].logprob + (double)log->last[v] - max - log1p(sum - 1), h, v };
+        }
+        qsort(candidates, n, sizeof *candidates, by_logprob);
+        for (size_t c = 0; c < n && n_next < beam; c++) {
+            path y = live[candidates[c].rank];
+            if (step <= given && candidates[c].id != a->target[step - 1]) continue;
+            if (p->prune > 0 && candidates[c].logprob < candidates[0].logprob - (double)p->prune && step > given) break;
+            y.logprob = candidates[c].logprob;
+            if (candidates[c].id != MW_EOS) {
+                y.ids[y.n++] = candidates[c].id;
+                next[n_next++] = y;
+            } else if (c < beam) {
+                y.finished = 1;
+                y.order = order++;
+                y.score = y.logprob / (double)length_penalty(p, step);
+                out[n_out++] = y;
+            }
+        }
+        memcpy(live, next, sizeof live);
+        n_live = n_next;
+        qsort(out, n_out, sizeof *out, by_score);
+        while (p->prune > 0 && n_out && out[n_out - 1].score < out[0].score - (double)p->prune) n_out--;
+        if (n_out >= beam || n_live == 0) break;
+        if (step >= limit) {
+            for (size_t h = 0; h < n_live; h++) {
+                live[h].order = order++;
+                live[h].score = live[h].logprob / (double)length_penalty(p, step);
+                out[n_out++] = live[h];
+            }
+            qsort(out, n_out, sizeof *out, by_score);
+            break;
+        }
+        if (n_out >= (size_t)p->nbest && out[0].score >= live[0].logprob / (double)length_penalty(p, limit)) break;
+    }
+    return moe_min(n_out, (size_t)p->nbest);
+}
+
+/* Returns how many hypotheses were compared. */
+static size_t compare_with_the_rules(fixture *f, int variant) {
+    static const struct {
+        int beam, nbest;
+        float alpha, prune;
+    } cases[] = { { 1, 1, 0.6f, 0 }, { 2, 1, 0.6f, 0 }, { 4, 4, 0.6f, 0 },   { 4, 2, 0, 0 },
+                  { 8, 3, 1.2f, 0 }, { 4, 4, 0.6f, 2 }, { 4, 1, 0.2f, 0.5f } };
+    size_t hypotheses = 0;
+    logits_log log;
+    moe_session_params sp = params_for(f->model);
+    moe_session *scorer;
+    ask *asks = random_asks(91 + (uint64_t)variant, 40);
+    sp.trace = keep_logits;
+    sp.trace_user = &log;
+    sp.isa = NULL;
+    scorer = new_session(f, &sp);
+    for (size_t c = 0; c < MOE_COUNT(cases); c++) {
+        moe_session_params p = params_for(f->model);
+        heard *got;
+        p.beam = cases[c].beam, p.nbest = cases[c].nbest, p.length_penalty = cases[c].alpha, p.prune = cases[c].prune;
+        p.batch = 4;
+        p.max_target = 12;
+        got = translate(f, &p, asks, mw_rounds(3));
+        for (size_t k = 0; k < mw_rounds(3); k++) {
+            path want[32];
+            const size_t n = plain_beam_search(f, scorer, &log, &p, &asks[k], want);
+            CHECK(got[k].n == n, "variant %d case %zu sentence %zu: %zu hypotheses, by the rules %zu", variant, c, k,
+                  got[k].n, n);
+            for (size_t j = 0; j < n; j++, hypotheses++) {
+                const heard_hypothesis *y = &got[k].hypotheses[j];
+                CHECK(y->n_ids == want[j].n && memcmp(y->ids, want[j].ids, y->n_ids * 4) == 0,
+                      "variant %d case %zu sentence %zu: other ids in rank %zu", variant, c, k, j);
+                CHECK(y->finished == want[j].finished, "variant %d case %zu sentence %zu rank %zu: finished %d",
+                      variant, c, k, j, y->finished);
+                CHECK(fabs((double)y->logprob - want[j].logprob) < 1e-3, "log-probability %g, by the rules %g",
+                      (double)y->logprob, want[j].logprob);
+                CHECK(fabs((double)y->score - want[j].score) < 1e-3, "score %g, by the rules %g", (double)y->score,
+                      want[j].score);
+            }
+        }
+        free(got);
+    }
+    moe_session_free(scorer);
+    free(asks);
+    return hypotheses;
+}
+
+static void beam_search_follows_the_written_rules(void **state) {
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        fixture *f = small(variant, MW_F32);
+        assert_true(compare_with_the_rules(f, variant) >= 7);
+        drop(f);
+    }
+}
+
+/* Tokens 6 and 7, 8 and 9, ... are twins with the same weights: every second candidate is a tie. */
+static void ties_go_to_the_better_rank_and_the_lower_token(void **state) {
+    static const char *const tensors[] = { "source.embedding.weight", "target.embedding.weight", "output.weight",
+                                           "output.bias" };
+    mw_model *m = mw_small(MW_PRODUCT, MW_F32, 7);
+    fixture *f;
+    (void)state;
+    for (size_t t = 0; t < MOE_COUNT(tensors); t++) {
+        mw_tensor *tensor = mw_find_tensor(m, tensors[t]);
+        const size_t row = tensor->bytes / MW_VOCABULARY;
+        for (size_t v = 6; v < MW_VOCABULARY; v += 2) memcpy(tensor->data + (v + 1) * row, tensor->data + v * row, row);
+    }
+    f = open_model(m);
+    assert_true(compare_with_the_rules(f, MW_PRODUCT) >= 7);
+    drop(f);
+}
+
+static void a_wide_pruning_margin_changes_nothing(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        moe_session_params p = setting_params(i);
+        heard *out;
+        if (p.prune > 0 || p.rules) continue;
+        p.prune = 1e6f;
+        p.isa = NULL;
+        out = translate(models[i], &p, sentences, SENTENCES);
+        assert_same(baselines[i], out, SENTENCES, "a wide pruning margin");
+        free(out);
+    }
+}
+
+static void pruned_hypotheses_are_within_the_margin(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        moe_session_params p = setting_params(i);
+        heard *out;
+        if (p.rules || p.rerank > 0) continue;
+        p.prune = 0.25f;
+        out = translate(models[i], &p, sentences, SENTENCES);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            assert_int_equal(out[k].status, MOE_OK);
+            assert_true(out[k].n >= 1);
+            for (size_t j = 1; j < out[k].n && out[k].hypotheses[j].finished; j++)
+                CHECK(out[k].hypotheses[j].score >= out[k].hypotheses[0].score - p.prune,
+                      "a hypothesis outside the margin");
+        }
+        free(out);
+    }
+}
+
+/* Keys and queries from the trace, the rest in double: GNMT eq 14's coverage. */
+typedef struct attention_log {
+    double keys[LONGEST][12], queries[LONGEST][12];
+    size_t tokens, steps;
+} attention_log;
+
+static void keep_attention(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    attention_log *log = user;
+    if (strcmp(name, "encoder.keys") == 0) {
+        log->tokens = rows;
+        for (size_t r = 0; r < rows; r++)
+            for (size_t c = 0; c < cols; c++) log->keys[r][c] = (double)data[r * stride + c];
+    } else if (strcmp(name, "decoder.query") == 0) {
+        for (size_t c = 0; c < cols; c++) log->queries[log->steps][c] = (double)data[c];
+        log->steps++;
+    }
+}
+
+/* What a session says of its attention, by request. */
+typedef struct attention_shown {
+    size_t n, tokens;
+    float weights[LONGEST][LONGEST];
+} attention_shown;
+
+typedef struct attention_watch {
+    const heard *first; /* the requests' users are places in this array */
+    attention_shown *shown;
+} attention_watch;
+
+static void watch_attention(void *user, const moe_attention *a) {
+    const attention_watch *watch = user;
+    attention_shown *shown = &watch->shown[(const heard *)a->user - watch->first];
+    assert_in_range(a->n, 1, LONGEST);
+    assert_true(a->position < LONGEST && a->position == shown->tokens);
+    shown->n = a->n;
+    shown->tokens++;
+    memcpy(shown->weights[a->position], a->weights, a->n * sizeof *a->weights);
+}
+
+static void coverage_penalty_is_that_of_eq_14(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    ask *asks = random_asks(44, 6);
+    attention_log log;
+    attention_shown shown;
+    attention_watch watch = { NULL, &shown };
+    moe_session_params p = params_for(f->model);
+    moe_session *s;
+    float v[12];
+    (void)state;
+    memcpy(v, mw_find_tensor(f->m, "attention.v")->data, sizeof v);
+    p.coverage_penalty = 0.4f;
+    p.trace = keep_attention;
+    p.trace_user = &log;
+    p.attention = watch_attention;
+    p.attention_user = &watch;
+    s = new_session(f, &p);
+    for (size_t k = 0; k < 6; k++) {
+        heard h;
+        watch.first = &h;
+        memset(&shown, 0, sizeof shown);
+        double coverage[LONGEST] = { 0 }, penalty = 0;
+        asks[k].scoring = 1;
+        asks[k].n_target = 1 + 3 * k;
+        for (size_t t = 0; t < asks[k].n_target; t++) asks[k].target[t] = 6 + (int32_t)(7 * t + k) % 30;
+        memset(&log, 0, sizeof log);
+        translate_with(s, &asks[k], 1, NULL, 0, &h);
+        assert_int_equal(log.steps, asks[k].n_target + 1);
+        assert_int_equal(log.tokens, asks[k].n_source + 2);
+        assert_true(shown.tokens == log.steps && shown.n == asks[k].n_source);
+        for (size_t t = 0; t < log.steps; t++) {
+            double scores[LONGEST], sum = 0;
+            for (size_t i = 0; i < log.tokens; i++) {
+                scores[i] = 0;
+                for (size_t d = 0; d < 12; d++) scores[i] += (double)v[d] * tanh(log.keys[i][d] + log.queries[t][d]);
+                sum += exp(scores[i]);
+            }
+            for (size_t i = 0; i < log.tokens; i++) coverage[i] += exp(scores[i]) / sum;
+            for (size_t i = 0; i < shown.n; i++) /* behind the tag */
+                CHECK(fabs((double)shown.weights[t][i] - exp(scores[i + 1]) / sum) < 1e-5,
+                      "sentence %zu, token %zu: weight %zu", k, t, i);
+        }
+        for (size_t i = 0; i < log.tokens; i++) penalty += log1p((coverage[i] < 1 ? coverage[i] : 1) - 1);
+        penalty *= (double)p.coverage_penalty;
+        CHECK(fabs((double)h.hypotheses[0].score - (double)(h.hypotheses[0].logprob / length_penalty(&p, log.steps)) -
+                   penalty) < 1e-4,
+              "score %g, log-probability %g, penalty %g", (double)h.hypotheses[0].score,
+              (double)h.hypotheses[0].logprob, penalty);
+    }
+    moe_session_free(s);
+    free(asks);
+    drop(f);
+}
+
+/* Scored in batches and by threads: the same weights as one by one. */
+static void attention_is_the_same_bytes_in_any_batch(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        attention_shown *shown[2];
+        ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+        memcpy(asks, sentences, SENTENCES * sizeof *asks);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            asks[k].scoring = 1;
+            asks[k].n_target = k % 9;
+            for (size_t x = 0; x < asks[k].n_target; x++)
+                asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
+        }
+        for (int round = 0; round < 2; round++) {
+            heard *out = mw_zeros(SENTENCES * sizeof *out);
+            attention_watch watch = { out, shown[round] = mw_zeros(SENTENCES * sizeof **shown) };
+            moe_session_params p = setting_params(i);
+            moe_session *s;
+            p.isa = round ? NULL : "portable";
+            p.batch = round ? 7 : 1;
+            p.threads = 1 + 2 * round;
+            p.attention = watch_attention;
+            p.attention_user = &watch;
+            s = new_session(models[i], &p);
+            translate_with(s, asks, SENTENCES, NULL, round, out);
+            moe_session_free(s);
+            free(out);
+        }
+        assert_memory_equal(shown[0], shown[1], SENTENCES * sizeof **shown);
+        for (size_t k = 0; k < SENTENCES; k++)
+            assert_true(shown[0][k].tokens == asks[k].n_target + 1 && shown[0][k].n == asks[k].n_source);
+        free(shown[0]), free(shown[1]), free(asks);
+    }
+}
+
+/* ---- Limits ---- */
+
+static void target_is_cut_at_the_length_limit(void **state) {
+    static const struct {
+        float factor;
+        int offset, max_target;
+        size_t limit; /* for five pieces */
+    } cases[] = { { 0, 3, 30, 3 },   { 0, 0, 30, 1 },      { 0.5f, 0, 30, 2 }, { 1.9f, 1, 30, 10 },
+                  { 1e6f, 5, 7, 7 }, { 1, 1 << 20, 9, 9 }, { 0, 2, 2, 2 } };
+    fixture *f = small(MW_GNMT, MW_F32);
+    ask *asks = random_asks(6, 12);
+    (void)state;
+    for (size_t k = 0; k < 12; k++) asks[k].n_source = 5, asks[k].n_target = moe_min(1, asks[k].n_target);
+    for (size_t c = 0; c < MOE_COUNT(cases); c++)
+        for (int beam = 1; beam <= 4; beam += 3) {
+            moe_session_params p = params_for(f->model);
+            heard *out;
+            size_t cut = 0;
+            p.beam = p.nbest = beam;
+            p.max_len_factor = cases[c].factor, p.max_len_offset = cases[c].offset, p.max_target = cases[c].max_target;
+            out = translate(f, &p, asks, 12);
+            for (size_t k = 0; k < 12; k++)
+                for (size_t j = 0; j < out[k].n; j++) {
+                    const heard_hypothesis *y = &out[k].hypotheses[j];
+                    const size_t limit =
+                        moe_max(cases[c].limit, asks[k].n_target + 1); /* one more than what is given */
+                    CHECK(y->n_ids + (size_t)y->finished <= limit, "case %zu: %zu tokens", c, y->n_ids);
+                    CHECK(y->finished || y->n_ids == limit, "case %zu: cut at %zu", c, y->n_ids);
+                    cut += !y->finished;
+                }
+            CHECK(cut > 0, "case %zu: nothing was cut", c);
+            free(out);
+        }
+    free(asks);
+    drop(f);
+}
+
+static void no_translation_is_shorter_than_the_least_length(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    ask *asks = random_asks(6, 12);
+    size_t shorter = 0;
+    (void)state;
+    for (int beam = 1; beam <= 4; beam += 3)
+        for (int least = 0; least <= 9; least += 3) {
+            moe_session_params p = params_for(f->model);
+            heard *out;
+            p.beam = p.nbest = beam;
+            p.max_len_factor = 0, p.max_len_offset = 9, p.max_target = 20;
+            p.min_target = least;
+            out = translate(f, &p, asks, 12);
+            for (size_t k = 0; k < 12; k++)
+                for (size_t j = 0; j < out[k].n; j++) {
+                    const heard_hypothesis *y = &out[k].hypotheses[j];
+                    CHECK(y->n_ids >= (size_t)least, "%zu tokens, at least %d are wanted", y->n_ids, least);
+                    CHECK(least < 9 || (y->n_ids == 9 && !y->finished), "%zu tokens where 9 are forced", y->n_ids);
+                    shorter += least == 0 && y->n_ids < 6;
+                }
+            free(out);
+        }
+    assert_true(shorter > 0);
+    free(asks);
+    drop(f);
+}
+
+static void sources_up_to_max_source_are_served_and_longer_ones_refused(void **state) {
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        fixture *f = small(variant, MW_Q8);
+        ask asks[30];
+        heard out[30], alone[30];
+        moe_session_params p = params_for(f->model);
+        const size_t extra =
+            variant == MW_BOTH_CONTEXTS || variant == MW_FROM_ENCODER ? 1 : 2; /* tag or begin, and end */
+        moe_session *s;
+        uint64_t random = 8;
+        memset(asks, 0, sizeof asks);
+        for (size_t k = 0; k < 30; k++) {
+            asks[k].n_source = 30 - extra + (k % 3 == 2 ? 1 + k % 2 : 0);
+            for (size_t i = 0; i < asks[k].n_source; i++)
+                asks[k].source[i] = 6 + (int32_t)mw_below(&random, MW_VOCABULARY - 6);
+        }
+        p.max_source = 30;
+        p.beam = 2;
+        s = new_session(f, &p);
+        translate_with(s, asks, 30, NULL, 0, alone);
+        moe_session_free(s);
+        p.batch = 9;
+        s = new_session(f, &p);
+        translate_with(s, asks, 30, NULL, 0, out);
+        moe_session_free(s);
+        for (size_t k = 0; k < 30; k++) {
+            const int too_long = k % 3 == 2;
+            CHECK(out[k].status == (too_long ? MOE_ERROR_LIMIT : MOE_OK), "sentence %zu: %s", k, out[k].message);
+            if (too_long) {
+                char number[16];
+                snprintf(number, sizeof number, "%zu", asks[k].n_source + extra);
+                assert_non_null(strstr(out[k].message, number));
+                assert_non_null(strstr(out[k].message, "30"));
+                assert_int_equal(out[k].n, 0);
+            }
+            assert_memory_equal(&out[k], &alone[k], sizeof out[k]);
+        }
+        drop(f);
+    }
+}
+
+static void targets_up_to_max_target_are_taken_and_longer_ones_refused(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(9, 3);
+    heard *out;
+    (void)state;
+    p.max_target = 12;
+    for (int scoring = 0; scoring <= 1; scoring++) {
+        for (size_t k = 0; k < 3; k++) {
+            asks[k].scoring = scoring, asks[k].prefix = !scoring;
+            asks[k].n_target = 10 + k;
+            for (size_t i = 0; i < 12; i++) asks[k].target[i] = 7;
+        }
+        out = translate(f, &p, asks, 3);
+        assert_int_equal(out[0].status, MOE_OK);
+        assert_int_equal(out[1].status, MOE_OK);
+        assert_in_range(out[1].hypotheses[0].n_ids, 11, scoring ? 11 : 12);
+        assert_int_equal(out[2].status, MOE_ERROR_LIMIT);
+        assert_non_null(strstr(out[2].message, "13"));
+        free(out);
+    }
+    free(asks);
+    drop(f);
+}
+
+/* ---- Requests ---- */
+
+static void broken_requests_come_back_alone_and_the_others_go_on(void **state) {
+    fixture *f = models[1];
+    ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+    moe_session_params p = setting_params(1);
+    heard *out;
+    (void)state;
+    memcpy(asks, sentences, SENTENCES * sizeof *asks);
+    asks[1].source[0] = -1;
+    asks[3].source[asks[3].n_source - 1] = MW_VOCABULARY;
+    asks[4].n_source = LONGEST;
+    asks[6].scoring = 1, asks[6].n_target = 2, asks[6].target[0] = 7, asks[6].target[1] = MW_VOCABULARY;
+    asks[7].scoring = 1, asks[7].n_target = 1, asks[7].target[0] = -7;
+    asks[9].tag = -1;
+    asks[10].tag = MW_VOCABULARY;
+    asks[12].scoring = 1, asks[12].n_target = 1, asks[12].target[0] = MW_EOS;
+    asks[13].prefix = 1, asks[13].n_target = 1, asks[13].target[0] = MW_TAG_DE; /* is never generated */
+    asks[15].source[0] = INT32_MAX;
+    asks[16].source[0] = INT32_MIN;
+    for (size_t i = 0; i < LONGEST; i++)
+        if (asks[4].source[i] == 0) asks[4].source[i] = 9;
+    for (int batch = 1; batch <= 8; batch += 7) {
+        p.batch = batch;
+        out = translate(f, &p, asks, SENTENCES);
+        for (size_t k = 0; k < SENTENCES; k++) {
+            static const struct {
+                size_t at;
+                moe_status status;
+                const char *says;
+            } broken[] = { { 1, MOE_ERROR_ARGUMENT, "-1" },
+                           { 3, MOE_ERROR_ARGUMENT, "40" },
+                           { 4, MOE_ERROR_LIMIT, "42" },
+                           { 6, MOE_ERROR_ARGUMENT, "40" },
+                           { 7, MOE_ERROR_ARGUMENT, "-7" },
+                           { 9, MOE_ERROR_ARGUMENT, "tag" },
+                           { 10, MOE_ERROR_ARGUMENT, "tag" },
+                           { 12, MOE_ERROR_ARGUMENT, "3" },
+                           { 13, MOE_ERROR_ARGUMENT, "5" },
+                           { 15, MOE_ERROR_ARGUMENT, "2147483647" },
+                           { 16, MOE_ERROR_ARGUMENT, "-2147483648" } };
+            size_t b = 0;
+            while (b < MOE_COUNT(broken) && broken[b].at != k) b++;
+            if (b == MOE_COUNT(broken)) {
+                assert_memory_equal(&out[k], &baselines[1][k], sizeof out[k]);
+            } else {
+                CHECK(out[k].status == broken[b].status, "request %zu: %s, %s", k, moe_status_name(out[k].status),
+                      out[k].message);
+                CHECK(strstr(out[k].message, broken[b].says) != NULL, "request %zu: '%s' does not say %s", k,
+                      out[k].message, broken[b].says);
+                assert_int_equal(out[k].n, 0);
+            }
+        }
+        free(out);
+    }
+    free(asks);
+}
+
+static void a_request_without_any_tag_is_refused_where_the_model_needs_one(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(3, 2);
+    heard *out;
+    (void)state;
+    p.target_tag = -1;
+    asks[0].tag = MW_TAG_DE;
+    asks[1].tag = 0;
+    out = translate(f, &p, asks, 2);
+    assert_int_equal(out[0].status, MOE_OK);
+    assert_int_equal(out[1].status, MOE_ERROR_ARGUMENT);
+    assert_non_null(strstr(out[1].message, "tag"));
+    free(out);
+    drop(f);
+    f = small(MW_PRODUCT, MW_F32); /* and not where it does not */
+    p = params_for(f->model);
+    p.target_tag = -1;
+    asks[0].tag = 0;
+    out = translate(f, &p, asks, 2);
+    assert_int_equal(out[0].status, MOE_OK);
+    assert_int_equal(out[1].status, MOE_OK);
+    free(out);
+    free(asks);
+    drop(f);
+}
+
+static void the_tag_chooses_the_language(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(3, 10);
+    heard *a, *b, *c;
+    size_t different = 0;
+    (void)state;
+    for (size_t k = 0; k < 10; k++) asks[k].tag = MW_TAG_DE;
+    a = translate(f, &p, asks, 10);
+    for (size_t k = 0; k < 10; k++) asks[k].tag = 0;
+    b = translate(f, &p, asks, 10);
+    p.target_tag = MW_TAG_DE;
+    c = translate(f, &p, asks, 10);
+    for (size_t k = 0; k < 10; k++) different += memcmp(&a[k], &b[k], sizeof a[k]) != 0;
+    assert_true(different > 5);
+    assert_same(a, c, 10, "where the tag stands");
+    free(a), free(b), free(c), free(asks);
+    drop(f);
+}
+
+static void an_empty_source_gives_an_empty_translation(void **state) {
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        fixture *f = small(variant, MW_F32);
+        moe_session_params p = params_for(f->model);
+        ask asks[3];
+        heard *out;
+        memset(asks, 0, sizeof asks);
+        asks[1].n_source = 1;
+        asks[1].source[0] = 9;
+        p.nbest = p.beam = 4;
+        out = translate(f, &p, asks, 3);
+        for (size_t k = 0; k < 3; k += 2) {
+            assert_int_equal(out[k].status, MOE_OK);
+            assert_int_equal(out[k].n, 1);
+            assert_int_equal(out[k].hypotheses[0].n_ids, 0);
+        }
+        assert_true(out[1].n >= 1);
+        free(out);
+        drop(f);
+    }
+}
+
+static void an_empty_source_and_an_empty_target_can_be_scored(void **state) {
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        fixture *f = small(variant, MW_F32);
+        moe_session_params p = params_for(f->model);
+        ask asks[3];
+        heard *out;
+        memset(asks, 0, sizeof asks);
+        for (size_t k = 0; k < 3; k++) asks[k].scoring = 1;
+        asks[0].n_target = 2, asks[0].target[0] = 8, asks[0].target[1] = 9;
+        asks[2].n_source = 2, asks[2].source[0] = 8, asks[2].source[1] = 9;
+        out = translate(f, &p, asks, 3);
+        for (size_t k = 0; k < 3; k++) {
+            assert_int_equal(out[k].status, MOE_OK);
+            assert_int_equal(out[k].n, 1);
+            assert_int_equal(out[k].hypotheses[0].n_ids, asks[k].n_target);
+            assert_true(out[k].hypotheses[0].finished && out[k].hypotheses[0].logprob < 0);
+        }
+        free(out);
+        drop(f);
+    }
+}
+
+static void no_requests_at_all_is_fine(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    moe_session *s = new_session(f, &p);
+    request_feed feed = { .n = 0 };
+    moe_error e;
+    (void)state;
+    assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_OK);
+    assert_int_equal(moe_translate(s, pull, done, &feed, NULL), MOE_OK);
+    moe_session_free(s);
+    moe_session_free(NULL);
+    drop(f);
+}
+
+static void a_cancelled_session_can_be_used_again(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i += 3)
+        for (size_t after = 1; after < 20; after += 3) {
+            moe_session_params p = setting_params(i);
+            moe_session *s;
+            heard *out = mw_zeros(SENTENCES * sizeof *out);
+            request_feed feed = { .asks = sentences,
+                                  .n = SENTENCES,
+                                  .heard = out,
+                                  .cancel_after = after,
+                                  .later = after % 2 == 0 };
+            moe_error e;
+            p.batch = 5;
+            p.threads = 2;
+            p.isa = NULL;
+            s = new_session(models[i], &p);
+            if (after % 2) feed.cancelled = s;
+            memset(&e, 0, sizeof e);
+            assert_int_equal(moe_translate(s, pull, done, &feed, &e), MOE_ERROR_CANCELLED);
+            assert_int_equal(e.code, MOE_ERROR_CANCELLED);
+            for (size_t k = 0; k < SENTENCES; k++) {
+                assert_true(out[k].delivered <= (k < after || feed.cancelled));
+                if (out[k].delivered) assert_memory_equal(&out[k], &baselines[i][k], sizeof out[k]);
+            }
+            translate_with(s, sentences, SENTENCES, NULL, 0, out);
+            assert_same(baselines[i], out, SENTENCES, "a cancelled run");
+            moe_session_free(s);
+            free(out);
+        }
+}
+
+/* Work goes on while the caller has nothing: a request that was pulled comes back though no other follows. */
+typedef struct slow_feed {
+    request_feed feed;
+    size_t waits, laters, returned_at;
+} slow_feed;
+
+static int slow_pull(void *user, int wait, moe_request *r) {
+    slow_feed *s = user;
+    if (wait) s->waits++;
+    if (s->feed.next == 1 && !s->feed.heard[0].delivered) {
+        CHECK(!wait, "asked to wait while a sentence is under way");
+        s->laters++;
+        return MOE_PULL_LATER;
+    }
+    return pull(&s->feed, wait, r);
+}
+
+static void work_goes_on_while_the_caller_has_nothing(void **state) {
+    moe_session_params p = setting_params(1);
+    moe_session *s;
+    heard out[3];
+    slow_feed slow = { .feed = { .asks = sentences, .n = 3, .heard = out } };
+    moe_error e;
+    (void)state;
+    memset(out, 0, sizeof out);
+    p.batch = 4;
+    s = new_session(models[1], &p);
+    assert_int_equal(moe_translate(s, slow_pull, done, &slow, &e), MOE_OK);
+    assert_true(slow.laters > 1 && slow.waits >= 1);
+    assert_same(baselines[1], out, 3, "waiting");
+    moe_session_free(s);
+}
+
+/* ---- Parameters ---- */
+
+static void refuse_params(const moe_model *model, const moe_session_params *p, const char *name, moe_status want) {
+    char untouched;
+    moe_session *s = (moe_session *)(void *)&untouched;
+    size_t bytes = 12345;
+    moe_error e;
+    memset(&e, 0, sizeof e);
+    CHECK(moe_session_new(model, p, &s, &e) == want, "%s: %s", name, moe_status_name(e.code));
+    assert_ptr_equal(s, (void *)&untouched);
+    assert_string_equal(e.where, name);
+    assert_true(strlen(e.message) > 0);
+    assert_int_equal(e.code, want);
+    assert_int_equal(moe_session_bytes(model, p, &bytes, &e), want);
+    assert_int_equal(bytes, 12345);
+    assert_int_equal(moe_session_new(model, p, &s, NULL), want);
+}
+
+static void impossible_parameters_are_refused_by_name(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    const moe_session_params good = params_for(f->model);
+    moe_session_params p;
+    const float bad[] = { -1, NAN, INFINITY, -INFINITY, 1e9f };
+    (void)state;
+#define REFUSE(field, value) (p = good, p.field = (value), refuse_params(f->model, &p, #field, MOE_ERROR_ARGUMENT))
+    REFUSE(threads, -1);
+    REFUSE(threads, MOE_MAX_THREADS + 1);
+    REFUSE(batch, 0);
+    REFUSE(batch, -5);
+    REFUSE(batch, INT_MAX);
+    REFUSE(batch_tokens, -1);
+    REFUSE(batch_tokens, INT_MAX);
+    REFUSE(min_target, -1);
+    REFUSE(min_target, INT_MAX);
+    REFUSE(max_source, 1);
+    REFUSE(max_source, -1);
+    REFUSE(max_source, INT_MAX);
+    REFUSE(max_target, 1);
+    REFUSE(max_target, INT_MIN);
+    REFUSE(max_target, INT_MAX);
+    REFUSE(target_tag, -2);
+    REFUSE(target_tag, MW_VOCABULARY);
+    REFUSE(source_tag, -2);
+    REFUSE(source_tag, MW_VOCABULARY);
+    REFUSE(beam, 0);
+    REFUSE(beam, -1);
+    REFUSE(beam, MOE_MAX_BEAM + 1);
+    REFUSE(nbest, 0);
+    REFUSE(nbest, 5);
+    REFUSE(max_len_offset, -1);
+    REFUSE(max_len_offset, INT_MAX);
+    for (size_t i = 0; i < MOE_COUNT(bad); i++) {
+        REFUSE(length_penalty, bad[i]);
+        REFUSE(length_constant, bad[i]);
+        REFUSE(coverage_penalty, bad[i]);
+        REFUSE(prune, bad[i]);
+        REFUSE(rerank, bad[i]);
+        REFUSE(max_len_factor, bad[i]);
+    }
+    REFUSE(isa, "pentium");
+#undef REFUSE
+    drop(f);
+}
+
+static void parameters_at_their_limits_work(void **state) {
+    fixture *f = small(MW_GNMT, MW_Q8);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(2, 3);
+    heard *out;
+    (void)state;
+    p.beam = MOE_MAX_BEAM; /* more than there are tokens */
+    p.nbest = MOST;
+    p.batch = 2;
+    out = translate(f, &p, asks, 3);
+    for (size_t k = 0; k < 3; k++) assert_true(out[k].status == MOE_OK && out[k].n >= 1);
+    free(out);
+    p = params_for(f->model);
+    p.max_source = 2; /* tag and end: there is room for nothing else */
+    p.max_target = 2;
+    asks[1].n_source = 0;
+    out = translate(f, &p, asks, 2);
+    assert_int_equal(out[0].status, MOE_ERROR_LIMIT);
+    assert_int_equal(out[1].status, MOE_OK);
+    free(out);
+    free(asks);
+    drop(f);
+}
+
+static void defaults_come_from_the_file(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    fixture *f;
+    moe_session_params p;
+    (void)state;
+    mw_int(m, "decode.beam", 3);
+    mw_real(m, "decode.length_penalty", 0.25);
+    mw_int(m, "decode.length_constant", 4); /* an integer where a real is meant */
+    mw_real(m, "decode.coverage_penalty", 0.125);
+    mw_real(m, "decode.prune", 2.5);
+    mw_real(m, "decode.rerank", 0.75);
+    mw_real(m, "decode.max_len_factor", 1.5);
+    mw_int(m, "decode.max_len_offset", 6);
+    mw_int(m, "limit.source", 33);
+    mw_int(m, "limit.target", 44);
+    f = open_model(m);
+    p = moe_session_params_default(f->model);
+    assert_true(p.beam == 3 && p.nbest == 1 && p.max_source == 33 && p.max_target == 44 && p.max_len_offset == 6);
+    assert_true(p.length_penalty == 0.25f && p.length_constant == 4 && p.coverage_penalty == 0.125f &&
+                p.prune == 2.5f && p.max_len_factor == 1.5f);
+    assert_true(p.rerank == 0.75f && p.source_tag == -1 && p.target_tag == -1 && p.isa == NULL && p.log == NULL &&
+                p.trace == NULL && p.threads == 0);
+    {
+        moe_session *s = NULL;
+        moe_error e;
+        assert_int_equal(moe_session_new(f->model, NULL, &s, &e), MOE_OK); /* NULL: the defaults */
+        moe_session_free(s);
+    }
+    drop(f);
+    m = mw_small(MW_GNMT, MW_F32, 1);
+    mw_drop(m, "limit.source");
+    mw_drop(m, "limit.target");
+    mw_drop(m, "decode.max_len_factor");
+    mw_drop(m, "decode.max_len_offset");
+    f = open_model(m);
+    p = moe_session_params_default(f->model);
+    assert_true(p.beam == 4 && p.max_source == 512 && p.max_target == 512 && p.max_len_offset == 10);
+    assert_true(p.length_penalty == 0.6f && p.length_constant == 5 && p.coverage_penalty == 0 && p.prune == 0 &&
+                p.max_len_factor == 2);
+    assert_true(p.rerank == 0);
+    drop(f);
+}
+
+static void odd_defaults_in_the_file_still_make_a_session(void **state) {
+    static const double odd[] = { (double)NAN, (double)INFINITY, -1, 1e300, 0 };
+    static const char *const keys[] = {
+        "decode.beam",  "decode.length_penalty", "decode.length_constant", "decode.coverage_penalty",
+        "decode.prune", "decode.rerank",         "decode.max_len_factor",  "decode.max_len_offset",
+        "limit.source", "limit.target"
+    };
+    (void)state;
+    for (size_t k = 0; k < MOE_COUNT(keys); k++)
+        for (size_t i = 0; i < MOE_COUNT(odd); i++) {
+            mw_model *m = mw_small(MW_PRODUCT, MW_F32, 1);
+            moe_session_params p;
+            moe_session *s = NULL;
+            moe_model *model = NULL;
+            mw_image image;
+            moe_error e = { MOE_OK, "", "" };
+            mw_real(m, keys[k], odd[i]);
+            image = mw_build(m);
+            if (moe_model_open_memory(image.data, image.bytes, NULL, &model, &e) ==
+                MOE_OK) { /* refusing it would be fine, too */
+                p = moe_session_params_default(model);
+                p.threads = 1, p.batch = 1;
+                CHECK(moe_session_new(model, &p, &s, &e) == MOE_OK, "%s = %g: %s", keys[k], odd[i], e.message);
+                moe_session_free(s);
+                moe_model_close(model);
+            } else {
+                assert_non_null(strstr(e.message, keys[k]));
+            }
+            free(image.data);
+            mw_free(m);
+        }
+}
+
+static void isa_is_chosen_by_parameter_then_environment(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    moe_session *s;
+    char *old = getenv("MOE_ISA"), saved[64];
+    (void)state;
+    snprintf(saved, sizeof saved, "%s", old ? old : "");
+    assert_int_equal(setenv("MOE_ISA", "portable", 1), 0);
+    p.isa = NULL;
+    s = new_session(f, &p);
+    assert_string_equal(moe_session_stats(s).isa, "portable");
+    moe_session_free(s);
+    setenv("MOE_ISA", "pentium", 1);
+    refuse_params(f->model, &p, "isa", MOE_ERROR_ARGUMENT);
+    p.isa = "portable";
+    s = new_session(f, &p);
+    moe_session_free(s);
+    p.isa = "auto";
+    s = new_session(f, &p);
+    assert_true(moe_isa_available(moe_session_stats(s).isa));
+    moe_session_free(s);
+    if (old) setenv("MOE_ISA", saved, 1);
+    else unsetenv("MOE_ISA");
+    drop(f);
+}
+
+
+static char logged[300];
+static size_t log_calls;
+static void keep_log(void *user, const char *message) {
+    assert_ptr_equal(user, &log_calls);
+    log_calls++;
+    snprintf(logged, sizeof logged, "%s", message);
+}
+static void log_tells_one_line_about_the_session(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    (void)state;
+    p.log = keep_log;
+    p.log_user = &log_calls;
+    moe_session_free(new_session(f, &p));
+    assert_true(log_calls >= 1);
+    assert_non_null(strstr(logged, "portable"));
+    assert_null(strchr(logged, '\n'));
+    drop(f);
+}
+
+/* ---- Memory ---- */
+
+static void translating_allocates_nothing(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i++) {
+        moe_session_params p = setting_params(i);
+        moe_session *s;
+        heard *out = mw_zeros(SENTENCES * sizeof *out);
+        size_t calls, bytes;
+        p.batch = 6;
+        p.threads = 2;
+        p.isa = NULL;
+        direct_allocations = 0;
+        s = new_session(models[i], &p);
+        calls = models[i]->heap.calls;
+        bytes = models[i]->heap.bytes;
+        translate_with(s, sentences, SENTENCES, NULL, 1, out);
+        translate_with(s, sentences, SENTENCES, NULL, 0, out);
+        assert_int_equal(models[i]->heap.calls, calls);
+        assert_int_equal(models[i]->heap.bytes, bytes);
+        assert_int_equal(direct_allocations, 0);
+        moe_session_free(s);
+        free(out);
+    }
+}
+
+static void session_bytes_is_what_is_allocated(void **state) {
+    uint64_t random = 12;
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++)
+        for (uint32_t type = 0; type < 4; type += 3) {
+            fixture *f = small(variant, type);
+            for (size_t round = 0; round < mw_rounds(20); round++) {
+                moe_session_params p = params_for(f->model);
+                const size_t before = f->heap.bytes, blocks = f->heap.blocks;
+                size_t bytes = 0;
+                moe_session *s;
+                moe_error e;
+                p.batch = 1 + (int)mw_below(&random, 40), p.beam = 1 + (int)mw_below(&random, 10),
+                p.nbest = 1 + (int)mw_below(&random, (size_t)p.beam);
+                p.max_source = 2 + (int)mw_below(&random, 100), p.max_target = 2 + (int)mw_below(&random, 100);
+                p.threads = 1 + (int)mw_below(&random, 3);
+                p.coverage_penalty = mw_below(&random, 2) ? 0.1f : 0;
+                if (variant == MW_GNMT && mw_below(&random, 2)) p.rerank = 1;
+                assert_int_equal(moe_session_bytes(f->model, &p, &bytes, &e), MOE_OK);
+                assert_int_equal(f->heap.blocks, blocks);
+                s = new_session(f, &p);
+                assert_int_equal(f->heap.bytes - before, bytes);
+                assert_int_equal(moe_session_stats(s).bytes, bytes);
+                moe_session_free(s);
+                assert_int_equal(f->heap.bytes, before);
+                assert_int_equal(f->heap.blocks, blocks);
+            }
+            drop(f);
+        }
+}
+
+static void session_bytes_does_not_allocate_what_it_counts(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    size_t bytes = 0;
+    moe_error e;
+    (void)state;
+    p.batch = 256, p.beam = 8, p.max_source = 1000, p.max_target = 1000;
+    p.coverage_penalty = 0.1f;
+    f->heap.peak = f->heap.bytes;
+    assert_int_equal(moe_session_bytes(f->model, &p, &bytes, &e), MOE_OK);
+    CHECK(f->heap.peak - f->heap.bytes < bytes / 4, "%zu bytes were allocated to find out about %zu",
+          f->heap.peak - f->heap.bytes, bytes);
+    drop(f);
+}
+
+static void session_new_survives_the_failure_of_every_allocation(void **state) {
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        fixture *f = small(variant, MW_Q8);
+        moe_session_params p = params_for(f->model);
+        const size_t bytes = f->heap.bytes, blocks = f->heap.blocks;
+        p.threads = 2;
+        for (size_t n = 1;; n++) {
+            moe_session *s = NULL;
+            moe_error e;
+            moe_status status;
+            memset(&e, 0, sizeof e);
+            f->heap.calls = 0;
+            f->heap.fail_at = n;
+            status = moe_session_new(f->model, &p, &s, &e);
+            if (f->heap.calls < n) { /* no allocation left to fail */
+                assert_int_equal(status, MOE_OK);
+                moe_session_free(s);
+                assert_true(n > 2);
+                break;
+            }
+            assert_int_equal(status, MOE_ERROR_MEMORY);
+            assert_int_equal(e.code, MOE_ERROR_MEMORY);
+            assert_string_equal(e.where, "session");
+            assert_null(s);
+            assert_int_equal(f->heap.bytes, bytes);
+            assert_int_equal(f->heap.blocks, blocks);
+        }
+        f->heap.calls = 0;
+        for (size_t n = 1; n < 5; n++) {
+            size_t out = 12345;
+            moe_error e;
+            f->heap.calls = 0;
+            f->heap.fail_at = n;
+            if (moe_session_bytes(f->model, &p, &out, &e) != MOE_OK) {
+                assert_int_equal(e.code, MOE_ERROR_MEMORY);
+                assert_int_equal(out, 12345);
+            }
+            assert_int_equal(f->heap.bytes, bytes);
+        }
+        f->heap.fail_at = 0;
+        assert_int_equal(f->heap.wrong_sizes, 0);
+        drop(f);
+    }
+}
+
+static void absurd_sessions_are_refused_not_attempted(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    moe_session *s = NULL;
+    moe_error e;
+    moe_status status;
+    (void)state;
+    f->heap.calls = 0;
+    f->heap.fail_at = 1; /* nobody shall really try */
+    p.batch = 1 << 16, p.beam = MOE_MAX_BEAM, p.max_source = 1 << 20, p.max_target = 1 << 20;
+    p.coverage_penalty = 1;
+    status = moe_session_new(f->model, &p, &s, &e);
+    assert_true(status == MOE_ERROR_MEMORY || status == MOE_ERROR_ARGUMENT);
+    assert_null(s);
+    assert_true(strlen(e.message) > 0);
+    f->heap.fail_at = 0;
+    drop(f);
+}
+
+/* ---- Trace and statistics ---- */
+
+typedef struct names_log {
+    char names[256][48];
+    size_t n;
+    size_t calls;
+} names_log;
+
+static void keep_names(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
+    names_log *log = user;
+    size_t i = 0;
+    log->calls++;
+    CHECK(rows > 0 && cols > 0 && stride >= cols, "%s: %zu rows, %zu columns, stride %zu", name, rows, cols, stride);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < cols; c++)
+            CHECK(data[r * stride + c] == data[r * stride + c], "%s is not a number", name);
+    if (strstr(name, ".gate") && !strstr(name, "logits"))
+        for (size_t r = 0; r < rows; r++) {
+            double sum = 0;
+            for (size_t c = 0; c < cols; c++) sum += (double)data[r * stride + c];
+            CHECK(fabs(sum - 1) < 1e-5 || sum == 0, "%s: weights add up to %g", name, sum);
+        }
+    while (i < log->n && strcmp(log->names[i], name) != 0) i++;
+    if (i == log->n && i < 256) snprintf(log->names[log->n++], 48, "%s", name);
+}
+
+static void trace_sees_every_node_by_name(void **state) {
+    static const char *const names[] = { "encoder.embedding", "encoder.0.fwd",         "encoder.0.bwd",
+                                         "encoder.0.merged",  "encoder.1.gate.logits", "encoder.1.gate",
+                                         "encoder.1.experts", "encoder.1.output",      "encoder.2.output",
+                                         "encoder.keys",      "decoder.embedding",     "decoder.query",
+                                         "decoder.context",   "decoder.0.r_next",      "decoder.1.gate",
+                                         "decoder.1.experts", "decoder.2.output",      "decoder.logits" };
+    (void)state;
+    for (uint32_t type = 0; type < 4; type += 3) {
+        fixture *f = small(MW_GNMT, type);
+        moe_session_params p = params_for(f->model);
+        ask *asks = random_asks(14, 5);
+        heard *plain = translate(f, &p, asks, 5), *traced;
+        static names_log log;
+        memset(&log, 0, sizeof log);
+        p.trace = keep_names;
+        p.trace_user = &log;
+        p.batch = 3;
+        traced = translate(f, &p, asks, 5);
+        assert_same(plain, traced, 5, "tracing");
+        for (size_t k = 0; k < MOE_COUNT(names); k++) {
+            size_t i = 0;
+            while (i < log.n && strcmp(log.names[i], names[k]) != 0) i++;
+            CHECK(i < log.n, "%s is never traced", names[k]);
+        }
+        free(plain), free(traced), free(asks);
+        drop(f);
+    }
+}
+
+static void statistics_count_what_happened(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(15, 8);
+    heard out[8];
+    moe_session *s;
+    moe_stats stats;
+    uint64_t source = 0, target = 0;
+    (void)state;
+    asks[3].source[0] = -1; /* does not count */
+    p.batch = 3;
+    s = new_session(f, &p);
+    stats = moe_session_stats(s);
+    assert_true(stats.sentences == 0 && stats.steps == 0 && stats.rows == 0 && stats.target_tokens == 0 &&
+                stats.source_tokens == 0);
+    assert_string_equal(stats.isa, "portable");
+    translate_with(s, asks, 8, NULL, 0, out);
+    for (size_t k = 0; k < 8; k++)
+        if (k != 3) {
+            source += asks[k].n_source + 2;
+            target += out[k].hypotheses[0].n_ids + (size_t)out[k].hypotheses[0].finished;
+        }
+    stats = moe_session_stats(s);
+    assert_int_equal(stats.sentences, 7);
+    assert_int_equal(stats.source_tokens, source);
+    assert_int_equal(stats.target_tokens, target);
+    assert_true(stats.steps > 0 && stats.rows >= stats.steps);
+    moe_session_free(s);
+    free(asks);
+    drop(f);
+}
+
+/* ---- Broken weights ---- */
+
+static const uint32_t not_numbers[] = { 0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0x7f800001u,
+                                        0x7fffffffu, 0xffffffffu, 0xff923456u };
+
+static void poke(fixture *f, const char *tensor, size_t index, uint32_t bits) {
+    const mw_tensor *t = mw_find_tensor(f->m, tensor);
+    assert_non_null(t);
+    mw_put32(f->image.data + t->offset + 4 * index, bits);
+}
+
+static void a_nan_in_a_question_is_numeric(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(25, 12);
+    heard *plain, out[12];
+    moe_session *s;
+    (void)state;
+    for (size_t k = 0; k < 12; k++) asks[k].tag = 0; /* into English: only questions ask for German */
+    p.beam = 4, p.batch = 3, p.max_source = 48;
+    poke(f, "embedding.weight", MW_TAG_DE * MW_WIDTH + 3, not_numbers[0]);
+    plain = translate(f, &p, asks, 12);
+    p.rerank = 1;
+    s = new_session(f, &p);
+    for (int round = 0; round < 2; round++) {
+        translate_with(s, asks, 12, NULL, round, out);
+        for (size_t k = 0; k < 12; k++) {
+            assert_int_equal(plain[k].status, MOE_OK);
+            assert_int_equal(out[k].status, MOE_ERROR_NUMERIC);
+            assert_int_equal(out[k].n, 0);
+        }
+    }
+    moe_session_free(s);
+    free(plain), free(asks);
+    drop(f);
+}
+
+/* Only sentences with the damaged piece in them suffer. */
+static void a_nan_in_one_embedding_breaks_only_the_sentences_with_it(void **state) {
+    (void)state;
+    for (size_t b = 0; b < MOE_COUNT(not_numbers); b++)
+        for (int beam = 1; beam <= 4; beam += 3) {
+            fixture *f = small(MW_PRODUCT, MW_F32);
+            moe_session_params p = params_for(f->model);
+            ask *asks = random_asks(16, 12);
+            heard *good, out[12];
+            moe_session *s;
+            for (size_t k = 0; k < 12; k++)
+                for (size_t i = 0; i < asks[k].n_source; i++)
+                    if (asks[k].source[i] == 11) asks[k].source[i] = 12;
+            p.beam = beam;
+            p.batch = 5;
+            good = translate(f, &p, asks, 12);
+            for (size_t k = 0; k < 12; k += 3) asks[k].source[asks[k].n_source / 2] = 11;
+            asks[6].scoring = 1, asks[6].n_target = 2, asks[6].target[0] = asks[6].target[1] = 9;
+            poke(f, "source.embedding.weight", 11 * MW_WIDTH + 3, not_numbers[b]);
+            s = new_session(f, &p);
+            for (int round = 0; round < 2; round++) { /* the second: the session is usable afterwards */
+                translate_with(s, asks, 12, NULL, round, out);
+                for (size_t k = 0; k < 12; k++) {
+                    if (k % 3) {
+                        assert_memory_equal(&out[k], &good[k], sizeof out[k]);
+                        continue;
+                    }
+                    CHECK(out[k].status == MOE_ERROR_NUMERIC, "NaN %08x, sentence %zu: %s", not_numbers[b], k,
+                          moe_status_name(out[k].status));
+                    assert_int_equal(out[k].n, 0);
+                    assert_true(strlen(out[k].message) > 0);
+                }
+            }
+            moe_session_free(s);
+            free(good), free(asks);
+            drop(f);
+        }
+}
+
+static void a_nan_in_any_matrix_is_numeric_never_a_translation(void **state) {
+    static const char *const tensors[] = { "encoder.0.fwd.w_x", "encoder.0.bwd.w_r", "encoder.0.fwd.w_proj",
+                                           "encoder.2.w_x",     "decoder.0.w_x",     "decoder.2.w_x",
+                                           "attention.w_key",   "attention.w_query", "output.weight" };
+    (void)state;
+    for (size_t t = 0; t < MOE_COUNT(tensors); t++)
+        for (size_t b = 0; b < MOE_COUNT(not_numbers); b++) {
+            const int tied =
+                strcmp(tensors[t], "output.weight") == 0; /* the model has none: an embedding of no source stands in */
+            fixture *f = small(tied ? MW_PRODUCT : MW_GNMT, MW_F32);
+            moe_session_params p = params_for(f->model);
+            ask *asks = random_asks(17, 6);
+            heard *out;
+            const mw_tensor *tensor = mw_find_tensor(f->m, tensors[t]);
+            p.beam = 3;
+            p.isa = b % 2 ? NULL : "portable";
+            /* everywhere, so that no row escapes it; at the output one token is enough */
+            for (size_t i = 0; i < tensor->bytes / 4; i++)
+                if (!tied || i == 22 * MW_WIDTH) poke(f, tensors[t], i, not_numbers[b]);
+            asks[0].scoring = 1, asks[0].n_target = 2, asks[0].target[0] = 8, asks[0].target[1] = 9;
+            out = translate(f, &p, asks, 6);
+            for (size_t k = 0; k < 6; k++)
+                CHECK(out[k].status == MOE_ERROR_NUMERIC, "NaN %08x in %s: sentence %zu is %s", not_numbers[b],
+                      tensors[t], k, moe_status_name(out[k].status));
+            free(out), free(asks);
+            drop(f);
+        }
+}
+
+static void infinite_and_huge_weights_do_not_crash(void **state) {
+    static const uint32_t large[] = { 0x7f800000u, 0xff800000u, 0x7f7fffffu, 0xff7fffffu, 0x7e000000u };
+    (void)state;
+    for (int variant = 0; variant < MW_VARIANTS; variant++) {
+        mw_model *probe = mw_small(variant, MW_F32, 7);
+        for (size_t t = 0; t < probe->n_tensors; t++) {
+            fixture *f;
+            moe_session_params p;
+            ask *asks = random_asks(18, 3);
+            heard *out;
+            if (probe->tensors[t].n_dims == 1 || strstr(probe->tensors[t].name, "gate.weight") ||
+                (mw_slow() && t % 5)) {
+                free(asks);
+                continue;
+            }
+            f = small(variant, MW_F32);
+            p = params_for(f->model);
+            p.beam = 4;
+            p.prune = 1;
+            p.coverage_penalty = 0.2f;
+            for (size_t i = 0; i < 5; i++) poke(f, probe->tensors[t].name, i * 7, large[i]);
+            out = translate(f, &p, asks, 3);
+            for (size_t k = 0; k < 3; k++) {
+                assert_true(out[k].status == MOE_OK || out[k].status == MOE_ERROR_NUMERIC);
+                for (size_t j = 0; j < out[k].n; j++) assert_true(out[k].hypotheses[j].logprob <= 0);
+            }
+            free(out), free(asks);
+            drop(f);
+        }
+        mw_free(probe);
+    }
+}
+
+/* Q8 scales of matrices are checked when the file is opened; those of experts lie all over the file. */
+static void a_nan_scale_of_a_q8_expert_is_numeric(void **state) {
+    fixture *f = small(MW_GNMT, MW_Q8);
+    const mw_tensor *t = mw_find_tensor(f->m, "encoder.1.experts");
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(19, 4);
+    heard *out;
+    (void)state;
+    for (size_t e = 0; e < 4; e++) {
+        const size_t slab = t->offset + e * mw_slab_stride(MW_Q8, 20, MW_WIDTH);
+        mw_put32(f->image.data + slab + mw_slab_down(MW_Q8, 20, MW_WIDTH) + mw_up(MW_WIDTH, 16) * 64, 0x7fc00000u);
+    }
+    out = translate(f, &p, asks, 4);
+    for (size_t k = 0; k < 4; k++) assert_int_equal(out[k].status, MOE_ERROR_NUMERIC);
+    free(out), free(asks);
+    drop(f);
+}
+
+static void a_model_that_may_generate_nothing_is_numeric(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 7);
+    int64_t all[MW_VOCABULARY];
+    fixture *f;
+    moe_session_params p;
+    ask *asks = random_asks(20, 2);
+    heard *out;
+    (void)state;
+    for (int i = 0; i < MW_VOCABULARY; i++) all[i] = i;
+    mw_ints(m, "token.never", all, MW_VOCABULARY);
+    f = open_model(m);
+    p = params_for(f->model);
+    out = translate(f, &p, asks, 2);
+    assert_int_equal(out[0].status, MOE_ERROR_NUMERIC);
+    assert_int_equal(out[1].status, MOE_ERROR_NUMERIC);
+    free(out);
+    drop(f);
+    m = mw_small(MW_GNMT, MW_F32, 7); /* only one token and no end: it runs to the limit */
+    mw_ints(m, "token.never", all, MW_VOCABULARY - 1);
+    f = open_model(m);
+    p = params_for(f->model);
+    out = translate(f, &p, asks, 2);
+    for (size_t k = 0; k < 2; k++) {
+        assert_int_equal(out[k].status, MOE_OK);
+        assert_int_equal(out[k].n, 1);
+        assert_false(out[k].hypotheses[0].finished);
+        for (size_t i = 0; i < out[k].hypotheses[0].n_ids; i++)
+            assert_int_equal(out[k].hypotheses[0].ids[i], MW_VOCABULARY - 1);
+        assert_true(out[k].hypotheses[0].logprob == 0);
+    }
+    free(out), free(asks);
+    drop(f);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(baselines_are_lively),
+        cmocka_unit_test(batch_does_not_change_a_bit),
+        cmocka_unit_test(threads_do_not_change_a_bit),
+        cmocka_unit_test(instruction_sets_do_not_change_a_bit),
+        cmocka_unit_test(order_and_pauses_do_not_change_a_bit),
+        cmocka_unit_test(limits_of_the_session_do_not_change_a_bit),
+        cmocka_unit_test(two_sessions_of_one_model_run_in_two_threads),
+        cmocka_unit_test(hypotheses_add_up_and_stand_in_order),
+        cmocka_unit_test(asking_for_more_hypotheses_keeps_the_best),
+        cmocka_unit_test(scoring_gives_the_bits_that_translating_gave),
+        cmocka_unit_test(a_translation_goes_on_from_how_it_has_to_begin),
+        cmocka_unit_test(scoring_and_translating_share_a_batch),
+        cmocka_unit_test(reranking_is_what_scoring_the_other_way_says),
+        cmocka_unit_test(a_request_can_say_what_language_it_is_in),
+        cmocka_unit_test(what_does_not_fit_stays_as_it_was),
+        cmocka_unit_test(questions_are_not_shown),
+        cmocka_unit_test(only_models_that_translate_back_rerank),
+        cmocka_unit_test(a_nan_in_a_question_is_numeric),
+        cmocka_unit_test(beam_search_follows_the_written_rules),
+        cmocka_unit_test(ties_go_to_the_better_rank_and_the_lower_token),
+        cmocka_unit_test(a_wide_pruning_margin_changes_nothing),
+        cmocka_unit_test(pruned_hypotheses_are_within_the_margin),
+        cmocka_unit_test(coverage_penalty_is_that_of_eq_14),
+        cmocka_unit_test(attention_is_the_same_bytes_in_any_batch),
+        cmocka_unit_test(target_is_cut_at_the_length_limit),
+        cmocka_unit_test(no_translation_is_shorter_than_the_least_length),
+        cmocka_unit_test(sources_up_to_max_source_are_served_and_longer_ones_refused),
+        cmocka_unit_test(targets_up_to_max_target_are_taken_and_longer_ones_refused),
+        cmocka_unit_test(broken_requests_come_back_alone_and_the_others_go_on),
+        cmocka_unit_test(a_request_without_any_tag_is_refused_where_the_model_needs_one),
+        cmocka_unit_test(the_tag_chooses_the_language),
+        cmocka_unit_test(an_empty_source_gives_an_empty_translation),
+        cmocka_unit_test(an_empty_source_and_an_empty_target_can_be_scored),
+        cmocka_unit_test(no_requests_at_all_is_fine),
+        cmocka_unit_test(a_cancelled_session_can_be_used_again),
+        cmocka_unit_test(work_goes_on_while_the_caller_has_nothing),
+        cmocka_unit_test(impossible_parameters_are_refused_by_name),
+        cmocka_unit_test(parameters_at_their_limits_work),
+        cmocka_unit_test(defaults_come_from_the_file),
+        cmocka_unit_test(odd_defaults_in_the_file_still_make_a_session),
+        cmocka_unit_test(isa_is_chosen_by_parameter_then_environment),
+        cmocka_unit_test(log_tells_one_line_about_the_session),
+        cmocka_unit_test(translating_allocates_nothing),
+        cmocka_unit_test(session_bytes_is_what_is_allocated),
+        cmocka_unit_test(session_bytes_does_not_allocate_what_it_counts),
+        cmocka_unit_test(session_new_survives_the_failure_of_every_allocation),
+        cmocka_unit_test(absurd_sessions_are_refused_not_attempted),
+        cmocka_unit_test(trace_sees_every_node_by_name),
+        cmocka_unit_test(statistics_count_what_happened),
+        cmocka_unit_test(a_nan_in_one_embedding_breaks_only_the_sentences_with_it),
+        cmocka_unit_test(a_nan_in_any_matrix_is_numeric_never_a_translation),
+        cmocka_unit_test(infinite_and_huge_weights_do_not_crash),
+        cmocka_unit_test(a_nan_scale_of_a_q8_expert_is_numeric),
+        cmocka_unit_test(a_model_that_may_generate_nothing_is_numeric),
+    };
+    return cmocka_run_group_tests_name("session", tests, make_baselines, drop_baselines);
+}

@@ -1,0 +1,709 @@
+"""Writes tests/golden: inputs, weights and expected outputs, computed by tools/convert/reference.py in float64.
+
+    ops.bin                 one entry of the TEXTS `cases` per op: its tensors are CASE.NAME (f32), its integers and
+                            constants metadata CASE.NAME, CASE.op names the op. What follows which op: see the functions
+                            below. The TEXTS `gating.cases` list the cases of the gating family (gating_cases) in the
+                            same manner.
+    model-NAME.bin          small random models, one for each set of choices that a model file can state
+    model-NAME.expect.bin   what such a model computes: see `expect` (translation), `expect_language` and
+                            `expect_classes`
+
+All of them are in the container format of tools/convert/moefile.py. Weights are random but seeded: the same bytes every
+time. Models are drawn until their output is worth testing (varied tokens, most sentences end) and safe to compare (no
+choice of the beam hangs on the fifth digit). Ragged sizes (41, 20, 13, ...) are meant: they find kernels that need
+multiples of 16.
+"""
+import argparse
+import os
+
+import numpy as np
+import torch
+
+import moefile
+import reference as ref
+from moefile import Tensor
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+# ---- Ops -------------------------------------------------------------------------------------------------------------
+
+
+class Cases:
+    """Collects the entries of ops.bin. Inputs are float32 numbers, expected outputs their float64 results."""
+
+    def __init__(self):
+        self.random = np.random.default_rng(1)
+        self.meta, self.tensors = {"cases": [], "gating.cases": []}, {}
+
+    def normal(self, *shape, scale=1.0):
+        """float64 tensor of normal numbers that float32 can hold."""
+        return torch.from_numpy((self.random.standard_normal(shape) * scale).astype(np.float32)).double()
+
+    def add(self, case, op, group="cases", settings={}, **values):
+        self.meta[group].append(case)
+        self.meta.update({f"{case}.{key}": value for key, value in settings.items()})
+        self.meta[f"{case}.op"] = op
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                value = value.numpy()
+            if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+                self.tensors[f"{case}.{name}"] = Tensor.encode(value)
+            elif isinstance(value, tuple):
+                self.tensors[f"{case}.{name}"] = Tensor.encode(tuple(x.numpy() for x in value))
+            elif isinstance(value, list):
+                self.meta[f"{case}.{name}"] = np.array(value)
+            else:
+                self.meta[f"{case}.{name}"] = value
+
+    def lstm(self, hidden, proj, width):
+        state = proj or hidden
+        w = {"w_x": self.normal(4 * hidden, width, scale=width ** -0.5), "bias": self.normal(4 * hidden, scale=0.5),
+             "w_r": self.normal(4 * hidden, state, scale=state ** -0.5)}
+        if proj:
+            w["w_proj"] = self.normal(proj, hidden, scale=1.5 * hidden ** -0.5)
+        return w
+
+
+def packed(x, lengths):
+    """The sentences of a packed matrix."""
+    return torch.split(x, lengths)
+
+
+def linear_cases(c):
+    """linear: x [rows, k], w [n, k], bias [n] (perhaps) -> y. embedding: w, ids, scale -> y."""
+    for case, rows, n, k, with_bias in (("linear", 5, 19, 37, True), ("linear.row", 1, 64, 128, False),
+                                        ("linear.wide", 3, 66, 200, True)):
+        x, w = c.normal(rows, k), c.normal(n, k, scale=k ** -0.5)
+        bias = {"bias": c.normal(n)} if with_bias else {}
+        c.add(case, "linear", x=x, w=w, **bias, y=ref.linear(x, w, bias.get("bias")))
+    w, ids = c.normal(23, 20), [0, 22, 7, 7, 1]
+    c.add("embedding", "embedding", w=w, ids=ids, scale=4.5, y=ref.embed(ids, w, 4.5))
+
+
+def lstm_cases(c):
+    """lstm-step: x, r, c, w_x, w_r, bias, w_proj (perhaps), forget_bias -> r_out, c_out.
+    lstm-layer: x packed, lengths, weights -> forward, backward. bidirectional: fwd.*, bwd.*, merge -> y."""
+    for case, hidden, proj, forget in (("lstm-step.proj", 22, 13, 0.0), ("lstm-step.plain", 21, 0, 0.0),
+                                       ("lstm-step.forget", 16, 16, 1.0)):
+        w, rows = c.lstm(hidden, proj, 20), 5
+        x, r, state = c.normal(rows, 20), c.normal(rows, proj or hidden), c.normal(rows, hidden)
+        r_out, c_out = ref.lstm_step(ref.linear(x, w["w_x"], w["bias"]), r, state, w, forget)
+        c.add(case, "lstm-step", x=x, r=r, c=state, **w, forget_bias=forget, r_out=r_out, c_out=c_out)
+    lengths = [4, 1, 9, 6]
+    for case, hidden, proj, forget in (("lstm-layer.proj", 22, 13, 0.0), ("lstm-layer.plain", 17, 0, 1.0)):
+        x, w = c.normal(sum(lengths), 20), c.lstm(hidden, proj, 20)
+        forward, backward = (torch.cat([ref.lstm_layer(s, w, forget, back) for s in packed(x, lengths)])
+                             for back in (False, True))
+        c.add(case, "lstm-layer", x=x, lengths=lengths, **w, forget_bias=forget, forward=forward, backward=backward)
+    for merge in ("concat", "sum"):
+        x, fwd, bwd = c.normal(sum(lengths), 20), c.lstm(18, 10, 20), c.lstm(18, 10, 20)
+        y = torch.cat([ref.bidirectional(s, fwd, bwd, merge) for s in packed(x, lengths)])
+        weights = {f"{side}.{k}": v for side, w in (("fwd", fwd), ("bwd", bwd)) for k, v in w.items()}
+        c.add("bidirectional." + merge, "bidirectional", x=x, lengths=lengths, **weights, merge=merge, y=y)
+
+
+def attention_cases(c):
+    """attention: memory packed, lengths, query [B, P], sentence [B] (which sentence a query looks at), w_key, w_query,
+    v, bias (perhaps), kind -> context [B, d], weights: those of each query, one after the other."""
+    lengths, sentence = [7, 1, 12], [0, 0, 1, 2, 2, 2, 0]
+    for case, kind, with_bias in (("attention.additive", "additive", False), ("attention.bias", "additive", True),
+                                  ("attention.product", "product", False)):
+        memory, query = c.normal(sum(lengths), 20), c.normal(len(sentence), 14)
+        w = {"w_key": c.normal(13, 20, scale=0.3), "w_query": c.normal(13, 14, scale=0.3), "v": c.normal(13)}
+        if with_bias:
+            w["bias"] = c.normal(13)
+        sentences, contexts, weights = packed(memory, lengths), [], []
+        for b, s in enumerate(sentence):
+            context, p = ref.attention(sentences[s], sentences[s] @ w["w_key"].T, query[b:b + 1], w, kind)
+            contexts.append(context)
+            weights.append(p[0])
+        c.add(case, "attention", memory=memory, lengths=lengths, query=query, sentence=sentence, **w, kind=kind,
+              context=torch.cat(contexts), weights=torch.cat(weights))
+
+
+def threshold_between(p, share):
+    """Per-expert thresholds that `share` of the rows pass, each halfway between two of the probabilities."""
+    ordered = torch.sort(p, dim=0, descending=True).values
+    m = max(1, round(share * len(p)))
+    return ((ordered[m - 1] + ordered[m]) / 2).float().double()
+
+
+def gate_cases(c):
+    """gate: x [rows, d], weight [n, d], gate, k, threshold [n], empty -> g [rows, n], zero where not selected.
+    gate "noisy" has noise [n, d] and normal [rows, n]; "batchwise" has m, the rows per expert."""
+    x, w = c.normal(9, 20), c.normal(11, 20, scale=0.4)
+    logits = x @ w.T
+    p = ref.softmax_gate(logits)
+    c.add("gate.softmax", "gate", x=x, weight=w, gate="softmax", g=p)
+    for k in (1, 3, 11):
+        c.add(f"gate.topk-{k}", "gate", x=x, weight=w, gate="topk", k=k, g=ref.topk_gate(logits, k))
+    same = [0, 1, 0, 3, 1, 5, 0, 1, 5, 3, 0]  # equal weights, equal logits: the lower index wins
+    c.add("gate.topk-ties", "gate", x=x, weight=w[same], gate="topk", k=4, g=ref.topk_gate(logits[:, same], 4))
+    threshold = threshold_between(p, 0.1)
+    assert not (p > threshold).any(dim=1).all(), "no empty row"
+    for empty in ("top1", "zero"):
+        c.add("gate.threshold-" + empty, "gate", x=x, weight=w, gate="threshold", threshold=threshold, empty=empty,
+              g=ref.threshold_gate(logits, threshold, empty))
+    none = torch.zeros(11).double()  # every expert for every row: more than any k
+    c.add("gate.threshold-all", "gate", x=x, weight=w, gate="threshold", threshold=none, empty="top1",
+          g=ref.threshold_gate(logits, none))
+    c.add("gate.batchwise", "gate", x=x, weight=w, gate="batchwise", m=3, empty="top1", g=ref.batchwise_gate(logits, 3))
+    noise, normal = c.normal(11, 20, scale=0.2), c.normal(9, 11)
+    c.add("gate.noisy", "gate", x=x, weight=w, gate="noisy", k=3, noise=noise, normal=normal,
+          g=ref.noisy_topk_gate(x, w, noise, 3, normal))
+
+
+def expert_cases(c):
+    """experts: x, g [rows, n], experts, scale -> y.
+    moe: x, gate.weight, gate.threshold, experts and the layer's settings -> g, y."""
+    x, w = c.normal(9, 20), c.normal(4, 20, scale=0.4)
+    both = c.normal(4, 23, 20, scale=0.3), c.normal(4, 20, 23, scale=0.3)
+    g = ref.topk_gate(x @ w.T, 2)
+    g[4] = 0  # a row without experts
+    four = [lambda x, i=i: ref.mlp_expert(x, both[0][i], both[1][i]) for i in range(4)]
+    mlp = lambda x, g, scale=1.0: ref.mixture(x, g, four, 20, scale)
+    c.add("experts", "experts", x=x, g=g, experts=both, scale=1.0, y=mlp(x, g))
+    c.add("experts.scale", "experts", x=x, g=g, experts=both, scale=0.5, y=mlp(x, g, 0.5))
+    threshold = threshold_between(ref.softmax_gate(x @ w.T), 0.3)
+    weights = {"gate.weight": w, "gate.threshold": threshold, "experts": both}
+    for name, gate, empty, output, residual in (
+            ("softmax", "softmax", "top1", "sigmoid", 1), ("topk", "topk", "top1", "sigmoid", 1),
+            ("threshold", "threshold", "top1", "sigmoid", 1), ("zero", "threshold", "zero", "sigmoid", 1),
+            ("plain", "topk", "top1", "none", 0), ("residual", "threshold", "zero", "none", 1)):
+        settings = dict(gate=gate, k=2, empty=empty, output=output, residual=residual, scale=1.0)
+        y, gates = ref.moe_layer(x, moe_settings(experts=4, hidden=23, **settings), weights)
+        c.add("moe." + name, "moe", x=x, **weights, **settings, g=gates["gate"], y=y)
+
+
+def moe_settings(**settings):
+    """A described MoE layer."""
+    return moefile.describe_moe(moefile.Entries(settings))
+
+
+def gate_weights(c, layer, width, bias=False, noise=False, seen=None):
+    """Random weights of a layer's gates. Thresholds let a quarter of the rows `seen` pass, so that some masks are empty
+    and some hold more than one."""
+    features, w = layer.gate_hidden or width, {}
+    if layer.gate_hidden:
+        w["gate.hidden.weight"], w["gate.hidden.bias"] = c.normal(features, width, scale=0.3), c.normal(features)
+    for name, level, n in (("parent", layer.parent, layer.groups), ("gate", layer, layer.experts)):
+        if not level:
+            continue
+        w[name + ".weight"] = c.normal(n, features, scale=0.4)
+        if bias:
+            w[name + ".bias"] = c.normal(n, scale=0.5)
+        if noise:
+            w[name + ".noise"] = c.normal(n, features, scale=0.2)
+        if level.gate == "threshold":
+            logits = ref.gate_logits(ref.gate_features(seen, layer, w), layer, w, name)
+            inside = logits.reshape(-1, n // layer.groups) if name == "gate" and layer.groups else logits
+            p = ref.softmax_gate(inside).reshape(len(seen), n)
+            w[name + ".threshold"] = threshold_between(p, 0.25)
+    return w
+
+
+def gating_cases(c):
+    """The gates and experts of MoE layers as files state them (`gating.cases`); settings are metadata CASE.KEY with the
+    keys of a layer, weights tensors CASE.NAME with the names of a layer's tensors.
+    routing: x [rows, D] -> wanted.gate, wanted.gate.probabilities [rows, E] and, with groups, wanted.parent,
+    wanted.parent.probabilities [rows, a], as the engine's trace calls them. `batchwise` 1: eq 18 over the rows of x
+    instead of the gates in the settings. normal.gate [rows, E] and normal.parent [rows, a], if there: noise of eq 4,
+    with gate.noise, parent.noise.
+    layer: x -> wanted.gate [rows, E], y [rows, columns]: a whole layer."""
+    rows, width = 13, 20
+    x = c.normal(rows, width)
+
+    def routing(case, batchwise=0, bias=False, noise=False, has_empty=False, **settings):
+        settings = dict(kind="moe", experts=12, hidden=1, **settings)
+        layer = moe_settings(**settings)
+        w = gate_weights(c, layer, width, bias, noise, x)
+        normal = None
+        if noise:
+            normal = {"gate": c.normal(rows, 12), **({"parent": c.normal(rows, layer.groups)} if layer.groups else {})}
+        gates = ref.moe_gate(x, layer, w, normal, bool(batchwise))
+        near = ref.moe_gate(x + 1e-4 * c.normal(rows, width), layer, w, normal, bool(batchwise))
+        assert all(torch.equal(gates[k] != 0, near[k] != 0)
+                   for k in gates), f"{case}: a choice hangs on the fourth digit"
+        c.add("routing." + case, "routing", "gating.cases", settings, x=x, batchwise=batchwise, **w,
+              **{"normal." + k: v for k, v in (normal or {}).items()}, **{"wanted." + k: v for k, v in gates.items()})
+        if has_empty:  # masks of every level
+            layer = moe_settings(**{**settings, "empty": "zero", "parent.empty": "zero"})
+            zero = ref.moe_gate(x, layer, w, normal, bool(batchwise))
+            assert not zero["gate"].any(dim=1).all(), f"routing.{case}: no empty row"
+            if layer.groups:
+                groups = zero["gate"].reshape(rows, layer.groups, -1).any(dim=2)
+                assert not zero["parent"].any(dim=1).all(), f"routing.{case}: no empty parent mask"
+                assert (zero["parent"].bool() & ~groups).any(), f"routing.{case}: no empty mask in a group"
+
+    two = dict(groups=3, k=2)
+    routing("bias", gate="topk", k=3, bias=True)
+    routing("relu", gate="softmax", k=0, bias=True, **{"gate.relu": 1})
+    routing("mlp", gate="topk", k=3, bias=True, **{"gate.hidden": 7})
+    routing("mlp-relu", gate="softmax", bias=True, **{"gate.hidden": 7, "gate.relu": 1})
+    routing("noisy", gate="topk", k=2, noise=True)
+    routing("noisy-threshold", gate="threshold", k=3, noise=True)
+    for empty in ("top1", "zero"):
+        routing("batchwise-" + empty, 1, gate="topk", k=1, empty=empty, has_empty=True)
+    routing("batchwise-softmax", 1, gate="softmax", k=0)  # m is 1 at least
+    routing("two.softmax", gate="softmax", groups=3)
+    routing("two.topk", gate="topk", **two)
+    routing("two.topk-one-group", gate="topk", groups=1, k=2, **{"parent.k": 1})
+    routing("two.topk-groups-of-one", gate="topk", groups=12, k=1, **{"parent.k": 4})
+    routing("two.softmax-topk", gate="topk", **two, **{"parent.gate": "softmax", "parent.k": 0})
+    routing("two.topk-softmax", gate="softmax", groups=4, **{"parent.gate": "topk", "parent.k": 2})
+    routing("two.topk-threshold", gate="threshold", **two, **{"parent.gate": "topk", "parent.k": 1})
+    routing("two.threshold-topk", gate="topk", **two,
+            **{"parent.gate": "threshold", "parent.k": 1, "parent.empty": "zero"})
+    for above in ("top1", "zero"):
+        for empty in ("top1", "zero"):
+            routing(f"two.threshold-{above}-{empty}", gate="threshold", empty=empty, groups=3, k=1, has_empty=True,
+                    **{"parent.empty": above})
+    routing("two.bias-mlp-relu", gate="topk", groups=4, k=2, bias=True, **{"gate.hidden": 9, "gate.relu": 1})
+    routing("two.noisy", gate="topk", **two, noise=True)
+    for empty in ("top1", "zero"):
+        routing(f"two.batchwise-{empty}", 1, gate="threshold", empty=empty, groups=3, k=1, has_empty=True)
+
+    def layer(case, bias=False, **settings):
+        settings = dict(kind="moe", **settings)
+        described = moe_settings(**settings)
+        n, h = described.experts, described.hidden
+        w = gate_weights(c, described, width, bias, seen=x)
+        if described.expert == "mlp":
+            w["experts"] = c.normal(n, h, width, scale=0.3), c.normal(n, width, h, scale=0.3)
+        else:
+            w["experts.weight"] = c.normal(n * h, width, scale=0.3)
+            if bias:
+                w["experts.bias"] = c.normal(n * h)
+        y, gates = ref.moe_layer(x, described, w)
+        c.add("layer." + case, "layer", "gating.cases", settings, x=x, **w, **{"wanted.gate": gates["gate"]}, y=y)
+
+    layer("linear", bias=True, experts=4, hidden=23, expert="linear", gate="softmax", output="none", residual=0,
+          **{"gate.hidden": 7, "gate.relu": 1})  # a layer of Deep MoE
+    layer("linear-none", experts=6, hidden=20, expert="linear", activation="none", gate="topk", k=2, residual=1,
+          scale=0.5)
+    layer("linear-one", bias=True, experts=5, hidden=1, expert="linear", gate="topk", k=1, output="none", residual=0)
+    layer("linear-two", bias=True, experts=6, hidden=33, expert="linear", gate="topk", k=1, groups=2, residual=0)
+    layer("two", experts=6, hidden=23, gate="topk", k=2, groups=2)
+    layer("two-zero", experts=6, hidden=23, gate="threshold", k=1, groups=3, empty="zero", output="none")
+
+
+def output_cases(c):
+    """log-softmax: logits [rows, V], never -> logp (-inf at never). top: the k best of each row: ids [rows * k],
+    values. score: logprob, length, alpha, constant, beta, coverage [positions] -> penalty, score (GNMT eq 14)."""
+    logits, never = c.normal(4, 333, scale=3), [0, 5, 332]
+    logp = ref.log_softmax(logits, never)
+    c.add("log-softmax", "log-softmax", logits=logits, never=never, logp=logp)
+    tied = logits.clone()
+    tied[:, 100:200] = tied[:, 200:300]  # pairs of equal logits: the lower id first
+    tied = ref.log_softmax(tied, never)
+    best = [list(ref.candidates(row[None], 8, 0.0)) for row in tied]
+    c.add("top", "top", logp=tied, k=8, ids=[x[1] for row in best for x in row],
+          values=torch.tensor([[x[2] for x in row] for row in best], dtype=torch.float64))
+    coverage = torch.tensor([0.2, 1.0, 1.7, 0.0, 1e-12, 0.9], dtype=torch.float64).float().double()
+    for case, alpha, constant, beta, length in (("score.none", 0.0, 5.0, 0.0, 7), ("score.length", 0.6, 5.0, 0.0, 7),
+                                                ("score.negative", -0.5, 5.0, 0.0, 3),
+                                                ("score.constant", 1.0, 0.0, 0.0, 9),
+                                                ("score.coverage", 0.2, 5.0, 0.2, 12)):
+        h, penalty = ref.Hypothesis([], [], -8.25, coverage), ref.length_penalty_of(length, alpha, constant)
+        h.finish(penalty, beta, False)
+        c.add(case, "score", logprob=-8.25, length=length, alpha=alpha, constant=constant, beta=beta, coverage=coverage,
+              penalty=penalty, score=h.score)
+
+
+OPS = linear_cases, lstm_cases, attention_cases, gate_cases, expert_cases, output_cases, gating_cases
+
+
+# ---- Models ----------------------------------------------------------------------------------------------------------
+
+V, D, A = 41, 20, 13  # vocabulary, width, attention size
+LANGUAGES = {"languages.codes": ["xa", "xb"], "languages.tags": np.array([4, 5])}
+
+
+def lstm(hidden, proj=0, residual=1, **more):
+    return {"kind": "lstm", "hidden": hidden, "proj": proj, "residual": residual, **more}
+
+
+def moe(experts, k, hidden, gate, **more):
+    return {"kind": "moe", "experts": experts, "k": k, "hidden": hidden, "gate": gate, **more}
+
+
+def two_level(experts, groups, k, hidden, gate, **more):
+    return moe(experts, k, hidden, gate, groups=groups, **more)
+
+
+# name -> (encoder, decoder, other metadata, optional tensors)
+MODELS = {
+    # What the trainer makes: two directions, projections, strictly balanced gates, everything shared.
+    "base": ([lstm(14, 10, bidirectional=1), lstm(24, 20), moe(6, 2, 12, "threshold"), lstm(24, 20)],
+             [lstm(24, 20, context="previous"), moe(6, 2, 12, "threshold"), lstm(24, 20)],
+             {**LANGUAGES, "attention.query": "state"}, ()),
+    # The paper's layers without projection, top-k gates; nothing shared, no languages, begin instead of tag.
+    "untied": ([lstm(20), moe(5, 3, 9, "topk"), lstm(20)],
+               [lstm(20, context="previous"), moe(5, 3, 9, "topk", activation="relu"), lstm(20)],
+               {"source.bos": 1, "attention.query": "output", "attention.start": "zero"},
+               ("source.embedding.weight", "target.embedding.weight", "output.weight", "output.bias")),
+    # Summed directions, App. G attention, the current context above the first layer, dense gates with scaled experts.
+    "product": ([lstm(16, 20, bidirectional=1, merge="sum", forget_bias=1.0), moe(4, 0, 8, "softmax", scale=0.5)],
+                [lstm(22, 20, forget_bias=1.0), moe(4, 0, 8, "softmax", scale=0.5), lstm(22, 20, context="current")],
+                {**LANGUAGES, "attention.kind": "product", "attention.query": "output"}, ("output.bias",)),
+    # Gates that may select nobody, experts without sigmoid or residual, both contexts in one decoder.
+    "zero": ([lstm(20), moe(6, 1, 12, "threshold", empty="zero", output="none")],
+             [lstm(20, context="previous"), moe(6, 1, 12, "threshold", empty="zero"), lstm(20, context="current")],
+             {**LANGUAGES, "attention.query": "state", "attention.start": "zero"}, ()),
+    # GNMT without experts: wide bottom layer without residual, no context at the bottom, bias in the attention.
+    "gnmt": ([lstm(17, residual=0, bidirectional=1), lstm(20, residual=0), lstm(20)],
+             [lstm(20, residual=0), lstm(20, residual=0, context="current"), lstm(20, context="current")],
+             {"source.bos": 1, "attention.query": "state"}, ("attention.bias", "output.weight", "output.bias")),
+    # Experts first, attention on the second LSTM, one expert per token, no end token in the source, wide state.
+    "second": ([moe(4, 1, 10, "topk"), lstm(15, 9, residual=0), lstm(23, 20, residual=0)],
+               [lstm(20, context="previous"), moe(4, 1, 10, "topk", output="none", residual=0, scale=2.0),
+                lstm(20, 0, context="previous", forget_bias=0.5)],
+               {**LANGUAGES, "source.eos": 0, "attention.layer": 2, "attention.query": "output"}, ()),
+    # Two levels of gates as in the paper's large models: k = 2 x 2.
+    "hierarchy-topk": ([lstm(20), two_level(12, 3, 2, 9, "topk"), lstm(20)],
+                       [lstm(20, context="previous"), two_level(12, 4, 2, 9, "topk"), lstm(20)],
+                       {**LANGUAGES, "attention.query": "state"}, ("decoder.1.gate.noise", "decoder.1.parent.noise")),
+    # Two levels that may select nobody, each with its own policy; biases; another k above than below.
+    "hierarchy-threshold": ([lstm(20), two_level(8, 2, 1, 9, "threshold", **{"parent.empty": "zero"}), lstm(20)],
+                            [lstm(20, context="previous"),
+                             two_level(12, 3, 2, 9, "threshold", empty="zero", **{"parent.k": 1,
+                             "parent.empty": "top1"}), lstm(20)],
+                            {**LANGUAGES, "attention.query": "state"},
+                            ("decoder.1.gate.bias", "decoder.1.parent.bias")),
+}
+
+# name -> (decoder, optional tensors)
+LANGUAGE_MODELS = {
+    # App. C: LSTM, MoE, LSTM; tied.
+    "language": ([lstm(24, 20), moe(7, 2, 12, "topk"), lstm(24, 20)], ("decoder.1.gate.noise",)),
+    "language-hierarchy": ([lstm(20, forget_bias=1.0), two_level(12, 3, 2, 9, "topk", **{"parent.k": 1}),
+                            two_level(12, 4, 1, 9, "threshold", **{"gate.hidden": 6}), lstm(20)],
+                           ("output.weight", "output.bias", "decoder.2.gate.hidden.bias")),
+}
+
+
+def deep(experts, hidden, **more):
+    """A layer of Eigen et al.: linear experts with rectification, a dense gate of two rectified linear maps."""
+    return moe(experts, 0, hidden, "softmax", expert="linear", output="none", residual=0,
+               **{"gate.hidden": 6, "gate.relu": 1},
+               **more)
+
+
+# name -> (network, optional tensors)
+CLASSIFIERS = {
+    "deep": ([deep(4, 23), deep(3, 17)],
+             tuple(f"network.{i}.{x}.bias" for i in (0, 1) for x in ("gate.hidden", "gate", "experts"))
+             + ("output.bias",)),
+    # No biases; mixtures of chosen experts, whose widths grow and shrink; a scale; the last layer with residual and
+    # sigmoid.
+    "deep-sparse": ([moe(6, 2, 31, "topk", expert="linear", output="none", residual=0, groups=3, **{"parent.k": 1}),
+                     moe(5, 1, 20, "threshold", expert="linear", activation="none", output="none", residual=0,
+                         scale=0.5),
+                     moe(4, 2, 9, "topk")], ()),
+}
+INPUTS, CLASSES = 33, 7
+
+# name -> settings of a translation; everything else is at the model's defaults
+RUNS = {
+    "greedy": dict(beam=1), "beam": dict(beam=4, nbest=4), "plain": dict(beam=4, nbest=2, length_penalty=0.0),
+    "coverage": dict(beam=5, nbest=5, length_penalty=0.2, coverage_penalty=0.2, prune=3.0),
+    "constant": dict(beam=3, nbest=3, length_penalty=1.0, length_constant=0.0),
+    "short": dict(beam=4, nbest=4, max_len_factor=0.5, max_len_offset=2), "wide": dict(beam=12, nbest=3),
+}
+RERANKED = {"reranked": dict(beam=4, nbest=4, rerank=0.6)}  # of models with languages
+DEFAULTS = dict(beam=4, nbest=1, length_penalty=0.6, length_constant=5.0, coverage_penalty=0.0, prune=0.0,
+                max_len_factor=2.0,
+                max_len_offset=10, rerank=0.0)
+LENGTHS = (1, 2, 5, 5, 9, 17)
+
+
+def general_meta(architecture, name):
+    return {"general.architecture": architecture, "general.name": "test-" + name,
+            "general.description": "random weights",
+            "general.licence": "", "general.attribution": ""}
+
+
+def token_meta(never):
+    return {"vocab.size": V, "model.width": D, "embedding.scale": -2.0, "token.pad": 0, "token.unk": 1, "token.bos": 2,
+            "token.eos": 3, "token.never": np.array(never)}
+
+
+def side_meta(side, layers):
+    return {side + ".layers": len(layers),
+            **{f"{side}.{i}.{k}": v for i, layer in enumerate(layers) for k, v in layer.items()}}
+
+
+def model_meta(name):
+    """(metadata, optional tensors) of any of the models."""
+    if name in LANGUAGE_MODELS:
+        decoder, optional = LANGUAGE_MODELS[name]
+        return {**general_meta("moe-lm", name), **token_meta([0, 2]), "tokenizer.kind": "none",
+                **side_meta("decoder", decoder)}, optional
+    if name in CLASSIFIERS:
+        network, optional = CLASSIFIERS[name]
+        return {**general_meta("deep-moe", name), "vocab.size": CLASSES, "model.width": INPUTS,
+                **side_meta("network", network),
+                "classes.names": [f"class {i}" for i in range(CLASSES)]}, optional
+    encoder, decoder, more, optional = MODELS[name]
+    meta = {**general_meta("gnmt-moe", name), **token_meta([0, 1, 2, 4, 5]), "attention.kind": "additive",
+            "attention.size": A, "tokenizer.kind": "none"}
+    return {**meta, **side_meta("encoder", encoder), **side_meta("decoder", decoder), **more}, optional
+
+
+def random_model(name, seed):
+    """(metadata, weights) of a model whose output is far from constant.
+
+    Embeddings are multiplied by -2: with a positive number and residuals a random model repeats the token that it
+    reads.
+    """
+    meta, optional = model_meta(name)
+    m, weights = moefile.describe(meta), {}
+    random = np.random.default_rng([seed, *name.encode()])
+    for tensor, (layout, dims, _) in moefile.shapes(m, optional).items():
+        kind = tensor.rsplit(".", 1)[-1]
+        if layout == moefile.EXPERTS:
+            n, h, d = dims
+            weights[tensor] = (random.standard_normal((n, h, d)) * (2 / d) ** 0.5,
+                               random.standard_normal((n, d, h)) * 1.5 * h ** -0.5)
+            continue
+        scale = {"bias": 0.3, "v": 1.5, "threshold": 0.05}.get(kind) or {"w_x": 3.0, "w_r": 1.5, "w_proj": 2.5}.get(
+            kind, 1.5) * dims[-1] ** -0.5
+        w = random.standard_normal(dims) * scale
+        if kind == "threshold":  # some rows select nobody
+            groups = meta.get(".".join(tensor.split(".")[:2]) + ".groups", 0)
+            over = dims[0] // groups if groups and tensor.endswith("gate.threshold") else dims[0]
+            w = (1.1 if groups else 1.6) / over + w
+        if tensor == "output.weight":
+            w = 2 * w + weights.get("target.embedding.weight", 0)
+        if dims[0] == V and len(dims) == 2 and m.architecture == "gnmt-moe":
+            w[m.eos] *= 1.5  # so that sentences end
+        weights[tensor] = w
+    return meta, {k: tuple(x.astype(np.float32) for x in w) if isinstance(w, tuple) else w.astype(np.float32)
+                  for k, w in weights.items()}
+
+
+def sentences(meta, seed):
+    """Sources and targets (ids) and a tag for each source."""
+    random = np.random.default_rng([7, seed])
+    sources = [random.integers(6, V, n).tolist() for n in LENGTHS]
+    targets = [random.integers(6, V, n).tolist() for n in (3, 0, 6, 4, 1, 12)]
+    tags = [int(meta["languages.tags"][i % 2]) if "languages.tags" in meta else -1 for i in range(len(sources))]
+    return sources, targets, tags
+
+
+def runs_of(meta):
+    return {**RUNS, **RERANKED} if "languages.tags" in meta else RUNS
+
+
+def translate_all(model, sources, tags, run):
+    return [model.translate(s, None if tag < 0 else tag, **{**DEFAULTS, **runs_of(model.meta)[run]})
+            for s, tag in zip(sources, tags)]
+
+
+def perturbed(weights, seed):
+    """The weights with a relative error of 1e-5: what is the same with them is safe to compare."""
+    random = np.random.default_rng(seed)
+    change = lambda w: (w * (1 + 1e-5 * random.standard_normal(w.shape))).astype(np.float32)
+    return {k: tuple(map(change, w)) if isinstance(w, tuple) else change(w) for k, w in weights.items()}
+
+
+def worth_testing(found):
+    """Whether translations are varied, end mostly and not at once."""
+    best = [hypotheses[0] for hypotheses in found]
+    tokens = {x for h in best for x in h.ids}
+    ended = [h for h in best if h.finished and len(h.ids) >= 2]
+    return len(tokens) >= 12 and len(ended) >= 2 and len({tuple(h.ids) for h in best}) == len(best)
+
+
+def draw(name):
+    """The first seed's model that is worth testing and safe to compare: (seed, metadata, weights, results by run)."""
+    for seed in range(1, 1000):
+        meta, weights = random_model(name, seed)
+        m = moefile.describe(meta)
+        sources, _, tags = sentences(meta, seed)
+        model = ref.Model(m, meta, weights, torch.float64)
+        if not worth_testing(translate_all(model, sources, tags, "beam")):
+            continue
+        results = {run: translate_all(model, sources, tags, run) for run in runs_of(meta)}
+        ids = lambda all_runs: [[h.ids for h in hs] for found in all_runs.values() for hs in found]
+        others = [ref.Model(m, meta, perturbed(weights, i), torch.float64) for i in (1, 2)]
+        if not all(same_choices(traces(model, seed), traces(other, seed)) for other in others):
+            continue
+        if all(ids({run: translate_all(other, sources, tags, run) for run in results}) == ids(results)
+               for other in others):
+            return seed, meta, weights, results
+    raise RuntimeError(f"no seed will do for model {name}")
+
+
+def two_levels(m):
+    return any(x.kind == "moe" and x.groups for x in m.encoder + m.decoder)
+
+
+def traces(model, seed):
+    """What the gates of a translation model with two levels do for each sentence, its target given: I.LAYER.gate and so
+    on."""
+    if not two_levels(model.m):
+        return {}
+    out = {}
+    for i, (source, target, tag) in enumerate(zip(*sentences(model.meta, seed))):
+        ref.dump_forced(model, out, str(i), model.source_ids(source, tag), target)
+    return gates_of(out)
+
+
+def gates_of(trace):
+    return {key: value for key, value in trace.items() if ".gate" in key or ".parent" in key}
+
+
+def same_choices(a, b):
+    return all(np.array_equal(a[key] != 0, b[key] != 0) for key in a)
+
+
+def traced(model, compute):
+    """(result, gates by name) of a computation of a model."""
+    model.trace = {}
+    result = compute(model)
+    trace, model.trace = {key: torch.cat(values).numpy() for key, values in model.trace.items()}, None
+    return result, gates_of(trace)
+
+
+def draw_safe(name, compute):
+    """(seed, metadata, weights, model) of the first seed whose gates choose the same with slightly other weights and
+    sometimes more than one expert."""
+    for seed in range(1, 1000):
+        meta, weights = random_model(name, seed)
+        m = moefile.describe(meta)
+        model, other = (ref.Model(m, meta, w, torch.float64) for w in (weights, perturbed(weights, 1)))
+        found, near = traced(model, lambda x: compute(x, seed))[1], traced(other, lambda x: compute(x, seed))[1]
+        many = [(value != 0).sum(axis=1) for key, value in found.items() if key.endswith(".gate")]
+        if same_choices(found, near) and all(x.max() > 1 for x in many):
+            return seed, meta, weights, model
+    raise RuntimeError(f"no seed will do for model {name}")
+
+
+def language_sentences(seed):
+    """Texts (ids) for a language model."""
+    random = np.random.default_rng([8, seed])
+    return [random.integers(4, V, n).tolist() for n in (1, 5, 0, 12, 20)]
+
+
+def expect_language(seed, model):
+    """(metadata, tensors) of a language model's expectation file.
+
+    texts: TEXTS of ids (pieces), one for each line I
+    forced.I [len(text) + 1, V]: logits; logprobs: REALS, of all tokens (the ends counted) of all texts one after the
+    other
+    trace.I.LAYER.gate and so on, as in translation models with two levels of gates: what the gates of a layer do
+    [tokens, E]
+    """
+    tensors, logprobs, texts = {}, [], language_sentences(seed)
+    for i, text in enumerate(texts):
+        logits, trace = traced(model, lambda x: x.language_logits(text))
+        tensors[f"forced.{i}"] = Tensor.encode(logits.numpy())
+        tensors.update({f"trace.{i}.{key}": Tensor.encode(value) for key, value in trace.items()})
+        logprobs += model.language_score(text).tolist()
+    return {"seed": seed, "texts": list(map(joined, texts)), "logprobs": np.round(np.array(logprobs), 9)}, tensors
+
+
+def class_inputs(seed):
+    """Inputs [rows, INPUTS] of a classifier, of numbers that float32 can hold."""
+    random = np.random.default_rng([9, seed])
+    return torch.from_numpy(random.standard_normal((11, INPUTS)).astype(np.float32)).double()
+
+
+def expect_classes(seed, model):
+    """(metadata, tensors) of a classifier's expectation file.
+
+    x [rows, inputs]; logits, logprobs [rows, classes]; trace.LAYER.gate and so on [rows, E]
+    """
+    x = class_inputs(seed)
+    logprobs, trace = traced(model, lambda m: m.classify(x))
+    model.trace = {}
+    model.classify(x)
+    logits, model.trace = model.trace["network.logits"][0], None
+    tensors = {"x": x, "logits": logits, "logprobs": logprobs,
+               **{"trace." + key: value for key, value in trace.items()}}
+    return {"seed": seed}, {key: Tensor.encode(np.asarray(value)) for key, value in tensors.items()}
+
+
+def joined(ids):
+    return " ".join(map(str, ids))
+
+
+def expect(seed, meta, weights, results):
+    """(metadata, tensors) of an expectation file.
+
+    sources, targets: TEXTS of ids (pieces), tags: INTS (-1: none), one for each sentence I
+    encoder.I [tokens, d]; forced.I [len(target) + 1, V]: logits of target I given; forced.logprob: REALS, its score
+    runs: TEXTS; for each RUN its settings as metadata RUN.beam, RUN.nbest, RUN.length_penalty, ...; then, for all
+    hypotheses of all sentences in order: RUN.sentence, RUN.finished INTS; RUN.ids TEXTS; RUN.score, RUN.logprob,
+    RUN.reverse REALS; RUN.token_logprobs: REALS, of all their tokens (ends counted where finished) one after the other
+    With two levels of gates also trace.I.LAYER.gate, .gate.probabilities [tokens, E], .parent, .parent.probabilities
+    [tokens, a]: what the gates of encoder and decoder layers do with target I given.
+    """
+    model = ref.Model(moefile.describe(meta), meta, weights, torch.float64)
+    sources, targets, tags = sentences(meta, seed)
+    out, tensors, scores = {}, {}, []
+    for i, (source, target, tag) in enumerate(zip(sources, targets, tags)):
+        ids = model.source_ids(source, tag)
+        tensors[f"encoder.{i}"] = Tensor.encode(model.encode(ids).numpy())
+        tensors[f"forced.{i}"] = Tensor.encode(model.forced_logits(ids, target).numpy())
+        scores.append(model.score(source, target, tag).sum().item())
+    tensors.update({"trace." + key: Tensor.encode(value) for key, value in traces(model, seed).items()})
+    rounded = lambda values: np.round(np.array(values, np.float64), 9)
+    out.update({"seed": seed, "sources": list(map(joined, sources)), "targets": list(map(joined, targets)),
+                "tags": np.array(tags), "forced.logprob": rounded(scores), "runs": list(results)})
+    for run, found in results.items():
+        out.update({f"{run}.{key}": value for key, value in {**DEFAULTS, **runs_of(meta)[run]}.items()})
+        every = [(i, h) for i, hypotheses in enumerate(found) for h in hypotheses]
+        out.update({f"{run}.sentence": np.array([i for i, _ in every]),
+                    f"{run}.finished": np.array([int(h.finished) for _, h in every]),
+                    f"{run}.ids": [joined(h.ids) for _, h in every],
+                    f"{run}.score": rounded([h.score for _, h in every]),
+                    f"{run}.logprob": rounded([h.logprob for _, h in every]),
+                    f"{run}.reverse": rounded([h.reverse for _, h in every]),
+                    f"{run}.token_logprobs": rounded([x for _, h in every for x in h.logprobs])})
+    return out, tensors
+
+
+# ---- Command line ----------------------------------------------------------------------------------------------------
+
+
+def write_pair(folder, name, meta, weights, expected):
+    tensors = {k: Tensor.encode(w) for k, w in weights.items()}
+    moefile.check_model(meta, tensors)
+    moefile.write_model(os.path.join(folder, f"model-{name}.bin"), meta, tensors)
+    moefile.write_model(os.path.join(folder, f"model-{name}.expect.bin"), *expected)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Writes the expected outputs that tests compare the engine with.")
+    parser.add_argument("-o", dest="folder", default=os.path.join(ROOT, "tests", "golden"), metavar="FOLDER",
+                        help="where to (default: tests/golden)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    os.makedirs(args.folder, exist_ok=True)
+    cases = Cases()
+    for add in OPS:
+        add(cases)
+    moefile.write_model(os.path.join(args.folder, "ops.bin"), cases.meta, cases.tensors)
+    print(f"ops.bin: {len(cases.meta['cases'])} cases")
+    for name in MODELS:
+        seed, meta, weights, results = draw(name)
+        write_pair(args.folder, name, meta, weights, expect(seed, meta, weights, results))
+        best = [hypotheses[0] for hypotheses in results["beam"]]
+        ended = sum(h.finished for h in best)
+        print(f"model-{name}.bin: seed {seed}, {ended} of {len(best)} end; {joined(best[3].ids)}", flush=True)
+    for name in LANGUAGE_MODELS:
+        seed, meta, weights, model = draw_safe(name, lambda m, seed: [m.language_logits(x)
+                                                                      for x in language_sentences(seed)])
+        write_pair(args.folder, name, meta, weights, expect_language(seed, model))
+        print(f"model-{name}.bin: seed {seed}", flush=True)
+    for name in CLASSIFIERS:
+        seed, meta, weights, model = draw_safe(name, lambda m, seed: m.classify(class_inputs(seed)))
+        write_pair(args.folder, name, meta, weights, expect_classes(seed, model))
+        print(f"model-{name}.bin: seed {seed}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

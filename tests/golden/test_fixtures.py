@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""tests/golden, which the engine is compared with, is what tools/convert/reference.py computes today: every op, and
+what every model does.
+
+Usage: tests/python tests/golden/test_fixtures.py [WORD]      with WORD only the tests whose names have it
+
+The files are recomputed by make_golden.py's functions from the weights and seeds that lie there and compared to 1e-6;
+integers and texts must be the same. Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
+It needs PyTorch: tools/install-deps --test puts it into .venv.
+"""
+import os
+import sys
+import tempfile
+
+import make_golden as golden
+import moefile
+import numpy as np
+import reference as ref
+import torch
+from suite import Suite
+
+FOLDER = os.path.join(golden.ROOT, "tests", "golden")
+torch.set_num_threads(1)
+torch.set_grad_enabled(False)
+test = Suite()
+
+
+def same(path, meta, tensors):
+    """Whether a file has this in it."""
+    with tempfile.TemporaryDirectory() as folder:  # so that both have been packed
+        moefile.write_model(os.path.join(folder, "new"), meta, tensors)
+        meta, tensors = moefile.read(os.path.join(folder, "new"))
+    there, arrays = moefile.read(os.path.join(FOLDER, path))
+    assert list(there) == list(meta) and list(arrays) == list(tensors), f"{path} has other entries"
+    for key, value in meta.items():
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" or isinstance(value, float):
+            assert np.allclose(there[key], value, rtol=0, atol=1e-6), f"{path}: {key}"
+        else:
+            assert np.array_equal(there[key], value), f"{path}: {key}"
+    for key, tensor in tensors.items():
+        parts = [x.array() if isinstance(x.array(), tuple) else (x.array(),) for x in (arrays[key], tensor)]
+        assert all(np.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(*parts)), f"{path}: {key}"
+
+
+def model_of(name):
+    """(seed, metadata, weights, model) of a file in tests/golden."""
+    meta, tensors = moefile.read(os.path.join(FOLDER, f"model-{name}.bin"))
+    weights = {key: tensor.array() for key, tensor in tensors.items()}
+    seed = moefile.read(os.path.join(FOLDER, f"model-{name}.expect.bin"))[0]["seed"]
+    return seed, meta, weights, ref.Model(moefile.describe(meta), meta, weights, torch.float64)
+
+
+@test
+def ops_are_what_the_reference_computes():
+    cases = golden.Cases()
+    for add in golden.OPS:
+        add(cases)
+    same("ops.bin", cases.meta, cases.tensors)
+
+
+@test
+def translations_are_what_the_reference_computes():
+    for name in golden.MODELS:
+        seed, meta, weights, model = model_of(name)
+        sources, _, tags = golden.sentences(meta, seed)
+        results = {run: golden.translate_all(model, sources, tags, run) for run in golden.runs_of(meta)}
+        same(f"model-{name}.expect.bin", *golden.expect(seed, meta, weights, results))
+
+
+@test
+def language_models_and_classifiers_are_what_the_reference_computes():
+    for names, expect in ((golden.LANGUAGE_MODELS, golden.expect_language),
+                          (golden.CLASSIFIERS, golden.expect_classes)):
+        for name in names:
+            seed, _, _, model = model_of(name)
+            same(f"model-{name}.expect.bin", *expect(seed, model))
+
+
+if __name__ == "__main__":
+    sys.exit(test.run(*sys.argv[1:2]))

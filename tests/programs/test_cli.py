@@ -1,0 +1,888 @@
+#!/usr/bin/env python3
+"""The programs, run as a user would: contract of the command line, bad input, signals, byte-identity.
+
+Usage: tests/python tests/programs/test_cli.py [MODEL]     default: $MOE_TEST_MODEL, else models/en-de-fr-es.bin
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
+"""
+import json
+import os
+import pty
+import random
+import re
+import select
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+from suite import Suite
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
+MODEL = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("MOE_TEST_MODEL") or os.path.join(ROOT,
+                                                                                               "models/en-de-fr-es.bin")
+TRANSLATE, INFO, QUANTIZE, BENCH, ALIGN, ROUTING = (os.path.join(BIN, "moe-" + p) for p in
+                                                    ("translate", "info", "quantize", "bench", "align", "routing"))
+DE = [TRANSLATE, "-m", MODEL, "-t", "de"]
+LINES = ["The weather is nice today.", "Where is the station?", "I have lost my keys.", "She is reading a book.",
+         "Thank you!"]
+test = Suite()
+if not os.path.exists(MODEL):
+    sys.exit("FAIL all: there is no model at %s" % MODEL)
+
+
+def run(command, data=b"", **keywords):
+    if isinstance(data, str):
+        data = data.encode()
+    result = subprocess.run(command, input=data, stdout=keywords.pop("stdout", subprocess.PIPE), stderr=subprocess.PIPE,
+                            timeout=300, **keywords)
+    result.text = (result.stdout or b"").decode()
+    result.complaint = result.stderr.decode()
+    return result
+
+
+def translate(data, *options, status=0, **keywords):
+    """stdout's lines; the status must be as given and stdout whole lines."""
+    result = run(DE + list(options), data, **keywords)
+    assert result.returncode == status, "status %d, not %d: %s" % (result.returncode, status, result.complaint)
+    assert not result.text or result.text.endswith("\n"), "the last line is not whole"
+    result.lines = result.text.split("\n")[:-1]
+    return result
+
+
+def many_lines(count):
+    """Sentences of all lengths, always the same ones."""
+    r = random.Random(4)
+    words = ("the a my your house dog child teacher river city is was has been sees reads likes to in on under and but "
+             "not very old new green today tomorrow always never quickly , . ? ! 12 1984 Berlin Anna with without when "
+             "who").split()
+    return [" ".join(r.choice(words) for _ in range(r.choice((1, 2, 3, 5, 8, 8, 13, 21)))) for _ in range(count)]
+
+
+# ---- Text in, text out -----------------------------------------------------------------------------------------
+
+
+@test
+def one_line_out_for_each_line_in():
+    out = translate("\n".join(LINES) + "\n").lines
+    assert len(out) == len(LINES) and all(out), out
+
+
+@test
+def empty_and_blank_lines_stay_empty():
+    out = translate("\n%s\n\n   \n%s\n\n" % (LINES[0], LINES[1])).lines
+    assert len(out) == 6 and [bool(x) for x in out] == [False, True, False, False, True, False], out
+
+
+@test
+def no_input_gives_no_output():
+    assert translate("").text == ""
+
+
+@test
+def a_last_line_without_line_end_counts():
+    assert translate(LINES[0]).text == translate(LINES[0] + "\n").text
+
+
+@test
+def windows_line_ends_and_byte_order_mark():
+    plain = translate("\n".join(LINES) + "\n").text
+    assert translate("\ufeff" + "\r\n".join(LINES) + "\r\n").text == plain
+
+
+@test
+def files_instead_of_streams():
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = folder + "/in", folder + "/out"
+        with open(source, "w") as f:
+            f.write("\n".join(LINES) + "\n")
+        with open(target, "w") as f:
+            f.write("old contents " * 1000)
+        assert translate("", "-i", source, "-o", target).text == ""
+        with open(target) as f:
+            assert f.read() == translate("\n".join(LINES) + "\n").text
+
+
+@test
+def the_input_is_never_overwritten():
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder + "/both"
+        with open(path, "w") as f:
+            f.write("precious\n")
+        assert "overwritten" in translate("", "-i", path, "-o", path, status=2).complaint
+        with open(path) as f:
+            assert f.read() == "precious\n"
+
+
+@test
+def ids_in_and_out():
+    text = translate("\n".join(LINES) + "\n", "--json").lines
+    ids = [" ".join(map(str, json.loads(x)["source_ids"])) for x in text]
+    out = translate("\n".join(ids) + "\n", "--ids").lines
+    assert out == [" ".join(map(str, json.loads(x)["ids"])) for x in text], out
+
+
+@test
+def bad_ids():
+    good = " ".join(map(str, json.loads(translate(LINES[0] + "\n", "--json").lines[0])["source_ids"]))
+    result = translate(good + "\n5 x\n99999999999999999999\n-1\n" + good + "\n", "--ids", status=1)
+    assert result.lines[0] == result.lines[4] != "" and result.lines[1:4] == ["", "", ""], result.lines
+    assert "line 2: 'x' is not a token id" in result.complaint and "line 3: " in result.complaint, result.complaint
+
+
+@test
+def json_holds_what_was_promised():
+    out = [json.loads(x) for x in translate("\n".join(LINES) + "\n\n", "--json", "--nbest", "3").lines]
+    plain = translate("\n".join(LINES) + "\n").lines
+    for o, source, translation in zip(out, LINES, plain):
+        assert o["source"] == source and o["translation"] == translation, o
+        assert len(o["nbest"]) == 3 and o["nbest"][0]["ids"] == o["ids"], o
+        assert all(a["score"] >= b["score"] for a, b in zip(o["nbest"], o["nbest"][1:])), o
+        for h in [o] + o["nbest"]:
+            assert len(h["token_logprobs"]) == len(h["ids"]) + h["finished"], h
+            assert abs(sum(h["token_logprobs"]) - h["logprob"]) < 1e-3, h
+    assert out[-1]["translation"] == "" and "error" not in out[-1]
+
+
+@test
+def nbest_is_separated_by_tabs():
+    out = translate("\n".join(LINES) + "\n", "--nbest", "3").lines
+    first = translate("\n".join(LINES) + "\n").lines
+    assert [x.split("\t")[0] for x in out] == first and all(x.count("\t") == 2 for x in out), out
+
+
+@test
+def scores_agree_with_translating():
+    out = [json.loads(x) for x in translate("\n".join(LINES) + "\n", "--json").lines]
+    pairs = "".join("%s\t%s\n" % (" ".join(map(str, o["source_ids"])), " ".join(map(str, o["ids"]))) for o in out)
+    for o, line in zip(out, translate(pairs, "--ids", "--score").lines):
+        logprob, tokens = line.split("\t")
+        assert float(logprob) == o["logprob"] and int(tokens) == len(o["ids"]) + 1, (o, line)
+
+
+@test
+def reranking_weighs_what_scoring_says_of_the_input():
+    data, options = "\n".join(LINES) + "\n", ("--json", "--beam", "6", "--nbest", "6")
+    before = [json.loads(x) for x in translate(data, *options, "--rerank", "0").lines]
+    after = [json.loads(x) for x in translate(data, *options, "--rerank", "5").lines]
+    assert all("reverse" not in h for o in before for h in o["nbest"]), before
+    pairs = "".join("%s\t%s\n" % (" ".join(map(str, h["ids"])), " ".join(map(str, o["source_ids"]))) for o in after
+                    for h in o["nbest"])
+    back = iter(run([TRANSLATE, "-m", MODEL, "-t", "en", "--ids", "--score"], pairs).text.splitlines())
+    for a, b in zip(before, after):
+        assert sorted(h["ids"] for h in a["nbest"]) == sorted(h["ids"] for h in b["nbest"]), (a, b)
+        for h in b["nbest"]:
+            assert float(next(back).split("\t")[0]) == h["reverse"] < 0, h
+        best = [h for h in b["nbest"] if h["finished"]]
+        assert best[0]["reverse"] >= best[-1]["reverse"], best
+    assert [o["ids"] for o in before] != [o["ids"] for o in after], "nothing has changed places"
+    best = translate(data, "--beam", "6", "--rerank", "5").lines
+    assert best == translate(data, "--beam", "6", "--rerank", "5", "-s", "en").lines == [o["translation"]
+                                                                                         for o in after], best
+    assert run(DE + ["--rerank", "-1"], data).returncode != 0
+
+
+@test
+def score_and_prefix_want_two_columns():
+    for option in "--score", "--prefix":
+        result = translate("a\tb\nno tab\n\na\tb\n", option, status=1)
+        assert [bool(x) for x in result.lines] == [True, False, False, True], result.lines
+        assert "line 2" in result.complaint and option in result.complaint, result.complaint
+        assert run(DE + [option, "--split", "100"]).returncode == run(DE + ["--score", "--prefix"]).returncode == 2
+
+
+@test
+def a_translation_goes_on_from_the_words_it_begins_with():
+    free = translate("\n".join(LINES) + "\n", "--rerank", "0").lines
+    assert translate("".join(f"{x}\t\n" for x in LINES), "--prefix", "--rerank", "0").lines == free
+    begun = [(x, " ".join(y.split()[:2])) for x, y in zip(LINES, free)] + [(LINES[0], "Auch")]
+    out = translate("".join("%s\t%s\n" % pair for pair in begun), "--prefix").lines
+    assert all(line.startswith(prefix) for line, (_, prefix) in zip(out, begun)) and len(out[-1]) > len("Auch"), out
+    told = [json.loads(x) for x in translate("".join("%s\t%s\n" % pair for pair in begun), "--prefix", "--json",
+                                             "--nbest", "2").lines]
+    for o, line, (_, prefix) in zip(told, out, begun):
+        assert (o["prefix"] == prefix and o["translation"] == line
+                and all(h["translation"].startswith(prefix) for h in o["nbest"])), o
+
+
+# What is sure to belong together: words by number.
+ALIGNED = ("Where is the station?\tWo ist der Bahnhof?", {"0-0", "1-1", "2-2", "3-3"}), ("Thank you!\tDanke!",
+                                                                                         {"0-0"}), \
+    ("My sister works in a hospital.\tMeine Schwester arbeitet in einem Krankenhaus.",
+     {"0-0", "1-1", "2-2", "3-3", "4-4", "5-5"})
+
+
+def align(lines, *options, status=0):
+    result = run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de", *options], "".join(line + "\n" for line in lines))
+    assert result.returncode == status, (result.returncode, result.complaint)
+    assert result.text.endswith("\n")
+    return result.text.split("\n")[:-1], result.complaint
+
+
+def links(line):
+    return [tuple(map(int, x.split("-"))) for x in line.split()]
+
+
+@test
+def words_that_belong_together_are_linked():
+    lines = [x for x, _ in ALIGNED]
+    for line, (pair, sure) in zip(align(lines)[0], ALIGNED):
+        assert len(sure & set(line.split())) >= 0.75 * len(sure), (pair, line)
+        assert links(line) == sorted(set(links(line))), line
+    most, best = align(lines, "--share", "0")[0], align(lines, "--share", "1")[0]
+    for line, all_, few, pair in zip(align(lines)[0], most, best, lines):
+        n, m = (len(x.split()) for x in pair.split("\t"))
+        assert links(all_) == [(i, j) for i in range(n) for j in range(m)], all_
+        assert set(links(few)) <= set(links(line)) <= set(links(all_)), (few, line)
+        assert all(len(set(x)) == len(x) for x in zip(*links(few))), few  # each with one other
+    spaced = align(["  " + x.replace(" ", "   ").replace("\t", " \t  ") + "  " for x in lines])[0]
+    assert spaced == align(lines)[0], spaced
+
+
+@test
+def alignments_are_the_same_bytes_in_any_batch():
+    pairs = [f"{x}\t{y}"
+             for x, y in zip(many_lines(300), translate("\n".join(many_lines(300)) + "\n", "--beam", "1").lines)]
+    lines = align(pairs)[0]
+    assert len(lines) == 300 and len(set(lines)) > 100
+    for options in ["--batch", "1", "--threads", "1"], ["--batch", "7", "--threads", "3", "--no-mmap"]:
+        assert align(pairs, *options)[0] == lines, options
+    assert align(pairs[::-1])[0] == lines[::-1]
+    ids = [json.loads(x) for x in translate("\n".join(LINES) + "\n", "--json").lines]
+    out = align([" ".join(map(str, o["source_ids"])) + "\t" + " ".join(map(str, o["ids"])) for o in ids], "--ids",
+                "--share", "0")[0]
+    for line, o in zip(out, ids):
+        assert len(links(line)) == len(o["source_ids"]) * len(o["ids"]), line
+
+
+@test
+def what_cannot_be_aligned_is_an_empty_line():
+    long = "a " * 600
+    out, complaint = align(["no tab", "", "\t", "a\t", "\tb", f"{long}\tb", f"a\t{long}", "\0a\tb", "a\tb"], status=1)
+    assert [bool(x) for x in out] == [False] * 8 + [True], out
+    assert re.findall(r"line (\d+):", complaint) == ["1", "6", "7", "8"] and "4 of 9" in complaint, complaint
+    assert run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de"], b"a\xff\tb\n").returncode == 1
+    for options in ["-s", "en"], ["-t", "de"], ["-s", "en", "-t", "xx"], ["-s", "en", "-t", "de", "--share", "2"], \
+            ["-s", "en", "-t", "de", "--share", "-1"], ["-s", "en", "-t", "de", "word"], ["-s", "en", "-t", "de",
+                                                                                          "--ids", "--pretokenized"]:
+        result = run([ALIGN, "-m", MODEL, *options])
+        assert result.returncode == 2 and not result.text and result.complaint, (options, result.complaint)
+    assert run([ALIGN, "-m", MODEL, "-s", "en", "-t", "de"], b"").text == ""
+    assert run([ALIGN, "-m", "/nowhere", "-s", "en", "-t", "de"]).returncode == 3
+    assert "-s" in run([ALIGN, "--help"]).text
+
+
+@test
+def stats_go_to_standard_error():
+    result = translate("\n".join(LINES) + "\n", "--stats")
+    assert len(result.lines) == len(LINES)
+    for word in ("source tokens", "target tokens ", "seconds", "target tokens/s", "peak memory", "tokens per visit"):
+        assert word in result.complaint, word
+    if "device           cpu" in result.complaint:
+        assert "experts held" not in result.complaint and "experts fetched" not in result.complaint, result.complaint
+
+
+@test
+def greedy_search_and_penalties_are_accepted():
+    options = ["--beam", "1"], ["--length-penalty", "0"], ["--coverage-penalty", "0.2"], ["--prune", "3"], [
+        "--preset", "tf"], ["--max-len", "60"]
+    for option in options:
+        assert all(translate("\n".join(LINES) + "\n", *option).lines), option
+
+
+# ---- The same bytes everywhere ------------------------------------------------------------------------------------
+
+
+@test
+def same_bytes_for_any_batch_threads_and_order():
+    lines = many_lines(int(os.environ.get("MOE_TEST_LINES", "150")))
+    data = "\n".join(lines) + "\n"
+    base = translate(data, "-q").text
+    for option in (["--batch", "1"], ["--batch", "7"], ["--batch", "64"], ["--batch-tokens", "100"], ["--no-mmap"],
+                   ["--threads", "1"], ["--threads", "2"], ["--threads", "3"]):
+        assert translate(data, "-q", *option).text == base, option
+    order = list(range(len(lines)))
+    random.Random(1).shuffle(order)
+    shuffled = translate("".join(lines[i] + "\n" for i in order), "-q").lines
+    assert dict(zip(order, shuffled)) == dict(enumerate(base.split("\n")[:-1])), "shuffled"
+
+
+@test
+def same_bytes_for_every_instruction_set():
+    names = re.search(r"kernels: ([^)]*)\)", run([TRANSLATE, "--version"]).text).group(1).split()
+    lines = many_lines(int(os.environ.get("MOE_TEST_LINES", "40")))
+    for name in names:
+        data = "\n".join(lines[:8] if name == "portable" and "MOE_TEST_LINES" not in os.environ else lines) + "\n"
+        base = translate(data, "-q", "--json").text
+        result = run(DE + ["-q", "--json", "--isa", name], data)
+        if result.returncode == 2 and "cannot run" in result.complaint:
+            continue  # this machine lacks it
+        assert result.text == base, name
+        assert run(DE + ["-q", "--json"], data, env=dict(os.environ, MOE_ISA=name)).text == base, "MOE_ISA=" + name
+
+
+@test
+def self_test_passes():
+    result = run([TRANSLATE, "-m", MODEL, "--self-test"])
+    assert result.returncode == 0, result.text + result.complaint
+    assert re.search(r"^\d+ sentences: \d+ passed, 0 failed", result.text, re.M), result.text
+
+
+# ---- Measuring ------------------------------------------------------------------------------------------------------
+
+
+def bench(*options):
+    result = run([BENCH] + list(options))
+    assert result.returncode == 0 and not result.complaint, result.complaint
+    return [json.loads(line) for line in result.text.splitlines()]
+
+
+@test
+def bench_measures_every_layer_type_and_instruction_set():
+    names = re.search(r"kernels: ([^)]*)\)", run([TRANSLATE, "--version"]).text).group(1).split()
+    here = [n for n in names if run([TRANSLATE, "-m", MODEL, "-t", "de", "--isa", n], "").returncode == 0]
+    out = bench("--layer", "all", "--type", "q8,q4,f32", "--isa", ",".join(here), "--rows", "3", "--experts", "3",
+                "--k", "2",
+                "--width", "64", "--hidden", "48", "--vocabulary", "90", "--src-len", "4", "--beam", "2", "--threads",
+                "2")
+    machines = [o for o in out if o["what"] == "machine"]
+    assert [m["isa"] for m in machines] == here and out[: len(here)] == machines, machines
+    assert all(m["l2_gbytes_s"] >= m["cache_gbytes_s"] >= m["dram_gbytes_s"] > 0 < m["integer_gops"]
+               for m in machines), machines
+    layers = out[len(here):]
+    assert len(layers) == 5 * 3 * len(here), len(layers)
+    for o in layers:
+        assert o["ms_median"] >= o["ms_min"] > 0 and o["gops"] > 0 and o["gbytes_s"] > 0 and o["roofline_share"] > 0, o
+    assert {o["what"] for o in layers} == {"moe", "lstm", "dense", "softmax", "attention"}
+    assert {(o["experts"], o["k"]) for o in layers if o["what"] == "moe"} == {(3, 2)}
+
+
+@test
+def bench_forces_the_length_of_translations():
+    out = bench("-m", MODEL, "--batch", "1,3", "--beam", "1,2", "--src-len", "6", "--tgt-len", "5", "--threads", "1",
+                "--profile")
+    models = [o for o in out if o["what"] == "model"]
+    assert [(o["batch"], o["beam"]) for o in models] == [(1, 1), (1, 2), (3, 1), (3, 2)], models
+    for o in models:
+        assert abs(o["tok_s"] * o["ms_median"] / 1000 - 5 * o["batch"]) < 0.02 * o["batch"], "not 5 tokens each: %r" % o
+        assert abs(o["ms_per_step"] * 5 / o["ms_median"] - 1) < 0.01 and o["rss_mb"] > 5 and o["roofline_share"] > 0, o
+    for o in models:
+        nodes = [n for n in out if n["what"] == "profile" and (n["batch"], n["beam"]) == (o["batch"], o["beam"])]
+        assert abs(sum(n["share"] for n in nodes) - 1) < 0.01, nodes
+
+
+@test
+def bench_usage_errors():
+    for options in (["--layer", "nonsense"], ["--layer", "moe", "-m", MODEL], ["--rows", "0"], ["--rows", "1,"],
+                    ["--type", "q5"],
+                    ["--isa", "nonsense"], ["--reps", "4"], ["--layer", "moe", "--experts", "2", "--k", "3"], ["stray"],
+                    ["-m", MODEL, "--src-len", "1"]):
+        result = run([BENCH] + options)
+        assert result.returncode == 2 and result.complaint and not result.text, (options, result.returncode)
+    assert run([BENCH, "-m", "/nonexistent/file"]).returncode == 3
+    with open("/dev/full", "wb") as full:
+        assert run([BENCH], stdout=full).returncode == 4
+
+
+# ---- Bad input ------------------------------------------------------------------------------------------------------
+
+BAD = {
+    "invalid UTF-8": b"Good \xff morning",
+    "overlong UTF-8": b"Good \xc0\xaf morning",
+    "a surrogate": b"Good \xed\xa0\x80 morning",
+    "half a character": b"Good \xe2\x82",
+    "NUL": b"Good \0 morning",
+    "1 MB": b"a" * (1 << 20) + b"b",
+    "too many tokens": b"good morning " * 1000,
+}
+
+
+@test
+def bad_lines_are_reported_and_the_others_translated():
+    before, after = LINES[0].encode(), LINES[1].encode()
+    good = translate(before + b"\n" + after + b"\n").lines
+    for name, line in BAD.items():
+        result = translate(before + b"\n" + line + b"\n" + after + b"\n", status=1)
+        assert result.lines == [good[0], "", good[1]], (name, result.lines)
+        assert re.search(r"^moe-translate: line 2: ", result.complaint, re.M), (name, result.complaint)
+
+
+@test
+def truncate_cuts_and_reports():
+    for name, line in BAD.items():
+        if name == "1 MB":
+            line = (b"Good morning. " * (1 << 17))
+        result = translate(line + b"\n" + LINES[1].encode() + b"\n", "--truncate")
+        assert len(result.lines) == 2 and all(result.lines), (name, result.lines)
+        assert "line 1: " in result.complaint and "cut" in result.complaint, (name, result.complaint)
+
+
+@test
+def long_lines_go_sentence_by_sentence():
+    sentences = [LINES[i % 5] for i in (0, 1, 2, 3, 4, 4, 3, 2, 1, 0)]
+    alone = translate("".join(x + "\n" for x in sentences)).lines
+    for options in [], ["--batch", "1"], ["--batch", "2", "--threads", "1"]:
+        both = translate("  ".join(sentences) + " \n\n" + LINES[0] + "\n" + " ".join(sentences), *options).lines
+        assert both == [" ".join(alone), "", alone[0], " ".join(alone)], both
+    assert translate(" ".join(sentences) + "\n", "--split", "0").lines != [" ".join(alone)]
+    assert translate(" ".join(sentences[:2]) + "\n", "--split", "10").lines == [" ".join(alone[:2])]
+    one_bad = translate(LINES[0] + " So" + " good" * 2000 + "! " + LINES[1] + "\n" + LINES[2] + "\n", status=1)
+    assert (one_bad.lines == [f"{alone[0]} {alone[1]}", alone[2]]
+            and "1 of 2 lines" in one_bad.complaint), one_bad.complaint
+    for options in ["--json"], ["--nbest", "2"], ["--ids"]:
+        assert run(DE + ["--split", "10"] + options, "Hello\n").returncode == 2
+
+
+@test
+def capitals_are_translated_as_small_letters():
+    alone = translate("The weather is nice today.\nNATO\n").lines
+    both = translate("THE WEATHER IS NICE TODAY.\nNATO\n").lines
+    assert both == [alone[0].upper(), alone[1]], both
+    assert json.loads(translate("THE WEATHER IS NICE TODAY.\n", "--json").lines[0])["translation"] == both[0]
+
+
+@test
+def bad_lines_in_json_have_an_error():
+    result = translate(b"\xff\nHello\n", "--json", status=1)
+    objects = [json.loads(x) for x in result.lines]
+    assert objects[0]["translation"] == "" and "UTF-8" in objects[0]["error"] and "error" not in objects[1]
+
+
+@test
+def usage_errors():
+    for options in (["--beam", "x"], ["--beam", "0"], ["--beam", "2", "--nbest", "3"], ["--threads", "-1"],
+                    ["--nonsense"],
+                    ["--batch", ""], ["--prune", "nan"], ["stray"], ["--isa", "nonsense"], ["-t", "xx"], ["-s", "xx"]):
+        result = run(DE + options, "Hello\n")
+        assert result.returncode == 2 and not result.text and result.complaint, (options, result.returncode)
+    assert run([TRANSLATE], "").returncode == 2
+    assert run([TRANSLATE, "-m", MODEL], "Hello\n").returncode == 2
+
+
+@test
+def unknown_languages_list_the_known_ones():
+    complaint = run(DE[:3] + ["-t", "xx"], "Hello\n").complaint
+    assert "'xx'" in complaint and " de" in complaint, complaint
+
+
+@test
+def help_and_version():
+    for program in (TRANSLATE, INFO, QUANTIZE, BENCH):
+        assert run([program, "--help"]).text.startswith("Usage:") and run([program, "-h"]).returncode == 0
+        assert re.search(r"\d\.\d", run([program, "--version"]).text)
+
+
+@test
+def broken_models():
+    with open(MODEL, "rb") as f:
+        whole = f.read()
+    with tempfile.TemporaryDirectory() as folder:
+        model, out = folder + "/model.bin", folder + "/out"
+        header = struct.unpack("<Q", whole[16:24])[0]
+        damaged = whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]
+        future = whole[:8] + struct.pack("<I", 99) + whole[12:]
+        for name, data in (("empty", b""), ("foreign", b"\x7fELF" + bytes(1000)), ("header cut", whole[:50]),
+                           ("cut", whole[: header + 4096]), ("longer", whole + b"x"), ("damaged", damaged),
+                           ("future", future)):
+            with open(model, "wb") as f:
+                f.write(data)
+            result = run([TRANSLATE, "-m", model, "-t", "de", "-o", out], "Hello\n")
+            assert result.returncode == 3, (name, result.returncode)
+            assert len(result.complaint.splitlines()) == 1 and "model.bin" in result.complaint, (name, result.complaint)
+            assert not result.text and not os.path.exists(out), name
+            assert run([INFO, model]).returncode == 3 and run([QUANTIZE, model, out, "f32"]).returncode == 3, name
+            assert os.listdir(folder) == ["model.bin"], (name, os.listdir(folder))
+        last = bytearray(whole)
+        last[-5000] ^= 0x40  # a weight: only the checksum can tell
+        with open(model, "wb") as f:
+            f.write(last)
+        assert run([INFO, "--check", model]).returncode == 3
+        assert run([TRANSLATE, "-m", folder, "-t", "de"], "").returncode == 3
+        assert run([TRANSLATE, "-m", folder + "/none", "-t", "de"], "").returncode == 3
+
+
+# ---- Streams ---------------------------------------------------------------------------------------------------------
+
+
+@test
+def a_flipped_bit_anywhere_is_noticed_before_the_first_line():
+    """Also between the tensors. --no-verify leaves checksums out, as moe-info does without --check."""
+    whole = open(MODEL, "rb").read()
+    tensors = json.loads(run([INFO, "--json", MODEL]).text)["tensors"]
+    ends = [t["offset"] + t["bytes"] for t in tensors]
+    gaps = [end for end, t in zip(ends, tensors[1:]) if end < t["offset"]]
+    r = random.Random(5)
+    with tempfile.TemporaryDirectory() as folder:
+        damaged = folder + "/damaged.bin"
+        for at in gaps[:5] + [r.randrange(len(whole)) for _ in range(25)] + [ends[0] - 1]:
+            with open(damaged, "wb") as f:
+                f.write(whole[:at] + bytes([whole[at] ^ 1 << r.randrange(8)]) + whole[at + 1:])
+            result = run([TRANSLATE, "-m", damaged, "-t", "de"], "Hello\n")
+            assert result.returncode == 3 and result.text == "" and damaged in result.complaint, (at, result)
+        assert "checksum" in result.complaint, result
+        assert run([INFO, "--check", damaged]).returncode == 3 and run([INFO, damaged]).returncode == 0
+        result = run([TRANSLATE, "--no-verify", "-m", damaged, "-t", "de"], "Hello\n")
+        assert result.returncode == 0 and result.text.count("\n") == 1, result.complaint
+
+
+@test
+def a_full_disk_is_an_error():
+    with open("/dev/full", "wb") as full:
+        result = run(DE, "Hello\n", stdout=full)
+    assert (result.returncode == 4 and "No space" in result.complaint
+            and len(result.complaint.splitlines()) == 1), result.complaint
+
+
+@test
+def a_closed_output_is_an_error():
+    result = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh"] + DE, input=b"Hello\n", stderr=subprocess.PIPE,
+                            timeout=60)
+    assert result.returncode == 4 and b"closed" in result.stderr, result
+
+
+@test
+def a_closed_pipe_is_an_error():
+    process = subprocess.Popen(DE + ["-q"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    try:
+        process.stdin.write(b"Hello there\n" * 200)
+        process.stdin.close()
+    except BrokenPipeError:
+        pass
+    complaint = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(60) == 4 and "pipe" in complaint and len(complaint.splitlines()) == 1, complaint
+
+
+@test
+def a_missing_input_file_is_an_error():
+    assert translate("", "-i", "/nonexistent/file", status=4).complaint
+    assert translate("x\n", "-o", "/nonexistent/file", status=4).complaint
+
+
+@test
+def answers_come_before_the_input_ends():
+    """A line is answered as soon as it is final, though more may follow: an interactive user waits for it."""
+    process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    expected = translate("\n".join(LINES) + "\n").lines
+    try:
+        for line, answer in zip(LINES, expected):
+            process.stdin.write(line.encode() + b"\n")
+            process.stdin.flush()
+            assert select.select([process.stdout], [], [], 60)[0], "no answer"
+            assert process.stdout.readline().decode() == answer + "\n"
+        process.stdin.write(b"half a li")  # arrives in two pieces
+        process.stdin.flush()
+        time.sleep(0.2)
+        assert not select.select([process.stdout], [], [], 0)[0], "an answer to half a line"
+    finally:
+        process.stdin.close()
+        rest = process.stdout.read()
+        process.stdout.close()
+    assert process.wait(60) == 0 and rest.count(b"\n") == 1
+
+
+@test
+def bad_lines_do_not_hold_up_an_interactive_user():
+    process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.write(b"\xff\n\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"\n" and process.stdout.readline() == b"\n"
+    process.communicate()
+    assert process.returncode == 1
+
+
+def stopped_by(number, **keywords):
+    # unbuffered: communicate() would not give what readline() read ahead
+    process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                               **keywords)
+    process.stdin.write(("\n".join(LINES) + "\n").encode() * 200)  # fits into a pipe
+    first = process.stdout.readline()
+    process.send_signal(number)
+    out, complaint = process.communicate(timeout=60)
+    return process.returncode, first + out, complaint.decode()
+
+
+@test
+def signals_end_it_cleanly():
+    expected = translate("\n".join(LINES) + "\n").text.encode()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        status, out, complaint = stopped_by(number)
+        assert status == 128 + number, status
+        assert out.endswith(b"\n") and (expected * 200).startswith(out), "partial or wrong line"
+        assert complaint.count("\n") == 1, complaint
+
+
+@test
+def a_signal_ends_a_wait_for_input():
+    process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 128 + signal.SIGINT
+    process.communicate()
+
+
+@test
+def progress_is_for_terminals():
+    """stderr on a terminal shows progress while stdout goes to a file, and leaves a clean line; a pipe sees none."""
+    master, slave = pty.openpty()
+    data = ("\n".join(LINES) + "\n").encode() * 40
+    process = subprocess.Popen(DE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=slave)
+    os.close(slave)
+    process.communicate(data, timeout=120)
+    shown = b""
+    while select.select([master], [], [], 0.5)[0]:
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(master)
+    assert not shown or (b"lines," in shown and shown.endswith(b"\r\x1b[K")), shown
+    assert run(DE, data).complaint == ""
+
+
+@test
+def a_full_disk_keeps_whole_lines_in_the_output_file():
+    """-o takes back the part of a line that still fitted. A limit on file size stands in for the disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = folder + "/out"
+        script = "trap '' XFSZ; ulimit -f 1; exec \"$@\""  # 512-byte or 1 KiB blocks
+        result = run(["bash", "-c", script, "bash"] + DE + ["-q", "-o", out], ("\n".join(LINES) + "\n") * 40)
+        with open(out, "rb") as f:
+            written = f.read()
+        assert result.returncode == 4 and "File too large" in result.complaint, (result.returncode, result.complaint)
+        assert written.endswith(b"\n") and len(written) > 300, written[-40:]
+        assert "%d whole lines" % written.count(b"\n") in result.complaint, result.complaint
+
+
+# ---- Files that are written ---------------------------------------------------------------------------------------
+
+
+ROUTING_LINES = ('{"model":"m","layers":[{"layer":"a","experts":2,"groups":0,"k":1,"gate":"softmax"}]}\n'
+                 '{"line":1,"layer":"a","position":0,"id":5,"token":"x","experts":[0],"weights":[1],"empty":false}\n')
+
+
+def limited(command, blocks=1):
+    """A program under a limit on file sizes, whose signal ends it unless it sees to that."""
+    return ["bash", "-c", 'ulimit -f %d; exec "$@"' % blocks, "bash"] + command
+
+
+def device(folder, name):
+    """A device of the test's own, or the system's where only root may make one: a program might replace it."""
+    path = folder + "/" + name
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.stat("/dev/" + name).st_rdev)
+    except PermissionError:
+        return "/dev/" + name
+    return path
+
+
+def wait_until(condition, process):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end and process.poll() is None, "it did not come so far: %s" % process.poll()
+        time.sleep(0.001)
+
+
+@test
+def a_limit_on_file_sizes_is_an_error_and_leaves_nothing():
+    program = os.path.join(BIN, "moe-make-random")
+    with tempfile.TemporaryDirectory() as folder:
+        out = folder + "/out.bin"
+        for command in ([QUANTIZE, MODEL, out, "f16"], [program, "--preset", "small", "-o", out],
+                        DE + ["--routing", out], [ROUTING, "-", "-o", out]):
+            data = ROUTING_LINES if command[0] == ROUTING else "\n".join(LINES)
+            result = run(limited(command, 4), data)
+            assert result.returncode == 4 and "too large" in result.complaint and out in result.complaint, result
+            assert os.listdir(folder) == [], os.listdir(folder)
+        result = run(limited(DE + ["-q", "-o", out]), "\n".join(LINES * 40))
+        assert result.returncode == 4 and "too large" in result.complaint, result
+        assert open(out, "rb").read().endswith(b"\n")
+
+
+@test
+def links_stay_links_and_what_lies_beside_stays():
+    with tempfile.TemporaryDirectory() as folder:
+        out, link, mine = folder + "/out", folder + "/link", folder + "/link.partial"
+        os.symlink("out", link)
+        open(mine, "w").write("mine")
+        for command in ([QUANTIZE, MODEL, link, "q8"], DE + ["--routing", link], [ROUTING, "-", "-o", link]):
+            for old in (False, True):
+                if old:
+                    os.chmod(out, 0o640)
+                result = run(command, ROUTING_LINES if command[0] == ROUTING else LINES[0] + "\n")
+                assert result.returncode == 0, result.complaint
+                assert os.readlink(link) == "out" and os.path.getsize(out) > 100
+                if old:
+                    assert os.stat(out).st_mode & 0o777 == 0o640
+            os.remove(out)
+        assert open(mine).read() == "mine" and sorted(os.listdir(folder)) == ["link", "link.partial"]
+
+
+@test
+def devices_and_pipes_are_written_as_what_they_are_or_refused():
+    program = os.path.join(BIN, "moe-make-random")
+    with tempfile.TemporaryDirectory() as folder:
+        null, full, pipe = device(folder, "null"), device(folder, "full"), folder + "/pipe"
+        before = sorted(os.listdir(folder))
+        os.mkfifo(pipe)
+        for out in (null, pipe):
+            for command in ([QUANTIZE, MODEL, out, "q8"], [program, "--preset", "small", "-o", out]):
+                result = run(command)
+                assert result.returncode == 4 and out in result.complaint and "not a file" in result.complaint, result
+        for command, data in ((DE + ["--routing"], LINES[0]), ([ROUTING, "-", "-o"], ROUTING_LINES)):
+            assert run(command + [null], data).returncode == 0
+            result = run(command + [full], data)
+            assert result.returncode == 4 and full in result.complaint and "No space" in result.complaint, result
+            process = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+            result = run(command + [pipe], data)
+            assert result.returncode == 0 and len(process.communicate(timeout=60)[0]) > 100, result.complaint
+        assert (stat.S_ISCHR(os.stat(null).st_mode) and stat.S_ISCHR(os.stat(full).st_mode)
+                and stat.S_ISFIFO(os.stat(pipe).st_mode))
+        assert sorted(os.listdir(folder)) == sorted(before + ["pipe"])
+
+
+@test
+def a_signal_leaves_no_temporary_file():
+    """One that stops orderly, the second of two that ends at once, and one in the middle of writing a model."""
+    program = os.path.join(BIN, "moe-make-random")
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the programs would rightly ignore it
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        with tempfile.TemporaryDirectory() as folder:
+            process = subprocess.Popen(DE + ["--routing", folder + "/routing"], stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE,
+                                       stderr=subprocess.PIPE, bufsize=0)
+            process.stdin.write(LINES[0].encode() + b"\n")
+            assert process.stdout.readline()
+            assert len(os.listdir(folder)) == 1 and not os.path.exists(folder + "/routing")
+            process.send_signal(number)
+            assert process.wait(60) == 128 + number, process.returncode
+            process.communicate()
+            assert os.listdir(folder) == []
+
+            process = subprocess.Popen(DE + ["--batch", "64", "--beam", "16", "--nbest", "1", "--routing",
+                                             folder + "/routing"],
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+            process.stdin.write(("\n".join(many_lines(400)) + "\n").encode())
+            wait_until(lambda: os.listdir(folder), process)
+            time.sleep(0.3)  # into the first batch
+            for _ in range(3):
+                process.send_signal(number)
+                time.sleep(0.05)
+            process.communicate(timeout=60)
+            assert process.returncode in (-number, 128 + number), process.returncode
+            assert os.listdir(folder) == []
+
+            process = subprocess.Popen([program, "--preset", "paper-32", "-o", folder + "/model.bin"],
+                                       stderr=subprocess.DEVNULL)
+            wait_until(lambda: os.listdir(folder), process)
+            process.send_signal(number)
+            assert process.wait(60) == -number, process.returncode
+            assert os.listdir(folder) == []
+
+
+@test
+def two_programs_do_not_write_one_output():
+    with tempfile.TemporaryDirectory() as folder:
+        out = folder + "/out"
+        first = subprocess.Popen(DE + ["-o", out], stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+        first.stdin.write(LINES[0].encode() + b"\n")
+        wait_until(lambda: os.path.exists(out) and os.path.getsize(out), first)
+        second = run(DE + ["-o", out], LINES[1] + "\n")
+        assert second.returncode == 4 and out in second.complaint and "another program" in second.complaint, second
+        first.stdin.write(LINES[2].encode() + b"\n")
+        assert first.communicate(timeout=60) and first.returncode == 0
+        assert open(out).read().splitlines() == translate("\n".join((LINES[0], LINES[2]))).lines
+        assert run(DE + ["-o", out], LINES[1] + "\n").returncode == 0
+
+
+# ---- moe-info, moe-quantize ------------------------------------------------------------------------------------------
+
+
+@test
+def info_in_words_and_json():
+    text = run([INFO, "--tensors", MODEL])
+    assert text.returncode == 0
+    for word in ("languages", "parameters", "encoder 0", "experts", "Tensors"):
+        assert word in text.text, word
+    whole = json.loads(run([INFO, "--json", MODEL]).text)
+    assert whole["file_bytes"] == os.path.getsize(MODEL) and "de" in whole["languages"]
+    assert sum(t["parameters"] for t in whole["tensors"]) == whole["parameters"] > whole["parameters_per_token"] > 0
+    assert whole["tensors"][-1]["offset"] + whole["tensors"][-1]["bytes"] == whole["file_bytes"]
+    assert run([INFO, "--check", MODEL]).returncode == 0
+    assert run([INFO]).returncode == 2
+    missing = run([INFO, MODEL + ".none"])
+    assert missing.returncode == 4 and "none" in missing.complaint, missing
+
+
+@test
+def quantize_writes_models_that_work():
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in ("f32", "f16", "bf16", "q8", "q4"):
+            out = "%s/%s.bin" % (folder, kind)
+            result = run([QUANTIZE, MODEL, out, kind])
+            assert result.returncode == 0 and "MiB" in result.complaint, result.complaint
+            assert json.loads(run([INFO, "--json", "--check", out]).text)["types"].get(kind)
+            assert run([TRANSLATE, "-m", out, "-t", "de"], LINES[0] + "\n").text.strip()
+            os.remove(out)
+        copy = folder + "/copy.bin"
+        shutil.copy(MODEL, copy)
+        os.symlink(copy, folder + "/link.bin")
+        assert run([QUANTIZE, copy, folder + "/link.bin", "f16"]).returncode == 2
+        assert run([QUANTIZE, copy, folder + "/x.bin", "q3"]).returncode == 2
+        assert run([QUANTIZE, copy, folder + "/no/x.bin", "f16"]).returncode == 4
+        assert run([QUANTIZE, folder + "/none.bin", folder + "/x.bin", "f16"]).returncode == 4
+        assert sorted(os.listdir(folder)) == ["copy.bin", "link.bin"]
+
+
+@test
+def quantize_measures_its_loss_and_writes_it_into_the_file():
+    pairs = ["en\tde\tGood morning!\tGuten Morgen!", "en\tfr\tThank you.\tMerci.",
+             "de\ten\tIch habe Zeit.\tI have time."]
+    with tempfile.TemporaryDirectory() as folder:
+        fine, out, sample = folder + "/f32.bin", folder + "/mixed.bin", folder + "/pairs.tsv"
+        open(sample, "w").write("\n".join(pairs) + "\n")
+        assert run([QUANTIZE, MODEL, fine, "f32"]).returncode == 0
+        result = run([QUANTIZE, fine, out, "q8", "--experts", "q4", "--measure", sample])
+        assert result.returncode == 0, result.complaint
+        about = json.loads(run([INFO, "--json", "--check", out]).text)
+        assert about["types"]["q8"]["tensors"] and about["types"]["q4"]["tensors"], about["types"]
+        quality = {k: v for k, v in about["metadata"].items() if k.startswith("quality.")}
+        assert quality["quality.sentences"] == 3 and quality["quality.compared_with"] == "f32", quality
+        loss = quality["quality.nats_per_token"] - quality["quality.nats_per_token_before"]
+        assert 0 < quality["quality.nats_per_token"] < 20 and abs(loss) < 0.5, quality
+        assert "nats_per_token" in run([INFO, out]).text
+        open(sample, "w").write(pairs[0] + "\nno tabs here\n")
+        result = run([QUANTIZE, fine, folder + "/x.bin", "q8", "--measure", sample])
+        assert result.returncode == 3 and "line 2" in result.complaint, result.complaint
+        assert run([QUANTIZE, fine, folder + "/x.bin", "q8", "--measure", folder + "/none.tsv"]).returncode == 4
+
+
+@test
+def make_random_makes_models_that_run_and_are_the_same_for_a_seed():
+    program = os.path.join(BIN, "moe-make-random")
+    with tempfile.TemporaryDirectory() as folder:
+        a, b, c = (folder + name for name in ("/a.bin", "/b.bin", "/c.bin"))
+        for out, seed in ((a, "7"), (b, "7"), (c, "8")):
+            result = run([program, "--preset", "small", "--experts", "q4", "--seed", seed, "-o", out])
+            assert result.returncode == 0, result.complaint
+        first, again, other = (open(path, "rb").read() for path in (a, b, c))
+        assert first == again and first != other
+        about = json.loads(run([INFO, "--json", "--check", a]).text)
+        assert (about["types"]["q4"]["tensors"] == 2 and about["parameters_in_experts"] == 2 * 32 * 2 * 256
+                * 512), about["types"]
+        assert run([TRANSLATE, "-m", a, "--ids"], "12 13 14\n").text.count("\n") == 1
+        assert run([program, "--preset", "huge", "-o", a]).returncode == 2
+        assert run([program, "--preset", "small", "-o", folder + "/no/a.bin"]).returncode == 4
+        assert sorted(os.listdir(folder)) == ["a.bin", "b.bin", "c.bin"]
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

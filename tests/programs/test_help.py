@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""--help of every program and script: it succeeds, fits 80 columns and, for programs in C, names every option.
+
+Usage: tests/python tests/programs/test_help.py
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
+"""
+import glob
+import os
+import re
+import subprocess
+import sys
+
+from suite import Skip, Suite
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
+COLUMNS = 80
+WIDE = {"tools/train/train.py"}  # its head comment is the help, and has longer lines today
+test = Suite()
+
+
+def text_of(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+        return file.read()
+
+
+def sources(pattern):
+    return sorted(glob.glob(pattern, root_dir=ROOT, recursive=True))
+
+
+def help_of(*command, wide=False):
+    done = subprocess.run([*command, "--help"], cwd=ROOT, env=dict(os.environ, COLUMNS=str(COLUMNS)), encoding="utf-8",
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
+    missing = re.search(r"ModuleNotFoundError: No module named '(numpy|torch|sentencepiece|sacrebleu)'", done.stderr)
+    if missing:
+        raise Skip(f"no {missing[1]} here")
+    assert done.returncode == 0 and not done.stderr, (done.returncode, done.stderr[-500:])
+    assert re.match("usage: ", done.stdout, re.I), done.stdout[:100]
+    long = [line for line in done.stdout.splitlines() if len(line) > COLUMNS]
+    assert wide or not long, long
+    return done.stdout
+
+
+def options_of(source):
+    """The long options in a C program's tables, and in those that program.h has for several programs."""
+    shared = dict(re.findall(r"#define (PROGRAM_\w*OPTIONS)((?:.*\\\n)*.*)", text_of("tools/programs/program.h")))
+    own = text_of(source)
+    used = own + "".join(text for name, text in shared.items() if re.search(rf"\b{name}\b", own))
+    return set(re.findall(r'"([a-z][a-z-]*)", (?:no|required)_argument', used))
+
+
+def of_program(source):
+    def names_every_option():
+        name = os.path.basename(source)[:-2]
+        text = help_of(os.path.join(BIN, name))
+        found = options_of(source)
+        assert {"help", "version"} <= found or name == "moe-make-random", found
+        missing = [x for x in found if not re.search(rf"--{x}(?![a-z-])", text)]
+        assert not missing, missing
+        assert "Exit status" in text, text[-300:]
+    return names_every_option
+
+
+def of_script(path):
+    return lambda: help_of(*(["tests/python"] if path.endswith(".py") else []), path, wide=path in WIDE)
+
+
+def add(path, function):
+    function.__name__ = os.path.basename(path).replace(".c", "")
+    test(function)
+
+
+programs = sources("tools/programs/moe-*.c")
+scripts = [x for folder in ("tools", "tests") for x in sources(folder + "/**/*.py")
+           if "ArgumentParser(" in text_of(x) and not x.endswith("/test_help.py")]
+for one in programs:
+    add(one, of_program(one))
+for one in [*scripts, "tools/install-deps"]:
+    add(one, of_script(one))
+
+
+@test
+def there_are_programs_and_scripts():
+    assert len(programs) >= 10 and len(scripts) >= 7, (programs, scripts)
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

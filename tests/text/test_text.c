@@ -1,0 +1,482 @@
+/* test_text.c - tools/text/ without a model.
+ *
+ *   1. UTF-8               validity, cuts, what is clean, floats as text
+ *   2. JSON                strings, numbers, layouts
+ *   3. Index               entries by the hash of their keys
+ *   4. Lines               a file descriptor cut into lines
+ *   5. Sentences           where they end; capitals
+ *   6. The queue           jobs leave in order
+ *   7. Hostile tokenisers  damaged models of SentencePiece
+ */
+#define _POSIX_C_SOURCE 200809L
+
+#include "tools/text/json.h"
+#include "tools/text/text.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* ==== 1. UTF-8 ========================================================================================== */
+
+static size_t encode_utf8(uint32_t c, char out[4]) {
+    if (c < 0x80) return out[0] = (char)c, 1;
+    size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (size_t i = n - 1; i; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3F));
+    out[0] = (char)((n == 2 ? 0xC0u : n == 3 ? 0xE0u : 0xF0u) | c);
+    return n;
+}
+
+static void every_character_is_valid(void **state) {
+    (void)state;
+    for (uint32_t c = 0; c < 0x110400; c++) {
+        char s[4];
+        size_t n = encode_utf8(c, s), valid = text_utf8_valid(s, n);
+        int surrogate = c >= 0xD800 && c < 0xE000;
+        assert_int_equal(valid, surrogate || c > 0x10FFFF ? 0 : n);
+        for (size_t cut = 1; cut < n; cut++) assert_int_equal(text_utf8_valid(s, cut), 0);
+    }
+}
+
+/* Every seventh string of three bytes against a decoder that is written the other way round: decode, encode, compare.
+ */
+static void short_strings_agree_with_a_plain_decoder(void **state) {
+    (void)state;
+    for (uint32_t bits = 0; bits < 1u << 24; bits += 7) {
+        char s[3] = { (char)(bits & 0xFF), (char)(bits >> 8), (char)(bits >> 16) };
+        size_t at = 0;
+        while (at < 3) {
+            unsigned char first = (unsigned char)s[at];
+            size_t n = first < 0x80 ? 1 : first < 0xC0 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+            if (!n || at + n > 3) break;
+            uint32_t c = n == 1 ? first : first & (0xFFu >> (n + 1));
+            for (size_t i = 1; i < n; i++) c = c << 6 | ((unsigned char)s[at + i] & 0x3F);
+            char again[4];
+            if (encode_utf8(c, again) != n || memcmp(again, s + at, n) != 0 || (c >= 0xD800 && c < 0xE000)) break;
+            at += n;
+        }
+        assert_int_equal(text_utf8_valid(s, 3), at);
+    }
+}
+
+static void cuts_fall_between_characters(void **state) {
+    (void)state;
+    const char *s = "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80";
+    static const size_t cut[] = { 0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 10 };
+    for (size_t limit = 0; limit < 12; limit++) assert_int_equal(text_utf8_cut(s, 10, limit), cut[limit]);
+}
+
+/* A model file must not be able to send control sequences to a terminal. */
+static void cleaned_text_holds_no_controls(void **state) {
+    (void)state;
+    const char dirty[] = "a\x1b[2Jb\0c\xC2\x9B"
+                         "d\xFF\ne\x7F\xC3\xA9";
+    text_bytes out = { 0 };
+    text_append_clean(&out, dirty, sizeof dirty - 1);
+    assert_string_equal(out.data, "a\xEF\xBF\xBD[2Jb\xEF\xBF\xBD"
+                                  "c\xEF\xBF\xBD"
+                                  "d\xEF\xBF\xBD e\xEF\xBF\xBD\xC3\xA9");
+    text_bytes_free(&out);
+}
+
+static void floats_read_back(void **state) {
+    (void)state;
+    for (uint32_t bits = 1; bits < 0x7F800000u; bits += 65521) {
+        float value;
+        memcpy(&value, &bits, 4);
+        text_bytes out = { 0 };
+        text_append_float(&out, value);
+        assert_true(strtof(out.data, NULL) == value);
+        text_bytes_free(&out);
+    }
+}
+
+/* ==== 2. JSON =========================================================================================== */
+
+static void strings_are_escaped_as_far_as_they_must(void **state) {
+    (void)state;
+    static const char text[] = "a\"\\\b\f\n\r\t\x01\x7F<&'>\xC3\xA9\xE2\x80\xA7\xE2\x80\xA8\xE2\x80\xA9";
+    text_bytes out = { 0 };
+    json j = { .out = &out };
+    json_string(&j, NULL, text, sizeof text - 1);
+    assert_string_equal(out.data,
+                        "\"a\\\"\\\\\\b\\f\\n\\r\\t\\u0001\x7F<&'>\xC3\xA9\xE2\x80\xA7\xE2\x80\xA8\xE2\x80\xA9\"");
+    out.length = 0;
+    j = (json){ .out = &out, .script = 1 };
+    json_string(&j, NULL, text, sizeof text - 1);
+    assert_string_equal(out.data, "\"a\\u0022\\u005c\\u0008\\u000c\\u000a\\u000d\\u0009\\u0001\\u007f"
+                                  "\\u003c\\u0026\\u0027\\u003e\xC3\xA9\xE2\x80\xA7\\u2028\\u2029\"");
+    out.length = 0;
+    j = (json){ .out = &out };
+    json_clean(&j, NULL, "a\0\xFF\n", 4);
+    assert_string_equal(out.data, "\"a\xEF\xBF\xBD\xEF\xBF\xBD \"");
+    text_bytes_free(&out);
+}
+
+static void put_everything(json *j) {
+    static const int32_t ids[] = { 3, -1, INT32_MAX };
+    json_open(j, NULL, '{');
+    json_null(j, "null");
+    json_bool(j, "yes", 1);
+    json_whole(j, "whole", INT64_MIN);
+    json_open(j, "floats", '[');
+    json_float(j, NULL, 0.1f);
+    json_float(j, NULL, -INFINITY);
+    json_digits(j, NULL, 2.0 / 3, 3);
+    json_digits(j, NULL, NAN, 3);
+    json_fixed(j, NULL, 2, 1);
+    json_fixed(j, NULL, INFINITY, 1);
+    json_close(j, ']');
+    json_break(j);
+    json_ids(j, "ids", ids, 3);
+    json_ids(j, "none", NULL, 0);
+    json_open(j, "nothing", '{');
+    json_close(j, '}');
+    json_open(j, "list", '[');
+    json_open(j, NULL, '{');
+    json_text(j, "a", "b");
+    json_close(j, '}');
+    json_break(j);
+    json_open(j, NULL, '[');
+    json_close(j, ']');
+    json_close(j, ']');
+    json_close(j, '}');
+}
+
+static void values_stand_apart_in_both_layouts(void **state) {
+    (void)state;
+    text_bytes out = { 0 };
+    json j = { .out = &out };
+    put_everything(&j);
+    assert_string_equal(out.data, "{\"null\":null,\"yes\":true,\"whole\":-9223372036854775808,"
+                                  "\"floats\":[0.1,null,0.667,null,2.0,null],\n\"ids\":[3,-1,2147483647],\"none\":[],"
+                                  "\"nothing\":{},\"list\":[{\"a\":\"b\"},\n[]]}");
+    out.length = 0;
+    j = (json){ .out = &out, .pretty = 1 };
+    json_open(&j, NULL, '{');
+    json_whole(&j, "a", 1);
+    json_open(&j, "b", '[');
+    json_open(&j, NULL, '{');
+    json_bool(&j, "c", 0);
+    json_null(&j, "d");
+    json_close(&j, '}');
+    json_whole(&j, NULL, 2);
+    json_close(&j, ']');
+    json_open(&j, "e", '{');
+    json_close(&j, '}');
+    json_close(&j, '}'); /* as cJSON_Print has it */
+    assert_string_equal(out.data,
+                        "{\n\t\"a\":\t1,\n\t\"b\":\t[{\n\t\t\t\"c\":\tfalse,\n\t\t\t\"d\":\tnull\n\t\t}, 2],\n"
+                        "\t\"e\":\t{\n\t}\n}");
+    text_bytes_free(&out);
+}
+
+/* ==== 3. Index ========================================================================================== */
+
+static void entries_are_found_by_their_hash(void **state) {
+    enum { ENTRIES = 5000, HASHES = 1700 }; /* about three entries share a hash */
+    (void)state;
+    text_index index = { 0 };
+    size_t at = 0;
+    assert_int_equal(text_index_next(&index, 0, &at), TEXT_NONE);
+    for (size_t i = 0; i < ENTRIES; i++) assert_true(text_index_add(&index, (uint32_t)(i % HASHES) * 0x9E3779B9u, i));
+    assert_int_equal(index.count, ENTRIES);
+    assert_true(index.size >= 2 * ENTRIES);
+    for (uint32_t hash = 0; hash < HASHES; hash++) {
+        size_t found = 0, sum = 0, wanted = 0, n = 0;
+        uint32_t entry;
+        for (at = 0; (entry = text_index_next(&index, hash * 0x9E3779B9u, &at)) != TEXT_NONE; found++) sum += entry;
+        for (size_t i = hash; i < ENTRIES; i += HASHES) wanted += i, n++;
+        assert_int_equal(found, n);
+        assert_int_equal(sum, wanted);
+    }
+    assert_false(text_index_add(&index, 1, TEXT_NONE));
+    text_index_free(&index);
+    assert_int_not_equal(text_hash("ab", 2), text_hash("ba", 2));
+    assert_int_equal(text_hash("ab", 2), text_hash("abc", 2));
+}
+
+/* ==== 4. Lines ========================================================================================== */
+
+/* What the reader makes of `data`, as "line|line|" with "!" before a line that was too long. `step`: bytes that are
+ * written to the pipe between two readings. */
+static void read_back(const char *data, size_t length, size_t step, text_bytes *out) {
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    text_reader reader;
+    text_reader_init(&reader, ends[0], NULL);
+    uint64_t number = 0;
+    for (size_t at = 0;;) {
+        text_line line;
+        text_read state = text_reader_next(&reader, 0, &line);
+        if (state == TEXT_READ_LINE) {
+            assert_int_equal(line.number, ++number);
+            if (line.too_long) text_append_string(out, "!");
+            text_append(out, line.data, line.length);
+            text_append_string(out, "|");
+        } else if (state == TEXT_READ_LATER) {
+            size_t n = length - at < step ? length - at : step;
+            if (n) assert_int_equal(write(ends[1], data + at, n), n);
+            else if (ends[1] >= 0) close(ends[1]), ends[1] = -1;
+            at += n;
+        } else {
+            assert_int_equal(state, TEXT_READ_END);
+            break;
+        }
+    }
+    text_reader_free(&reader);
+    close(ends[0]);
+}
+
+static void lines_survive_any_cutting(void **state) {
+    (void)state;
+    const char in[] = "\xEF\xBB\xBFone\r\n\ntwo\n\r\nth\rree\n\xEF\xBB\xBF"
+                      "four\nNUL \0 inside\nlast";
+    const char wanted[] = "one||two||th\rree|\xEF\xBB\xBF"
+                          "four|NUL \0 inside|last|";
+    for (size_t step = 1; step < sizeof in; step++) {
+        text_bytes out = { 0 };
+        read_back(in, sizeof in - 1, step, &out);
+        assert_int_equal(out.length, sizeof wanted - 1);
+        assert_memory_equal(out.data, wanted, out.length);
+        text_bytes_free(&out);
+    }
+}
+
+static void long_lines_are_kept_to_the_limit(void **state) {
+    (void)state;
+    for (int over = -1; over <= 2; over++) {
+        for (int crlf = 0; crlf < 2; crlf++) {
+            text_bytes in = { 0 }, out = { 0 };
+            size_t n = (size_t)(TEXT_MAX_LINE + over);
+            char *line = malloc(n);
+            assert_non_null(line);
+            memset(line, 'x', n);
+            text_append(&in, line, n);
+            text_append_string(&in, crlf ? "\r\nnext\n" : "\nnext\n");
+            read_back(in.data, in.length, 60000, &out);
+            size_t kept = over > 0 ? TEXT_MAX_LINE : n;
+            assert_int_equal(out.length, kept + (over > 0) + 6);
+            assert_string_equal(out.data + out.length - 6, "|next|");
+            assert_int_equal(out.data[0], over > 0 ? '!' : 'x');
+            free(line);
+            text_bytes_free(&in);
+            text_bytes_free(&out);
+        }
+    }
+}
+
+static void an_endless_line_needs_little_memory(void **state) {
+    (void)state;
+    text_bytes in = { 0 }, out = { 0 };
+    size_t n = (size_t)5 * TEXT_MAX_LINE;
+    char *line = malloc(n);
+    assert_non_null(line);
+    memset(line, 'x', n);
+    text_append(&in, line, n);
+    text_append_string(&in, "\nnext");
+    read_back(in.data, in.length, 65536, &out);
+    assert_int_equal(out.length, 1 + TEXT_MAX_LINE + 6);
+    free(line);
+    text_bytes_free(&in);
+    text_bytes_free(&out);
+}
+
+/* ==== 5. Sentences ====================================================================================== */
+
+static void sentences_end_where_readers_see_it(void **state) {
+    static const char *const texts[] = {
+        /* | where one ends */
+        "Hello.| How are you?| Fine!",
+        "no end at all",
+        "One. two. three",
+        "",
+        "  ",
+        "Wait... what?| Yes!!| No?!| So.",
+        "Dr. No met Mr. Smith and J. R. Ewing.| Then he left.",
+        "Am 3. Oktober kam er, z. B. nach Art. 5 und weiter.| Gut.",
+        "He said: \"Stop.\"| She did.| (Really.)| 12 men came.",
+        "Il dit : \xC2\xAB Non ! \xC2\xBB| Bien.",
+        "\xC2\xBFQu\xC3\xA9?| \xC2\xA1Nada!| \xC3\x89l lo sabe. \xC3\xA9l no",
+        "Ende\xE2\x80\xA6| Anfang",
+        "3.14 is pi.| 2.5 is not.",
+        "Ver 2.0.| New",
+        "\xE5\xA5\xBD\xE3\x80\x82|\xE5\xA5\xBD\xEF\xBC\x81",
+        ". . .| A",
+        "U.S. Army.| Go",
+        "end of 1999.| Begin",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        text_bytes plain = { 0 }, got = { 0 };
+        for (const char *c = texts[i]; *c; c++)
+            if (*c != '|') text_append(&plain, c, 1);
+        text_append(&got, "", 0);
+        for (size_t at = 0, n; at < plain.length; at += n) {
+            n = text_sentence(plain.data + at, plain.length - at);
+            assert_true(n > 0 && n <= plain.length - at);
+            size_t end = n;
+            while (at + n < plain.length && end && plain.data[at + end - 1] == ' ') end--;
+            text_append(&got, plain.data + at, end);
+            if (at + n < plain.length) text_append(&got, "|", 1);
+            text_append(&got, plain.data + at + end, n - end);
+        }
+        assert_string_equal(got.data, texts[i]);
+        text_bytes_free(&plain);
+        text_bytes_free(&got);
+    }
+}
+
+static void capitals_come_and_go(void **state) {
+    static const struct {
+        const char *shouted, *calm;
+    } texts[] = {
+        { "THE END IS NEAR. GO HOME!", "The end is near. Go home!" },
+        { "\xC3\x89L NI\xC3\x91O JUEGA", "\xC3\x89l ni\xC3\xB1o juega" }, /* É Ñ */
+        { "\xC2\xBFQU\xC3\x89 PASA AQU\xC3\x8D?", "\xC2\xBFQu\xC3\xA9 pasa aqu\xC3\xAD?" },
+        { "ZA\xC5\xBB\xC3\x93\xC5\x81\xC4\x86 G\xC4\x98\xC5\x9AL\xC4\x84 JA\xC5\xB9\xC5\x83",
+          "Za\xC5\xBC\xC3\xB3\xC5\x82\xC4\x87 g\xC4\x99\xC5\x9Bl\xC4\x85 ja\xC5\xBA\xC5\x84" },
+        { "\xD0\x9C\xD0\x98\xD0\xA0 \xD0\x95\xD0\xA1\xD0\xA2 \xD0\x81\xD0\x96",
+          "\xD0\x9C\xD0\xB8\xD1\x80 \xD0\xB5\xD1\x81\xD1\x82 \xD1\x91\xD0\xB6" },
+        { "12 %, WIR UND \xE2\x82\xAC SIE", "12 %, Wir und \xE2\x82\xAC sie" },
+    };
+    static const char *const quiet[] = { "",
+                                         "NATO AND",
+                                         "THE END is NEAR",
+                                         "A B C D E",
+                                         "STRA\xC3\x9F"
+                                         "E AUF UND",
+                                         "12 34 56 78",
+                                         "NATO" };
+    char line[64];
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        const size_t n = strlen(texts[i].shouted);
+        assert_true(text_is_shouted(texts[i].shouted, n));
+        memcpy(line, texts[i].shouted, n + 1);
+        text_calm(line, n);
+        assert_string_equal(line, texts[i].calm);
+        assert_false(text_is_shouted(line, n));
+        text_shout(line, n);
+        assert_string_equal(line, texts[i].shouted);
+    }
+    for (size_t i = 0; i < sizeof quiet / sizeof *quiet; i++) assert_false(text_is_shouted(quiet[i], strlen(quiet[i])));
+    memcpy(line,
+           "Stra\xC3\x9F"
+           "e \xC3\xBF",
+           10);
+    text_shout(line, 9);
+    assert_memory_equal(line, "STRASSE \xC5\xB8", 10);
+}
+
+/* ==== 6. The queue ====================================================================================== */
+
+static void jobs_leave_in_order_whatever_finishes_first(void **state) {
+    (void)state;
+    enum { N = 50 };
+    text_queue queue = { 0 };
+    text_job *jobs[N];
+    for (int round = 0; round < 3; round++) {
+        for (uint64_t i = 0; i < N; i++) {
+            jobs[i] = text_queue_add(&queue);
+            assert_non_null(jobs[i]);
+            assert_int_equal(jobs[i]->finished | jobs[i]->failed | jobs[i]->cut, 0);
+            assert_int_equal(jobs[i]->output.length, 0);
+            jobs[i]->line = i;
+        }
+        uint64_t next = 0;
+        for (uint64_t i = 0; i < N; i++) {
+            text_job *job = jobs[i * 17 % N]; /* every job once: 17 and 50 share no factor */
+            job->finished = 1;
+            text_append_string(&job->output, "x");
+            for (text_job *first; (first = text_queue_first(&queue)); text_queue_remove(&queue))
+                assert_int_equal(first->line, next++);
+        }
+        assert_int_equal(next, N);
+        assert_null(queue.first);
+    }
+    text_queue_free(&queue);
+}
+
+/* ==== 7. Hostile tokenisers ============================================================================= */
+
+static void refused(const void *bytes, size_t size, const char *why) {
+    char error[200] = "";
+    void *copy = malloc(size ? size : 1); /* of the exact size: a sanitizer sees a read beyond it */
+    assert_non_null(copy);
+    if (size) memcpy(copy, bytes, size);
+    spm *made = spm_new(copy, size, error, sizeof error);
+    free(copy);
+    assert_null(made);
+    if (!strstr(error, why)) fail_msg("wanted '%s', got '%s'", why, error);
+}
+
+#define REFUSED(literal, why) refused(literal, sizeof(literal) - 1, why)
+
+static void damaged_tokenisers_are_refused(void **state) {
+    (void)state;
+    REFUSED("", "empty");
+    REFUSED("garbage that is no protocol buffer", "not a SentencePiece model");
+    REFUSED("\x0A\xFF\xFF\xFF\xFF\x0F", "cut short");                       /* a length beyond the end       */
+    REFUSED("\x0A\x05\x0A\x7Fxyz", "cut short");                            /* the same, one level down      */
+    REFUSED("\x08\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", "endless"); /* a varint of eleven bytes      */
+    REFUSED("\x0A\x00", "empty or holds a NUL");                            /* a piece without text          */
+    REFUSED("\x0A\x03\x0A\x01\x00", "empty or holds a NUL");
+    REFUSED("\x0A\x05\x0A\x01x\x18\x06", "<0xHH>");                  /* a byte piece called x         */
+    REFUSED("\x0A\x08\x0A\x01x\x15\x00\x00\xC0\x7F", "no number");   /* a score that is NaN           */
+    REFUSED("\x0A\x03\x0A\x01x\x1A\x04\x12\x02zz", "normalisation"); /* a character map of two bytes  */
+    REFUSED("\x0A\x03\x0A\x01x\x1A\x0A\x12\x08\xFF\xFF\xFF\xFFzzzz", "normalisation"); /* trie beyond its end */
+    REFUSED("\x0A\x03\x0A\x01x\x1A\x0B\x12\x09\x04\x00\x00\x00\x00\x04\x00\x00\x00", "normalisation"); /* too small */
+    REFUSED("\x0A\x03\x0A\x01x", "SentencePiece refuses"); /* no unknown piece              */
+}
+
+/* The character map's trie may not lead back to where it was: the library's walk would not end its matches in 32. */
+static void a_trie_with_a_circle_is_refused(void **state) {
+    (void)state;
+    enum { UNITS = 512 };
+    char model[9 + 3 + 3 + 4 + 4 * UNITS + 1];
+    const size_t map = 4 + 4 * UNITS + 1;
+    uint32_t units[UNITS] = { 0 };
+    units[0] = 1u << 10;                          /* children of the root from unit 1 ^ c      */
+    units[1 ^ 'a'] = 'a' | (uint32_t)('a' << 10); /* back to base 1: 'a' leads to itself      */
+    size_t n = 0;
+    memcpy(model + n, "\x0A\x03\x0A\x01x", 5), n += 5;
+    model[n++] = 0x1A;
+    model[n++] = (char)(0x80 | ((map + 3) & 0x7F)), model[n++] = (char)((map + 3) >> 7);
+    model[n++] = 0x12;
+    model[n++] = (char)(0x80 | (map & 0x7F)), model[n++] = (char)(map >> 7);
+    uint32_t trie = 4 * UNITS;
+    memcpy(model + n, &trie, 4), n += 4;
+    memcpy(model + n, units, sizeof units), n += sizeof units;
+    model[n++] = '\0';
+    refused(model, n, "normalisation");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_character_is_valid),
+        cmocka_unit_test(short_strings_agree_with_a_plain_decoder),
+        cmocka_unit_test(cuts_fall_between_characters),
+        cmocka_unit_test(cleaned_text_holds_no_controls),
+        cmocka_unit_test(floats_read_back),
+        cmocka_unit_test(strings_are_escaped_as_far_as_they_must),
+        cmocka_unit_test(values_stand_apart_in_both_layouts),
+        cmocka_unit_test(entries_are_found_by_their_hash),
+        cmocka_unit_test(lines_survive_any_cutting),
+        cmocka_unit_test(long_lines_are_kept_to_the_limit),
+        cmocka_unit_test(an_endless_line_needs_little_memory),
+        cmocka_unit_test(sentences_end_where_readers_see_it),
+        cmocka_unit_test(capitals_come_and_go),
+        cmocka_unit_test(jobs_leave_in_order_whatever_finishes_first),
+        cmocka_unit_test(damaged_tokenisers_are_refused),
+        cmocka_unit_test(a_trie_with_a_circle_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,518 @@
+#!/usr/bin/env python3
+"""Checkpoint -> model file. Checkpoints of the trainer are described here, those of other programs (--from) in gnmt.py.
+
+A checkpoint of the trainer, "moe-checkpoint-1", is what `torch.save` makes of {"format", "config", "weights"}. The
+config is plain values:
+
+    arch "gnmt-moe" | vocab_size | d_model | embed_scale | shared_embedding | pad unk bos eos (optional but bos, eos)
+    languages {code: tag} | never_generated [ids] | gate_order "i f g o"
+    output_weight (True: own output matrix) | output_bias (True: a bias on the logits)        both False by default
+    encoder, decoder: lists of layers
+      type "lstm" | "lstmp" | "bi-lstm" | "bi-lstmp": hidden, proj (with p), residual (False, True, "embedding part"),
+        forget_bias (0), merge ("concat" | "sum"), input ("embedding, context": the first decoder layer's way to say
+        context "previous"), context ("none" | "previous" | "current")
+      type "moe": experts, k, hidden, gate ("softmax" | "topk" | "noisy top-k" | "threshold" | "batchwise/threshold"),
+        empty ("top1" | "zero"), activation "relu", output ("sigmoid" | "none"), scale (1), residual; two levels:
+        groups, and parent_gate, parent_k, parent_empty where they differ; gate_hidden (units of an MLP gate),
+        gate_relu (rectified logits), gate_bias (every gate's maps have biases); expert ("mlp" | "linear": then
+        activation "none" too), expert_bias (of linear experts)
+    attention: type ("additive" | "product"), size, query ("state" | "output", see below), layer (0),
+      start ("query" | "zero"), bias (False)
+
+    arch "moe-lm": the same without languages, shared_embedding, encoder and attention
+    arch "deep-moe": inputs | classes | class_names | output_bias | network: a list of layers of type "moe"
+
+Any other top-level value is information about training and is kept as `training.NAME`; an unknown key in a layer is
+refused. The whole config is kept as `training.config` (JSON), so that --back makes a checkpoint of a model file and
+training can go on. Weights are named as in the model file but for: gate.weight, gate.noise, parent.weight, parent.noise
+[d, n], gate.hidden.weight [d, units], experts.w_up [n, d, h], experts.w_down [n, h, d] (all [in, out]). A "noisy top-k"
+gate has gate.noise, which goes into the file: noise (eq 4) is for training, but can be asked for at inference.
+
+The query that checkpoints of the first kind call "output of decoder.0 at the previous step" is the recurrent state,
+before the residual: teacher-forced loss on 720 Tatoeba dev pairs 1.794 nats; with the residual added it would be 1.920.
+"""
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+import gnmt
+import hf
+import moefile
+import torchfile
+from moefile import FormatError
+
+QUERY = {"state": "state", "output": "output", "output of decoder.0 at the previous step, zero at first": "state"}
+GATE = {"softmax": "softmax", "topk": "topk", "noisy top-k": "topk", "threshold": "threshold",
+        "batchwise/threshold": "threshold"}
+LSTM = {"type", "hidden", "proj", "residual", "forget_bias", "merge", "input", "context"}
+MOE = {"type", "experts", "k", "hidden", "gate", "empty", "activation", "output", "scale", "residual", "groups",
+       "parent_gate",
+       "parent_k", "parent_empty", "gate_hidden", "gate_relu", "gate_bias", "expert", "expert_bias"}
+ATTENTION = {"type", "size", "query", "layer", "start", "bias"}
+KNOWN = {"arch", "vocab_size", "d_model", "embed_scale", "shared_embedding", "pad", "unk", "bos", "eos", "languages",
+         "never_generated", "gate_order", "output_weight", "output_bias", "encoder", "decoder", "attention",
+         "inputs", "classes", "class_names", "network"}
+SIDES = {"gnmt-moe": ("encoder", "decoder"), "moe-lm": ("decoder",), "deep-moe": ("network",)}
+TRANSPOSED = tuple(f".{x}.{y}" for x in ("gate", "parent") for y in ("weight", "noise")) + (".gate.hidden.weight",)
+
+
+# ---- Configuration -> metadata ---------------------------------------------------------------------------------------
+
+def known(name, given, keys):
+    for key in given:
+        if key not in keys:
+            raise FormatError(f"config: {name} has an unknown key {key!r}")
+
+
+def choose(name, value, table):
+    if value not in table:
+        raise FormatError(f"config: {name} is {value!r}, this program knows {', '.join(map(repr, table))}")
+    return table[value]
+
+
+def layer_meta(name, layer):
+    """Metadata of one layer, without its prefix."""
+    kind = layer.get("type")
+    if kind == "moe":
+        known(name, layer, MOE)
+        gate = choose(name + " gate", layer["gate"], GATE)
+        meta = {"kind": "moe", "experts": layer["experts"], "k": 0 if gate == "softmax" else layer["k"],
+                "hidden": layer["hidden"], "gate": gate, "empty": layer.get("empty", "top1"),
+                "output": layer.get("output", "sigmoid"), "scale": float(layer.get("scale", 1)),
+                "activation": layer.get("activation", "relu"), "residual": int(layer.get("residual", True))}
+        if layer.get("groups"):
+            above = choose(name + " parent_gate", layer.get("parent_gate", layer["gate"]), GATE)
+            meta.update({"groups": layer["groups"], "parent.gate": above,
+                         "parent.k": 0 if above == "softmax" else layer.get("parent_k", meta["k"]),
+                         "parent.empty": layer.get("parent_empty", meta["empty"])})
+        for key, value in (("gate.hidden", layer.get("gate_hidden", 0)),
+                           ("gate.relu", int(layer.get("gate_relu", False)))):
+            if value:
+                meta[key] = value
+        return {**meta, "expert": layer["expert"]} if "expert" in layer else meta
+    known(name, layer, LSTM)
+    two = choose(name + " type", kind, {"lstm": 0, "lstmp": 0, "bi-lstm": 1, "bi-lstmp": 1})
+    proj = layer.get("proj", 0)
+    if kind.endswith("p") != (proj > 0):
+        raise FormatError(f"config: {name} is {kind!r} with proj {proj}")
+    meta = {"kind": "lstm", "hidden": layer["hidden"], "proj": proj}
+    if two:
+        meta.update(bidirectional=1, merge=layer.get("merge", "concat"))
+    meta["residual"] = choose(name + " residual", layer.get("residual", False),
+                              {False: 0, True: 1, "embedding part": 1})
+    meta["forget_bias"] = float(layer.get("forget_bias", 0))
+    if name.startswith("decoder"):
+        given = choose(name + " input", layer.get("input", ""), {"": "none", "embedding, context": "previous"})
+        meta["context"] = layer.get("context", given)
+    return meta
+
+
+def config_meta(config):
+    """A checkpoint's configuration as metadata of a model file, without the other general and tokenizer keys."""
+    arch = config.get("arch")
+    choose("arch", arch, SIDES)
+    meta = {"general.architecture": arch, **(classifier_meta if arch == "deep-moe" else token_meta)(config)}
+    for side in SIDES[arch]:
+        meta[side + ".layers"] = len(config[side])
+        for i, layer in enumerate(config[side]):
+            meta.update({f"{side}.{i}.{key}": v for key, v in layer_meta(f"{side}.{i}", layer).items()})
+    if arch == "gnmt-moe":
+        meta.update(attention_meta(config))
+    for key, value in config.items():
+        if key not in KNOWN and isinstance(value, (int, float, str)):
+            meta["training." + key.lower()] = int(value) if isinstance(value, bool) else value
+    meta["training.config"] = json.dumps(config)
+    return meta
+
+
+def classifier_meta(config):
+    names = config.get("class_names", [])
+    return {"vocab.size": config["classes"], "model.width": config["inputs"],
+            **({"classes.names": names} if names else {})}
+
+
+def token_meta(config):
+    choose("gate_order", config.get("gate_order", "i f g o"), {"i f g o": 1})
+    meta = {"vocab.size": config["vocab_size"], "model.width": config["d_model"],
+            "embedding.scale": float(config.get("embed_scale", 1))}
+    for key in ("pad", "unk", "bos", "eos"):
+        meta["token." + key] = config.get(key, -1)
+    meta["token.never"] = np.array(config.get("never_generated", []), np.int64)
+    if config["arch"] == "gnmt-moe":
+        languages = config.get("languages", {})
+        meta.update({"source.tag": int(bool(languages)), "source.bos": 0, "source.eos": 1})
+        meta["languages.codes"] = list(languages)
+        meta["languages.tags"] = np.array(list(languages.values()), np.int64)
+    return meta
+
+
+def attention_meta(config):
+    """Attention and what the decoder does by default."""
+    a = config["attention"]
+    known("attention", a, ATTENTION)
+    return {"attention.kind": a["type"], "attention.size": a["size"], "attention.layer": a.get("layer", 0),
+            "attention.query": choose("attention query", a["query"], QUERY),
+            "attention.start": a.get("start", "query"), "decoder.init": "zero",
+            "decode.beam": 4, "decode.length_penalty": 0.6, "decode.length_constant": 5.0,
+            "decode.coverage_penalty": 0.0, "decode.prune": 0.0, "decode.max_len_factor": 2.0,
+            "decode.max_len_offset": 10, "limit.source": 512, "limit.target": 512}
+
+
+# ---- Weights ---------------------------------------------------------------------------------------------------------
+
+def optional_tensors(config):
+    """Names of the tensors that a config asks for and another could do without."""
+    names = {name for name, key in (("output.weight", "output_weight"), ("output.bias", "output_bias"))
+             if config.get(key)}
+    for side in SIDES[config["arch"]]:
+        for i, layer in enumerate(config[side]):
+            gates = [".gate"] + [".parent"] * bool(layer.get("groups"))
+            if layer.get("gate_bias"):
+                names |= {f"{side}.{i}{x}.bias" for x in gates + [".gate.hidden"]}
+            if layer.get("expert_bias"):
+                names.add(f"{side}.{i}.experts.bias")
+            for x in gates:
+                kind = layer.get("gate") if x == ".gate" else layer.get("parent_gate", layer.get("gate"))
+                if kind == "noisy top-k":
+                    names.add(f"{side}.{i}{x}.noise")
+    return names
+
+
+def checkpoint_weights(config, m, weights):
+    """The checkpoint's tensors under the model file's names and shapes, as float32 arrays; experts as pairs."""
+    present, translation = optional_tensors(config), m.architecture == "gnmt-moe"
+    if translation and not config.get("shared_embedding", True):
+        present.add("source.embedding.weight")
+    elif "source.embedding.weight" in weights:
+        raise FormatError("tensor source.embedding.weight is there, the config says shared_embedding")
+    if translation and config["attention"].get("bias"):
+        present.add("attention.bias")
+    expected, sources = moefile.shapes(m, present), {}
+    for name, (layout, dims, _) in expected.items():
+        if layout == moefile.EXPERTS:
+            n, h, d = dims
+            sources[name + ".w_up"], sources[name + ".w_down"] = (n, d, h), (n, h, d)
+        else:
+            sources[name] = dims[::-1] if name.endswith(TRANSPOSED) else dims
+    for name, dims in sources.items():
+        if name not in weights:
+            raise FormatError(f"tensor {name} is missing: the config calls for {list(dims)}")
+        if tuple(weights[name].shape) != dims:
+            raise FormatError(f"tensor {name} is {list(weights[name].shape)}: the config calls for {list(dims)}")
+        if not np.isfinite(weights[name]).all():
+            raise FormatError(f"tensor {name} {list(dims)} holds values that are not finite")
+    for name in weights:
+        if name not in sources:
+            raise FormatError(f"tensor {name} {list(weights[name].shape)} is not part of what the config describes")
+
+    out = {}
+    for name, (layout, _, _) in expected.items():
+        if layout == moefile.EXPERTS:
+            out[name] = weights[name + ".w_up"].transpose(0, 2, 1), weights[name + ".w_down"].transpose(0, 2, 1)
+        else:
+            out[name] = weights[name].T if name.endswith(TRANSPOSED) else weights[name]
+    return out
+
+
+def read_checkpoint(path, extra=None):
+    """(description, metadata, weights by name) of a checkpoint; `extra`: metadata that goes first."""
+    checkpoint = torchfile.load(path)
+    if not isinstance(checkpoint, dict) or checkpoint.get("format") != "moe-checkpoint-1":
+        raise FormatError('not a checkpoint of format "moe-checkpoint-1"')
+    config, weights = checkpoint.get("config"), checkpoint.get("weights")
+    if not isinstance(config, dict) or not isinstance(weights, dict) or not all(
+            isinstance(x, torchfile.Tensor) for x in weights.values()):
+        raise FormatError("it has no config, or its weights are no tensors")
+    weights = {name: tensor.array().astype(np.float32) for name, tensor in weights.items()}
+    try:
+        meta = {**(extra or general("", "", "", "")), **config_meta(config)}
+    except KeyError as error:
+        raise FormatError(f"config: key {error} is missing") from None
+    m = moefile.describe(meta)
+    return m, meta, checkpoint_weights(config, m, weights)
+
+
+def back(args):
+    """A model file as a checkpoint to go on training from; its weights are those of the file, dequantised."""
+    import torch
+    m, meta, weights = moefile.read_model(args.input)
+    if "training.config" not in meta:
+        raise FormatError("it has no training.config: it was converted by an older convert.py")
+    config, out = json.loads(meta["training.config"]), {}
+    for name, array in weights.items():
+        if isinstance(array, tuple):
+            out[name + ".w_up"], out[name + ".w_down"] = (x.transpose(0, 2, 1) for x in array)
+        else:
+            out[name] = array.T if name.endswith(TRANSPOSED) else array
+    for name in optional_tensors(config) - set(out):
+        if name.endswith(".noise"):  # a file of an older convert.py: start the noise at zero, as training does
+            out[name] = np.zeros_like(out[name[:-len("noise")] + "weight"])
+    out = {name: np.array(array, np.float32) for name, array in out.items()}
+    checkpoint_weights(config, m, out)
+    out = {name: torch.from_numpy(array) for name, array in out.items()}
+    if args.spm:
+        with open(args.spm, "wb") as file:
+            file.write(meta["tokenizer.model"])
+    torch.save({"format": "moe-checkpoint-1", "config": config, "weights": out}, args.output + ".partial")
+    os.replace(args.output + ".partial", args.output)
+    return out
+
+
+# ---- Writing ---------------------------------------------------------------------------------------------------------
+
+def general(name, description, licence, attribution):
+    return {"general.architecture": "gnmt-moe", "general.name": name, "general.description": description,
+            "general.licence": licence, "general.attribution": attribution}
+
+
+def parse_meta(meta, setting):
+    """KEY=VALUE as (key, value): of the kind that the key has in `meta`, else the first of INT, REAL, TEXT that
+    fits."""
+    key, equals, text = setting.partition("=")
+    if not equals or not moefile.KEY.match(key):
+        raise FormatError(f"--meta {setting}: expected KEY=VALUE")
+    kinds = [type(meta[key])] if key in meta else [int, float, str]
+    for kind in kinds:
+        try:
+            if kind in (int, float, str):
+                return key, kind(text)
+        except ValueError:
+            continue
+    raise FormatError(f"--meta {setting}: {key} cannot be set to this")
+
+
+def convert(args):
+    name = args.name or os.path.splitext(gnmt.default_name(args.input))[0]
+    texts = []
+    for path in (args.licence, args.attribution):
+        texts.append(open(path, encoding="utf-8").read() if path else "")
+    meta = general(name, args.description, *texts)
+    if args.layout == "hf":
+        return convert_hf(args, meta)
+    if args.layout == "moe":
+        m, meta, weights = read_checkpoint(args.input, meta)
+        weights = {tensor: lambda array=array: array for tensor, array in weights.items()}
+        meta.update(gnmt.preset_meta(args.preset) if args.preset else {})
+    else:
+        found, weights = gnmt.READERS[args.layout](args.input, args)
+        meta.update(found)
+        m = moefile.describe(meta)
+    if args.spm:
+        import sentencepiece
+        with open(args.spm, "rb") as file:
+            pieces = file.read()
+        size = sentencepiece.SentencePieceProcessor(model_proto=pieces).get_piece_size()
+        if size != m.vocabulary:
+            raise FormatError(f"{args.spm} has {size} pieces, the model {m.vocabulary}")
+        meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": pieces})
+    if m.architecture != "deep-moe":
+        meta.setdefault("tokenizer.kind", "none")
+    for setting in args.meta:
+        key, value = parse_meta(meta, setting)
+        meta[key] = value
+    kind, tensors = moefile.TYPES[args.type], {}
+    expected = moefile.shapes(m, weights)
+    for tensor in expected:  # one at a time: a checkpoint may be as large as this machine's memory
+        array = weights[tensor]()
+        try:
+            tensors[tensor] = moefile.Tensor.encode(array, moefile.F32 if expected[tensor][2] else kind)
+        except FormatError as error:
+            raise FormatError(f"tensor {tensor}: {error}") from None
+    moefile.check_model(meta, tensors)
+    moefile.write_model(args.output, meta, tensors)
+    return tensors
+
+
+def expert_pieces(up, down, kind):
+    """The slabs of experts given as lists of Rows, one after the other; several are at work at once."""
+    start, stride = moefile.slab_layout(kind, *up[0].shape)
+    workers, waiting = min(4, os.cpu_count() or 1), collections.deque()
+
+    def slab(e):
+        first, second = moefile.encode_blob(up[e].array(), kind), moefile.encode_blob(down[e].array(), kind)
+        return first + bytes(start - len(first)) + second + bytes(stride - start - len(second))
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        for e in range(len(up)):
+            waiting.append(pool.submit(slab, e))
+            if len(waiting) > workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def progress_line(began):
+    """Says on a terminal, or now and then elsewhere, how far writing is."""
+    last = [time.monotonic()]
+
+    def show(done, total, name):
+        now = time.monotonic()
+        if now - last[0] < (0.2 if sys.stderr.isatty() else 30):
+            return
+        last[0] = now
+        sys.stderr.write(f"{done / 2**30:.1f} of {total / 2**30:.1f} GiB, {now - began:.0f} s: {name}"
+                         + ("\033[K\r" if sys.stderr.isatty() else "\n"))
+        sys.stderr.flush()
+    return show
+
+
+def convert_hf(args, meta):
+    """A folder of Hugging Face's layout, tensor by tensor."""
+    began = time.monotonic()
+    found = hf.read_hf(args.input, lambda message: print(message, file=sys.stderr))
+    meta.update(found.meta)
+    meta["general.architecture"] = "transformer"
+    for setting in args.meta:
+        key, value = parse_meta(meta, setting)
+        meta[key] = value
+    m, kinds = moefile.describe(meta), moefile.TYPES
+    tensors = {}
+    for name, (layout, dims, f32) in moefile.shapes(m, found.tensors).items():
+        rows = found.tensors.pop(name)
+        if layout == moefile.EXPERTS:
+            kind = kinds[args.experts or args.type]
+            pieces = lambda rows=rows, kind=kind: expert_pieces(*rows, kind)
+        else:
+            kind = moefile.F32 if f32 else kinds[args.type]
+            n, k = dims if len(dims) == 2 else (*dims, None)
+            pieces = (lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n,
+                                                                                   k)) if k else (
+                lambda rows=rows: map(moefile.encode_vector, rows.blocks()))
+        tensors[name] = kind, layout, dims, named(name, pieces)
+    if found.tensors:
+        raise FormatError(f"tensor {next(iter(found.tensors))} has no place in the model file")
+    journal = None
+    if args.resume:
+        about = repr((sorted(meta.items(), key=lambda x: x[0]), [(n, t[:3]) for n, t in tensors.items()],
+                      hf.identity(args.input)))
+        journal = moefile.Journal(args.output, about.encode())
+    moefile.write_pieces(args.output, meta, tensors, journal, progress_line(began))
+    return tensors
+
+
+def named(name, pieces):
+    """The same pieces; what is wrong with one says of which tensor it is."""
+    def run():
+        try:
+            yield from pieces()
+        except FormatError as error:
+            raise error if name in str(error) else FormatError(f"tensor {name}: {error}") from None
+    return run
+
+
+def translate_ids(program, model, language, sources):
+    """Translations (ids) of sources (ids) by a program called as `PROGRAM -m MODEL [-t LANGUAGE] --ids`."""
+    command = [program, "-m", model, *(["-t", language] if language else []), "--ids"]
+    text = "".join(" ".join(map(str, ids)) + "\n" for ids in sources)
+    result = subprocess.run(command, input=text, stdout=subprocess.PIPE, encoding="utf-8")
+    lines = result.stdout.splitlines()
+    if result.returncode or len(lines) != len(sources):
+        raise FormatError(f"{' '.join(command)}: status {result.returncode}, {len(lines)} lines for {len(sources)}")
+    return [[int(x) for x in line.split()] for line in lines]
+
+
+def add_golden(args):
+    """Copies a model file with golden sentences: their translations by this very file at its decode defaults."""
+    meta, tensors = moefile.read(args.input)
+    m = moefile.check_model(meta, tensors)
+    if meta.get("tokenizer.kind") != "sentencepiece":
+        raise FormatError(f"{args.input} has no tokenizer")
+    import sentencepiece
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=meta["tokenizer.model"])
+    with open(args.golden, encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file]
+    if any(len(row) != 3 for row in rows):
+        raise FormatError(f"{args.golden}: expected source language, target language and text on every line")
+    sources, targets = [pieces.encode(row[2]) for row in rows], [None] * len(rows)
+    for language in sorted({row[1] for row in rows}):
+        if m.languages and language not in m.languages:
+            raise FormatError(f"{args.golden}: the model does not know the language {language!r}")
+        which = [i for i, row in enumerate(rows) if row[1] == language]
+        done = translate_ids(args.translate, args.input, language if m.languages else None, [sources[i] for i in which])
+        for i, ids in zip(which, done):
+            targets[i] = ids
+    meta.update({"golden.source": [row[2] for row in rows], "golden.source_language": [row[0] for row in rows],
+                 "golden.language": [row[1] for row in rows], "golden.target": [pieces.decode(ids) for ids in targets],
+                 "golden.source_ids": [" ".join(map(str, ids)) for ids in sources],
+                 "golden.target_ids": [" ".join(map(str, ids)) for ids in targets]})
+    moefile.write_model(args.output, meta, tensors)
+    return tensors
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description="Converts a checkpoint into a model file; or, with --golden, copies a model file and puts golden "
+                    "sentences into it; or, with --back, makes a checkpoint of a model file. Nothing is written unless "
+                    "all is well.",
+        epilog="Exit status: 0 done, 1 refused (one line on standard error says why), 2 wrong arguments.")
+    parser.add_argument("input", metavar="CHECKPOINT",
+                        help="checkpoint to convert; with --golden or --back: model file")
+    parser.add_argument("-o", dest="output", metavar="OUT", required=True, help="file to write")
+    parser.add_argument("--back", action="store_true",
+                        help="write a checkpoint (train.py --init takes it), and the vocabulary to "
+                        "the file that --spm names")
+    group = parser.add_argument_group("converting")
+    group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf"], default="moe",
+                       help="who wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT, "
+                            "tensorflow/nmt "
+                            "or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as translate.ckpt-340000), or Hugging "
+                            "Face "
+                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model) (default: "
+                            "moe)")
+    group.add_argument("--preset", choices=list(gnmt.PRESETS),
+                       help="decode defaults to write into the file (default: those "
+                       "of the program that wrote the checkpoint)")
+    group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only)")
+    group.add_argument("--type", choices=list(moefile.TYPES), default="f32",
+                       help="number format of matrices and experts; gates and vectors stay f32 (default: f32)")
+    group.add_argument("--experts", choices=list(moefile.TYPES), help="number format of experts, if another (hf)")
+    group.add_argument("--resume", action="store_true",
+                       help="hf: what is finished when the program is stopped stays beside OUT, and the "
+                       "same command goes on from there")
+    group.add_argument("--name", metavar="TEXT", help="general.name (default: the checkpoint's file name)")
+    group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")
+    group.add_argument("--licence", metavar="FILE", help="text for general.licence (default: empty)")
+    group.add_argument("--attribution", metavar="FILE", help="text for general.attribution (default: empty)")
+    group.add_argument("--meta", metavar="KEY=VALUE", action="append", default=[],
+                       help="set a metadata number or text, e.g. decode.beam=8; may be repeated")
+    group = parser.add_argument_group("converting tf-gnmt, whose checkpoints do not say")
+    group.add_argument("--vocab", metavar="FILE", help="vocabulary, a piece per line")
+    group.add_argument("--bpe", metavar="FILE", help="BPE codes of subword-nmt")
+    group.add_argument("--languages", metavar="CODE", nargs=2, help="source and target language, for Moses")
+    group.add_argument("--tf-architecture", choices=["gnmt_v2", "gnmt"], default="gnmt_v2",
+                       help="upper layers read the current step's context, or the previous one's (default: gnmt_v2)")
+    group.add_argument("--tf-forget-bias", metavar="X", type=float, default=1.0,
+                       help="added to the forget gates (default: 1)")
+    group.add_argument("--tf-zero-state", action="store_true",
+                       help="the decoder starts from zeros (pass_hidden_state was false)")
+    group = parser.add_argument_group("golden sentences")
+    group.add_argument("--golden", metavar="FILE",
+                       help="sentences: source language, target language, text, tab-separated")
+    group.add_argument("--translate", metavar="PROGRAM", default="./moe-translate",
+                       help="translates with the model file (default: ./moe-translate)")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_arguments()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # nothing partial stays behind then, as after an error
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        tensors = back(args) if args.back else add_golden(args) if args.golden else convert(args)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (FormatError, OSError, UnicodeDecodeError) as error:
+        where = "" if isinstance(error, OSError) else f"{args.input}: "
+        sys.exit(f"convert.py: {where}{error}")
+    print(f"{args.output}: {len(tensors)} tensors, {os.path.getsize(args.output):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

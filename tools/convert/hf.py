@@ -1,0 +1,500 @@
+"""Checkpoints in Hugging Face's layout as metadata and weights of a model file: M2M-100 and dense NLLB, NLLB-MoE,
+Marian (OPUS-MT).
+
+A folder with config.json, perhaps generation_config.json and tokeniser files, and model.safetensors or
+pytorch_model.bin, in one piece or in shards with an index. Neither transformers nor PyTorch is needed. All names, types
+and shapes are known to be right before the first number is read; then tensors come in blocks of rows, so that memory is
+that of a block.
+
+    found = read_hf(folder)
+    found.meta              metadata
+    found.tensors           name -> Rows: shape, blocks() of float32 rows; experts: a pair of lists of Rows, (up, down)
+"""
+import json
+import math
+import os
+import re
+import struct
+import types
+
+import numpy as np
+
+import hf_tokens
+import moefile
+import torchfile
+from hf_json import read_json
+from moefile import FormatError
+
+BLOCK = 1 << 24  # numbers at a time, about
+LARGEST_HEADER = 1 << 27
+DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
+         "U8": 1,
+         "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+class Rows:
+    """A matrix [n, k] or vector [n] whose rows come in blocks."""
+
+    def __init__(self, shape, parts):
+        self.shape, self.parts = tuple(shape), parts
+
+    def blocks(self):
+        """Float32 arrays, each but the last a multiple of 16 rows: those of all parts behind each other."""
+        width = int(np.prod(self.shape[1:], dtype=np.int64))
+        want, held = max(16, BLOCK // max(width, 1) // 16 * 16), []
+        for part in self.parts:
+            for block in part(want):
+                held.append(block)
+                have = sum(map(len, held))
+                if have >= 16:
+                    whole = held[0] if len(held) == 1 else np.concatenate(held)
+                    yield whole[:have // 16 * 16]
+                    held = [whole[have // 16 * 16:]] if have % 16 else []
+        if held:
+            yield np.concatenate(held)
+
+    def array(self):
+        return np.concatenate(list(self.blocks()))
+
+
+class Stored:
+    """A tensor of a checkpoint: name, shape, kind ("F32", ...), the file it lies in, and `place`, equal for equal
+    places."""
+
+    def __init__(self, name, shape, kind, file, open, place):
+        self.name, self.shape, self.kind, self.file, self.open, self.place = name, tuple(shape), kind, file, open, place
+
+    def read(self, rows):
+        """Its rows as float32, `rows` at a time."""
+        dtype, shape = np.dtype(DTYPES[self.kind]), self.shape
+        width = int(np.prod(shape[1:], dtype=np.int64))
+        with self.open() as file:
+            for at in range(0, shape[0], rows):
+                count = min(rows, shape[0] - at)
+                data = file.read(count * width * dtype.itemsize)
+                if len(data) < count * width * dtype.itemsize:
+                    raise FormatError(f"{self.file}: tensor {self.name} is cut off")
+                x = np.frombuffer(data, dtype)
+                x = (x.astype(np.uint32) << 16).view(np.float32) if self.kind == "BF16" else x.astype(
+                    np.float32, copy=False)
+                if not np.isfinite(x).all():
+                    raise FormatError(f"tensor {self.name} holds values that are not finite")
+                yield x.reshape(count, *shape[1:])
+
+
+def open_at(path, offset):
+    file = open(path, "rb")
+    file.seek(offset)
+    return file
+
+
+def read_safetensors(path):
+    """Stored tensors by name. Every length and offset of the header is looked at."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= min(LARGEST_HEADER, size - 8):
+            raise FormatError(f"{path}: not a safetensors file, or cut off")
+        try:
+            header = json.loads(file.read(length), object_pairs_hook=lambda pairs: pairs)
+        except (ValueError, RecursionError):
+            raise FormatError(f"{path}: its header is not JSON") from None
+    if not isinstance(header, list) or len({name for name, _ in header}) != len(header):
+        raise FormatError(f"{path}: its header is no object, or names a tensor twice")
+    out, spans = {}, []
+    for name, about in header:
+        if name == "__metadata__":
+            continue
+        about = dict(about) if isinstance(about, list) and all(isinstance(x, tuple) for x in about) else {}
+        kind, shape, place = about.get("dtype"), about.get("shape"), about.get("data_offsets")
+        if not (isinstance(shape, list) and isinstance(place, list) and len(place) == 2
+                and all(type(x) is int and 0 <= x < 1 << 62 for x in shape + place)):
+            raise FormatError(f"{path}: tensor {name} has no dtype, shape and data_offsets")
+        if not isinstance(kind, str) or kind not in SIZES:
+            raise FormatError(f"{path}: tensor {name} holds {str(kind)[:20]} numbers, which are not known")
+        begin, end = place
+        if end - begin != math.prod(shape) * SIZES[kind] or end > size - 8 - length:
+            raise FormatError(f"{path}: tensor {name} does not fit its place in the file: damaged or cut off")
+        spans.append((begin, end, name))
+        out[name] = Stored(name, shape, kind, path, lambda at=8 + length + begin: open_at(path, at), (path, begin, end))
+    at = 0
+    for begin, end, name in sorted(spans):
+        if begin != at:
+            raise FormatError(f"{path}: tensor {name} overlaps another, or there is a hole before it")
+        at = end
+    return out
+
+
+TORCH_KINDS = {"<f4": "F32", "<f2": "F16", "<f8": "F64", torchfile.BFLOAT16: "BF16"}
+
+
+def read_torch(path):
+    """The same of a file of torch.save."""
+    try:
+        checkpoint = torchfile.load(path)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+    if isinstance(checkpoint, dict) and isinstance(checkpoint.get("model"), dict):
+        checkpoint = checkpoint["model"]
+    if not isinstance(checkpoint, dict) or not all(isinstance(name, str) for name in checkpoint):
+        raise FormatError(f"{path}: no state_dict of tensors")
+    out = {}
+    for name, t in checkpoint.items():
+        if not isinstance(t, torchfile.Tensor):
+            raise FormatError(f"{path}: {name} is no tensor")
+        kind = TORCH_KINDS.get(t.storage.kind, "I64")
+        if kind in DTYPES and not t.contiguous():
+            raise FormatError(f"{path}: tensor {name} is a transposed or cut view, which is not supported")
+        out[name] = Stored(name, t.shape, kind, path, t.open, (path, t.storage.key, t.offset, t.shape))
+    return out
+
+
+KINDS = (("model.safetensors", read_safetensors), ("pytorch_model.bin", read_torch))
+
+
+def open_checkpoint(folder):
+    """Stored tensors by name, of one file or of shards."""
+    for name, read in KINDS:
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            return read(path)
+        index = path + ".index.json"
+        if not os.path.exists(index):
+            continue
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map or not all(
+                isinstance(file, str) and file and os.path.basename(file) == file for file in weight_map.values()):
+            raise FormatError(f"{index}: no weight_map of tensors to files in this folder")
+        shards, out = {}, {}
+        for tensor, file in weight_map.items():
+            if file not in shards:
+                if not os.path.exists(os.path.join(folder, file)):
+                    raise FormatError(f"shard {file} is missing: {os.path.basename(index)} says that it holds {tensor}")
+                shards[file] = read(os.path.join(folder, file))
+            if tensor not in shards[file]:
+                raise FormatError(f"tensor {tensor} is not in {file}, where {os.path.basename(index)} says it is")
+            out[tensor] = shards[file][tensor]
+        for file, tensors in shards.items():
+            for tensor in tensors:
+                if weight_map.get(tensor) != file:
+                    raise FormatError(f"tensor {tensor} of {file} is not in {os.path.basename(index)}")
+        return out
+    raise FormatError(f"{folder} holds no {' and no '.join(name for name, _ in KINDS)}, with an index or without")
+
+
+# ---- config.json -----------------------------------------------------------------------------------------------------
+
+FAMILIES = {"m2m_100": ("m2m", ("M2M100ForConditionalGeneration", "M2M100Model")),
+            "nllb-moe": ("mixture", ("NllbMoeForConditionalGeneration", "NllbMoeModel")),
+            "nllb_moe": ("mixture", ("NllbMoeForConditionalGeneration", "NllbMoeModel")),
+            "marian": ("marian", ("MarianMTModel", "MarianModel"))}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
+
+
+class Config:
+    """config.json (or generation_config.json), read with type and default."""
+
+    def __init__(self, path, values):
+        self.path, self.values = os.path.basename(path), values
+
+    def get(self, key, kind, default=None, least=None, most=None):
+        """`default` None: required."""
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise FormatError(f"{self.path}: {key} is missing")
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind or least is not None and value < least or most is not None and value > most:
+            raise FormatError(f"{self.path}: {key} is {value!r}, which is not supported")
+        return value
+
+    def only(self, key, *values):
+        """Refuses what is there and none of these; the first is the default."""
+        if self.values.get(key) is not None and self.values[key] not in values:
+            raise FormatError(f"{self.path}: {key} is {self.values[key]!r}: only {' or '.join(map(repr, values))} is "
+                              f"supported")
+
+
+def read_config(c):
+    """What a checkpoint is, as a namespace."""
+    model_type = c.get("model_type", str)
+    if model_type not in FAMILIES:
+        raise FormatError(
+            f"{c.path}: model_type is {model_type!r}, this program knows {', '.join(map(repr, FAMILIES))}")
+    family, architectures = FAMILIES[model_type]
+    given = c.values.get("architectures") or [architectures[0]]
+    if not isinstance(given, list) or len(given) != 1 or given[0] not in architectures:
+        raise FormatError(f"{c.path}: architectures is {given!r}, this program knows {' and '.join(architectures)}")
+    m = types.SimpleNamespace(family=family, width=c.get("d_model", int, least=4, most=1 << 20),
+                              vocabulary=c.get("vocab_size", int, least=4, most=1 << 24), sides={})
+    for side in ("encoder", "decoder"):
+        heads = c.get(side + "_attention_heads", int, least=1, most=m.width)
+        if m.width % heads:
+            raise FormatError(f"{c.path}: {side}_attention_heads {heads} does not divide d_model {m.width}")
+        m.sides[side] = types.SimpleNamespace(layers=c.get(side + "_layers", int, least=1, most=256), heads=heads,
+                                              ffn=c.get(side + "_ffn_dim", int, least=1, most=1 << 24), step=0)
+    activation = c.get("activation_function", str)
+    if activation not in ACTIVATIONS:
+        raise FormatError(f"{c.path}: activation_function is {activation!r}, this program knows "
+                          f"{', '.join(ACTIVATIONS)}")
+    m.activation = ACTIVATIONS[activation]
+    m.scale = math.sqrt(m.width) if c.get("scale_embedding", bool, False) else 1.0
+    m.positions = c.get("max_position_embeddings", int, 512 if family == "marian" else 1024, least=2, most=1 << 16)
+    m.start = c.get("decoder_start_token_id", int, least=0, most=m.vocabulary - 1)
+    m.pad = c.get("pad_token_id", int, least=0, most=m.vocabulary - 1)
+    m.eos = c.get("eos_token_id", int, least=0, most=m.vocabulary - 1)
+    m.tied = c.get("tie_word_embeddings", bool, True)
+    m.shared, m.experts = True, 0
+    c.only("is_encoder_decoder", True)
+    c.only("quantization_config", None)
+    if family == "marian":
+        m.shared = c.get("share_encoder_decoder_embeddings", bool, True)
+        c.only("decoder_vocab_size", m.vocabulary)
+        c.only("normalize_before", False)
+        c.only("normalize_embedding", False)
+        c.only("add_final_layer_norm", False)
+    if family == "mixture":
+        read_mixture(c, m)
+    return m
+
+
+def read_mixture(c, m):
+    m.experts = c.get("num_experts", int, 128, least=2, most=1 << 20)
+    m.dropout = c.get("moe_token_dropout", float, 0.2, least=0.0, most=0.99)
+    for side, about in m.sides.items():
+        about.step = c.get(side + "_sparse_step", int, 4, least=0)
+    c.only("second_expert_policy", "all")
+    c.only("moe_eval_capacity_token_fraction", 1.0)  # with less, tokens of a batch compete
+    c.only("router_bias", False)
+    if m.activation != "relu":
+        raise FormatError(f"{c.path}: experts with activation_function {m.activation!r} are not supported")
+
+
+GENERATION = {"do_sample": (False, None), "num_beam_groups": (1, None), "no_repeat_ngram_size": (0, None),
+              "min_length": (0, None),
+              "encoder_no_repeat_ngram_size": (0, None), "repetition_penalty": (1.0, None),
+              "encoder_repetition_penalty": (1.0, None),
+              "diversity_penalty": (0.0, None), "min_new_tokens": (0, None), "suppress_tokens": (None, []),
+              "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}), "constraints": (None, []),
+              "force_words_ids": (None, []),
+              "exponential_decay_length_penalty": (None,), "guidance_scale": (1.0, None), "penalty_alpha": (None, 0.0)}
+
+
+def decode_meta(c, m):
+    """decode.*: what `generate` does by itself with this checkpoint. What the engine cannot do is refused."""
+    for key, values in GENERATION.items():
+        c.only(key, *values)
+    for key, wanted in (("decoder_start_token_id", m.start), ("eos_token_id", m.eos)):
+        c.only(key, wanted, [wanted])
+    beam = c.get("num_beams", int, 1, least=1, most=64)
+    meta = {"decode.rules": "hf", "decode.beam": beam, "decode.length_penalty": c.get("length_penalty", float, 1.0),
+            "decode.length_constant": 0.0, "decode.early_stopping": int(c.get("early_stopping", bool, False))}
+    if meta["decode.length_penalty"] < 0:
+        raise FormatError(f"{c.path}: length_penalty is negative")
+    longest = c.get("max_new_tokens", int, 0) or c.get("max_length", int, 201) - 1
+    meta["decode.max_new"] = max(1, min(longest, m.positions))
+    if c.values.get("forced_eos_token_id") is not None:
+        c.only("forced_eos_token_id", m.eos, [m.eos])
+        meta["decode.force_end"] = 1
+    words = c.values.get("bad_words_ids") or []
+    if not all(isinstance(w, list) and len(w) == 1 and type(w[0]) is int and 0 <= w[0] < m.vocabulary for w in words):
+        raise FormatError(f"{c.path}: bad_words_ids holds something else than single tokens")
+    if words:
+        key = "token.never" if c.get("renormalize_logits", bool, False) else "token.suppressed"
+        meta[key] = np.array(sorted({w[0] for w in words}), np.int64)
+    return meta
+
+
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
+
+IGNORED = re.compile(r"(encoder|decoder)\.(embed_positions\.(weights?|_float_tensor)|version)\Z|(lm_head\.)?version\Z")
+TIED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+
+
+def m2m_positions(count, width):
+    """Rows 2, 3, ... of M2M-100's table (transformer.md, section 1): float32, each operation rounded once. PyTorch's
+    exp is off by one step in some frequencies, and its table by 1.5e-5 at most in 1026 rows of width 1024 (torch 2.13.0
+    on x86-64)."""
+    half = width // 2
+    step = np.float32(math.log(10000) / (half - 1))
+    frequency = np.exp((np.arange(half, dtype=np.float32) * -step).astype(np.float64)).astype(np.float32)
+    angle = (np.arange(2, 2 + count, dtype=np.float32)[:, None] * frequency).astype(np.float64)
+    return np.pad(np.concatenate([np.sin(angle), np.cos(angle)], 1).astype(np.float32), ((0, 0), (0, width % 2)))
+
+
+def marian_positions(count, width):
+    """Sines, then cosines, of p / 10000^(2i / width), made in float64."""
+    angle = np.arange(count)[:, None] / np.power(10000, 2 * np.arange((width + 1) // 2) / width)
+    return np.concatenate([np.sin(angle), np.cos(angle[:, :width // 2])], 1).astype(np.float32)
+
+
+class Builder:
+    """Takes tensors of a checkpoint by name and shape, and puts them under names of the model file."""
+
+    def __init__(self, stored):
+        self.stored, self.taken, self.meta, self.tensors = stored, set(), {}, {}
+
+    def take(self, name, *shape):
+        t = self.stored.get(name)
+        if t is None:
+            raise FormatError(f"tensor {name} is missing: config.json calls for {list(shape)}")
+        if t.kind not in DTYPES:
+            raise FormatError(f"tensor {t.name} holds {t.kind} numbers: only F32, F16 and BF16 are supported")
+        if t.shape != shape:
+            raise FormatError(f"tensor {t.name} is {list(t.shape)}: config.json calls for {list(shape)}")
+        self.taken.add(name)
+        return t
+
+    def put(self, name, *stored):
+        self.tensors[name] = Rows((sum(t.shape[0] for t in stored), *stored[0].shape[1:]), [t.read for t in stored])
+
+    def put_array(self, name, array):
+        self.tensors[name] = Rows(array.shape, [lambda _: [array]])
+
+    def linear(self, name, rows, cols, *sources):
+        """Weight and bias; several sources lie on top of each other."""
+        self.put(name + ".weight", *(self.take(s + ".weight", rows // len(sources), cols) for s in sources))
+        self.put(name + ".bias", *(self.take(s + ".bias", rows // len(sources)) for s in sources))
+
+    def norm(self, name, source, width):
+        for part in (".weight", ".bias"):
+            self.put(name + ".norm" + part, self.take(source + part, width))
+
+    def layer(self, side, **meta):
+        """The name of the next sub-layer of a side."""
+        count = self.meta.get(side + ".layers", 0)
+        self.meta[side + ".layers"] = count + 1
+        for key, value in meta.items():
+            self.meta[f"{side}.{count}.{key}"] = value
+        return f"{side}.{count}"
+
+
+def put_attention(b, m, side, source, kind, norm):
+    d = m.width
+    name = b.layer(side, kind=kind, heads=m.sides[side].heads, norm=norm, epsilon=1e-5, residual=1)
+    b.norm(name, source + "_layer_norm", d)
+    q, k, v = (f"{source}.{x}_proj" for x in "qkv")
+    if kind == "attention":
+        b.linear(name + ".qkv", 3 * d, d, q, k, v)
+    else:
+        b.linear(name + ".q", d, d, q)
+        b.linear(name + ".kv", 2 * d, d, k, v)
+    b.linear(name + ".out", d, d, source + ".out_proj")
+
+
+def put_experts(b, m, side, source, norm):
+    d, f, n = m.width, m.sides[side].ffn, m.experts
+    name = b.layer(side, kind="moe", experts=n, k=2, hidden=f, gate="topk", output="none", scale=1 - m.dropout,
+                   activation="relu",
+                   norm=norm, epsilon=1e-5, residual=1)
+    b.norm(name, source + "ff_layer_norm", d)
+    b.put(name + ".gate.weight", b.take(source + "ffn.router.classifier.weight", n, d))
+    experts = [f"{source}ffn.experts.expert_{e}." for e in range(n)]
+    b.tensors[name + ".experts"] = tuple([Rows(t.shape, [t.read])
+                                          for t in (b.take(f"{x}{part}.weight", *shape) for x in experts)]
+                                         for part, shape in (("fc1", (f, d)), ("fc2", (d, f))))
+    b.put(name + ".experts.up_bias", *(b.take(x + "fc1.bias", f) for x in experts))
+    b.put(name + ".experts.down_bias", *(b.take(x + "fc2.bias", d) for x in experts))
+
+
+def put_side(b, m, side):
+    d, about = m.width, m.sides[side]
+    norm = "after" if m.family == "marian" else "before"
+    cross = "cross_attention" if m.family == "mixture" else "encoder_attn"
+    for i in range(about.layers):
+        source = f"{side}.layers.{i}."
+        put_attention(b, m, side, source + "self_attn", "attention", norm)
+        if side == "decoder":
+            put_attention(b, m, side, source + cross, "cross", norm)
+        if about.step > 0 and (i + 1) % about.step == 0:
+            put_experts(b, m, side, source, norm)
+            continue
+        name = b.layer(side, kind="ffn", hidden=about.ffn, activation=m.activation, norm=norm, epsilon=1e-5, residual=1)
+        b.norm(name, source + ("ff" if m.family == "mixture" else "final") + "_layer_norm", d)
+        inner = source + "ffn." if m.family == "mixture" else source
+        b.linear(name + ".up", about.ffn, d, inner + "fc1")
+        b.linear(name + ".down", d, about.ffn, inner + "fc2")
+    if m.family != "marian":
+        b.norm(b.layer(side, kind="norm", epsilon=1e-5), side + ".layer_norm", d)
+
+
+def put_tied(b, m, name, names, say):
+    """One of several tensors that should be equal, and are."""
+    there = [x for x in names if x in b.stored]
+    found = [b.take(x, m.vocabulary, m.width) for x in there or names[:1]]
+    for other in found[1:]:
+        if other.place == found[0].place:
+            continue
+        if m.vocabulary * m.width > 1 << 26:
+            say(f"comparing {other.name} with {found[0].name}")
+        rows = max(1, BLOCK // m.width)
+        if other.kind != found[0].kind or not all(np.array_equal(x, y)
+                                                  for x, y in zip(found[0].read(rows), other.read(rows))):
+            raise FormatError(f"tensors {found[0].name} and {other.name} should be one, but differ")
+    b.put(name, found[0])
+
+
+def put_embeddings(b, m, say):
+    outside = ("lm_head.weight",) if m.tied else ()
+    if m.shared:
+        put_tied(b, m, "embedding.weight", TIED[:3] + outside, say)
+    else:
+        put_tied(b, m, "source.embedding.weight", TIED[1:2], say)
+        put_tied(b, m, "target.embedding.weight", TIED[2:3] + outside, say)
+    if not m.tied:
+        b.put("output.weight", b.take("lm_head.weight", m.vocabulary, m.width))
+    if m.family == "marian" and "final_logits_bias" in b.stored:
+        bias = b.take("final_logits_bias", 1, m.vocabulary)
+        b.tensors["output.bias"] = Rows((m.vocabulary,), [lambda rows: (x.reshape(-1) for x in bias.read(rows))])
+    table = (marian_positions if m.family == "marian" else m2m_positions)(m.positions, m.width)
+    b.put_array("positions.weight", table)
+
+
+def identity(folder):
+    """What tells one checkpoint from another without reading it: files, sizes, times."""
+    about = [(e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in os.scandir(folder) if e.is_file()]
+    return sorted(about)
+
+
+def without_prefix(stored):
+    """Both kinds of names are one: those of NllbMoeModel have no "model."."""
+    out = {}
+    for name, t in stored.items():
+        short = name[len("model."):] if name.startswith("model.") else name
+        if short in out:
+            raise FormatError(f"tensors {name} and {out[short].name} are the same one, with and without a prefix")
+        out[short] = t
+    return out
+
+
+def read_hf(folder, say=lambda message: None):
+    """Metadata and tensors of a checkpoint."""
+    if not os.path.isdir(folder):
+        raise FormatError("not a folder: --from hf wants the one that holds config.json")
+    path = os.path.join(folder, "config.json")
+    config = Config(path, read_json(path))
+    m = read_config(config)
+    generation = config  # as HF does where there is no generation_config.json
+    path = os.path.join(folder, "generation_config.json")
+    if os.path.exists(path):
+        generation = Config(path, read_json(path))
+    decode = decode_meta(generation, m)
+    b = Builder(without_prefix(open_checkpoint(folder)))
+    tokens = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale, "token.bos": m.start,
+              "token.eos": m.eos,
+              "token.pad": m.pad, "source.bos": 0, "source.eos": 1, "limit.source": m.positions,
+              "limit.target": m.positions}
+    put_embeddings(b, m, say)
+    for side in ("encoder", "decoder"):
+        put_side(b, m, side)
+    for name, t in b.stored.items():
+        if name not in b.taken and not IGNORED.match(name):
+            raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what config.json describes")
+    return types.SimpleNamespace(meta={**tokens, **b.meta, **decode, **hf_tokens.read_tokens(folder, m)},
+                                 tensors=b.tensors)

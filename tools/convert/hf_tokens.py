@@ -1,0 +1,212 @@
+"""The tokeniser of a checkpoint in Hugging Face's layout as metadata (transformer.md, section 5).
+
+    read_tokens(folder, m)    m: family, vocabulary, eos, pad as hf.py read them from config.json
+
+NLLB    sentencepiece.bpe.model: id = piece + 1, but for <s> <pad> </s> <unk> 0 to 3; language codes follow
+M2M-100 sentencepiece.bpe.model gives pieces as text, vocab.json their ids; language codes __xx__ follow
+Marian  source.spm cuts, target.spm joins, vocab.json gives ids to the pieces of both; languages are entries >>xx<<
+
+Without such files a model file takes ids only.
+"""
+import os
+import re
+
+import numpy as np
+
+import moefile
+from hf_json import read_json
+from moefile import FormatError
+
+NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+LARGEST_MODEL = 64 << 20  # SPM_MAX_MODEL in spm.h
+# In the order of their ids, for checkpoints whose files do not name them: facts of fairseq's dictionaries.
+NLLB_CODES = """
+ace_Arab ace_Latn acm_Arab acq_Arab aeb_Arab afr_Latn ajp_Arab aka_Latn amh_Ethi apc_Arab arb_Arab ars_Arab ary_Arab
+arz_Arab asm_Beng ast_Latn awa_Deva ayr_Latn azb_Arab azj_Latn bak_Cyrl bam_Latn ban_Latn bel_Cyrl bem_Latn ben_Beng
+bho_Deva bjn_Arab bjn_Latn bod_Tibt bos_Latn bug_Latn bul_Cyrl cat_Latn ceb_Latn ces_Latn cjk_Latn ckb_Arab crh_Latn
+cym_Latn dan_Latn deu_Latn dik_Latn dyu_Latn dzo_Tibt ell_Grek eng_Latn epo_Latn est_Latn eus_Latn ewe_Latn fao_Latn
+pes_Arab fij_Latn fin_Latn fon_Latn fra_Latn fur_Latn fuv_Latn gla_Latn gle_Latn glg_Latn grn_Latn guj_Gujr hat_Latn
+hau_Latn heb_Hebr hin_Deva hne_Deva hrv_Latn hun_Latn hye_Armn ibo_Latn ilo_Latn ind_Latn isl_Latn ita_Latn jav_Latn
+jpn_Jpan kab_Latn kac_Latn kam_Latn kan_Knda kas_Arab kas_Deva kat_Geor knc_Arab knc_Latn kaz_Cyrl kbp_Latn kea_Latn
+khm_Khmr kik_Latn kin_Latn kir_Cyrl kmb_Latn kon_Latn kor_Hang kmr_Latn lao_Laoo lvs_Latn lij_Latn lim_Latn lin_Latn
+lit_Latn lmo_Latn ltg_Latn ltz_Latn lua_Latn lug_Latn luo_Latn lus_Latn mag_Deva mai_Deva mal_Mlym mar_Deva min_Latn
+mkd_Cyrl plt_Latn mlt_Latn mni_Beng khk_Cyrl mos_Latn mri_Latn zsm_Latn mya_Mymr nld_Latn nno_Latn nob_Latn npi_Deva
+nso_Latn nus_Latn nya_Latn oci_Latn gaz_Latn ory_Orya pag_Latn pan_Guru pap_Latn pol_Latn por_Latn prs_Arab pbt_Arab
+quy_Latn ron_Latn run_Latn rus_Cyrl sag_Latn san_Deva sat_Beng scn_Latn shn_Mymr sin_Sinh slk_Latn slv_Latn smo_Latn
+sna_Latn snd_Arab som_Latn sot_Latn spa_Latn als_Latn srd_Latn srp_Cyrl ssw_Latn sun_Latn swe_Latn swh_Latn szl_Latn
+tam_Taml tat_Cyrl tel_Telu tgk_Cyrl tgl_Latn tha_Thai tir_Ethi taq_Latn taq_Tfng tpi_Latn tsn_Latn tso_Latn tuk_Latn
+tum_Latn tur_Latn twi_Latn tzm_Tfng uig_Arab ukr_Cyrl umb_Latn urd_Arab uzn_Latn vec_Latn vie_Latn war_Latn wol_Latn
+xho_Latn ydd_Hebr yor_Latn yue_Hant zho_Hans zho_Hant zul_Latn
+""".split()
+M2M_CODES = """
+af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy id ig
+ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so
+sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
+""".split()
+
+
+def varint(data, at):
+    value, shift = 0, 0
+    while shift < 64:
+        value |= (data[at] & 127) << shift
+        at += 1
+        if data[at - 1] < 128:
+            return value, at
+        shift += 7
+    raise IndexError
+
+
+def fields(data):
+    """(number, value) of a protocol buffer's fields; what is no integer and no bytes is passed over."""
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        if key & 7 == 0:
+            value, at = varint(data, at)
+            yield key >> 3, value
+        elif key & 7 == 2:
+            size, at = varint(data, at)
+            if size > len(data) - at:
+                raise IndexError
+            yield key >> 3, data[at:at + size]
+            at += size
+        else:
+            at += {1: 8, 5: 4}[key & 7]
+
+
+def read_pieces(path):
+    """(the bytes of a SentencePiece model, [(piece, type)])."""
+    if os.path.getsize(path) > LARGEST_MODEL:
+        raise FormatError(f"{path}: too large for a SentencePiece model")
+    with open(path, "rb") as file:
+        data = file.read()
+    pieces = []
+    try:
+        for number, value in fields(data):
+            if number == 1 and isinstance(value, bytes):
+                about = dict(fields(value))
+                pieces.append((about[1].decode(), about.get(3, NORMAL)))
+    except (IndexError, KeyError, AttributeError, UnicodeDecodeError):
+        raise FormatError(f"{path}: not a SentencePiece model, or damaged") from None
+    if not pieces:
+        raise FormatError(f"{path}: not a SentencePiece model: it has no pieces")
+    return data, pieces
+
+
+def read_vocabulary(path, m):
+    """vocab.json: {piece: id}, every id once and inside the model's vocabulary."""
+    vocabulary = read_json(path)
+    ids = list(vocabulary.values())
+    if not all(type(i) is int and 0 <= i < m.vocabulary for i in ids):
+        raise FormatError(f"{path}: it does not fit the model's vocabulary of {m.vocabulary}: ids are integers below "
+                          f"that")
+    if len(set(ids)) != len(ids):
+        raise FormatError(f"{path}: an id stands for two pieces")
+    for piece, wanted in (("</s>", m.eos), ("<pad>", m.pad)):
+        if vocabulary.get(piece) != wanted:
+            raise FormatError(f"{path}: {piece} is {vocabulary.get(piece)}, config.json says {wanted}")
+    if "<unk>" not in vocabulary:
+        raise FormatError(f"{path}: it has no <unk>")
+    return vocabulary
+
+
+def named_codes(folder, pattern):
+    """{code: id or None}: the language codes that a tokeniser's files name, in their order."""
+    found = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        path = os.path.join(folder, name)
+        values = read_json(path) if os.path.exists(path) else {}
+        added, more = values.get("added_tokens_decoder"), values.get("additional_special_tokens")
+        for token, about in added.items() if isinstance(added, dict) else ():
+            content = about.get("content") if isinstance(about, dict) else None
+            code = pattern.fullmatch(content) if isinstance(content, str) else None
+            if code and token.isdecimal():
+                found[code[1]] = int(token)
+        if found:
+            return found
+        for token in more if isinstance(more, list) else ():
+            content = token.get("content") if isinstance(token, dict) else token
+            code = pattern.fullmatch(content) if isinstance(content, str) else None
+            if code:
+                found.setdefault(code[1])
+        if found:
+            return found
+    return found
+
+
+def languages_meta(folder, m, pattern, first, table):
+    """Language codes with their ids, `first` and the following unless a file says otherwise."""
+    found = named_codes(folder, pattern) or dict.fromkeys(table)
+    tags = [first + i if tag is None else tag for i, tag in enumerate(found.values())]
+    if max(tags) >= m.vocabulary or len(set(tags)) != len(tags):
+        raise FormatError(f"the tokeniser does not fit: {len(tags)} language codes from {min(tags)} to {max(tags)}, "
+                          f"the model has {m.vocabulary} tokens")
+    return {"languages.codes": list(found), "languages.tags": np.array(tags, np.int64), "source.tag": 2,
+            "target.tag": 1}
+
+
+def nllb_meta(folder, m, path):
+    data, pieces = read_pieces(path)
+    if [kind for _, kind in pieces[:3]] != [UNKNOWN, CONTROL, CONTROL] or (m.eos, m.pad) != (2, 1):
+        raise FormatError(f"{path}: not NLLB's: it does not begin with <unk> <s> </s>, or config.json has another </s> "
+                          f"or <pad>")
+    ids = np.arange(1, len(pieces) + 1, dtype=np.int64)
+    ids[:3] = 3, 0, 2
+    if len(pieces) >= m.vocabulary:
+        raise FormatError(f"{path}: it does not fit: {len(pieces)} pieces, the model has {m.vocabulary} tokens")
+    return {"tokenizer.model": data, "tokenizer.ids": ids, "token.unk": 3,
+            **languages_meta(folder, m, re.compile("([a-z]{3}_[A-Z][a-z]{3})"), len(pieces) + 1, NLLB_CODES)}
+
+
+def m2m_meta(folder, m, path):
+    data, pieces = read_pieces(path)
+    vocabulary = read_vocabulary(os.path.join(folder, "vocab.json"), m)
+    ids = np.array([vocabulary.get(piece, -1) for piece, _ in pieces], np.int64)
+    for i, (_, kind) in enumerate(pieces):
+        if kind == UNKNOWN:
+            ids[i] = vocabulary["<unk>"]
+    return {"tokenizer.model": data, "tokenizer.ids": ids, "token.unk": vocabulary["<unk>"],
+            **languages_meta(folder, m, re.compile("__([a-z]{2,3})__"), len(vocabulary), M2M_CODES)}
+
+
+def marian_meta(folder, m):
+    source, target = (os.path.join(folder, side + ".spm") for side in ("source", "target"))
+    path = os.path.join(folder, "tokenizer_config.json")
+    if os.path.exists(path) and read_json(path).get("separate_vocabs"):
+        raise FormatError(f"{path}: separate_vocabs is not supported")
+    vocabulary = read_vocabulary(os.path.join(folder, "vocab.json"), m)
+    if m.vocabulary > moefile.MAX_TEXTS:
+        raise FormatError(f"vocab.json: {m.vocabulary} tokens are more than the {moefile.MAX_TEXTS} texts of a model "
+                          f"file")
+    names = {i: piece for piece, i in vocabulary.items()}
+    meta = {"tokenizer.model": read_pieces(source)[0],
+            "vocabulary.pieces": [names.get(i, "") for i in range(m.vocabulary)],
+            "token.unk": vocabulary["<unk>"], "source.tag": 0}
+    second = read_pieces(target)[0]
+    if second != meta["tokenizer.model"]:
+        meta["tokenizer.target_model"] = second
+    codes = {piece[2:-2]: i for piece, i in sorted(vocabulary.items(), key=lambda x: x[1])
+             if re.fullmatch(">>[^<>]+<<", piece)}
+    if codes:
+        meta.update({"languages.codes": list(codes), "languages.tags": np.array(list(codes.values()), np.int64),
+                     "source.tag": 1})
+    return meta
+
+
+def read_tokens(folder, m):
+    """Metadata of the tokeniser that a folder holds."""
+    there = {name for name in ("source.spm", "target.spm", "vocab.json", "sentencepiece.bpe.model")
+             if os.path.exists(os.path.join(folder, name))}
+    if m.family == "marian":
+        wanted = ["source.spm", "target.spm", "vocab.json"]
+    else:
+        wanted = ["sentencepiece.bpe.model"] + ["vocab.json"] * (m.family == "m2m" and "vocab.json" in there)
+    missing = [name for name in wanted if name not in there]
+    if missing == wanted:
+        return {"tokenizer.kind": "none", "source.tag": 0}
+    if missing:
+        raise FormatError(f"{missing[0]} is missing beside {', '.join(sorted(there))}")
+    path = os.path.join(folder, "sentencepiece.bpe.model")
+    meta = marian_meta(folder, m) if m.family == "marian" else (m2m_meta if len(wanted) > 1
+                                                                else nllb_meta)(folder, m, path)
+    return {"tokenizer.kind": "sentencepiece", **meta}

@@ -1,0 +1,889 @@
+"""The model file of moe: reading, writing, number formats, and what a model must hold.
+
+    meta, tensors = read(path)              # metadata as Python values, tensors by name
+    tensors["encoder.1.w_x"].array()        # dequantised float32 [out, in]
+    tensors["encoder.2.experts"].array()    # (up [E, hidden, width], down [E, width, hidden])
+    write_model(path, meta, tensors)        # whole or not at all
+
+The same container holds test data: any metadata, any tensors. `describe` and `shapes` say what makes it a model.
+Everything in a file is checked; what does not fit raises FormatError with the place in its message.
+"""
+import os
+import re
+import struct
+import types
+import zlib
+
+import numpy as np
+
+MAGIC, VERSION, HEADER = b"MOEMODEL", 1, 64
+INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
+F32, F16, BF16, Q8, Q4 = range(5)
+TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4}
+MATRIX, EXPERTS = 0, 1
+TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
+MAX_LAYERS, MAX_TEXTS = 256, 65536
+Q4_GROUP = 32
+
+
+class FormatError(ValueError):
+    """The file, or what was to become one, breaks a rule of the format."""
+
+
+def round_up(value, multiple):
+    return -(-value // multiple) * multiple
+
+
+# ---- Number formats: a matrix [n, k] as bytes ------------------------------------------------------------------------
+
+def q8_quantise(w):
+    """Codes int8 [n, k] and scales float32 [n] of a float32 matrix [n, k]; one scale per row."""
+    w = np.asarray(w, np.float32)
+    amax = np.abs(w).max(1, initial=np.float32(0))
+    some = amax > 0
+    inverse, scale = np.zeros_like(amax), np.zeros_like(amax)
+    with np.errstate(over="ignore"):
+        inverse[some] = np.float32(127) / amax[some]
+    scale[some] = amax[some] / np.float32(127)
+    if not np.isfinite(inverse).all():
+        raise FormatError("a row's largest weight is too small to quantise (below 4e-37)")
+    codes = np.clip(np.rint(w * inverse[:, None]), -127, 127).astype(np.int8)
+    return codes, scale
+
+
+def q4_group_codes(u):
+    """Codes int8 [32, groups] and subs int8 [groups] of numbers u [32, groups] in units of their rows' scales: of the
+    subs around the one that makes the largest number a -8, the one with the least sum of squared errors, as
+    moe_quantise_group in moe.c."""
+    square = u * u
+    extreme = np.take_along_axis(u, square.argmax(0)[None], 0)[0]
+    around = np.rint(extreme * np.float32(-0.125))
+    least, codes = np.full(u.shape[1], np.finfo(np.float32).max, np.float32), np.zeros(u.shape, np.float32)
+    subs = np.zeros(u.shape[1], np.float32)
+    for sub in range(-2, 3):
+        for side in (1, -1):
+            s = (around + np.float32(sub)) * np.float32(side)
+            there = (s != 0) & (np.abs(s) <= 15)
+            tried = np.clip(np.rint(u / np.where(there, s, np.float32(1))), -8, 7)
+            difference = u - tried * s
+            np.multiply(difference, difference, out=difference)
+            error = difference[0].copy()
+            for row in difference[1:]:  # in this order: sums of floats
+                error += row
+            better = there & (error < least)
+            least = np.where(better, error, least)
+            subs = np.where(better, s, subs)
+            np.copyto(codes, tried, where=better)
+    return codes.astype(np.int8), subs.astype(np.int8)
+
+
+def q4_quantise(w):
+    """Codes int8 [n, columns], subs int8 [n, columns / 32] and scales float32 [n] of a float32 matrix [n, k], columns
+    padded to 64."""
+    n, k = w.shape
+    columns = q8_padded(n, k)[1]
+    scale = np.abs(w).max(1, initial=np.float32(0)) / np.float32(120)
+    scale[scale < np.finfo(np.float32).tiny] = 0
+    u = np.zeros((n, columns), np.float32)
+    np.divide(w, scale[:, None], out=u[:, :k], where=scale[:, None] > 0)
+    u = u.reshape(-1, Q4_GROUP).T
+    codes, subs = np.empty(u.shape, np.int8), np.empty(u.shape[1], np.int8)
+    for at in range(0, u.shape[1], 2048):  # what is at work stays in the cache
+        codes[:, at:at + 2048], subs[at:at + 2048] = q4_group_codes(np.ascontiguousarray(u[:, at:at + 2048]))
+    codes, subs = codes.T.reshape(n, columns), subs.reshape(n, -1)
+    subs[:, -(-k // Q4_GROUP):] = 0
+    subs[scale == 0] = 0
+    return codes, subs, scale
+
+
+def q8_padded(n, k):
+    return round_up(n, 16), round_up(k, 64)
+
+
+def blob_bytes(type, n, k):
+    """Bytes of a matrix [n, k] in a number format."""
+    if type == Q8:
+        rows, columns = q8_padded(n, k)
+        return rows * columns + 8 * rows
+    if type == Q4:
+        rows, columns = q8_padded(n, k)
+        return rows * (columns // 2 + columns // 32 + 8)
+    return n * k * (4 if type == F32 else 2)
+
+
+def encode_blob(w, type):
+    """The bytes of a float32 matrix [n, k], or of a vector [n] (F32 only)."""
+    w = np.ascontiguousarray(w, np.float32)
+    if type == F32:
+        return w.astype("<f4").tobytes()
+    if type == F16:
+        with np.errstate(over="ignore"):
+            half = w.astype("<f2")
+        if not np.isfinite(half).all():
+            raise FormatError("a weight is too large for f16")
+        return half.tobytes()
+    if type == BF16:
+        bits = w.view(np.uint32)
+        rounded = (bits + ((bits >> 16) & 1) + np.uint32(0x7FFF)) >> 16  # to nearest, ties to even
+        if not np.isfinite(w).all() or (rounded & 0x7F80 == 0x7F80).any():
+            raise FormatError("a weight is too large for bf16")
+        return rounded.astype("<u2").tobytes()
+    if not np.isfinite(w).all():
+        raise FormatError("a weight is not finite")
+    n, k = w.shape
+    rows, columns = q8_padded(n, k)
+    codes, scale = np.zeros((rows, columns), np.int8), np.zeros(rows, "<f4")
+    if type == Q8:
+        codes[:n, :k], scale[:n] = q8_quantise(w)
+        sums = codes.sum(1, dtype=np.int32).astype("<i4")
+        tiles = codes.reshape(rows // 16, 16, columns // 4, 4).transpose(0, 2, 1, 3)
+        return tiles.tobytes() + scale.tobytes() + sums.tobytes()
+    subs = np.zeros((rows, columns // Q4_GROUP), np.int8)
+    codes[:n], subs[:n], scale[:n] = q4_quantise(w)
+    sums = np.einsum("rgc,rg->r", codes.reshape(rows, -1, Q4_GROUP), subs, dtype=np.int32).astype("<i4")
+    codes[:n] += 8
+    nibbles = codes.view(np.uint8).reshape(rows // 16, 16, columns // 8, 2, 4)
+    pairs = (nibbles[:, :, :, 0] | nibbles[:, :, :, 1] << 4).transpose(0, 2, 1, 3)
+    return pairs.tobytes() + subs.reshape(rows // 16, 16, -1).transpose(0, 2,
+                                                                        1).tobytes() + scale.tobytes() + sums.tobytes()
+
+
+def blob_regions(type, n, k):
+    """Bytes of the parts of a blob. Each holds what belongs to the rows 16 by 16 (or one by one), in their order."""
+    if type not in (Q8, Q4):
+        return [blob_bytes(type, n, k)]
+    rows, columns = q8_padded(n, k)
+    return [rows * columns, 4 * rows, 4 * rows] if type == Q8 else [rows * columns // 2, rows * columns // 32, 4 * rows,
+                                                                    4 * rows]
+
+
+def encode_blocks(blocks, type, n, k):
+    """encode_blob for a matrix that comes as consecutive blocks of rows, each but the last a multiple of 16 of them:
+    yields bytes. What lies behind the codes is kept until the end."""
+    behind, done = [], 0
+    for block in blocks:
+        done += len(block)
+        if len(block) % 16 and done < n or done > n or block.shape[1:] != (k,):
+            raise FormatError(f"a block of {len(block)} rows does not fit a matrix of {n}")
+        data, at = encode_blob(block, type), 0
+        parts = blob_regions(type, *block.shape)
+        for i, size in enumerate(parts):
+            if i == 0:
+                yield data[:size]
+            else:
+                behind += [[] for _ in range(len(behind), i)]
+                behind[i - 1].append(data[at:at + size])
+            at += size
+    if done != n:
+        raise FormatError(f"{done} rows of {n}")
+    for part in behind:
+        yield b"".join(part)
+
+
+def encode_vector(x):
+    return encode_blob(x, F32)
+
+
+def decode_blob(data, type, n, k):
+    """The float32 matrix [n, k] that the bytes stand for."""
+    if type == F32:
+        return np.frombuffer(data, "<f4").astype(np.float32).reshape(n, k)
+    if type == F16:
+        return np.frombuffer(data, "<f2").astype(np.float32).reshape(n, k)
+    if type == BF16:
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(n, k)
+    rows, columns = q8_padded(n, k)
+    codes, at = q8_codes(data, rows, columns) if type == Q8 else q4_codes(data, rows, columns)
+    scale = np.frombuffer(data, "<f4", rows, at)
+    sums = np.frombuffer(data, "<i4", rows, at + 4 * rows)
+    if (codes.sum(1, dtype=np.int32) != sums).any():
+        raise FormatError("codes do not fit their sums")
+    if codes[n:].any() or codes[:, k:].any() or scale[n:].any():
+        raise FormatError("padding is not zero")
+    if not (np.isfinite(scale).all() and (scale >= 0).all()):
+        raise FormatError("a scale is negative or not finite")
+    return codes[:n, :k].astype(np.float32) * scale[:n, None]
+
+
+def q8_codes(data, rows, columns):
+    """(int8 [rows, columns], bytes read): 16 rows times 4 columns lie together."""
+    tiles = np.frombuffer(data, np.int8, rows * columns).reshape(rows // 16, columns // 4, 16, 4)
+    codes = tiles.transpose(0, 2, 1, 3).reshape(rows, columns)
+    if (codes == -128).any():
+        raise FormatError("a Q8 code is -128")
+    return codes, rows * columns
+
+
+def q4_codes(data, rows, columns):
+    """The same of Q4: code * sub. A byte holds columns 8g + i (low nibble) and 8g + 4 + i; a sub belongs to 32
+    columns."""
+    pairs = np.frombuffer(data, np.uint8, rows * columns // 2).reshape(rows // 16, columns // 8, 16, 4)
+    nibbles = np.stack([pairs & 15, pairs >> 4], axis=2).astype(np.int32) - 8  # [rows/16, columns/8, 2, 16, 4]
+    codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, columns // 32, 32)
+    subs = np.frombuffer(data, np.int8, rows * columns // 32, rows * columns // 2).reshape(rows // 16, columns // 32,
+                                                                                           16)
+    if (np.abs(subs.astype(np.int32)) > 15).any():
+        raise FormatError("a Q4 sub is outside -15 .. 15")
+    codes = codes * subs.transpose(0, 2, 1).reshape(rows, columns // 32, 1)
+    return codes.reshape(rows, columns), rows * columns // 2 + rows * columns // 32
+
+
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
+
+def slab_layout(type, hidden, width):
+    """Of one expert's slab: (where down begins, stride)."""
+    down = round_up(blob_bytes(type, hidden, width), 64)
+    return down, round_up(down + blob_bytes(type, width, hidden), EXPERT_ALIGN)
+
+
+def tensor_bytes(type, layout, dims):
+    """Bytes of a tensor, or FormatError where type, layout and dims do not go together."""
+    if layout == EXPERTS and len(dims) == 3:
+        return dims[0] * slab_layout(type, dims[1], dims[2])[1]
+    if layout == MATRIX and len(dims) == 2:
+        return blob_bytes(type, *dims)
+    if layout == MATRIX and len(dims) == 1 and type == F32:
+        return 4 * dims[0]
+    raise FormatError(f"no such tensor: type {type}, layout {layout}, {len(dims)} dimensions")
+
+
+class Tensor:
+    """One tensor as stored: type, layout, dims and bytes."""
+
+    def __init__(self, type, layout, dims, data):
+        self.type, self.layout, self.dims, self.data = type, layout, tuple(dims), data
+
+    @staticmethod
+    def encode(array, type=F32):
+        """From a vector (always F32), a matrix, or a pair (up [E, hidden, width], down [E, width, hidden])."""
+        if not isinstance(array, tuple):
+            array = np.asarray(array)
+            if array.ndim == 1:
+                type = F32
+            return Tensor(type, MATRIX, array.shape, encode_blob(array, type))
+        up, down = array
+        experts, hidden, width = up.shape
+        if down.shape != (experts, width, hidden):
+            raise FormatError(f"expert shapes {up.shape} and {down.shape} do not go together")
+        start, stride = slab_layout(type, hidden, width)
+        data = bytearray(experts * stride)
+        for e in range(experts):
+            for at, w in ((0, up[e]), (start, down[e])):
+                blob = encode_blob(w, type)
+                data[e * stride + at:e * stride + at + len(blob)] = blob
+        return Tensor(type, EXPERTS, up.shape, bytes(data))
+
+    def array(self):
+        """Dequantised float32; experts as the pair that `encode` takes."""
+        if len(self.dims) == 1:
+            return decode_blob(self.data, F32, 1, self.dims[0])[0]
+        if self.layout == MATRIX:
+            return decode_blob(self.data, self.type, *self.dims)
+        experts, hidden, width = self.dims
+        start, stride = slab_layout(self.type, hidden, width)
+        up, down = np.empty((experts, hidden, width), np.float32), np.empty((experts, width, hidden), np.float32)
+        n_up, n_down = blob_bytes(self.type, hidden, width), blob_bytes(self.type, width, hidden)
+        for e in range(experts):
+            slab = self.data[e * stride:(e + 1) * stride]
+            if any(slab[n_up:start]) or any(slab[start + n_down:]):
+                raise FormatError("padding between experts is not zero")
+            up[e] = decode_blob(slab[:n_up], self.type, hidden, width)
+            down[e] = decode_blob(slab[start:start + n_down], self.type, width, hidden)
+        return up, down
+
+
+# ---- Metadata --------------------------------------------------------------------------------------------------------
+# int, float, str and bytes are scalars; numpy int64 and float64 arrays (or lists of numbers) are INTS and REALS, a list
+# of str is TEXTS. An empty list is TEXTS.
+
+KEY = re.compile(r"[a-z0-9._-]{1,255}\Z")
+
+
+def pad8(data):
+    return data + bytes(-len(data) % 8)
+
+
+def pack_value(value):
+    """(kind, bytes) of a metadata value."""
+    if isinstance(value, (bool, np.bool_)):
+        raise FormatError("a metadata value is a bool")
+    if isinstance(value, (int, np.integer)):
+        return INT, struct.pack("<q", value)
+    if isinstance(value, (float, np.floating)):
+        return REAL, struct.pack("<d", value)
+    if isinstance(value, str):
+        value = value.encode()
+        return TEXT, struct.pack("<Q", len(value)) + value
+    if isinstance(value, (bytes, bytearray)):
+        return BYTES, struct.pack("<Q", len(value)) + bytes(value)
+    if all(isinstance(x, str) for x in value) and not isinstance(value, np.ndarray):
+        texts = [x.encode() for x in value]
+        return TEXTS, struct.pack("<Q", len(texts)) + b"".join(pad8(struct.pack("<Q", len(x)) + x) for x in texts)
+    array = np.asarray(value)
+    if array.ndim == 1 and array.dtype.kind in "iu":
+        return INTS, struct.pack("<Q", len(array)) + array.astype("<i8").tobytes()
+    if array.ndim == 1 and array.dtype.kind == "f":
+        return REALS, struct.pack("<Q", len(array)) + array.astype("<f8").tobytes()
+    raise FormatError(f"no metadata kind for {type(value).__name__}")
+
+
+class Cursor:
+    """Reads forward through bytes and never past their end."""
+
+    def __init__(self, data, at):
+        self.data, self.at = data, at
+
+    def take(self, count):
+        if count > len(self.data) - self.at:
+            raise FormatError(f"header ends early at byte {self.at}")
+        self.at += count
+        return self.data[self.at - count:self.at]
+
+    def unpack(self, form):
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))
+
+    def align(self):
+        if any(self.take(-self.at % 8)):
+            raise FormatError(f"padding before byte {self.at} is not zero")
+
+    def string(self):
+        return self.take(self.unpack("Q")[0])
+
+
+def decode_text(data, where):
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise FormatError(f"{where}: not UTF-8") from None
+
+
+def unpack_entry(cursor):
+    """(key, value) of the metadata entry at the cursor."""
+    kind, length = cursor.unpack("II")
+    key = decode_text(cursor.take(length), "metadata key")
+    if not KEY.match(key):
+        raise FormatError(f"bad metadata key {key!r}")
+    cursor.align()
+    if kind == INT:
+        value = cursor.unpack("q")[0]
+    elif kind == REAL:
+        value = cursor.unpack("d")[0]
+    elif kind == TEXT:
+        value = decode_text(cursor.string(), key)
+    elif kind == BYTES:
+        value = cursor.string()
+    elif kind in (INTS, REALS):
+        count = cursor.unpack("Q")[0]
+        data = cursor.take(8 * count)
+        value = np.frombuffer(data, "<i8" if kind == INTS else "<f8").astype(np.int64 if kind == INTS else np.float64)
+    elif kind == TEXTS:
+        value = []
+        for _ in range(cursor.unpack("Q")[0]):
+            value.append(decode_text(cursor.string(), key))
+            cursor.align()
+    else:
+        raise FormatError(f"{key}: unknown kind {kind}")
+    cursor.align()
+    return key, value
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+def pack_header(meta, tensors, checksums):
+    """(the header's bytes, each tensor's offset, bytes in all) of a file; tensors: name -> (type, layout, dims)."""
+    head = b""
+    for key, value in meta.items():
+        if not KEY.match(key):
+            raise FormatError(f"bad metadata key {key!r}")
+        kind, data = pack_value(value)
+        head += pad8(struct.pack("<II", kind, len(key)) + key.encode()) + pad8(data)
+    entry_bytes = sum(round_up(16 + 8 * len(dims) + 24 + len(name.encode()), 8)
+                      for name, (_, _, dims) in tensors.items())
+    end = header_bytes = HEADER + len(head) + entry_bytes
+    offsets, entries = [], []
+    for (name, (type, layout, dims)), checksum in zip(tensors.items(), checksums):
+        offset, size = round_up(end, EXPERT_ALIGN if layout == EXPERTS
+                                else TENSOR_ALIGN), tensor_bytes(type, layout, dims)
+        offsets.append(offset)
+        end = offset + size
+        name = name.encode()
+        entry = struct.pack("<IIII", type, layout, len(dims), len(name)) + struct.pack(f"<{len(dims)}Q", *dims)
+        entries.append(pad8(entry + struct.pack("<QQII", offset, size, checksum, 0) + name))
+    head += b"".join(entries)
+    fixed = struct.pack("<QQII24x", header_bytes, end, len(meta), len(tensors))
+    return MAGIC + struct.pack("<II", VERSION, zlib.crc32(fixed + head)) + fixed + head, offsets, end
+
+
+class Journal:
+    """What an interrupted write_pieces has finished: FILE.partial holds the bytes, FILE.partial.log a line per tensor,
+    behind one that says what is being written."""
+
+    def __init__(self, path, about):
+        self.partial, self.path, self.done = path + ".partial", path + ".partial.log", {}
+        first = f"{zlib.crc32(about):08x} {len(about)}\n"
+        if os.path.exists(self.path) and os.path.exists(self.partial):
+            with open(self.path, encoding="ascii") as file:
+                lines = file.readlines()
+            if lines[:1] == [first]:
+                pairs = [line.split() for line in lines[1:] if line.endswith("\n")]
+                self.done = {int(index): int(checksum) for index, checksum in pairs}
+        if not self.done:
+            with open(self.path, "w", encoding="ascii") as file:
+                file.write(first)
+
+    def add(self, index, checksum):
+        with open(self.path, "a", encoding="ascii") as file:
+            file.write(f"{index} {checksum}\n")
+
+
+def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
+    """Writes a file whose tensors come piece by piece: name -> (type, layout, dims, function that yields bytes). The
+    file appears whole under its name or not at all; with a Journal what was interrupted stays beside it, and is gone on
+    with by the next call."""
+    specs = {name: t[:3] for name, t in tensors.items()}
+    header, offsets, end = pack_header(meta, specs, [0] * len(tensors))
+    temporary, checksums = journal.partial if journal else f"{path}.{os.getpid()}.tmp", []
+    try:
+        with open(temporary, "r+b" if journal and journal.done else "wb" if journal else "xb") as file:
+            file.truncate(end)
+            for index, ((name, (type, layout, dims, pieces)), offset) in enumerate(zip(tensors.items(), offsets)):
+                progress(offset, end, name)
+                checksum = journal.done.get(index) if journal else None
+                if checksum is None:
+                    checksum, size = 0, tensor_bytes(type, layout, dims)
+                    file.seek(offset)
+                    for piece in pieces():
+                        checksum, size = zlib.crc32(piece, checksum), size - len(piece)
+                        if size < 0:
+                            break
+                        file.write(piece)
+                        progress(offset + tensor_bytes(type, layout, dims) - size, end, name)
+                    if size:
+                        raise FormatError(f"{name}: its bytes do not fit its shape {dims}")
+                    if journal:
+                        file.flush()
+                        os.fsync(file.fileno())
+                        journal.add(index, checksum)
+                checksums.append(checksum)
+            file.seek(0)
+            file.write(pack_header(meta, specs, checksums)[0])
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        if journal:
+            os.unlink(journal.path)
+    except BaseException as problem:
+        if not journal or isinstance(problem, FormatError):
+            for left in [temporary] + ([journal.path] if journal else []):
+                if os.path.exists(left):
+                    os.unlink(left)
+        raise
+
+
+def write_model(path, meta, tensors):
+    """Writes metadata and tensors (name -> Tensor) in their order. The file appears whole under its name or not at
+    all."""
+    write_pieces(path, meta, {name: (t.type, t.layout, t.dims, lambda t=t: [t.data]) for name, t in tensors.items()})
+
+
+def read_header(file):
+    """(metadata by key, cursor behind them, number of tensors, bytes in all) of an open file."""
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(HEADER)
+    if len(start) < HEADER or start[:8] != MAGIC:
+        raise FormatError("not a model file")
+    version, crc, header_bytes, file_bytes, n_meta, n_tensors = struct.unpack_from("<IIQQII", start, 8)
+    if version != VERSION:
+        raise FormatError(f"version {version}, this program reads {VERSION}")
+    if file_bytes != size:
+        raise FormatError(f"{size} bytes long, its header says {file_bytes}")
+    if not HEADER <= header_bytes <= file_bytes or header_bytes % 8:
+        raise FormatError(f"impossible header size {header_bytes}")
+    data = start + file.read(header_bytes - HEADER)
+    if zlib.crc32(data[16:]) != crc:
+        raise FormatError("header checksum differs")
+    if any(data[40:HEADER]):
+        raise FormatError("reserved header bytes are not zero")
+    cursor, meta = Cursor(data, HEADER), {}
+    for _ in range(n_meta):
+        key, value = unpack_entry(cursor)
+        if key in meta:
+            raise FormatError(f"metadata key {key} twice")
+        meta[key] = value
+    return meta, cursor, n_tensors, file_bytes
+
+
+def read_meta(path):
+    """The metadata of a file by key; its tensors are not looked at."""
+    with open(path, "rb") as file:
+        return read_header(file)[0]
+
+
+def read(path):
+    """(metadata by key, Tensors by name) of a file, every rule of the container and every checksum checked."""
+    with open(path, "rb") as file:
+        meta, cursor, n_tensors, file_bytes = read_header(file)
+        file.seek(0)
+        data = file.read()
+    header_bytes = len(cursor.data)
+    tensors, end = {}, header_bytes
+    for _ in range(n_tensors):
+        kind, layout, n_dims, name_length = cursor.unpack("IIII")
+        if kind not in range(Q4 + 1) or layout not in (MATRIX, EXPERTS) or not 1 <= n_dims <= 4:
+            raise FormatError(f"tensor {len(tensors)}: unknown type, layout or number of dimensions")
+        dims = cursor.unpack(f"{n_dims}Q")
+        offset, size, crc, zero = cursor.unpack("QQII")
+        name = decode_text(cursor.take(name_length), "tensor name")
+        cursor.align()
+        if name in tensors or not name or zero:
+            raise FormatError(f"bad directory entry of tensor {name!r}")
+        expected = round_up(end, EXPERT_ALIGN if layout == EXPERTS else TENSOR_ALIGN)
+        if 0 in dims or size != tensor_bytes(kind, layout, dims) or offset != expected or size > file_bytes - offset:
+            raise FormatError(f"{name}: wrong shape, size or place")
+        if any(data[end:offset]):
+            raise FormatError(f"gap before {name} is not zero")
+        end = offset + size
+        tensors[name] = Tensor(kind, layout, dims, data[offset:end])
+        if zlib.crc32(tensors[name].data) != crc:
+            raise FormatError(f"{name}: checksum differs")
+    if cursor.at != header_bytes or end != file_bytes:
+        raise FormatError("bytes left over")
+    return meta, tensors
+
+
+# ---- What makes it a model -------------------------------------------------------------------------------------------
+
+class Entries:
+    """Metadata under a prefix, read with type, default and permitted values."""
+
+    def __init__(self, meta, prefix=""):
+        self.meta, self.prefix = meta, prefix
+
+    def get(self, key, default=None, values=None, least=None):
+        """The value of a key; `default` None: required. Its type is the default's or that of `values` / `least`."""
+        name = self.prefix + key
+        value = self.meta.get(name, default)
+        if value is None:
+            raise FormatError(f"metadata key {name} is missing")
+        if isinstance(default, float) and isinstance(value, int):
+            value = float(value)
+        want = type(default) if default is not None else int if least is not None else str
+        if not isinstance(value, want):
+            raise FormatError(f"{name}: wrong kind")
+        if values is not None and value not in values or least is not None and value < least:
+            raise FormatError(f"{name}: unknown value {value!r}")
+        if isinstance(value, float) and not np.isfinite(value):
+            raise FormatError(f"{name}: not finite")
+        return value
+
+    def within(self, key, least, most, default=None):
+        """An integer from `least` to `most`."""
+        value = self.get(key, default, least=-2**63)
+        if not least <= value <= most:
+            raise FormatError(f"{self.prefix}{key}: {value} is not from {least} to {most}")
+        return value
+
+
+GATES, EMPTY = ("softmax", "topk", "threshold"), ("top1", "zero")
+
+
+def describe_level(e, prefix, n, default=None):
+    """One level of gates over n experts or groups as a namespace: gate, what it is; k, how many it wants for a token;
+    empty, what an empty mask gives. default: the level whose values stand in for absent keys."""
+    gate = e.get(prefix + "gate", default and default.gate, GATES)
+    k = e.within(prefix + "k", 0 if gate == "softmax" else 1, n, default.k if default else 0 if gate == "softmax"
+                 else None)
+    return types.SimpleNamespace(gate=gate, k=k,
+                                 empty=e.get(prefix + "empty", default.empty if default else "top1", EMPTY))
+
+
+def describe_moe(e):
+    """A MoE layer as a namespace. `parent` is the level over the groups, or None where there is one level only."""
+    experts, groups = e.get("experts", least=1), e.get("groups", 0, least=0)
+    if groups and experts % groups:
+        raise FormatError(f"{e.prefix}groups: {groups} groups do not divide {experts} experts")
+    child = describe_level(e, "", experts // (groups or 1))
+    kind = e.get("expert", "mlp", ("mlp", "linear"))
+    return types.SimpleNamespace(
+        kind="moe", experts=experts, groups=groups, **vars(child), hidden=e.get("hidden", least=1),
+        parent=describe_level(e, "parent.", groups, child) if groups else None,
+        gate_hidden=e.get("gate.hidden", 0, least=0), gate_relu=e.get("gate.relu", 0, (0, 1)), expert=kind,
+        activation=e.get("activation", "relu", ("relu", "none") if kind == "linear" else ("relu",)),
+        output=e.get("output", "sigmoid", ("none", "sigmoid")), scale=e.get("scale", 1.0),
+        residual=e.get("residual", 1, (0, 1)))
+
+
+def describe_layer(meta, side, index):
+    """One layer of a side as a namespace."""
+    e = Entries(meta, f"{side}.{index}.")
+    kind = e.get("kind", values=("moe",) if side == "network" else ("lstm", "moe"))
+    if kind == "moe":
+        return describe_moe(e)
+    return types.SimpleNamespace(
+        kind=kind, hidden=e.get("hidden", least=1), proj=e.get("proj", 0, least=0),
+        bidirectional=e.get("bidirectional", 0, (0, 1) if side == "encoder" else (0,)),
+        merge=e.get("merge", "concat", ("concat", "sum")), residual=e.get("residual", 0, (0, 1)),
+        forget_bias=e.get("forget_bias", 0.0),
+        context=e.get("context", "none", ("none", "previous", "current")
+                      if side == "decoder" and meta["general.architecture"] == "gnmt-moe" else ("none",)))
+
+
+def describe_side(meta, side):
+    count = Entries(meta).within(side + ".layers", 1, MAX_LAYERS)
+    return [describe_layer(meta, side, i) for i in range(count)]
+
+
+def describe_tokens(e):
+    """What models over tokens have in common: vocabulary, embedding, special tokens."""
+    if e.get("tokenizer.kind", "none", ("sentencepiece", "bpe", "none")) == "sentencepiece":
+        e.get("tokenizer.model", b"")
+    m = types.SimpleNamespace(
+        vocabulary=e.get("vocab.size", least=1), width=e.get("model.width", least=1),
+        scale=e.get("embedding.scale", 1.0),
+        bos=e.get("token.bos", least=0), eos=e.get("token.eos", least=0), unk=e.get("token.unk", -1),
+        pad=e.get("token.pad", -1), never=[int(x) for x in e.meta.get("token.never", [])])
+    if len(e.get("vocabulary.pieces", [])) not in (0, m.vocabulary):
+        raise FormatError("vocabulary.pieces has not one text for each token")
+    if max([m.bos, m.eos, m.unk, m.pad, *m.never]) >= m.vocabulary or min([0, *m.never]) < 0:
+        raise FormatError("a token id is outside the vocabulary")
+    return m
+
+
+def describe_translation(meta):
+    """"gnmt-moe": an encoder, and a decoder with attention to it."""
+    e = Entries(meta)
+    m = describe_tokens(e)
+    codes, tags = e.get("languages.codes", []), [int(x) for x in meta.get("languages.tags", [])]
+    m.languages = dict(zip(codes, tags))
+    m.source_tag, m.source_bos = e.get("source.tag", int(bool(codes)), (0, 1)), e.get("source.bos", 0, (0, 1))
+    m.source_eos = e.get("source.eos", 1, (0, 1))
+    m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
+    m.attention = types.SimpleNamespace(
+        kind=e.get("attention.kind", values=("additive", "product")), size=e.get("attention.size", least=1),
+        layer=e.get("attention.layer", 0, least=0), query=e.get("attention.query", values=("state", "output")),
+        start=e.get("attention.start", "query", ("query", "zero")))
+    m.beam, m.length_penalty = e.get("decode.beam", 4, least=1), e.get("decode.length_penalty", 0.6)
+    m.length_constant, m.coverage_penalty = e.get("decode.length_constant", 5.0), e.get("decode.coverage_penalty", 0.0)
+    m.prune, m.max_len_factor = e.get("decode.prune", 0.0), e.get("decode.max_len_factor", 2.0)
+    m.max_len_offset, m.rerank = e.get("decode.max_len_offset", 10), e.get("decode.rerank", 0.0)
+    m.rules = e.get("decode.rules", "paper", ("paper", "nvidia", "tf", "mlperf"))
+    m.init = e.get("decoder.init", "zero", ("zero", "encoder"))
+    m.limit_source, m.limit_target = e.get("limit.source", 512, least=1), e.get("limit.target", 512, least=1)
+    if m.init == "encoder":
+        sides = [[x for x in side if x.kind == "lstm"] for side in (m.encoder, m.decoder)]
+        if [(x.hidden, x.proj) for x in sides[0]] != [(x.hidden, x.proj) for x in sides[1]]:
+            raise FormatError('decoder.init is "encoder", but the sides have not the same lstm layers')
+    if len(codes) != len(tags) or len(set(codes)) != len(codes):
+        raise FormatError("languages.codes and languages.tags do not go together")
+    if not 0 <= min([0, *tags]) or max([0, *tags]) >= m.vocabulary:
+        raise FormatError("a token id is outside the vocabulary")
+    layer = m.attention.layer
+    if layer >= len(m.decoder) or m.decoder[layer].kind != "lstm":
+        raise FormatError(f"attention.layer: decoder.{layer} is no lstm layer")
+    for i, x in enumerate(m.decoder):
+        if x.kind == "lstm" and x.context == "current" and i <= layer:
+            raise FormatError(f"decoder.{i}.context: the current context is known after layer {layer} only")
+    return m
+
+
+def describe_sublayer(meta, side, index):
+    """One sub-layer of a Transformer as a namespace."""
+    e = Entries(meta, f"{side}.{index}.")
+    kind = e.get("kind", values=("attention", "ffn", "moe", "norm") + ("cross",) * (side == "decoder"))
+    norm = e.get("norm", "none", ("none", "before", "after")) if kind != "norm" else "alone"
+    about = {"kind": kind, "norm": norm, "epsilon": e.get("epsilon", 1e-5), "residual": e.get("residual", 1, (0, 1))}
+    if kind == "moe":
+        return types.SimpleNamespace(**{**vars(describe_moe(e)), **about})
+    if kind == "ffn":
+        about.update(hidden=e.get("hidden", least=1), activation=e.get("activation", values=("relu", "gelu", "swish")))
+    if kind in ("attention", "cross"):
+        about["heads"] = e.get("heads", least=1)
+        if e.meta["model.width"] % about["heads"]:
+            raise FormatError(f"{e.prefix}heads: they do not divide the width")
+    return types.SimpleNamespace(**about)
+
+
+def describe_transformer(meta):
+    """"transformer": an encoder and a decoder of sub-layers, attention to it among them."""
+    e = Entries(meta)
+    m = describe_tokens(e)
+    codes, tags = e.get("languages.codes", []), [int(x) for x in meta.get("languages.tags", [])]
+    m.languages = dict(zip(codes, tags))
+    m.source_tag, m.target_tag = e.get("source.tag", 0, (0, 1, 2)), e.get("target.tag", 0, (0, 1))
+    m.source_bos, m.source_eos = e.get("source.bos", 0, (0, 1)), e.get("source.eos", 1, (0, 1))
+    for side in ("encoder", "decoder"):
+        count = e.within(side + ".layers", 1, MAX_LAYERS)
+        setattr(m, side, [describe_sublayer(meta, side, i) for i in range(count)])
+    m.rules, m.beam = e.get("decode.rules", "hf", ("hf",)), e.get("decode.beam", 1, least=1)
+    m.length_penalty, m.early_stopping = e.get("decode.length_penalty", 1.0), e.get("decode.early_stopping", 0, (0, 1))
+    m.max_new, m.force_end = e.get("decode.max_new", 200, least=1), e.get("decode.force_end", 0, (0, 1))
+    m.suppressed = [int(x) for x in meta.get("token.suppressed", [])]
+    m.limit_source, m.limit_target = e.get("limit.source", 512, least=1), e.get("limit.target", 512, least=1)
+    if len(codes) != len(tags) or len(set(codes)) != len(codes):
+        raise FormatError("languages.codes and languages.tags do not go together")
+    if min([0, *tags, *m.suppressed]) < 0 or max([0, *tags, *m.suppressed]) >= m.vocabulary:
+        raise FormatError("a token id is outside the vocabulary")
+    return m
+
+
+def describe_language_model(meta):
+    """"moe-lm": a decoder without anything to attend to."""
+    m = describe_tokens(Entries(meta))
+    m.languages, m.decoder = {}, describe_side(meta, "decoder")
+    return m
+
+
+def describe_classifier(meta):
+    """"deep-moe": MoE layers one after the other (Eigen et al. 2013), then a linear layer and a softmax over
+    classes."""
+    e = Entries(meta)
+    m = types.SimpleNamespace(vocabulary=e.get("vocab.size", least=2), width=e.get("model.width", least=1),
+                              languages={},
+                              network=describe_side(meta, "network"), names=e.get("classes.names", []))
+    if len(m.names) not in (0, m.vocabulary):
+        raise FormatError("classes.names has not one text for each class")
+    return m
+
+
+ARCHITECTURES = {"gnmt-moe": describe_translation, "transformer": describe_transformer,
+                 "moe-lm": describe_language_model, "deep-moe": describe_classifier}
+
+
+def describe(meta):
+    """The model that metadata describes, defaults filled in, values checked: a namespace."""
+    e = Entries(meta)
+    architecture = e.get("general.architecture", values=tuple(ARCHITECTURES))
+    for key in ("name", "description", "licence", "attribution"):
+        e.get("general." + key)
+    m = ARCHITECTURES[architecture](meta)
+    m.architecture = architecture
+    return m
+
+
+def shapes(m, present=()):
+    """The tensors of a described model in file order: name -> (layout, dims, always F32).
+
+    `present`: names in the file; they choose between shared and separate embeddings and bring in the optional tensors.
+    """
+    out = {}
+
+    def add(name, *dims, layout=MATRIX, f32=False):
+        out[name] = (layout, dims, f32 or len(dims) == 1)
+
+    def add_if_present(name, *dims, f32=False):
+        if name in present:
+            add(name, *dims, f32=f32)
+
+    def add_lstm(name, x, width):
+        state = x.proj or x.hidden
+        for part in ([".fwd", ".bwd"] if x.bidirectional else [""]):
+            add(name + part + ".w_x", 4 * x.hidden, width)
+            add(name + part + ".w_r", 4 * x.hidden, state)
+            add(name + part + ".bias", 4 * x.hidden)
+            if x.proj:
+                add(name + part + ".w_proj", x.proj, x.hidden)
+        return state * (2 if x.bidirectional and x.merge == "concat" else 1)
+
+    def add_moe(name, x, width):
+        features = x.gate_hidden or width
+        if x.gate_hidden:
+            add(name + ".gate.hidden.weight", x.gate_hidden, width, f32=True)
+            add_if_present(name + ".gate.hidden.bias", x.gate_hidden)
+        for level, part, n in ((x.parent, ".parent", x.groups), (x, ".gate", x.experts)):
+            if level:
+                add(name + part + ".weight", n, features, f32=True)
+                add_if_present(name + part + ".bias", n)
+                add_if_present(name + part + ".noise", n, features, f32=True)
+                if level.gate == "threshold":
+                    add(name + part + ".threshold", n)
+        if x.expert == "mlp":
+            add(name + ".experts", x.experts, x.hidden, width, layout=EXPERTS)
+            return width
+        add(name + ".experts.weight", x.experts * x.hidden, width)
+        add_if_present(name + ".experts.bias", x.experts * x.hidden)
+        return x.hidden
+
+    def add_sublayer(name, x):
+        d = m.width
+        pairs = {"attention": ((".qkv", 3 * d, d), (".out", d, d)),
+                 "cross": ((".q", d, d), (".kv", 2 * d, d), (".out", d, d)),
+                 "ffn": ((".up", getattr(x, "hidden", 0), d), (".down", d, getattr(x, "hidden", 0)))}
+        if x.norm != "none":
+            add(name + ".norm.weight", d)
+            add(name + ".norm.bias", d)
+        for part, rows, cols in pairs.get(x.kind, ()):
+            add(name + part + ".weight", rows, cols)
+            add(name + part + ".bias", rows)
+        if x.kind == "moe":
+            add_moe(name, x, d)
+            add(name + ".experts.up_bias", x.experts * x.hidden)
+            add(name + ".experts.down_bias", x.experts * d)
+
+    def add_side(side, layers):
+        """Returns the width that leaves it."""
+        width = m.width
+        for i, x in enumerate(layers):
+            name = f"{side}.{i}"
+            if x.kind == "lstm":
+                after = add_lstm(name, x, width + (m.width if x.context != "none" else 0))
+            else:
+                if side != "network" and width != m.width:
+                    raise FormatError(f"{name}: experts read width {width}, the model has {m.width}")
+                after = add_moe(name, x, width)
+            if x.residual and after != width:
+                raise FormatError(f"{name}: residual between widths {width} and {after}")
+            width = after
+            if side == "decoder" and m.architecture == "gnmt-moe" and i == m.attention.layer:
+                query = (x.proj or x.hidden) if m.attention.query == "state" else width
+                add("attention.w_key", m.attention.size, m.width)
+                add("attention.w_query", m.attention.size, query)
+                add("attention.v", m.attention.size)
+                if m.attention.kind == "additive":
+                    add_if_present("attention.bias", m.attention.size)
+        if side != "network" and width != m.width:
+            raise FormatError(f"{side}: its output has width {width}, the model has {m.width}")
+        return width
+
+    if m.architecture == "deep-moe":
+        add("output.weight", m.vocabulary, add_side("network", m.network))
+    else:
+        separate = m.architecture in ("gnmt-moe", "transformer") and ("source.embedding.weight" in present
+                                                     or "target.embedding.weight" in present)
+        for name in ("source.embedding.weight", "target.embedding.weight") if separate else ("embedding.weight",):
+            add(name, m.vocabulary, m.width)
+        if m.architecture == "transformer":
+            add("positions.weight", max(m.limit_source, m.limit_target), m.width, f32=True)
+            for side in ("encoder", "decoder"):
+                for i, x in enumerate(getattr(m, side)):
+                    add_sublayer(f"{side}.{i}", x)
+        else:
+            if m.architecture == "gnmt-moe":
+                add_side("encoder", m.encoder)
+            add_side("decoder", m.decoder)
+        add_if_present("output.weight", m.vocabulary, m.width)
+    add_if_present("output.bias", m.vocabulary)
+    return out
+
+
+def check_model(meta, tensors):
+    """The description of a model whose tensors fit it; FormatError otherwise."""
+    m = describe(meta)
+    expected = shapes(m, tensors)
+    for name, (layout, dims, f32) in expected.items():
+        t = tensors.get(name)
+        if t is None:
+            raise FormatError(f"tensor {name} is missing")
+        if t.layout != layout or t.dims != dims or f32 and t.type != F32:
+            raise FormatError(f"tensor {name} has shape {t.dims}, expected {dims}")
+        if name.endswith(".threshold") and not np.isfinite(t.array()).all():
+            raise FormatError(f"tensor {name} holds values that are not finite")
+    for name in tensors:
+        if name not in expected:
+            raise FormatError(f"tensor {name} is not part of this model")
+    return m
+
+
+def read_model(path):
+    """(description, metadata, dequantised weights by name) of a model file."""
+    meta, tensors = read(path)
+    return check_model(meta, tensors), meta, {name: t.array() for name, t in tensors.items()}

@@ -1,0 +1,736 @@
+#!/usr/bin/env python3
+"""The model of moe in plain PyTorch: the readable oracle that the C engine is compared with.
+
+Shapes are written [rows, columns]; weights are [out, in], a linear layer is y = x W^T. One sentence at a time: T source
+tokens, B hypotheses of its beam, d the model's width, n experts. float32 by default, float64 with --float64. Quantised
+files are dequantised when read: activations are never quantised here.
+
+Equations "eq N" and "App. X" are those of Shazeer et al. 2017 (arXiv 1701.06538), "GNMT" is Wu et al. 2016 (arXiv
+1609.08144), "Deep MoE" is Eigen et al. 2013 (arXiv 1312.4314).
+What the papers leave open is a field of the model file (see moefile.describe).
+
+    import reference
+    model = reference.load("model.bin")
+    best = model.translate(ids, model.languages["de"])[0]
+"""
+import argparse
+import json
+import math
+import signal
+import sys
+import types
+
+import numpy as np
+import torch
+
+import moefile
+
+# ---- Ops: linear, embedding, LSTM ------------------------------------------------------------------------------------
+
+
+def linear(x, w, bias=None):
+    """y = x W^T + b. x [rows, in], w [out, in], bias [out] -> [rows, out]."""
+    y = x @ w.T
+    return y if bias is None else y + bias
+
+
+def embed(ids, w, scale):
+    """Rows of the embedding matrix times a constant. ids: integers, w [V, d] -> [len(ids), d]."""
+    return w[torch.as_tensor(ids, dtype=torch.long)] * scale
+
+
+def lstm_step(zx, r, c, w, forget_bias=0.0):
+    """One step of an LSTM, with projection if w has one (App. E: 2048 hidden units projected to 512).
+
+        i, f, g, o = zx + r W_r^T            zx = x W_x^T + bias, computed for all steps at once by the caller
+        c' = sigmoid(f + forget_bias) * c + sigmoid(i) * tanh(g)
+        r' = (sigmoid(o) * tanh(c')) W_proj^T
+    zx [rows, 4H], r [rows, P], c [rows, H]; w has w_r [4H, P] and perhaps w_proj [P, H] -> r', c'.
+    """
+    i, f, g, o = (zx + r @ w["w_r"].T).chunk(4, dim=1)
+    c = torch.sigmoid(f + forget_bias) * c + torch.sigmoid(i) * torch.tanh(g)
+    r = torch.sigmoid(o) * torch.tanh(c)
+    return (r @ w["w_proj"].T if "w_proj" in w else r), c
+
+
+def lstm_start(w, rows):
+    """The zero state (r, c) of an LSTM."""
+    like = w["w_r"]
+    proj = like.shape[1]
+    return like.new_zeros(rows, proj), like.new_zeros(rows, like.shape[0] // 4)
+
+
+def lstm_layer(x, w, forget_bias=0.0, backward=False, ends=None):
+    """An LSTM over the T tokens of one sentence, from the first or from the last. x [T, in] -> [T, P].
+
+    The state (r, c) in which it ends is appended to the list `ends`.
+    """
+    zx = linear(x, w["w_x"], w["bias"])
+    r, c = lstm_start(w, 1)
+    out = [None] * len(x)
+    for t in reversed(range(len(x))) if backward else range(len(x)):
+        r, c = lstm_step(zx[t:t + 1], r, c, w, forget_bias)
+        out[t] = r
+    if ends is not None:
+        ends.append((r, c))
+    return torch.cat(out)
+
+
+def bidirectional(x, forward, backward, merge, forget_bias=0.0, ends=None):
+    """Both directions over one sentence, concatenated (forward first) or summed. x [T, in] -> [T, 2P] or [T, P].
+
+    `ends` gets the backward direction's last state.
+    """
+    a = lstm_layer(x, forward, forget_bias)
+    b = lstm_layer(x, backward, forget_bias, backward=True, ends=ends)
+    return torch.cat([a, b], dim=1) if merge == "concat" else a + b
+
+
+# ---- Ops: gates ------------------------------------------------------------------------------------------------------
+# A gate gives a dense matrix [rows, n] of weights, zero where an expert is not selected. A mask is a boolean [rows, n].
+
+
+def softmax_gate(logits):
+    """eq 2 and 15: every expert, weighted by the softmax."""
+    return torch.softmax(logits, dim=1)
+
+
+def topk_mask(logits, k):
+    """eq 5 and 17: the k largest of each row; of equal ones the lower index."""
+    order = torch.sort(logits, dim=1, descending=True, stable=True).indices[:, :k]
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(1, order, True)
+
+
+def batchwise_mask(p, m):
+    """eq 18 (App. F): for each expert the m rows with the largest p; of equal ones the lower row. It depends on the
+    batch."""
+    return topk_mask(p.T.contiguous(), m).T
+
+
+def batchwise_count(k, rows, n):
+    """The m = k |X| / n of App. F, in whole rows and at least one."""
+    return max(1, k * rows // n)
+
+
+def threshold_mask(p, threshold):
+    """eq 19: the experts whose probability is strictly over their threshold; a row may have none."""
+    return p > threshold
+
+
+def masked_gate(logits, mask, empty="top1"):
+    """eq 16: softmax restricted to the mask (the same number as p_i / sum of the selected p).
+
+    Rows without any selected expert: "top1" gives weight 1 to the largest logit, "zero" gives no weight at all.
+    """
+    none = ~mask.any(dim=1)
+    if empty == "top1":
+        mask = mask | (topk_mask(logits, 1) & none[:, None])
+        none = torch.zeros_like(none)
+    g = torch.softmax(logits.masked_fill(~mask, -math.inf).masked_fill(none[:, None], 0), dim=1)
+    return g.masked_fill(none[:, None], 0)
+
+
+def topk_gate(logits, k):
+    """eq 3 without noise: softmax over the k largest logits."""
+    return masked_gate(logits, topk_mask(logits, k))
+
+
+def noisy_logits(logits, f, w_noise, normal):
+    """eq 4: H(x) = logits + normal * softplus(f W_noise^T). f [rows, F], w_noise [n, F], normal [rows, n]: standard
+    normal."""
+    return logits + normal * torch.nn.functional.softplus(f @ w_noise.T)
+
+
+def noisy_topk_gate(x, w_gate, w_noise, k, normal):
+    """eq 3 to 5: noise of learned size is added before the choice. normal [rows, n]: standard normal numbers."""
+    return topk_gate(noisy_logits(x @ w_gate.T, x, w_noise, normal), k)
+
+
+def batchwise_gate(logits, m, empty="top1"):
+    """eq 15, 16 and 18: the strictly balanced gate of training."""
+    return masked_gate(logits, batchwise_mask(softmax_gate(logits), m), empty)
+
+
+def threshold_gate(logits, threshold, empty="top1"):
+    """eq 15, 16 and 19: what replaces the batchwise mask at inference."""
+    return masked_gate(logits, threshold_mask(softmax_gate(logits), threshold), empty)
+
+
+def level_gate(logits, level, threshold=None, batchwise=False):
+    """The gate of one level over its n logits as the model file states it; batchwise: eq 18 instead, over these
+    rows."""
+    if batchwise:
+        return batchwise_gate(logits, batchwise_count(level.k, *logits.shape), level.empty)
+    if level.gate == "softmax":
+        return softmax_gate(logits)
+    if level.gate == "topk":
+        return topk_gate(logits, level.k)
+    return threshold_gate(logits, threshold, level.empty)
+
+
+def two_level_gate(parent, logits, level, threshold=None, batchwise=False):
+    """eq 12: the weight of expert j in group i is Gp_i * G_ij. parent [rows, a] of weights Gp, logits [rows, a b], the
+    b of group i together -> (weights, probabilities) [rows, a b], both zero in groups that a row's parent did not
+    select.
+
+    A gate inside a group sees only the rows X(i) that the parent sends there; so its batchwise mask is over those.
+    """
+    g, p = torch.zeros_like(logits), torch.zeros_like(logits)
+    b = logits.shape[1] // parent.shape[1]
+    for i in parent.any(dim=0).nonzero().flatten().tolist():
+        rows, own = parent[:, i].nonzero().flatten(), slice(i * b, (i + 1) * b)
+        inside = logits[rows, own]
+        t = None if threshold is None else threshold[own]
+        p[rows, own] = softmax_gate(inside)
+        g[rows, own] = parent[rows, i:i + 1] * level_gate(inside, level, t, batchwise)
+    return g, p
+
+
+def gate_features(x, layer, w):
+    """What the gates read: x, or with an MLP gate (Deep MoE, section 3) relu(W_h x + b_h). [rows, D] -> [rows, F]."""
+    if not layer.gate_hidden:
+        return x
+    return torch.relu(linear(x, w["gate.hidden.weight"], w.get("gate.hidden.bias")))
+
+
+def gate_logits(f, layer, w, name, normal=None):
+    """The logits of the gate ("gate") or parent gate ("parent"): linear, rectified where the layer says so, then eq
+    4."""
+    logits = linear(f, w[name + ".weight"], w.get(name + ".bias"))
+    if layer.gate_relu:
+        logits = torch.relu(logits)
+    return logits if normal is None else noisy_logits(logits, f, w[name + ".noise"], normal[name])
+
+
+def moe_gate(x, layer, w, normal=None, batchwise=False):
+    """The gate of a MoE layer, of one or two levels: a dict of "gate" [rows, E], the weights; "gate.probabilities"
+    [rows, E], the softmax before the mask; with two levels also "parent" and "parent.probabilities" [rows, a].
+
+    normal: dict of standard normal numbers "gate" [rows, E] and "parent" [rows, a] for the noise of eq 4; None: no
+    noise.
+    """
+    f = gate_features(x, layer, w)
+    logits = gate_logits(f, layer, w, "gate", normal)
+    if not layer.groups:
+        return {"gate": level_gate(logits, layer, w.get("gate.threshold"), batchwise),
+                "gate.probabilities": softmax_gate(logits)}
+    above = gate_logits(f, layer, w, "parent", normal)
+    parent = level_gate(above, layer.parent, w.get("parent.threshold"), batchwise)
+    g, p = two_level_gate(parent, logits, layer, w.get("gate.threshold"), batchwise)
+    return {"gate": g, "gate.probabilities": p, "parent": parent, "parent.probabilities": softmax_gate(above)}
+
+
+# ---- Ops: experts, the MoE layer -------------------------------------------------------------------------------------
+
+
+def mlp_expert(x, up, down):
+    """App. E: one hidden layer with ReLU, no biases. x [rows, d], up [h, d], down [d, h] -> [rows, d]."""
+    return torch.relu(x @ up.T) @ down.T
+
+
+def linear_expert(x, w, bias=None, activation="relu"):
+    """Deep MoE, section 3: a single linear map with rectification (or without). x [rows, d], w [h, d] -> [rows, h]."""
+    y = linear(x, w, bias)
+    return torch.relu(y) if activation == "relu" else y
+
+
+def expert_functions(layer, w):
+    """(experts as functions of rows, columns that they give)."""
+    if layer.expert == "mlp":
+        up, down = w["experts"]
+        return [lambda x, i=i: mlp_expert(x, up[i], down[i]) for i in range(layer.experts)], up.shape[2]
+    n, h = layer.experts, layer.hidden
+    weights, biases = w["experts.weight"].split(h), w["experts.bias"].split(h) if "experts.bias" in w else [None] * n
+    return [lambda x, i=i: linear_expert(x, weights[i], biases[i], layer.activation) for i in range(n)], h
+
+
+def mixture(x, g, experts, columns, scale=1.0):
+    """eq 1: y = sum_i g_i scale E_i(x), in expert order, computed where g_i is not zero. g [rows, n] -> [rows,
+    columns]."""
+    y = x.new_zeros(len(x), columns)
+    for i in g.any(dim=0).nonzero().flatten().tolist():
+        rows = g[:, i].nonzero().flatten()
+        y[rows] += g[rows, i:i + 1] * (experts[i](x[rows]) * scale)
+    return y
+
+
+def moe_layer(x, layer, w, normal=None, batchwise=False):
+    """(y, what moe_gate gives): the gate, the experts, a sigmoid over their sum (App. C, E), the residual."""
+    gates = moe_gate(x, layer, w, normal, batchwise)
+    y = mixture(x, gates["gate"], *expert_functions(layer, w), layer.scale)
+    if layer.output == "sigmoid":
+        y = torch.sigmoid(y)
+    return (x + y if layer.residual else y), gates
+
+
+# ---- Ops: attention, output ------------------------------------------------------------------------------------------
+
+
+def attention(memory, keys, query, w, kind):
+    """(context [B, d], weights [B, T]) for queries [B, P] over one sentence's memory [T, d].
+
+    keys [T, a]: memory W_key^T
+    additive: score_t = v . tanh(key_t + q W_query^T + bias)
+    product (App. G): score_t = sum_d v_d tanh(key_t)_d tanh(q W_query^T)_d
+    """
+    q = query @ w["w_query"].T
+    if kind == "additive":
+        if "bias" in w:
+            q = q + w["bias"]
+        scores = torch.tanh(keys[None] + q[:, None]) @ w["v"]
+    else:
+        scores = (torch.tanh(q) * w["v"]) @ torch.tanh(keys).T
+    p = torch.softmax(scores, dim=1)
+    return p @ memory, p
+
+
+def log_softmax(logits, never=()):
+    """Log-probabilities over vocabulary or classes; the ids in `never` are masked out first. [B, V] -> [B, V]."""
+    logits = logits.clone()
+    logits[:, list(never)] = -math.inf
+    return torch.log_softmax(logits, dim=1)
+
+
+# ---- The model -------------------------------------------------------------------------------------------------------
+
+
+class Model:
+    """A described model (moefile.describe) with its weights, and what can be computed with it."""
+
+    def __init__(self, description, meta, weights, dtype=torch.float32):
+        def tensor(value):
+            if isinstance(value, tuple):
+                return tuple(torch.from_numpy(np.ascontiguousarray(x)).to(dtype) for x in value)
+            return torch.from_numpy(np.ascontiguousarray(value)).to(dtype)
+
+        self.m, self.meta, self.dtype = description, meta, dtype
+        self.w = {name: tensor(value) for name, value in weights.items()}
+        self.languages = description.languages
+        self.current = self.m.architecture == "gnmt-moe" and any(
+            x.kind == "lstm" and x.context == "current" for x in self.m.decoder)
+        self.batchwise = False  # True: eq 18 over the rows that are computed together, instead of the layers' own gates
+        self.ends = []  # the states in which the encoder's LSTM layers ended last time
+        self.trace = None  # a dict: name -> list of tensors, filled while computing
+
+    def part(self, prefix):
+        """Weights under a prefix, by the rest of their names."""
+        return {k[len(prefix) + 1:]: v for k, v in self.w.items() if k.startswith(prefix + ".")}
+
+    def note(self, name, value):
+        if self.trace is not None:
+            self.trace.setdefault(name, []).append(value)
+
+    def moe(self, name, x, layer, part):
+        """A MoE layer of the model; its gates go to the trace as NAME.gate, NAME.parent, ..."""
+        x, gates = moe_layer(x, layer, part, batchwise=self.batchwise)
+        for key, value in gates.items():
+            self.note(f"{name}.{key}", value)
+        return x
+
+    # -- Encoder
+
+    def source_ids(self, pieces, tag=None):
+        """The encoder's tokens: tag, begin, pieces, end, as the model wants them."""
+        m = self.m
+        if m.source_tag and tag is None:
+            raise ValueError("this model needs a target language")
+        return [tag] * m.source_tag + [m.bos] * m.source_bos + list(pieces) + [m.eos] * m.source_eos
+
+    def encode(self, ids):
+        """The encoder over one sentence's tokens: ids [T] -> memory [T, d]."""
+        w = self.w.get("embedding.weight", self.w.get("source.embedding.weight"))
+        x = embed(ids, w, self.m.scale)
+        self.ends = []
+        for i, layer in enumerate(self.m.encoder):
+            name = f"encoder.{i}"
+            if layer.kind == "moe":
+                x = self.moe(name, x, layer, self.part(name))
+                continue
+            if layer.bidirectional:
+                y = bidirectional(x, self.part(name + ".fwd"), self.part(name + ".bwd"), layer.merge, layer.forget_bias,
+                                  self.ends)
+            else:
+                y = lstm_layer(x, self.part(name), layer.forget_bias, ends=self.ends)
+            x = x + y if layer.residual else y
+        self.note("encoder.output", x)
+        return x
+
+    # -- Decoder
+
+    def start(self, memory):
+        """The decoder's state before its first step, for one hypothesis; memory: what `encode` gave last."""
+        m, s = self.m, types.SimpleNamespace()
+        s.memory, s.keys, s.attention = memory, memory @ self.w["attention.w_key"].T, self.part("attention")
+        s.first = True
+        s.parts = [self.part(f"decoder.{i}") for i in range(len(m.decoder))]
+        s.lstm = [lstm_start(p, 1) if x.kind == "lstm" else None for x, p in zip(m.decoder, s.parts)]
+        s.query = memory.new_zeros(1, self.w["attention.w_query"].shape[1])
+        if m.init == "encoder":
+            ends = iter(self.ends)
+            s.lstm = [x and next(ends) for x in s.lstm]
+            if m.attention.query == "state":
+                s.query = s.lstm[m.attention.layer][0]
+        s.context, s.weights = memory.new_zeros(1, m.width), memory.new_zeros(1, len(memory))
+        if self.current and m.attention.start == "query":
+            self.attend(s)
+        return s
+
+    def attend(self, s):
+        """Context and attention weights of the state's query."""
+        s.context, s.weights = attention(s.memory, s.keys, s.query, s.attention, self.m.attention.kind)
+
+    def step(self, s, tokens):
+        """Logits [B, V] after the previous tokens [B]; changes the state, whose rows are those of the tokens.
+
+        Without a layer of context "current" the context is computed here, first, from the previous step's query. With
+        one, it is computed after the attention's layer; layers of context "previous" then read the previous step's.
+        """
+        m = self.m
+        if not self.current and not (s.first and m.attention.start == "zero"):
+            self.attend(s)
+        s.first, previous = False, s.context
+        w = self.w.get("embedding.weight", self.w.get("target.embedding.weight"))
+        x = embed(tokens, w, m.scale)
+        for i, (layer, part) in enumerate(zip(m.decoder, s.parts)):
+            if layer.kind == "moe":
+                x = self.moe(f"decoder.{i}", x, layer, part)
+                continue
+            wide = x
+            if layer.context != "none":
+                wide = torch.cat([x, s.context if layer.context == "current" else previous], dim=1)
+            r, c = s.lstm[i]
+            r, c = lstm_step(linear(wide, part["w_x"], part["bias"]), r, c, part, layer.forget_bias)
+            s.lstm[i] = r, c
+            x = x + r if layer.residual else r
+            if i == m.attention.layer:
+                s.query = r if m.attention.query == "state" else x
+                if self.current:
+                    self.attend(s)
+        logits = linear(x, self.w.get("output.weight", w), self.w.get("output.bias"))
+        self.note("decoder.attention", s.weights)
+        self.note("decoder.logits", logits)
+        return logits
+
+    def select(self, s, rows):
+        """The state with the given rows, in this order; rows may repeat."""
+        rows = torch.as_tensor(rows, dtype=torch.long)
+        s.lstm = [x and (x[0][rows], x[1][rows]) for x in s.lstm]
+        s.query, s.context, s.weights = s.query[rows], s.context[rows], s.weights[rows]
+
+    # -- Scoring
+
+    def forced_logits(self, source, target):
+        """Logits [len(target) + 1, V] with the target given: row t predicts target[t], the last row the end.
+
+        source: the encoder's tokens; target: pieces.
+        """
+        s = self.start(self.encode(source))
+        return torch.cat([self.step(s, [token]) for token in [self.m.bos, *target]])
+
+    def score(self, pieces, target, tag=None):
+        """Log-probabilities [len(target) + 1] of a target's pieces and of the end."""
+        logp = log_softmax(self.forced_logits(self.source_ids(pieces, tag), target), self.m.never)
+        return logp[torch.arange(len(target) + 1), torch.tensor([*target, self.m.eos])]
+
+    # -- Language model, classifier
+
+    def language_logits(self, pieces):
+        """Logits [len(pieces) + 1, V] of a "moe-lm": row t, which has read BOS and t pieces, predicts the next or the
+        end."""
+        x = embed([self.m.bos, *pieces], self.w["embedding.weight"], self.m.scale)
+        for i, layer in enumerate(self.m.decoder):
+            name = f"decoder.{i}"
+            if layer.kind == "moe":
+                x = self.moe(name, x, layer, self.part(name))
+                continue
+            y = lstm_layer(x, self.part(name), layer.forget_bias)
+            x = x + y if layer.residual else y
+        logits = linear(x, self.w.get("output.weight", self.w["embedding.weight"]), self.w.get("output.bias"))
+        self.note("decoder.logits", logits)
+        return logits
+
+    def language_score(self, pieces):
+        """Log-probabilities [len(pieces) + 1] of a text's pieces and of the end, each given those before it."""
+        logp = log_softmax(self.language_logits(pieces), self.m.never)
+        return logp[torch.arange(len(pieces) + 1), torch.tensor([*pieces, self.m.eos])]
+
+    def classify(self, x):
+        """Log-probabilities [rows, classes] of a "deep-moe": x [rows, inputs] through its mixtures, a linear layer,
+        softmax."""
+        for i, layer in enumerate(self.m.network):
+            name = f"network.{i}"
+            x = self.moe(name, x, layer, self.part(name))
+        logits = linear(x, self.w["output.weight"], self.w.get("output.bias"))
+        self.note("network.logits", logits)
+        return log_softmax(logits)
+
+    # -- Beam search
+
+    def translate(self, pieces, tag=None, beam=None, nbest=1, length_penalty=None, length_constant=None,
+                  coverage_penalty=None, prune=None, max_len_factor=None, max_len_offset=None, rerank=None,
+                  source_tag=None):
+        """The `nbest` best hypotheses of a sentence, best first (fewer if fewer were found). None: the model's default;
+        of the source's tag, that it is to be found out."""
+        m = self.m
+        if m.architecture != "gnmt-moe":
+            raise ValueError(f"a model of architecture {m.architecture} does not translate: use --score")
+        if m.rules != "paper":
+            raise ValueError(f"only the paper's rules are known here, the model wants {m.rules}: see "
+                             f"tests/convert/gnmt_numpy.py")
+        beam, alpha, constant, beta, prune, factor, offset, rerank = (
+            default if given is None else given for given, default in (
+                (beam, m.beam), (length_penalty, m.length_penalty), (length_constant, m.length_constant),
+                (coverage_penalty, m.coverage_penalty), (prune, m.prune), (max_len_factor, m.max_len_factor),
+                (max_len_offset, m.max_len_offset), (rerank, m.rerank)))
+        if rerank and beam > 1:
+            found = self.translate(pieces, tag, beam, beam, alpha, constant, beta, prune, factor, offset, rerank=0.0)
+            return self.reranked(pieces, found, rerank, source_tag, alpha, constant)[:nbest]
+        source = self.source_ids(pieces, tag)
+        if len(source) > m.limit_source:
+            raise ValueError(f"source of {len(source)} tokens, the model's limit is {m.limit_source}")
+        limit = min(m.limit_target, math.floor(factor * len(pieces)) + offset)
+        s = self.start(self.encode(source))
+        live = [Hypothesis([], [], 0.0, torch.zeros(len(source), dtype=self.dtype))]
+        done = []
+        for length in range(1, limit + 1):
+            last = [h.ids[-1] if h.ids else m.bos for h in live]
+            logp = log_softmax(self.step(s, last), m.never)
+            total = torch.tensor([h.logprob for h in live], dtype=self.dtype)[:, None] + logp
+            parents, grown = [], []
+            for rank, (row, token, logprob) in enumerate(candidates(total, 2 * beam, prune)):
+                h = live[row]
+                new = Hypothesis(h.ids + [token], h.logprobs + [logp[row, token].item()], logprob,
+                                 h.coverage + s.weights[row])
+                if token != m.eos:
+                    grown.append(new)
+                    parents.append(row)
+                elif rank < beam:
+                    new.finish(length_penalty_of(length, alpha, constant), beta, True)
+                    done.append(new)
+                if len(grown) == beam:
+                    break
+            live, done = grown, ranked(done, prune)
+            if len(done) >= beam or not live:
+                break
+            if length == limit:
+                for h in live:
+                    h.finish(length_penalty_of(limit, alpha, constant), beta, False)
+                done += ranked(live)
+            elif alpha >= 0 and len(done) >= nbest:
+                if done[0].score >= live[0].logprob / length_penalty_of(limit, alpha, constant):
+                    break  # nothing live can do better
+            self.select(s, parents)
+        return done[:nbest]
+
+
+    def reranked(self, pieces, hypotheses, weight, tag, alpha, constant):
+        """By score + weight * log P(source | hypothesis) / length penalty of the source: the noisy channel. `tag`: of
+        the source's language; None: of the language in which the best hypothesis makes the source most probable."""
+        m = self.m
+        longest = max(len(self.source_ids(h.ids, 0)) for h in hypotheses)
+        if len(pieces) + 1 > m.limit_target or longest > m.limit_source or {m.eos, *m.never} & set(pieces):
+            return hypotheses
+        back = lambda h, t: self.score(h.ids, pieces, t).sum().item()
+        if tag is None:
+            tag = max(m.languages.values(), key=lambda t: back(hypotheses[0], t))
+        for h in hypotheses:
+            h.reverse = back(h, tag)
+            h.score += weight * h.reverse / length_penalty_of(len(pieces) + 1, alpha, constant)
+        return [h for finished in (True, False) for h in ranked([h for h in hypotheses if h.finished == finished])]
+
+
+class Hypothesis:
+    """A target so far. ids: the tokens without the end; logprobs: of every token, the end's too."""
+
+    def __init__(self, ids, logprobs, logprob, coverage):
+        self.ids, self.logprobs, self.logprob, self.coverage = ids, logprobs, logprob, coverage
+        self.score, self.finished, self.reverse = None, False, 0.0
+
+    def finish(self, penalty, beta, finished):
+        """GNMT eq 14: s = log P / lp + cp, where cp = beta sum_i log min(sum_j p_ij, 1)."""
+        self.finished = finished
+        if finished:
+            self.ids = self.ids[:-1]
+        self.score = self.logprob / penalty
+        if beta:
+            self.score += beta * self.coverage.clamp(1e-10, 1).log().sum().item()
+
+
+def length_penalty_of(length, alpha, constant=5.0):
+    """GNMT eq 14: lp = ((c + length) / (c + 1))^alpha, c = 5; the length counts the end token."""
+    return ((constant + length) / (constant + 1)) ** alpha
+
+
+def candidates(total, count, prune):
+    """The `count` best (row, token, log-probability) of [B, V], by (value desc, row asc, token asc), pruned.
+
+    2 * beam of them are enough: each of at most `beam` rows has one end token.
+    """
+    flat, width = total.flatten(), total.shape[1]
+    if torch.isnan(flat).any():
+        raise ValueError("not a number among the log-probabilities: broken weights")
+    count = min(count, len(flat))
+    least = torch.topk(flat, count).values[-1]
+    where = (flat >= least).nonzero().flatten()
+    values = flat[where]
+    order = torch.sort(values, descending=True, stable=True).indices[:count]
+    best = values[order[0]].item()
+    for value, at in zip(values[order].tolist(), where[order].tolist()):
+        if value == -math.inf or prune > 0 and value < best - prune:
+            return
+        yield at // width, at % width, value
+
+
+def ranked(hypotheses, prune=0.0):
+    """By score, of equal ones the first in the list; those worse than the best by more than `prune` (if not 0) are
+    dropped."""
+    ordered = sorted(hypotheses, key=lambda h: -h.score)
+    return [h for h in ordered if prune <= 0 or h.score >= ordered[0].score - prune]
+
+
+def load(path, dtype=torch.float32):
+    """A Model from a model file or from a checkpoint."""
+    with open(path, "rb") as file:
+        is_model = file.read(8) == moefile.MAGIC
+    if is_model:
+        return Model(*moefile.read_model(path), dtype)
+    import convert
+    return Model(*convert.read_checkpoint(path), dtype)
+
+
+# ---- Command line ----------------------------------------------------------------------------------------------------
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description="Translates or scores the lines of standard input with the reference model: slow, plain, exact. A "
+                    "language model scores lines of text, a classifier lines of numbers.",
+        epilog="Output: one translation per line (a blank line for a blank line); with --nbest N up to N translations, "
+               "separated by TABs; with --json one object per line: translation, score, ids, token_logprobs, nbest; "
+               "with --score, and of a language model, log-probability TAB number of tokens, the end counted; of a "
+               "classifier the log-probabilities of the classes.")
+    parser.add_argument("-m", dest="model", metavar="FILE", required=True, help="model file or training checkpoint")
+    parser.add_argument("-t", dest="language", metavar="LANG", help="target language, if the model has languages")
+    parser.add_argument("--ids", action="store_true",
+                        help="lines are token ids (pieces only) separated by spaces, in and out")
+    parser.add_argument("--score", action="store_true",
+                        help="lines are source TAB target: print the target's log-probability")
+    parser.add_argument("--spm", metavar="FILE", help="SentencePiece model (default: the one in the model file)")
+    parser.add_argument("--beam", type=int, metavar="N", help="beam size; 1 is greedy (default: the model's)")
+    parser.add_argument("--nbest", type=int, metavar="N", help="print the N best hypotheses, N at most the beam")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line, with scores")
+    for name, text in (("length-penalty", "alpha of GNMT eq 14"), ("length-constant", "the 5 in its length penalty"),
+                       ("coverage-penalty", "beta of GNMT eq 14"), ("prune", "log-probability margin; 0: no pruning"),
+                       ("rerank", "weight of log P(source | translation) in the score; 0: none"),
+                       ("max-len-factor", "target tokens per source piece, at most")):
+        parser.add_argument("--" + name, type=float, metavar="X", help=text + " (default: the model's)")
+    parser.add_argument("--max-len-offset", type=int, metavar="N", help="and this many more (default: the model's)")
+    parser.add_argument("--dump", metavar="FILE.npz",
+                        help="also write, for line I, LINE-I.NAME: encoder.output [T, d]; encoder.N.gate and "
+                             "decoder.N.gate [tokens, n], zero where not selected; decoder.attention [tokens, T]; "
+                             "decoder.logits [tokens, V]; source, target: the ids. The decoder's are those of the best "
+                             "translation, or of the given target")
+    parser.add_argument("--float64", action="store_true", help="compute in float64 instead of float32")
+    parser.add_argument("--threads", type=int, metavar="N", default=1,
+                        help="threads (default: 1; a second one seldom helps)")
+    return parser.parse_args()
+
+
+def dump_forced(model, out, prefix, source, target):
+    """Everything worth comparing about one sentence with its target given, into the dict `out`."""
+    model.trace = {}
+    model.forced_logits(source, target)
+    for name, values in model.trace.items():
+        out[f"{prefix}.{name}"] = torch.cat(values).numpy()
+    out[prefix + ".source"], out[prefix + ".target"] = np.array(source), np.array(target)
+    model.trace = None
+
+
+def score_lines(model, encode):
+    """Of every line of standard input: log-probability TAB number of tokens, the end counted."""
+    for number, line in enumerate(sys.stdin, 1):
+        pieces = encode(line.rstrip("\r\n"))
+        try:
+            logprobs = model.language_score(pieces) if pieces else None
+        except IndexError as error:
+            sys.exit(f"reference.py: line {number}: {error}")
+        print("" if logprobs is None else f"{logprobs.sum().item():.7g}\t{len(logprobs)}", flush=True)
+
+
+def classify_lines(model):
+    """Of every line of standard input, the inputs separated by spaces: the log-probabilities of the classes."""
+    for number, line in enumerate(sys.stdin, 1):
+        x = [float(value) for value in line.split()]
+        if len(x) != model.m.width:
+            sys.exit(f"reference.py: line {number}: {len(x)} numbers, the model reads {model.m.width}")
+        logprobs = model.classify(torch.tensor([x], dtype=model.dtype))[0]
+        print(" ".join(f"{value:.7g}" for value in logprobs.tolist()), flush=True)
+
+
+def main():
+    args = parse_arguments()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as other filters: end quietly when nobody reads
+    torch.set_num_threads(args.threads)
+    torch.set_grad_enabled(False)
+    try:
+        model = load(args.model, torch.float64 if args.float64 else torch.float32)
+    except (ValueError, OSError) as error:
+        sys.exit(f"reference.py: {error}")
+    if args.language and args.language not in model.languages:
+        sys.exit(f"reference.py: the model knows the languages {' '.join(model.languages) or '(none)'}")
+    if model.m.architecture == "deep-moe":
+        return classify_lines(model)
+    tag = model.languages.get(args.language)
+    if model.m.architecture == "gnmt-moe" and model.m.source_tag and tag is None:
+        sys.exit(f"reference.py: -t is one of {' '.join(model.languages)}")
+    if args.ids:
+        encode = lambda text: [int(x) for x in text.split()]
+        decode = lambda ids: " ".join(map(str, ids))
+    else:
+        import sentencepiece
+        if args.spm:
+            pieces = sentencepiece.SentencePieceProcessor(model_file=args.spm)
+        elif "tokenizer.model" in model.meta:
+            pieces = sentencepiece.SentencePieceProcessor(model_proto=model.meta["tokenizer.model"])
+        else:
+            sys.exit("reference.py: the model has no tokenizer: use --ids or --spm")
+        encode, decode = pieces.encode, pieces.decode
+    if model.m.architecture == "moe-lm":
+        return score_lines(model, encode)
+    beam = args.beam or model.m.beam
+    if args.nbest is not None and not 1 <= args.nbest <= beam:
+        sys.exit(f"reference.py: --nbest is from 1 to the beam, {beam}")
+    options = dict(beam=beam, nbest=args.nbest or 1, length_penalty=args.length_penalty, prune=args.prune,
+                   length_constant=args.length_constant, coverage_penalty=args.coverage_penalty,
+                   max_len_factor=args.max_len_factor, max_len_offset=args.max_len_offset, rerank=args.rerank)
+    dumped = {}
+    for number, line in enumerate(sys.stdin, 1):
+        source, _, target = line.rstrip("\r\n").partition("\t" if args.score else "\n")
+        source, target = encode(source), encode(target)
+        if not source:  # as moe-translate: a blank line for a blank line
+            print(flush=True)
+            continue
+        try:
+            if args.score:
+                logprobs = model.score(source, target, tag)
+                print(f"{logprobs.sum().item():.7g}\t{len(logprobs)}", flush=True)
+            else:
+                found = model.translate(source, tag, **options)
+                target = found[0].ids if found else []
+                if args.json:
+                    objects = [{"translation": decode(h.ids), "score": h.score, "logprob": h.logprob,
+                                "finished": h.finished,
+                                "ids": h.ids, "token_logprobs": h.logprobs} for h in found]
+                    print(json.dumps({"line": number, **objects[0], "nbest": objects}, ensure_ascii=False), flush=True)
+                else:
+                    print("\t".join(decode(h.ids) for h in found), flush=True)
+        except (ValueError, IndexError) as error:
+            sys.exit(f"reference.py: line {number}: {error}")
+        if args.dump:
+            dump_forced(model, dumped, f"line-{number}", model.source_ids(source, tag), target)
+    if args.dump:
+        np.savez(args.dump, **dumped)
+
+
+if __name__ == "__main__":
+    main()

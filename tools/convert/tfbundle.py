@@ -1,0 +1,238 @@
+"""Reads TensorFlow checkpoints (the bundle format, TensorFlow 1 and 2) without TensorFlow.
+
+    tensors = tfbundle.open_bundle("translate.ckpt-340000")   # by name; .shape, .dtype, .array()
+
+PREFIX.index is a sorted table in LevelDB's format from tensor names to records; PREFIX.data-00000-of-00001 and so on
+hold the bytes. The file is untrusted input: every length is checked before use, and every block and tensor against its
+CRC-32C.
+
+  table:  blocks, each followed by a compression byte (0: none) and a masked CRC; at the end of the file 48 bytes: two
+          handles (offset and size of the meta-index and of the index block, as varints), zeros, the magic number
+  block:  entries, then u32 restart offsets and their number; an entry is the varints shared, fresh, value length, the
+          fresh part of the key, whose shared part is the beginning of the key before it, and the value
+  index:  last key of a block -> its handle
+  records (Protocol Buffers): "" -> header { 1 shards, 2 endianness },
+          name -> { 1 type, 2 shape { 2 dimension { 1 size } }, 3 shard, 4 offset, 5 bytes, 6 CRC (fixed32), 7 slices }
+"""
+import os
+import struct
+
+import numpy as np
+
+from moefile import FormatError
+
+TABLE_MAGIC = 0xDB4775248B80FB57
+TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 10: "?", 14: "bfloat16", 19: "<f2"}
+LARGEST_INDEX = 1 << 26
+
+# ---- CRC-32C ---------------------------------------------------------------------------------------------------------
+# Table-driven, two bytes at a time, in many lanes at once: lane i checks the i-th piece of the data. The pieces' sums
+# are then joined two by two; appending n bytes to what a CRC covers is a linear map of its 32 bits.
+
+
+def byte_table():
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = (table >> 1) ^ (np.uint32(0x82F63B78) & (np.uint32(0) - (table & 1)))
+    return table
+
+
+BYTE = byte_table()
+LOW = np.arange(65536, dtype=np.uint32)   # the CRC after the two low bytes of a word ...
+for _ in range(4):
+    LOW = BYTE[LOW & 255] ^ (LOW >> 8)    # ... and two bytes more
+HIGH = np.arange(65536, dtype=np.uint32)
+for _ in range(2):
+    HIGH = BYTE[HIGH & 255] ^ (HIGH >> 8)
+
+
+def zeros_map(count):
+    """Columns of the map that appending `count` zero bytes is."""
+    columns = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    step = BYTE[columns & 255] ^ (columns >> 8)  # one byte
+    while count:
+        if count & 1:
+            columns = apply_map(step, columns)
+        step, count = apply_map(step, step), count >> 1
+    return columns
+
+
+def apply_map(columns, values):
+    out = np.zeros_like(values)
+    for bit in range(32):
+        out ^= columns[bit] & (np.uint32(0) - ((values >> np.uint32(bit)) & np.uint32(1)))
+    return out
+
+
+def crc32c(data):
+    data, crc = memoryview(data), 0xFFFFFFFF
+    lanes = 1
+    while lanes < 16384 and lanes * 256 <= len(data):
+        lanes *= 2
+    length = len(data) // lanes // 4 * 4 if lanes > 1 else 0
+    if length:
+        words = np.frombuffer(data, "<u4", lanes * length // 4).reshape(lanes, length // 4)
+        sums = np.zeros(lanes, np.uint32)
+        sums[0] = crc
+        for first in range(0, length // 4, 256):  # transposed in strips, so that a step reads its lanes side by side
+            for word in np.ascontiguousarray(words[:, first:first + 256].T):
+                sums = sums ^ word
+                sums = LOW[sums & 0xFFFF] ^ HIGH[sums >> 16]
+        while len(sums) > 1:
+            sums = apply_map(zeros_map(length), sums[::2]) ^ sums[1::2]
+            length *= 2
+        crc = int(sums[0])
+    for byte in data[length:]:
+        crc = int(BYTE[(crc ^ byte) & 255]) ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(crc):
+    """As stored: rotated and shifted, since a CRC over a CRC is weak."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+# ---- Varints and records ---------------------------------------------------------------------------------------------
+
+def varint(data, at):
+    """(value, where it ends)."""
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        value |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 128:
+            return value, at
+    raise FormatError("a damaged number in the index")
+
+
+def fields(data):
+    """(number, value) of a record's fields; bytes for strings and messages."""
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        if key & 7 == 0:
+            value, at = varint(data, at)
+        elif key & 7 in (1, 2, 5):
+            size, at = (8, at) if key & 7 == 1 else (4, at) if key & 7 == 5 else varint(data, at)
+            if size > len(data) - at:
+                raise FormatError("a damaged record in the index")
+            value = data[at:at + size]
+            at += size
+        else:
+            raise FormatError("a damaged record in the index")
+        yield key >> 3, value
+
+
+def number(value, name):
+    if not isinstance(value, int):
+        raise FormatError(f"the record of {name} is damaged")
+    return value
+
+
+# ---- The index -------------------------------------------------------------------------------------------------------
+
+def block(data, handle):
+    """Keys and values of a block."""
+    offset, at = varint(handle, 0)
+    size, at = varint(handle, at)
+    if offset > len(data) or size + 5 > len(data) - offset or size < 4:
+        raise FormatError("the index is damaged or cut off: a block lies outside of it")
+    whole = data[offset:offset + size + 1]
+    if masked(crc32c(whole)) != struct.unpack_from("<I", data, offset + size + 1)[0]:
+        raise FormatError("the index is damaged: a block's checksum is wrong")
+    if whole[-1] != 0:
+        raise FormatError("a compressed index, which TensorFlow does not write for checkpoints")
+    restarts = struct.unpack_from("<I", whole, size - 4)[0]
+    if restarts > (size - 4) // 4:
+        raise FormatError("the index is damaged: too many restarts")
+    whole, at, key = whole[:size - 4 - 4 * restarts], 0, b""
+    while at < len(whole):
+        shared, at = varint(whole, at)
+        fresh, at = varint(whole, at)
+        length, at = varint(whole, at)
+        if shared > len(key) or fresh + length > len(whole) - at:
+            raise FormatError("the index is damaged: an entry runs past its block")
+        key = key[:shared] + whole[at:at + fresh]
+        at += fresh
+        yield key, whole[at:at + length]
+        at += length
+
+
+def table(path):
+    """Records by key."""
+    size = os.path.getsize(path)
+    if not 48 <= size <= LARGEST_INDEX:
+        raise FormatError(f"{path} is no index: {size} bytes")
+    with open(path, "rb") as file:
+        data = file.read()
+    if struct.unpack_from("<Q", data, size - 8)[0] != TABLE_MAGIC:
+        raise FormatError(f"{path} is no index, or is cut off: its magic number is missing")
+    handles, records = data[size - 48:size - 8], {}
+    _, at = varint(handles, 0)
+    _, at = varint(handles, at)
+    for _, handle in block(data, handles[at:]):
+        for key, value in block(data, handle):
+            records[key] = value
+    return records
+
+
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
+
+class Tensor:
+    """A tensor in a data file; `array` reads it and compares the checksum. bfloat16 becomes float32."""
+
+    def __init__(self, name, path, dtype, shape, offset, crc):
+        self.name, self.path, self.dtype, self.shape, self.offset, self.crc = name, path, dtype, shape, offset, crc
+
+    def array(self):
+        dtype = np.dtype("<u2" if self.dtype == "bfloat16" else self.dtype)
+        count = int(np.prod(self.shape, dtype=object))
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            data = file.read(count * dtype.itemsize)
+        if len(data) < count * dtype.itemsize:
+            raise FormatError(f"tensor {self.name} lies outside {os.path.basename(self.path)}: cut off")
+        if masked(crc32c(data)) != self.crc:
+            raise FormatError(f"tensor {self.name}: its checksum is wrong, {os.path.basename(self.path)} is damaged")
+        array = np.frombuffer(data, dtype).reshape(self.shape)
+        return (array.astype(np.uint32) << 16).view(np.float32) if self.dtype == "bfloat16" else array
+
+
+def read_shape(data, name):
+    shape = []
+    for field, dimension in fields(data):
+        if field == 2 and isinstance(dimension, bytes):
+            shape.append(next((number(value, name) for key, value in fields(dimension) if key == 1), 0))
+        elif field == 3:
+            raise FormatError(f"tensor {name} has no shape")
+    return tuple(shape)
+
+
+def open_bundle(prefix):
+    """Tensors by name. Names and places are read now, numbers on demand."""
+    prefix = prefix[:-len(".index")] if prefix.endswith(".index") else prefix
+    records = table(prefix + ".index")
+    header = dict(fields(records.pop(b"", b"")))
+    shards = number(header.get(1, 0), "the header")
+    if not 1 <= shards <= 99999 or header.get(2, 0) != 0:
+        raise FormatError("the index has no header, or its numbers are big-endian")
+    tensors = {}
+    for key, record in records.items():
+        name = key.decode("utf-8", "replace")
+        f = dict(fields(record))
+        if 7 in f:
+            raise FormatError(f"tensor {name} is stored in slices: save it whole")
+        shape, kind = read_shape(f.get(2, b""), name), TYPES.get(f.get(1))
+        if kind is None:
+            raise FormatError(f"tensor {name} has type {f.get(1)}, which is no number format")
+        shard, offset, size = (number(f.get(i, 0), name) for i in (3, 4, 5))
+        path = f"{prefix}.data-{shard:05d}-of-{shards:05d}"
+        wanted = int(np.prod(shape, dtype=object)) * (2 if kind == "bfloat16" else np.dtype(kind).itemsize)
+        if shard >= shards or size != wanted or not isinstance(f.get(6, b""), bytes) or len(f.get(6, b"")) != 4:
+            raise FormatError(f"the record of tensor {name} is damaged")
+        if not os.path.exists(path):
+            raise FormatError(f"{path} is missing")
+        if offset > os.path.getsize(path) or size > os.path.getsize(path) - offset:
+            raise FormatError(f"tensor {name} lies outside {os.path.basename(path)}: cut off")
+        tensors[name] = Tensor(name, path, kind, shape, offset, struct.unpack("<I", f[6])[0])
+    return tensors

@@ -1,0 +1,1543 @@
+/* moe-bench - speed of single layers and of whole models, beside what this machine could do: see usage() below, or
+ * --help.
+ *
+ * Contents
+ *   1. Options      what to measure
+ *   2. Results      medians, JSON lines, the table
+ *   3. Machine      bandwidths and peaks, measured
+ *   4. Bounds       the least time that a graph's nodes could take on that machine
+ *   5. Layers       one layer as a graph of the engine, random weights
+ *   6. Models       whole translations of a forced length
+ *   7. Main
+ *
+ * moe.c is included, not linked: layers are built by its builders, placed by its planner and run by its executor, and
+ * bounds are computed from the very nodes that were run. Nothing here is a second implementation of anything.
+ */
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+
+#include "moe.c"
+
+#include "tools/text/json.h"
+
+#include <getopt.h>
+#include <math.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#endif
+
+enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
+
+static void usage(FILE *to) {
+    fputs("Usage: moe-bench --layer LIST [OPTION]...     single layers with random weights\n"
+          "       moe-bench -m FILE [OPTION]...          whole models, forced lengths\n"
+          "       moe-bench                              the machine only\n"
+          "Prints one JSON object a line on standard output; a table and progress on\n"
+          "standard error where that is a terminal. The words of a LIST have commas between\n"
+          "them.\n"
+          "\n"
+          "Whole models\n"
+          "  -m FILE              model file; several -m: all of them, taking turns\n"
+          "      --batch LIST     sentences decoded at once (default: 1,8,32,128)\n"
+          "      --beam LIST      beam (default: 1,4). Of a layer (default: 4): softmax\n"
+          "                       selects beam + 1 tokens, in attention the rows of a beam\n"
+          "                       attend to one sentence\n"
+          "      --src-len N      tokens of a source, tag and end included (default: 25)\n"
+          "      --tgt-len N      tokens of a target, which has exactly this length\n"
+          "                       (default: 25)\n"
+          "      --profile        how long each node of the graphs took, in one more run of\n"
+          "                       every model\n"
+          "\n"
+          "Layers\n"
+          "      --layer LIST     moe (gate and experts), lstm (one step of a cell with its\n"
+          "                       products), dense (one product, width to hidden), softmax\n"
+          "                       (output product and the best tokens), attention; or all\n"
+          "      --rows LIST      rows in a call (default: 1,8,32,128,512)\n"
+          "      --type LIST      types of the weights: q8 (default), q4, f32, f16, bf16\n"
+          "      --experts N      experts (default: 32)\n"
+          "      --k N            experts for a row (default: 4)\n"
+          "      --width N        width of the model (default: 512)\n"
+          "      --hidden N       hidden units (default: 2048)\n"
+          "      --vocabulary N   tokens of softmax (default: 32000)\n"
+          "\n"
+          "Both\n"
+          "      --isa LIST       kernels to use (default: MOE_ISA, else auto); auto is the\n"
+          "                       best set that this machine can run\n"
+          "      --threads N      threads (default: one per processor)\n"
+          "      --reps N         repetitions, at least 5 (default: 5); in each the\n"
+          "                       configurations take turns, after a warm-up\n"
+          "  -h, --help           this text\n"
+          "  -V, --version        version\n"
+          "\n",
+          to);
+    fputs("The first lines have \"what\": \"machine\". They say what was measured here in the\n"
+          "same run, with these threads:\n"
+          "  dram_gbytes_s, cache_gbytes_s, l2_gbytes_s\n"
+          "                       10^9 bytes a second, reading a buffer far larger than the\n"
+          "                       last cache, one of 16 MB, and one of half of a core's\n"
+          "                       second-level cache\n"
+          "  integer_gops         multiply-adds of the instruction set's own instruction in\n"
+          "                       registers; each counts as two operations\n"
+          "  float_gops           float multiplications and additions, each rounded (the\n"
+          "                       engine never fuses them)\n"
+          "The best of many short attempts counts. Peaks and L2 are measured per processor\n"
+          "time, times the processors in use.\n"
+          "\n"
+          "Layers: ms_median and ms_min are the time of one call; gops is 10^9 operations a\n"
+          "second; gbytes_s is what must be read per second, weights and inputs. Every call\n"
+          "sees other rows, so that experts come and go as in a model; inputs wait in\n"
+          "memory.\n"
+          "\n"
+          "Models: tok_s is target tokens of best hypotheses per second of the median\n"
+          "repetition, encoder included; ms_per_step is its time per decoder step; rss_mb\n"
+          "is the peak memory of a process that does this only, mapped model included. With\n"
+          "--profile there are also lines with \"what\": \"profile\": one for each node that\n"
+          "took 0.2 % of a run or more, one for all other nodes, and one for the time\n"
+          "outside of nodes.\n"
+          "\n",
+          to);
+    fputs("roofline_share is bound / ms_median. The bound of a call is the sum over its\n"
+          "nodes of max(integer operations / integer peak + float operations / float peak,\n"
+          "weights / bandwidth of the level that holds the working set + inputs / bandwidth\n"
+          "of the level that holds the inputs). The working set is all weights of the graph\n"
+          "(a layer, a decoder step); of the recurrence inside an encoder layer it is its\n"
+          "two matrices. exp, tanh and sigmoid count as 30 float operations. The experts\n"
+          "that a call reads are those expected of random routing: E (1 - (1 - k/E)^rows).\n"
+          "Quantised products count as integer operations, others as float.\n"
+          "\n"
+          "dram_share is for a layer whose weights do not fit the last cache: gbytes_s\n"
+          "divided by what the same memory gives when it is only read in order. That is\n"
+          "measured again after every repetition, since the memory of a shared machine\n"
+          "changes speed from second to second; the median of these pairs counts. Weights\n"
+          "that every call reads, such as a gate's, may still come from a cache.\n"
+          "\n"
+          "cpu_share is the processor time that the threads got / (time * threads). Well\n"
+          "under 1 means that somebody else had the machine, or that the work was too\n"
+          "little for so many threads.\n"
+          "\n"
+          "Exit status: 0 done, 2 usage, 3 FILE is not a model or memory ran out, 4 output\n"
+          "could not be written.\n",
+          to);
+}
+
+/* ==== 1. Options ========================================================================================= */
+
+enum { MAX_LIST = 16 };
+
+typedef struct int_list {
+    int values[MAX_LIST];
+    size_t count;
+} int_list;
+
+typedef struct text_list {
+    const char *values[MAX_LIST];
+    char text[256]; /* the list, cut at its commas */
+    size_t count;
+} text_list;
+
+typedef struct options {
+    const char *models[MAX_LIST];
+    size_t n_models;
+    text_list layers, types, isas;
+    int_list rows, batch, beam;
+    int experts, k, width, hidden, vocabulary, src_len, tgt_len, threads, reps, profile;
+} options;
+
+static int bad_usage(const char *name, const char *text, const char *wanted) {
+    fprintf(stderr, "moe-bench: --%s wants %s, not '%s'; see moe-bench --help\n", name, wanted, text);
+    return 0;
+}
+
+static int parse_texts(const char *name, const char *text, text_list *out) {
+    char *at = out->text;
+    if (strlen(text) >= sizeof out->text) return bad_usage(name, text, "a shorter list");
+    snprintf(out->text, sizeof out->text, "%s", text);
+    for (out->count = 0; at; out->count++) {
+        char *comma = strchr(at, ',');
+        if (out->count == MAX_LIST || !*at || *at == ',')
+            return bad_usage(name, text, "1 to 16 words with commas between");
+        out->values[out->count] = at;
+        if (comma) *comma++ = '\0';
+        at = comma;
+    }
+    return 1;
+}
+
+static int parse_ints(const char *name, const char *text, int low, int high, int_list *out) {
+    char wanted[80];
+    snprintf(wanted, sizeof wanted, "1 to %d numbers from %d to %d with commas between", MAX_LIST, low, high);
+    for (out->count = 0;; text++) {
+        char *end;
+        long v;
+        errno = 0;
+        v = strtol(text, &end, 10);
+        if (out->count == MAX_LIST || end == text || errno || v < low || v > high || (*end && *end != ','))
+            return bad_usage(name, text, wanted);
+        out->values[out->count++] = (int)v;
+        if (!*end) return 1;
+        text = end;
+    }
+}
+
+static int parse_int(const char *name, const char *text, int low, int high, int *out) {
+    int_list list;
+    if (!parse_ints(name, text, low, high, &list)) return 0;
+    if (list.count != 1) return bad_usage(name, text, "one number");
+    *out = list.values[0];
+    return 1;
+}
+
+/* ==== 2. Results ========================================================================================= */
+
+static double seconds_of(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double now(void) { return seconds_of(CLOCK_MONOTONIC); }
+static double processor_time(void) { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }
+
+static int compare_doubles(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+typedef struct timing {
+    double median, least; /* seconds */
+} timing;
+
+static timing sum_up(double *seconds, size_t count) {
+    qsort(seconds, count, sizeof *seconds, compare_doubles);
+    return (timing){ (seconds[(count - 1) / 2] + seconds[count / 2]) / 2, seconds[0] };
+}
+
+/* Output: JSON lines, and a table for people where stderr is a terminal. */
+typedef struct report {
+    int table;
+    int failed; /* stdout is gone */
+} report;
+
+/* A line of output: members are added to the object that `begin_record` opens. */
+typedef struct record {
+    json json;
+    text_bytes bytes;
+} record;
+
+static void begin_record(record *l, const char *what) {
+    *l = (record){ .json.out = &l->bytes };
+    json_open(&l->json, NULL, '{');
+    json_text(&l->json, "what", what);
+}
+
+static void end_record(report *r, record *l) {
+    json_close(&l->json, '}');
+    if (l->bytes.failed || puts(l->bytes.data) == EOF || fflush(stdout)) r->failed = 1;
+    text_bytes_free(&l->bytes);
+}
+
+static void clear(const report *r) {
+    if (r->table) fputs("\r\033[K", stderr);
+}
+
+MOE_PRINTF(2, 3)
+static void progress(const report *r, const char *format, ...) {
+    va_list args;
+    if (!r->table) return;
+    clear(r);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fflush(stderr);
+}
+
+/* A name fit for a terminal: control characters become question marks. */
+static void plain(const char *text, size_t length, char *out, size_t size) {
+    size_t n = 0;
+    for (; n < length && n + 1 < size; n++) out[n] = (unsigned char)text[n] < 32 || text[n] == 127 ? '?' : text[n];
+    out[n] = '\0';
+}
+
+static int out_of_memory(void) {
+    fputs("moe-bench: memory ran out; ask for fewer rows, a smaller batch or a smaller layer\n", stderr);
+    return EXIT_MODEL;
+}
+
+/* ==== 3. Machine ======================================================================================= */
+
+typedef struct machine {
+    const moe_kernels *kernels;
+    char cpu[96];
+    size_t threads, l2_bytes, cache_bytes; /* second-level cache of a core, last-level cache */
+    double l2, cache, dram;                /* bytes a second, all threads                     */
+    double integer, floating;              /* operations a second, all threads                */
+} machine;
+
+/* A loop of instructions that do not wait for each other. It is assembly where it measures special instructions: a
+ * compiler would hoist the products out of the loop, and assembly needs no target attribute. */
+typedef struct peak {
+    const char *isa;               /* a kernel room whose name begins so */
+    double integer_ops, float_ops; /* of a turn */
+    void (*integer)(size_t turns), (*floating)(size_t turns);
+} peak;
+
+enum { DOT = 256 };
+
+/* The compiler's own way with plain C, from the first-level cache. */
+static void integer_portable(size_t turns) {
+    int8_t x[DOT] = { 0 }, y[DOT] = { 0 };
+    volatile int32_t sink;
+    int32_t sum = 0;
+    for (size_t t = 0; t < turns; t++) {
+        __asm__ volatile("" : : "r"(x), "r"(y) : "memory");
+        for (size_t i = 0; i < DOT; i++) sum += x[i] * y[i];
+    }
+    sink = sum;
+    (void)sink;
+}
+static void float_portable(size_t turns) {
+    float x[DOT] = { 0 }, y[DOT] = { 0 }, lane[MOE_LANES] = { 0 };
+    volatile float sink;
+    for (size_t t = 0; t < turns; t++) {
+        __asm__ volatile("" : : "r"(x), "r"(y) : "memory");
+        for (size_t i = 0; i < DOT; i += MOE_LANES)
+            for (size_t l = 0; l < MOE_LANES; l++) lane[l] += x[i + l] * y[i + l];
+    }
+    sink = moe_join_lanes(lane);
+    (void)sink;
+}
+
+#if MOE_X86
+#define LOW_REGISTERS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7"
+#define REGISTERS LOW_REGISTERS, "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15"
+/* All registers zero, `turns` times `body`, the upper halves clean again. */
+#define ASM_LOOP(body)                                                        \
+    __asm__ volatile("vzeroall\n1:\n\t" body "dec %0\n\tjnz 1b\n\tvzeroupper" \
+                     : "+r"(turns)                                            \
+                     :                                                        \
+                     : "cc", "memory", REGISTERS)
+
+#define MADDUBS(t, a)                                                                                           \
+    "vpmaddubsw %%ymm14, %%ymm13, %%ymm" #t "\n\tvpmaddwd %%ymm15, %%ymm" #t ", %%ymm" #t "\n\tvpaddd %%ymm" #t \
+    ", %%ymm" #a ", %%ymm" #a "\n\t"
+static void integer_avx2(size_t turns) {
+    ASM_LOOP(MADDUBS(7, 0) MADDUBS(8, 1) MADDUBS(9, 2) MADDUBS(10, 3) MADDUBS(11, 4) MADDUBS(12, 5));
+}
+#define MULADD(a, b) "vmulps %%ymm14, %%ymm" #a ", %%ymm" #a "\n\tvaddps %%ymm15, %%ymm" #b ", %%ymm" #b "\n\t"
+static void float_avx2(size_t turns) {
+    ASM_LOOP(MULADD(0, 6) MULADD(1, 7) MULADD(2, 8) MULADD(3, 9) MULADD(4, 10) MULADD(5, 11));
+}
+#define DPBUSD_VEX(a) "%{vex%} vpdpbusd %%ymm14, %%ymm15, %%ymm" #a "\n\t"
+static void integer_avxvnni(size_t turns) {
+    ASM_LOOP(DPBUSD_VEX(0) DPBUSD_VEX(1) DPBUSD_VEX(2) DPBUSD_VEX(3) DPBUSD_VEX(4) DPBUSD_VEX(5) DPBUSD_VEX(6)
+                 DPBUSD_VEX(7) DPBUSD_VEX(8) DPBUSD_VEX(9) DPBUSD_VEX(10) DPBUSD_VEX(11));
+}
+#define DPBUSD(a) "vpdpbusd %%zmm14, %%zmm15, %%zmm" #a "\n\t"
+static void integer_avx512(size_t turns) {
+    ASM_LOOP(DPBUSD(0) DPBUSD(1) DPBUSD(2) DPBUSD(3) DPBUSD(4) DPBUSD(5) DPBUSD(6) DPBUSD(7) DPBUSD(8) DPBUSD(9)
+                 DPBUSD(10) DPBUSD(11));
+}
+/* Products and sums apart: taking turns they get 15 % less through where registers of 64 bytes go in halves (Zen 4). */
+#define MUL(a) "vmulps %%zmm14, %%zmm" #a ", %%zmm" #a "\n\t"
+#define ADD(a) "vaddps %%zmm15, %%zmm" #a ", %%zmm" #a "\n\t"
+static void float_avx512(size_t turns) {
+    ASM_LOOP(MUL(0) MUL(1) MUL(2) MUL(3) MUL(4) MUL(5) ADD(6) ADD(7) ADD(8) ADD(9) ADD(10) ADD(11));
+}
+/* Eight tiles of 16 rows of 64 bytes: four sums, two left sides, two right ones. The kernel room that asked for the
+ * tiles' permission is the one that is measured, so it has been granted. */
+#define TDPB(a, l, r) "tdpbssd %%tmm" #r ", %%tmm" #l ", %%tmm" #a "\n\t"
+static void integer_amx(size_t turns) {
+    struct {
+        uint8_t palette, start, zero[14];
+        uint16_t columns[16];
+        uint8_t rows[16];
+    } shape = { .palette = 1 };
+    for (size_t i = 0; i < 8; i++) {
+        shape.columns[i] = 64;
+        shape.rows[i] = 16;
+    }
+    __asm__ volatile("ldtilecfg %1\n\t"
+                     "tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3\n\t"
+                     "tilezero %%tmm4\n\ttilezero %%tmm5\n\ttilezero %%tmm6\n\ttilezero %%tmm7\n"
+                     "1:\n\t" TDPB(0, 4, 6) TDPB(1, 4, 7) TDPB(2, 5, 6) TDPB(3, 5, 7) "dec %0\n\tjnz 1b\n\ttilerelease"
+                     : "+r"(turns)
+                     : "m"(shape)
+                     : "cc", "memory");
+}
+#endif
+
+#if defined(__aarch64__)
+#define NEON_REGISTERS "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v16", "v17"
+#define NEON_LOOP(first, body) \
+    __asm__ volatile(first "1:\n\t" body "subs %0, %0, #1\n\tb.ne 1b" : "+r"(turns) : : "cc", "memory", NEON_REGISTERS)
+#define NEON_ZERO                                                                                                    \
+    "movi v0.4s, #0\n\tmovi v1.4s, #0\n\tmovi v2.4s, #0\n\tmovi v3.4s, #0\n\tmovi v4.4s, #0\n\tmovi v5.4s, #0\n\t"   \
+    "movi v6.4s, #0\n\tmovi v7.4s, #0\n\tmovi v8.4s, #0\n\tmovi v9.4s, #0\n\tmovi v10.4s, #0\n\tmovi v11.4s, #0\n\t" \
+    "movi v16.4s, #0\n\tmovi v17.4s, #0\n\t"
+#define SMULL(t, a) "smull v" #t ".8h, v16.8b, v17.8b\n\tsadalp v" #a ".4s, v" #t ".8h\n\t"
+static void integer_neon(size_t turns) {
+    NEON_LOOP(NEON_ZERO, SMULL(6, 0) SMULL(7, 1) SMULL(8, 2) SMULL(9, 3) SMULL(10, 4) SMULL(11, 5));
+}
+/* sdot and smmla va.4s, v16.16b, v17.16b as numbers: assemblers know them from Armv8.2 and 8.6 on only. */
+#define SDOT(a) ".inst 0x4e919600 + " #a "\n\t"
+static void integer_dot(size_t turns) {
+    NEON_LOOP(NEON_ZERO,
+              SDOT(0) SDOT(1) SDOT(2) SDOT(3) SDOT(4) SDOT(5) SDOT(6) SDOT(7) SDOT(8) SDOT(9) SDOT(10) SDOT(11));
+}
+#define SMMLA(a) ".inst 0x4e91a600 + " #a "\n\t"
+static void integer_i8mm(size_t turns) {
+    NEON_LOOP(NEON_ZERO, SMMLA(0) SMMLA(1) SMMLA(2) SMMLA(3) SMMLA(4) SMMLA(5) SMMLA(6) SMMLA(7) SMMLA(8) SMMLA(9)
+                             SMMLA(10) SMMLA(11));
+}
+#define FMULADD(a, b) "fmul v" #a ".4s, v" #a ".4s, v16.4s\n\tfadd v" #b ".4s, v" #b ".4s, v17.4s\n\t"
+static void float_neon(size_t turns) {
+    NEON_LOOP(NEON_ZERO, FMULADD(0, 6) FMULADD(1, 7) FMULADD(2, 8) FMULADD(3, 9) FMULADD(4, 10) FMULADD(5, 11));
+}
+#endif
+
+/* The first entry whose name begins the kernel room's name; the last one fits all. */
+static const peak peaks[] = {
+#if MOE_X86
+    { "amx", 4 * 32768, 6 * 32, integer_amx, float_avx512 },
+    { "avx512", 12 * 128, 6 * 32, integer_avx512, float_avx512 },
+    { "avxvnni", 12 * 64, 6 * 16, integer_avxvnni, float_avx2 },
+    { "avx2", 6 * 64, 6 * 16, integer_avx2, float_avx2 },
+#endif
+#if defined(__aarch64__)
+    { "i8mm", 12 * 64, 6 * 8, integer_i8mm, float_neon },
+    { "dotprod", 12 * 32, 6 * 8, integer_dot, float_neon },
+    { "neon", 6 * 16, 6 * 8, integer_neon, float_neon },
+#endif
+    { "", 2 * DOT, 2 * DOT, integer_portable, float_portable },
+};
+
+static const peak *peak_of(const char *isa) {
+    size_t i = 0;
+    while (strncmp(peaks[i].isa, isa, strlen(peaks[i].isa)) != 0) i++;
+    return &peaks[i];
+}
+
+typedef struct machine_job {
+    void (*loop)(size_t turns);
+    size_t turns;
+    const char *data; /* or a buffer to read: `bytes` for each task, the next part of `all` in each attempt */
+    size_t bytes, all;
+    int wide;                     /* registers of 32 bytes */
+    double busy[MOE_MAX_THREADS]; /* processor time of each task */
+} machine_job;
+
+static int wide_registers(void) {
+#if MOE_X86
+    return moe_isa_available("avx2");
+#else
+    return 0;
+#endif
+}
+
+/* `bytes` is a multiple of 512. */
+static void read_bytes(const char *data, size_t bytes, int wide) {
+#if MOE_X86
+#define LOADS(at)                                                                                                     \
+    "vmovdqa " #at "(%0), %%ymm0\n\tvmovdqa " #at "+32(%0), %%ymm1\n\tvmovdqa " #at "+64(%0), %%ymm2\n\tvmovdqa " #at \
+    "+96(%0), %%ymm3\n\t"
+    size_t turns = bytes / 512;
+    if (wide) {
+        __asm__ volatile("1:\n\t" LOADS(0) LOADS(128) LOADS(256)
+                             LOADS(384) "add $512, %0\n\tdec %1\n\tjnz 1b\n\tvzeroupper"
+                         : "+r"(data), "+r"(turns)
+                         :
+                         : "cc", "memory", LOW_REGISTERS);
+        return;
+    }
+#endif
+    uint64_t sums[8] = { 0 };
+    volatile uint64_t sink;
+    const uint64_t *at = (const uint64_t *)(const void *)data;
+    (void)wide;
+    for (size_t i = 0; i < bytes / 8; i += 8)
+        for (size_t l = 0; l < 8; l++) sums[l] ^= at[i + l];
+    sink = sums[0] ^ sums[1] ^ sums[2] ^ sums[3] ^ sums[4] ^ sums[5] ^ sums[6] ^ sums[7];
+    (void)sink;
+}
+
+static void machine_task(void *arg, size_t task, size_t thread) {
+    machine_job *job = arg;
+    const double begin = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+    (void)thread;
+    if (job->loop) job->loop(job->turns);
+    else
+        for (size_t t = 0; t < job->turns; t++) read_bytes(job->data + task * job->bytes, job->bytes, job->wide);
+    job->busy[task] = seconds_of(CLOCK_THREAD_CPUTIME_ID) - begin;
+}
+
+/* Turns a second of all threads together: the best of many short attempts, because on a shared machine only a short
+ * attempt has a chance of running on all processors at once. With `own` the resource belongs to one processor, so each
+ * thread's processor time counts. */
+static double most_turns(moe_pool *pool, machine_job *job, int own) {
+    const double threads = (double)pool->count, processors = (double)sysconf(_SC_NPROCESSORS_ONLN), start = now();
+    const char *data = job->data;
+    double best = 0;
+    size_t at = 0;
+    job->turns = 1;
+    for (int attempts = 0; attempts < 1000 && (attempts < 16 || now() - start < 0.25);) {
+        double seconds = 0, begin;
+        if (job->all) {
+            at = at + 2 * job->bytes * pool->count > job->all ? 0 : at + job->bytes * pool->count;
+            job->data = data + at;
+        }
+        begin = now();
+        moe_pool_run(pool, pool->count, machine_task, job);
+        if (own)
+            for (size_t i = 0; i < pool->count; i++) seconds += job->busy[i] / threads;
+        else seconds = now() - begin;
+        if (seconds < 0.5e-3 && !job->all && job->turns < SIZE_MAX / 4) { /* too short for the clock */
+            job->turns *= 2;
+            best = 0;
+            continue;
+        }
+        if (best == 0 || seconds < best) best = seconds;
+        attempts++;
+    }
+    job->data = data;
+    return threads * (double)job->turns / best * (own ? fmin(1, processors / threads) : 1);
+}
+
+static void name_cpu(char *out, size_t size) {
+    char line[256] = "";
+#ifdef __APPLE__
+    size_t length = sizeof line - 1;
+    if (sysctlbyname("machdep.cpu.brand_string", line, &length, NULL, 0)) line[0] = '\0';
+#else
+    FILE *info = fopen("/proc/cpuinfo", "r");
+    while (info && fgets(line, sizeof line, info)) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) == 0 && colon) {
+            memmove(line, colon + 2, strlen(colon + 2) + 1);
+            break;
+        }
+        line[0] = '\0';
+    }
+    if (info) fclose(info);
+#endif
+    line[strcspn(line, "\n")] = '\0';
+    plain(*line ? line : "unknown", strlen(*line ? line : "unknown"), out, size);
+}
+
+/* The kernel's word, not the C library's: that one multiplies by cores which a virtual machine does not have. */
+static size_t cache_size(int level, size_t fallback) {
+#ifdef __APPLE__
+    uint64_t bytes = 0;
+    size_t length = sizeof bytes;
+    if (sysctlbyname(level == 2 ? "hw.l2cachesize" : "hw.l3cachesize", &bytes, &length, NULL, 0) || !bytes)
+        return fallback;
+    return (size_t)bytes;
+#else
+    char path[80];
+    unsigned long kilobytes = 0;
+    FILE *f;
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", level);
+    f = fopen(path, "r");
+    if (f && fscanf(f, "%luK", &kilobytes) != 1) kilobytes = 0;
+    if (f) fclose(f);
+    return kilobytes ? (size_t)kilobytes * 1024 : fallback;
+#endif
+}
+
+/* The measurements that do not depend on the kernels. */
+static int measure_bandwidth(machine *m, moe_pool *pool) {
+    const size_t threads = m->threads, mega = 1u << 20;
+    const size_t part = 32 * mega / threads / 512 * 512;
+    size_t all, small;
+    char *block, *data;
+    name_cpu(m->cpu, sizeof m->cpu);
+    m->l2_bytes = cache_size(2, mega);
+    m->cache_bytes = cache_size(3, 16 * mega);
+    small = moe_max(4096, moe_min(part, m->l2_bytes / 2) / 512 * 512);
+    all = moe_min(moe_max(256 * mega, 4 * m->cache_bytes), 1024 * mega);
+    block = malloc(all + 4096);
+    if (!block) return 0;
+    data = block + (4096 - (uintptr_t)block % 4096);
+    memset(data, 1, all);
+    {
+        machine_job job = { .data = data, .bytes = part, .all = all, .wide = wide_registers() };
+        m->dram = (double)part * most_turns(pool, &job, 0);
+        job.all = 0;
+        job.bytes = part / 2;
+        m->cache = (double)(part / 2) * most_turns(pool, &job, 0);
+        job.bytes = small;
+        m->l2 = (double)small * most_turns(pool, &job, 1);
+    }
+    free(block);
+    /* On a shared or a very wide machine the order may be blurred; a nearer level is never the slower one. */
+    if (m->cache < m->dram) m->cache = m->dram;
+    if (m->l2 < m->cache) m->l2 = m->cache;
+    return 1;
+}
+
+static void measure_peaks(machine *m, moe_pool *pool) {
+    const peak *p = peak_of(m->kernels->name);
+    machine_job integer = { .loop = p->integer }, floating = { .loop = p->floating };
+    m->integer = p->integer_ops * most_turns(pool, &integer, 1);
+    m->floating = p->float_ops * most_turns(pool, &floating, 1);
+}
+
+static void report_machine(report *r, const machine *m) {
+    record l;
+    begin_record(&l, "machine");
+    json_text(&l.json, "cpu", m->cpu);
+    json_text(&l.json, "isa", m->kernels->name);
+    json_whole(&l.json, "threads", (int64_t)m->threads);
+    json_fixed(&l.json, "dram_gbytes_s", m->dram * 1e-9, 2);
+    json_fixed(&l.json, "cache_gbytes_s", m->cache * 1e-9, 2);
+    json_fixed(&l.json, "l2_gbytes_s", m->l2 * 1e-9, 2);
+    json_whole(&l.json, "cache_bytes", (int64_t)m->cache_bytes);
+    json_whole(&l.json, "l2_bytes", (int64_t)m->l2_bytes);
+    json_fixed(&l.json, "integer_gops", m->integer * 1e-9, 1);
+    json_fixed(&l.json, "float_gops", m->floating * 1e-9, 1);
+    end_record(r, &l);
+    clear(r);
+    if (r->table)
+        fprintf(stderr,
+                "%s, %zu threads, %s: memory %.1f, cache %.1f, L2 %.1f GB/s; integers %.0f, floats %.0f Gop/s\n",
+                m->cpu, m->threads, m->kernels->name, m->dram * 1e-9, m->cache * 1e-9, m->l2 * 1e-9, m->integer * 1e-9,
+                m->floating * 1e-9);
+}
+
+/* ==== 4. Bounds ======================================================================================== */
+
+enum { FUNCTION = 30 }; /* float operations of an exp, a tanh, a sigmoid */
+
+/* How a graph is being run. */
+typedef struct load {
+    double rows, steps, sentences,
+        source;      /* rows of every tensor; encoder: time steps, sentences; decoder: source tokens */
+    double resident; /* weights that the graph reads over and over */
+} load;
+
+typedef struct cost {
+    double integer, floating, weights, inputs; /* operations, bytes */
+    double seconds;                            /* the bound */
+} cost;
+
+static double bandwidth_of(const machine *m, double bytes) {
+    if (bytes <= (double)(m->l2_bytes * m->threads)) return m->l2;
+    return bytes <= (double)m->cache_bytes ? m->cache : m->dram;
+}
+
+static double matrix_bytes(const moe_matrix *w) { return (double)moe_matrix_bytes(w->type, w->rows, w->cols); }
+
+static void add_product(cost *c, const moe_matrix *w, double rows) {
+    const double ops = 2 * rows * (double)w->rows * (double)w->cols;
+    if (moe_type_quantised(w->type)) c->integer += ops;
+    else c->floating += ops;
+    c->weights += matrix_bytes(w);
+}
+
+static double slab_bytes(const moe_experts *e) { return matrix_bytes(&e->up) + matrix_bytes(&e->down); }
+
+/* All the weights that a node can read. */
+static double node_weights(const moe_node *t) {
+    switch (t->op) {
+    case MOE_OP_LINEAR: return matrix_bytes(t->linear.w);
+    case MOE_OP_OUTPUT: return matrix_bytes(t->output.w);
+    case MOE_OP_LSTM_STEP: return matrix_bytes(&t->lstm.cell->w_x) + matrix_bytes(&t->lstm.cell->w_r);
+    case MOE_OP_LSTM_LAYER: return matrix_bytes(&t->lstm.cell->w_r) + matrix_bytes(&t->lstm.cell->w_proj);
+    case MOE_OP_EXPERTS: return (double)t->experts->count * slab_bytes(t->experts);
+    default: return 0;
+    }
+}
+
+static double graph_weights(const moe_graph *g) {
+    double bytes = 0;
+    for (size_t i = 0; i < g->count; i++) bytes += node_weights(&g->nodes[i]);
+    return bytes;
+}
+
+/* How many experts a row should select by the settings of its gate. */
+static double wanted_experts(const moe_node *gate) {
+    const moe_gating *gating = gate->gate.gating;
+    const double own = (double)(gate->gate.kind == MOE_GATE_SOFTMAX ? gating->level : gating->k);
+    return gate->gate.grouped ? own * wanted_experts(gate->src[1]) : own;
+}
+
+static cost node_cost(const machine *m, const moe_node *t, const load *l) {
+    const double rows = l->rows, cols = (double)t->cols;
+    double resident = l->resident, times = 1, compute, memory;
+    cost c = { 0, 0, 0, 0, 0 };
+    for (size_t s = 0; s < MOE_COUNT(t->src); s++)
+        if (t->src[s] && t->op != MOE_OP_VIEW)
+            c.inputs += rows * (double)t->src[s]->cols * (moe_is_codes(t->src[s]) ? 1 : 4);
+    switch (t->op) {
+    case MOE_OP_EMBED: c.inputs += rows * matrix_bytes(t->embed.table) / (double)t->embed.table->rows; break;
+    case MOE_OP_GATHER: c.inputs += rows * cols * 4; break;
+    case MOE_OP_QUANTISE: c.floating += rows * cols * 6; break;
+    case MOE_OP_LINEAR: add_product(&c, t->linear.w, rows); break;
+    case MOE_OP_ADD: c.floating += rows * cols; break;
+    case MOE_OP_UNARY: c.floating += rows * cols * FUNCTION; break;
+    case MOE_OP_LSTM_STEP:
+        add_product(&c, &t->lstm.cell->w_x, rows);
+        add_product(&c, &t->lstm.cell->w_r, rows);
+        c.floating += rows * (double)t->lstm.cell->hidden * (5 * FUNCTION + 4);
+        break;
+    case MOE_OP_LSTM_LAYER: /* one step of all sentences, l->steps times */
+        times = l->steps;
+        resident = node_weights(t);
+        add_product(&c, &t->lstm.cell->w_r, l->sentences);
+        add_product(&c, &t->lstm.cell->w_proj, l->sentences);
+        c.floating += l->sentences * (double)t->lstm.cell->hidden * (5 * FUNCTION + 4);
+        c.inputs /= times;
+        break;
+    case MOE_OP_ATTENTION: {
+        const double size = (double)t->src[0]->cols;
+        c.floating += rows * l->source * (size * (FUNCTION + 3) + FUNCTION + 2 * cols);
+        c.inputs += l->sentences * l->source * (size + cols) * 4;
+        break;
+    }
+    case MOE_OP_GATE:
+        c.floating += rows * cols * 2;
+        if (!t->gate.grouped) break;
+        c.floating += rows * wanted_experts(t->src[1]) * 2 * (double)t->gate.gating->level * (double)t->src[0]->cols;
+        c.weights += matrix_bytes(&t->gate.gating->weight); /* at most */
+        break;
+    case MOE_OP_MIX: c.floating += rows * 2 * (double)t->src[0]->cols; break;
+    case MOE_OP_EXPERTS: {
+        const double n = (double)t->experts->count, k = fmin(n, wanted_experts(t->src[1]));
+        const double hidden = (double)t->experts->hidden, ops = rows * k * 4 * hidden * cols;
+        if (moe_type_quantised(t->experts->up.type)) c.integer += ops;
+        else c.floating += ops;
+        c.floating += rows * k * (hidden * 7 + cols * 2);
+        c.weights += n * (1 - pow(1 - k / n, rows)) * slab_bytes(t->experts);
+        break;
+    }
+    case MOE_OP_OUTPUT:
+        add_product(&c, t->output.w, rows);
+        c.floating += rows * cols * (FUNCTION + 2);
+        break;
+    default: break; /* copies */
+    }
+    compute = c.integer / m->integer + c.floating / m->floating;
+    memory = c.weights / bandwidth_of(m, resident) + c.inputs / bandwidth_of(m, c.inputs);
+    c.seconds = times * fmax(compute, memory);
+    c.integer *= times;
+    c.floating *= times;
+    c.weights *= times;
+    c.inputs *= times;
+    return c;
+}
+
+/* Nodes from `first` on, or only those of the name and op of `like`. */
+static cost graph_cost(const machine *m, const moe_graph *g, size_t first, const moe_node *like, const load *l) {
+    cost sum = { 0, 0, 0, 0, 0 };
+    for (size_t i = first; i < g->count; i++) {
+        if (like && (g->nodes[i].op != like->op || strcmp(g->nodes[i].name, like->name))) continue;
+        const cost c = node_cost(m, &g->nodes[i], l);
+        sum.integer += c.integer;
+        sum.floating += c.floating;
+        sum.weights += c.weights;
+        sum.inputs += c.inputs;
+        sum.seconds += c.seconds;
+    }
+    return sum;
+}
+
+/* ==== 5. Layers ======================================================================================== */
+
+enum { LAYER_NODES = 24, POOL_ROWS = 256, MIN_CALL_SECONDS_PER_REP = 20 /* ms */ };
+
+/* Weights of one kind of layer in one type, and the inputs and states that its graphs read. */
+typedef struct stack {
+    const char *what;
+    moe_type type;
+    size_t width, hidden;
+    moe_layer layer; /* moe */
+    moe_cell cell;
+    moe_matrix dense, output;
+    moe_attention_op attention;
+    float *x, *r, *c; /* [pool, cols] inputs, of which each call takes others; states */
+    size_t pool, sentences;
+    void *owned[12];
+    size_t n_owned;
+    const char *most; /* the largest of them */
+    size_t most_bytes;
+} stack;
+
+/* One configuration. */
+typedef struct layer_bench {
+    stack *of;
+    const machine *machine;
+    size_t rows, inputs; /* the first nodes bring inputs and are not timed */
+    moe_graph graph;
+    void *arena;
+    int32_t *ints; /* parents, want, best tokens */
+    float *floats;
+    size_t *sizes;
+    moe_frame frame;
+    double *seconds; /* [reps] of one call */
+    double *streams; /* [reps] bytes a second when the stack's memory was only read, right after */
+    size_t calls, call;
+    double wall, busy; /* of all repetitions: time, and processor time of all threads */
+    double begin;      /* when the inputs were there */
+    size_t seen;
+} layer_bench;
+
+static void *own(stack *s, size_t bytes) {
+    void *memory = NULL;
+    if (s->n_owned == MOE_COUNT(s->owned) || posix_memalign(&memory, 4096, moe_max(bytes, 1))) return NULL;
+    memset(memory, 0, bytes);
+    if (bytes > s->most_bytes) s->most = memory, s->most_bytes = bytes;
+    return s->owned[s->n_owned++] = memory;
+}
+
+static void free_stack(stack *s) {
+    while (s->n_owned) free(s->owned[--s->n_owned]);
+}
+
+/* Uniform in [-spread, spread]. */
+static void fill_random(uint64_t *random, float spread, float *out, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        *random = *random * 6364136223846793005u + 1442695040888963407u;
+        out[i] = ((float)(*random >> 40) - 8388608.0f) / 8388608.0f * spread;
+    }
+}
+
+static int pack_matrix(moe_type type, size_t rows, size_t cols, float spread, uint64_t *random, void *blob) {
+    float *row = malloc(cols * sizeof *row);
+    int8_t *scratch = malloc(2 * moe_round_up(cols, MOE_Q8_COLS));
+    for (size_t r = 0; row && scratch && r < rows; r++) {
+        fill_random(random, spread / sqrtf((float)cols), row, cols);
+        moe_pack_row(type, rows, cols, r, row, blob, scratch);
+    }
+    free(row);
+    free(scratch);
+    return row && scratch;
+}
+
+static int make_matrix(stack *s, moe_type type, size_t rows, size_t cols, float spread, uint64_t *random,
+                       moe_matrix *out) {
+    void *blob = own(s, (size_t)moe_matrix_bytes(type, rows, cols));
+    if (!blob || !pack_matrix(type, rows, cols, spread, random, blob)) return 0;
+    *out = moe_matrix_view(type, rows, cols, blob);
+    return 1;
+}
+
+static float *make_floats(stack *s, size_t n, float spread, uint64_t *random) {
+    float *out = own(s, n * sizeof *out);
+    if (out) fill_random(random, spread, out, n);
+    return out;
+}
+
+static int make_stack(const options *o, const char *what, moe_type type, stack *s) {
+    const size_t width = (size_t)o->width, hidden = (size_t)o->hidden, beam = (size_t)o->beam.values[0];
+    size_t most = 1;
+    uint64_t random = 1;
+    memset(s, 0, sizeof *s);
+    s->what = what;
+    s->type = type;
+    for (size_t i = 0; i < o->rows.count; i++) most = moe_max(most, (size_t)o->rows.values[i]);
+    s->pool = moe_round_up(POOL_ROWS, most) * 2;
+    s->sentences = moe_divide_up(most, beam);
+    s->width = width;
+    s->hidden = hidden;
+    if (!(s->x = make_floats(s, s->pool * width, 1, &random))) return 0;
+    if (strcmp(what, "dense") == 0) return make_matrix(s, type, hidden, width, 2, &random, &s->dense);
+    if (strcmp(what, "softmax") == 0) return make_matrix(s, type, (size_t)o->vocabulary, width, 4, &random, &s->output);
+    if (strcmp(what, "attention") == 0) {
+        const size_t tokens = s->sentences * (size_t)o->src_len;
+        s->attention.keys = make_floats(s, tokens * width, 1, &random);
+        s->attention.values = make_floats(s, tokens * width, 1, &random);
+        s->attention.v = make_floats(s, width, 0.1f, &random);
+        return s->attention.keys && s->attention.values && s->attention.v;
+    }
+    if (strcmp(what, "lstm") == 0) {
+        moe_cell *w = &s->cell;
+        w->hidden = hidden;
+        w->state = width;
+        w->bias = make_floats(s, 4 * hidden, 1, &random);
+        s->r = make_floats(s, s->pool * width, 1, &random);
+        s->c = make_floats(s, s->pool * hidden, 1, &random);
+        return w->bias && s->r && s->c && make_matrix(s, type, 4 * hidden, width, 2, &random, &w->w_x) &&
+               make_matrix(s, type, 4 * hidden, width, 2, &random, &w->w_r) &&
+               make_matrix(s, type, width, hidden, 2, &random, &w->w_proj);
+    } else {
+        const size_t experts = (size_t)o->experts;
+        moe_mixture_layer *m = &s->layer.mixture;
+        uint64_t down = 0;
+        const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
+        char *slabs = own(s, experts * slab);
+        if (!slabs) return 0;
+        s->layer.kind = MOE_LAYER_MOE;
+        snprintf(s->layer.name, sizeof s->layer.name, "%s", what);
+        s->layer.hidden = hidden;
+        s->layer.residual = m->sigmoid = 1;
+        m->count = experts;
+        m->gate = (moe_gating){ .kind = MOE_GATE_TOPK, .level = experts, .k = (size_t)o->k };
+        m->experts = (moe_experts){ .count = experts, .hidden = hidden, .scale = 1, .stride = slab };
+        m->experts.up = moe_matrix_view(type, hidden, width, slabs);
+        m->experts.down = moe_matrix_view(type, width, hidden, slabs + down);
+        if (!make_matrix(s, MOE_TYPE_F32, experts, width, 4, &random, &m->gate.weight)) return 0;
+        if (!pack_matrix(type, hidden, width, 2, &random, slabs)) return 0;
+        if (!pack_matrix(type, width, hidden, 2, &random, slabs + down)) return 0;
+        for (size_t e = 1; e < experts; e++) /* the same numbers in other places */
+            memcpy(slabs + e * slab, slabs, slab);
+        return 1;
+    }
+}
+
+/* The layer as encoder and decoder build it, behind nodes that bring its inputs. */
+static void build_layer(layer_bench *b) {
+    stack *s = b->of;
+    moe_graph *g = &b->graph;
+    const moe_output_op output = { .w = &s->output };
+    moe_node *x = moe_op_gather(g, s->x, s->width, "input");
+    if (strcmp(s->what, "lstm") == 0) {
+        moe_node *r = moe_op_gather(g, s->r, s->width, "lstm.r"), *c = moe_op_gather(g, s->c, s->hidden, "lstm.c"), *z;
+        b->inputs = 3;
+        z = moe_op_lstm_step(g, &s->cell, x, r, c, "lstm.cell");
+        c = moe_op_view(g, z, s->hidden, s->hidden, "lstm.c_next");
+        r = moe_op_view(g, z, 0, s->hidden, "lstm.h");
+        r = moe_op_linear(g, &s->cell.w_proj, r, NULL, NULL, "lstm.r_next");
+        moe_op_store(g, r, MOE_BY_PARENT, s->r, "lstm.r_store");
+        moe_op_store(g, c, MOE_BY_PARENT, s->c, "lstm.c_store");
+        return;
+    }
+    b->inputs = 1;
+    if (strcmp(s->what, "moe") == 0) moe_build_layer(g, &s->layer, x, NULL);
+    else if (strcmp(s->what, "attention") == 0) moe_op_attention(g, &s->attention, x, s->width, "attention");
+    else if (strcmp(s->what, "softmax") == 0) moe_op_output(g, &output, x);
+    else moe_op_linear(g, &s->dense, x, NULL, NULL, s->what);
+}
+
+/* The clock starts when the last input node is done. */
+static void note_inputs(void *watcher, const moe_node *t, int after) {
+    layer_bench *b = watcher;
+    (void)t;
+    if (after && ++b->seen == b->inputs) b->begin = now();
+}
+
+static void free_layer_bench(layer_bench *b) {
+    free(b->graph.nodes);
+    free(b->arena);
+    free(b->ints);
+    free(b->floats);
+    free(b->sizes);
+    free(b->seconds);
+    free(b->streams);
+}
+
+static int make_layer_bench(const options *o, stack *s, const machine *m, size_t rows, layer_bench *b) {
+    const size_t beam = (size_t)o->beam.values[0], tokens = (size_t)o->vocabulary;
+    const size_t top = strcmp(s->what, "softmax") ? 1 : moe_min(beam + 1, tokens);
+    moe_error e;
+    *b = (layer_bench){ .of = s, .machine = m, .rows = rows };
+    b->graph = (moe_graph){ .nodes = calloc(LAYER_NODES, sizeof(moe_node)),
+                            .capacity = LAYER_NODES,
+                            .rows = rows,
+                            .threads = m->threads,
+                            .sentences = s->sentences,
+                            .max_source = (size_t)o->src_len,
+                            .top = top,
+                            .watch = note_inputs,
+                            .watcher = b };
+    b->ints = calloc(rows * (2 + top), sizeof *b->ints);
+    b->floats = calloc(rows * (1 + top), sizeof *b->floats);
+    b->sizes = calloc(rows * 2, sizeof *b->sizes);
+    b->seconds = calloc((size_t)o->reps, sizeof *b->seconds);
+    b->streams = calloc((size_t)o->reps, sizeof *b->streams);
+    if (!b->graph.nodes || !b->ints || !b->floats || !b->sizes || !b->seconds || !b->streams) return 0;
+    build_layer(b);
+    if (moe_graph_plan(&b->graph, &e) || posix_memalign(&b->arena, 4096, b->graph.bytes)) return 0;
+    memset(b->arena, 0, b->graph.bytes);
+    moe_graph_place(&b->graph, b->arena);
+    b->frame = (moe_frame){ .rows = rows,
+                            .beam = { .parents = b->ints,
+                                      .want = b->ints + rows,
+                                      .top_ids = b->ints + 2 * rows,
+                                      .want_logprob = b->floats,
+                                      .top_logprobs = b->floats + rows,
+                                      .segment = b->sizes,
+                                      .length = b->sizes + rows } };
+    for (size_t r = 0; r < rows; r++) {
+        b->ints[rows + r] = -1;
+        b->sizes[r] = r / beam * (size_t)o->src_len;
+        b->sizes[rows + r] = (size_t)o->src_len;
+    }
+    return 1;
+}
+
+/* Seconds of one call. */
+static double call_layer(layer_bench *b, moe_pool *pool) {
+    const moe_run run = { b->machine->kernels, pool, &b->graph, &b->frame };
+    for (size_t r = 0; r < b->rows; r++) b->ints[r] = (int32_t)((b->call * b->rows + r) % b->of->pool);
+    b->call++;
+    b->seen = 0;
+    moe_graph_run(&run, NULL, NULL);
+    return now() - b->begin;
+}
+
+/* A repetition: as many calls as fill its time. */
+static double time_layer(layer_bench *b, moe_pool *pool) {
+    const double wall = now(), busy = processor_time();
+    double sum = 0;
+    for (size_t i = 0; i < b->calls; i++) sum += call_layer(b, pool);
+    b->wall += now() - wall;
+    b->busy += processor_time() - busy;
+    return sum / (double)b->calls;
+}
+
+static int in_memory(const layer_bench *b) { return graph_weights(&b->graph) > (double)b->machine->cache_bytes; }
+
+/* Bytes a second that memory gives now, of repetition `rep`'s part of the weights. */
+static double time_stream(const layer_bench *b, moe_pool *pool, size_t rep) {
+    const stack *s = b->of;
+    const size_t bytes = moe_min(32u << 20, s->most_bytes / 2) / pool->count / 512 * 512, all = bytes * pool->count;
+    machine_job job = { .turns = 1,
+                        .data = s->most + rep % (s->most_bytes / all) * all,
+                        .bytes = bytes,
+                        .wide = wide_registers() };
+    const double begin = now();
+    moe_pool_run(pool, pool->count, machine_task, &job);
+    return (double)all / (now() - begin);
+}
+
+static void report_layer(report *r, const options *o, layer_bench *b) {
+    const stack *s = b->of;
+    const load at = { (double)b->rows, 1, (double)moe_divide_up(b->rows, (size_t)o->beam.values[0]), (double)o->src_len,
+                      graph_weights(&b->graph) };
+    const cost c = graph_cost(b->machine, &b->graph, b->inputs, NULL, &at);
+    const size_t vocabulary = s->output.rows;
+    record out;
+    timing t;
+    double gops, gbytes, share = NAN; /* of what memory gives; not a number where the cache may have helped */
+    if (in_memory(b)) {               /* before the seconds are sorted */
+        for (int rep = 0; rep < o->reps; rep++)
+            b->streams[rep] = (c.weights + c.inputs) / b->seconds[rep] / b->streams[rep];
+        share = sum_up(b->streams, (size_t)o->reps).median;
+    }
+    t = sum_up(b->seconds, (size_t)o->reps);
+    gops = (c.integer + c.floating) / t.median * 1e-9;
+    gbytes = (c.weights + c.inputs) / t.median * 1e-9;
+    begin_record(&out, s->what);
+    json_text(&out.json, "type", moe_type_name(s->type));
+    json_text(&out.json, "isa", b->machine->kernels->name);
+    json_whole(&out.json, "threads", (int64_t)b->machine->threads);
+    json_whole(&out.json, "rows", (int64_t)b->rows);
+    json_whole(&out.json, "experts", (int64_t)s->layer.mixture.count);
+    json_whole(&out.json, "k", (int64_t)s->layer.mixture.gate.k);
+    json_whole(&out.json, "d", (int64_t)s->width);
+    json_whole(&out.json, "hidden", vocabulary || s->attention.keys ? 0 : (int64_t)s->hidden);
+    json_whole(&out.json, "vocabulary", (int64_t)vocabulary);
+    json_whole(&out.json, "src_len", s->attention.keys ? o->src_len : 0);
+    json_digits(&out.json, "ms_median", t.median * 1e3, 5);
+    json_digits(&out.json, "ms_min", t.least * 1e3, 5);
+    json_digits(&out.json, "gops", gops, 4);
+    json_digits(&out.json, "gbytes_s", gbytes, 4);
+    json_fixed(&out.json, "roofline_share", c.seconds / t.median, 3);
+    json_fixed(&out.json, "dram_share", share, 3);
+    json_fixed(&out.json, "cpu_share", b->busy / b->wall / (double)b->machine->threads, 2);
+    end_record(r, &out);
+    if (r->table)
+        fprintf(stderr, "%-10s %-5s %-10s %6zu %11.4f %11.4f %9.1f %8.2f %8.0f %%\n", s->what, moe_type_name(s->type),
+                b->machine->kernels->name, b->rows, t.median * 1e3, t.least * 1e3, gops, gbytes,
+                100 * c.seconds / t.median);
+}
+
+static int bench_layers(report *r, const options *o, const machine *machines, moe_pool *pool) {
+    const size_t n_stacks = o->layers.count * o->types.count, n = n_stacks * o->isas.count * o->rows.count;
+    stack *stacks = calloc(n_stacks, sizeof *stacks);
+    layer_bench *benches = calloc(n, sizeof *benches);
+    size_t at = 0;
+    int ok = stacks && benches;
+    for (size_t i = 0; ok && i < n_stacks; i++) {
+        moe_type type = MOE_TYPE_Q8;
+        moe_type_parse(o->types.values[i % o->types.count], &type);
+        progress(r, "making weights, %zu of %zu", i + 1, n_stacks);
+        ok = make_stack(o, o->layers.values[i / o->types.count], type, &stacks[i]);
+        for (size_t k = 0; ok && k < o->isas.count; k++)
+            for (size_t j = 0; ok && j < o->rows.count; j++)
+                ok = make_layer_bench(o, &stacks[i], &machines[k], (size_t)o->rows.values[j], &benches[at++]);
+    }
+    for (size_t i = 0; ok && i < n; i++) { /* warm up, and see how many calls fill a repetition */
+        double second;
+        progress(r, "warming up, %zu of %zu", i + 1, n);
+        call_layer(&benches[i], pool);
+        second = call_layer(&benches[i], pool);
+        benches[i].calls = 1 + (size_t)(MIN_CALL_SECONDS_PER_REP * 1e-3 / (second + 1e-9));
+    }
+    for (int rep = 0; ok && rep < o->reps; rep++)
+        for (size_t i = 0; i < n; i++) {
+            progress(r, "repetition %d of %d, %zu of %zu", rep + 1, o->reps, i + 1, n);
+            benches[i].seconds[rep] = time_layer(&benches[i], pool);
+            if (in_memory(&benches[i])) benches[i].streams[rep] = time_stream(&benches[i], pool, (size_t)rep);
+        }
+    clear(r);
+    if (ok && r->table)
+        fprintf(stderr, "%-10s %-5s %-10s %6s %11s %11s %9s %8s %10s\n", "layer", "type", "kernels", "rows",
+                "ms median", "ms min", "Gop/s", "GB/s", "of bound");
+    for (size_t i = 0; ok && i < n; i++) report_layer(r, o, &benches[i]);
+    for (size_t i = 0; benches && i < n; i++) free_layer_bench(&benches[i]);
+    for (size_t i = 0; stacks && i < n_stacks; i++) free_stack(&stacks[i]);
+    free(benches);
+    free(stacks);
+    return ok ? EXIT_DONE : out_of_memory();
+}
+
+/* ==== 6. Models ======================================================================================== */
+
+/* The cost of every node of a session's graphs, by name. */
+typedef struct profile {
+    struct {
+        moe_node like;
+        double seconds;
+    } nodes[256]; /* names and ops */
+    size_t count;
+    double begin; /* of the node that runs */
+} profile;
+
+typedef struct model_bench {
+    const char *path;
+    const moe_model *model;
+    const machine *machine;
+    moe_session *session;
+    int batch, beam, sent;
+    int32_t *source; /* [batch, pieces] */
+    size_t pieces, tokens, shorter;
+    int broken;
+    double *seconds;
+    double wall, busy, steps, rss_mb;
+} model_bench;
+
+static int pull_source(void *user, int wait, moe_request *q) {
+    model_bench *b = user;
+    (void)wait;
+    if (b->sent == b->batch) return MOE_PULL_END;
+    q->source = b->source + (size_t)b->sent++ * b->pieces;
+    q->n_source = b->pieces;
+    return MOE_PULL_REQUEST;
+}
+
+static void count_result(void *user, const moe_result *result) {
+    model_bench *b = user;
+    const moe_hypothesis *h = result->hypotheses;
+    if (result->status != MOE_OK || !result->n_hypotheses) {
+        if (!b->broken) fprintf(stderr, "moe-bench: %s: %s\n", b->path, result->message);
+        b->broken = 1;
+        return;
+    }
+    b->tokens += h->n_ids + (size_t)h->finished;
+    b->shorter += h->n_ids + (size_t)h->finished < (size_t)b->session->params.max_target;
+}
+
+/* Translate the batch once; seconds, or a negative number. */
+static double translate_batch(model_bench *b) {
+    const uint64_t steps = b->session->stats.steps;
+    moe_error e;
+    double begin = now(), busy = processor_time();
+    b->sent = 0;
+    b->tokens = b->shorter = 0;
+    if (moe_translate(b->session, pull_source, count_result, b, &e)) {
+        fprintf(stderr, "moe-bench: %s: %s\n", b->path, e.message);
+        return -1;
+    }
+    begin = now() - begin;
+    b->wall += begin;
+    b->busy += processor_time() - busy;
+    b->steps = (double)(b->session->stats.steps - steps);
+    return b->broken ? -1 : begin;
+}
+
+static moe_status make_model_bench(const options *o, model_bench *b, moe_error *e) {
+    moe_session_params p = moe_session_params_default(b->model);
+    const moe_model *m = b->model;
+    const int extra = m->source_tag + m->source_bos + m->source_eos;
+    uint64_t random = 7;
+    if (o->src_len <= extra)
+        return moe_fail(e, MOE_ERROR_ARGUMENT, "src-len", "--src-len must be above %d for this model", extra);
+    b->pieces = (size_t)(o->src_len - extra);
+    b->source = malloc((size_t)b->batch * b->pieces * sizeof *b->source);
+    b->seconds = calloc((size_t)o->reps, sizeof *b->seconds);
+    if (!b->source || !b->seconds) return moe_fail(e, MOE_ERROR_MEMORY, "batch", "memory ran out");
+    for (size_t i = 0; i < (size_t)b->batch * b->pieces; i++) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        b->source[i] = (int32_t)((random >> 33) % (uint64_t)m->vocabulary);
+    }
+    p.threads = (int)b->machine->threads;
+    p.batch = b->batch;
+    p.beam = b->beam;
+    p.nbest = 1;
+    p.max_source = (int)moe_max(2, (size_t)o->src_len);
+    p.max_target = p.min_target = p.max_len_offset = o->tgt_len;
+    p.max_len_factor = 0;
+    p.prune = p.rerank = 0;
+    p.isa = b->machine->kernels->name;
+    if (m->source_tag && p.target_tag < 0) p.target_tag = m->tags ? (int32_t)moe_meta_int(m->tags, 0) : 0;
+    return moe_session_new(m, &p, &b->session, e);
+}
+
+static void free_model_bench(model_bench *b) {
+    moe_session_free(b->session);
+    free(b->source);
+    free(b->seconds);
+    b->session = NULL;
+    b->source = NULL;
+    b->seconds = NULL;
+}
+
+/* Peak memory of a process that opens the model, makes the session and translates once; 0 where that failed, and the
+ * caller will find out why. Also reads the file into the page cache. */
+static double probe_memory(const options *o, const model_bench *like) {
+    struct rusage used;
+    int status;
+    pid_t child = fork();
+    if (child < 0) return 0;
+    if (child == 0) {
+        model_bench b = *like;
+        moe_model *m;
+        moe_error e;
+        if (moe_model_open(b.path, NULL, &m, &e)) _exit(1);
+        b.model = m;
+        _exit(make_model_bench(o, &b, &e) || translate_batch(&b) < 0);
+    }
+    if (wait4(child, &status, 0, &used) < 0 || status) return 0;
+#ifdef __APPLE__
+    return (double)used.ru_maxrss / 1048576;
+#else
+    return (double)used.ru_maxrss / 1024;
+#endif
+}
+
+/* The least time of the whole batch: groups through the encoder as the session admits them, then step by step. Of all
+ * nodes, or of those with the name and op of `like`. */
+static double model_bound(const options *o, const model_bench *b, const moe_node *like) {
+    const moe_session *s = b->session;
+    const size_t batch = (size_t)b->batch, max_source = (size_t)s->params.max_source;
+    const size_t most = (s->encode_tokens - max_source) / (size_t)o->src_len + 1;
+    double seconds = 0;
+    load at = { 0, (double)o->src_len, 0, (double)o->src_len, graph_weights(&s->graphs[MOE_ENCODER]) };
+    for (size_t done = 0; done < batch; done += most) {
+        at.sentences = (double)moe_min(most, batch - done);
+        at.rows = at.sentences * (double)o->src_len;
+        seconds += graph_cost(b->machine, &s->graphs[MOE_ENCODER], 0, like, &at).seconds;
+    }
+    at.resident = graph_weights(&s->graphs[MOE_DECODER]);
+    at.sentences = (double)batch;
+    for (int step = 0; step < o->tgt_len; step++) {
+        at.rows = (double)batch * (step ? b->beam : 1);
+        seconds += graph_cost(b->machine, &s->graphs[MOE_DECODER], 0, like, &at).seconds;
+    }
+    return seconds;
+}
+
+/* Type of the output product, and of the experts if it is another. */
+static void name_types(const moe_model *m, char *out, size_t size) {
+    const char *type = moe_type_name(m->output.type), *experts = type;
+    for (size_t i = 0; i < m->n_decoder; i++)
+        if (m->decoder[i].kind == MOE_LAYER_MOE) experts = moe_type_name(m->decoder[i].mixture.experts.up.type);
+    snprintf(out, size, strcmp(type, experts) ? "%s/%s" : "%s", type, experts);
+}
+
+static void name_model(const char *path, char *out, size_t size) {
+    const char *slash = strrchr(path, '/');
+    if (slash && slash[1]) path = slash + 1;
+    plain(path, strlen(path), out, size);
+}
+
+static void note_node(void *watcher, const moe_node *t, int after) {
+    profile *p = watcher;
+    const double at = now();
+    size_t i = 0;
+    if (!after) {
+        p->begin = at;
+        return;
+    }
+    while (i < p->count && (p->nodes[i].like.op != t->op || strcmp(p->nodes[i].like.name, t->name))) i++;
+    if (i == MOE_COUNT(p->nodes)) return;
+    if (i == p->count) p->nodes[p->count++].like = *t; /* its seconds are 0 */
+    p->nodes[i].seconds += at - p->begin;
+}
+
+static void report_node(report *r, const model_bench *b, const char *node, const char *op, double seconds, double whole,
+                        double bound) {
+    char model[128];
+    record out;
+    name_model(b->path, model, sizeof model);
+    begin_record(&out, "profile");
+    json_text(&out.json, "model", model);
+    json_text(&out.json, "isa", b->machine->kernels->name);
+    json_whole(&out.json, "batch", b->batch);
+    json_whole(&out.json, "beam", b->beam);
+    json_text(&out.json, "node", node);
+    json_text(&out.json, "op", op);
+    json_digits(&out.json, "ms", seconds * 1e3, 4);
+    json_fixed(&out.json, "share", seconds / whole, 4);
+    json_fixed(&out.json, "roofline_share", bound / seconds, 3);
+    end_record(r, &out);
+    if (r->table)
+        fprintf(stderr, "  %5.1f %%  %10.3f ms  %4.0f %% of bound  %-10s %s\n", 100 * seconds / whole, seconds * 1e3,
+                100 * bound / seconds, op, node);
+}
+
+/* One more run under the clock. Time outside of all nodes is the search's and the queue's. */
+static int profile_model(report *r, const options *o, model_bench *b) {
+    profile *p = calloc(1, sizeof *p);
+    moe_graph *graphs = b->session->graphs;
+    double whole, rest, small = 0, small_bound = 0;
+    if (!p) return out_of_memory();
+    for (int g = 0; g < MOE_GRAPHS; g++) graphs[g].watch = note_node, graphs[g].watcher = p;
+    whole = translate_batch(b);
+    for (int g = 0; g < MOE_GRAPHS; g++) graphs[g].watch = NULL;
+    if (whole < 0) {
+        free(p);
+        return EXIT_MODEL;
+    }
+    rest = whole;
+    for (size_t i = 0; i < p->count; i++) rest -= p->nodes[i].seconds;
+    if (r->table)
+        fprintf(stderr, "\n%s, batch %d, beam %d, %s: %.2f ms\n", b->path, b->batch, b->beam, b->machine->kernels->name,
+                whole * 1e3);
+    for (size_t i = 0; i < p->count; i++) {
+        const moe_node *t = &p->nodes[i].like;
+        const double seconds = p->nodes[i].seconds, bound = model_bound(o, b, t);
+        if (seconds < 0.002 * whole) small += seconds, small_bound += bound;
+        else report_node(r, b, t->name, moe_ops[t->op].name, seconds, whole, bound);
+    }
+    report_node(r, b, "smaller ones", "all", small, whole, small_bound);
+    report_node(r, b, "search and queue", "none", rest, whole, 0);
+    free(p);
+    return EXIT_DONE;
+}
+
+static void report_model(report *r, const options *o, model_bench *b) {
+    const timing t = sum_up(b->seconds, (size_t)o->reps);
+    const double share = model_bound(o, b, NULL) / t.median, tok_s = (double)b->tokens / t.median;
+    const double ms_per_step = t.median * 1e3 / b->steps, cpu_share = b->busy / b->wall / (double)b->machine->threads;
+    const char *isa = b->machine->kernels->name;
+    char model[128], type[16];
+    record out;
+    name_model(b->path, model, sizeof model);
+    name_types(b->model, type, sizeof type);
+    begin_record(&out, "model");
+    json_text(&out.json, "model", model);
+    json_text(&out.json, "type", type);
+    json_text(&out.json, "isa", isa);
+    json_whole(&out.json, "threads", (int64_t)b->machine->threads);
+    json_whole(&out.json, "batch", b->batch);
+    json_whole(&out.json, "beam", b->beam);
+    json_whole(&out.json, "src_len", o->src_len);
+    json_whole(&out.json, "tgt_len", o->tgt_len);
+    json_digits(&out.json, "tok_s", tok_s, 5);
+    json_digits(&out.json, "ms_per_step", ms_per_step, 4);
+    json_digits(&out.json, "ms_median", t.median * 1e3, 5);
+    json_digits(&out.json, "ms_min", t.least * 1e3, 5);
+    json_fixed(&out.json, "session_mb", (double)b->session->stats.bytes / 1048576, 1);
+    json_fixed(&out.json, "rss_mb", b->rss_mb, 1);
+    json_fixed(&out.json, "roofline_share", share, 3);
+    json_fixed(&out.json, "cpu_share", cpu_share, 2);
+    end_record(r, &out);
+    if (r->table)
+        fprintf(stderr, "%-24s %-6s %-10s %5d %4d %9.1f %9.3f %10.2f %8.1f %7.0f %%\n", model, type, isa, b->batch,
+                b->beam, tok_s, ms_per_step, t.least * 1e3, b->rss_mb, 100 * share);
+    if (b->shorter)
+        fprintf(stderr, "moe-bench: %s: %zu of %d translations ended before --tgt-len %d\n", model, b->shorter,
+                b->batch, o->tgt_len);
+}
+
+/* Open all models and make all sessions before anything is measured, so that errors show at once. */
+static int open_models(report *r, const options *o, moe_model **models, model_bench *benches, size_t n) {
+    moe_error e;
+    for (size_t i = 0; i < o->n_models; i++)
+        if (moe_model_open(o->models[i], NULL, &models[i], &e)) {
+            clear(r);
+            return fprintf(stderr, "moe-bench: %s: %s\n", o->models[i], e.message), EXIT_MODEL;
+        }
+    for (size_t i = 0; i < n; i++) {
+        benches[i].model = models[i / (n / o->n_models)];
+        progress(r, "session %zu of %zu", i + 1, n);
+        if (make_model_bench(o, &benches[i], &e)) {
+            clear(r);
+            fprintf(stderr, "moe-bench: %s: %s\n", benches[i].path, e.message);
+            return e.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
+        }
+    }
+    return EXIT_DONE;
+}
+
+static int bench_models(report *r, const options *o, model_bench *benches, size_t n) {
+    int code = EXIT_DONE;
+    for (size_t i = 0; i < n && !code; i++) {
+        progress(r, "warming up, %zu of %zu", i + 1, n);
+        if (translate_batch(&benches[i]) < 0) code = EXIT_MODEL;
+        benches[i].wall = benches[i].busy = 0;
+    }
+    for (int rep = 0; rep < o->reps && !code; rep++)
+        for (size_t i = 0; i < n && !code; i++) {
+            progress(r, "repetition %d of %d, %zu of %zu", rep + 1, o->reps, i + 1, n);
+            benches[i].seconds[rep] = translate_batch(&benches[i]);
+            if (benches[i].seconds[rep] < 0) code = EXIT_MODEL;
+        }
+    clear(r);
+    if (!code && r->table)
+        fprintf(stderr, "%-24s %-6s %-10s %5s %4s %9s %9s %10s %8s %9s\n", "model", "type", "kernels", "batch", "beam",
+                "tok/s", "ms/step", "ms min", "MB", "of bound");
+    for (size_t i = 0; i < n && !code; i++) report_model(r, o, &benches[i]);
+    for (size_t i = 0; i < n && !code && o->profile; i++) code = profile_model(r, o, &benches[i]);
+    return code;
+}
+
+/* ==== 7. Main ============================================================================================ */
+
+static int parse_options(int argc, char **argv, options *o) {
+    enum {
+        BATCH = 256,
+        BEAM,
+        SRC_LEN,
+        TGT_LEN,
+        PROFILE,
+        LAYER,
+        ROWS,
+        TYPE,
+        EXPERTS,
+        K,
+        WIDTH,
+        HIDDEN,
+        VOCABULARY,
+        ISA,
+        THREADS,
+        REPS
+    };
+    static const char layers[] = "moe,lstm,dense,softmax,attention";
+    static const struct option known[] = { { "batch", required_argument, NULL, BATCH },
+                                           { "beam", required_argument, NULL, BEAM },
+                                           { "src-len", required_argument, NULL, SRC_LEN },
+                                           { "tgt-len", required_argument, NULL, TGT_LEN },
+                                           { "profile", no_argument, NULL, PROFILE },
+                                           { "layer", required_argument, NULL, LAYER },
+                                           { "rows", required_argument, NULL, ROWS },
+                                           { "type", required_argument, NULL, TYPE },
+                                           { "experts", required_argument, NULL, EXPERTS },
+                                           { "k", required_argument, NULL, K },
+                                           { "width", required_argument, NULL, WIDTH },
+                                           { "hidden", required_argument, NULL, HIDDEN },
+                                           { "vocabulary", required_argument, NULL, VOCABULARY },
+                                           { "isa", required_argument, NULL, ISA },
+                                           { "threads", required_argument, NULL, THREADS },
+                                           { "reps", required_argument, NULL, REPS },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { "version", no_argument, NULL, 'V' },
+                                           { NULL, 0, NULL, 0 } };
+    const char *isa = getenv("MOE_ISA");
+    int good = 1;
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    memset(o, 0, sizeof *o);
+    o->experts = 32, o->k = 4, o->width = 512, o->hidden = 2048, o->vocabulary = 32000;
+    o->src_len = o->tgt_len = 25;
+    o->reps = 5;
+    o->threads = processors < 1 ? 1 : processors > MOE_MAX_THREADS ? MOE_MAX_THREADS : (int)processors;
+    parse_ints("rows", "1,8,32,128,512", 1, 1 << 20, &o->rows);
+    parse_ints("batch", "1,8,32,128", 1, 1 << 16, &o->batch);
+    parse_texts("type", "q8", &o->types);
+    parse_texts("isa", isa && *isa ? isa : "auto", &o->isas);
+    for (int c; good && (c = getopt_long(argc, argv, "m:hV", known, NULL)) != -1;) {
+        switch (c) {
+        case 'm':
+            if (o->n_models == MAX_LIST) good = bad_usage("m", optarg, "16 files at most");
+            else o->models[o->n_models++] = optarg;
+            break;
+        case BATCH: good = parse_ints("batch", optarg, 1, 1 << 16, &o->batch); break;
+        case BEAM: good = parse_ints("beam", optarg, 1, MOE_MAX_BEAM, &o->beam); break;
+        case SRC_LEN: good = parse_int("src-len", optarg, 1, 1 << 16, &o->src_len); break;
+        case TGT_LEN: good = parse_int("tgt-len", optarg, 2, 1 << 16, &o->tgt_len); break;
+        case PROFILE: o->profile = 1; break;
+        case LAYER: good = parse_texts("layer", strcmp(optarg, "all") ? optarg : layers, &o->layers); break;
+        case ROWS: good = parse_ints("rows", optarg, 1, 1 << 20, &o->rows); break;
+        case TYPE: good = parse_texts("type", optarg, &o->types); break;
+        case EXPERTS: good = parse_int("experts", optarg, 1, 1 << 16, &o->experts); break;
+        case K: good = parse_int("k", optarg, 1, 1 << 16, &o->k); break;
+        case WIDTH: good = parse_int("width", optarg, 1, 1 << 16, &o->width); break;
+        case HIDDEN: good = parse_int("hidden", optarg, 1, 1 << 16, &o->hidden); break;
+        case VOCABULARY: good = parse_int("vocabulary", optarg, 2, 1 << 20, &o->vocabulary); break;
+        case ISA: good = parse_texts("isa", optarg, &o->isas); break;
+        case THREADS: good = parse_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads); break;
+        case REPS: good = parse_int("reps", optarg, 5, 10000, &o->reps); break;
+        case 'h': usage(stdout); exit(fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE);
+        case 'V': printf("moe-bench %s\n", moe_version()); exit(fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE);
+        default: fputs("Try moe-bench --help\n", stderr); return 0;
+        }
+    }
+    if (!good) return 0;
+    if (optind != argc || (o->n_models && o->layers.count))
+        return fputs("moe-bench: wants --layer or -m, not both, and nothing else; see moe-bench --help\n", stderr), 0;
+    if (o->k > o->experts) return bad_usage("k", "more", "no more than there are experts");
+    if (!o->beam.count) parse_ints("beam", o->n_models ? "1,4" : "4", 1, MOE_MAX_BEAM, &o->beam);
+    for (size_t i = 0; i < o->types.count; i++) {
+        moe_type type;
+        if (!moe_type_parse(o->types.values[i], &type))
+            return bad_usage("type", o->types.values[i], "q8, q4, f32, f16, bf16");
+    }
+    for (size_t i = 0; i < o->layers.count; i++) {
+        text_list all;
+        int found = 0;
+        parse_texts("layer", layers, &all);
+        for (size_t k = 0; k < all.count; k++) found |= strcmp(all.values[k], o->layers.values[i]) == 0;
+        if (!found) return bad_usage("layer", o->layers.values[i], "moe, lstm, dense, softmax, attention or all");
+    }
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    static options o; /* text_list points into itself: it must not move */
+    machine machines[MAX_LIST];
+    report r = { isatty(2), 0 };
+    model_bench *benches = NULL;
+    moe_model *models[MAX_LIST] = { NULL };
+    moe_pool *pool = NULL;
+    moe_error e;
+    size_t n;
+    int code = EXIT_DONE;
+    if (!parse_options(argc, argv, &o)) return EXIT_USAGE;
+    memset(machines, 0, sizeof machines);
+    for (size_t i = 0; i < o.isas.count; i++) {
+        machines[i].threads = (size_t)o.threads;
+        if (moe_choose_kernels(o.isas.values[i], &machines[i].kernels, &e))
+            return fprintf(stderr, "moe-bench: %s\n", e.message), EXIT_USAGE;
+    }
+    /* Models in rising order of batch and beam; memory first, while this process is small and has no threads. */
+    n = o.n_models * o.batch.count * o.beam.count * o.isas.count;
+    if (n && !(benches = calloc(n, sizeof *benches))) return out_of_memory();
+    for (size_t i = 0; i < n; i++) {
+        size_t at = i / o.isas.count;
+        benches[i].machine = &machines[i % o.isas.count];
+        benches[i].beam = o.beam.values[at % o.beam.count];
+        at /= o.beam.count;
+        benches[i].batch = o.batch.values[at % o.batch.count];
+        benches[i].path = o.models[at / o.batch.count];
+        progress(&r, "memory, %zu of %zu", i + 1, n);
+        benches[i].rss_mb = probe_memory(&o, &benches[i]);
+    }
+    code = open_models(&r, &o, models, benches, n);
+    if (!code && (!(pool = calloc(1, sizeof *pool)) || moe_pool_start(pool, (size_t)o.threads, &e)))
+        code = out_of_memory();
+    progress(&r, "measuring this machine");
+    if (!code && !measure_bandwidth(&machines[0], pool)) code = out_of_memory();
+    for (size_t i = 0; i < o.isas.count && !code; i++) {
+        const moe_kernels *kernels = machines[i].kernels;
+        machines[i] = machines[0];
+        machines[i].kernels = kernels;
+        measure_peaks(&machines[i], pool);
+        report_machine(&r, &machines[i]);
+    }
+    if (!code && o.layers.count) code = bench_layers(&r, &o, machines, pool);
+    else if (!code && n) code = bench_models(&r, &o, benches, n);
+    for (size_t i = 0; i < n; i++) free_model_bench(&benches[i]);
+    for (size_t i = 0; i < o.n_models; i++) moe_model_close(models[i]);
+    if (pool) moe_pool_free(pool, pool->count);
+    free(pool);
+    free(benches);
+    if (!code && (r.failed || fflush(stdout))) {
+        fputs("moe-bench: the results could not be written\n", stderr);
+        code = EXIT_INPUT_OUTPUT;
+    }
+    return code;
+}

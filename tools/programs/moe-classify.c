@@ -1,0 +1,631 @@
+/* moe-classify - tell the classes of images or rows of numbers: see usage() below, or --help.
+ *
+ * Contents
+ *   1. Options    the command line
+ *   2. Rows       a batch of rows that were read and not yet written
+ *   3. Lines      a result as text, as JSON
+ *   4. Batches    classifying, writing
+ *   5. Images     IDX files, placed in the model's input
+ *   6. Numbers    rows of text
+ *   7. Labels     the right answers
+ *   8. Main
+ */
+#define _GNU_SOURCE      /* getopt_long on Linux */
+#define _DARWIN_C_SOURCE /* and on macOS         */
+
+#include "moe.h"
+#include "tools/programs/program.h"
+#include "tools/programs/routing.h"
+#include "tools/text/json.h"
+#include "tools/text/text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <math.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ==== 1. Options ======================================================================================== */
+
+typedef struct options {
+    program_common common;
+    const char *labels;
+    char **files;           /* [n_files] */
+    int n_files, top, x, y; /* x, y -1: not given */
+} options;
+
+static void usage(FILE *to) {
+    fputs("Usage: moe-classify -m MODEL [OPTION]... [FILE]...\n"
+          "Says which class a classifier finds most probable for each row of the files, or\n"
+          "of standard input. Each row gives one line, in the same order: CLASS TAB\n"
+          "PROBABILITY.\n"
+          "\n"
+          "  FILE  images in the IDX format of MNIST (unpack what ends in .gz with gzip\n"
+          "        -dc); their pixels are scaled to 0 .. 1. Or text: one row of numbers in\n"
+          "        each line, with spaces, TABs or commas between the numbers\n"
+          "\n"
+          "  -m, --model MODEL         the model\n"
+          "  -o, --output FILE         write to this file instead of standard output; after\n"
+          "                            a failure or ^C it holds the whole lines that were\n"
+          "                            finished\n"
+          "      --top N               give the N most probable classes: CLASS TAB\n"
+          "                            PROBABILITY TAB CLASS ... (default: 1)\n"
+          "      --offset X,Y          where an image stands in the square input of a\n"
+          "                            model, if the image is smaller: columns to its left,\n"
+          "                            rows above it (default: in the middle)\n"
+          "      --labels FILE         the right classes, an IDX file of bytes; standard\n"
+          "                            error gets the accuracy\n"
+          "      --json                one JSON object per row: class, name, probability,\n"
+          "                            logprob, top; label where there is one; error where\n"
+          "                            a row could not be classified\n"
+          "      --stats               report seconds and memory on standard error at the\n"
+          "                            end\n"
+          "  -v, --verbose             say on standard error what is used\n"
+          "  -q, --quiet               no warnings; a row that fails is still reported\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_GATES("row") "\n" PROGRAM_HELP_SPEED("rows classified"), to);
+    fputs("\n"
+          "An empty line gives an empty line. A row that cannot be classified gives an\n"
+          "empty line too, and standard error says which row and why.\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_EXIT("all classified", "some rows were not, or had no label"), to);
+    fputs("\n"
+          "Example: moe-classify -m models/digits.bin --labels t10k-labels-idx1-ubyte \\\n"
+          "             t10k-images-idx3-ubyte\n",
+          to);
+}
+
+static int parse_offset(const char *text, options *o) {
+    char end;
+    if (sscanf(text, "%d,%d%c", &o->x, &o->y, &end) != 2 || o->x < 0 || o->y < 0)
+        return program_usage_error("--offset wants X,Y, whole numbers from 0, not '%s'", text);
+    return -1;
+}
+
+/* -1: go on; else the exit status. */
+static int parse_options(int argc, char **argv, options *o) {
+    enum { TOP = 256, LABELS, OFFSET };
+    static const struct option known[] = { PROGRAM_OPTIONS,
+                                           PROGRAM_GATE_OPTIONS,
+                                           { "json", no_argument, NULL, PROGRAM_JSON },
+                                           { "stats", no_argument, NULL, PROGRAM_STATS },
+                                           { "top", required_argument, NULL, TOP },
+                                           { "labels", required_argument, NULL, LABELS },
+                                           { "offset", required_argument, NULL, OFFSET },
+                                           { NULL, 0, NULL, 0 } };
+    program_common *common = &o->common;
+    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
+                    .top = 1,
+                    .x = -1,
+                    .y = -1 };
+    int c, status = -1;
+    while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT, known, NULL)) != -1) {
+        switch (c) {
+        case TOP: status = program_int("top", optarg, 1, MOE_MAX_BEAM, &o->top); break;
+        case LABELS: o->labels = optarg; break;
+        case OFFSET: status = parse_offset(optarg, o); break;
+        default: status = program_option(common, c); break;
+        }
+    }
+    if (status >= 0) return status;
+    if (!common->model) return program_usage_error("say which model with -m");
+    o->files = argv + optind;
+    o->n_files = argc - optind;
+    if (o->n_files) common->input = o->files[0];
+    for (int i = 0; i <= o->n_files; i++) {
+        const char *file = i < o->n_files ? o->files[i] : o->labels;
+        if (program_same_file(file, common->output) || program_same_file(file, common->routing)) {
+            program_complain("%s: this is the input, and would be overwritten", file);
+            return EXIT_USAGE;
+        }
+    }
+    return -1;
+}
+
+/* ==== 2. Rows =========================================================================================== */
+
+enum { NO_LABEL = -1 };
+
+typedef struct row {
+    uint64_t number;        /* from 1, over all files */
+    int classified, failed; /* neither: an empty line */
+    size_t input;           /* index of its numbers in `inputs`, if it is to be classified */
+    routing_sentence *routing;
+    char note[200]; /* if it failed */
+} row;
+
+typedef struct app {
+    const options *options;
+    const moe_model *model;
+    moe_session *session;
+    size_t width, classes, top, batch;
+    ptrdiff_t names;                      /* metadata entry, or -1 */
+    row *rows;                            /* [batch] */
+    float *inputs;                        /* [batch, width] of the rows that are to be classified */
+    row **owners;                         /* [batch] the rows of these inputs */
+    int32_t *best;                        /* [batch, top] */
+    float *logprobs;                      /* [batch, top] */
+    size_t n_rows, n_inputs, first_input; /* first_input: of the call under way */
+    text_bytes block;
+    program_output out;
+    routing_file routing;
+    unsigned char *labels; /* [n_labels] or NULL */
+    size_t n_labels;
+    uint64_t seen, failed, labelled, right;
+    const char *file; /* that is read */
+    int status;       /* -1: go on */
+} app;
+
+static int app_allocate(app *a) {
+    a->rows = calloc(a->batch, sizeof *a->rows);
+    a->inputs = calloc(a->batch * a->width, sizeof *a->inputs);
+    a->owners = calloc(a->batch, sizeof *a->owners);
+    a->best = calloc(a->batch * a->top, sizeof *a->best);
+    a->logprobs = calloc(a->batch * a->top, sizeof *a->logprobs);
+    return a->rows && a->inputs && a->owners && a->best && a->logprobs;
+}
+
+static void app_free(app *a) {
+    free(a->rows), free(a->inputs), free(a->owners), free(a->best), free(a->logprobs), free(a->labels);
+    text_bytes_free(&a->block);
+}
+
+static void stop(app *a, int status) {
+    if (a->status < 0) a->status = status;
+}
+
+static void out_of_memory(app *a) {
+    if (a->status < 0) program_complain("out of memory");
+    stop(a, EXIT_MODEL);
+}
+
+/* Add a row to the batch, which has room. */
+static row *add_row(app *a) {
+    row *r = &a->rows[a->n_rows++];
+    *r = (row){ .number = ++a->seen };
+    return r;
+}
+
+/* The place for the numbers of a new row. It counts as an input after add_input. */
+static float *next_input(app *a) { return a->inputs + a->n_inputs * a->width; }
+
+static void add_input(app *a, row *r) {
+    r->classified = 1;
+    r->input = a->n_inputs;
+    a->owners[a->n_inputs++] = r;
+}
+
+PROGRAM_PRINTF(2, 3) static void fail_row(row *r, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(r->note, sizeof r->note, format, arguments);
+    va_end(arguments);
+    r->failed = 1;
+    r->classified = 0;
+}
+
+/* ==== 3. Lines ========================================================================================== */
+
+static int label_of(const app *a, const row *r) {
+    return r->number <= a->n_labels ? a->labels[r->number - 1] : NO_LABEL;
+}
+
+static void append_class(const app *a, int32_t class, text_bytes *out) {
+    moe_span name = a->names < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(a->model, (size_t)a->names, (size_t)class);
+    if (name.length) text_append_clean(out, name.data, name.length);
+    else text_printf(out, "%d", (int)class);
+}
+
+static float probability(float logprob) { return (float)exp((double)logprob); }
+
+static void plain_line(app *a, const row *r) {
+    for (size_t i = 0; r->classified && i < a->top; i++) {
+        if (i) text_append(&a->block, "\t", 1);
+        append_class(a, a->best[r->input * a->top + i], &a->block);
+        text_append(&a->block, "\t", 1);
+        text_append_float(&a->block, probability(a->logprobs[r->input * a->top + i]));
+    }
+}
+
+static void json_class(app *a, size_t at, json *j) {
+    json_whole(j, "class", a->best[at]);
+    if (a->names >= 0) {
+        text_bytes name = { 0 };
+        append_class(a, a->best[at], &name);
+        a->block.failed |= name.failed;
+        if (!name.failed) json_text(j, "name", name.data);
+        text_bytes_free(&name);
+    }
+    json_float(j, "probability", probability(a->logprobs[at]));
+    json_float(j, "logprob", a->logprobs[at]);
+}
+
+static void json_line(app *a, const row *r) {
+    json j = { .out = &a->block };
+    json_open(&j, NULL, '{');
+    json_whole(&j, "line", (int64_t)r->number);
+    if (r->classified) json_class(a, r->input * a->top, &j);
+    if (r->classified && a->options->top > 1) {
+        json_open(&j, "top", '[');
+        for (size_t i = 0; i < a->top; i++) {
+            json_open(&j, NULL, '{');
+            json_class(a, r->input * a->top + i, &j);
+            json_close(&j, '}');
+        }
+        json_close(&j, ']');
+    }
+    if (label_of(a, r) != NO_LABEL) json_whole(&j, "label", label_of(a, r));
+    if (r->failed) json_text(&j, "error", r->note);
+    json_close(&j, '}');
+}
+
+/* ==== 4. Batches ======================================================================================== */
+
+static void see_routing(void *user, const moe_routing *routing) {
+    app *a = user;
+    moe_routing one = *routing;
+    row *r = a->owners[a->first_input + routing->position];
+    one.position = 0;
+    if (r->routing) routing_keep(r->routing, &one);
+}
+
+/* Inputs first .. first + n - 1. A row that gives not-a-number spoils its call, so then they come one by one. */
+static void classify(app *a, size_t first, size_t n) {
+    moe_error e;
+    a->first_input = first;
+    for (size_t i = first; i < first + n; i++)
+        if (a->owners[i]->routing) a->owners[i]->routing->n_entries = a->owners[i]->routing->n = 0;
+    moe_status status = moe_classify(a->session, a->inputs + first * a->width, n, a->best + first * a->top,
+                                     a->logprobs + first * a->top, &e);
+    if (status == MOE_ERROR_NUMERIC && n > 1) {
+        for (size_t i = 0; i < n; i++) classify(a, first + i, 1);
+    } else if (status == MOE_ERROR_NUMERIC) {
+        if (a->owners[first]->routing) a->owners[first]->routing->n_entries = 0;
+        fail_row(a->owners[first], "gives not-a-number: its numbers are too large, or the model's weights are broken");
+    } else if (status) {
+        program_complain("%s", e.message);
+        stop(a, EXIT_MODEL);
+    }
+}
+
+static void count_label(app *a, const row *r) {
+    int label = label_of(a, r);
+    if (!r->classified || label == NO_LABEL) return;
+    a->labelled++;
+    a->right += (uint64_t)(a->best[r->input * a->top] == label);
+}
+
+/* Classify and write everything that was read. */
+static void flush_rows(app *a) {
+    const program_common *o = &a->options->common;
+    moe_error e;
+    for (size_t i = 0; o->routing && i < a->n_inputs && a->status < 0; i++)
+        if (!(a->owners[i]->routing = routing_begin(&a->routing, a->owners[i]->number))) out_of_memory(a);
+    if (a->n_inputs && a->status < 0) classify(a, 0, a->n_inputs);
+    a->block.length = 0;
+    for (size_t i = 0; i < a->n_rows && a->status < 0; i++) {
+        row *r = &a->rows[i];
+        if (r->failed) program_complain("%s: row %llu: %s", a->file, (unsigned long long)r->number, r->note);
+        a->failed += (uint64_t)(r->failed != 0);
+        count_label(a, r);
+        if (o->json) json_line(a, r);
+        else plain_line(a, r);
+        text_append(&a->block, "\n", 1);
+        if (r->routing && routing_put(&a->routing, r->routing, &e)) {
+            program_complain("%s", e.message);
+            stop(a, e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL);
+        }
+    }
+    if (a->block.failed) out_of_memory(a);
+    if (a->status < 0 && a->block.length) program_write(&a->out, a->block.data, a->block.length);
+    if (a->out.error && a->status < 0) {
+        program_complain("%s: %s; %llu whole lines were written", a->out.name, strerror(a->out.error),
+                         (unsigned long long)a->out.lines);
+        stop(a, EXIT_INPUT_OUTPUT);
+    }
+    a->n_rows = a->n_inputs = 0;
+}
+
+/* ==== 5. Images ========================================================================================= */
+
+PROGRAM_PRINTF(2, 3) static void input_error(app *a, const char *format, ...) {
+    char line[300];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    program_complain("%s: %s", a->file, line);
+    stop(a, EXIT_INPUT_OUTPUT);
+}
+
+/* Up to n bytes, fewer at the end of the file, after an error or when a signal came. */
+static size_t read_bytes(app *a, int fd, unsigned char *out, size_t n) {
+    size_t got = 0;
+    while (got < n && !program_signal) {
+        struct pollfd ready = { .fd = fd, .events = POLLIN };
+        if (poll(&ready, 1, 200) <= 0) continue; /* wake now and then for a signal */
+        ssize_t more = read(fd, out + got, n - got);
+        if (more < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (more < 0) input_error(a, "%s", strerror(errno));
+        if (more <= 0) break;
+        got += (size_t)more;
+    }
+    return got;
+}
+
+static size_t big_endian(const unsigned char *p) {
+    return (size_t)p[0] << 24 | (size_t)p[1] << 16 | (size_t)p[2] << 8 | p[3];
+}
+
+typedef struct placement {
+    size_t rows, cols; /* of an image */
+    size_t side, x, y; /* columns of the model's input, and where the image begins */
+} placement;
+
+static size_t square_side(size_t n) {
+    size_t side = 1;
+    while (side * side < n) side++;
+    return side * side == n ? side : 0;
+}
+
+/* Find the place of images of this size in the input; 0 with a complaint if they do not fit. */
+static int place(app *a, placement *p) {
+    const options *o = a->options;
+    p->side = square_side(a->width);
+    if (!p->rows || !p->cols || p->rows > a->width || p->cols > a->width) {
+        program_complain("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows,
+                         a->width);
+        return 0;
+    }
+    if (p->rows * p->cols == a->width && o->x < 0) return p->side = p->cols, p->x = p->y = 0, 1;
+    if (!p->side || p->rows > p->side || p->cols > p->side) {
+        if (p->side)
+            program_complain("%s: images of %zu x %zu do not fit into the model's input of %zu x %zu", a->file, p->cols,
+                             p->rows, p->side, p->side);
+        else
+            program_complain("%s: images of %zu x %zu do not fit the model's %zu inputs", a->file, p->cols, p->rows,
+                             a->width);
+        return 0;
+    }
+    p->x = o->x < 0 ? (p->side - p->cols) / 2 : (size_t)o->x;
+    p->y = o->y < 0 ? (p->side - p->rows) / 2 : (size_t)o->y;
+    if (p->x <= p->side - p->cols && p->y <= p->side - p->rows) return 1;
+    program_complain("--offset %zu,%zu: images of %zu x %zu end outside the model's input of %zu x %zu", p->x, p->y,
+                     p->cols, p->rows, p->side, p->side);
+    return 0;
+}
+
+/* An IDX file behind its magic number. */
+static void read_images(app *a, int fd) {
+    unsigned char head[12], more;
+    if (read_bytes(a, fd, head, sizeof head) != sizeof head) {
+        if (!program_signal && a->status < 0) input_error(a, "ends inside its header");
+        return;
+    }
+    const size_t count = big_endian(head);
+    placement p = { .rows = big_endian(head + 4), .cols = big_endian(head + 8) };
+    if (!place(a, &p)) {
+        stop(a, EXIT_USAGE);
+        return;
+    }
+    unsigned char *pixels = malloc(p.rows * p.cols);
+    if (!pixels) out_of_memory(a);
+    for (size_t i = 0; i < count && a->status < 0 && !program_signal; i++) {
+        size_t got = read_bytes(a, fd, pixels, p.rows * p.cols);
+        if (program_signal || a->status >= 0) break;
+        if (got < p.rows * p.cols) {
+            flush_rows(a);
+            input_error(a, "ends after %zu of %zu images", i, count);
+            break;
+        }
+        float *x = next_input(a);
+        memset(x, 0, a->width * sizeof *x);
+        for (size_t r = 0; r < p.rows; r++)
+            for (size_t c = 0; c < p.cols; c++)
+                x[(p.y + r) * p.side + p.x + c] = (float)pixels[r * p.cols + c] / 255.0f;
+        add_input(a, add_row(a));
+        if (a->n_rows == a->batch) flush_rows(a);
+    }
+    if (a->status < 0 && !program_signal && read_bytes(a, fd, &more, 1)) {
+        flush_rows(a);
+        input_error(a, "goes on after the %zu images that it should hold", count);
+    }
+    free(pixels);
+}
+
+/* ==== 6. Numbers ======================================================================================== */
+
+static int is_separator(char c) { return c == ' ' || c == '\t' || c == ','; }
+
+/* Read a line of numbers into the next input. */
+static void parse_row(app *a, row *r, const text_line *line) {
+    float *x = next_input(a);
+    size_t n = 0;
+    char number[64];
+    if (line->too_long) {
+        fail_row(r, "longer than %d bytes", (int)TEXT_MAX_LINE);
+        return;
+    }
+    for (size_t i = 0;;) {
+        while (i < line->length && is_separator(line->data[i])) i++;
+        if (i == line->length) break;
+        size_t begin = i;
+        while (i < line->length && !is_separator(line->data[i])) i++;
+        size_t length = i - begin;
+        char *end = number;
+        float value = 0;
+        if (length < sizeof number) {
+            memcpy(number, line->data + begin, length);
+            number[length] = '\0';
+            value = strtof(number, &end);
+        }
+        if (length >= sizeof number || end != number + length || !isfinite(value)) {
+            text_bytes word = { 0 };
+            text_append_clean(&word, line->data + begin, length < 20 ? length : 20);
+            fail_row(r, "'%s' is not a number", word.failed ? "?" : word.data);
+            text_bytes_free(&word);
+            return;
+        }
+        if (n < a->width) x[n] = value;
+        n++;
+    }
+    if (n == a->width) add_input(a, r);
+    else if (n) fail_row(r, "it has %zu numbers, the model reads %zu", n, a->width);
+}
+
+static void read_numbers(app *a, int fd, const unsigned char *begun, size_t n_begun) {
+    text_reader reader;
+    text_line line;
+    text_reader_init(&reader, fd, &program_signal);
+    text_append(&reader.buffer, (const char *)begun, n_begun);
+    while (a->status < 0) {
+        text_read got = text_reader_next(&reader, a->n_rows == 0, &line);
+        if (got == TEXT_READ_LINE) {
+            parse_row(a, add_row(a), &line);
+            if (a->n_rows == a->batch) flush_rows(a);
+        } else if (got == TEXT_READ_LATER) {
+            flush_rows(a);
+        } else {
+            if (got == TEXT_READ_ERROR) input_error(a, "%s", strerror(errno));
+            break;
+        }
+    }
+    text_reader_free(&reader);
+}
+
+/* Read an input file of either kind. */
+static void read_input(app *a, int fd) {
+    unsigned char head[4];
+    size_t n = read_bytes(a, fd, head, 1);
+    if (n && (head[0] == 0 || head[0] == 0x1F)) n += read_bytes(a, fd, head + 1, 3);
+    if (program_signal || a->status >= 0) return;
+    if (n == 4 && big_endian(head) == 0x00000803) read_images(a, fd);
+    else if (n >= 2 && head[0] == 0x1F && head[1] == 0x8B)
+        input_error(a, "it is compressed: gzip -dc %s | moe-classify ...", a->options->n_files ? a->file : "FILE");
+    else if (n && head[0] == 0)
+        input_error(a, "it is neither text nor an IDX file of images (bytes, three dimensions)");
+    else read_numbers(a, fd, head, n);
+    if (!program_signal) flush_rows(a);
+}
+
+/* ==== 7. Labels ========================================================================================= */
+
+static void read_labels(app *a) {
+    unsigned char head[8] = { 0 }, more;
+    const char *file = a->options->labels;
+    int fd = file ? open(file, O_RDONLY | O_CLOEXEC) : -1;
+    if (!file) return;
+    a->file = file;
+    if (fd < 0) {
+        input_error(a, "%s", strerror(errno));
+        return;
+    }
+    if (read_bytes(a, fd, head, sizeof head) != sizeof head || big_endian(head) != 0x00000801) {
+        if (a->status < 0)
+            input_error(a, head[0] == 0x1F ? "it is compressed: gzip -dc it first"
+                                           : "it is not an IDX file of labels (bytes, one dimension)");
+    } else {
+        a->n_labels = big_endian(head + 4);
+        if (!(a->labels = malloc(a->n_labels + !a->n_labels))) out_of_memory(a);
+        else if (read_bytes(a, fd, a->labels, a->n_labels) != a->n_labels || read_bytes(a, fd, &more, 1))
+            input_error(a, "it does not hold %zu labels", a->n_labels);
+        for (size_t i = 0; i < a->n_labels && a->status < 0; i++)
+            if (a->labels[i] >= a->classes) {
+                program_complain("%s: label %zu is %d, but the model has %zu classes", file, i + 1, a->labels[i],
+                                 a->classes);
+                stop(a, EXIT_USAGE);
+            }
+    }
+    close(fd);
+}
+
+/* Tell the accuracy. As many rows as labels are needed. */
+static int report_labels(const app *a) {
+    if (!a->labels) return EXIT_DONE;
+    fprintf(stderr, "accuracy         %.4f (%llu of %llu)\n",
+            a->labelled ? (double)a->right / (double)a->labelled : 0.0, (unsigned long long)a->right,
+            (unsigned long long)a->labelled);
+    if (a->seen == a->n_labels) return EXIT_DONE;
+    program_complain("%s: it has %zu labels for %llu rows", a->options->labels, a->n_labels,
+                     (unsigned long long)a->seen);
+    return EXIT_SOME_LINES;
+}
+
+/* ==== 8. Main =========================================================================================== */
+
+static void report_stats(const app *a, double elapsed) {
+    moe_stats s = moe_session_stats(a->session);
+    fprintf(stderr,
+            "rows             %llu, %llu of them failed\nseconds          %.3f\nrows/s           %.1f\n"
+            "peak memory      %.1f MiB resident, %.1f MiB of it the session's\nkernels          %s\n",
+            (unsigned long long)a->seen, (unsigned long long)a->failed, elapsed,
+            elapsed > 0 ? (double)a->seen / elapsed : 0.0, program_resident(), (double)s.bytes / 1048576.0,
+            s.isa ? s.isa : "?");
+    program_expert_stats(&s);
+}
+
+/* Inputs from first to last, `in` is the first one; the exit status. */
+static int run(app *a, int in) {
+    const options *o = a->options;
+    double begin = program_seconds();
+    if (a->status < 0) read_labels(a);
+    for (int i = 0; i < (o->n_files ? o->n_files : 1) && a->status < 0 && !program_signal; i++) {
+        a->file = o->n_files ? o->files[i] : "standard input";
+        int fd = i ? open(o->files[i], O_RDONLY | O_CLOEXEC) : in;
+        if (fd < 0) input_error(a, "%s", strerror(errno));
+        else read_input(a, fd);
+        if (i && fd >= 0) close(fd);
+    }
+    if (a->status >= 0) return a->status;
+    if (program_signal) return program_stopped(&o->common, &a->out);
+    if (o->common.stats) report_stats(a, program_seconds() - begin);
+    int status = report_labels(a);
+    if (!a->failed) return status;
+    program_complain("%llu of %llu rows could not be classified", (unsigned long long)a->failed,
+                     (unsigned long long)a->seen);
+    return EXIT_SOME_LINES;
+}
+
+int main(int argc, char **argv) {
+    options o;
+    int in, status = program_begin("moe-classify");
+    if (status < 0) status = parse_options(argc, argv, &o);
+    if (status >= 0) return status;
+    program_handle_signals();
+
+    const program_common *c = &o.common;
+    text_front front;
+    status = program_open(c, MOE_MODEL_CLASSIFIER, TEXT_IDS_ONLY, &front);
+    if (status >= 0) return status;
+    moe_session_params params = moe_session_params_default(front.model);
+    app a = { .options = &o,
+              .model = front.model,
+              .width = moe_model_width(front.model),
+              .classes = (size_t)moe_model_vocabulary(front.model),
+              .names = moe_model_meta_find(front.model, "classes.names"),
+              .status = -1 };
+    program_apply(c, &params);
+    a.top = (size_t)o.top < a.classes ? (size_t)o.top : a.classes;
+    params.beam = params.nbest = (int)a.top;
+    a.batch = (size_t)params.batch;
+    if (c->routing) params.routing = see_routing, params.routing_user = &a;
+    status = program_session(c, front.model, &params, "a row's class", &a.session);
+    if (status < 0 && !app_allocate(&a)) out_of_memory(&a), status = a.status;
+    if (status < 0) {
+        status = program_open_streams(c, &in, &a.out);
+        if (status < 0) status = program_routing_open(c, &front, &a.routing);
+        if (status < 0) status = program_routing_close(&a.routing, run(&a, in));
+        status = program_close_streams(c, in, &a.out, status);
+    }
+    app_free(&a);
+    moe_session_free(a.session);
+    text_close(&front);
+    return status;
+}

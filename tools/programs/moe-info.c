@@ -1,0 +1,625 @@
+/* moe-info - say what is in a model file: see usage() below, or --help.
+ *
+ * Contents
+ *   1. Metadata   reading the key-value pairs
+ *   2. Numbers    parameters, sizes
+ *   3. Words      the architecture, a line per layer
+ *   4. Pages      the text output
+ *   5. JSON       the same, complete
+ *   6. Main
+ *
+ * Everything printed comes from an untrusted file, so text goes through text_append_clean: no file can send control
+ * sequences to a terminal.
+ */
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+
+#include "moe.h"
+#include "tools/programs/program.h"
+#include "tools/text/json.h"
+#include "tools/text/text.h"
+
+#include <errno.h>
+#include <float.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void usage(FILE *to) {
+    fputs("Usage: moe-info [OPTION]... MODEL\n"
+          "Says what is in a model file.\n"
+          "\n"
+          "      --tensors       list the tensors too\n"
+          "      --attribution   give only the licence, and the sources of the training\n"
+          "                      text, in full\n"
+          "      --check         read everything: compare the checksums, and see that the\n"
+          "                      scales of experts are numbers\n"
+          "      --json          give all of it as one JSON object, with every metadata\n"
+          "                      entry and tensor\n"
+          "  -h, --help          this text\n"
+          "  -V, --version       version\n"
+          "\n"
+          "Exit status: 0 fine, 2 usage, 3 the file is not a model or is damaged, 4 it\n"
+          "cannot be read, or output failed.\n",
+          to);
+}
+
+/* ==== 1. Metadata ======================================================================================= */
+
+static int64_t get_int(const moe_model *m, const char *key, int64_t otherwise) {
+    ptrdiff_t i = moe_model_meta_find(m, key);
+    return i < 0 ? otherwise : moe_model_meta_int(m, (size_t)i, 0);
+}
+
+/* A text of the file in the caller's buffer, cleaned and cut to fit. */
+static const char *get_text(const moe_model *m, const char *key, const char *otherwise, char *out, size_t size) {
+    ptrdiff_t i = moe_model_meta_find(m, key);
+    text_bytes clean = { 0 };
+    if (i >= 0) {
+        moe_span s = moe_model_meta_text(m, (size_t)i, 0);
+        text_append_clean(&clean, s.data, s.length);
+    }
+    const char *found = i < 0 || clean.failed ? otherwise : clean.data;
+    size_t keep = text_utf8_cut(found, strlen(found), size - 1);
+    memcpy(out, found, keep);
+    out[keep] = '\0';
+    text_bytes_free(&clean);
+    return out;
+}
+
+static int span_begins(moe_span s, const char *prefix) {
+    size_t n = strlen(prefix);
+    return s.length >= n && memcmp(s.data, prefix, n) == 0;
+}
+
+/* ==== 2. Numbers ======================================================================================== */
+
+typedef struct count {
+    uint64_t parameters, active;     /* in all; used for one token              */
+    uint64_t expert_parameters;      /* of `parameters`                 */
+    uint64_t bytes[MOE_TYPE_Q4 + 1]; /* of tensors, by type */
+    uint64_t tensors[MOE_TYPE_Q4 + 1];
+} count;
+
+/* The mixture that a layer or a tensor of it ("encoder.2.experts") belongs to; without a layer: it is none of a
+ * mixture. */
+static moe_mixture mixture_of(const moe_model *m, moe_span name) {
+    for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
+        moe_mixture x = moe_model_mixture(m, i);
+        size_t n = strlen(x.layer);
+        if (span_begins(name, x.layer) && (name.length == n || name.data[n] == '.')) return x;
+    }
+    return (moe_mixture){ .layer = NULL };
+}
+
+/* To how many of `n` competing experts or groups a token goes; where a mask decides, on average. */
+static size_t selected(moe_gate gate, size_t k, size_t n) { return gate == MOE_GATE_SOFTMAX || !k ? n : k; }
+
+/* How many numbers of a tensor a token uses. Weights of noise do not count: they are for training. */
+static uint64_t used_of(const moe_model *m, const moe_tensor_info *t) {
+    moe_mixture x = mixture_of(m, t->name);
+    const char *part = x.layer ? t->name.data + strlen(x.layer) : "";
+    size_t left = t->name.length - (size_t)(x.layer ? part - t->name.data : 0);
+    moe_span rest = { part, x.layer ? left : 0 };
+    if (!x.layer || !x.experts) return t->parameters;
+    if (rest.length > 6 && memcmp(rest.data + rest.length - 6, ".noise", 6) == 0) return 0;
+    size_t groups = x.groups ? selected(x.parent_gate, x.parent_k, x.groups) : 1, of = x.groups ? x.groups : 1;
+    if (span_begins(rest, ".experts"))
+        return t->parameters / x.experts * groups * selected(x.gate, x.k, x.experts / of);
+    if (span_begins(rest, ".gate.") && !span_begins(rest, ".gate.hidden")) return t->parameters / of * groups;
+    return t->parameters;
+}
+
+/* "network.0.experts.weight", "network.0.experts.bias" */
+static int is_linear_experts(const moe_model *m, moe_span name) {
+    const char *layer = mixture_of(m, name).layer;
+    size_t n = layer ? strlen(layer) : 0;
+    return layer && span_begins((moe_span){ name.data + n, name.length - n }, ".experts.");
+}
+
+static count count_all(const moe_model *m) {
+    count c = { 0 };
+    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
+        moe_tensor_info t = moe_model_tensor(m, i);
+        c.parameters += t.parameters;
+        if ((unsigned)t.type <= MOE_TYPE_Q4) c.bytes[t.type] += t.bytes, c.tensors[t.type]++;
+        if (t.experts || is_linear_experts(m, t.name)) c.expert_parameters += t.parameters;
+        c.active += used_of(m, &t);
+    }
+    return c;
+}
+
+static const char *human_bytes(uint64_t n, char out[32]) {
+    if (n < 10240) snprintf(out, 32, "%llu bytes", (unsigned long long)n);
+    else if (n < 10u << 20) snprintf(out, 32, "%.1f KiB", (double)n / 1024);
+    else snprintf(out, 32, "%.1f MiB", (double)n / 1048576);
+    return out;
+}
+
+static const char *human_count(uint64_t n, char out[32]) {
+    if (n < 100000) snprintf(out, 32, "%llu", (unsigned long long)n);
+    else snprintf(out, 32, "%.2f million", (double)n / 1e6);
+    return out;
+}
+
+/* ==== 3. Words ========================================================================================== */
+
+/* Which of the competing experts or groups are used; `empty`: what the policy does if none passes. */
+static void describe_level(moe_gate gate, size_t k, const char *empty, text_bytes *out) {
+    if (gate == MOE_GATE_SOFTMAX) text_append_string(out, "all used (softmax gate)");
+    else if (gate == MOE_GATE_TOPK) text_printf(out, "the best %zu used for each token", k);
+    else
+        text_printf(out, "%zu used for a token on average (threshold gate), %s", k,
+                    strcmp(empty, "zero") == 0 ? "none if none passes" : "the best if none passes");
+}
+
+/* What the file says of layer `at` under a key, or the default; `key` NULL: the layer knows no such key. */
+static moe_setting setting(const moe_model *m, size_t at, const char *key) {
+    for (size_t i = 0;; i++) {
+        const moe_setting found = moe_model_layer_setting(m, at, i);
+        if (!found.key || strcmp(found.key, key) == 0) return found;
+    }
+}
+
+static long long number(const moe_model *m, size_t at, const char *key) {
+    return (long long)setting(m, at, key).number;
+}
+
+static const char *word(const moe_model *m, size_t at, const char *key) {
+    const moe_setting found = setting(m, at, key);
+    return found.text ? found.text : "?";
+}
+
+/* "bidirectional LSTM, 2 x 512 cells, projected to 2 x 256" */
+static void describe_lstm(const moe_model *m, size_t at, text_bytes *out) {
+    const int both = number(m, at, "bidirectional") != 0;
+    text_printf(out, "%sLSTM, %s%lld cells", both ? "bidirectional " : "", both ? "2 x " : "", number(m, at, "hidden"));
+    if (number(m, at, "proj")) text_printf(out, ", projected to %s%lld", both ? "2 x " : "", number(m, at, "proj"));
+    if (both) text_printf(out, ", joined by %s", word(m, at, "merge"));
+    if (strcmp(word(m, at, "context"), "none") != 0) text_printf(out, ", reads the %s context", word(m, at, "context"));
+}
+
+/* "mixture of 32 experts of 512 hidden units, 2 used for a token on average (threshold gate), ..." */
+static void describe_mixture(const moe_model *m, size_t at, const char *name, text_bytes *out) {
+    const moe_mixture x = mixture_of(m, (moe_span){ name, strlen(name) });
+    const int linear = strcmp(word(m, at, "expert"), "linear") == 0;
+    text_printf(out,
+                linear ? "mixture of %zu linear experts of %zu columns" : "mixture of %zu experts of %zu hidden units",
+                x.experts, x.hidden);
+    if (linear && strcmp(word(m, at, "activation"), "relu") == 0) text_append_string(out, " and relu");
+    if (x.groups) {
+        text_printf(out, ", in %zu groups of %zu: of the groups ", x.groups, x.experts / x.groups);
+        describe_level(x.parent_gate, x.parent_k, word(m, at, "parent.empty"), out);
+        text_append_string(out, "; inside them ");
+    } else {
+        text_append_string(out, ", ");
+    }
+    describe_level(x.gate, x.k, word(m, at, "empty"), out);
+    if (number(m, at, "gate.hidden"))
+        text_printf(out, ", gate with a hidden layer of %lld", number(m, at, "gate.hidden"));
+    if (number(m, at, "gate.relu")) text_append_string(out, ", logits rectified");
+    if (x.noise) text_append_string(out, ", noise on request");
+    if (strcmp(word(m, at, "output"), "none") != 0) text_printf(out, ", %s output", word(m, at, "output"));
+}
+
+static void describe_layer(const moe_model *m, size_t at, text_bytes *out) {
+    const moe_layer_info layer = moe_model_layer(m, at);
+    const char *norm = word(m, at, "norm");
+    if (strcmp(layer.kind, "lstm") == 0) describe_lstm(m, at, out);
+    else if (strcmp(layer.kind, "moe") == 0) describe_mixture(m, at, layer.name, out);
+    else if (strcmp(layer.kind, "ffn") == 0)
+        text_printf(out, "feed-forward, %lld hidden units, %s", number(m, at, "hidden"), word(m, at, "activation"));
+    else if (strcmp(layer.kind, "norm") == 0) text_append_string(out, "layer norm");
+    else
+        text_printf(out, "%s, %lld heads", strcmp(layer.kind, "cross") == 0 ? "attention to the source" : "attention",
+                    number(m, at, "heads"));
+    if (strcmp(norm, "before") == 0 || strcmp(norm, "after") == 0) text_printf(out, ", norm %s", norm);
+    if (number(m, at, "residual")) text_append_string(out, ", residual");
+}
+
+static const char *kind_of(const moe_model *m) {
+    static const char *const names[] = { [MOE_MODEL_TRANSLATION] = "translation",
+                                         [MOE_MODEL_LANGUAGE] = "language",
+                                         [MOE_MODEL_CLASSIFIER] = "classifier" };
+    return names[moe_model_get_kind(m)];
+}
+
+/* ==== 4. Pages ========================================================================================== */
+
+static void print_layers(const moe_model *m) {
+    for (size_t at = 0; at < moe_model_layer_count(m); at++) {
+        const moe_layer_info layer = moe_model_layer(m, at);
+        const char *dot = strchr(layer.name, '.');
+        text_bytes words = { 0 };
+        if (strcmp(layer.kind, "gnmt-attention") == 0) {
+            printf("  %-18s %s, size %lld, query from decoder %lld (%s)\n", "attention", word(m, at, "kind"),
+                   number(m, at, "size"), number(m, at, "layer"), word(m, at, "query"));
+            continue;
+        }
+        describe_layer(m, at, &words);
+        printf("  %.*s %-10s %s\n", (int)(dot - layer.name), layer.name, dot + 1, words.failed ? "?" : words.data);
+        text_bytes_free(&words);
+    }
+}
+
+enum { LONGEST_VALUE = 160 }; /* bytes of an entry that a page shows */
+
+/* One metadata entry as text; bytes are shown as their number. */
+static void append_value(const moe_model *m, size_t i, text_bytes *out) {
+    size_t n = moe_model_meta_length(m, i);
+    moe_meta_kind kind = moe_model_meta_kind(m, i);
+    if (kind == MOE_META_BYTES) {
+        text_printf(out, "%zu bytes", moe_model_meta_text(m, i, 0).length);
+        return;
+    }
+    for (size_t k = 0; k < n; k++) {
+        if (k) text_append_string(out, kind == MOE_META_TEXTS ? "; " : " ");
+        if (kind == MOE_META_INT || kind == MOE_META_INTS)
+            text_printf(out, "%lld", (long long)moe_model_meta_int(m, i, k));
+        else if (kind == MOE_META_REAL || kind == MOE_META_REALS)
+            text_printf(out, "%.10g", moe_model_meta_real(m, i, k));
+        else {
+            moe_span s = moe_model_meta_text(m, i, k);
+            text_append_clean(out, s.data, s.length);
+        }
+    }
+    text_append(out, "", 0);
+}
+
+/* A line of a page; a long value is cut where a character ends. */
+static void print_value(const char *label, int label_length, const text_bytes *value) {
+    size_t shown = value->length;
+    if (value->failed) {
+        printf("  %-18.*s ?\n", label_length, label);
+        return;
+    }
+    if (shown > LONGEST_VALUE)
+        for (shown = LONGEST_VALUE; shown && ((unsigned char)value->data[shown] & 0xC0) == 0x80;) shown--;
+    printf("  %-18.*s %.*s", label_length, label, (int)shown, value->data);
+    if (shown < value->length) printf(" ... (%zu bytes in all)", value->length);
+    putchar('\n');
+}
+
+/* Entries whose key begins with a prefix, without it. */
+static void print_entries(const moe_model *m, const char *title, const char *prefix) {
+    int any = 0;
+    for (size_t i = 0; i < moe_model_meta_count(m); i++) {
+        moe_span key = moe_model_meta_key(m, i);
+        if (!span_begins(key, prefix)) continue;
+        text_bytes value = { 0 };
+        append_value(m, i, &value);
+        if (!any++) printf("\n%s\n", title);
+        size_t skip = strlen(prefix);
+        print_value(key.data + skip, (int)(key.length - skip), &value);
+        text_bytes_free(&value);
+    }
+}
+
+static void print_text(const moe_model *m, const char *label, const char *key) {
+    ptrdiff_t i = moe_model_meta_find(m, key);
+    if (i < 0) return;
+    text_bytes value = { 0 };
+    append_value(m, (size_t)i, &value);
+    if (value.failed || value.length) print_value(label, (int)strlen(label), &value);
+    text_bytes_free(&value);
+}
+
+/* A text entry with its lines. */
+static void print_lines(const moe_model *m, const char *key) {
+    ptrdiff_t i = moe_model_meta_find(m, key);
+    moe_span s = i < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(m, (size_t)i, 0);
+    for (size_t at = 0, end; at < s.length; at = end + 1) {
+        text_bytes line = { 0 };
+        for (end = at; end < s.length && s.data[end] != '\n';) end++;
+        text_append_clean(&line, s.data + at, end - at);
+        puts(line.failed ? "?" : line.data);
+        text_bytes_free(&line);
+    }
+}
+
+static void print_attribution(const moe_model *m) {
+    print_lines(m, "general.licence");
+    putchar('\n');
+    print_lines(m, "general.attribution");
+}
+
+static void print_tensors(const moe_model *m) {
+    printf("\nTensors\n  %-34s %-5s %-18s %12s %12s %8s\n", "name", "type", "shape", "offset", "bytes", "crc-32");
+    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
+        moe_tensor_info t = moe_model_tensor(m, i);
+        char shape[100] = "";
+        for (uint32_t d = 0; d < t.n_dims && d < 4; d++) {
+            size_t used = strlen(shape);
+            snprintf(shape + used, sizeof shape - used, d ? " x %llu" : "%llu", (unsigned long long)t.dims[d]);
+        }
+        text_bytes name = { 0 };
+        text_append_clean(&name, t.name.data, t.name.length);
+        printf("  %-34s %-5s %-18s %12llu %12llu %08x\n", name.failed ? "?" : name.data, moe_type_name(t.type), shape,
+               (unsigned long long)t.offset, (unsigned long long)t.bytes, (unsigned)t.checksum);
+        text_bytes_free(&name);
+    }
+}
+
+static void print_pages(const text_front *front, const char *path, int tensors, int checked) {
+    const moe_model *m = front->model;
+    char a[64], c[32], d[32];
+    count n = count_all(m);
+    printf("%s: %s, file version %u\n", path, human_bytes(moe_model_file_bytes(m), c),
+           (unsigned)moe_model_file_version(m));
+    if (checked) printf("Checksums of all %zu tensors are right.\n", moe_model_tensor_count(m));
+    printf("\nModel\n");
+    print_text(m, "name", "general.name");
+    print_text(m, "description", "general.description");
+    print_text(m, "licence", "general.licence");
+    print_text(m, "attribution", "general.attribution");
+    printf("  %-18s %s\n", "kind",
+           moe_model_get_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
+           : moe_model_get_kind(m) == MOE_MODEL_LANGUAGE  ? "says how probable a text is: moe-score"
+                                                          : "says what class a row of numbers is of: moe-classify");
+    if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
+        printf("  %-18s %zu\n  %-18s %d\n", "inputs", moe_model_width(m), "classes", (int)moe_model_vocabulary(m));
+        print_text(m, "names", "classes.names");
+    } else {
+        text_bytes languages = { 0 };
+        text_languages(front, &languages);
+        if (languages.failed || languages.length)
+            printf("  %-18s %s\n", "languages", languages.failed ? "?" : languages.data);
+        else if (moe_model_get_kind(m) == MOE_MODEL_TRANSLATION) printf("  %-18s one direction only\n", "languages");
+        text_bytes_free(&languages);
+        printf("  %-18s %d tokens, tokeniser: %s%s\n", "vocabulary", (int)moe_model_vocabulary(m),
+               get_text(m, "tokenizer.kind", "none", a, sizeof a),
+               moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "" : ", its pieces listed");
+    }
+
+    printf("\nArchitecture: %s\n", get_text(m, "general.architecture", "?", a, sizeof a));
+    if (moe_model_get_kind(m) != MOE_MODEL_CLASSIFIER)
+        printf("  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
+    print_layers(m);
+    if (moe_model_meta_find(m, "decoder.init") >= 0 || moe_model_meta_find(m, "attention.kind") >= 0)
+        printf("  %-18s %s\n", "decoder begins",
+               strcmp(get_text(m, "decoder.init", "zero", a, sizeof a), "encoder") == 0
+                   ? "with the encoder's last states"
+                   : "with zeros");
+
+    printf("\nSize\n");
+    printf("  %-18s %s in all, of them experts %s\n", "parameters", human_count(n.parameters, c),
+           human_count(n.expert_parameters, d));
+    printf("  %-18s %s, with the average number of experts\n", "used per token", human_count(n.active, c));
+    for (int type = 0; type <= MOE_TYPE_Q4; type++)
+        if (n.tensors[type])
+            printf("  %-18s %llu tensors, %s\n", moe_type_name((moe_type)type), (unsigned long long)n.tensors[type],
+                   human_bytes(n.bytes[type], c));
+    moe_session_params p = moe_session_params_default(m);
+    size_t bytes = 0;
+    moe_error e;
+    p.threads = 1; /* the same figure on every machine */
+    if (moe_session_bytes(m, &p, &bytes, &e)) printf("  %-18s cannot be said: %s\n", "a session", e.message);
+    else if (moe_model_get_kind(m) != MOE_MODEL_TRANSLATION)
+        printf("  %-18s %s beside the file: batch %d, 1 thread\n", "a session", human_bytes(bytes, c), p.batch);
+    else
+        printf("  %-18s %s beside the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n", "a session",
+               human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
+
+    print_entries(m, "Decoding, unless told otherwise", "decode.");
+    print_entries(m, "Training", "training.");
+    print_entries(m, "Data", "source.licences");
+    print_entries(m, "Quality of this file, as measured by its maker", "quality.");
+    ptrdiff_t golden = moe_model_meta_find(m, "golden.source_ids");
+    size_t sentences = golden < 0 ? 0 : moe_model_meta_length(m, (size_t)golden);
+    if (sentences) printf("\n%zu test sentences inside: moe-translate -m %s --self-test\n", sentences, path);
+    if (tensors) print_tensors(m);
+}
+
+/* ==== 5. JSON =========================================================================================== */
+
+static void json_span(json *j, const char *key, moe_span s) { json_clean(j, key, s.data, s.length); }
+
+/* Seventeen digits say which double it is; fifteen will do where they are nearly the same. */
+static void json_real(json *j, const char *key, double value) {
+    char digits[40];
+    snprintf(digits, sizeof digits, "%.15g", value);
+    json_digits(j, key, value, fabs(strtod(digits, NULL) - value) <= fabs(value) * DBL_EPSILON ? 15 : 17);
+}
+
+static void json_element(json *j, const char *key, const moe_model *m, size_t i, size_t k) {
+    switch (moe_model_meta_kind(m, i)) {
+    case MOE_META_INT:
+    case MOE_META_INTS: json_whole(j, key, moe_model_meta_int(m, i, k)); break;
+    case MOE_META_REAL:
+    case MOE_META_REALS: json_real(j, key, moe_model_meta_real(m, i, k)); break;
+    case MOE_META_BYTES:
+        json_open(j, key, '{');
+        json_whole(j, "bytes", (int64_t)moe_model_meta_text(m, i, 0).length);
+        json_close(j, '}');
+        break;
+    default: json_span(j, key, moe_model_meta_text(m, i, k));
+    }
+}
+
+static void json_metadata(json *j, const moe_model *m) {
+    json_open(j, "metadata", '{');
+    for (size_t i = 0; i < moe_model_meta_count(m); i++) {
+        moe_span key = moe_model_meta_key(m, i);
+        moe_meta_kind kind = moe_model_meta_kind(m, i);
+        char name[256];
+        snprintf(name, sizeof name, "%.*s", (int)(key.length < 255 ? key.length : 255), key.data);
+        if (kind != MOE_META_INTS && kind != MOE_META_REALS && kind != MOE_META_TEXTS) {
+            json_element(j, name, m, i, 0);
+        } else {
+            size_t n = moe_model_meta_length(m, i);
+            moe_span *texts = kind == MOE_META_TEXTS ? malloc((n + !n) * sizeof *texts) : NULL;
+            if (texts) n = moe_model_meta_texts(m, i, texts, n);
+            json_open(j, name, '[');
+            for (size_t k = 0; k < n; k++) {
+                if (texts) json_span(j, NULL, texts[k]);
+                else json_element(j, NULL, m, i, k);
+            }
+            json_close(j, ']');
+            free(texts);
+        }
+    }
+    json_close(j, '}');
+}
+
+static void json_tensors(json *j, const moe_model *m) {
+    json_open(j, "tensors", '[');
+    for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
+        moe_tensor_info t = moe_model_tensor(m, i);
+        char crc[16];
+        json_open(j, NULL, '{');
+        json_span(j, "name", t.name);
+        json_text(j, "type", moe_type_name(t.type));
+        json_open(j, "shape", '[');
+        for (uint32_t d = 0; d < t.n_dims && d < 4; d++) json_whole(j, NULL, (int64_t)t.dims[d]);
+        json_close(j, ']');
+        json_bool(j, "experts", t.experts);
+        json_whole(j, "offset", (int64_t)t.offset);
+        json_whole(j, "bytes", (int64_t)t.bytes);
+        json_whole(j, "parameters", (int64_t)t.parameters);
+        snprintf(crc, sizeof crc, "%08x", (unsigned)t.checksum);
+        json_text(j, "crc32", crc);
+        json_close(j, '}');
+    }
+    json_close(j, ']');
+}
+
+static void json_mixtures(json *j, const moe_model *m) {
+    json_open(j, "mixtures", '[');
+    for (size_t i = 0; i < moe_model_mixture_count(m); i++) {
+        moe_mixture x = moe_model_mixture(m, i);
+        char key[128], word[64];
+        json_open(j, NULL, '{');
+        json_text(j, "layer", x.layer);
+        json_whole(j, "experts", (int64_t)x.experts);
+        json_whole(j, "groups", (int64_t)x.groups);
+        json_text(j, "gate", moe_gate_name(x.gate));
+        json_whole(j, "k", (int64_t)x.k);
+        if (x.groups) {
+            json_text(j, "parent_gate", moe_gate_name(x.parent_gate));
+            json_whole(j, "parent_k", (int64_t)x.parent_k);
+        }
+        snprintf(key, sizeof key, "%s.gate.hidden", x.layer);
+        json_whole(j, "gate_hidden", get_int(m, key, 0));
+        json_bool(j, "noise", x.noise);
+        snprintf(key, sizeof key, "%s.expert", x.layer);
+        json_text(j, "expert", get_text(m, key, "mlp", word, sizeof word));
+        json_whole(j, "hidden", (int64_t)x.hidden);
+        json_close(j, '}');
+    }
+    json_close(j, ']');
+}
+
+static void json_layers(json *j, const moe_model *m) {
+    static const char *const sides[] = { "encoder", "decoder", "network" };
+    json_open(j, "layers", '{');
+    for (size_t side = 0; side < sizeof sides / sizeof *sides; side++) {
+        const size_t length = strlen(sides[side]);
+        json_open(j, sides[side], '[');
+        for (size_t at = 0; at < moe_model_layer_count(m); at++) {
+            const char *name = moe_model_layer(m, at).name;
+            if (strncmp(name, sides[side], length) != 0 || name[length] != '.') continue;
+            text_bytes words = { 0 };
+            describe_layer(m, at, &words);
+            json_text(j, NULL, words.failed ? "?" : words.data);
+            text_bytes_free(&words);
+        }
+        json_close(j, ']');
+    }
+    json_close(j, '}');
+}
+
+/* The weights by number format. */
+static void json_types(json *j, const count *n) {
+    json_open(j, "types", '{');
+    for (int type = 0; type <= MOE_TYPE_Q4; type++) {
+        if (!n->tensors[type]) continue;
+        json_open(j, moe_type_name((moe_type)type), '{');
+        json_whole(j, "tensors", (int64_t)n->tensors[type]);
+        json_whole(j, "bytes", (int64_t)n->bytes[type]);
+        json_close(j, '}');
+    }
+    json_close(j, '}');
+}
+
+static int print_json(const text_front *front, const char *path, int checked) {
+    const moe_model *m = front->model;
+    const count n = count_all(m);
+    text_bytes out = { 0 };
+    json j = { .out = &out, .pretty = 1 };
+    moe_session_params p = moe_session_params_default(m);
+    size_t bytes = 0;
+    p.threads = 1;
+    json_open(&j, NULL, '{');
+    json_clean(&j, "file", path, strlen(path));
+    json_whole(&j, "file_bytes", (int64_t)moe_model_file_bytes(m));
+    json_whole(&j, "file_version", moe_model_file_version(m));
+    json_bool(&j, "checksums_verified", checked);
+    json_text(&j, "kind", kind_of(m));
+    if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
+        json_whole(&j, "inputs", (int64_t)moe_model_width(m));
+        json_whole(&j, "classes", moe_model_vocabulary(m));
+    }
+    json_whole(&j, "vocabulary", moe_model_vocabulary(m));
+    json_open(&j, "languages", '[');
+    for (size_t i = 0; i < moe_model_language_count(m); i++) json_span(&j, NULL, moe_model_language(m, i));
+    json_close(&j, ']');
+    json_whole(&j, "parameters", (int64_t)n.parameters);
+    json_whole(&j, "parameters_in_experts", (int64_t)n.expert_parameters);
+    json_whole(&j, "parameters_per_token", (int64_t)n.active);
+    json_types(&j, &n);
+    if (moe_session_bytes(m, &p, &bytes, NULL)) json_null(&j, "session_bytes");
+    else json_whole(&j, "session_bytes", (int64_t)bytes);
+    json_layers(&j, m);
+    json_mixtures(&j, m);
+    json_metadata(&j, m);
+    json_tensors(&j, m);
+    json_close(&j, '}');
+    int failed = out.failed;
+    if (!failed) puts(out.data);
+    text_bytes_free(&out);
+    return failed ? (program_complain("out of memory"), EXIT_MODEL) : EXIT_DONE;
+}
+
+/* ==== 6. Main =========================================================================================== */
+
+int main(int argc, char **argv) {
+    enum { TENSORS = 256, ATTRIBUTION, CHECK, JSON };
+    static const struct option known[] = { { "tensors", no_argument, NULL, TENSORS },
+                                           { "check", no_argument, NULL, CHECK },
+                                           { "attribution", no_argument, NULL, ATTRIBUTION },
+                                           { "json", no_argument, NULL, JSON },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { "version", no_argument, NULL, 'V' },
+                                           { NULL, 0, NULL, 0 } };
+    int tensors = 0, attribution = 0, check = 0, as_json = 0, status = program_begin("moe-info");
+    if (status >= 0) return status;
+    for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {
+        switch (c) {
+        case TENSORS: tensors = 1; break;
+        case ATTRIBUTION: attribution = 1; break;
+        case CHECK: check = 1; break;
+        case JSON: as_json = 1; break;
+        case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        case 'V': printf("moe-info %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        default: fputs("Try moe-info --help\n", stderr); return EXIT_USAGE;
+        }
+    }
+    if (optind + 1 != argc) return program_usage_error("name one model file");
+    const char *path = argv[optind];
+    const moe_model_params params = { .verify = check ? 1 : -1 };
+    text_front front;
+    moe_error e;
+    if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e);
+    status = EXIT_DONE;
+    if (attribution) print_attribution(front.model);
+    else if (as_json) status = print_json(&front, path, check);
+    else print_pages(&front, path, tensors, check);
+    if (!status && (fflush(stdout) || ferror(stdout))) {
+        program_complain("standard output: %s", strerror(errno));
+        status = EXIT_INPUT_OUTPUT;
+    }
+    text_close(&front);
+    return status;
+}

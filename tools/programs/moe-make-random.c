@@ -1,0 +1,412 @@
+/* moe-make-random - write a model of a published size with random weights, for benchmarks: see usage() below, or
+ * --help.
+ *
+ * Contents
+ *   1. Shapes   the layer lists of Shazeer et al. 2017, App. C and E
+ *   2. Model    metadata and tensors of a shape
+ *   3. Main
+ */
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+
+#include "moe.h"
+
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
+
+/* ==== 1. Shapes ========================================================================================= */
+
+/* Translation: encoder lstm, lstm, [moe,] lstm; decoder lstm with attention, [moe,] lstm; residuals around all of them.
+ * A language model (no attention): lstm, moe, lstm. With groups two levels of gates, `k` of each; the paper does not
+ * say how it split its 512 and 2048 experts. */
+typedef struct shape {
+    const char *name, *words;
+    int vocabulary, width, hidden, attention, experts, groups, k, expert_hidden;
+} shape;
+
+static const shape shapes[] = {
+    { "paper-dense", "the paper's network without its mixtures", 32000, 512, 2048, 512, 0, 0, 0, 0 },
+    { "paper-32", "32 experts of 2048, 4 for a token", 32000, 512, 2048, 512, 32, 0, 4, 2048 },
+    { "paper-512", "16 groups of 32 experts, 2.2 billion weights", 32000, 512, 2048, 512, 512, 16, 2, 2048 },
+    { "paper-2048", "32 groups of 64 experts, 8.7 billion weights", 32000, 512, 2048, 512, 2048, 32, 2, 2048 },
+    { "multilingual-512", "512 experts of 8192, 2 a token, 8.7 billion weights", 32000, 512, 2048, 512, 512, 0, 2,
+      8192 },
+    { "lm-32", "language model: 32 experts of 1024, 4 for a token", 32000, 512, 512, 0, 32, 0, 4, 1024 },
+    { "lm-4096", "language model: 16 groups of 256 experts", 32000, 512, 512, 0, 4096, 16, 2, 1024 },
+    { "lm-131072", "language model: 256 groups of 512 experts", 32000, 128, 128, 0, 131072, 256, 2, 32 },
+    { "small", "the size of the shipped model", 8000, 256, 512, 256, 32, 0, 2, 512 },
+};
+
+/* Transformers of published checkpoints: M2M-100's family has its norms before, Marian's behind; every `step`-th
+ * feed-forward layer is a mixture of `experts`, 2 for a token. */
+typedef struct transformer {
+    const char *name, *words;
+    int layers, width, hidden, heads, vocabulary, positions, marian, experts, step;
+} transformer;
+
+static const transformer transformers[] = {
+    { "nllb-moe-54b", "NLLB-MoE, 128 experts in 12 layers: 54.5 billion", 24, 2048, 8192, 16, 256206, 1024, 0, 128, 4 },
+    { "nllb-1.3b", "NLLB-200 of 1.37 billion weights", 24, 1024, 8192, 16, 256206, 1024, 0, 0, 0 },
+    { "nllb-600m", "NLLB-200 of 615 million weights", 12, 1024, 4096, 16, 256206, 1024, 0, 0, 0 },
+    { "m2m-418m", "M2M-100 of 484 million weights", 12, 1024, 4096, 16, 128112, 1024, 0, 0, 0 },
+    { "opus-big", "OPUS-MT tc-big: 231 million weights", 6, 1024, 4096, 16, 53017, 1024, 1, 0, 0 },
+    { "opus-base", "OPUS-MT: 74 million weights", 6, 512, 2048, 8, 58101, 512, 1, 0, 0 },
+};
+
+static void usage(FILE *to) {
+    fputs("Usage: moe-make-random --preset NAME -o FILE [OPTION]...\n"
+          "Writes a model of a published size with random weights. It translates into\n"
+          "nonsense, at the speed of a trained model.\n"
+          "\n"
+          "      --preset NAME    one of these:\n",
+          to);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        fprintf(to, "        %-16s  %s\n", shapes[i].name, shapes[i].words);
+    for (size_t i = 0; i < sizeof transformers / sizeof *transformers; i++)
+        fprintf(to, "        %-16s  %s\n", transformers[i].name, transformers[i].words);
+    fputs("  -o FILE              model file to write\n"
+          "      --type TYPE      type of the matrices: f32, f16, bf16, q8 (default), q4\n"
+          "      --experts TYPE   type of the experts, if another\n"
+          "      --seed N         other weights (default: 1)\n"
+          "  -h, --help           this text\n"
+          "  -V, --version        version\n"
+          "\n"
+          "With groups a token goes to 2 experts in each of 2 groups. lm-131072 has smaller\n"
+          "layers than the paper's model (128-32-128), so that it fits a disk. Little\n"
+          "memory is needed: one expert at a time is made and written.\n"
+          "\n"
+          "Exit status: 0 done, 2 usage, 3 memory ran out, 4 FILE could not be written.\n",
+          to);
+}
+
+/* ==== 2. Model ========================================================================================== */
+
+enum { MAX_TENSORS = 1024, MAX_ENTRIES = 1536, NAME = 48 };
+
+typedef struct maker {
+    char names[MAX_TENSORS + MAX_ENTRIES][NAME];
+    size_t n_names;
+    moe_tensor_spec tensors[MAX_TENSORS];
+    float spread[MAX_TENSORS];   /* numbers are uniform in [-spread, spread] / sqrt(cols) */
+    float middle[MAX_TENSORS];   /* around this number */
+    size_t n_tensors, positions; /* index of the table of positions; n_tensors: there is none */
+    int marian;                  /* whose it is */
+    moe_meta_entry entries[MAX_ENTRIES];
+    size_t n_entries;
+    moe_type type, experts;
+    uint64_t random;
+    int show;
+} maker;
+
+static const char *name_of(maker *m, const char *prefix, const char *rest) {
+    char *name = m->names[m->n_names++];
+    snprintf(name, NAME, "%s%s", prefix, rest);
+    return name;
+}
+
+static void put_int(maker *m, const char *prefix, const char *key, int64_t value) {
+    m->entries[m->n_entries++] =
+        (moe_meta_entry){ .key = name_of(m, prefix, key), .kind = MOE_META_INT, .integer = value };
+}
+
+static void put_text(maker *m, const char *prefix, const char *key, const char *value) {
+    m->entries[m->n_entries++] =
+        (moe_meta_entry){ .key = name_of(m, prefix, key), .kind = MOE_META_TEXT, .text = { value, strlen(value) } };
+}
+
+static void put_matrix(maker *m, const char *prefix, const char *name, int rows, int cols, moe_type type,
+                       float spread) {
+    m->spread[m->n_tensors] = spread;
+    m->tensors[m->n_tensors++] =
+        (moe_tensor_spec){ name_of(m, prefix, name), type, 2, { (uint64_t)rows, (uint64_t)cols, 0 } };
+}
+
+static void put_vector(maker *m, const char *prefix, const char *name, int n, float spread) {
+    m->spread[m->n_tensors] = spread;
+    m->tensors[m->n_tensors++] = (moe_tensor_spec){ name_of(m, prefix, name), MOE_TYPE_F32, 1, { (uint64_t)n, 0, 0 } };
+}
+
+static void put_real(maker *m, const char *prefix, const char *key, double value) {
+    m->entries[m->n_entries++] =
+        (moe_meta_entry){ .key = name_of(m, prefix, key), .kind = MOE_META_REAL, .real = value };
+}
+
+static int projected(const shape *s) { return s->hidden != s->width; }
+
+static void put_lstm(maker *m, const shape *s, const char *prefix, int in, const char *context) {
+    put_text(m, prefix, "kind", "lstm");
+    put_int(m, prefix, "hidden", s->hidden);
+    put_int(m, prefix, "proj", projected(s) ? s->width : 0);
+    put_int(m, prefix, "residual", 1);
+    if (context) put_text(m, prefix, "context", context);
+    put_matrix(m, prefix, "w_x", 4 * s->hidden, in, m->type, 2);
+    put_matrix(m, prefix, "w_r", 4 * s->hidden, s->width, m->type, 2);
+    put_vector(m, prefix, "bias", 4 * s->hidden, 1);
+    if (projected(s)) put_matrix(m, prefix, "w_proj", s->width, s->hidden, m->type, 3);
+}
+
+static void put_moe(maker *m, const shape *s, const char *prefix) {
+    put_text(m, prefix, "kind", "moe");
+    put_int(m, prefix, "experts", s->experts);
+    put_int(m, prefix, "groups", s->groups);
+    put_int(m, prefix, "k", s->k);
+    put_int(m, prefix, "hidden", s->expert_hidden);
+    put_text(m, prefix, "gate", "topk");
+    put_matrix(m, prefix, "gate.weight", s->experts, s->width, MOE_TYPE_F32, 4);
+    if (s->groups) put_matrix(m, prefix, "parent.weight", s->groups, s->width, MOE_TYPE_F32, 4);
+    m->spread[m->n_tensors] = 2;
+    m->tensors[m->n_tensors++] =
+        (moe_tensor_spec){ name_of(m, prefix, "experts"),
+                           m->experts,
+                           3,
+                           { (uint64_t)s->experts, (uint64_t)s->expert_hidden, (uint64_t)s->width } };
+}
+
+static void describe_translation(maker *m, const shape *s) {
+    const int mixture = s->experts > 0;
+    put_text(m, "", "attention.kind", "additive");
+    put_int(m, "", "attention.size", s->attention);
+    put_text(m, "", "attention.query", "state");
+    put_int(m, "", "encoder.layers", 3 + mixture);
+    put_int(m, "", "decoder.layers", 2 + mixture);
+    put_lstm(m, s, "encoder.0.", s->width, NULL);
+    put_lstm(m, s, "encoder.1.", s->width, NULL);
+    if (mixture) put_moe(m, s, "encoder.2.");
+    put_lstm(m, s, mixture ? "encoder.3." : "encoder.2.", s->width, NULL);
+    put_lstm(m, s, "decoder.0.", 2 * s->width, "previous");
+    if (mixture) put_moe(m, s, "decoder.1.");
+    put_lstm(m, s, mixture ? "decoder.2." : "decoder.1.", s->width, NULL);
+    put_matrix(m, "", "attention.w_key", s->attention, s->width, m->type, 2);
+    put_matrix(m, "", "attention.w_query", s->attention, s->width, m->type, 2);
+    put_vector(m, "", "attention.v", s->attention, 2);
+}
+
+static void describe_any(maker *m, const char *architecture, const char *name, int vocabulary, int width, int bos,
+                         int eos) {
+    put_text(m, "", "general.architecture", architecture);
+    put_text(m, "", "general.name", name);
+    put_text(m, "", "general.description", "random weights, for benchmarks: it means nothing");
+    put_int(m, "", "vocab.size", vocabulary);
+    put_int(m, "", "model.width", width);
+    put_int(m, "", "token.bos", bos);
+    put_int(m, "", "token.eos", eos);
+}
+
+static void describe(maker *m, const shape *s) {
+    describe_any(m, s->attention ? "gnmt-moe" : "moe-lm", s->name, s->vocabulary, s->width, 2, 3);
+    put_matrix(m, "", "embedding.weight", s->vocabulary, s->width, m->type, 3);
+    if (s->attention) {
+        describe_translation(m, s);
+        return;
+    }
+    put_int(m, "", "decoder.layers", 3);
+    put_lstm(m, s, "decoder.0.", s->width, NULL);
+    put_moe(m, s, "decoder.1.");
+    put_lstm(m, s, "decoder.2.", s->width, NULL);
+}
+
+/* ---- Transformers ---- */
+
+static void put_linear(maker *m, const char *prefix, const char *part, int rows, int cols) {
+    char name[16];
+    snprintf(name, sizeof name, "%s.weight", part);
+    put_matrix(m, prefix, name, rows, cols, m->type, 2);
+    snprintf(name, sizeof name, "%s.bias", part);
+    put_vector(m, prefix, name, rows, 1);
+}
+
+/* What every sub-layer has: its kind and its norm. */
+static void put_sublayer(maker *m, const transformer *s, const char *prefix, const char *kind) {
+    const int alone = strcmp(kind, "norm") == 0;
+    put_text(m, prefix, "kind", kind);
+    put_real(m, prefix, "epsilon", 1e-5);
+    if (!alone) put_text(m, prefix, "norm", s->marian ? "after" : "before");
+    if (!alone) put_int(m, prefix, "residual", 1);
+    m->middle[m->n_tensors] = 1;
+    put_vector(m, prefix, "norm.weight", s->width, 1);
+    put_vector(m, prefix, "norm.bias", s->width, 1);
+}
+
+static void put_heads(maker *m, const transformer *s, const char *prefix, const char *kind) {
+    put_sublayer(m, s, prefix, kind);
+    put_int(m, prefix, "heads", s->heads);
+    if (strcmp(kind, "attention") == 0) {
+        put_linear(m, prefix, "qkv", 3 * s->width, s->width);
+    } else {
+        put_linear(m, prefix, "q", s->width, s->width);
+        put_linear(m, prefix, "kv", 2 * s->width, s->width);
+    }
+    put_linear(m, prefix, "out", s->width, s->width);
+}
+
+static void put_feed_forward(maker *m, const transformer *s, const char *prefix, int mixture) {
+    put_sublayer(m, s, prefix, mixture ? "moe" : "ffn");
+    put_int(m, prefix, "hidden", s->hidden);
+    put_text(m, prefix, "activation", strcmp(s->name, "opus-base") == 0 ? "swish" : "relu");
+    if (!mixture) {
+        put_linear(m, prefix, "up", s->hidden, s->width);
+        put_linear(m, prefix, "down", s->width, s->hidden);
+        return;
+    }
+    put_int(m, prefix, "experts", s->experts);
+    put_int(m, prefix, "k", 2);
+    put_text(m, prefix, "gate", "topk");
+    put_text(m, prefix, "output", "none");
+    put_real(m, prefix, "scale", 0.8);
+    put_matrix(m, prefix, "gate.weight", s->experts, s->width, MOE_TYPE_F32, 4);
+    m->spread[m->n_tensors] = 2;
+    m->tensors[m->n_tensors++] = (moe_tensor_spec){ name_of(m, prefix, "experts"),
+                                                    m->experts,
+                                                    3,
+                                                    { (uint64_t)s->experts, (uint64_t)s->hidden, (uint64_t)s->width } };
+    put_vector(m, prefix, "experts.up_bias", s->experts * s->hidden, 1);
+    put_vector(m, prefix, "experts.down_bias", s->experts * s->width, 1);
+}
+
+static void put_side(maker *m, const transformer *s, const char *side) {
+    char prefix[24];
+    int n = 0;
+    for (int i = 0; i < s->layers; i++) {
+        snprintf(prefix, sizeof prefix, "%s.%d.", side, n++);
+        put_heads(m, s, prefix, "attention");
+        snprintf(prefix, sizeof prefix, "%s.%d.", side, n++);
+        if (side[0] == 'd') put_heads(m, s, prefix, "cross");
+        if (side[0] == 'd') snprintf(prefix, sizeof prefix, "%s.%d.", side, n++);
+        put_feed_forward(m, s, prefix, s->step && (i + 1) % s->step == 0);
+    }
+    snprintf(prefix, sizeof prefix, "%s.%d.", side, n);
+    if (!s->marian) put_sublayer(m, s, prefix, "norm"), n++;
+    put_int(m, side, ".layers", n);
+}
+
+static void describe_transformer(maker *m, const transformer *s) {
+    const int bos = s->marian ? s->vocabulary - 1 : 2;
+    describe_any(m, "transformer", s->name, s->vocabulary, s->width, bos, s->marian ? 0 : 2);
+    put_real(m, "", "embedding.scale", sqrt(s->width));
+    put_int(m, "", "source.tag", 0);
+    put_int(m, "", "limit.source", s->positions);
+    put_int(m, "", "limit.target", s->positions);
+    put_text(m, "", "decode.rules", "hf");
+    put_int(m, "", "decode.beam", s->marian ? 4 : 1);
+    put_real(m, "", "decode.length_penalty", 1);
+    put_real(m, "", "decode.length_constant", 0);
+    put_int(m, "", "decode.max_new", s->marian ? s->positions - 1 : 200);
+    put_matrix(m, "", "embedding.weight", s->vocabulary, s->width, m->type, 3);
+    m->positions = m->n_tensors;
+    m->marian = s->marian;
+    put_matrix(m, "", "positions.weight", s->positions, s->width, MOE_TYPE_F32, 1);
+    put_side(m, s, "encoder");
+    put_side(m, s, "decoder");
+}
+
+/* Sines, then cosines: M2M-100's begin with position 2, and their frequencies end at 1/10000. */
+static void fill_position(int marian, size_t row, float *out, size_t cols) {
+    const double last = (double)(cols / 2) - (marian ? 0 : 1), p = (double)row + (marian ? 0 : 2);
+    for (size_t i = 0; i < cols / 2; i++) {
+        const double angle = p * exp(-log(10000.0) * (double)i / last);
+        out[i] = (float)sin(angle);
+        out[cols / 2 + i] = (float)cos(angle);
+    }
+}
+
+/* splitmix64 */
+static uint64_t next_random(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static void fill(void *user, size_t tensor, size_t piece, size_t row, float *out, size_t cols) {
+    maker *m = user;
+    const float step = m->spread[tensor] / sqrtf((float)cols) / 8388608.0f, middle = m->middle[tensor];
+    if (tensor == m->positions) {
+        fill_position(m->marian, row, out, cols);
+        return;
+    }
+    for (size_t c = 0; c < cols; c += 2) {
+        uint64_t bits = next_random(&m->random);
+        out[c] = middle + ((float)(bits & 0xffffff) - 8388608.0f) * step;
+        if (c + 1 < cols) out[c + 1] = middle + ((float)(bits >> 40) - 8388608.0f) * step;
+    }
+    if (m->show && row == 0 && piece % 16 == 0)
+        fprintf(stderr, "\r\033[Ktensor %zu of %zu, piece %zu of %llu ", tensor + 1, m->n_tensors, piece + 1,
+                (unsigned long long)(m->tensors[tensor].n_dims == 3 ? m->tensors[tensor].dims[0] : 1));
+}
+
+/* ==== 3. Main =========================================================================================== */
+
+static int parse_type(const char *name, moe_type *type) {
+    if (moe_type_parse(name, type)) return 1;
+    fprintf(stderr, "moe-make-random: '%s' is not a number format; there are f32, f16, bf16, q8 and q4\n", name);
+    return 0;
+}
+
+/* 0: there is none of that name. */
+static int describe_preset(maker *m, const char *name) {
+    m->positions = MAX_TENSORS;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        if (strcmp(shapes[i].name, name) == 0) return describe(m, &shapes[i]), 1;
+    for (size_t i = 0; i < sizeof transformers / sizeof *transformers; i++)
+        if (strcmp(transformers[i].name, name) == 0) return describe_transformer(m, &transformers[i]), 1;
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    enum { PRESET = 256, TYPE, EXPERTS, SEED };
+    static const struct option known[] = { { "preset", required_argument, NULL, PRESET },
+                                           { "type", required_argument, NULL, TYPE },
+                                           { "experts", required_argument, NULL, EXPERTS },
+                                           { "seed", required_argument, NULL, SEED },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { "version", no_argument, NULL, 'V' },
+                                           { NULL, 0, NULL, 0 } };
+    static maker m;
+    const char *preset = NULL, *out = NULL, *type = "q8", *experts = NULL, *seed = "1";
+    char *end;
+    for (int c; (c = getopt_long(argc, argv, "o:hV", known, NULL)) != -1;) {
+        switch (c) {
+        case PRESET: preset = optarg; break;
+        case TYPE: type = optarg; break;
+        case EXPERTS: experts = optarg; break;
+        case SEED: seed = optarg; break;
+        case 'o': out = optarg; break;
+        case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        case 'V': printf("moe-make-random %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        default: fputs("Try moe-make-random --help\n", stderr); return EXIT_USAGE;
+        }
+    }
+    if (!preset || !out || optind != argc)
+        return fputs("moe-make-random: wants --preset NAME and -o FILE; see moe-make-random --help\n", stderr),
+               EXIT_USAGE;
+    if (!parse_type(type, &m.type) || !parse_type(experts ? experts : type, &m.experts)) return EXIT_USAGE;
+    m.random = strtoull(seed, &end, 10);
+    if (!*seed || *end) return fprintf(stderr, "moe-make-random: --seed wants a number, not '%s'\n", seed), EXIT_USAGE;
+    m.show = isatty(2);
+    if (!describe_preset(&m, preset))
+        return fprintf(stderr, "moe-make-random: no preset is called '%s'; --help lists them\n", preset), EXIT_USAGE;
+    const moe_write_params params = { .entries = m.entries,
+                                      .n_entries = m.n_entries,
+                                      .tensors = m.tensors,
+                                      .n_tensors = m.n_tensors,
+                                      .fill = fill,
+                                      .user = &m };
+    moe_error e;
+    moe_status status = moe_model_write(out, &params, &e);
+    moe_model *model;
+    if (m.show) fputs("\r\033[K", stderr);
+    if (!status) status = moe_model_open(out, NULL, &model, &e);
+    if (status) {
+        fprintf(stderr, "moe-make-random: %s\n", e.message);
+        return status == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+    }
+    fprintf(stderr, "%s: %s, %.1f MiB\n", out, preset, (double)moe_model_file_bytes(model) / 1048576);
+    moe_model_close(model);
+    return EXIT_DONE;
+}

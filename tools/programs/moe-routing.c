@@ -1,0 +1,1053 @@
+/* moe-routing - make a web page that shows which experts the tokens went to: see usage() below, or --help.
+ *
+ * Contents
+ *   1. Options     the command line
+ *   2. State       counts and tokens, all of them in `routing`
+ *   3. Counting    sentences come in, counts remain
+ *   4. Reading     JSON lines, every field checked
+ *   5. Text out    JSON and HTML, with nothing in it that a browser could take for markup
+ *   6. Summary     the numbers of a layer
+ *   7. Tokens      the tokens that an expert prefers
+ *   8. Page        tools/programs/routing.html with the data in it
+ *   9. Main
+ *
+ * The input is a file that --routing of moe-translate, moe-score or moe-classify wrote: a header, then a line for every
+ * token and layer; layer by layer in a sentence, sentences in order. The program holds one layer of one sentence, to
+ * know the words around a token; then it counts and forgets them. The counts take 88 to 96 bytes for each pair of an
+ * expert and a distinct token that occurred. The sentences that the page shows are kept too.
+ *
+ * The page only draws. Every number in it was computed here and stands in it as JSON (<script id="data">):
+ *
+ *   title, model, made_by        texts
+ *   sentences, tokens_routed     counts over the input
+ *   layers[]                     in the header's order
+ *     layer, gate, experts, groups, k
+ *     tokens, pairs              tokens seen; (token, expert) pairs
+ *     experts_per_token          mean, with histogram [[experts, tokens], ...]
+ *     empty, empty_share         tokens whose mask was empty
+ *     load[], importance[]       by expert: tokens that it got, sum of its weights; group_load, group_importance: sums
+ *     cv_load, cv_importance     population standard deviation / mean, over experts; null where there is nothing
+ *     max_over_mean_load         of experts
+ *     dead                       experts without a token
+ *   and not with --json:
+ *   top, min_count               the options
+ *   layers[].preferred[]         for the experts with the largest loads, by number:
+ *     expert
+ *     weight[]                   tokens by the largest weight that they got here: t (an index into `tokens`), n times
+ *                                here, w largest weight, sum of weights, and where w was: line, before[], after[]
+ *     lift[]                     tokens by lift: t, n, all (times in this layer), lift = (n / load) / (all / tokens)
+ *   text[]                       sentences: line, layers[] of { layer (index), tokens[] of
+ *                                [t, empty, experts in all, expert, weight, expert, weight, ... largest first] }
+ *   tokens[]                     [text or null, id or null]; both null: a classifier's input, which is no token
+ */
+#define _GNU_SOURCE      /* getopt_long on Linux */
+#define _DARWIN_C_SOURCE /* and on macOS         */
+
+#include "moe.h"
+#include "tools/programs/program.h"
+#include "tools/text/json.h"
+
+#include "routing-html.inc" /* routing_html[]: the lines of tools/programs/routing.html, made by the Makefile */
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ==== 1. Options ======================================================================================== */
+
+typedef struct options {
+    const char *input, *output, *title;
+    int top, min_count, experts, sentences, json;
+} options;
+
+static void usage(FILE *to) {
+    fputs("Usage: moe-routing FILE -o PAGE.html [OPTION]...\n"
+          "Makes one self-contained web page of what moe-translate --routing wrote: load\n"
+          "and importance of every expert, dead experts, empty masks, the tokens that each\n"
+          "expert prefers, and sentences coloured by expert.\n"
+          "\n"
+          "  FILE                  routing, as JSON lines; - for standard input\n"
+          "  -o, --output PAGE     the page; - for standard output. It appears whole or not\n"
+          "                        at all\n"
+          "      --title TEXT      title of the page (default: Routing of MODEL)\n"
+          "      --top N           tokens listed for an expert, by weight and by lift\n"
+          "                        (default: 12); 0 counts no tokens\n"
+          "      --min-count N     an expert's tokens are ranked by lift only if it got\n"
+          "                        them N times or more (default: 5)\n"
+          "      --experts N       list the tokens of the N experts of each layer that have\n"
+          "                        the largest loads (default: 1024)\n"
+          "      --sentences N     the page can show the first N sentences (default: 500);\n"
+          "                        it counts all\n"
+          "      --json            the summary as one JSON object instead of the page, to\n"
+          "                        standard output unless -o names a file\n"
+          "  -h, --help            this text\n"
+          "  -V, --version         version\n"
+          "\n"
+          "Load is the number of tokens that an expert got. Importance is the sum of their\n"
+          "weights. CV is the population standard deviation over experts, divided by the\n"
+          "mean. Lift is a token's share among the tokens of an expert, divided by its\n"
+          "share among the tokens of the layer.\n"
+          "\n"
+          "Memory grows with the number of different (expert, token) pairs (about 100 bytes\n"
+          "each), with --sentences and with the longest sentence, not with the number of\n"
+          "lines.\n"
+          "\n"
+          "Exit status: 0 done, 2 usage, 3 the input is not a routing file (or memory ran\n"
+          "out), 4 input or output failed.\n"
+          "\n"
+          "Example: moe-translate -m models/en-de-fr-es.bin -t de --routing r.jsonl < text\n"
+          "         moe-routing r.jsonl -o r.html\n",
+          to);
+}
+
+/* -1: go on; else the exit status. */
+static int parse_options(int argc, char **argv, options *o) {
+    enum { TITLE = 256, TOP, MIN_COUNT, EXPERTS, SENTENCES, JSON };
+    static const struct option known[] = { { "output", required_argument, NULL, 'o' },
+                                           { "title", required_argument, NULL, TITLE },
+                                           { "top", required_argument, NULL, TOP },
+                                           { "min-count", required_argument, NULL, MIN_COUNT },
+                                           { "experts", required_argument, NULL, EXPERTS },
+                                           { "sentences", required_argument, NULL, SENTENCES },
+                                           { "json", no_argument, NULL, JSON },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { "version", no_argument, NULL, 'V' },
+                                           { NULL, 0, NULL, 0 } };
+    *o = (options){ .top = 12, .min_count = 5, .experts = 1024, .sentences = 500 };
+    int bad = -1;
+    for (int c; bad < 0 && (c = getopt_long(argc, argv, "o:hV", known, NULL)) != -1;) {
+        switch (c) {
+        case 'o': o->output = optarg; break;
+        case TITLE: o->title = optarg; break;
+        case TOP: bad = program_int("top", optarg, 0, 10000, &o->top); break;
+        case MIN_COUNT: bad = program_int("min-count", optarg, 1, 1 << 30, &o->min_count); break;
+        case EXPERTS: bad = program_int("experts", optarg, 0, 1 << 24, &o->experts); break;
+        case SENTENCES: bad = program_int("sentences", optarg, 0, 1 << 24, &o->sentences); break;
+        case JSON: o->json = 1; break;
+        case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        case 'V': printf("moe-routing %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        default: fputs("Try moe-routing --help\n", stderr); return EXIT_USAGE; /* getopt said why */
+        }
+    }
+    if (bad >= 0) return bad;
+    if (optind + 1 != argc) return program_usage_error("name one routing file, or - for standard input");
+    o->input = argv[optind];
+    if (!o->output && !o->json) return program_usage_error("say with -o where the page goes");
+    if (!o->output) o->output = "-";
+    if (o->json) o->top = o->sentences = 0; /* neither is in the summary */
+    return -1;
+}
+
+/* ==== 2. State ========================================================================================== */
+
+enum {
+    MAX_LINE = 1 << 28, /* bytes: 131,072 experts with a weight each are 3 MB               */
+    MAX_LAYERS = 2 * MOE_MAX_LAYERS,
+    MAX_EXPERTS = 1 << 24, /* of all layers together                                           */
+    MAX_TOKEN = 1024,      /* bytes of a token, and of the names in the header                 */
+    CONTEXT = 6,           /* tokens of context on each side                                   */
+    SHOWN = 8              /* experts that a sentence names for one token: those with the largest weights */
+};
+
+#define NO_TOKEN UINT32_MAX
+static const int64_t max_whole = INT64_C(9007199254740991); /* what a JSON number holds exactly */
+
+/* A distinct token: id and text together, since the input could give one id two texts. */
+typedef struct token {
+    size_t text, length; /* in routing.texts; length 0: it has no text */
+    int64_t id;          /* -1: it has none */
+    uint32_t page;       /* its number in the page, NO_TOKEN: it is not in there */
+} token;
+
+/* A token that an expert got. */
+typedef struct pair {
+    uint32_t expert, token;
+    uint64_t count;
+    double sum;                   /* of weights */
+    float best;                   /* the largest one, and where it was first */
+    uint32_t around[2 * CONTEXT]; /* tokens before and after, NO_TOKEN: the sentence has none there */
+    int64_t line;
+} pair;
+
+typedef struct layer {
+    char *name;
+    const char *gate;
+    int64_t experts, groups, k;
+    uint64_t tokens, empty;
+    uint64_t *load;      /* [experts]     */
+    double *importance;  /* [experts]     */
+    uint64_t *histogram; /* [experts + 1] tokens by how many experts they got */
+    uint64_t *seen;      /* [seen_capacity] times that a token came here, by its number */
+    size_t seen_capacity;
+    pair *pairs;
+    size_t n_pairs, pairs_capacity;
+    text_index index; /* of pairs */
+} layer;
+
+/* One token in one layer, while its sentence is read; experts and weights lie at `first`. */
+typedef struct row {
+    uint32_t token;
+    size_t first, n;
+    int64_t position;
+    int empty;
+} row;
+
+/* The same in a sentence that the page shows. */
+typedef struct shown_row {
+    int64_t line;
+    uint32_t layer, token, n, kept;
+    int empty;
+    size_t first;
+} shown_row;
+
+typedef struct shown_weight {
+    uint32_t expert;
+    float weight;
+} shown_weight;
+
+typedef struct routing {
+    const options *options;
+    char *model;
+    layer *layers;
+    size_t n_layers;
+
+    token *tokens;
+    size_t n_tokens, tokens_capacity;
+    text_index index; /* of tokens */
+    text_bytes texts;
+
+    int64_t line;   /* of the sentence that is being read; 0: none yet */
+    size_t current; /* its layer */
+    row *rows;
+    uint32_t *experts;
+    double *weights;
+    size_t n_rows, rows_capacity, n_weights, experts_capacity, weights_capacity;
+    uint64_t sentences;
+
+    shown_row *shown;
+    shown_weight *shown_weights;
+    size_t n_shown, shown_capacity, n_shown_weights, shown_weights_capacity;
+
+    uint64_t number;    /* of the line of the input, from 1 */
+    text_bytes trouble; /* what is wrong with it */
+} routing;
+
+static int fail(routing *r, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+
+/* Always EXIT_MODEL, the status for a bad input. What the message quotes of the input must be quoted by `quoted`. */
+static int fail(routing *r, const char *format, ...) {
+    char line[700];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    text_bytes_free(&r->trouble);
+    text_append_string(&r->trouble, line);
+    return EXIT_MODEL;
+}
+
+static int no_memory(routing *r) { return fail(r, "out of memory"); }
+
+/* Text from the input, fit for a terminal, cut after 60 bytes or so. */
+typedef struct quote {
+    char text[80];
+} quote;
+
+static quote quoted(const char *data) {
+    quote q;
+    text_bytes clean = { 0 };
+    size_t length = strlen(data), keep = text_utf8_cut(data, length, 60);
+    text_append_clean(&clean, data, keep);
+    snprintf(q.text, sizeof q.text, "%s%s", clean.failed ? "?" : clean.data, keep < length ? "..." : "");
+    text_bytes_free(&clean);
+    return q;
+}
+
+/* Room for `need` elements; new ones are zero. */
+static int room(void *array, size_t *capacity, size_t need, size_t element) {
+    void *old, *grown;
+    if (need <= *capacity) return 1;
+    size_t wanted = *capacity + *capacity / 2 + 16;
+    if (wanted < need) wanted = need;
+    if (wanted > SIZE_MAX / element) return 0;
+    memcpy(&old, array, sizeof old);
+    if (!(grown = realloc(old, wanted * element))) return 0;
+    memset((char *)grown + *capacity * element, 0, (wanted - *capacity) * element);
+    memcpy(array, &grown, sizeof grown);
+    *capacity = wanted;
+    return 1;
+}
+
+static void routing_free(routing *r) {
+    for (size_t i = 0; i < r->n_layers; i++) {
+        layer *l = &r->layers[i];
+        free(l->name), free(l->load), free(l->importance), free(l->histogram), free(l->seen), free(l->pairs);
+        text_index_free(&l->index);
+    }
+    free(r->model), free(r->layers), free(r->tokens), free(r->rows), free(r->experts), free(r->weights);
+    free(r->shown), free(r->shown_weights);
+    text_index_free(&r->index);
+    text_bytes_free(&r->texts);
+    text_bytes_free(&r->trouble);
+}
+
+/* ==== 3. Counting ======================================================================================= */
+
+static uint32_t mix(uint64_t x) { /* the finaliser of splitmix64 */
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return (uint32_t)(x ^ (x >> 31));
+}
+
+/* The number of a token, a new one if need be; NO_TOKEN if memory ran out. */
+static uint32_t intern(routing *r, int64_t id, const char *text, size_t length) {
+    const uint32_t hash = mix((uint64_t)id + text_hash(text, length));
+    const size_t begin = r->texts.length;
+    uint32_t found;
+    for (size_t at = 0; (found = text_index_next(&r->index, hash, &at)) != TEXT_NONE;) {
+        const token *t = &r->tokens[found];
+        if (t->id == id && t->length == length && memcmp(r->texts.data + t->text, text, length) == 0) return found;
+    }
+    text_append(&r->texts, text, length);
+    if (r->texts.failed || !room(&r->tokens, &r->tokens_capacity, r->n_tokens + 1, sizeof *r->tokens) ||
+        !text_index_add(&r->index, hash, r->n_tokens))
+        return NO_TOKEN;
+    r->tokens[r->n_tokens] = (token){ .text = begin, .length = length, .id = id, .page = NO_TOKEN };
+    return (uint32_t)r->n_tokens++;
+}
+
+static pair *find_pair(layer *l, uint32_t expert, uint32_t token_number) {
+    const uint32_t hash = mix(((uint64_t)expert << 32 | token_number) + 1);
+    uint32_t found;
+    for (size_t at = 0; (found = text_index_next(&l->index, hash, &at)) != TEXT_NONE;)
+        if (l->pairs[found].expert == expert && l->pairs[found].token == token_number) return &l->pairs[found];
+    if (!room(&l->pairs, &l->pairs_capacity, l->n_pairs + 1, sizeof *l->pairs) ||
+        !text_index_add(&l->index, hash, l->n_pairs))
+        return NULL;
+    l->pairs[l->n_pairs] = (pair){ .expert = expert, .token = token_number, .best = -1 };
+    return &l->pairs[l->n_pairs++];
+}
+
+/* Count row i of the sentence at hand in the pairs of its layer. */
+static int count_pairs(routing *r, layer *l, size_t i) {
+    const row *w = &r->rows[i];
+    if (!room(&l->seen, &l->seen_capacity, r->n_tokens, sizeof *l->seen)) return no_memory(r);
+    l->seen[w->token]++;
+    for (size_t j = 0; j < w->n; j++) {
+        double weight = r->weights[w->first + j];
+        pair *p = find_pair(l, r->experts[w->first + j], w->token);
+        if (!p) return no_memory(r);
+        p->count++;
+        p->sum += weight;
+        if ((float)weight <= p->best) continue;
+        p->best = (float)weight;
+        p->line = r->line;
+        for (size_t k = 0; k < CONTEXT; k++) {
+            p->around[k] = i + k >= CONTEXT ? r->rows[i + k - CONTEXT].token : NO_TOKEN;
+            p->around[CONTEXT + k] = i + 1 + k < r->n_rows ? r->rows[i + 1 + k].token : NO_TOKEN;
+        }
+    }
+    return 0;
+}
+
+/* Keep row i of the sentence at hand for the page: its experts with the largest weights, largest first. */
+static int keep_row(routing *r, size_t i) {
+    const row *w = &r->rows[i];
+    size_t kept = 0;
+    if (!room(&r->shown, &r->shown_capacity, r->n_shown + 1, sizeof *r->shown) ||
+        !room(&r->shown_weights, &r->shown_weights_capacity, r->n_shown_weights + SHOWN, sizeof *r->shown_weights))
+        return no_memory(r);
+    shown_weight *to = r->shown_weights + r->n_shown_weights;
+    for (size_t j = 0; j < w->n; j++) {
+        shown_weight one = { r->experts[w->first + j], (float)r->weights[w->first + j] };
+        size_t at = kept;
+        while (at && to[at - 1].weight < one.weight) at--;
+        if (at == SHOWN) continue;
+        if (kept < SHOWN) kept++;
+        memmove(to + at + 1, to + at, (kept - at - 1) * sizeof *to);
+        to[at] = one;
+    }
+    r->shown[r->n_shown++] = (shown_row){ .line = r->line,
+                                          .layer = (uint32_t)r->current,
+                                          .token = w->token,
+                                          .n = (uint32_t)w->n,
+                                          .kept = (uint32_t)kept,
+                                          .empty = w->empty,
+                                          .first = r->n_shown_weights };
+    r->n_shown_weights += kept;
+    return 0;
+}
+
+/* Count a layer of a sentence, which is complete. */
+static int count_rows(routing *r) {
+    int status = 0;
+    layer *l = &r->layers[r->current];
+    for (size_t i = 0; i < r->n_rows && !status; i++) {
+        const row *w = &r->rows[i];
+        l->tokens++;
+        l->empty += (uint64_t)w->empty;
+        l->histogram[w->n]++;
+        for (size_t j = w->first; j < w->first + w->n; j++) {
+            l->load[r->experts[j]]++;
+            l->importance[r->experts[j]] += r->weights[j];
+        }
+        if (r->options->top) status = count_pairs(r, l, i);
+        if (!status && r->sentences <= (uint64_t)r->options->sentences) status = keep_row(r, i);
+    }
+    r->n_rows = r->n_weights = 0;
+    return status;
+}
+
+/* ==== 4. Reading ======================================================================================== */
+
+/* Find the named fields of an object, each at most once, and ignore others. found[i] is NULL where there is none. */
+static int fields(routing *r, const cJSON *object, const char *const names[], const cJSON *found[], size_t n) {
+    for (size_t i = 0; i < n; i++) found[i] = NULL;
+    for (const cJSON *c = object->child; c; c = c->next)
+        for (size_t i = 0; i < n; i++) {
+            if (!c->string || strcmp(c->string, names[i]) != 0) continue;
+            if (found[i]) return fail(r, "%s: is there twice", names[i]);
+            found[i] = c;
+        }
+    return 0;
+}
+
+static int whole(routing *r, const char *name, const cJSON *from, int64_t low, int64_t high, int64_t *out) {
+    if (!from) return fail(r, "%s: is missing", name);
+    double v = from->valuedouble;
+    if (!cJSON_IsNumber(from) || !(v >= (double)low && v <= (double)high) || floor(v) != v)
+        return fail(r, "%s: must be a whole number from %lld to %lld", name, (long long)low, (long long)high);
+    *out = (int64_t)v;
+    return 0;
+}
+
+static int string(routing *r, const char *name, const cJSON *from, const char **out) {
+    if (!from) return fail(r, "%s: is missing", name);
+    if (!cJSON_IsString(from)) return fail(r, "%s: must be a text", name);
+    if (strlen(from->valuestring) > MAX_TOKEN) return fail(r, "%s: is longer than %d bytes", name, MAX_TOKEN);
+    *out = from->valuestring;
+    return 0;
+}
+
+static const char *known_gate(const char *name) {
+    static const char *const gates[] = { "softmax", "topk", "threshold", "batchwise" };
+    for (size_t i = 0; i < sizeof gates / sizeof *gates; i++)
+        if (strcmp(name, gates[i]) == 0) return gates[i];
+    return NULL;
+}
+
+/* {"layer":"encoder.2","experts":32,"groups":0,"k":2,"gate":"threshold"} into the next layer. *total: experts so far.
+ */
+static int read_layer(routing *r, const cJSON *from, int64_t *total) {
+    static const char *const names[] = { "layer", "experts", "groups", "k", "gate" };
+    const cJSON *f[5];
+    const char *name = "", *gate = "";
+    int status;
+    layer *l = &r->layers[r->n_layers];
+    if (!cJSON_IsObject(from)) return fail(r, "layers: must be a list of objects");
+    if ((status = fields(r, from, names, f, 5)) || (status = string(r, "layer", f[0], &name)) ||
+        (status = whole(r, "experts", f[1], 1, MAX_EXPERTS, &l->experts)) ||
+        (status = whole(r, "groups", f[2], 0, l->experts, &l->groups)) ||
+        (status = whole(r, "k", f[3], 0, l->experts, &l->k)) || (status = string(r, "gate", f[4], &gate)))
+        return status;
+    if (!*name) return fail(r, "layer: is empty");
+    for (size_t i = 0; i < r->n_layers; i++)
+        if (strcmp(r->layers[i].name, name) == 0) return fail(r, "layer: '%s' is there twice", quoted(name).text);
+    if (!(l->gate = known_gate(gate)))
+        return fail(r, "gate: must be softmax, topk, threshold or batchwise, not '%s'", quoted(gate).text);
+    if (l->groups && l->experts % l->groups)
+        return fail(r, "groups: %lld does not divide %lld experts", (long long)l->groups, (long long)l->experts);
+    if ((*total += l->experts) > MAX_EXPERTS) return fail(r, "experts: more than %d in all layers", MAX_EXPERTS);
+    size_t n = (size_t)l->experts;
+    r->n_layers++; /* from here on routing_free knows it */
+    l->name = malloc(strlen(name) + 1);
+    l->load = calloc(n, sizeof *l->load);
+    l->importance = calloc(n, sizeof *l->importance);
+    l->histogram = calloc(n + 1, sizeof *l->histogram);
+    if (!l->name || !l->load || !l->importance || !l->histogram) return no_memory(r);
+    memcpy(l->name, name, strlen(name) + 1);
+    return 0;
+}
+
+static int read_header(routing *r, const cJSON *from) {
+    static const char *const names[] = { "model", "layers" };
+    const cJSON *f[2];
+    const char *model = "";
+    int64_t total = 0;
+    int status;
+    if ((status = fields(r, from, names, f, 2)) || (status = string(r, "model", f[0], &model))) return status;
+    if (!f[1]) return fail(r, "layers: is missing: this line is no header");
+    int n = cJSON_IsArray(f[1]) ? cJSON_GetArraySize(f[1]) : 0;
+    if (n < 1 || n > MAX_LAYERS) return fail(r, "layers: must be a list of 1 to %d layers", MAX_LAYERS);
+    r->model = malloc(strlen(model) + 1);
+    r->layers = calloc((size_t)n, sizeof *r->layers);
+    if (!r->model || !r->layers) return no_memory(r);
+    memcpy(r->model, model, strlen(model) + 1);
+    for (const cJSON *c = f[1]->child; c && !status; c = c->next) status = read_layer(r, c, &total);
+    return status;
+}
+
+/* "experts":[3,17],"weights":[0.61,0.39] onto the end of r->experts and r->weights */
+static int read_weights(routing *r, const layer *l, const cJSON *experts, const cJSON *weights, size_t *n) {
+    if (!experts) return fail(r, "experts: is missing");
+    if (!weights) return fail(r, "weights: is missing");
+    if (!cJSON_IsArray(experts)) return fail(r, "experts: must be a list");
+    if (!cJSON_IsArray(weights)) return fail(r, "weights: must be a list");
+    const cJSON *w = weights->child;
+    int64_t last = -1, expert = -1;
+    *n = 0;
+    for (const cJSON *e = experts->child; e; e = e->next, w = w->next, ++*n) {
+        int status = whole(r, "experts", e, 0, l->experts - 1, &expert);
+        if (status) return status;
+        if (expert <= last)
+            return fail(r, "experts: must ascend, and %lld comes after %lld", (long long)expert, (long long)last);
+        if (!w) return fail(r, "weights: there are fewer than experts");
+        /* products of softmaxes: 1 at most, but for rounding */
+        if (!cJSON_IsNumber(w) || !(w->valuedouble >= 0 && w->valuedouble <= 1.001))
+            return fail(r, "weights: must be from 0 to 1");
+        size_t at = r->n_weights + *n;
+        if (!room(&r->experts, &r->experts_capacity, at + 1, sizeof *r->experts) ||
+            !room(&r->weights, &r->weights_capacity, at + 1, sizeof *r->weights))
+            return no_memory(r);
+        r->experts[at] = (uint32_t)expert;
+        r->weights[at] = w->valuedouble;
+        last = expert;
+    }
+    return w ? fail(r, "weights: there are more than experts") : 0;
+}
+
+/* Sentences, layers in a sentence and positions in a layer come in order. */
+static int in_order(routing *r, int64_t line, size_t index, int64_t position) {
+    if (line < r->line)
+        return fail(r, "line: %lld comes after %lld; sentences must be in order", (long long)line, (long long)r->line);
+    if (line == r->line && index < r->current)
+        return fail(r, "layer: '%s' comes after '%s' in a sentence; layers must be in the header's order",
+                    quoted(r->layers[index].name).text, quoted(r->layers[r->current].name).text);
+    if (line == r->line && index == r->current && r->n_rows && position <= r->rows[r->n_rows - 1].position)
+        return fail(r, "position: %lld comes after %lld", (long long)position,
+                    (long long)r->rows[r->n_rows - 1].position);
+    return 0;
+}
+
+static int find_layer(const routing *r, const char *name, size_t *index) {
+    if (strcmp(r->layers[*index].name, name) == 0) return 1; /* nearly always the one before */
+    for (*index = 0; *index < r->n_layers; ++*index)
+        if (strcmp(r->layers[*index].name, name) == 0) return 1;
+    return 0;
+}
+
+static int read_token(routing *r, const cJSON *from) {
+    static const char *const names[] = { "line", "layer", "position", "id", "token", "experts", "weights", "empty" };
+    const cJSON *f[8];
+    const char *name = "", *text = "";
+    int64_t line = 0, position = 0, id = -1;
+    size_t index = r->current, n = 0;
+    int status;
+    if ((status = fields(r, from, names, f, 8)) || (status = whole(r, "line", f[0], 1, max_whole, &line)) ||
+        (status = string(r, "layer", f[1], &name)) || (status = whole(r, "position", f[2], 0, INT32_MAX, &position)) ||
+        (f[3] && (status = whole(r, "id", f[3], 0, INT32_MAX, &id))) ||
+        (f[4] && (status = string(r, "token", f[4], &text))))
+        return status;
+    if (!find_layer(r, name, &index)) return fail(r, "layer: '%s' is not in the header", quoted(name).text);
+    if ((status = in_order(r, line, index, position))) return status;
+    if (!f[7]) return fail(r, "empty: is missing");
+    if (!cJSON_IsBool(f[7])) return fail(r, "empty: must be true or false");
+    if (line != r->line || index != r->current) {
+        if ((status = count_rows(r))) return status;
+        r->sentences += line != r->line;
+        r->line = line;
+        r->current = index;
+    }
+    if ((status = read_weights(r, &r->layers[index], f[5], f[6], &n))) return status;
+    if (!n && !cJSON_IsTrue(f[7])) return fail(r, "experts: there are none, though empty is false");
+    uint32_t number = intern(r, id, text, strlen(text));
+    if (number == NO_TOKEN || !room(&r->rows, &r->rows_capacity, r->n_rows + 1, sizeof *r->rows)) return no_memory(r);
+    r->rows[r->n_rows++] =
+        (row){ .token = number, .first = r->n_weights, .n = n, .position = position, .empty = cJSON_IsTrue(f[7]) };
+    r->n_weights += n;
+    return 0;
+}
+
+/* cJSON would end a string at \u0000. */
+static int has_nul(const char *data, size_t length) {
+    for (size_t i = 0; i < length; i++) {
+        if (!data[i]) return 1;
+        if (data[i] != '\\') continue;
+        if (length - i > 5 && memcmp(data + i, "\\u0000", 6) == 0) return 1;
+        i++;
+    }
+    return 0;
+}
+
+static int read_line(routing *r, const char *data, size_t length) { /* data[length] is 0 */
+    size_t blank = strspn(data, " \t\r");
+    if (blank == length) return fail(r, r->number == 1 ? "the header is missing" : "is blank");
+    if (text_utf8_valid(data, length) != length)
+        return fail(r, "byte %zu is not UTF-8", text_utf8_valid(data, length) + 1);
+    if (has_nul(data, length)) return fail(r, "holds a NUL character");
+    const char *end = data;
+    cJSON *object = cJSON_ParseWithLengthOpts(data, length + 1, &end, 1);
+    if (!object) return fail(r, "is not JSON, at byte %zu", (size_t)(end - data) + 1);
+    int status = !cJSON_IsObject(object) ? fail(r, "is not a JSON object")
+                 : r->number == 1        ? read_header(r, object)
+                                         : read_token(r, object);
+    cJSON_Delete(object);
+    return status;
+}
+
+static const char *input_name(const routing *r) {
+    return strcmp(r->options->input, "-") == 0 ? "standard input" : r->options->input;
+}
+
+static int input_error(const routing *r) {
+    fprintf(stderr, "moe-routing: %s: %s, after line %llu\n", input_name(r), strerror(errno),
+            (unsigned long long)r->number);
+    return EXIT_INPUT_OUTPUT;
+}
+
+/* Read the whole input; gives the exit status. */
+static int read_all(routing *r, FILE *in) {
+    static char block[1 << 16];
+    text_bytes line = { 0 };
+    int status = 0;
+    for (size_t got; !status && (errno = 0, got = fread(block, 1, sizeof block, in)) > 0;) {
+        for (size_t at = 0; at < got && !status;) {
+            const char *end = memchr(block + at, '\n', got - at);
+            size_t take = end ? (size_t)(end - block) - at : got - at;
+            if (!line.length) r->number++;
+            text_append(&line, block + at, take);
+            at += take + (end != NULL);
+            if (line.failed) status = no_memory(r);
+            else if (line.length > MAX_LINE) status = fail(r, "is longer than %d bytes", MAX_LINE);
+            else if (end) status = read_line(r, line.data, line.length), line.length = 0;
+        }
+    }
+    if (!status && ferror(in)) {
+        text_bytes_free(&line);
+        return input_error(r);
+    }
+    if (!status && line.length) status = read_line(r, line.data, line.length);
+    if (!status && !r->number) r->number = 1, status = fail(r, "the header is missing");
+    if (!status) status = count_rows(r);
+    text_bytes_free(&line);
+    if (status)
+        fprintf(stderr, "moe-routing: %s: line %llu: %s\n", input_name(r), (unsigned long long)r->number,
+                r->trouble.failed || !r->trouble.data ? "out of memory" : r->trouble.data);
+    return status;
+}
+
+/* ==== 5. Text out ======================================================================================= */
+
+static void put_html(text_bytes *out, const char *data) {
+    text_bytes clean = { 0 };
+    text_append_clean(&clean, data, strlen(data));
+    out->failed |= clean.failed;
+    for (const char *c = clean.failed ? "" : clean.data; *c; c++) {
+        switch (*c) {
+        case '<': text_append_string(out, "&lt;"); break;
+        case '>': text_append_string(out, "&gt;"); break;
+        case '&': text_append_string(out, "&amp;"); break;
+        case '"': text_append_string(out, "&quot;"); break;
+        case '\'': text_append_string(out, "&#39;"); break;
+        default: text_append(out, c, 1);
+        }
+    }
+    text_bytes_free(&clean);
+}
+
+/* ==== 6. Summary ======================================================================================== */
+
+typedef struct spread {
+    double sum, cv, max_over_mean; /* the last two NaN where the sum is 0 */
+} spread;
+
+/* Of n values: either counts or sums. */
+static spread spread_of(const uint64_t *counts, const double *sums, size_t n) {
+    double sum = 0, squares = 0, most = 0;
+    for (size_t i = 0; i < n; i++) sum += counts ? (double)counts[i] : sums[i];
+    double mean = sum / (double)n;
+    for (size_t i = 0; i < n; i++) {
+        double v = counts ? (double)counts[i] : sums[i];
+        squares += (v - mean) * (v - mean);
+        most = v > most ? v : most;
+    }
+    if (!(mean > 0)) return (spread){ sum, NAN, NAN };
+    return (spread){ sum, sqrt(squares / (double)n) / mean, most / mean };
+}
+
+enum { DIGITS = 12 }; /* of sums and of what is computed from them */
+
+static void put_groups(const layer *l, json *j) {
+    size_t groups = (size_t)l->groups, each = groups ? (size_t)l->experts / groups : 0;
+    json_open(j, "group_load", '[');
+    for (size_t g = 0; g < groups; g++) {
+        uint64_t load = 0;
+        for (size_t i = 0; i < each; i++) load += l->load[g * each + i];
+        json_whole(j, NULL, (int64_t)load);
+    }
+    json_close(j, ']');
+    json_open(j, "group_importance", '[');
+    for (size_t g = 0; g < groups; g++) {
+        double importance = 0;
+        for (size_t i = 0; i < each; i++) importance += l->importance[g * each + i];
+        json_digits(j, NULL, importance, DIGITS);
+    }
+    json_close(j, ']');
+}
+
+/* How many tokens got how many experts: pairs of the two. */
+static void put_histogram(const layer *l, json *j) {
+    json_open(j, "histogram", '[');
+    for (size_t i = 0; i <= (size_t)l->experts; i++) {
+        if (!l->histogram[i]) continue;
+        json_open(j, NULL, '[');
+        json_whole(j, NULL, (int64_t)i);
+        json_whole(j, NULL, (int64_t)l->histogram[i]);
+        json_close(j, ']');
+    }
+    json_close(j, ']');
+}
+
+/* The members of a layer's object, which is open. */
+static void put_layer(const layer *l, json *j) {
+    size_t n = (size_t)l->experts;
+    spread load = spread_of(l->load, NULL, n), importance = spread_of(NULL, l->importance, n);
+    uint64_t dead = 0;
+    for (size_t i = 0; i < n; i++) dead += l->load[i] == 0;
+    json_text(j, "layer", l->name);
+    json_text(j, "gate", l->gate);
+    json_whole(j, "experts", l->experts);
+    json_whole(j, "groups", l->groups);
+    json_whole(j, "k", l->k);
+    json_whole(j, "tokens", (int64_t)l->tokens);
+    json_fixed(j, "pairs", load.sum, 0);
+    json_digits(j, "experts_per_token", load.sum / (double)l->tokens, DIGITS);
+    put_histogram(l, j);
+    json_whole(j, "empty", (int64_t)l->empty);
+    json_digits(j, "empty_share", (double)l->empty / (double)l->tokens, DIGITS);
+    json_digits(j, "cv_importance", importance.cv, DIGITS);
+    json_digits(j, "cv_load", load.cv, DIGITS);
+    json_digits(j, "max_over_mean_load", load.max_over_mean, DIGITS);
+    json_whole(j, "dead", (int64_t)dead);
+    json_break(j);
+    json_open(j, "load", '[');
+    for (size_t i = 0; i < n; i++) json_whole(j, NULL, (int64_t)l->load[i]);
+    json_close(j, ']');
+    json_break(j);
+    json_open(j, "importance", '[');
+    for (size_t i = 0; i < n; i++) json_digits(j, NULL, l->importance[i], DIGITS);
+    json_close(j, ']');
+    put_groups(l, j);
+}
+
+/* The beginning of --json's object and of the page's; the list of layers is left open. */
+static void put_head(const routing *r, const char *title, json *j) {
+    char made_by[64];
+    uint64_t routed = 0;
+    for (size_t i = 0; i < r->n_layers; i++) routed += r->layers[i].tokens;
+    snprintf(made_by, sizeof made_by, "moe-routing %s", moe_version());
+    json_open(j, NULL, '{');
+    json_text(j, "title", title);
+    json_text(j, "model", r->model);
+    json_text(j, "made_by", made_by);
+    json_whole(j, "sentences", (int64_t)r->sentences);
+    json_whole(j, "tokens_routed", (int64_t)routed);
+    json_open(j, "layers", '[');
+    json_break(j);
+}
+
+static void put_summary(const routing *r, const char *title, text_bytes *out) {
+    json j = { .out = out, .script = 1 };
+    put_head(r, title, &j);
+    for (size_t i = 0; i < r->n_layers; i++) {
+        json_break(&j);
+        json_open(&j, NULL, '{');
+        put_layer(&r->layers[i], &j);
+        json_close(&j, '}');
+    }
+    json_close(&j, ']');
+    json_close(&j, '}');
+    text_append(out, "\n", 1);
+}
+
+/* ==== 7. Tokens ========================================================================================= */
+
+/* Candidates for a list, the best first: by key, then by second, then in the order of their first appearance. */
+typedef struct candidate {
+    double key, second;
+    const pair *pair;
+} candidate;
+
+static int better(const void *a, const void *b) {
+    const candidate *x = a, *y = b;
+    if (x->key != y->key) return x->key > y->key ? -1 : 1;
+    if (x->second != y->second) return x->second > y->second ? -1 : 1;
+    return x->pair->token < y->pair->token ? -1 : x->pair->token > y->pair->token;
+}
+
+static int by_expert(const void *a, const void *b) {
+    const pair *x = a, *y = b;
+    if (x->expert != y->expert) return x->expert < y->expert ? -1 : 1;
+    return x->token < y->token ? -1 : x->token > y->token;
+}
+
+typedef struct loaded {
+    uint64_t load;
+    size_t expert;
+} loaded;
+
+static int by_load(const void *a, const void *b) {
+    const loaded *x = a, *y = b;
+    if (x->load != y->load) return x->load > y->load ? -1 : 1;
+    return x->expert < y->expert ? -1 : x->expert > y->expert;
+}
+
+/* A token's number in the page. They are given in the order in which the page names them; `order` remembers it. */
+static void put_token(routing *r, const char *key, uint32_t number, uint32_t *order, size_t *n_order, json *j) {
+    token *t = &r->tokens[number];
+    if (t->page == NO_TOKEN) {
+        t->page = (uint32_t)*n_order;
+        order[(*n_order)++] = number;
+    }
+    json_whole(j, key, t->page);
+}
+
+static void put_around(routing *r, const char *key, const uint32_t *around, uint32_t *order, size_t *n_order, json *j) {
+    json_open(j, key, '[');
+    for (size_t i = 0; i < CONTEXT; i++)
+        if (around[i] != NO_TOKEN) put_token(r, NULL, around[i], order, n_order, j);
+    json_close(j, ']');
+}
+
+/* One expert; `p` are its n > 0 pairs, `c` has room for as many. */
+static void put_expert(routing *r, const layer *l, const pair *p, size_t n, candidate *c, uint32_t *order,
+                       size_t *n_order, json *j) {
+    size_t top = (size_t)r->options->top, ranked = 0;
+    double load = (double)l->load[p->expert];
+    for (size_t i = 0; i < n; i++) c[i] = (candidate){ (double)p[i].best, p[i].sum, &p[i] };
+    qsort(c, n, sizeof *c, better);
+    json_open(j, NULL, '{');
+    json_whole(j, "expert", p->expert);
+    json_open(j, "weight", '[');
+    for (size_t i = 0; i < n && i < top; i++) {
+        const pair *q = c[i].pair;
+        json_open(j, NULL, '{');
+        put_token(r, "t", q->token, order, n_order, j);
+        json_whole(j, "n", (int64_t)q->count);
+        json_float(j, "w", q->best);
+        json_digits(j, "sum", q->sum, DIGITS);
+        json_whole(j, "line", q->line);
+        put_around(r, "before", q->around, order, n_order, j);
+        put_around(r, "after", q->around + CONTEXT, order, n_order, j);
+        json_close(j, '}');
+    }
+    json_close(j, ']');
+    json_open(j, "lift", '[');
+    for (size_t i = 0; i < n; i++)
+        if (p[i].count >= (uint64_t)r->options->min_count)
+            c[ranked++] = (candidate){ (double)p[i].count / load * (double)l->tokens / (double)l->seen[p[i].token],
+                                       (double)p[i].count, &p[i] };
+    qsort(c, ranked, sizeof *c, better);
+    for (size_t i = 0; i < ranked && i < top; i++) {
+        const pair *q = c[i].pair;
+        json_open(j, NULL, '{');
+        put_token(r, "t", q->token, order, n_order, j);
+        json_whole(j, "n", (int64_t)q->count);
+        json_whole(j, "all", (int64_t)l->seen[q->token]);
+        json_digits(j, "lift", c[i].key, DIGITS);
+        json_close(j, '}');
+    }
+    json_close(j, ']');
+    json_close(j, '}');
+}
+
+/* The experts of a layer with the largest loads. The layer's index is gone afterwards: its pairs are sorted. */
+static int put_preferred(routing *r, layer *l, uint32_t *order, size_t *n_order, json *j) {
+    size_t n = (size_t)l->experts, listed = (size_t)r->options->experts < n ? (size_t)r->options->experts : n, most = 1;
+    text_index_free(&l->index);
+    if (l->n_pairs) qsort(l->pairs, l->n_pairs, sizeof *l->pairs, by_expert);
+    for (size_t i = 0, end; i < l->n_pairs; i = end) {
+        for (end = i; end < l->n_pairs && l->pairs[end].expert == l->pairs[i].expert;) end++;
+        if (end - i > most) most = end - i;
+    }
+    loaded *rank = malloc(n * sizeof *rank);
+    char *wanted = calloc(n, 1);
+    candidate *c = malloc(most * sizeof *c);
+    if (rank && wanted && c) {
+        for (size_t i = 0; i < n; i++) rank[i] = (loaded){ l->load[i], i };
+        qsort(rank, n, sizeof *rank, by_load);
+        for (size_t i = 0; i < listed; i++) wanted[rank[i].expert] = 1;
+        for (size_t i = 0, end; i < l->n_pairs; i = end) {
+            for (end = i; end < l->n_pairs && l->pairs[end].expert == l->pairs[i].expert;) end++;
+            if (!wanted[l->pairs[i].expert]) continue;
+            if (j->more) json_break(j);
+            put_expert(r, l, l->pairs + i, end - i, c, order, n_order, j);
+        }
+    }
+    int status = rank && wanted && c ? 0 : EXIT_MODEL;
+    free(rank), free(wanted), free(c);
+    return status;
+}
+
+/* ==== 8. Page =========================================================================================== */
+
+static void put_row(routing *r, const shown_row *s, uint32_t *order, size_t *n_order, json *j) {
+    json_open(j, NULL, '[');
+    put_token(r, NULL, s->token, order, n_order, j);
+    json_whole(j, NULL, s->empty);
+    json_whole(j, NULL, s->n);
+    for (size_t k = 0; k < s->kept; k++) {
+        json_whole(j, NULL, r->shown_weights[s->first + k].expert);
+        json_float(j, NULL, r->shown_weights[s->first + k].weight);
+    }
+    json_close(j, ']');
+}
+
+static void put_sentences(routing *r, uint32_t *order, size_t *n_order, json *j) {
+    json_open(j, "text", '[');
+    for (size_t i = 0, end; i < r->n_shown; i = end) { /* a sentence */
+        const int64_t line = r->shown[i].line;
+        if (i) json_break(j);
+        json_open(j, NULL, '{');
+        json_whole(j, "line", line);
+        json_open(j, "layers", '[');
+        for (end = i; end < r->n_shown && r->shown[end].line == line;) { /* a layer of it */
+            const uint32_t number = r->shown[end].layer;
+            json_open(j, NULL, '{');
+            json_whole(j, "layer", number);
+            json_open(j, "tokens", '[');
+            for (; end < r->n_shown && r->shown[end].line == line && r->shown[end].layer == number; end++)
+                put_row(r, &r->shown[end], order, n_order, j);
+            json_close(j, ']');
+            json_close(j, '}');
+        }
+        json_close(j, ']');
+        json_close(j, '}');
+    }
+    json_close(j, ']');
+}
+
+/* The tokens by their numbers in the page: text and id, or null. */
+static void put_tokens(const routing *r, const uint32_t *order, size_t n_order, json *j) {
+    json_open(j, "tokens", '[');
+    for (size_t i = 0; i < n_order; i++) {
+        const token *t = &r->tokens[order[i]];
+        json_open(j, NULL, '[');
+        if (t->length) json_string(j, NULL, r->texts.data + t->text, t->length);
+        else json_null(j, NULL);
+        if (t->id < 0) json_null(j, NULL);
+        else json_whole(j, NULL, t->id);
+        json_close(j, ']');
+    }
+    json_close(j, ']');
+}
+
+static int put_data(routing *r, const char *title, text_bytes *out) {
+    json j = { .out = out, .script = 1 };
+    uint32_t *order = malloc((r->n_tokens + 1) * sizeof *order);
+    size_t n_order = 0;
+    int status = order ? 0 : EXIT_MODEL;
+    put_head(r, title, &j);
+    for (size_t i = 0; i < r->n_layers && !status; i++) {
+        json_break(&j);
+        json_open(&j, NULL, '{');
+        put_layer(&r->layers[i], &j);
+        json_break(&j);
+        json_open(&j, "preferred", '[');
+        status = put_preferred(r, &r->layers[i], order, &n_order, &j);
+        json_close(&j, ']');
+        json_close(&j, '}');
+    }
+    json_close(&j, ']');
+    json_break(&j);
+    json_whole(&j, "top", r->options->top);
+    json_whole(&j, "min_count", r->options->min_count);
+    if (!status) put_sentences(r, order, &n_order, &j);
+    json_break(&j);
+    if (!status) put_tokens(r, order, n_order, &j);
+    json_close(&j, '}');
+    free(order);
+    return status;
+}
+
+/* tools/programs/routing.html with @TITLE@ and @DATA@ replaced. */
+static int put_page(routing *r, const char *title, text_bytes *out) {
+    int status = 0;
+    for (size_t i = 0; i < sizeof routing_html / sizeof *routing_html && !status; i++) {
+        const char *line = routing_html[i], *at = strchr(line, '@');
+        for (; at; at = strchr(at + 1, '@')) {
+            size_t skip = 0;
+            if (strncmp(at, "@TITLE@", 7) == 0) skip = 7;
+            if (strncmp(at, "@DATA@", 6) == 0) skip = 6;
+            if (!skip) continue;
+            text_append(out, line, (size_t)(at - line));
+            if (skip == 7) put_html(out, title);
+            else status = put_data(r, title, out);
+            line = at + skip;
+            at = line - 1;
+        }
+        text_append_string(out, line);
+    }
+    return status;
+}
+
+/* ==== 9. Main =========================================================================================== */
+
+static int output_error(const char *name, int number) {
+    fprintf(stderr, "moe-routing: %s: %s\n", name, strerror(number ? number : EIO));
+    return EXIT_INPUT_OUTPUT;
+}
+
+static int write_stream(FILE *to, const text_bytes *page) {
+    errno = 0;
+    return fwrite(page->data, 1, page->length, to) == page->length && fflush(to) == 0;
+}
+
+static int run(const options *o, FILE *in) {
+    routing r = { .options = o };
+    text_bytes title = { 0 }, page = { 0 };
+    int status = read_all(&r, in);
+    if (!status) {
+        text_append_string(&title, o->title ? "" : "Routing of ");
+        text_append_clean(&title, o->title ? o->title : r.model, strlen(o->title ? o->title : r.model));
+        if (title.failed) page.failed = 1;
+        else if (o->json) put_summary(&r, title.data, &page);
+        else status = put_page(&r, title.data, &page);
+        if (status || page.failed) {
+            fputs("moe-routing: out of memory\n", stderr);
+            status = EXIT_MODEL;
+        }
+    }
+    if (!status && strcmp(o->output, "-") == 0) {
+        if (!write_stream(stdout, &page)) status = output_error("standard output", errno);
+    } else if (!status) {
+        status = program_save(o->output, page.data, page.length);
+    }
+    text_bytes_free(&title);
+    text_bytes_free(&page);
+    routing_free(&r);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    options o;
+    int status = program_begin("moe-routing");
+    if (status < 0) status = parse_options(argc, argv, &o);
+    if (status >= 0) return status;
+    FILE *in = strcmp(o.input, "-") == 0 ? stdin : fopen(o.input, "rb");
+    if (!in) return output_error(o.input, errno);
+    if (strcmp(o.output, "-") != 0 && program_is_open_file(fileno(in), o.output))
+        status = program_usage_error("%s is the input, and would be overwritten", o.output);
+    else status = run(&o, in);
+    if (in != stdin) fclose(in);
+    return status;
+}

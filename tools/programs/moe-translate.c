@@ -1,0 +1,792 @@
+/* moe-translate - translate lines of text: see usage() below, or --help.
+ *
+ * Contents
+ *   1. Options      the command line
+ *   2. Lines        a result as text, as ids, as JSON
+ *   3. Flow         a line's request and result, for program.h
+ *   4. Routing      the same translations once more, with a look at the gates
+ *   5. Self-test    the golden sentences inside the model
+ *   6. Main
+ */
+#define _GNU_SOURCE      /* getopt_long on Linux */
+#define _DARWIN_C_SOURCE /* and on macOS         */
+
+#include "moe.h"
+#include "tools/programs/program.h"
+#include "tools/programs/routing.h"
+#include "tools/text/json.h"
+#include "tools/text/spm.h"
+#include "tools/text/text.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ==== 1. Options ======================================================================================== */
+
+typedef struct options {
+    program_common common;
+    const char *target, *source, *device;
+    int beam, nbest, batch_tokens, gpu_memory, split;      /* -1: not given */
+    float length_penalty, coverage_penalty, prune, rerank; /* NaN: not given */
+    const char *preset;
+    int score, prefix, self_test;
+    int raw, force, early_stopping; /* the last two: -1: not given */
+    int32_t end;                    /* the model's end token, for --raw-ids */
+    int longest;                    /* target that it can write at all; 0: it does not say */
+} options;
+
+static void usage(FILE *to) {
+    fputs("Usage: moe-translate -m MODEL -t LANG [OPTION]...\n"
+          "Translates lines of UTF-8 text from standard input. Each line in gives one line\n"
+          "out, in the same order.\n"
+          "\n"
+          "Files and languages\n"
+          "  -m, --model FILE          the model\n"
+          "  -t, --target LANG         language to translate into, such as de\n"
+          "  -s, --source LANG         language of the input. NLLB and M2M-100 want to be\n"
+          "                            told. Other models find it out, for --rerank alone\n"
+          "  -i, --input FILE          read this file instead of standard input\n"
+          "  -o, --output FILE         write to this file instead of standard output; after\n"
+          "                            a failure or ^C it holds the whole lines that were\n"
+          "                            finished\n"
+          "\n"
+          "Search\n"
+          "      --preset NAME         search as the engine of a checkpoint does: paper,\n"
+          "                            nvidia, tf or mlperf (default: the model's). The\n"
+          "                            options below change parts of the preset\n"
+          "      --beam N              hypotheses that each step keeps; 1 is greedy\n"
+          "                            (default: the model's)\n"
+          "      --nbest N             give the N best translations, separated by TABs\n"
+          "                            (with --json: a list)\n"
+          "      --length-penalty A    alpha of the GNMT length penalty; 0 is none\n"
+          "      --coverage-penalty B  beta of the GNMT coverage penalty; 0 is none\n"
+          "      --prune MARGIN        drop hypotheses whose log-probability is MARGIN\n"
+          "                            worse than the best one's; 0 is never\n"
+          "      --rerank W            choose the hypothesis of the beam that also explains\n"
+          "                            the input: W times the log-probability of the input\n"
+          "                            given the hypothesis is added to its score (noisy\n"
+          "                            channel). Better and slower; 0 is never (default:\n"
+          "                            the model's). Needs a model of several languages\n"
+          "      --early-stopping[=0]  for models with Hugging Face's search: stop when as\n"
+          "                            many hypotheses as the beam holds have ended; =0:\n"
+          "                            when none can be better any more (default: the\n"
+          "                            model's)\n"
+          "      --force ID            the first token of every translation, which costs\n"
+          "                            nothing\n"
+          "      --max-len N           longest line and longest translation, in tokens; of\n"
+          "                            a Transformer only the translation\n"
+          "      --split N             translate a line of more than N characters sentence\n"
+          "                            by sentence; 0 is never (default: 120; 0 with\n"
+          "                            --json, --nbest, --score, --prefix, --routing, --ids\n"
+          "                            and --pretokenized, which show whole lines)\n"
+          "      --truncate            cut a line where the first unusable part begins;\n"
+          "                            without it such a line is not used at all\n"
+          "\n",
+          to);
+    fputs("Input and output\n"
+          "      --ids                 lines are token ids with spaces between them, in and\n"
+          "                            out\n"
+          "      --raw-ids             the same, but a line is all that the encoder reads,\n"
+          "                            language token and end included, and all that was\n"
+          "                            generated comes out. Targets of --score and --prefix\n"
+          "                            are so too\n"
+          "      --pretokenized        lines are pieces of the model's vocabulary with\n"
+          "                            spaces between them, in and out. Other pieces become\n"
+          "                            the unknown token. tools/convert/moses-bpe.py makes\n"
+          "                            the pieces for Moses + BPE\n"
+          "      --score               lines are source TAB target; gives the target's\n"
+          "                            log-probability TAB tokens\n"
+          "      --prefix              lines are source TAB first words of a translation;\n"
+          "                            gives the whole translation that begins with those\n"
+          "                            words\n"
+          "      --json                one JSON object per line: source, prefix,\n"
+          "                            translation, score, ids, token_logprobs, nbest;\n"
+          "                            error where a line could not be translated\n"
+          "      --stats               report tokens, seconds and memory on standard error\n"
+          "                            at the end\n"
+          "  -v, --verbose             say on standard error what is used: kernels or GPU,\n"
+          "                            memory\n"
+          "  -q, --quiet               no progress and no warnings; a line that fails is\n"
+          "                            still reported\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_GATES("token"), to);
+    fputs("                            The routing is that of the best translation, which\n"
+          "                            is scored once more for this\n"
+          "\n"
+          "Speed (the output has the same bytes whatever these say)\n"
+          "      --threads N           threads that compute (default: one per processor)\n"
+          "      --batch N             sentences decoded at once\n"
+          "      --batch-tokens N      source tokens decoded at once, about: many short\n"
+          "                            sentences or few long ones\n"
+          "      --no-mmap             read the model into memory of its own: a tenth\n"
+          "                            faster, but slower to start\n" PROGRAM_HELP_VERIFY
+          "      --isa NAME            kernels to use (default: MOE_ISA, else the best ones\n"
+          "                            that this machine can run)\n"
+          "      --device NAME         cpu, cuda or cuda:N (default: MOE_DEVICE, else a GPU\n"
+          "                            if this build and this machine have one that works)\n"
+          "      --gpu-memory MB       take at most this much of the GPU's memory (default:\n"
+          "                            all that is free). Experts that do not fit stay in\n"
+          "                            host memory; each is fetched when a token goes to\n"
+          "                            it: slower, same bytes\n"
+          "\n"
+          "      --self-test           translate the sentences that the model file holds\n"
+          "                            and compare; needs only -m\n"
+          "  -h, --help                this text\n"
+          "  -V, --version             version of moe and of SentencePiece, and the kernels\n"
+          "                            of this build\n"
+          "\n"
+          "A line in capitals is translated as if it were in small letters; its translation\n"
+          "comes out in capitals. An empty line gives an empty line. A line that cannot be\n"
+          "translated gives an empty line too, and standard error says which line and why.\n"
+          "Of a line that is split only the sentences that cannot be translated are left\n"
+          "out. CRLF line ends are read, LF is written.\n"
+          "\n",
+          to);
+    fputs(PROGRAM_HELP_EXIT("all translated", "some lines were not (or the self-test failed)"), to);
+    fputs("\n"
+          "Example: echo 'Good morning!' | moe-translate -m models/en-de-fr-es.bin -t de\n",
+          to);
+}
+
+/* -1: go on; else the exit status. */
+static int parse_options(int argc, char **argv, options *o) {
+    enum {
+        BEAM = 256,
+        NBEST,
+        BATCH_TOKENS,
+        LENGTH_PENALTY,
+        COVERAGE_PENALTY,
+        PRUNE,
+        PRESET,
+        SCORE,
+        SELF_TEST,
+        DEVICE,
+        GPU_MEMORY,
+        SPLIT,
+        RERANK,
+        PREFIX,
+        RAW_IDS,
+        FORCE,
+        EARLY_STOPPING
+    };
+    static const struct option known[] = { PROGRAM_OPTIONS,
+                                           PROGRAM_GATE_OPTIONS,
+                                           PROGRAM_STREAM_OPTIONS,
+                                           PROGRAM_LINE_OPTIONS,
+                                           { "target", required_argument, NULL, 't' },
+                                           { "source", required_argument, NULL, 's' },
+                                           { "beam", required_argument, NULL, BEAM },
+                                           { "nbest", required_argument, NULL, NBEST },
+                                           { "batch-tokens", required_argument, NULL, BATCH_TOKENS },
+                                           { "length-penalty", required_argument, NULL, LENGTH_PENALTY },
+                                           { "coverage-penalty", required_argument, NULL, COVERAGE_PENALTY },
+                                           { "prune", required_argument, NULL, PRUNE },
+                                           { "rerank", required_argument, NULL, RERANK },
+                                           { "preset", required_argument, NULL, PRESET },
+                                           { "score", no_argument, NULL, SCORE },
+                                           { "self-test", no_argument, NULL, SELF_TEST },
+                                           { "device", required_argument, NULL, DEVICE },
+                                           { "gpu-memory", required_argument, NULL, GPU_MEMORY },
+                                           { "split", required_argument, NULL, SPLIT },
+                                           { "prefix", no_argument, NULL, PREFIX },
+                                           { "raw-ids", no_argument, NULL, RAW_IDS },
+                                           { "force", required_argument, NULL, FORCE },
+                                           { "early-stopping", optional_argument, NULL, EARLY_STOPPING },
+                                           { NULL, 0, NULL, 0 } };
+    program_common *common = &o->common;
+    *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
+                    .beam = -1,
+                    .nbest = -1,
+                    .batch_tokens = -1,
+                    .gpu_memory = -1,
+                    .split = -1,
+                    .force = -1,
+                    .early_stopping = -1,
+                    .length_penalty = NAN,
+                    .coverage_penalty = NAN,
+                    .prune = NAN,
+                    .rerank = NAN };
+    int c, status = -1;
+    while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT "i:t:s:", known, NULL)) != -1) {
+        switch (c) {
+        case 't': o->target = optarg; break;
+        case 's': o->source = optarg; break;
+        case BEAM: status = program_int("beam", optarg, 1, MOE_MAX_BEAM, &o->beam); break;
+        case NBEST: status = program_int("nbest", optarg, 1, MOE_MAX_BEAM, &o->nbest); break;
+        case BATCH_TOKENS: status = program_int("batch-tokens", optarg, 1, 1 << 24, &o->batch_tokens); break;
+        case LENGTH_PENALTY: status = program_float("length-penalty", optarg, &o->length_penalty); break;
+        case COVERAGE_PENALTY: status = program_float("coverage-penalty", optarg, &o->coverage_penalty); break;
+        case PRUNE: status = program_float("prune", optarg, &o->prune); break;
+        case RERANK: status = program_float("rerank", optarg, &o->rerank); break;
+        case PRESET: o->preset = optarg; break;
+        case SCORE: o->score = 1; break;
+        case PREFIX: o->prefix = 1; break;
+        case RAW_IDS: o->raw = common->ids = 1; break;
+        case FORCE: status = program_int("force", optarg, 0, INT32_MAX, &o->force); break;
+        case EARLY_STOPPING:
+            o->early_stopping = 1;
+            if (optarg) status = program_int("early-stopping", optarg, 0, 1, &o->early_stopping);
+            break;
+        case DEVICE: o->device = optarg; break;
+        case GPU_MEMORY: status = program_int("gpu-memory", optarg, 1, 1 << 30, &o->gpu_memory); break;
+        case SPLIT: status = program_int("split", optarg, 0, TEXT_MAX_LINE, &o->split); break;
+        case SELF_TEST: o->self_test = 1; break;
+        default: status = program_option(common, c); break;
+        }
+    }
+    if (status >= 0) return status;
+    if (optind < argc)
+        return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
+    if (!common->model) return program_usage_error("say which model with -m");
+    if (o->beam > 0 && o->nbest > o->beam)
+        return program_usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
+    moe_session_params preset = { 0 };
+    if (o->preset && !moe_session_params_preset(&preset, o->preset))
+        return program_usage_error("--preset is paper, nvidia, tf or mlperf, not '%s'", o->preset);
+    if (o->force >= 0 && o->score)
+        return program_usage_error("--force and --score do not go together: the target says it");
+    if (common->ids && common->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");
+    if (o->score && o->prefix) return program_usage_error("--score and --prefix do not go together");
+    if (o->score && o->nbest > 0) return program_usage_error("--score and --nbest do not go together");
+    const int whole =
+        common->json || o->nbest > 0 || o->score || o->prefix || common->routing || common->ids || common->pretokenized;
+    if (whole && o->split > 0)
+        return program_usage_error(
+            "--split does not go together with --json, --nbest, --score, --prefix, --routing, --ids or --pretokenized");
+    if (o->split < 0) o->split = whole ? 0 : 120;
+    if (o->self_test && (o->score || o->prefix || common->ids || common->pretokenized || common->json ||
+                         common->input || common->output || common->routing))
+        return program_usage_error("--self-test reads and writes nothing else");
+    if (o->self_test && (common->gating || common->noise))
+        return program_usage_error("--self-test is for the model's own gates");
+    return -1;
+}
+
+static void apply_options(const options *o, moe_session_params *p) {
+    program_common common = o->common;
+    if (o->self_test) common.max_len = -1;
+    if (o->batch_tokens > 0) { /* short sentences have about eight tokens */
+        p->batch_tokens = o->batch_tokens;
+        p->batch = o->batch_tokens < 8 ? 1 : o->batch_tokens / 8 > 4096 ? 4096 : o->batch_tokens / 8;
+    }
+    const int max_source = p->max_source;
+    program_apply(&common, p);
+    if (common.max_len > 0 && p->rules == MOE_RULES_HF) { /* counts what is generated */
+        p->max_source = max_source;
+        p->max_len_factor = 0;
+        p->max_len_offset = common.max_len;
+    }
+    if (o->device) p->device = o->device;
+    if (o->gpu_memory > 0) p->device_memory = (size_t)o->gpu_memory << 20;
+    if (o->self_test) return; /* the stored sentences were made with the model's own settings */
+    if (o->preset) moe_session_params_preset(p, o->preset);
+    if (o->nbest > 0) p->nbest = o->nbest;
+    if (o->beam > 0) p->beam = o->beam;
+    else if (p->beam < p->nbest) p->beam = p->nbest;
+    if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default, with a narrower beam */
+    if (!isnan(o->length_penalty)) p->length_penalty = o->length_penalty;
+    if (!isnan(o->coverage_penalty)) p->coverage_penalty = o->coverage_penalty;
+    if (!isnan(o->prune)) p->prune = o->prune;
+    if (!isnan(o->rerank)) p->rerank = o->rerank;
+    if (o->score) p->rerank = 0; /* nothing is chosen */
+    if (o->early_stopping >= 0) p->early_stopping = o->early_stopping;
+}
+
+/* ==== 2. Lines ========================================================================================== */
+
+/* With --raw-ids everything that was generated is shown. */
+static int shows_end(const options *o, const moe_hypothesis *h) { return o->raw && h->finished; }
+
+static int ends_raw(const options *o, const text_ids *target) {
+    return o->raw && target->length && target->data[target->length - 1] == o->end;
+}
+
+/* The result of scoring, without the end token if the target of --raw-ids has none. */
+static moe_hypothesis scored(const options *o, const text_job *job, const moe_result *result) {
+    moe_hypothesis h = result->hypotheses[0];
+    if (!o->raw || !o->score || ends_raw(o, &job->target_ids)) return h;
+    h.finished = 0;
+    h.logprob = 0;
+    h.score = NAN; /* only whole translations have one */
+    for (size_t i = 0; i < h.n_ids; i++) h.logprob = h.logprob + h.token_logprobs[i];
+    return h;
+}
+
+/* A hypothesis as text, as ids (--ids) or as pieces (--pretokenized). */
+static moe_status append_translation(const text_front *front, const options *o, const text_job *job,
+                                     const moe_hypothesis *h, text_bytes *out, moe_error *error) {
+    const size_t begin = out->length;
+    moe_status status = MOE_OK;
+    if (o->common.pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
+    else if (o->common.ids) text_append_ids(out, h->ids, h->n_ids);
+    else status = text_decode(front, h->ids, h->n_ids, out, error);
+    if (shows_end(o, h)) text_printf(out, h->n_ids ? " %d" : "%d", (int)o->end);
+    if (!status && job->shouted && !out->failed) text_shout(out->data + begin, out->length - begin);
+    return status;
+}
+
+/* Write the fields of a hypothesis into the open object. Other programs depend on the keys: README.md here has them. */
+static moe_status json_hypothesis(const text_front *front, const options *o, const text_job *job,
+                                  const moe_hypothesis *h, json *j, moe_error *error) {
+    const size_t tokens = h->n_ids + (h->finished != 0);
+    if (!o->score) {
+        text_bytes text = { 0 };
+        moe_status status = append_translation(front, o, job, h, &text, error);
+        j->out->failed |= text.failed;
+        if (!status && !text.failed) json_text(j, "translation", text.data);
+        text_bytes_free(&text);
+        if (status) return status;
+    }
+    json_float(j, "score", h->score);
+    json_float(j, "logprob", h->logprob);
+    if (h->reverse != 0.0f) json_float(j, "reverse", h->reverse);
+    if (!o->score) json_bool(j, "finished", h->finished);
+    else json_whole(j, "tokens", (int64_t)tokens);
+    json_open(j, "ids", '[');
+    for (size_t i = 0; i < h->n_ids; i++) json_whole(j, NULL, h->ids[i]);
+    if (shows_end(o, h)) json_whole(j, NULL, o->end);
+    json_close(j, ']');
+    json_open(j, "token_logprobs", '[');
+    for (size_t i = 0; i < tokens; i++) json_float(j, NULL, h->token_logprobs[i]);
+    json_close(j, ']');
+    return MOE_OK;
+}
+
+/* The line for a job as JSON; result NULL where there is none. */
+static moe_status json_line(const text_front *front, const options *o, text_job *job, const moe_result *result,
+                            moe_error *error) {
+    json j = { .out = &job->output };
+    const size_t length = job->output.length;
+    moe_status status = MOE_OK;
+    json_open(&j, NULL, '{');
+    json_whole(&j, "line", (int64_t)job->line);
+    if (job->failed && !job->source.length) json_null(&j, "source");
+    else json_text(&j, "source", job->source.length ? job->source.data : "");
+    if (o->score || o->prefix)
+        json_text(&j, o->score ? "target" : "prefix", job->target.length ? job->target.data : "");
+    json_ids(&j, "source_ids", job->source_ids.data, job->failed ? 0 : job->source_ids.length);
+    if (result && result->n_hypotheses) {
+        const moe_hypothesis best = scored(o, job, result);
+        status = json_hypothesis(front, o, job, &best, &j, error);
+        if (o->nbest > 0) json_open(&j, "nbest", '[');
+        for (size_t i = 0; o->nbest > 0 && !status && i < result->n_hypotheses; i++) {
+            json_open(&j, NULL, '{');
+            status = json_hypothesis(front, o, job, &result->hypotheses[i], &j, error);
+            json_close(&j, '}');
+        }
+        if (o->nbest > 0) json_close(&j, ']');
+    } else if (!o->score) {
+        json_text(&j, "translation", "");
+    }
+    if (job->failed) json_text(&j, "error", job->note);
+    else if (job->cut) json_text(&j, "cut", job->note);
+    json_close(&j, '}');
+    if (status) job->output.length = length;
+    return status;
+}
+
+/* The line for a job as text. */
+static moe_status plain_line(const text_front *front, const options *o, text_job *job, const moe_result *result,
+                             moe_error *error) {
+    if (!result || !result->n_hypotheses) return MOE_OK;
+    if (o->score) {
+        const moe_hypothesis h = scored(o, job, result);
+        text_append_float(&job->output, h.logprob);
+        text_printf(&job->output, "\t%zu", h.n_ids + (h.finished != 0));
+        return MOE_OK;
+    }
+    for (size_t i = 0; i < result->n_hypotheses; i++) {
+        if (i) text_append(&job->output, "\t", 1);
+        moe_status status = append_translation(front, o, job, &result->hypotheses[i], &job->output, error);
+        if (status) return status;
+    }
+    return MOE_OK;
+}
+
+/* ==== 3. Flow =========================================================================================== */
+
+typedef struct app {
+    program_flow flow; /* first, because callbacks get a pointer to it */
+    const options *options;
+    routing_file routing;  /* of --routing */
+    moe_session *second;   /* scores what was translated; NULL without --routing */
+    text_queue translated; /* jobs that wait for that, in order */
+    size_t waiting, second_batch;
+    text_job *next;    /* of those the first that was not pulled yet */
+    moe_error trouble; /* of the second session */
+} app;
+
+static const int32_t nothing[1] = { 0 }; /* ids of an empty text: a target is told from none by its pointer */
+
+static const int32_t *ids_of(const text_ids *ids) { return ids->data ? ids->data : nothing; }
+
+/* A target that says itself what comes first, and perhaps its end, which the session adds. */
+static void raw_target(const options *o, const text_ids *target, moe_request *request) {
+    request->n_target -= (size_t)ends_raw(o, target);
+    request->raw = 1;
+    request->force = request->target_tag = -1;
+}
+
+static void app_ask(program_flow *flow, text_job *job, moe_request *request) {
+    app *a = (app *)(void *)flow;
+    request->source = ids_of(&job->source_ids);
+    request->n_source = job->source_ids.length;
+    request->raw = a->options->raw;
+    request->force = a->options->force;
+    if (!a->options->score && !a->options->prefix) return;
+    request->target = ids_of(&job->target_ids);
+    request->n_target = job->target_ids.length;
+    request->prefix = a->options->prefix;
+    if (a->options->raw) raw_target(a->options, &job->target_ids, request);
+}
+
+static void app_see(program_flow *flow, text_job *job, const moe_result *result) {
+    app *a = (app *)(void *)flow;
+    const moe_hypothesis *best = &result->hypotheses[0];
+    if (!best->finished && !job->cut && !a->options->score) { /* cut text is never passed off as whole */
+        job->cut = 1;
+        snprintf(job->note, sizeof job->note, "the translation was cut after %zu tokens", best->n_ids);
+    }
+    if (!a->second) return;
+    routing_sentence *sentence = routing_begin(&a->routing, job->line);
+    if (!sentence) flow->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    else if (!best->finished) sentence->steps = best->n_ids; /* the end was never asked for */
+    job->extra = sentence;
+    if (!a->options->score) text_ids_set(&job->target_ids, best->ids, best->n_ids, &flow->trouble);
+}
+
+static moe_status app_line(program_flow *flow, text_job *job, const moe_result *result, moe_error *error) {
+    app *a = (app *)(void *)flow;
+    return a->options->common.json ? json_line(flow->front, a->options, job, result, error)
+                                   : plain_line(flow->front, a->options, job, result, error);
+}
+
+static void app_stats(const program_flow *f, const moe_session *session, double elapsed) {
+    moe_stats s = moe_session_stats(session);
+    fprintf(stderr,
+            "lines            %llu, %llu of them failed\n"
+            "source tokens    %llu (tag and end included); %llu of %llu pieces unknown to the vocabulary\n"
+            "target tokens    %llu (end included)\n"
+            "seconds          %.3f\n"
+            "target tokens/s  %.1f\n"
+            "decoder steps    %llu, %.1f rows each\n"
+            "peak memory      %.1f MiB resident, %.1f MiB of it the session's\n"
+            "kernels          %s\n"
+            "device           %s\n",
+            (unsigned long long)f->progress.lines, (unsigned long long)f->progress.failed,
+            (unsigned long long)s.source_tokens, (unsigned long long)f->unknown_pieces, (unsigned long long)f->pieces,
+            (unsigned long long)s.target_tokens, elapsed, elapsed > 0 ? (double)s.target_tokens / elapsed : 0.0,
+            (unsigned long long)s.steps, s.steps ? (double)s.rows / (double)s.steps : 0.0, program_resident(),
+            (double)s.bytes / 1048576.0, s.isa ? s.isa : "?", s.device ? s.device : "?");
+    if (s.device_bytes) fprintf(stderr, "device memory    %.1f MiB\n", (double)s.device_bytes / 1048576.0);
+    program_expert_stats(&s);
+}
+
+/* ==== 4. Routing ======================================================================================== */
+
+static int second_pull(void *user, int wait, moe_request *request) {
+    app *a = user;
+    (void)wait;
+    if (program_signal || a->trouble.code) return MOE_PULL_CANCEL;
+    text_job *job = a->next;
+    if (!job) return MOE_PULL_END;
+    a->next = job->next;
+    request->source = ids_of(&job->source_ids);
+    request->n_source = job->source_ids.length;
+    request->target = ids_of(&job->target_ids);
+    request->n_target = job->target_ids.length;
+    request->user = job;
+    if (a->options->raw) raw_target(a->options, &job->target_ids, request);
+    return MOE_PULL_REQUEST;
+}
+
+static void second_done(void *user, const moe_result *result) {
+    app *a = user;
+    text_job *job = result->user;
+    if (a->trouble.code) return;
+    job->finished = 1;
+    if (result->status) {
+        a->trouble.code = result->status;
+        snprintf(a->trouble.message, sizeof a->trouble.message, "line %llu has no routing: %.200s",
+                 (unsigned long long)job->line, result->message);
+    }
+    for (; !a->trouble.code && (job = text_queue_first(&a->translated)); text_queue_remove(&a->translated))
+        routing_put(&a->routing, job->extra, &a->trouble);
+}
+
+/* Score the translations that wait and write their routing. */
+static moe_status route_waiting(app *a, moe_error *error) {
+    a->next = a->translated.first;
+    a->waiting = 0;
+    moe_status status = moe_translate(a->second, second_pull, second_done, a, error);
+    if (a->trouble.code) *error = a->trouble;
+    if (program_signal) error->code = MOE_OK; /* that is said elsewhere */
+    return a->trouble.code ? a->trouble.code : program_signal ? MOE_OK : status;
+}
+
+/* A line is written: its ids join the translations that wait for their routing. */
+static moe_status app_leave(program_flow *flow, text_job *job, moe_error *error) {
+    app *a = (app *)(void *)flow;
+    if (!job->extra) return MOE_OK;
+    text_job *waits = text_queue_add(&a->translated);
+    if (!waits) {
+        *error = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+        return error->code;
+    }
+    text_ids source = waits->source_ids, target = waits->target_ids;
+    waits->line = job->line;
+    waits->extra = job->extra;
+    waits->source_ids = job->source_ids, job->source_ids = source;
+    waits->target_ids = job->target_ids, job->target_ids = target;
+    return ++a->waiting < a->second_batch ? MOE_OK : route_waiting(a, error);
+}
+
+/* Make the session that scores with the settings of `params`, and open the file. */
+static int begin_routing(app *a, const moe_session_params *params) {
+    const program_common *o = &a->options->common;
+    moe_session_params p = *params;
+    moe_error e;
+    p.device = "cpu";
+    p.beam = p.nbest = 1;
+    if (!a->options->score && p.max_target != a->options->longest) p.max_target++; /* for the end of what was cut */
+    p.rules = MOE_RULES_PAPER;
+    p.prune = p.coverage_penalty = p.rerank = 0;
+    p.min_target = 0;
+    p.log = NULL;
+    p.routing = routing_keep_of_job;
+    a->second_batch = (size_t)p.batch;
+    if (moe_session_new(a->flow.front->model, &p, &a->second, &e)) return program_complain("%s", e.message), EXIT_MODEL;
+    return program_routing_open(o, a->flow.front, &a->routing);
+}
+
+/* Write the rest of the routing if all went well; else remove the file. */
+static int end_routing(app *a, int status) {
+    moe_error e = { .code = MOE_OK };
+    if ((status == EXIT_DONE || status == EXIT_SOME_LINES) && a->translated.first) {
+        route_waiting(a, &e);
+        if (e.code) program_complain("%s", e.message);
+        if (e.code) status = e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+        else if (program_signal) status = 128 + (int)program_signal;
+    }
+    status = program_routing_close(&a->routing, status);
+    text_queue_free(&a->translated);
+    moe_session_free(a->second);
+    return status;
+}
+
+/* ==== 5. Self-test ====================================================================================== */
+
+typedef struct golden {
+    text_bytes got;     /* ids, as in golden.target_ids */
+    text_bytes message; /* empty, or why there are none */
+} golden;
+
+typedef struct self_test {
+    const text_front *front;
+    size_t n, next;
+    size_t source_ids, target_ids, language; /* metadata entries */
+    text_ids ids;
+    golden *results;
+    moe_error trouble;
+} self_test;
+
+static int self_test_pull(void *user, int wait, moe_request *request) {
+    self_test *t = user;
+    (void)wait;
+    if (program_signal) return MOE_PULL_CANCEL;
+    if (t->next == t->n) return MOE_PULL_END;
+    golden *g = &t->results[t->next];
+    moe_span ids = moe_model_meta_text(t->front->model, t->source_ids, t->next);
+    moe_span language = moe_model_meta_text(t->front->model, t->language, t->next);
+    char code[32];
+    snprintf(code, sizeof code, "%.*s", language.length < 31 ? (int)language.length : 31,
+             language.data ? language.data : "");
+    if (text_parse_ids(t->front, ids.data, ids.length, &t->ids, &t->trouble)) return MOE_PULL_CANCEL;
+    if (code[0] && text_language(t->front, code, &request->target_tag, &t->trouble)) return MOE_PULL_CANCEL;
+    request->source = ids_of(&t->ids);
+    request->n_source = t->ids.length;
+    request->user = g;
+    t->next++;
+    return MOE_PULL_REQUEST;
+}
+
+static void self_test_done(void *user, const moe_result *result) {
+    (void)user;
+    golden *g = result->user;
+    if (result->status) text_append_string(&g->message, result->message);
+    else if (result->n_hypotheses) text_append_ids(&g->got, result->hypotheses[0].ids, result->hypotheses[0].n_ids);
+}
+
+static int span_is(moe_span s, const text_bytes *b) {
+    return s.length == b->length && (!s.length || memcmp(s.data, b->data, s.length) == 0);
+}
+
+/* Text level: the tokeniser gives the stored ids for the stored source, and the stored text for the stored ids. */
+static const char *self_test_text(self_test *t, ptrdiff_t source, ptrdiff_t target, size_t i) {
+    const char *verdict = NULL;
+    moe_error e;
+    text_bytes out = { 0 };
+    moe_span text = moe_model_meta_text(t->front->model, (size_t)source, i);
+    moe_span ids = moe_model_meta_text(t->front->model, t->source_ids, i);
+    if (text_encode(t->front, text.data, text.length, &t->ids, &e)) return "SentencePiece refuses the source";
+    text_append_ids(&out, t->ids.data, t->ids.length);
+    if (!span_is(ids, &out)) verdict = "this version of SentencePiece cuts the source into other pieces";
+    if (!verdict) {
+        out.length = 0;
+        ids = moe_model_meta_text(t->front->model, t->target_ids, i);
+        if (text_parse_ids(t->front, ids.data, ids.length, &t->ids, &e) ||
+            text_decode(t->front, t->ids.data, t->ids.length, &out, &e) ||
+            !span_is(moe_model_meta_text(t->front->model, (size_t)target, i), &out))
+            verdict = "this version of SentencePiece joins the translation differently";
+    }
+    text_bytes_free(&out);
+    return verdict;
+}
+
+/* Verdict lines on stdout; the exit status. */
+static int run_self_test(const text_front *front, moe_session *session, const char *model) {
+    const moe_model *m = front->model;
+    ptrdiff_t source_ids = moe_model_meta_find(m, "golden.source_ids"),
+              target_ids = moe_model_meta_find(m, "golden.target_ids");
+    ptrdiff_t language = moe_model_meta_find(m, "golden.language"),
+              source_language = moe_model_meta_find(m, "golden.source_language");
+    ptrdiff_t source = moe_model_meta_find(m, "golden.source"), target = moe_model_meta_find(m, "golden.target");
+    size_t n = source_ids < 0 ? 0 : moe_model_meta_length(m, (size_t)source_ids);
+    if (!n || target_ids < 0 || language < 0 || moe_model_meta_length(m, (size_t)target_ids) != n ||
+        moe_model_meta_length(m, (size_t)language) != n) {
+        program_complain("%s: this model holds no sentences to test with (golden.*)", model);
+        return EXIT_MODEL;
+    }
+    self_test t = { .front = front,
+                    .n = n,
+                    .source_ids = (size_t)source_ids,
+                    .target_ids = (size_t)target_ids,
+                    .language = (size_t)language,
+                    .results = calloc(n, sizeof(golden)) };
+    if (!t.results) return program_complain("out of memory"), EXIT_MODEL;
+    int status = EXIT_DONE;
+    size_t failed = 0;
+    moe_error e;
+    if (moe_translate(session, self_test_pull, self_test_done, &t, &e)) {
+        if (!program_signal) program_file_error(model, t.trouble.code ? &t.trouble : &e);
+        status = program_signal ? 128 + (int)program_signal : EXIT_MODEL;
+    }
+    for (size_t i = 0; i < n && !status; i++) {
+        golden *g = &t.results[i];
+        moe_span wanted = moe_model_meta_text(m, t.target_ids, i), to = moe_model_meta_text(m, t.language, i);
+        moe_span from = source_language < 0 ? (moe_span){ "?", 1 } : moe_model_meta_text(m, (size_t)source_language, i);
+        const char *why = g->message.length          ? g->message.data
+                          : span_is(wanted, &g->got) ? NULL
+                                                     : "the translation differs";
+        if (!why && front->tokeniser && source >= 0 && target >= 0) why = self_test_text(&t, source, target, i);
+        text_bytes line = { 0 };
+        text_printf(&line, "%s %3zu  ", why ? "FAIL" : "ok  ", i + 1);
+        text_append_clean(&line, from.data, from.length);
+        text_append(&line, "-", 1);
+        text_append_clean(&line, to.data, to.length);
+        if (why) text_printf(&line, "  %s", why);
+        if (why && !g->message.length && !span_is(wanted, &g->got)) {
+            text_append_string(&line, "\n          wanted ");
+            text_append_clean(&line, wanted.data, wanted.length);
+            text_append_string(&line, "\n          got    ");
+            text_append(&line, g->got.data, g->got.length);
+        }
+        if (!line.failed) puts(line.data);
+        text_bytes_free(&line);
+        failed += why != NULL;
+    }
+    if (!status) {
+        moe_stats s = moe_session_stats(session);
+        printf("%zu sentences: %zu passed, %zu failed (kernels %s, SentencePiece %s)\n", n, n - failed, failed,
+               s.isa ? s.isa : "?", front->tokeniser ? spm_library_version() : "not used");
+        status = fflush(stdout) || ferror(stdout) ? EXIT_INPUT_OUTPUT : failed ? EXIT_SOME_LINES : EXIT_DONE;
+        if (status == EXIT_INPUT_OUTPUT) program_complain("standard output: %s", strerror(errno));
+    }
+    for (size_t i = 0; i < n; i++) text_bytes_free(&t.results[i].got), text_bytes_free(&t.results[i].message);
+    free(t.results);
+    text_ids_free(&t.ids);
+    return status;
+}
+
+/* ==== 6. Main =========================================================================================== */
+
+/* The work, once model and session are there. */
+static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params) {
+    const program_common *c = &o->common;
+    app a = { .options = o,
+              .flow = { .options = c,
+                        .front = front,
+                        .done_word = "translated",
+                        .split = o->split,
+                        .ask = app_ask,
+                        .see = app_see,
+                        .line = app_line,
+                        .stats = c->stats ? app_stats : NULL } };
+    a.flow.line_options = (text_options){ .ids = c->ids,
+                                          .pretokenized = c->pretokenized,
+                                          .truncate = c->truncate,
+                                          .pairs = o->score    ? "--score"
+                                                   : o->prefix ? "--prefix"
+                                                               : NULL,
+                                          .calm = !c->ids && !c->pretokenized && !o->score && !o->prefix,
+                                          .max_source = (size_t)params->max_source,
+                                          .max_target = (size_t)params->max_target + (size_t)(o->raw != 0) };
+    int status = -1;
+    if (c->routing) {
+        a.flow.leave = app_leave;
+        status = begin_routing(&a, params);
+    }
+    if (status < 0) status = program_flow_run(&a.flow, session);
+    return c->routing ? end_routing(&a, status) : status;
+}
+
+static int64_t meta_int(const moe_model *model, const char *key) {
+    ptrdiff_t i = moe_model_meta_find(model, key);
+    return i < 0 ? 0 : moe_model_meta_int(model, (size_t)i, 0);
+}
+
+/* The language tags that the options name. */
+static int choose_language(const options *o, const text_front *front, moe_session_params *params) {
+    const int source_too = meta_int(front->model, "source.tag") == 2;
+    moe_error e;
+    if (o->source && text_language(front, o->source, &params->source_tag, &e))
+        return program_complain("-s: %s", e.message), EXIT_USAGE;
+    if (o->target && text_language(front, o->target, &params->target_tag, &e))
+        return program_complain("-t: %s", e.message), EXIT_USAGE;
+    if (o->raw || o->self_test || !moe_model_language_count(front->model)) return 0;
+    if (!o->target) return program_ask_language(front, "-t which language to translate into");
+    if (source_too && !o->source) return program_ask_language(front, "-s which language the lines are in");
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    options o;
+    int status = program_begin("moe-translate");
+    if (status < 0) status = parse_options(argc, argv, &o);
+    if (status >= 0) return status;
+    program_handle_signals();
+
+    text_front front;
+    const program_common *c = &o.common;
+    status = program_open(c, MOE_MODEL_TRANSLATION, o.self_test ? TEXT_IF_THERE : program_level(c), &front);
+    if (status >= 0) return status;
+    moe_session_params params = moe_session_params_default(front.model);
+    moe_session *session = NULL;
+    apply_options(&o, &params);
+    o.end = (int32_t)meta_int(front.model, "token.eos");
+    if (o.raw) front.source_extra = 0; /* lines are complete */
+    o.longest = (int)meta_int(front.model, "limit.target");
+    if (o.score && c->max_len < 0 && o.longest > params.max_target)
+        params.max_target = o.longest; /* which may be longer than what is translated by itself */
+    status = choose_language(&o, &front, &params);
+    if (!status) status = program_session(c, front.model, &params, "a translation", &session);
+    if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
+    moe_session_free(session);
+    text_close(&front);
+    return status;
+}

@@ -1,0 +1,566 @@
+/* program.c - program.h says what this is and has the contracts. The sections have the same numbers. */
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+
+#include "tools/programs/program.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- 1. Begin and end ---------------------------------------------------------------------------------- */
+
+volatile sig_atomic_t program_signal; /* global: a signal handler can reach nothing else */
+static const char *program_name = "moe";
+static int closed[3]; /* standard streams that were closed when the program began */
+
+static char temporary[4096]; /* the name of a file that grows, "": there is none */
+
+static void on_signal(int number) {
+    if (program_signal) { /* the second ends a run that is stuck, in a write for instance */
+        if (*temporary) unlink(temporary);
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    program_signal = number;
+}
+
+int program_begin(const char *name) {
+    program_name = name;
+    signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error of write() with a message */
+    for (int fd = 0; fd < 3; fd++) {
+        closed[fd] = fcntl(fd, F_GETFD) < 0 && errno == EBADF;
+        if (closed[fd] && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) return EXIT_INPUT_OUTPUT;
+    }
+    return -1;
+}
+
+void program_handle_signals(void) {
+    struct sigaction stop = { 0 }, hangup;
+    stop.sa_handler = on_signal;
+    stop.sa_flags = SA_RESTART;
+    sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGTERM, &stop, NULL);
+    if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &stop, NULL); /* nohup */
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of write() with a message */
+}
+
+double program_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+double program_resident(void) {
+    struct rusage use;
+    if (getrusage(RUSAGE_SELF, &use)) return 0;
+#ifdef __APPLE__
+    return (double)use.ru_maxrss / 1048576.0; /* bytes there, KiB elsewhere */
+#else
+    return (double)use.ru_maxrss / 1024.0;
+#endif
+}
+
+void program_expert_stats(const moe_stats *s) {
+    if (s->expert_visits)
+        fprintf(stderr, "experts          %.2f tokens per visit (%llu pairs of a token and an expert, %llu visits)\n",
+                (double)s->expert_pairs / (double)s->expert_visits, (unsigned long long)s->expert_pairs,
+                (unsigned long long)s->expert_visits);
+    if (s->experts)
+        fprintf(stderr, "experts held     %llu of %llu\n", (unsigned long long)s->experts_held,
+                (unsigned long long)s->experts);
+    if (s->experts_held < s->experts)
+        fprintf(stderr, "experts fetched  %llu times (%.1f MiB); %llu visits found theirs\n",
+                (unsigned long long)s->expert_fetches, (double)s->expert_fetch_bytes / 1048576.0,
+                (unsigned long long)s->expert_hits);
+}
+
+/* ---- 2. Messages --------------------------------------------------------------------------------------- */
+
+static int progress_shown;
+
+void program_progress_hide(void) {
+    if (progress_shown) fputs("\r\033[K", stderr);
+    progress_shown = 0;
+}
+
+void program_progress_show(program_progress *p) {
+    if (!p->on) return;
+    double now = program_seconds();
+    if (now - p->last < 0.2) return;
+    p->last = now;
+    fprintf(stderr, "\r%llu lines, %.0f tokens/s\033[K", (unsigned long long)p->lines,
+            (double)p->tokens / (now - p->begin > 1e-3 ? now - p->begin : 1e-3));
+    fflush(stderr);
+    progress_shown = 1;
+}
+
+static void say(const char *format, va_list arguments, const char *end) {
+    program_progress_hide();
+    fprintf(stderr, "%s: ", program_name);
+    vfprintf(stderr, format, arguments);
+    fputs(end, stderr);
+}
+
+void program_complain(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say(format, arguments, "\n");
+    va_end(arguments);
+}
+
+int program_usage_error(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say(format, arguments, "; see ");
+    va_end(arguments);
+    fprintf(stderr, "%s --help\n", program_name);
+    return EXIT_USAGE;
+}
+
+int program_file_error(const char *file, const moe_error *error) {
+    char line[512];
+    program_complain("%s", text_file_error(file, error, line, sizeof line));
+    return error->code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+}
+
+static void log_line(void *user, const char *message) {
+    (void)user;
+    program_complain("%s", message);
+}
+
+/* ---- 3. Options ---------------------------------------------------------------------------------------- */
+
+int program_int(const char *name, const char *text, int low, int high, int *out) {
+    char *end;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    if (end == text || *end || errno || value < low || value > high)
+        return program_usage_error("--%s wants a whole number from %d to %d, not '%s'", name, low, high, text);
+    *out = (int)value;
+    return -1;
+}
+
+int program_float(const char *name, const char *text, float *out) {
+    char *end;
+    float value = strtof(text, &end);
+    if (end == text || *end || !isfinite(value) || value < 0.0f)
+        return program_usage_error("--%s wants a number that is not negative, not '%s'", name, text);
+    *out = value;
+    return -1;
+}
+
+static int parse_seed(program_common *o, const char *text) {
+    char *end;
+    errno = 0;
+    o->noise_seed = strtoull(text, &end, 10);
+    if (end == text || *end || errno || *text < '0' || *text > '9')
+        return program_usage_error("--noise wants a seed, a whole number from 0, not '%s'", text);
+    o->noise = 1;
+    return -1;
+}
+
+static int parse_gating(program_common *o, const char *name) {
+    moe_gate ignored;
+    if (!moe_gate_parse(name, &ignored))
+        return program_usage_error("--gating is softmax, topk, threshold or batchwise, not '%s'", name);
+    o->gating = name;
+    return -1;
+}
+
+int program_option(program_common *o, int c) {
+    switch (c) {
+    case 'm': o->model = optarg; break;
+    case 'i': o->input = optarg; break;
+    case 'o': o->output = optarg; break;
+    case 'q': o->quiet = 1; break;
+    case 'v': o->verbose = 1; break;
+    case PROGRAM_THREADS: return program_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads);
+    case PROGRAM_BATCH: return program_int("batch", optarg, 1, 4096, &o->batch);
+    case PROGRAM_MAX_LEN: return program_int("max-len", optarg, 4, 1 << 16, &o->max_len);
+    case PROGRAM_GATING: return parse_gating(o, optarg);
+    case PROGRAM_NOISE: return parse_seed(o, optarg);
+    case PROGRAM_ISA: o->isa = optarg; break;
+    case PROGRAM_NO_MMAP: o->no_mmap = 1; break;
+    case PROGRAM_NO_VERIFY: o->no_verify = 1; break;
+    case PROGRAM_ROUTING: o->routing = optarg; break;
+    case PROGRAM_JSON: o->json = 1; break;
+    case PROGRAM_STATS: o->stats = 1; break;
+    case PROGRAM_IDS: o->ids = 1; break;
+    case PROGRAM_PRETOKENIZED: o->pretokenized = 1; break;
+    case PROGRAM_TRUNCATE: o->truncate = 1; break;
+    case 'h': o->usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+    case 'V':
+        printf("%s %s (SentencePiece %s; kernels: %s)\n", program_name, moe_version(), spm_library_version(),
+               moe_isa_names());
+        return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+    default: fprintf(stderr, "Try %s --help\n", program_name); return EXIT_USAGE; /* getopt said why */
+    }
+    return -1;
+}
+
+int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind) {
+    static const char *const words[] = {
+        [MOE_MODEL_TRANSLATION] = "a translation model; moe-translate reads it, and scores translations with --score",
+        [MOE_MODEL_LANGUAGE] = "a language model; moe-score reads it",
+        [MOE_MODEL_CLASSIFIER] = "a classifier; moe-classify reads it",
+    };
+    moe_model_kind is = moe_model_get_kind(model);
+    if (is == kind) return -1;
+    program_complain("%s is %s", path, words[is]);
+    return EXIT_USAGE;
+}
+
+int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front) {
+    const moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 0 };
+    moe_error e;
+    if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
+    int status = program_check_kind(o->model, front->model, kind);
+    if (status < 0 && text_open_tokeniser(front, level, &e)) {
+        program_file_error(o->model, &e);
+        status = EXIT_MODEL;
+    }
+    if (status >= 0) text_close(front);
+    return status;
+}
+
+int program_ask_language(const text_front *front, const char *what) {
+    text_bytes known = { 0 };
+    text_languages(front, &known);
+    program_complain("say with %s; this model knows: %s", what, known.failed ? "" : known.data);
+    text_bytes_free(&known);
+    return EXIT_USAGE;
+}
+
+text_level program_level(const program_common *o) {
+    if (o->ids) return o->routing ? TEXT_IF_THERE : TEXT_IDS_ONLY; /* routing names the tokens */
+    return o->pretokenized ? TEXT_PIECES : TEXT_REQUIRED;
+}
+
+void program_apply(const program_common *o, moe_session_params *p) {
+    if (o->threads > 0) p->threads = o->threads;
+    if (o->batch > 0) p->batch = o->batch;
+    if (o->max_len > 0) p->max_source = p->max_target = o->max_len;
+    if (o->isa) p->isa = o->isa;
+    if (o->verbose) p->log = log_line;
+    p->gating = o->gating;
+    p->noise = o->noise;
+    p->noise_seed = o->noise_seed;
+}
+
+int program_session(const program_common *o, const moe_model *model, const moe_session_params *params, const char *unit,
+                    moe_session **session) {
+    moe_error e;
+    moe_status made = moe_session_new(model, params, session, &e);
+    if (made)
+        return program_complain("%s", e.message),
+               made == MOE_ERROR_ARGUMENT || made == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
+    if (!o->quiet && params->gating && strcmp(params->gating, moe_gate_name(MOE_GATE_BATCHWISE)) == 0)
+        program_complain("batchwise gating: %s depends on what shares its batch", unit);
+    return -1;
+}
+
+/* ---- 4. Input and output ------------------------------------------------------------------------------- */
+
+void program_write(program_output *out, const char *data, size_t length) {
+    size_t done = 0;
+    while (done < length && !out->error) {
+        ssize_t n = write(out->fd, data + done, length - done);
+        if (n >= 0) {
+            done += (size_t)n;
+        } else if (errno == EAGAIN) { /* someone made the pipe non-blocking */
+            struct pollfd room = { .fd = out->fd, .events = POLLOUT };
+            poll(&room, 1, -1);
+        } else if (errno != EINTR) {
+            out->error = errno;
+        }
+    }
+    size_t whole = done;
+    while (whole && data[whole - 1] != '\n') whole--;
+    for (size_t i = 0; i < whole; i++) out->lines += data[i] == '\n';
+    out->good += (off_t)whole;
+    if (whole < done && out->ours && ftruncate(out->fd, out->good)) { /* it stays, then; the exit status tells */
+    }
+}
+
+static int same_file(const struct stat *x, const struct stat *y) {
+    return S_ISREG(x->st_mode) && x->st_dev == y->st_dev && x->st_ino == y->st_ino;
+}
+
+int program_same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return a && b && !stat(a, &x) && !stat(b, &y) && same_file(&x, &y);
+}
+
+int program_is_open_file(int fd, const char *path) {
+    struct stat x, y;
+    return !fstat(fd, &x) && !stat(path, &y) && same_file(&x, &y);
+}
+
+/* What `path` would overwrite, or NULL. */
+static const char *would_overwrite(const program_common *o, const char *path, int in) {
+    if (program_is_open_file(in, path)) return "input";
+    if (program_same_file(path, o->model)) return "model";
+    return NULL;
+}
+
+/* The file for -o, which is emptied once it is known to be neither input nor model, nor another program's output. */
+static int open_output(const program_common *o, int in, program_output *out) {
+    struct stat kind;
+    const char *victim;
+    out->name = o->output;
+    out->fd = open(o->output, O_WRONLY | O_CREAT, 0666);
+    if (out->fd < 0) return program_complain("%s: %s", o->output, strerror(errno)), EXIT_INPUT_OUTPUT;
+    if ((victim = would_overwrite(o, o->output, in))) {
+        program_complain("%s: this is the %s, and would be overwritten", o->output, victim);
+        return EXIT_USAGE;
+    }
+    out->ours = !fstat(out->fd, &kind) && S_ISREG(kind.st_mode);
+    if (out->ours && flock(out->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
+        program_complain("%s: another program is writing to it", o->output);
+        return EXIT_INPUT_OUTPUT;
+    }
+    if (out->ours && ftruncate(out->fd, 0)) {
+        program_complain("%s: %s", o->output, strerror(errno));
+        return EXIT_INPUT_OUTPUT;
+    }
+    return -1;
+}
+
+int program_open_streams(const program_common *o, int *in, program_output *out) {
+    const char *victim;
+    *in = STDIN_FILENO;
+    *out = (program_output){ .fd = STDOUT_FILENO, .name = "standard output" };
+    if (o->input && (*in = open(o->input, O_RDONLY)) < 0)
+        return program_complain("%s: %s", o->input, strerror(errno)), EXIT_INPUT_OUTPUT;
+    if (!o->input && closed[0]) return program_complain("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
+    if (!o->output && closed[1]) return program_complain("standard output is closed; use -o FILE"), EXIT_INPUT_OUTPUT;
+    if (o->routing && (victim = would_overwrite(o, o->routing, *in))) {
+        program_complain("%s: this is the %s, and would be overwritten", o->routing, victim);
+        return EXIT_USAGE;
+    }
+    int status = o->output ? open_output(o, *in, out) : -1;
+    if (status < 0 && o->output && o->routing && program_same_file(o->output, o->routing)) {
+        program_complain("%s: --routing wants a file of its own", o->routing);
+        status = EXIT_USAGE;
+    }
+    return status;
+}
+
+int program_close_streams(const program_common *o, int in, program_output *out, int status) {
+    if (o->output && out->fd >= 0 && close(out->fd) && (!status || status == EXIT_SOME_LINES)) {
+        program_complain("%s: %s", o->output, strerror(errno)); /* network file systems report a full disk here */
+        status = EXIT_INPUT_OUTPUT;
+    }
+    if (o->input && in >= 0) close(in);
+    return status;
+}
+
+int program_stopped(const program_common *o, const program_output *out) {
+    if (!o->quiet)
+        program_complain("stopped by signal %d; %llu whole lines were written", (int)program_signal,
+                         (unsigned long long)out->lines);
+    return 128 + (int)program_signal;
+}
+
+int program_save(const char *path, const char *data, size_t length) {
+    moe_output *out = NULL;
+    moe_error e;
+    moe_status status = moe_output_open(path, NULL, &out, &e);
+    if (!status && (status = moe_output_write(out, data, length, &e))) moe_output_close(out, 0, NULL);
+    else if (!status) status = moe_output_close(out, 1, &e);
+    return status ? program_file_error(path, &e) : EXIT_DONE;
+}
+
+int program_routing_open(const program_common *o, const text_front *front, routing_file *file) {
+    moe_error e;
+    if (!o->routing) return -1;
+    if (routing_open(file, front, o->routing, o->gating, &e)) return program_file_error(o->routing, &e);
+    const char *name = moe_output_temporary(file->out);
+    snprintf(temporary, sizeof temporary, "%s", name ? name : "");
+    return -1;
+}
+
+int program_routing_close(routing_file *file, int status) {
+    int fine = status == EXIT_DONE || status == EXIT_SOME_LINES;
+    moe_error e;
+    const moe_status closing = routing_close(file, fine, &e);
+    *temporary = 0;
+    if (!closing || !fine) return status;
+    program_complain("%s", e.message);
+    return e.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+}
+
+/* ---- 5. Flow ------------------------------------------------------------------------------------------- */
+
+static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+
+static int must_stop(const program_flow *f) {
+    return program_signal || f->out.error || f->read_error || f->trouble.code;
+}
+
+/* Write all lines that are final now, in one write. */
+static void drain(program_flow *f) {
+    text_bytes *block = &f->block;
+    size_t whole = 0; /* bytes of whole lines */
+    for (text_job *job; !f->trouble.code && (job = text_queue_first(&f->queue)); text_queue_remove(&f->queue)) {
+        if (job->failed || (job->cut && !f->options->quiet))
+            program_complain("line %llu: %s", (unsigned long long)job->line, job->note);
+        if (block->length > whole && job->output.length) text_append(block, " ", 1);
+        text_append(block, job->output.data, job->output.length);
+        f->line_failed |= job->failed;
+        if (!job->more) {
+            text_append(block, "\n", 1);
+            whole = block->length;
+            f->progress.failed += (uint64_t)(f->line_failed != 0);
+            f->progress.lines++;
+            f->line_failed = 0;
+        }
+        if (f->leave && f->leave(f, job, &f->trouble)) break;
+    }
+    if (block->failed) {
+        f->trouble = no_memory;
+        return;
+    }
+    if (whole) {
+        program_write(&f->out, block->data, whole);
+        memmove(block->data, block->data + whole, block->length -= whole);
+    }
+    program_progress_show(&f->progress);
+}
+
+static void finish(program_flow *f, text_job *job, const moe_result *result) {
+    moe_error e = no_memory;
+    moe_status status = f->line(f, job, result, &e);
+    if (status || job->output.failed) {
+        f->trouble = status ? e : no_memory;
+        return;
+    }
+    job->finished = 1;
+    drain(f);
+}
+
+static int is_long(const program_flow *f, const text_line *line) {
+    const size_t length = line->length, most = (size_t)f->split;
+    char why[64];
+    if (!most || length <= most) return 0;
+    text_line_usable(line, why, sizeof why);
+    return !*why && text_utf8_count(line->data, length) > most;
+}
+
+/* The next line, or the next sentence of a long one; *more: others follow. */
+static text_read next_text(program_flow *f, int wait, text_line *line, int *more) {
+    *more = 0;
+    if (!f->rest.length) {
+        text_read state = text_reader_next(&f->reader, wait, line);
+        if (state != TEXT_READ_LINE || !is_long(f, line)) return state;
+        f->rest = *line;
+    }
+    *line = f->rest;
+    line->length = text_sentence(line->data, line->length);
+    f->rest.data += line->length;
+    f->rest.length -= line->length;
+    *more = f->rest.length > 0;
+    return TEXT_READ_LINE;
+}
+
+static int flow_pull(void *user, int wait, moe_request *request) {
+    program_flow *f = user;
+    for (;;) {
+        int more;
+        text_line line;
+        if (must_stop(f)) return MOE_PULL_CANCEL;
+        switch (next_text(f, wait, &line, &more)) {
+        case TEXT_READ_LINE: break;
+        case TEXT_READ_LATER: return MOE_PULL_LATER;
+        case TEXT_READ_END: return MOE_PULL_END;
+        case TEXT_READ_STOP: return MOE_PULL_CANCEL;
+        default: f->read_error = errno; return MOE_PULL_CANCEL;
+        }
+        text_job *job = text_queue_add(&f->queue);
+        if (!job) {
+            f->trouble = no_memory;
+            return MOE_PULL_CANCEL;
+        }
+        job->more = more;
+        if (text_job_prepare(f->front, &f->line_options, &line, job, &f->trouble)) return MOE_PULL_CANCEL;
+        if (job->failed || (job->blank && !f->blank_too)) {
+            finish(f, job, NULL);
+            continue;
+        }
+        f->pieces += job->source_ids.length;
+        for (size_t i = 0; i < job->source_ids.length; i++)
+            f->unknown_pieces += (uint64_t)text_is_unknown(f->front, job->source_ids.data[i]);
+        request->user = job;
+        f->ask(f, job, request);
+        return must_stop(f) ? MOE_PULL_CANCEL : MOE_PULL_REQUEST;
+    }
+}
+
+static void flow_done(void *user, const moe_result *result) {
+    program_flow *f = user;
+    text_job *job = result->user;
+    if (must_stop(f)) return;
+    if (result->status) {
+        job->failed = 1;
+        snprintf(job->note, sizeof job->note, "%s", result->message);
+    } else if (result->n_hypotheses) {
+        f->progress.tokens += result->hypotheses[0].n_ids + (result->hypotheses[0].finished != 0);
+        f->see(f, job, result);
+    }
+    finish(f, job, result);
+}
+
+static int flow_through(program_flow *f, moe_session *session) {
+    const program_common *o = f->options;
+    if (!o->quiet && isatty(f->reader.fd) && isatty(STDERR_FILENO))
+        fputs("One sentence per line; end with ^D.\n", stderr);
+    f->progress.on = !o->quiet && isatty(STDERR_FILENO) && !isatty(f->out.fd) && !isatty(f->reader.fd);
+    f->progress.begin = program_seconds();
+
+    moe_error e = { .code = MOE_OK };
+    moe_status status = moe_translate(session, flow_pull, flow_done, f, &e);
+    double elapsed = program_seconds() - f->progress.begin;
+    program_progress_hide();
+
+    if (f->out.error) {
+        program_complain("%s: %s; %llu whole lines were written", f->out.name, strerror(f->out.error),
+                         (unsigned long long)f->out.lines);
+        return EXIT_INPUT_OUTPUT;
+    }
+    if (f->read_error) {
+        program_complain("%s: %s, after line %llu", o->input ? o->input : "standard input", strerror(f->read_error),
+                         (unsigned long long)f->reader.lines);
+        return EXIT_INPUT_OUTPUT;
+    }
+    if (f->trouble.code)
+        return program_complain("%s", f->trouble.message),
+               f->trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+    if (program_signal) return program_stopped(o, &f->out);
+    if (status) return program_complain("%s", e.message), EXIT_MODEL;
+    if (f->stats) f->stats(f, session, elapsed);
+    if (f->progress.failed)
+        program_complain("%llu of %llu lines could not be %s", (unsigned long long)f->progress.failed,
+                         (unsigned long long)f->progress.lines, f->done_word);
+    return f->progress.failed ? EXIT_SOME_LINES : EXIT_DONE;
+}
+
+int program_flow_run(program_flow *f, moe_session *session) {
+    int in, status = program_open_streams(f->options, &in, &f->out);
+    text_reader_init(&f->reader, in, &program_signal);
+    if (status < 0) status = flow_through(f, session);
+    status = program_close_streams(f->options, in, &f->out, status);
+    text_reader_free(&f->reader);
+    text_queue_free(&f->queue);
+    text_bytes_free(&f->block);
+    return status;
+}

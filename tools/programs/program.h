@@ -1,0 +1,233 @@
+/* program.h - the parts of all programs that a user sees: options, messages, whole lines out, signals, exit statuses.
+ *
+ *   program_common   the options that several programs have, with their words in --help
+ *   program_output   stdout or -o: whole lines, or an error
+ *   program_flow     lines in, moe_translate, lines out, in order; moe-translate.c and moe-score.c are examples
+ *
+ * Unlike text.c this prints: to standard error, under the name that program_begin was given. Functions that return int
+ * return an exit status, or -1: go on.
+ */
+#ifndef PROGRAM_H
+#define PROGRAM_H
+
+#include "moe.h"
+#include "tools/programs/routing.h"
+#include "tools/text/text.h"
+
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+#ifdef __GNUC__
+#define PROGRAM_PRINTF(string, first) __attribute__((format(printf, string, first)))
+#else
+#define PROGRAM_PRINTF(string, first)
+#endif
+
+/* ---- 1. Begin and end ---------------------------------------------------------------------------------- */
+
+enum { EXIT_DONE = 0, EXIT_SOME_LINES = 1, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
+
+#define PROGRAM_HELP_EXIT(done, some)                                               \
+    "Exit status: 0 " done ", 1 " some ",\n"                                        \
+    "2 usage, 3 model or memory, 4 input or output, 128 + N stopped by signal N.\n"
+
+extern volatile sig_atomic_t program_signal; /* the number of a signal that asked to stop, or 0 */
+
+/* The first call of main. A standard stream that is closed would lend its number to the next file opened, and a model
+ * at descriptor 1 would be written to. So this opens /dev/null in its place, for input so that it cannot be read and
+ * for output so that it cannot be written, and remembers that it was closed. */
+int program_begin(const char *name);
+/* The first SIGHUP, SIGINT or SIGTERM sets program_signal, the second ends the program. */
+void program_handle_signals(void);
+double program_seconds(void);
+double program_resident(void);                     /* MiB, the largest so far */
+void program_expert_stats(const moe_stats *stats); /* statistics of experts, if any, to standard error */
+
+/* ---- 2. Messages --------------------------------------------------------------------------------------- */
+
+PROGRAM_PRINTF(1, 2)
+void program_complain(const char *format, ...); /* "NAME: ...", a line; progress goes out of the way */
+PROGRAM_PRINTF(1, 2) int program_usage_error(const char *format, ...); /* with "; see NAME --help"; gives EXIT_USAGE */
+/* Complain of a file that could not be used; gives EXIT_MODEL, or EXIT_INPUT_OUTPUT where the system refused. */
+int program_file_error(const char *file, const moe_error *error);
+
+typedef struct program_progress {
+    int on;
+    double begin, last;
+    uint64_t lines, failed, tokens;
+} program_progress;
+
+void program_progress_show(program_progress *p);
+void program_progress_hide(void);
+
+/* ---- 3. Options ---------------------------------------------------------------------------------------- */
+
+int program_int(const char *name, const char *text, int low, int high, int *out);
+int program_float(const char *name, const char *text, float *out); /* not negative */
+
+typedef struct program_common {
+    void (*usage)(FILE *to); /* set by the program */
+    const char *model, *input, *output, *routing, *isa, *gating;
+    int threads, batch, max_len; /* -1: not given */
+    int noise;
+    uint64_t noise_seed;
+    int ids, pretokenized, truncate, json, stats, quiet, verbose, no_mmap, no_verify;
+} program_common;
+
+enum {
+    PROGRAM_THREADS = 1000,
+    PROGRAM_BATCH,
+    PROGRAM_ISA,
+    PROGRAM_NO_MMAP,
+    PROGRAM_NO_VERIFY,
+    PROGRAM_GATING,
+    PROGRAM_NOISE,
+    PROGRAM_ROUTING,
+    PROGRAM_JSON,
+    PROGRAM_STATS,
+    PROGRAM_IDS,
+    PROGRAM_PRETOKENIZED,
+    PROGRAM_TRUNCATE,
+    PROGRAM_MAX_LEN
+};
+
+#define PROGRAM_SHORT "m:o:vqhV"
+#define PROGRAM_OPTIONS                                                                                               \
+    { "model", required_argument, NULL, 'm' }, { "output", required_argument, NULL, 'o' },                            \
+        { "verbose", no_argument, NULL, 'v' }, { "quiet", no_argument, NULL, 'q' },                                   \
+        { "threads", required_argument, NULL, PROGRAM_THREADS }, { "batch", required_argument, NULL, PROGRAM_BATCH }, \
+        { "isa", required_argument, NULL, PROGRAM_ISA }, { "no-mmap", no_argument, NULL, PROGRAM_NO_MMAP },           \
+        { "no-verify", no_argument, NULL, PROGRAM_NO_VERIFY }, { "help", no_argument, NULL, 'h' },                    \
+        { "version", no_argument, NULL, 'V' }
+#define PROGRAM_GATE_OPTIONS                                                                                      \
+    { "gating", required_argument, NULL, PROGRAM_GATING }, { "noise", required_argument, NULL, PROGRAM_NOISE }, { \
+        "routing", required_argument, NULL, PROGRAM_ROUTING                                                       \
+    }
+#define PROGRAM_STREAM_OPTIONS                                                                \
+    { "input", required_argument, NULL, 'i' }, { "json", no_argument, NULL, PROGRAM_JSON }, { \
+        "stats", no_argument, NULL, PROGRAM_STATS                                             \
+    }
+#define PROGRAM_LINE_OPTIONS                                                                                \
+    { "ids", no_argument, NULL, PROGRAM_IDS }, { "pretokenized", no_argument, NULL, PROGRAM_PRETOKENIZED }, \
+        { "truncate", no_argument, NULL, PROGRAM_TRUNCATE }, {                                              \
+        "max-len", required_argument, NULL, PROGRAM_MAX_LEN                                                 \
+    }
+
+#define PROGRAM_HELP_GATES(unit)                                                           \
+    "Gates\n"                                                                              \
+    "      --gating NAME         use this gate in every mixture instead of the\n"          \
+    "                            model's own: softmax, topk, threshold or batchwise.\n"    \
+    "                            With batchwise a result depends on the other lines\n"     \
+    "                            of its batch\n"                                           \
+    "      --noise SEED          add noise to the gates' logits, as in training (eq\n"     \
+    "                            4). SEED and the text alone decide it, so the batch\n"    \
+    "                            makes no difference (default: no noise)\n"                \
+    "      --routing FILE        write which experts every " unit " went to, with their\n" \
+    "                            weights: JSON lines for moe-routing. FILE appears at\n"   \
+    "                            the end, whole, or not at all; a pipe is written as\n"    \
+    "                            lines come\n"
+
+#define PROGRAM_HELP_VERIFY                                                              \
+    "      --no-verify           do not look for damage first. In a model larger than\n" \
+    "                            64 MiB only moe-info --check looks\n"
+
+#define PROGRAM_HELP_SPEED(units)                                                                            \
+    "Speed (the output has the same bytes whatever these say)\n"                                             \
+    "      --threads N           threads that compute (default: one per processor)\n"                        \
+    "      --batch N             " units " at once\n"                                                        \
+    "      --no-mmap             read the model into memory of its own, do not map it\n" PROGRAM_HELP_VERIFY \
+    "      --isa NAME            kernels to use (default: MOE_ISA, else the best ones\n"                     \
+    "                            that this machine can run)\n"                                               \
+    "\n"                                                                                                     \
+    "  -h, --help                this text\n"                                                                \
+    "  -V, --version             version of moe and of SentencePiece, and the kernels\n"                     \
+    "                            of this build\n"
+
+/* Takes an option from getopt that the program does not handle itself; --help and --version end here. */
+int program_option(program_common *o, int c);
+/* Open the model as the options say; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it is of another kind. */
+int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front);
+/* -1 if the model is of this kind. Else a complaint, which names its kind and the program for it, and EXIT_USAGE. */
+int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind);
+/* "say with WHAT; this model knows: de en"; gives EXIT_USAGE. */
+int program_ask_language(const text_front *front, const char *what);
+/* The kind of tokeniser that the program's lines need. */
+text_level program_level(const program_common *o);
+/* Copy the options for threads, batch, kernels, gates, noise, log and longest line into the parameters. */
+void program_apply(const program_common *o, moe_session_params *params);
+/* A session, or a complaint and the exit status. `unit` names the thing that depends on its batch under batchwise
+ * gating: "a translation". */
+int program_session(const program_common *o, const moe_model *model, const moe_session_params *params, const char *unit,
+                    moe_session **session);
+
+/* ---- 4. Input and output ------------------------------------------------------------------------------- */
+
+typedef struct program_output {
+    int fd;
+    const char *name;
+    int ours;       /* opened for -o, a regular file: a partial line can be taken back */
+    off_t good;     /* bytes up to the end of the last whole line                      */
+    uint64_t lines; /* whole lines written                                             */
+    int error;      /* errno of the failure that ended output                          */
+} program_output;
+
+/* Write all of `data`, which is whole lines, or set the error. */
+void program_write(program_output *out, const char *data, size_t length);
+/* Open both, or complain. Input, model and routing file are refused as output. */
+int program_open_streams(const program_common *o, int *in, program_output *out);
+/* `status`: the exit status so far. Complains where closing fails; gives the exit status. */
+int program_close_streams(const program_common *o, int in, program_output *out, int status);
+/* Tells, unless --quiet, that program_signal came and how many lines are written; gives the exit status. */
+int program_stopped(const program_common *o, const program_output *out);
+int program_same_file(const char *a, const char *b); /* 1 if both are one and the same regular file */
+int program_is_open_file(int fd, const char *path);  /* the same for the file that is open at fd */
+
+/* Write a file with this content, whole or not at all (moe_output): -1, or a complaint and the exit status. */
+int program_save(const char *path, const char *data, size_t length);
+
+/* The file of --routing, if it is wanted: -1, or a complaint and the exit status. */
+int program_routing_open(const program_common *o, const text_front *front, routing_file *file);
+/* Close it; it stays if `status` says that all went well. Gives the exit status. */
+int program_routing_close(routing_file *file, int status);
+
+
+/* ---- 5. Flow ------------------------------------------------------------------------------------------- */
+
+/* moe_translate pulls a request whenever it has room for another. Each pull reads a line and queues a job; a finished
+ * job waits in the queue until those before it are finished, then leaves at once. A line that cannot be used is a job
+ * that is finished from the start, so it keeps its place. A line that is split is several jobs in a row. The program
+ * sets the first part, zero the rest. */
+typedef struct program_flow program_flow;
+struct program_flow {
+    const program_common *options;
+    const text_front *front;
+    text_options line_options;
+    const char *done_word; /* "translated" */
+    int blank_too;         /* an empty line is a request as well */
+    int split;             /* lines of more characters than this go sentence by sentence; 0: every line stays whole */
+    void (*ask)(program_flow *flow, text_job *job, moe_request *request);     /* fill the request: ids and all else */
+    void (*see)(program_flow *flow, text_job *job, const moe_result *result); /* a result with a hypothesis */
+    moe_status (*line)(program_flow *flow, text_job *job, const moe_result *result,
+                       moe_error *error); /* job->output; NULL: no result */
+    moe_status (*leave)(program_flow *flow, text_job *job,
+                        moe_error *error); /* in order, as the line is written; may be NULL */
+    void (*stats)(const program_flow *flow, const moe_session *session, double seconds);
+
+    text_reader reader;
+    text_queue queue;
+    text_bytes block; /* lines on their way to one write; parts of a line wait in it for the others */
+    text_line rest;   /* of a line that is split; it lies in the reader */
+    int line_failed;  /* a part of the line that is leaving */
+    program_output out;
+    program_progress progress;
+    uint64_t pieces, unknown_pieces; /* of the ids that were asked for */
+    int read_error;                  /* errno */
+    moe_error trouble;               /* code set: memory ran out, or worse */
+};
+
+/* Does everything from opening input and output to the last complaint; gives the exit status. */
+int program_flow_run(program_flow *flow, moe_session *session);
+
+#endif /* PROGRAM_H */

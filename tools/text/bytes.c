@@ -1,0 +1,168 @@
+/* bytes.c - see bytes.h for the contracts. The sections have the same numbers. */
+#include "tools/text/bytes.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- 1. Growable bytes --------------------------------------------------------------------------------- */
+
+int text_room(text_bytes *bytes, size_t more) {
+    if (bytes->failed) return 0;
+    size_t need = bytes->length + more + 1;
+    if (need <= more) return bytes->failed = 1, 0;
+    if (need <= bytes->capacity) return 1;
+    size_t wanted = bytes->capacity + bytes->capacity / 2;
+    if (wanted < need) wanted = need;
+    if (wanted < 64) wanted = 64;
+    char *data = realloc(bytes->data, wanted);
+    if (!data) return bytes->failed = 1, 0;
+    bytes->data = data;
+    bytes->capacity = wanted;
+    return 1;
+}
+
+void text_append(text_bytes *bytes, const char *data, size_t length) {
+    if (!text_room(bytes, length)) return;
+    if (length) memcpy(bytes->data + bytes->length, data, length);
+    bytes->length += length;
+    bytes->data[bytes->length] = '\0'; /* never counted: lets the bytes be used as a string */
+}
+
+void text_append_string(text_bytes *bytes, const char *string) { text_append(bytes, string, strlen(string)); }
+
+void text_printf(text_bytes *bytes, const char *format, ...) {
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    int n = vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    if (n > 0) text_append(bytes, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
+}
+
+void text_append_float(text_bytes *bytes, float value) {
+    char digits[32];
+    for (int precision = 6; precision <= 9; precision++) {
+        snprintf(digits, sizeof digits, "%.*g", precision, (double)value);
+        if (strtof(digits, NULL) == value) break;
+    }
+    text_append_string(bytes, digits);
+}
+
+void text_append_clean(text_bytes *bytes, const char *data, size_t length) {
+    size_t i = 0;
+    while (i < length) {
+        size_t good = text_utf8_valid(data + i, length - i), run = 0;
+        while (run < good) {
+            unsigned char c = (unsigned char)data[i + run];
+            /* C1 controls are C2 80 .. C2 9F */
+            int c1 = c == 0xC2 && (unsigned char)data[i + run + 1] < 0xA0;
+            if (c < 0x20 || c == 0x7F || c1) {
+                text_append(bytes, data + i, run);
+                text_append_string(bytes, c == '\n' || c == '\t' ? " " : "\xEF\xBF\xBD");
+                i += run + 1 + (size_t)c1, good -= run + 1 + (size_t)c1, run = 0;
+            } else {
+                run++;
+            }
+        }
+        text_append(bytes, data + i, run);
+        i += run;
+        if (i < length) text_append_string(bytes, "\xEF\xBF\xBD"), i++;
+    }
+    text_append(bytes, "", 0);
+}
+
+void text_bytes_free(text_bytes *bytes) {
+    free(bytes->data);
+    *bytes = (text_bytes){ 0 };
+}
+
+/* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
+
+size_t text_utf8_valid(const char *data, size_t length) {
+    const unsigned char *s = (const unsigned char *)data;
+    size_t i = 0;
+    while (i < length) {
+        unsigned char c = s[i], low = 0x80, high = 0xBF; /* what the second byte may be */
+        size_t more;
+        if (c < 0x80) {
+            i++;
+            continue;
+        }
+        if (c >= 0xC2 && c <= 0xDF) {
+            more = 1;
+        } else if (c >= 0xE0 && c <= 0xEF) {
+            more = 2;
+            if (c == 0xE0) low = 0xA0;  /* below: overlong   */
+            if (c == 0xED) high = 0x9F; /* above: surrogates */
+        } else if (c >= 0xF0 && c <= 0xF4) {
+            more = 3;
+            if (c == 0xF0) low = 0x90;  /* below: overlong   */
+            if (c == 0xF4) high = 0x8F; /* above: U+10FFFF   */
+        } else {
+            return i;
+        }
+        if (length - i <= more || s[i + 1] < low || s[i + 1] > high) return i;
+        for (size_t k = 2; k <= more; k++)
+            if ((s[i + k] & 0xC0) != 0x80) return i;
+        i += more + 1;
+    }
+    return length;
+}
+
+size_t text_utf8_cut(const char *data, size_t length, size_t limit) {
+    if (limit >= length) return length;
+    while (limit && ((unsigned char)data[limit] & 0xC0) == 0x80) limit--;
+    return limit;
+}
+
+size_t text_utf8_count(const char *data, size_t length) {
+    size_t count = 0;
+    for (size_t i = 0; i < length; i++) count += ((unsigned char)data[i] & 0xC0) != 0x80;
+    return count;
+}
+
+/* ---- 3. Index ------------------------------------------------------------------------------------------ */
+
+uint32_t text_hash(const char *data, size_t length) { /* FNV-1a, its halves joined */
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < length; i++) h = (h ^ (unsigned char)data[i]) * UINT64_C(0x100000001b3);
+    return (uint32_t)(h ^ h >> 32);
+}
+
+uint32_t text_index_next(const text_index *index, uint32_t hash, size_t *at) {
+    while (index->size) {
+        const text_slot *slot = &index->slots[(hash + (*at)++) & (index->size - 1)];
+        if (!slot->entry) break;
+        if (slot->hash == hash) return slot->entry - 1;
+    }
+    return TEXT_NONE;
+}
+
+static void index_put(text_index *index, text_slot slot) {
+    size_t at = slot.hash & (index->size - 1);
+    while (index->slots[at].entry) at = (at + 1) & (index->size - 1);
+    index->slots[at] = slot;
+}
+
+int text_index_add(text_index *index, uint32_t hash, size_t entry) {
+    if (entry >= TEXT_NONE) return 0;
+    if (2 * (index->count + 1) > index->size) { /* at least half of the slots are free: a search soon meets one */
+        text_index grown = { .size = index->size ? 2 * index->size : 64 };
+        if (!(grown.slots = calloc(grown.size, sizeof *grown.slots))) return 0;
+        for (size_t i = 0; i < index->size; i++)
+            if (index->slots[i].entry) index_put(&grown, index->slots[i]);
+        grown.count = index->count;
+        free(index->slots);
+        *index = grown;
+    }
+    index_put(index, (text_slot){ hash, (uint32_t)entry + 1 });
+    index->count++;
+    return 1;
+}
+
+void text_index_free(text_index *index) {
+    free(index->slots);
+    *index = (text_index){ 0 };
+}

@@ -1,0 +1,65 @@
+/* bytes.h - what text and output are made of: growable bytes, UTF-8, and an index that finds entries by their hash.
+ *
+ * Nothing here prints, exits or needs the engine.
+ */
+#ifndef TEXT_BYTES_H
+#define TEXT_BYTES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- 1. Growable bytes --------------------------------------------------------------------------------- */
+
+/* All zero is empty. `data` is malloc'ed. After a failed allocation `failed` stays set and further writes do
+ * nothing, so that a chain of them needs one check at its end. */
+typedef struct text_bytes {
+    char *data;
+    size_t length, capacity;
+    int failed;
+} text_bytes;
+
+int text_room(text_bytes *bytes, size_t more); /* for `more` bytes and a NUL after them; 0: no memory */
+void text_append(text_bytes *bytes, const char *data, size_t length);
+void text_append_string(text_bytes *bytes, const char *string);
+void text_printf(text_bytes *bytes, const char *format, ...) /* at most 511 bytes */
+#ifdef __GNUC__
+    __attribute__((format(printf, 2, 3)))
+#endif
+    ;
+void text_append_float(text_bytes *bytes, float value); /* the shortest decimal that reads back as this float */
+/* Bytes from an untrusted source, fit for a terminal: control characters and what is not UTF-8 become U+FFFD. */
+void text_append_clean(text_bytes *bytes, const char *data, size_t length);
+void text_bytes_free(text_bytes *bytes);
+
+/* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
+
+/* Offset of the first byte that is not part of well-formed UTF-8 (no surrogates, nothing overlong, nothing above
+ * U+10FFFF), or `length`. */
+size_t text_utf8_valid(const char *data, size_t length);
+/* The largest offset <= limit that does not split a character of valid UTF-8. */
+size_t text_utf8_cut(const char *data, size_t length, size_t limit);
+/* Characters of valid UTF-8. */
+size_t text_utf8_count(const char *data, size_t length);
+
+/* ---- 3. Index ------------------------------------------------------------------------------------------ */
+
+/* Numbers of the caller's entries by the hash of their keys. The caller keeps the keys and compares them. All zero is
+ * empty. */
+typedef struct text_slot {
+    uint32_t hash, entry; /* the number + 1; 0: free */
+} text_slot;
+
+typedef struct text_index {
+    text_slot *slots;
+    size_t size, count; /* size: a power of two, or 0 */
+} text_index;
+
+#define TEXT_NONE UINT32_MAX
+
+uint32_t text_hash(const char *data, size_t length);
+/* The next entry with this hash, TEXT_NONE behind the last one. *at is 0 before the first call. */
+uint32_t text_index_next(const text_index *index, uint32_t hash, size_t *at);
+int text_index_add(text_index *index, uint32_t hash, size_t entry); /* 0: no memory, or 2^32 - 1 entries */
+void text_index_free(text_index *index);
+
+#endif

@@ -1,0 +1,370 @@
+// spm.cc - SentencePiece for C: see spm.h for the contracts.
+//
+// Contents
+//   1. Checks       what SentencePiece follows in a model without looking is looked at here
+//   2. Life         spm_new, spm_free
+//   3. Text and ids spm_encode, spm_decode
+//   4. Pieces       properties of single ids
+#include "spm.h"
+
+#include <sentencepiece_processor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#ifndef SPM_LIBRARY_VERSION
+#define SPM_LIBRARY_VERSION "unknown"
+#endif
+
+struct spm {
+    sentencepiece::SentencePieceProcessor processor;
+};
+
+namespace {
+
+void say(char *error, size_t error_size, const char *message) {
+    if (error && error_size) std::snprintf(error, error_size, "%s", message);
+}
+
+// ---- 1. Checks ----------------------------------------------------------------------------------------------
+//
+// A .model file is a protocol buffer:
+//   1 piece, repeated { 1 text, 2 score (float), 3 type (4 user-defined, 6 byte) }
+//   3 normaliser, 5 denormaliser { 2 character map }
+// The library parses the buffer safely, then trusts its contents in three places, each of which a made-up file can
+// turn into a read out of bounds or an abort:
+//   - the character map is a double-array trie that is walked without bounds, and whose matches are collected in an
+//     array of 32 although more are counted;
+//   - user-defined pieces that begin with one another are collected in an array of 64 in the same way;
+//   - a byte piece that is not spelled <0xHH> ends the program when it is decoded.
+
+struct bad_model : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+using view = std::string_view;
+
+// One message of the wire format; next() steps over its fields.
+class fields {
+  public:
+    uint64_t number = 0, value = 0; // of a varint or fixed field
+    view bytes;                     // of a length-delimited one
+    unsigned wire = 0;
+
+    explicit fields(view message) : rest_(message) {}
+
+    bool next() {
+        if (rest_.empty()) return false;
+        uint64_t key = varint();
+        number = key >> 3;
+        wire = static_cast<unsigned>(key & 7);
+        switch (wire) {
+        case 0: value = varint(); break;
+        case 1: value = fixed(8); break;
+        case 2: bytes = take(varint()); break;
+        case 5: value = fixed(4); break;
+        default: throw bad_model("the tokeniser is not a SentencePiece model (unknown wire type)");
+        }
+        return true;
+    }
+
+  private:
+    view rest_;
+
+    view take(uint64_t n) {
+        if (n > rest_.size()) throw bad_model("the tokeniser is not a SentencePiece model, or is cut short");
+        view taken = rest_.substr(0, static_cast<size_t>(n));
+        rest_.remove_prefix(static_cast<size_t>(n));
+        return taken;
+    }
+    uint64_t varint() {
+        uint64_t v = 0;
+        for (unsigned shift = 0; shift < 64; shift += 7) {
+            auto byte = static_cast<unsigned char>(take(1)[0]);
+            v |= static_cast<uint64_t>(byte & 127) << shift;
+            if (byte < 128) return v;
+        }
+        throw bad_model("the tokeniser is not a SentencePiece model (endless number)");
+    }
+    uint64_t fixed(unsigned n) {
+        view b = take(n);
+        uint64_t v = 0;
+        for (unsigned i = 0; i < n; i++) v |= static_cast<uint64_t>(static_cast<unsigned char>(b[i])) << (8 * i);
+        return v;
+    }
+};
+
+// Units of a Darts double array: the child of unit i for byte c is unit (i ^ offset(i) ^ c), if its label is c.
+// A unit with the leaf bit has its value in child 0.
+uint32_t darts_offset(uint32_t unit) { return (unit >> 10) << ((unit & (1u << 9)) >> 6); }
+bool darts_has_leaf(uint32_t unit) { return (unit >> 8) & 1; }
+uint32_t darts_label(uint32_t unit) { return unit & ((1u << 31) | 0xff); }
+
+void check_character_map(view map) {
+    constexpr int most_matches = 32; // Normalizer::kMaxTrieResultsSize
+    const bad_model broken("the tokeniser's normalisation table is damaged");
+    if (map.empty()) return;
+    if (map.size() <= 4) throw broken;
+    uint32_t trie_bytes;
+    std::memcpy(&trie_bytes, map.data(), 4);
+    map.remove_prefix(4);
+    if (trie_bytes >= map.size() || trie_bytes % 4 || trie_bytes < 4) throw broken;
+    std::vector<uint32_t> units(trie_bytes / 4);
+    std::memcpy(units.data(), map.data(), trie_bytes);
+    view strings = map.substr(trie_bytes);
+    if (strings.back() != '\0') throw broken; // every replacement is read up to its NUL
+
+    // A unit with label c is the child for c of whoever has the base (unit ^ c): sorted by base, all children are at
+    // hand.
+    auto base_of = [&](uint32_t i) { return i ^ darts_label(units[i]); };
+    std::vector<uint32_t> first(units.size() + 1), children;
+    auto is_child = [&](uint32_t i) { return darts_label(units[i]) - 1 < 255 && base_of(i) < units.size(); };
+    for (uint32_t i = 0; i < units.size(); i++)
+        if (is_child(i)) first[base_of(i) + 1]++;
+    for (size_t i = 0; i < units.size(); i++) first[i + 1] += first[i];
+    children.resize(first.back());
+    std::vector<uint32_t> fill(first.begin(), first.end() - 1);
+    for (uint32_t i = 0; i < units.size(); i++)
+        if (is_child(i)) children[fill[base_of(i)]++] = i;
+
+    // Depth-first over the units that input can reach. They form a tree with shared branches: no way leads back.
+    // matches[i]: the most values that one walk can meet from unit i on.
+    constexpr int unseen = -1, open = -2;
+    std::vector<int> matches(units.size(), unseen);
+    struct step {
+        uint32_t unit, at, end; // children[at .. end) are still to be looked at
+        int best;
+    };
+    std::vector<step> path;
+    auto enter = [&](uint32_t i) {
+        uint32_t base = i ^ darts_offset(units[i]);
+        if ((base | 0xff) >= units.size()) throw broken;
+        if (darts_has_leaf(units[i]) && i != 0 && (units[base] & 0x7fffffffu) >= strings.size()) throw broken;
+        matches[i] = open;
+        path.push_back({ i, first[base], first[base + 1], 0 });
+    };
+    enter(0);
+    while (!path.empty()) {
+        step &here = path.back();
+        if (here.at == here.end) {
+            int found = here.best + (here.unit != 0 && darts_has_leaf(units[here.unit]) ? 1 : 0);
+            if (found > most_matches) throw broken;
+            matches[here.unit] = found;
+            path.pop_back();
+            if (!path.empty()) path.back().best = std::max(path.back().best, found);
+            continue;
+        }
+        uint32_t child = children[here.at++];
+        if (matches[child] == open) throw broken;
+        if (matches[child] == unseen) enter(child); // `here` may be gone after this
+        else here.best = std::max(here.best, matches[child]);
+    }
+}
+
+bool is_byte_piece(view piece) {
+    auto hex = [](char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'F'); };
+    return piece.size() == 6 && piece.substr(0, 3) == "<0x" && hex(piece[3]) && hex(piece[4]) && piece[5] == '>';
+}
+
+void check_user_defined(std::vector<view> pieces) {
+    constexpr size_t most_nested = 64; // kResultSize in PrefixMatcher::PrefixMatch
+    std::sort(pieces.begin(), pieces.end());
+    std::vector<view> nested; // each begins with the one before
+    for (view piece : pieces) {
+        while (!nested.empty() && piece.substr(0, nested.back().size()) != nested.back()) nested.pop_back();
+        nested.push_back(piece);
+        if (nested.size() > most_nested) throw bad_model("the tokeniser's own symbols are nested too deep");
+    }
+}
+
+void check_model(view model) {
+    std::vector<view> user_defined;
+    size_t pieces = 0;
+    for (fields top(model); top.next();) {
+        if (top.wire != 2) continue;
+        if (top.number == 1) {
+            if (++pieces > SPM_MAX_PIECES) throw bad_model("the tokeniser has too many pieces");
+            view text;
+            uint64_t type = 1;
+            for (fields piece(top.bytes); piece.next();) {
+                if (piece.number == 1 && piece.wire == 2) text = piece.bytes;
+                if (piece.number == 3 && piece.wire == 0) type = piece.value;
+                if (piece.number == 2 && piece.wire == 5) {
+                    auto bits = static_cast<uint32_t>(piece.value);
+                    float score;
+                    std::memcpy(&score, &bits, 4);
+                    if (!std::isfinite(score))
+                        throw bad_model("a piece of the tokeniser has a score that is no number");
+                }
+            }
+            if (text.empty() || text.find('\0') != view::npos)
+                throw bad_model("a piece of the tokeniser is empty or holds a NUL byte");
+            if (type == 6 && !is_byte_piece(text))
+                throw bad_model("a byte piece of the tokeniser is not spelled <0xHH>");
+            if (type == 4) user_defined.push_back(text);
+        } else if (top.number == 3 || top.number == 5) {
+            for (fields rules(top.bytes); rules.next();)
+                if (rules.number == 2 && rules.wire == 2) check_character_map(rules.bytes);
+        }
+    }
+    if (!pieces) throw bad_model("the tokeniser is not a SentencePiece model: it has no pieces");
+    check_user_defined(std::move(user_defined));
+}
+
+// Grow a malloc'ed buffer to hold at least n items.
+template <class T> void reserve(T **buffer, size_t *capacity, size_t n) {
+    if (n <= *capacity && *buffer) return;
+    size_t wanted = std::max<size_t>({ n, *capacity + *capacity / 2, 64 });
+    void *grown = std::realloc(*buffer, wanted * sizeof(T));
+    if (!grown) throw std::bad_alloc();
+    *buffer = static_cast<T *>(grown);
+    *capacity = wanted;
+}
+
+// Run `body`; whatever it throws becomes one line in `error` and the result `failed`.
+template <class Result, class Body> Result guarded(char *error, size_t error_size, Result failed, Body body) {
+    try {
+        return body();
+    } catch (const std::bad_alloc &) {
+        say(error, error_size, "out of memory in the tokeniser");
+    } catch (const std::exception &e) { say(error, error_size, e.what()); } catch (...) {
+        say(error, error_size, "the tokeniser failed for an unknown reason");
+    }
+    return failed;
+}
+
+void check_text(const char *text, size_t length) {
+    if (length > SPM_MAX_TEXT) throw std::length_error("the text is longer than 16 MiB");
+    if (length && std::memchr(text, 0, length)) throw std::invalid_argument("the text holds a NUL byte");
+}
+
+// Into a malloc'ed buffer, with a NUL behind it.
+void give(const std::string &out, char **buffer, size_t *capacity, size_t *length) {
+    reserve(buffer, capacity, out.size() + 1);
+    std::memcpy(*buffer, out.c_str(), out.size() + 1);
+    *length = out.size();
+}
+
+bool in_range(const spm *t, int32_t id) { return t && id >= 0 && id < t->processor.GetPieceSize(); }
+
+} // namespace
+
+// ---- 2. Life ------------------------------------------------------------------------------------------------
+
+extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t error_size) {
+    spm *made = nullptr;
+    spm *result = guarded<spm *>(error, error_size, nullptr, [&]() -> spm * {
+        if (!bytes || !size) throw bad_model("the tokeniser is empty");
+        if (size > SPM_MAX_MODEL) throw bad_model("the tokeniser is larger than 64 MiB");
+        view model(static_cast<const char *>(bytes), size);
+        check_model(model);
+        made = new spm;
+        auto status = made->processor.LoadFromSerializedProto(model);
+        if (!status.ok())
+            throw bad_model(std::string("SentencePiece refuses the tokeniser: ") + status.error_message());
+        return made;
+    });
+    if (!result) delete made;
+    return result;
+}
+
+extern "C" void spm_free(spm *tokeniser) { delete tokeniser; }
+
+// ---- 3. Text and ids ----------------------------------------------------------------------------------------
+
+extern "C" int spm_encode(const spm *t, const char *text, size_t length, int32_t **ids, size_t *capacity, size_t *count,
+                          char *error, size_t error_size) {
+    *count = 0;
+    return guarded<int>(error, error_size, -1, [&]() {
+        check_text(text, length);
+        std::vector<int> out;
+        auto status = t->processor.Encode(view(text, length), &out);
+        if (!status.ok()) throw std::runtime_error(status.error_message());
+        reserve(ids, capacity, out.size());
+        std::copy(out.begin(), out.end(), *ids);
+        *count = out.size();
+        return 0;
+    });
+}
+
+extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t count, char **text, size_t *capacity, size_t *length,
+                          char *error, size_t error_size) {
+    *length = 0;
+    return guarded<int>(error, error_size, -1, [&]() {
+        if (count > SPM_MAX_TEXT) throw std::length_error("more than 16 Mi token ids");
+        for (size_t i = 0; i < count; i++)
+            if (!in_range(t, ids[i]))
+                throw std::out_of_range("token id " + std::to_string(ids[i]) + " is not in the tokeniser");
+        std::vector<int> in;
+        if (count) in.assign(ids, ids + count);
+        std::string out;
+        auto status = t->processor.Decode(in, &out);
+        if (!status.ok()) throw std::runtime_error(status.error_message());
+        give(out, text, capacity, length);
+        return 0;
+    });
+}
+
+extern "C" int spm_encode_pieces(const spm *t, const char *text, size_t length, char **pieces, size_t *capacity,
+                                 size_t *bytes, char *error, size_t error_size) {
+    *bytes = 0;
+    return guarded<int>(error, error_size, -1, [&]() {
+        check_text(text, length);
+        std::vector<std::string> out;
+        auto status = t->processor.Encode(view(text, length), &out);
+        if (!status.ok()) throw std::runtime_error(status.error_message());
+        std::string joined;
+        for (const std::string &piece : out) joined.append(piece).push_back('\0');
+        give(joined, pieces, capacity, bytes);
+        return 0;
+    });
+}
+
+extern "C" int spm_decode_pieces(const spm *t, const char *pieces, size_t bytes, char **text, size_t *capacity,
+                                 size_t *length, char *error, size_t error_size) {
+    *length = 0;
+    return guarded<int>(error, error_size, -1, [&]() {
+        if (bytes > SPM_MAX_TEXT) throw std::length_error("more than 16 MiB of pieces");
+        std::vector<std::string> in;
+        for (size_t at = 0; at < bytes; at += in.back().size() + 1) in.emplace_back(pieces + at);
+        std::string out;
+        auto status = t->processor.Decode(in, &out);
+        if (!status.ok()) throw std::runtime_error(status.error_message());
+        give(out, text, capacity, length);
+        return 0;
+    });
+}
+
+// ---- 4. Pieces ----------------------------------------------------------------------------------------------
+
+extern "C" int32_t spm_size(const spm *t) { return t->processor.GetPieceSize(); }
+
+extern "C" const char *spm_piece(const spm *t, int32_t id) {
+    return in_range(t, id) ? t->processor.IdToPiece(id).c_str() : "";
+}
+
+extern "C" int32_t spm_id(const spm *t, const char *piece) {
+    return guarded<int32_t>(nullptr, 0, -1, [&]() -> int32_t {
+        int id = t->processor.PieceToId(piece); // unknown pieces get the unknown id
+        return in_range(t, id) && t->processor.IdToPiece(id) == piece ? id : -1;
+    });
+}
+
+extern "C" int spm_is_unknown(const spm *t, int32_t id) { return in_range(t, id) && t->processor.IsUnknown(id); }
+extern "C" int spm_is_control(const spm *t, int32_t id) { return in_range(t, id) && t->processor.IsControl(id); }
+extern "C" int spm_is_byte(const spm *t, int32_t id) { return in_range(t, id) && t->processor.IsByte(id); }
+
+extern "C" int32_t spm_unk(const spm *t) { return t->processor.unk_id(); }
+extern "C" int32_t spm_bos(const spm *t) { return t->processor.bos_id(); }
+extern "C" int32_t spm_eos(const spm *t) { return t->processor.eos_id(); }
+
+extern "C" const char *spm_library_version(void) { return SPM_LIBRARY_VERSION; }

@@ -1,0 +1,987 @@
+/* text.c - see text.h for what it is and for the contracts. The sections have the same numbers. */
+#define _POSIX_C_SOURCE 200809L
+
+#include "tools/text/text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static moe_status fail(moe_error *error, moe_status code, const char *where, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 4, 5)))
+#endif
+    ;
+
+static moe_status fail(moe_error *error, moe_status code, const char *where, const char *format, ...) {
+    if (!error) return code;
+    error->code = code;
+    snprintf(error->where, sizeof error->where, "%s", where);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->message, sizeof error->message, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
+
+/* ---- 1. Ids -------------------------------------------------------------------------------------------- */
+
+void text_append_ids(text_bytes *bytes, const int32_t *ids, size_t count) {
+    for (size_t i = 0; i < count; i++) text_printf(bytes, i ? " %d" : "%d", (int)ids[i]);
+    text_append(bytes, "", 0);
+}
+
+void text_ids_free(text_ids *ids) {
+    free(ids->data);
+    *ids = (text_ids){ 0 };
+}
+
+moe_status text_ids_append(text_ids *ids, const int32_t *from, size_t count, moe_error *error) {
+    if (count > ids->capacity - ids->length) {
+        const size_t capacity = ids->length + count + ids->capacity / 2;
+        int32_t *data = realloc(ids->data, capacity * sizeof *data);
+        if (!data) return out_of_memory(error);
+        ids->data = data;
+        ids->capacity = capacity;
+    }
+    if (count) memcpy(ids->data + ids->length, from, count * sizeof *from);
+    ids->length += count;
+    return MOE_OK;
+}
+
+moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error) {
+    ids->length = 0;
+    return text_ids_append(ids, from, count, error);
+}
+
+static void text_clear(text_bytes *bytes) {
+    bytes->length = 0;
+    bytes->failed = 0;
+}
+
+/* ---- 2. Sentences and capitals ------------------------------------------------------------------------- */
+
+/* The bytes of a member of `list` (members separated by spaces) that the text begins with, or with `all` is; 0: of
+ * none. */
+static size_t begins_with(const char *list, const char *data, size_t length, int all) {
+    for (size_t n; *list; list += n + (list[n] == ' ')) {
+        n = strcspn(list, " ");
+        if ((all ? n == length : n <= length) && memcmp(list, data, n) == 0) return n;
+    }
+    return 0;
+}
+
+static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (unsigned char)c >= 0x80; }
+
+/* Whether the word before data[end] makes a point there part of it: J. Smith, 3. Oktober, Dr. No. */
+static int is_abbreviated(const char *data, size_t end) {
+    static const char known[] = "Mr Mrs Ms Dr Prof St Sr Sra Sres Hr Nr No Abs Art bzw ca vgl bspw cf fig vol Mme Mlle";
+    size_t begin = end, letters;
+    while (begin && is_letter(data[begin - 1])) begin--;
+    letters = text_utf8_count(data + begin, end - begin);
+    if (letters) return letters == 1 || begins_with(known, data + begin, end - begin, 1);
+    while (begin && data[begin - 1] >= '0' && data[begin - 1] <= '9') begin--;
+    return (end - begin == 1 || end - begin == 2) && (!begin || data[begin - 1] == ' ');
+}
+
+size_t text_sentence(const char *data, size_t length) {
+    static const char ends[] = ". ! ? \xE2\x80\xA6",
+                      wide[] = "\xE3\x80\x82 \xEF\xBC\x81 \xEF\xBC\x9F"; /* ..., of Chinese and Japanese */
+    static const char closing[] = ") ] } \" ' \xC2\xBB \xE2\x80\x9D \xE2\x80\x99 \xE2\x80\x9C \xE3\x80\x8D";
+    for (size_t at = 0, n; at < length; at++) {
+        size_t end = at, next;
+        int spaced = 1; /* whether the sentence needs white space behind it */
+        if ((n = begins_with(wide, data + at, length - at, 0))) spaced = 0;
+        else if (!(n = begins_with(ends, data + at, length - at, 0)) || (data[at] == '.' && is_abbreviated(data, at)))
+            continue;
+        for (; n; n = begins_with(spaced ? ends : wide, data + end, length - end, 0)) end += n;
+        if (length - end > 2 && memcmp(data + end, " \xC2\xBB", 3) == 0) end += 3; /* French quotes */
+        while ((n = begins_with(closing, data + end, length - end, 0))) end += n;
+        for (next = end; next < length && (data[next] == ' ' || data[next] == '\t'); next++) {}
+        if (next == length) return length;
+        if (spaced && (next == end || begins_with(ends, data + next, length - next, 0) ||
+                       (data[next] >= 'a' && data[next] <= 'z') ||
+                       (data[next] == '\xC3' && (unsigned char)data[next + 1] >= 0x9F))) /* ß to ÿ */
+            at = end - 1;
+        else return next;
+    }
+    return length;
+}
+
+/* The small letter of a capital, else c. */
+static unsigned small_letter(unsigned c) {
+    if ((c >= 'A' && c <= 'Z') || (c >= 0xC0 && c <= 0xDE && c != 0xD7)) return c + 32;
+    if (c >= 0x100 && c <= 0x17E && c != 0x130 && c != 0x131 && c != 0x138 && c != 0x149) {
+        const unsigned odd = (c >= 0x139 && c <= 0x148) || c >= 0x179; /* capitals are even, but odd here */
+        return c == 0x178 ? 0xFF : (c & 1) == odd ? c + 1 : c;
+    }
+    if ((c >= 0x391 && c <= 0x3A9 && c != 0x3A2) || (c >= 0x410 && c <= 0x42F)) return c + 32;
+    if (c >= 0x388 && c <= 0x38A) return c + 37;
+    if (c >= 0x400 && c <= 0x40F) return c + 80;
+    return c;
+}
+
+static unsigned capital_letter(unsigned c) {
+    static const unsigned apart[] = { 32, 1, 37, 80 };
+    for (size_t i = 0; i < sizeof apart / sizeof *apart; i++)
+        if (c > apart[i] && small_letter(c - apart[i]) == c) return c - apart[i];
+    return c == 0xFF ? 0x178 : c;
+}
+
+enum { SHARP_S = 0xDF };
+
+/* The character at `at` of valid UTF-8 if it has one or two bytes, else 0; *bytes of it. */
+static unsigned short_character(const char *data, size_t at, size_t *bytes) {
+    const unsigned char c = (unsigned char)data[at];
+    *bytes = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    return c < 0x80 ? c : c < 0xE0 ? (c & 0x1Fu) << 6 | ((unsigned char)data[at + 1] & 0x3Fu) : 0;
+}
+
+static void put_short_character(char *to, unsigned c) {
+    if (c < 0x80) {
+        to[0] = (char)c;
+    } else {
+        to[0] = (char)(0xC0 | c >> 6);
+        to[1] = (char)(0x80 | (c & 0x3F));
+    }
+}
+
+int text_is_shouted(const char *data, size_t length) {
+    size_t words = 0, letters = 0; /* letters of the word at hand */
+    for (size_t at = 0, bytes; at < length; at += bytes) {
+        const unsigned c = short_character(data, at, &bytes);
+        if (c == SHARP_S || capital_letter(c) != c) return 0;
+        letters = small_letter(c) != c ? letters + 1 : 0;
+        words += letters == 2;
+    }
+    return words >= 3;
+}
+
+void text_calm(char *data, size_t length) {
+    for (size_t begin = 0, end; begin < length; begin = end) {
+        int first = 1;
+        end = begin + text_sentence(data + begin, length - begin);
+        for (size_t at = begin, bytes; at < end; at += bytes) {
+            const unsigned c = short_character(data, at, &bytes), small = small_letter(c);
+            if (small == c) continue;
+            if (!first) put_short_character(data + at, small);
+            first = 0;
+        }
+    }
+}
+
+void text_shout(char *data, size_t length) {
+    for (size_t at = 0, bytes; at < length; at += bytes) {
+        const unsigned c = short_character(data, at, &bytes);
+        if (c == SHARP_S) memcpy(data + at, "SS", 2);
+        else if (capital_letter(c) != c) put_short_character(data + at, capital_letter(c));
+    }
+}
+
+/* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
+
+static int64_t meta_int(const moe_model *model, const char *key, int64_t otherwise) {
+    ptrdiff_t i = moe_model_meta_find(model, key);
+    return i < 0 ? otherwise : moe_model_meta_int(model, (size_t)i, 0);
+}
+
+/* What format.md says the session adds to a source, or to what a language model scores. */
+static size_t source_extra(const moe_model *model) {
+    int languages = moe_model_language_count(model) > 0;
+    if (moe_model_get_kind(model) == MOE_MODEL_LANGUAGE) return 1;
+    return (size_t)(meta_int(model, "source.tag", languages) != 0) + (size_t)(meta_int(model, "source.bos", 0) != 0) +
+           (size_t)(meta_int(model, "source.eos", 1) != 0);
+}
+
+static int span_is(moe_span s, const char *text) {
+    return s.length == strlen(text) && memcmp(s.data, text, s.length) == 0;
+}
+
+/* The id of a piece, of several the first; -1: there is none. */
+static int32_t piece_find(const text_vocabulary *v, const char *data, size_t length) {
+    const uint32_t hash = text_hash(data, length);
+    uint32_t id;
+    for (size_t at = 0; (id = text_index_next(&v->index, hash, &at)) != TEXT_NONE;)
+        if (v->pieces[id].length == length && memcmp(v->pieces[id].data, data, length) == 0) return (int32_t)id;
+    return -1;
+}
+
+/* A model without a list of pieces has an empty vocabulary. */
+static moe_status open_vocabulary(text_front *front, moe_error *error) {
+    text_vocabulary *v = &front->vocabulary;
+    ptrdiff_t list = moe_model_meta_find(front->model, "vocabulary.pieces");
+    if (list < 0) return MOE_OK;
+    v->count = moe_model_meta_length(front->model, (size_t)list);
+    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_TEXTS ||
+        v->count != (size_t)moe_model_vocabulary(front->model))
+        return fail(error, MOE_ERROR_FORMAT, "vocabulary.pieces", "it is not a list of %d texts, one for each token",
+                    (int)moe_model_vocabulary(front->model));
+    v->pieces = malloc(v->count * sizeof *v->pieces);
+    if (!v->pieces) return out_of_memory(error);
+    moe_model_meta_texts(front->model, (size_t)list, v->pieces, v->count);
+    for (size_t i = 0; i < v->count; i++) {
+        const moe_span s = v->pieces[i];
+        if (s.length && piece_find(v, s.data, s.length) < 0 &&
+            !text_index_add(&v->index, text_hash(s.data, s.length), i))
+            return out_of_memory(error);
+    }
+    return MOE_OK;
+}
+
+/* The model's ids of SentencePiece's pieces, where the file lists them. */
+static moe_status open_map(text_front *front, moe_error *error) {
+    const ptrdiff_t list = moe_model_meta_find(front->model, "tokenizer.ids");
+    const int32_t vocabulary = moe_model_vocabulary(front->model), size = spm_size(front->tokeniser);
+    if (list < 0) return MOE_OK;
+    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_INTS ||
+        moe_model_meta_length(front->model, (size_t)list) != (size_t)size)
+        return fail(error, MOE_ERROR_FORMAT, "tokenizer.ids", "it is not a list of %d ids, one for each piece",
+                    (int)size);
+    front->map.ids = malloc((size_t)size * sizeof(int32_t));
+    front->map.pieces = malloc((size_t)vocabulary * sizeof(int32_t));
+    if (!front->map.ids || !front->map.pieces) return out_of_memory(error);
+    for (int32_t i = 0; i < vocabulary; i++) front->map.pieces[i] = -1;
+    for (int32_t i = 0; i < size; i++) {
+        const int64_t id = moe_model_meta_int(front->model, (size_t)list, (size_t)i);
+        if (id < -1 || id >= vocabulary)
+            return fail(error, MOE_ERROR_FORMAT, "tokenizer.ids", "piece %d has an id outside the vocabulary", (int)i);
+        front->map.ids[i] = (int32_t)id;
+        if (id >= 0 && front->map.pieces[id] < 0) front->map.pieces[id] = i;
+    }
+    return MOE_OK;
+}
+
+/* A SentencePiece model that the file has under a key. */
+static moe_status open_spm(const text_front *front, const char *key, spm **out, moe_error *error) {
+    const ptrdiff_t at = moe_model_meta_find(front->model, key);
+    const moe_span bytes = at < 0 ? (moe_span){ NULL, 0 } : moe_model_meta_text(front->model, (size_t)at, 0);
+    char why[200] = "";
+    *out = spm_new(bytes.data, bytes.length, why, sizeof why);
+    return *out ? MOE_OK : fail(error, MOE_ERROR_FORMAT, key, "%s", why);
+}
+
+moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error) {
+    if (level == TEXT_IDS_ONLY) return MOE_OK;
+    ptrdiff_t kind = moe_model_meta_find(front->model, "tokenizer.kind");
+    ptrdiff_t bytes = moe_model_meta_find(front->model, "tokenizer.model");
+    moe_span name = { "none", 4 };
+    int64_t unknown = meta_int(front->model, "token.unk", -1);
+    front->unknown = unknown >= 0 && unknown < moe_model_vocabulary(front->model) ? (int32_t)unknown : -1;
+    if (kind >= 0) name = moe_model_meta_text(front->model, (size_t)kind, 0);
+    if (!span_is(name, "sentencepiece") || bytes < 0) {
+        moe_status status = open_vocabulary(front, error);
+        if (status || level == TEXT_IF_THERE || (level == TEXT_PIECES && front->vocabulary.count)) return status;
+        return fail(error, MOE_ERROR_UNSUPPORTED, "tokenizer.kind",
+                    front->vocabulary.count
+                        ? "this model cuts text with Moses and BPE: let tools/convert/moses-bpe.py do that "
+                          "and use --pretokenized"
+                        : "this model holds no tokeniser: use --ids and give token ids");
+    }
+    moe_status status = open_spm(front, "tokenizer.model", &front->tokeniser, error);
+    if (!status && moe_model_meta_find(front->model, "tokenizer.target_model") >= 0)
+        status = open_spm(front, "tokenizer.target_model", &front->joiner, error);
+    if (!status) status = open_vocabulary(front, error);
+    if (!status) status = open_map(front, error);
+    front->special[0] = (int32_t)meta_int(front->model, "token.bos", -1);
+    front->special[1] = (int32_t)meta_int(front->model, "token.eos", -1);
+    front->special[2] = (int32_t)meta_int(front->model, "token.pad", -1);
+    if (status || front->vocabulary.count || front->map.ids) return status;
+    if (spm_size(front->tokeniser) > moe_model_vocabulary(front->model))
+        return fail(error, MOE_ERROR_FORMAT, "tokenizer.model", "the tokeniser has %d pieces, the model only %d tokens",
+                    (int)spm_size(front->tokeniser), (int)moe_model_vocabulary(front->model));
+    front->unknown = spm_unk(front->tokeniser);
+    return MOE_OK;
+}
+
+const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size) {
+    if (error->code == MOE_ERROR_IO) snprintf(out, size, "%s", error->message);
+    else snprintf(out, size, "%s: %s%s%s", file, error->where, error->where[0] ? ": " : "", error->message);
+    return out;
+}
+
+moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
+                     moe_error *error) {
+    *front = (text_front){ .unknown = -1 };
+    moe_status status = moe_model_open(path, params, &front->model, error);
+    if (status) return status;
+    front->source_extra = source_extra(front->model);
+    status = text_open_tokeniser(front, level, error);
+    if (status) text_close(front);
+    return status;
+}
+
+void text_close(text_front *front) {
+    spm_free(front->tokeniser);
+    spm_free(front->joiner);
+    free(front->map.ids);
+    free(front->map.pieces);
+    free(front->vocabulary.pieces);
+    text_index_free(&front->vocabulary.index);
+    moe_model_close(front->model);
+    *front = (text_front){ 0 };
+}
+
+void text_languages(const text_front *front, text_bytes *out) {
+    for (size_t i = 0; i < moe_model_language_count(front->model); i++) {
+        moe_span code = moe_model_language(front->model, i);
+        if (i) text_append(out, " ", 1);
+        text_append_clean(out, code.data, code.length);
+    }
+    text_append(out, "", 0);
+}
+
+/* Names of the same languages: ISO 639-1 or BCP 47, then NLLB's (ISO 639-3 and script), whose first part is what
+ * OPUS-MT writes. Where two rows begin alike the first is meant. */
+static const char aliases[] =
+    "af afr_Latn am amh_Ethi ar arb_Arab as asm_Beng ast ast_Latn az azj_Latn ba bak_Cyrl be bel_Cyrl bg bul_Cyrl "
+    "bn ben_Beng bm bam_Latn bo bod_Tibt bs bos_Latn ca cat_Latn ceb ceb_Latn cs ces_Latn cy cym_Latn da dan_Latn "
+    "de deu_Latn dz dzo_Tibt ee ewe_Latn el ell_Grek en eng_Latn eo epo_Latn es spa_Latn et est_Latn eu eus_Latn "
+    "fa pes_Arab ff fuv_Latn fi fin_Latn fj fij_Latn fo fao_Latn fr fra_Latn ga gle_Latn gd gla_Latn gl glg_Latn "
+    "gn grn_Latn gu guj_Gujr ha hau_Latn he heb_Hebr hi hin_Deva hr hrv_Latn ht hat_Latn hu hun_Latn hy hye_Armn "
+    "id ind_Latn ig ibo_Latn ilo ilo_Latn is isl_Latn it ita_Latn ja jpn_Jpan jv jav_Latn ka kat_Geor kg kon_Latn "
+    "ki kik_Latn kk kaz_Cyrl km khm_Khmr kn kan_Knda ko kor_Hang ks kas_Arab ku kmr_Latn ky kir_Cyrl lb ltz_Latn "
+    "lg lug_Latn li lim_Latn ln lin_Latn lo lao_Laoo lt lit_Latn lv lvs_Latn mg plt_Latn mi mri_Latn mk mkd_Cyrl "
+    "ml mal_Mlym mn khk_Cyrl mr mar_Deva ms zsm_Latn mt mlt_Latn my mya_Mymr ne npi_Deva nl nld_Latn nn nno_Latn "
+    "no nob_Latn nb nob_Latn ns nso_Latn ny nya_Latn oc oci_Latn om gaz_Latn or ory_Orya pa pan_Guru pl pol_Latn "
+    "ps pbt_Arab pt por_Latn qu quy_Latn rn run_Latn ro ron_Latn ru rus_Cyrl rw kin_Latn sa san_Deva sc srd_Latn "
+    "sd snd_Arab sg sag_Latn si sin_Sinh sk slk_Latn sl slv_Latn sm smo_Latn sn sna_Latn so som_Latn sq als_Latn "
+    "sr srp_Cyrl ss ssw_Latn st sot_Latn su sun_Latn sv swe_Latn sw swh_Latn ta tam_Taml te tel_Telu tg tgk_Cyrl "
+    "th tha_Thai ti tir_Ethi tk tuk_Latn tl tgl_Latn tn tsn_Latn tr tur_Latn ts tso_Latn tt tat_Cyrl tw twi_Latn "
+    "ug uig_Arab uk ukr_Cyrl ur urd_Arab uz uzn_Latn vi vie_Latn wo wol_Latn xh xho_Latn yi ydd_Hebr yo yor_Latn "
+    "zh zho_Hans zh-hant zho_Hant zh-tw zho_Hant zh-hk zho_Hant yue yue_Hant zu zul_Latn ";
+
+/* A code in small letters with '-' between its parts. */
+static void plain_code(const char *code, size_t length, char out[32]) {
+    size_t n = 0;
+    for (; n < length && n < 31; n++)
+        out[n] = (char)(code[n] == '_' ? '-' : code[n] >= 'A' && code[n] <= 'Z' ? code[n] + 32 : code[n]);
+    out[n] = '\0';
+}
+
+/* The tag of the first of the model's languages that is written like `code` but for case and dashes; with `part` only
+ * its first part needs to be. -1: none. */
+static int32_t tag_like(const text_front *front, const char *code, int part) {
+    for (size_t i = 0; i < moe_model_language_count(front->model); i++) {
+        const moe_span known = moe_model_language(front->model, i);
+        char plain[32], name[64];
+        plain_code(known.data, known.length, plain);
+        if (part) plain[strcspn(plain, "-")] = '\0';
+        if (strcmp(plain, code) != 0 || known.length >= sizeof name) continue;
+        memcpy(name, known.data, known.length);
+        name[known.length] = '\0';
+        return moe_model_language_tag(front->model, name);
+    }
+    return -1;
+}
+
+/* The tag of a language that the model calls otherwise: by a row of `aliases` one of whose names is `code`. */
+static int32_t tag_of_alias(const text_front *front, const char *code) {
+    for (const char *row = aliases; *row;) {
+        const size_t shorter = strcspn(row, " "), longer = strcspn(row + shorter + 1, " ");
+        char names[3][32]; /* de, deu-latn, deu */
+        plain_code(row, shorter, names[0]);
+        plain_code(row + shorter + 1, longer, names[1]);
+        plain_code(row + shorter + 1, strcspn(row + shorter + 1, "_"), names[2]);
+        row += shorter + longer + 2;
+        if (strcmp(code, names[0]) != 0 && strcmp(code, names[1]) != 0 && strcmp(code, names[2]) != 0) continue;
+        for (int n = 1; n < 4; n++) {
+            const int32_t tag = tag_like(front, names[n % 3], 0);
+            if (tag >= 0) return tag;
+        }
+    }
+    return -1;
+}
+
+/* As the model has it, then as others write it, then without what follows its first part: the region of pt-BR. */
+static int32_t find_language(const text_front *front, const char *code) {
+    char plain[32];
+    int32_t tag = moe_model_language_tag(front->model, code);
+    plain_code(code, strlen(code), plain);
+    for (int whole = 1; tag < 0 && whole >= 0; whole--) {
+        if (!whole) plain[strcspn(plain, "-")] = '\0';
+        tag = tag_like(front, plain, 0);
+        if (tag < 0) tag = tag_of_alias(front, plain);
+    }
+    return tag < 0 && strlen(plain) == 3 ? tag_like(front, plain, 1) : tag;
+}
+
+moe_status text_language(const text_front *front, const char *code, int32_t *tag, moe_error *error) {
+    int32_t found = find_language(front, code);
+    if (found >= 0) return *tag = found, MOE_OK;
+    text_bytes known = { 0 }, asked = { 0 };
+    text_languages(front, &known);
+    text_append_clean(&asked, code, strlen(code));
+    moe_status status = known.failed || asked.failed
+                            ? out_of_memory(error)
+                            : fail(error, MOE_ERROR_ARGUMENT, "language",
+                                   "this model does not know the language '%.20s'; it knows: %.150s", asked.data,
+                                   known.length ? known.data : "none");
+    text_bytes_free(&known);
+    text_bytes_free(&asked);
+    return status;
+}
+
+static moe_status append_id(text_ids *ids, int32_t id, moe_error *error);
+
+/* Pieces as texts, looked up in the vocabulary. */
+static moe_status encode_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
+                                moe_error *error) {
+    const text_vocabulary *v = &front->vocabulary;
+    char why[200] = "", *pieces = NULL;
+    size_t capacity = 0, bytes = 0, n;
+    moe_status status = MOE_OK;
+    ids->length = 0;
+    if (spm_encode_pieces(front->tokeniser, text, length, &pieces, &capacity, &bytes, why, sizeof why))
+        status = fail(error, MOE_ERROR_ARGUMENT, "text", "%s", why);
+    for (size_t at = 0; at < bytes && !status; at += n + 1) {
+        n = strlen(pieces + at);
+        const int32_t id = piece_find(v, pieces + at, n);
+        status = append_id(ids, id < 0 ? front->unknown : id, error);
+    }
+    free(pieces);
+    return status;
+}
+
+/* That every id is one: an unknown piece may have none. */
+static moe_status check_known(const text_ids *ids, moe_error *error) {
+    for (size_t i = 0; i < ids->length; i++)
+        if (ids->data[i] < 0)
+            return fail(error, MOE_ERROR_ARGUMENT, "text",
+                        "a piece is not in the vocabulary, which has no unknown token");
+    return MOE_OK;
+}
+
+moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
+    char why[200] = "";
+    if (front->vocabulary.count) {
+        moe_status status = encode_pieces(front, text, length, ids, error);
+        return status ? status : check_known(ids, error);
+    }
+    if (spm_encode(front->tokeniser, text, length, &ids->data, &ids->capacity, &ids->length, why, sizeof why))
+        return fail(error, MOE_ERROR_ARGUMENT, "text", "%s", why);
+    for (size_t i = 0; front->map.ids && i < ids->length; i++) {
+        const int32_t id = front->map.ids[ids->data[i]];
+        ids->data[i] = id < 0 ? front->unknown : id;
+    }
+    return check_known(ids, error);
+}
+
+/* Whether an id is none of a text: begin, end, padding, or a language's tag such as >>de<<. */
+static int is_special(const text_front *front, int32_t id) {
+    const moe_span piece = text_piece(front, id);
+    return id == front->special[0] || id == front->special[1] || id == front->special[2] || !piece.length ||
+           (piece.length > 4 && memcmp(piece.data, ">>", 2) == 0 &&
+            memcmp(piece.data + piece.length - 2, "<<", 2) == 0);
+}
+
+/* White space marks that SentencePiece left become spaces; there is none at either end. `text` [length + 1]. */
+static size_t clear_marks(char *text, size_t length) {
+    static const char mark[] = "\xE2\x96\x81";
+    size_t n = 0, begin = 0;
+    for (size_t i = 0; i < length; i++) {
+        const int marked = length - i >= 3 && memcmp(text + i, mark, 3) == 0;
+        text[n++] = marked ? ' ' : text[i];
+        if (marked) i += 2;
+    }
+    while (n && text[n - 1] == ' ') n--;
+    while (begin < n && text[begin] == ' ') begin++;
+    memmove(text, text + begin, n - begin);
+    return n - begin;
+}
+
+/* The text of ids, malloc'ed; 0, or -1 with a line in `why`. */
+static int join(const text_front *front, const int32_t *ids, size_t count, char **text, size_t *length, char *why,
+                size_t size) {
+    const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
+    size_t capacity = 0;
+    int failed;
+    if (front->vocabulary.count) {
+        text_bytes pieces = { 0 };
+        for (size_t i = 0; i < count; i++) {
+            const moe_span piece = text_piece(front, ids[i]);
+            if (is_special(front, ids[i])) continue;
+            text_append(&pieces, piece.data, piece.length);
+            text_append(&pieces, "", 1);
+        }
+        failed =
+            pieces.failed || spm_decode_pieces(joiner, pieces.data, pieces.length, text, &capacity, length, why, size);
+        text_bytes_free(&pieces);
+        if (!failed) *length = clear_marks(*text, *length);
+    } else if (front->map.ids) {
+        int32_t *mapped = malloc((count ? count : 1) * sizeof *mapped);
+        size_t n = 0;
+        for (size_t i = 0; mapped && i < count; i++)
+            if (ids[i] >= 0 && ids[i] < moe_model_vocabulary(front->model) && front->map.pieces[ids[i]] >= 0)
+                mapped[n++] = front->map.pieces[ids[i]];
+        failed = !mapped || spm_decode(joiner, mapped, n, text, &capacity, length, why, size);
+        free(mapped);
+    } else {
+        failed = spm_decode(joiner, ids, count, text, &capacity, length, why, size);
+    }
+    return failed ? -1 : 0;
+}
+
+moe_status text_decode(const text_front *front, const int32_t *ids, size_t count, text_bytes *out, moe_error *error) {
+    char why[200] = "out of memory", *text = NULL;
+    size_t length = 0;
+    if (join(front, ids, count, &text, &length, why, sizeof why)) {
+        free(text);
+        return fail(error, MOE_ERROR_ARGUMENT, "ids", "%s", why);
+    }
+    for (size_t i = 0; i < length; i++)
+        if (text[i] == '\n' || text[i] == '\r' || text[i] == '\t' || text[i] == '\0') text[i] = ' ';
+    text_append(out, text, length);
+    free(text);
+    return out->failed ? out_of_memory(error) : MOE_OK;
+}
+
+static int is_blank(char c) { return c == ' ' || c == '\t'; }
+
+static moe_status append_id(text_ids *ids, int32_t id, moe_error *error) {
+    if (ids->length == ids->capacity) {
+        size_t wanted = ids->capacity ? ids->capacity * 2 : 64;
+        int32_t *data = realloc(ids->data, wanted * sizeof *data);
+        if (!data) return out_of_memory(error);
+        ids->data = data;
+        ids->capacity = wanted;
+    }
+    ids->data[ids->length++] = id;
+    return MOE_OK;
+}
+
+/* The id of a piece; -1 if there is no such piece, -2 if memory ran out. */
+static int32_t piece_id(const text_front *front, const char *piece, size_t length) {
+    const text_vocabulary *v = &front->vocabulary;
+    if (v->count) return piece_find(v, piece, length);
+    text_bytes name = { 0 };
+    text_append(&name, piece, length);
+    int32_t id = name.failed ? -2 : spm_id(front->tokeniser, name.data);
+    text_bytes_free(&name);
+    return id >= 0 && front->map.ids ? front->map.ids[id] : id;
+}
+
+moe_status text_parse_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
+                             moe_error *error) {
+    ids->length = 0;
+    for (size_t i = 0;;) {
+        while (i < length && is_blank(text[i])) i++;
+        if (i == length) return MOE_OK;
+        size_t begin = i;
+        while (i < length && !is_blank(text[i])) i++;
+        int32_t id = piece_id(front, text + begin, i - begin);
+        if (id == -2) return out_of_memory(error);
+        if (id < 0) id = front->unknown;
+        moe_status status = MOE_OK;
+        if (id < 0) {
+            text_bytes piece = { 0 };
+            text_append_clean(&piece, text + begin, text_utf8_cut(text + begin, i - begin, 40));
+            status = piece.failed ? out_of_memory(error)
+                                  : fail(error, MOE_ERROR_ARGUMENT, "pieces",
+                                         "'%s' is not in the vocabulary, which has no unknown token", piece.data);
+            text_bytes_free(&piece);
+        }
+        if (!status) status = append_id(ids, id, error);
+        if (status) return status;
+    }
+}
+
+moe_span text_piece(const text_front *front, int32_t id) {
+    const text_vocabulary *v = &front->vocabulary;
+    const spm *joiner = front->joiner ? front->joiner : front->tokeniser;
+    if (id < 0 || id >= moe_model_vocabulary(front->model)) return (moe_span){ NULL, 0 };
+    if (v->count) return v->pieces[id];
+    if (joiner && front->map.pieces) id = front->map.pieces[id];
+    if (!joiner || id < 0 || id >= spm_size(joiner)) return (moe_span){ NULL, 0 };
+    const char *piece = spm_piece(joiner, id);
+    return (moe_span){ piece, strlen(piece) };
+}
+
+moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out,
+                            moe_error *error) {
+    size_t begin = out->length;
+    for (size_t i = 0; i < count; i++) {
+        moe_span piece = text_piece(front, ids[i]);
+        if (i) text_append(out, " ", 1);
+        text_append(out, piece.data, piece.length);
+    }
+    text_append(out, "", 0);
+    for (size_t i = begin; i < out->length && !out->failed; i++)
+        if (strchr("\n\r\t", out->data[i])) out->data[i] = ' '; /* NUL too: it ends the searched string */
+    return out->failed ? out_of_memory(error) : MOE_OK;
+}
+
+int text_is_unknown(const text_front *front, int32_t id) { return id >= 0 && id == front->unknown; }
+
+moe_status text_parse_ids(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
+    const int32_t vocabulary = moe_model_vocabulary(front->model);
+    ids->length = 0;
+    for (size_t i = 0;;) {
+        while (i < length && is_blank(text[i])) i++;
+        if (i == length) return MOE_OK;
+        size_t begin = i;
+        int64_t id = 0;
+        while (i < length && text[i] >= '0' && text[i] <= '9' && id <= INT32_MAX) id = id * 10 + (text[i++] - '0');
+        if (i < length && !is_blank(text[i])) {
+            while (i < length && !is_blank(text[i])) i++;
+            text_bytes word = { 0 };
+            text_append_clean(&word, text + begin, i - begin < 20 ? i - begin : 20);
+            moe_status status = word.failed ? out_of_memory(error)
+                                            : fail(error, MOE_ERROR_ARGUMENT, "ids", "'%s' is not a token id (0 to %d)",
+                                                   word.data, (int)vocabulary - 1);
+            text_bytes_free(&word);
+            return status;
+        }
+        if (id >= vocabulary)
+            return fail(error, MOE_ERROR_ARGUMENT, "ids", "token id %.*s is out of range (0 to %d)",
+                        i - begin < 20 ? (int)(i - begin) : 20, text + begin, (int)vocabulary - 1);
+        moe_status status = append_id(ids, (int32_t)id, error);
+        if (status) return status;
+    }
+}
+
+/* ---- 4. Lines in --------------------------------------------------------------------------------------- */
+
+void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop) {
+    *reader = (text_reader){ .fd = fd, .stop = stop };
+}
+
+size_t text_line_usable(const text_line *line, char *why, size_t size) {
+    const size_t valid = text_utf8_valid(line->data, line->length);
+    const char *nul = valid ? memchr(line->data, '\0', valid) : NULL;
+    const size_t length = nul ? (size_t)(nul - line->data) : valid;
+    const int split = line->too_long && line->length - valid < 4; /* the cut may have split a character */
+    *why = '\0';
+    if (nul) snprintf(why, size, "NUL byte at byte %zu", length + 1);
+    else if (valid < line->length && !split) snprintf(why, size, "invalid UTF-8 at byte %zu", length + 1);
+    else if (line->too_long) snprintf(why, size, "longer than %d bytes", (int)TEXT_MAX_LINE);
+    return length;
+}
+
+void text_reader_free(text_reader *reader) { text_bytes_free(&reader->buffer); }
+
+/* Bring more bytes into the buffer. TEXT_READ_LINE stands for "there are more, or the end was reached". */
+static text_read fill(text_reader *r, int wait) {
+    enum { CHUNK = 1 << 16 };
+    for (;;) {
+        if (r->stop && *r->stop) return TEXT_READ_STOP;
+        /* While waiting, wake now and then: a signal that came just before poll() would go unnoticed otherwise. */
+        struct pollfd ready = { .fd = r->fd, .events = POLLIN };
+        int n = poll(&ready, 1, wait ? 200 : 0);
+        if (n < 0 && errno != EINTR) return TEXT_READ_ERROR;
+        if (n <= 0) {
+            if (!wait) return r->stop && *r->stop ? TEXT_READ_STOP : TEXT_READ_LATER;
+            continue;
+        }
+        if (r->begin) { /* what is left moves to the front: at most a part of one line */
+            memmove(r->buffer.data, r->buffer.data + r->begin, r->buffer.length - r->begin);
+            r->buffer.length -= r->begin, r->searched -= r->begin, r->begin = 0;
+        }
+        if (!text_room(&r->buffer, CHUNK)) return errno = ENOMEM, TEXT_READ_ERROR;
+        ssize_t got = read(r->fd, r->buffer.data + r->buffer.length, CHUNK);
+        if (got < 0 && (errno == EINTR || errno == EAGAIN)) {
+            if (!wait && errno == EAGAIN) return TEXT_READ_LATER;
+            continue;
+        }
+        if (got < 0) return TEXT_READ_ERROR;
+        if (got == 0) r->at_end = 1;
+        r->buffer.length += (size_t)got;
+        return TEXT_READ_LINE;
+    }
+}
+
+text_read text_reader_next(text_reader *r, int wait, text_line *line) {
+    for (;;) {
+        char *data = r->buffer.data;
+        char *end =
+            r->searched < r->buffer.length ? memchr(data + r->searched, '\n', r->buffer.length - r->searched) : NULL;
+        size_t stop = end ? (size_t)(end - data) : r->buffer.length;
+        if (r->skipping) { /* the rest of a line that was handed out already */
+            r->begin = r->searched = end ? stop + 1 : stop;
+            if (end) {
+                r->skipping = 0;
+                continue;
+            }
+            if (r->at_end) return TEXT_READ_END;
+        } else if (end || stop - r->begin > TEXT_MAX_LINE + 1 || (r->at_end && stop > r->begin)) {
+            /* + 1: room for the CR of a line that is as long as may be */
+            line->data = data + r->begin;
+            line->length = stop - r->begin;
+            line->number = ++r->lines;
+            r->begin = r->searched = end ? stop + 1 : stop;
+            r->skipping = !end && !r->at_end;
+            if (end && line->length && line->data[line->length - 1] == '\r') line->length--;
+            if (line->number == 1 && line->length >= 3 && memcmp(line->data, "\xEF\xBB\xBF", 3) == 0)
+                line->data += 3, line->length -= 3;
+            line->too_long = line->length > TEXT_MAX_LINE;
+            if (line->too_long) line->length = TEXT_MAX_LINE;
+            return TEXT_READ_LINE;
+        } else {
+            r->searched = stop;
+            if (r->at_end) return TEXT_READ_END;
+        }
+        text_read state = fill(r, wait);
+        if (state != TEXT_READ_LINE) return state;
+    }
+}
+
+/* ---- 5. Jobs ------------------------------------------------------------------------------------------- */
+
+/* One note per job: the first. */
+static void note(text_job *job, int *flag, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+
+static void note(text_job *job, int *flag, const char *format, ...) {
+    if (job->cut || job->failed) {
+        *flag = 1;
+        return;
+    }
+    *flag = 1;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(job->note, sizeof job->note, format, arguments);
+    va_end(arguments);
+}
+
+/* How much of a line is fit for use: all of it, or with `truncate` what comes before the first trouble. */
+static size_t usable(const text_options *options, const text_line *line, text_job *job) {
+    char why[64];
+    const size_t length = text_line_usable(line, why, sizeof why);
+    if (*why)
+        note(job, options->truncate ? &job->cut : &job->failed, "%s%s", why,
+             options->truncate ? ": cut there" : "; --truncate would cut it there");
+    return length;
+}
+
+static moe_status parse_text(const text_front *front, const text_options *options, const char *data, size_t length,
+                             text_ids *ids, moe_error *error) {
+    return options->ids            ? text_parse_ids(front, data, length, ids, error)
+           : options->pretokenized ? text_parse_pieces(front, data, length, ids, error)
+                                   : text_encode(front, data, length, ids, error);
+}
+
+static moe_status to_ids(const text_front *front, const text_options *options, const text_bytes *text, text_ids *ids,
+                         text_job *job, moe_error *error) {
+    moe_error why;
+    ids->length = 0;
+    moe_status status = parse_text(front, options, text->data, text->length, ids, &why);
+    if (status == MOE_ERROR_MEMORY) return out_of_memory(error);
+    if (status) note(job, &job->failed, "%s", why.message);
+    return MOE_OK;
+}
+
+/* Whether a piece is <0x80> to <0xBF>: the one before it begins the character. */
+static int continues_character(const text_front *front, int32_t id) {
+    const moe_span piece = text_piece(front, id);
+    return piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 && memchr("89AB", piece.data[3], 4) &&
+           piece.data[5] == '>';
+}
+
+/* Ids beyond the limit: refuse or cut, and not inside a character that is spelled in bytes. */
+static void limit_ids(const text_front *front, const text_options *options, const char *what, size_t limit,
+                      text_ids *ids, text_job *job) {
+    if (job->failed || ids->length <= limit) return;
+    if (!options->truncate) {
+        note(job, &job->failed,
+             "the %s has %zu tokens, at most %zu fit; --truncate would cut it, --max-len allows more", what,
+             ids->length, limit);
+        return;
+    }
+    size_t keep = limit;
+    if (front->tokeniser && !options->ids && !options->pretokenized) {
+        while (keep && continues_character(front, ids->data[keep])) keep--;
+    }
+    note(job, &job->cut, "the %s has %zu tokens: cut after %zu", what, ids->length, keep);
+    ids->length = keep;
+}
+
+moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
+                            moe_error *error) {
+    job->line = line->number;
+    size_t length = usable(options, line, job);
+    if (job->failed) return MOE_OK; /* source stays empty: what is left of it is not what was written */
+    const char *tab = options->pairs && length ? memchr(line->data, '\t', length) : NULL;
+    size_t source = tab ? (size_t)(tab - line->data) : length;
+    text_append(&job->source, line->data, source);
+    if (tab) text_append(&job->target, tab + 1, length - source - 1);
+    else text_append(&job->target, "", 0);
+    if (job->source.failed || job->target.failed) return out_of_memory(error);
+    if (options->pairs && length && !tab) {
+        note(job, &job->failed, "%s wants source TAB target, and there is no TAB", options->pairs);
+        return MOE_OK;
+    }
+
+    moe_status status;
+    job->shouted = options->calm && text_is_shouted(job->source.data, job->source.length);
+    if (job->shouted) {
+        text_bytes calm = { 0 };
+        text_append(&calm, job->source.data, job->source.length);
+        if (!calm.failed) text_calm(calm.data, calm.length);
+        status = calm.failed ? out_of_memory(error) : to_ids(front, options, &calm, &job->source_ids, job, error);
+        text_bytes_free(&calm);
+    } else {
+        status = to_ids(front, options, &job->source, &job->source_ids, job, error);
+    }
+    if (!status && tab && !job->failed) status = to_ids(front, options, &job->target, &job->target_ids, job, error);
+    if (status || job->failed) return status;
+    size_t room = options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
+    limit_ids(front, options, "line", room, &job->source_ids, job);
+    if (tab)
+        limit_ids(front, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids, job);
+    /* White space only: no pieces, nothing to say. A score of nothing given nothing is no use either. */
+    job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
+    return MOE_OK;
+}
+
+text_job *text_queue_add(text_queue *queue) {
+    text_job *job = queue->spare;
+    if (job) {
+        queue->spare = job->next;
+    } else {
+        job = calloc(1, sizeof *job);
+        if (!job) return NULL;
+    }
+    text_clear(&job->source);
+    text_clear(&job->target);
+    text_clear(&job->output);
+    job->source_ids.length = job->target_ids.length = 0;
+    job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
+    job->note[0] = '\0';
+    job->line = 0;
+    job->extra = NULL;
+    job->next = NULL;
+    if (queue->last) queue->last->next = job;
+    else queue->first = job;
+    queue->last = job;
+    return job;
+}
+
+text_job *text_queue_first(text_queue *queue) { return queue->first && queue->first->finished ? queue->first : NULL; }
+
+void text_queue_remove(text_queue *queue) {
+    text_job *job = queue->first;
+    if (!job) return;
+    queue->first = job->next;
+    if (!queue->first) queue->last = NULL;
+    job->next = queue->spare;
+    queue->spare = job;
+}
+
+void text_queue_free(text_queue *queue) {
+    for (int list = 0; list < 2; list++) {
+        for (text_job *job = list ? queue->spare : queue->first, *next; job; job = next) {
+            next = job->next;
+            text_bytes_free(&job->source);
+            text_bytes_free(&job->target);
+            text_bytes_free(&job->output);
+            text_ids_free(&job->source_ids);
+            text_ids_free(&job->target_ids);
+            free(job);
+        }
+    }
+    *queue = (text_queue){ 0 };
+}
+
+/* ---- 6. Samples ---------------------------------------------------------------------------------------- */
+
+/* Cut what comes before the next TAB off `rest`; 0 if there is none. */
+static int next_field(moe_span *rest, moe_span *field) {
+    const char *tab = memchr(rest->data, '\t', rest->length);
+    if (!tab) return 0;
+    *field = (moe_span){ rest->data, (size_t)(tab - rest->data) };
+    *rest = (moe_span){ tab + 1, rest->length - field->length - 1 };
+    return 1;
+}
+
+static moe_status read_pair(const text_front *front, const text_options *options, moe_span rest, int targets_wanted,
+                            text_pair *p, moe_error *error) {
+    moe_span fields[3], *source = &fields[2];
+    char code[32];
+    moe_status status = MOE_OK;
+    if (moe_model_get_kind(front->model) == MOE_MODEL_LANGUAGE) {
+        p->has_target = 1;
+        return parse_text(front, options, rest.data, rest.length, &p->target, error);
+    }
+    int n = 0;
+    while (n < 3 && next_field(&rest, &fields[n])) n++;
+    if (n == 2 && !targets_wanted) *source = rest, rest.length = 0;
+    else if (n < 3)
+        return fail(error, MOE_ERROR_ARGUMENT, "",
+                    "expected source language, target language, source and target, TABs between");
+    snprintf(code, sizeof code, "%.*s", fields[1].length < 31 ? (int)fields[1].length : 31, fields[1].data);
+    if (moe_model_language_count(front->model)) status = text_language(front, code, &p->tag, error);
+    if (!status) status = parse_text(front, options, source->data, source->length, &p->source, error);
+    p->has_target = targets_wanted || rest.length;
+    if (!status && p->has_target) status = parse_text(front, options, rest.data, rest.length, &p->target, error);
+    return status;
+}
+
+static moe_status add_pair(const text_front *front, const text_options *options, const text_line *line,
+                           int targets_wanted, text_sample *sample, moe_error *error) {
+    char why[64];
+    moe_status status = MOE_OK;
+    if (sample->count == sample->capacity) {
+        size_t more = sample->capacity ? 2 * sample->capacity : 256;
+        text_pair *grown = realloc(sample->pairs, more * sizeof *grown);
+        if (!grown) return out_of_memory(error);
+        sample->pairs = grown;
+        sample->capacity = more;
+    }
+    text_pair *p = &sample->pairs[sample->count];
+    *p = (text_pair){ .line = line->number, .tag = -1 };
+    text_line_usable(line, why, sizeof why);
+    if (*why) status = fail(error, MOE_ERROR_ARGUMENT, "", "%s", why);
+    else status = read_pair(front, options, (moe_span){ line->data, line->length }, targets_wanted, p, error);
+    if (status) {
+        text_ids_free(&p->source);
+        text_ids_free(&p->target);
+        if (error) snprintf(error->where, sizeof error->where, "line %llu", (unsigned long long)line->number);
+        return status;
+    }
+    sample->count++;
+    return MOE_OK;
+}
+
+static int only_blanks(const text_line *line) {
+    size_t i = 0;
+    while (i < line->length && is_blank(line->data[i])) i++;
+    return i == line->length;
+}
+
+moe_status text_sample_read(const text_front *front, const text_options *options, const char *path, int targets_wanted,
+                            text_sample *sample, moe_error *error) {
+    const int language = moe_model_get_kind(front->model) == MOE_MODEL_LANGUAGE;
+    text_reader reader;
+    text_line line;
+    text_read got = TEXT_READ_END;
+    moe_status status = MOE_OK;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fail(error, MOE_ERROR_IO, "open", "cannot open %s: %s", path, strerror(errno));
+    text_reader_init(&reader, fd, NULL);
+    while (!status && (got = text_reader_next(&reader, 1, &line)) == TEXT_READ_LINE)
+        if (!language || !only_blanks(&line)) status = add_pair(front, options, &line, targets_wanted, sample, error);
+    if (!status && got != TEXT_READ_END) status = fail(error, MOE_ERROR_IO, "read", "%s: %s", path, strerror(errno));
+    if (!status && !sample->count)
+        status = fail(error, MOE_ERROR_IO, "read", "%s: nothing in it to measure with", path);
+    text_reader_free(&reader);
+    close(fd);
+    return status;
+}
+
+void text_sample_free(text_sample *sample) {
+    for (size_t i = 0; i < sample->count; i++) {
+        text_ids_free(&sample->pairs[i].source);
+        text_ids_free(&sample->pairs[i].target);
+    }
+    free(sample->pairs);
+    *sample = (text_sample){ 0 };
+}

@@ -1,0 +1,340 @@
+#!/usr/bin/env python3
+"""Measures model files on the test sets. It prints the tables of the card, or
+writes them into it.
+
+Every sentence goes through ./moe-translate as a user would run it; scores are
+sacreBLEU's BLEU and chrF with the signature printed.
+
+    tatoeba       six language pairs, 2,000 sentences each, both directions
+    newstest2014  de-en and fr-en, both directions
+    flores200     FLORES-200 devtest, all twelve directions
+    words         which words of newstest2012 a model finds: of the words that a
+                  reference has and its source has not, by how often they occur
+                  in the training text; and of the names that both have
+    phrasebook    how many of 150 everyday phrases become an answer that
+                  tests/train/phrasebook.tsv accepts, in each of the twelve
+                  directions; capitals and signs do not count
+    balance       how evenly the experts of every mixture are used, targets
+                  given, in three domains and all of them together
+
+Several models stand side by side. Behind each table is how probable it is that
+chance alone sets another one's BLEU as far from the first one's (approximate
+randomisation).
+
+    tools/train/evaluate.py -m models/en-de-fr-es.bin \\
+        --corpus ../shared/corpus --card models/README.md --part quality
+    tools/train/evaluate.py -m MoE=a.bin dense=b.bin --sets tatoeba \\
+        --directions en-de,fr-en,de-es
+    tools/train/evaluate.py -m models/en-de-fr-es.bin --sets words --limit 600 \\
+        --beam 4 --rerank 0 --card tools/train/README.md --part words
+    tools/train/evaluate.py -m models/en-de-fr-es.bin --sets balance \\
+        --card models/README.md --part balance
+
+--card FILE replaces what stands between the lines "<!-- PART -->" and
+"<!-- end of PART -->" of that file.
+"""
+import argparse
+import itertools
+import json
+import lzma
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import unicodedata
+
+import sacrebleu
+from sacrebleu.significance import PairedTest
+
+from dictionaries import WORD, occurrences
+
+LANGUAGES = ("en", "de", "fr", "es")
+FILES = {
+    "tatoeba": [f"tatoeba-2k.{pair}.tsv.xz" for pair in ("de-en", "de-es", "de-fr", "en-es", "en-fr", "fr-es")],
+    "newstest2014": [f"wmt_newstest2014.{pair}.tsv.xz" for pair in ("de-en", "fr-en")],
+    "flores200": ["flores200-devtest.tsv.xz"],
+}
+WORDS = "words"  # the set of word_table, on:
+WORDS_FILE, WORDS_DIRECTIONS = "wmt_newstest2012.tsv.xz", "de-en,fr-en,es-en,en-de,en-es"
+PHRASES = "phrasebook"  # the set of phrase_table
+# The set of balance_table, on so many sentences of each direction and domain, of at most so many characters.
+BALANCE = "balance"
+BALANCE_ROWS, BALANCE_LONGEST = 100, 250
+DOMAINS = {"Tatoeba": [f"test/{file}" for file in FILES["tatoeba"]],
+           "Europarl": ["train/europarl_more.tsv.xz"],  # the only one in all directions; its text is training text
+           "newstest2012": ["dev/wmt_newstest2012.tsv.xz"]}
+OFTEN = (30, 300, 3000)  # occurrences in the training text that words are grouped by
+NAME = re.compile(r"(?<=[\w,;:)»”\"] )[A-ZÀ-ÖØ-Þ]\w{2,}")  # not the first word of a sentence
+
+
+def read_columns(path):
+    """Language -> list of sentences."""
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        header, *rows = [line.rstrip("\n").split("\t") for line in file]
+    return {language: [row[i] for row in rows] for i, language in enumerate(header)}
+
+
+def directions(corpus, name):
+    """Yield (source language, target language, sources, references)."""
+    for file in FILES[name]:
+        columns = read_columns(corpus / "test" / file)
+        known = [language for language in columns if language in LANGUAGES]
+        for source in known:
+            for target in known:
+                if source != target:
+                    rows = [(s, t) for s, t in zip(columns[source], columns[target]) if s and t]
+                    yield source, target, [s for s, _ in rows], [t for _, t in rows]
+
+
+def translate(arguments, model, source, target, sentences):
+    command = [arguments.translate, "-m", model, "-s", source, "-t", target, "--truncate"]
+    for option in ("beam", "rerank", "threads"):
+        if getattr(arguments, option) is not None:
+            command += [f"--{option}", str(getattr(arguments, option))]
+    result = subprocess.run(command, input="\n".join(sentences) + "\n", stdout=subprocess.PIPE, text=True,
+                            encoding="utf-8")
+    lines = result.stdout.split("\n")[:-1]
+    if result.returncode > 1 or len(lines) != len(sentences):
+        sys.exit(f"evaluate.py: {' '.join(command)} gave {len(lines)} lines for {len(sentences)}, status "
+                 f"{result.returncode}")
+    return lines
+
+
+def mean(values):
+    return sum(values) / len(values) if values else float("nan")
+
+
+def table(arguments, name, models):
+    """The lines of the table of one test set; `models`: label -> file."""
+    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+    wanted = set(arguments.directions.split(",")) if arguments.directions else None
+    digits, scores, chances = 1 if len(models) == 1 else 2, {}, []
+    label = lambda x: "" if len(models) == 1 else x + " "  # noqa: E731
+    out = [f"| {name} | " + " | ".join(f"{label(x)}BLEU | {label(x)}chrF" for x in models) + " |",
+           "|---" * (1 + 2 * len(models)) + "|"]
+
+    def row(title, values):
+        out.append(f"| {title} | " + " | ".join(f"{value:.{digits}f}" for value in values) + " |")
+    for source, target, sources, references in directions(arguments.corpus, name):
+        pair, began, scores_here, outputs = f"{source}-{target}", time.time(), [], []
+        if wanted and pair not in wanted:
+            continue
+        sources, references = sources[:arguments.limit], references[:arguments.limit]
+        for model, path in models.items():
+            lines = translate(arguments, path, source, target, sources)
+            outputs.append((model, lines))
+            if arguments.save:
+                arguments.save.mkdir(parents=True, exist_ok=True)
+                (arguments.save / f"{label(model).strip()}{name}.{pair}").write_text("\n".join(lines) + "\n",
+                                                                                     encoding="utf-8")
+            scores_here += [bleu.corpus_score(lines, [references]).score, chrf.corpus_score(lines, [references]).score]
+        scores[pair] = scores_here
+        if len(models) > 1:
+            found = PairedTest(outputs, {"BLEU": bleu}, [references], "ar", 1000)()[1]["BLEU"]
+            chances.append(pair + " "
+                           + ", ".join(f"{model} {x.p_value:.2f}" for model, x in list(zip(models, found))[1:]))
+        row(pair, scores_here)
+        print(f"{name} {pair}: {len(sources)} sentences, {time.time() - began:.0f} s, BLEU",
+              *(f"{x:.2f}" for x in scores_here[::2]),
+              file=sys.stderr)
+    for title, some in (("with English", [x for pair, x in scores.items() if "en" in pair.split("-")]),
+                        ("without", [x for pair, x in scores.items() if "en" not in pair.split("-")])):
+        if some:
+            row(f"mean, directions {title} ({len(some)})", [mean(x) for x in zip(*some)])
+    if chances:
+        out += ["", f"By chance alone as far from {next(iter(models))} in BLEU: {'; '.join(chances)}."]
+    return out, f"BLEU: `{bleu.get_signature()}`; chrF: `{chrf.get_signature()}`"
+
+
+def found_words(source, reference, translation, count, german):
+    """(group, found) of words of a reference: of those that its source has not, group is how often they occur; of names
+    that both have it is the last. In German, which writes nouns as it writes names, all words count, else those in
+    small letters."""
+    ours, theirs = set(WORD.findall(translation)), set(WORD.findall(reference))
+    small, known = {word.lower() for word in ours}, {word.lower() for word in WORD.findall(source)}
+    for word in {word.lower() for word in theirs} if german else {word for word in theirs if word.islower()}:
+        if word.isalpha() and word not in known:
+            yield sum(count[word] > x for x in OFTEN), word in small
+    for word in theirs.intersection(NAME.findall(source)):
+        yield len(OFTEN) + 1, word in ours
+
+
+def word_table(arguments, models):
+    """The lines of the table of words that are found, in percent, out of so many; `models`: label -> file."""
+    count = occurrences({path.name: {language: cells for language, cells in read_columns(path).items()
+                                     if language in LANGUAGES}
+                         for path in sorted((arguments.corpus / "train").glob("*.tsv.xz"))})
+    columns = read_columns(arguments.corpus / "dev" / WORDS_FILE)
+    out = ["| words | " + " | ".join(f"up to {x:,} times" for x in OFTEN) + " | more often | names |",
+           "|---" * (len(OFTEN) + 3) + "|"]
+    for pair in (arguments.directions or WORDS_DIRECTIONS).split(","):
+        source, target = pair.split("-")
+        rows = [(a, b) for a, b in zip(columns[source], columns[target]) if a and b][:arguments.limit]
+        for label, path in models.items():
+            total, right = [0] * (len(OFTEN) + 2), [0] * (len(OFTEN) + 2)
+            for (a, b), line in zip(rows, translate(arguments, path, source, target, [a for a, _ in rows])):
+                for group, found in found_words(a, b, line, count[target], target == "de"):
+                    total[group] += 1
+                    right[group] += found
+            out.append(f"| {pair}{f' {label}' * (len(models) > 1)} | "
+                       + " | ".join(f"{100 * x / y:.1f} of {y}" if y else "-" for x, y in zip(right, total)) + " |")
+    return out
+
+
+def plain(text):
+    """A phrase without what does not count: capitals, signs, kinds of apostrophes and spaces."""
+    return " ".join(re.sub(r"[^\w']", " ", unicodedata.normalize("NFKC", text).replace("’", "'").lower()).split())
+
+
+def alternatives(text):
+    """All that a cell accepts: `a|b` is a or b, `x{a/b} y` is xa y or xb y."""
+    for part in text.split("|"):
+        pieces = re.split(r"\{([^}]*)\}", part)
+        for choice in itertools.product(*(piece.split("/") if i % 2 else [piece] for i, piece in enumerate(pieces))):
+            yield plain("".join(choice))
+
+
+def phrase_table(arguments, models):
+    """The lines of the table of phrases that are accepted, in percent; `models`: label -> file."""
+    phrases = {}  # language -> (texts, sets of accepted answers)
+    for line in arguments.phrasebook.read_text(encoding="utf-8").splitlines()[1:]:
+        _, language, text, accepted = line.split("\t")
+        texts, answers = phrases.setdefault(language, ([], []))
+        texts.append(text)
+        answers.append(set(alternatives(accepted)))
+    heads = ["accepted, %"] if len(models) == 1 else list(models)
+    out = ["| phrasebook | " + " | ".join(heads) + " |", "|---" * (len(models) + 1) + "|"]
+    means = []
+    for source, target in itertools.permutations(LANGUAGES, 2):
+        if arguments.directions and f"{source}-{target}" not in arguments.directions.split(","):
+            continue
+        shares = []
+        for label, path in models.items():
+            texts, answers = phrases[source][0][:arguments.limit], phrases[target][1]
+            lines = translate(arguments, path, source, target, texts)
+            right = [plain(line) in wanted for line, wanted in zip(lines, answers)]
+            shares.append(100 * sum(right) / len(right))
+            if arguments.save:
+                arguments.save.mkdir(parents=True, exist_ok=True)
+                rows = (f"{'accepted' if x else 'refused'}\t{a}\t{b}\n" for x, a, b in zip(right, texts, lines))
+                (arguments.save / f"{label}.{PHRASES}.{source}-{target}").write_text("".join(rows), encoding="utf-8")
+        means.append(shares)
+        out.append(f"| {source}-{target} | " + " | ".join(f"{x:.1f}" for x in shares) + " |")
+    return out + [f"| mean ({len(means)}) | " + " | ".join(f"{mean(x):.1f}" for x in zip(*means)) + " |"]
+
+
+class Balance:
+    """What a mixture of n experts did with tokens."""
+
+    def __init__(self, n):
+        self.tokens, self.empty, self.load, self.importance = 0, 0, [0] * n, [0.0] * n
+
+    def add(self, entry):
+        self.tokens += 1
+        self.empty += entry["empty"]
+        for expert, weight in zip(entry["experts"], entry["weights"]):
+            self.load[expert] += 1
+            self.importance[expert] += weight
+
+    def cells(self):
+        def variation(values):
+            return statistics.pstdev(values) / mean(values)
+        return (f"{sum(self.load) / self.tokens:.2f}", f"{100 * self.empty / self.tokens:.1f}",
+                f"{variation(self.load):.2f}",
+                f"{max(self.load) / mean(self.load):.2f}", f"{self.load.count(0)}", f"{variation(self.importance):.2f}")
+
+
+def routing(arguments, model, source, target, rows):
+    """(header, entries) of the routing of pairs of sentences."""
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as file:
+        command = [arguments.translate, "-m", model, "-s", source, "-t", target, "--score", "-q",
+                   "--routing", file.name]
+        subprocess.run(command, input="".join(f"{a}\t{b}\n" for a, b in rows), stdout=subprocess.DEVNULL,
+                       text=True, encoding="utf-8", check=True)
+        with open(file.name, encoding="utf-8") as lines:  # it may be another file of that name by now
+            header, *entries = map(json.loads, lines)
+    return header, entries
+
+
+def balance_table(arguments, models):
+    """The lines of the table of how evenly experts are used, all directions together; `models`: label -> file."""
+    out = ["| mixture | text | experts per token | empty masks, % | CV(load) | largest / mean load | dead "
+           "| CV(weights) |", "|---" * 8 + "|"]
+    for label, path in models.items():
+        found = {}  # (layer, domain) -> Balance
+        for domain, files in DOMAINS.items():
+            tables = [read_columns(arguments.corpus / file) for file in files]
+            for source, target in itertools.permutations(LANGUAGES, 2):
+                if arguments.directions and f"{source}-{target}" not in arguments.directions.split(","):
+                    continue
+                rows = [(a, b) for columns in tables if {source, target} <= set(columns)
+                        for a, b in zip(columns[source], columns[target])
+                        if a and b and max(len(a), len(b)) <= BALANCE_LONGEST]
+                header, entries = routing(arguments, path, source, target, rows[-(arguments.limit or BALANCE_ROWS):])
+                for layer in header["layers"]:
+                    for name in (domain, "all"):
+                        found.setdefault((layer["layer"], name), Balance(layer["experts"]))
+                for entry in entries:
+                    found[entry["layer"], domain].add(entry)
+                    found[entry["layer"], "all"].add(entry)
+        for layer in dict.fromkeys(layer for layer, _ in found):
+            for name in (*DOMAINS, "all"):
+                row = [f"{f'{label} ' * (len(models) > 1)}{layer}", name, *found[layer, name].cells()]
+                out.append("| " + " | ".join(row) + " |")
+    return out
+
+
+def write_card(path, part, text):
+    card, begin, end = path.read_text(encoding="utf-8"), f"<!-- {part} -->\n", f"<!-- end of {part} -->"
+    if card.count(begin) != 1 or card.count(end) != 1:
+        sys.exit(f"evaluate.py: {path} has no lines {begin.strip()} and {end}, or several")
+    path.write_text(card[:card.index(begin) + len(begin)] + text + card[card.index(end):], encoding="utf-8")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", required=True, nargs="+", help="model files, or LABEL=FILE")
+    parser.add_argument("--corpus", type=pathlib.Path, default=pathlib.Path("../shared/corpus"),
+                        help="default: %(default)s")
+    parser.add_argument("--sets", default=",".join(FILES),
+                        help="comma-separated, also words, phrasebook and balance (default: %(default)s)")
+    parser.add_argument("--directions", help=f"comma-separated, for instance en-de,fr-en (default: all; words: "
+                                             f"{WORDS_DIRECTIONS})")
+    parser.add_argument("--limit", type=int, help="only the first so many sentences of each direction")
+    parser.add_argument("--beam", type=int, help="default: the model's")
+    parser.add_argument("--rerank", type=float, help="default: the model's")
+    parser.add_argument("--threads", type=int, help="default: all processors")
+    parser.add_argument("--translate", default="./moe-translate", help="program to run (default: %(default)s)")
+    parser.add_argument("--phrasebook", type=pathlib.Path, default=pathlib.Path("tests/train/phrasebook.tsv"),
+                        help="default: %(default)s")
+    parser.add_argument("--save", type=pathlib.Path, help="folder for the translations")
+    parser.add_argument("--card", type=pathlib.Path, help="file to write the tables into")
+    parser.add_argument("--part", default="quality", help="place in the card (default: %(default)s)")
+    arguments = parser.parse_args()
+    models = dict(x.split("=", 1) if "=" in x else (pathlib.Path(x).stem, x) for x in arguments.model)
+    text, signature = "", ""
+    for name in arguments.sets.split(","):
+        if name == WORDS:
+            lines = word_table(arguments, models)
+        elif name == PHRASES:
+            lines = phrase_table(arguments, models)
+        elif name == BALANCE:
+            lines = balance_table(arguments, models)
+        elif name in FILES:
+            lines, signature = table(arguments, name, models)
+        else:
+            parser.error(f"no test set is called {name}; known: {', '.join([*FILES, WORDS, PHRASES, BALANCE])}")
+        text += "\n" + "\n".join(lines) + "\n"
+        print("\n" + "\n".join(lines), flush=True)
+    text += f"\n{signature}\n" if signature else ""
+    if signature:
+        print("\n" + signature)
+    if arguments.card:
+        write_card(arguments.card, arguments.part, text)
+
+
+if __name__ == "__main__":
+    main()

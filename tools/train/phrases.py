@@ -1,0 +1,161 @@
+"""Phrase pairs around the rarer words of the corpus.
+
+A word that occurs some hundred times is one token in thirty of the sentences that teach it, and a small model reads too
+few of them to learn it. Short phrases cut out around such words teach it in a quarter of the tokens. `phrase_table`
+makes them.
+
+Words are aligned by IBM model 1 with a preference for the diagonal (Dyer, Chahuneau and Smith 2013), trained in both
+directions by expectation maximisation; a link is what both directions agree on. Phrases are those of phrase-based
+translation (Koehn, Och and Marcu 2003): no word inside is linked to one outside.
+"""
+import re
+
+import numpy as np
+
+WORD = re.compile(r"\w+")
+SOURCES = ("tatoeba.", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web", "apps", "bible")
+MOST_PAIRS = 400_000  # of two languages that are aligned
+LONGEST = 32          # words of a sentence that is aligned
+ROUNDS = 4            # of expectation maximisation
+NULL, TENSION = 0.08, 6.0  # probability of no source word; how sharply the diagonal is preferred
+# product of the two directions' posteriors from which words are linked, and phrases cut around them
+LINK, ANCHOR = 0.2, 0.4
+RAREST, COMMONEST = 4, 6000  # occurrences of the rarer word of a link that phrases are cut around
+
+
+# ---- Alignment -------------------------------------------------------------------------------------------------------
+
+class Side:
+    """The sentences of one language as word numbers from 1: `ids` [words] from `starts` [sentences] on, `lengths`
+    [sentences]; `count` [vocabulary + 1] occurrences of each."""
+
+    def __init__(self, cells):
+        numbers, ids, lengths = {}, [], []
+        for cell in cells:
+            words = WORD.findall(cell)
+            ids += [numbers.setdefault(word.lower(), len(numbers) + 1) for word in words]
+            lengths.append(len(words))
+        self.ids, self.lengths = np.asarray(ids, np.int64), np.asarray(lengths, np.int64)
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.count = np.bincount(self.ids, minlength=len(numbers) + 1)
+
+    def rows(self, rows, length):
+        """[rows, length]: the words of sentences that have this length."""
+        return self.ids[self.starts[rows][:, None] + np.arange(length)]
+
+
+def chunks(left, right):
+    """Sentence pairs that can be aligned, in pieces of equal lengths on each side: (pair numbers, left [b, n], right
+    [b, m])."""
+    usable = np.nonzero((np.minimum(left.lengths, right.lengths) > 0)
+                        & (np.maximum(left.lengths, right.lengths) <= LONGEST))[0]
+    key = left.lengths[usable] * (LONGEST + 1) + right.lengths[usable]
+    order = np.argsort(key, kind="stable")
+    for group in np.split(usable[order], np.nonzero(np.diff(key[order]))[0] + 1):
+        if len(group):
+            n, m = int(left.lengths[group[0]]), int(right.lengths[group[0]])
+            step = 1 + 1_000_000 // (n * m)
+            for at in range(0, len(group), step):
+                rows = group[at:at + step]
+                yield rows, left.rows(rows, n), right.rows(rows, m)
+
+
+class Table:
+    """t(target word | source word) of one direction, in hashed counts. Source word 0 is the empty one."""
+
+    def __init__(self, source, pairs, reverse):
+        """`pairs()` yields what `chunks` does; `reverse`: the source is the right one. `source`: its Side."""
+        cells = sum(a.size * b.shape[1] for _, a, b in pairs())
+        self.bits = min(27, max(10, (4 * cells).bit_length()))  # what collides is noise: the table needs not be exact
+        self.counts = self.totals = None
+        for _ in range(ROUNDS):
+            counts, totals = np.zeros(1 << self.bits, np.float32), np.zeros(len(source.count), np.float32)
+            for _, a, b in pairs():
+                p, slots, words = self.expected(*((b, a) if reverse else (a, b)))
+                np.add.at(counts, slots.ravel(), p.ravel())
+                np.add.at(totals, words.ravel(), p.sum(2).ravel())
+            self.counts, self.totals = counts, np.maximum(totals, 1e-6)
+
+    def expected(self, source, target):
+        """For words [b, n] and [b, m] the posterior [b, n + 1, m] of each source position (first: none) for each target
+        position, the slots [b, n + 1, m] of the word pairs, and the source words [b, n + 1]."""
+        n, m = source.shape[1], target.shape[1]
+        source = np.concatenate([np.zeros((len(source), 1), np.int64), source], 1)
+        mixed = (source.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))[:, :, None] + \
+            (target.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F))[:, None, :]
+        slots = (mixed >> np.uint64(64 - self.bits)).astype(np.int64)
+        near = np.exp(-TENSION * np.abs((np.arange(n)[:, None] + 0.5) / n - (np.arange(m) + 0.5) / m))
+        prior = np.concatenate([np.full((1, m), NULL), (1 - NULL) * near / near.sum(0)]).astype(np.float32)
+        p = np.broadcast_to(prior, slots.shape)
+        if self.counts is not None:
+            p = p * (self.counts[slots] / self.totals[source][:, :, None] + np.float32(1e-9))
+        return p / p.sum(1, keepdims=True), slots, source
+
+
+def agreement(left, right):
+    """Of two Sides yields (pair numbers, left words [b, n], right words [b, m], product of both directions' posteriors
+    [b, n, m])."""
+    def pairs():
+        return chunks(left, right)
+    forward, backward = Table(left, pairs, False), Table(right, pairs, True)
+    for rows, a, b in pairs():
+        yield rows, a, b, forward.expected(a, b)[0][:, 1:] * backward.expected(b, a)[0][:, 1:].transpose(0, 2, 1)
+
+
+# ---- Phrases ---------------------------------------------------------------------------------------------------------
+
+def cut(links, i, j, generator):
+    """Bounds (first and last left word, first and last right word) of a phrase pair that holds the left word i and the
+    right word j, of at most seven left words, a random size and place; None if there is none. `links`: [n, m]."""
+    n = len(links)
+    for size in range(int(generator.integers(2, 8)), 1, -1):
+        starts = np.arange(max(0, i - size + 1), min(i, n - size) + 1)
+        for first in generator.permutation(starts):
+            inside = links[first:first + size]
+            if inside[0].any() and inside[-1].any():
+                columns = np.nonzero(inside.any(0))[0]
+                c, d = columns[0], columns[-1]
+                if d - c < 2 * size and c <= j <= d and links[:, c:d + 1].sum() == inside[:, c:d + 1].sum():
+                    return first, first + size - 1, c, d
+    return (i, i, j, j) if links[i].sum() == links[:, j].sum() == 1 else None
+
+
+def span(cell, first, last):
+    """The text from one word to another."""
+    words = list(WORD.finditer(cell))
+    return cell[words[first].start():words[last].end()]
+
+
+def phrase_pairs(lefts, rights, seed):
+    """Distinct phrase pairs of parallel sentences, sorted: 2 sqrt(f) around a word that occurs f times, about."""
+    generator, found = np.random.default_rng(seed), set()
+    left, right = Side(lefts), Side(rights)
+    for rows, a, b, both in agreement(left, right):
+        rarer = np.minimum(left.count[a][:, :, None], right.count[b][:, None, :])
+        chosen = (both > ANCHOR) & (rarer >= RAREST) & (rarer <= COMMONEST)
+        chosen &= generator.random(both.shape, np.float32) < 2 / np.sqrt(rarer)
+        for at, i, j in zip(*np.nonzero(chosen)):
+            bounds = cut(both[at] > LINK, i, j, generator)
+            if bounds:
+                found.add((span(lefts[rows[at]], *bounds[:2]), span(rights[rows[at]], *bounds[2:])))
+    return sorted(found)
+
+
+def phrase_table(tables, pivot, seed, log=print):
+    """The phrases of every language with `pivot`, as one table: language -> cells, of which two in a row are not
+    empty."""
+    table = {language: [] for table in tables.values() for language in table}
+    for language in sorted(set(table) - {pivot}):
+        pairs = [(a, b) for name, columns in sorted(tables.items()) if name.startswith(SOURCES)
+                 and {pivot, language} <= set(columns) for a, b in zip(columns[pivot], columns[language]) if a and b]
+        if not pairs:
+            continue
+        chosen = np.random.default_rng([seed, 1]).permutation(len(pairs))[:MOST_PAIRS]
+        log(f"phrases: aligning {len(chosen)} of {len(pairs)} pairs of {pivot} and {language}")
+        found = phrase_pairs(*zip(*(pairs[at] for at in np.sort(chosen))), [seed, 2])
+        log(f"phrases: {len(found)} in {pivot} and {language}")
+        for cells in table.values():
+            cells += [""] * len(found)
+        if found:
+            table[pivot][-len(found):], table[language][-len(found):] = zip(*found)
+    return table

@@ -1,0 +1,358 @@
+#!/usr/bin/env python3
+"""Trains Deep MoE (Eigen et al. 2013, arXiv 1312.4314) on jittered MNIST for moe,
+with PyTorch on the CPU.
+
+    train-digits.py train --data DIR --out DIR ...
+        trains one network; prints its errors and what its gates follow
+    train-digits.py table --data DIR --out DIR ...
+        makes the comparison of the paper's Table 1; goes on where it stopped
+
+Data (section 4.1): every digit of 28 x 28 pixels lies at a random offset in an
+image of 37 x 37; all 100 offsets are equally probable. DIR has the 10,000
+images of MNIST's test set. The first 8,000 are for training, where every epoch
+draws new offsets. The last 2,000 are for testing, each at one random offset,
+which --seed does not change.
+
+The network: mixtures of linear experts with rectification, one after the other,
+then a linear layer and softmax. A gate is two linear maps with rectification
+and few hidden units, then a softmax over the experts. Training is stochastic
+gradient descent, at first with the constraint that the running totals of the
+experts stay near each other (gating.RunningTotals), then for --fine-tune epochs
+without the constraint. With --losses the losses of Bengio et al. 2015 balance
+the gates instead. --network says what the second layer is:
+    mixture      four experts, the paper's model
+    single       one expert of the same size
+    concat       one expert of the size of the four together: the best that the
+                 mixture can reach
+    dense        no mixture in either layer: as many parameters as `mixture`
+                 has, a second layer of the same size
+    one-layer    no second layer
+
+Files in --out: model.pt (layout "moe-checkpoint-1", which convert.py reads) and
+report.json. `table` writes table.json and, for every network, a checkpoint
+NETWORK-HIDDEN-HIDDEN-GATE-GATE-SEED.pt.
+"""
+import argparse
+import gzip
+import json
+import math
+import os
+import sys
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import gating
+
+DIGIT, IMAGE, CLASSES, TRAIN = 28, 37, 10, 8000
+OFFSETS = IMAGE - DIGIT + 1
+NETWORKS = ("mixture", "single", "concat", "dense", "one-layer")
+
+
+# ---- Data ------------------------------------------------------------------------------------------------------------
+
+def read_idx(path):
+    """An array of bytes in MNIST's IDX format."""
+    with gzip.open(path) as file:
+        data = file.read()
+    dims = [int.from_bytes(data[4 + 4 * i:8 + 4 * i], "big") for i in range(data[3])]
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * len(dims)).reshape(dims)
+
+
+def read_digits(folder):
+    """(images [10000, 28, 28] in 0 .. 1, classes [10000])."""
+    images = read_idx(os.path.join(folder, "t10k-images-idx3-ubyte.gz"))
+    classes = read_idx(os.path.join(folder, "t10k-labels-idx1-ubyte.gz"))
+    return torch.from_numpy(images.astype(np.float32) / 255), torch.from_numpy(classes.astype(np.int64))
+
+
+def jitter(digits, random):
+    """(images [rows, 37 * 37], offsets [rows, 2]): every digit at a random offset (down, right)."""
+    at = torch.from_numpy(random.integers(0, OFFSETS, (len(digits), 2)))
+    pixel = torch.arange(DIGIT)
+    rows, columns = at[:, :1] + pixel, at[:, 1:] + pixel
+    images = torch.zeros(len(digits), IMAGE, IMAGE)
+    images[torch.arange(len(digits))[:, None, None], rows[:, :, None], columns[:, None, :]] = digits
+    return images.flatten(1), at
+
+
+# ---- Network ---------------------------------------------------------------------------------------------------------
+
+def make_config(o):
+    """The config of a network: what the checkpoint carries and the network is built from."""
+    def layer(experts, hidden, gate_hidden):
+        return {"type": "moe", "experts": experts, "hidden": hidden, "expert": "linear", "activation": "relu",
+                "expert_bias": True, "gate": "softmax", "gate_hidden": gate_hidden if experts > 1 else 0,
+                "gate_relu": experts > 1, "gate_bias": experts > 1, "output": "none", "residual": False}
+    mixtures = [layer(n, h, g) for n, h, g in zip(o.experts, o.hidden, o.gate_hidden)]
+    second = o.hidden[1]
+    network = {"mixture": mixtures, "single": [mixtures[0], layer(1, second, 0)],
+               "concat": [mixtures[0], layer(1, second * o.experts[1], 0)],
+               "dense": [layer(1, dense_units(mixtures), 0), layer(1, second, 0)], "one-layer": mixtures[:1]}[o.network]
+    return {"arch": "deep-moe", "classes": CLASSES, "inputs": IMAGE ** 2, "network": network, "output_bias": True,
+            "class_names": [str(i) for i in range(CLASSES)]}
+
+
+def weight_shapes(config):
+    """name -> (shape, standard deviation at the start). Matrices are [in, out] for gates, [out, in] elsewhere, as in
+    all checkpoints."""
+    shapes, width = {}, config["inputs"]
+    for i, x in enumerate(config["network"]):
+        name, features = f"network.{i}", x["gate_hidden"] or width
+        if x["gate_hidden"]:
+            shapes[name + ".gate.hidden.weight"] = (width, features), (2 / width) ** 0.5
+            shapes[name + ".gate.hidden.bias"] = (features,), 0.0
+        shapes[name + ".gate.weight"] = (features, x["experts"]), features ** -0.5 if x["experts"] > 1 else 0.0
+        if x["gate_bias"]:
+            shapes[name + ".gate.bias"] = (x["experts"],), 0.0
+        shapes[name + ".experts.weight"] = (x["experts"] * x["hidden"], width), (2 / width) ** 0.5
+        shapes[name + ".experts.bias"] = (x["experts"] * x["hidden"],), 0.0
+        width = x["hidden"]
+    shapes["output.weight"], shapes["output.bias"] = ((config["classes"], width),
+                                                      width ** -0.5), ((config["classes"],), 0.0)
+    return shapes
+
+
+def parameters(layers):
+    """Parameters of a network of these layers; the gate of a single expert is none."""
+    shapes = weight_shapes({"inputs": IMAGE ** 2, "classes": CLASSES, "network": layers})
+    single = {f"network.{i}.gate.weight" for i, x in enumerate(layers) if x["experts"] == 1}
+    return sum(math.prod(shape) for name, (shape, _) in shapes.items() if name not in single)
+
+
+def dense_units(mixtures):
+    """First-layer units of a network without mixtures that has as many parameters, gates counted, as these mixtures."""
+    inputs, second = IMAGE ** 2, mixtures[1]["hidden"]
+    rest = second + second * CLASSES + CLASSES
+    return round((parameters(mixtures) - rest) / (inputs + 1 + second))
+
+
+class Network:
+    def __init__(self, config, seed):
+        random = torch.Generator().manual_seed(seed)
+        self.config = config
+        self.weights = {name: (torch.randn(shape, generator=random) * deviation).requires_grad_()
+                        for name, (shape, deviation) in weight_shapes(config).items()}
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                if name.endswith(".gate.bias"):
+                    # same softmax, but far from where the rectifier would hold all logits at zero for good
+                    weight.fill_(1.0)
+        self.totals = None  # of every layer, while the constraint is on
+
+    def constrain(self, margin):
+        self.totals = [gating.RunningTotals(x["experts"], margin) for x in self.config["network"]]
+
+    def forward(self, x):
+        """(logits [rows, classes], gates of every layer [rows, experts])."""
+        w, gates = self.weights, []
+        for i, layer in enumerate(self.config["network"]):
+            name, experts = f"network.{i}", layer["experts"]
+            y = F.linear(x, w[name + ".experts.weight"], w[name + ".experts.bias"]).relu()
+            if experts > 1:
+                f = gating.mlp_features(x, w[name + ".gate.hidden.weight"].t(), w[name + ".gate.hidden.bias"])
+                gate = gating.dense((f @ w[name + ".gate.weight"] + w[name + ".gate.bias"]).relu())
+                if self.totals:
+                    gate = self.totals[i](gate)
+                y = (gate.weights[:, None] @ y.view(len(x), experts, -1))[:, 0]
+                gates.append(gate.weights)
+            else:
+                gates.append(torch.ones(len(x), 1))
+            x = y
+        return F.linear(x, w["output.weight"], w["output.bias"]), gates
+
+    @torch.no_grad()
+    def errors(self, images, classes):
+        """Share of wrong answers, and mean loss in nats."""
+        logits = self.forward(images)[0]
+        return float((logits.argmax(1) != classes).float().mean()), float(F.cross_entropy(logits, classes))
+
+    def checkpoint(self, **more):
+        return {"format": "moe-checkpoint-1", "config": {**self.config, **more},
+                "weights": {name: weight.detach().clone() for name, weight in self.weights.items()}}
+
+
+def balance_loss(gates, weights):
+    """The losses of Bengio et al. 2015 (L_b, L_e, L_v), weighted, of all mixtures' gates; they aim at equal shares."""
+    total = 0.0
+    for g in gates:
+        if g.shape[1] > 1:
+            losses = (gating.mean_activation_loss(g, 1 / g.shape[1]), gating.example_activation_loss(g, 1 / g.shape[1]),
+                      gating.variance_loss(g))
+            total = total + sum(w * loss for w, loss in zip(weights, losses))
+    return total
+
+
+# ---- What gates follow -----------------------------------------------------------------------------------------------
+
+def mutual_information(gates, labels):
+    """I(expert; label) in bits, the expert drawn by the gate: gates [rows, n] of weights, labels [rows] of small
+    integers."""
+    joint = torch.zeros(int(labels.max()) + 1, gates.shape[1], dtype=torch.float64)
+    joint.index_add_(0, labels, gates.double() / len(gates))
+    independent = joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True)
+    return float((joint * (joint / independent).clamp(min=1e-300).log2())[joint > 0].sum())
+
+
+@torch.no_grad()
+def gate_report(network, digits, classes, draws=10):
+    """For every mixture: information about location (25 cells of 2 x 2 offsets) and class, of test digits at `draws`
+    random offsets each, and the balance of its experts."""
+    random, location, label, gates = np.random.default_rng(3), [], [], []
+    for _ in range(draws):
+        images, at = jitter(digits, random)
+        location.append(at[:, 0] // 2 * ((OFFSETS + 1) // 2) + at[:, 1] // 2)
+        label.append(classes)
+        gates.append(network.forward(images)[1])
+    location, label, report = torch.cat(location), torch.cat(label), []
+    for i, weights in enumerate(map(torch.cat, zip(*gates))):
+        if weights.shape[1] > 1:
+            share = weights.mean(0)
+            report.append({"layer": i, "location_bits": round(mutual_information(weights, location), 4),
+                           "class_bits": round(mutual_information(weights, label), 4),
+                           "expert_bits": round(float(-(share * share.clamp(min=1e-30).log2()).sum()), 4),
+                           "importance": [round(float(x), 4) for x in share],
+                           "cv_importance": round(gating.cv(share), 4)})
+    return report
+
+
+# ---- Training --------------------------------------------------------------------------------------------------------
+
+def train(o, log):
+    """(network, report) of one run."""
+    digits, classes = read_digits(o.data)
+    config = make_config(o)
+    network = Network(config, o.seed)
+    optimizer = torch.optim.SGD(network.weights.values(), o.rate, o.momentum, weight_decay=o.weight_decay)
+    random = np.random.default_rng([o.seed, 1])
+    test = jitter(digits[TRAIN:], np.random.default_rng(2))[0], classes[TRAIN:]
+    fixed = jitter(digits[:TRAIN], np.random.default_rng(2))[0], classes[:TRAIN]
+    if not o.losses:
+        network.constrain(o.margin)
+    begin, epochs = time.time(), o.epochs + o.fine_tune
+    for epoch in range(epochs):
+        if epoch == o.epochs:
+            network.totals = None
+        factor = min(1.0, 2 * (1 - epoch / epochs))  # constant, then linear to zero
+        for group in optimizer.param_groups:
+            group["lr"] = o.rate * factor
+        images = jitter(digits[:TRAIN], random)[0]
+        order, total = torch.from_numpy(random.permutation(TRAIN)), 0.0
+        for rows in order.split(o.batch):
+            logits, gates = network.forward(images[rows])
+            loss = F.cross_entropy(logits, classes[rows])
+            optimizer.zero_grad()
+            (loss + balance_loss(gates, o.losses or ())).backward()
+            optimizer.step()
+            total += float(loss.detach()) * len(rows)
+        if epoch % 10 == 9 or epoch == epochs - 1:
+            totals, network.totals = network.totals, None
+            log(f"{o.network} {o.hidden} epoch {epoch + 1}/{epochs}: loss {total / TRAIN:.4f}, "
+                f"test error {100 * network.errors(*test)[0]:.2f} %, {time.time() - begin:.0f} s")
+            network.totals = totals
+    train_error, test_error = network.errors(*fixed)[0], network.errors(*test)[0]
+    report = {"network": o.network, "experts": o.experts, "hidden": [x["hidden"] for x in config["network"]],
+              "gate_hidden": o.gate_hidden, "parameters": parameters(config["network"]), "seed": o.seed,
+              "epochs": [o.epochs, o.fine_tune], "train_error": round(100 * train_error, 3),
+              "test_error": round(100 * test_error, 3), "gates": gate_report(network, digits[TRAIN:], classes[TRAIN:]),
+              "seconds": round(time.time() - begin)}
+    return network, report
+
+
+def save(network, path, report):
+    torch.save(network.checkpoint(seed=report["seed"], test_error=report["test_error"]), path + ".part")
+    os.replace(path + ".part", path)
+
+
+def write(path, text):
+    with open(path + ".part", "w") as file:
+        file.write(text)
+    os.replace(path + ".part", path)
+
+
+def log(text):
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+
+
+def train_one(o):
+    network, report = train(o, log)
+    os.makedirs(o.out, exist_ok=True)
+    save(network, os.path.join(o.out, "model.pt"), report)
+    write(os.path.join(o.out, "report.json"), json.dumps(report, indent=1) + "\n")
+    print(f"{report['parameters']:,} parameters; error: train {report['train_error']:.2f} %, test "
+          f"{report['test_error']:.2f} %")
+    for gate in report["gates"]:
+        print(f"gate of layer {gate['layer']}: information about location {gate['location_bits']:.3f} bits, about "
+              f"class {gate['class_bits']:.3f} bits, of {gate['expert_bits']:.3f}; CV(importance) "
+              f"{gate['cv_importance']:.3f}")
+
+
+def table(o):
+    """Sizes as the paper varies them: units of both layers between 20 and 100, 50 or 20 hidden units in the gates."""
+    os.makedirs(o.out, exist_ok=True)
+    path = os.path.join(o.out, "table.json")
+    done = json.load(open(path)) if os.path.exists(path) else []
+    for hidden, gate_hidden in (([50, 20], [20, 20]), ([100, 20], [50, 20]), ([100, 20], [50, 50]),
+                                ([100, 100], [50, 50])):
+        for network in NETWORKS:
+            size = f"4x{hidden[0]} - 4x{hidden[1]}, gates {gate_hidden[0]} - {gate_hidden[1]}"
+            for seed in o.seeds:
+                if any((x["size"], x["network"], x["seed"]) == (size, network, seed) for x in done):
+                    continue
+                settings = {**vars(o), "hidden": hidden, "gate_hidden": gate_hidden, "network": network, "seed": seed}
+                trained, report = train(argparse.Namespace(**settings), log)
+                save(trained, os.path.join(o.out, "-".join(map(str, [network, *hidden, *gate_hidden, seed])) + ".pt"),
+                     report)
+                done.append({"size": size, **report})
+                write(path, json.dumps(done, indent=1) + "\n")
+    print(f"| size | {' | '.join(NETWORKS)} |\n|---|{'---|' * len(NETWORKS)}")
+    for size in dict.fromkeys(x["size"] for x in done):
+        cells = []
+        for network in NETWORKS:
+            runs = [x for x in done if (x["size"], x["network"]) == (size, network)]
+            mean = [sum(x[key] for x in runs) / max(1, len(runs)) for key in ("train_error", "test_error")]
+            cells.append(f"{mean[0]:.2f} / {mean[1]:.2f}")
+        print(f"| {size} | {' | '.join(cells)} |")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("train", "train one network"), ("table", "train the networks of Table 1")):
+        p = commands.add_parser(name, help=text, description=text,
+                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        p.add_argument("--data", required=True, help="folder with MNIST's t10k files")
+        p.add_argument("--out", required=True, help="folder for the files that it writes")
+        p.add_argument("--experts", type=int, nargs=2, default=[4, 4], help="experts of both layers")
+        if name == "train":
+            p.add_argument("--network", choices=NETWORKS, default="mixture", help="what to train")
+            p.add_argument("--hidden", type=int, nargs=2, default=[50, 20], help="units of an expert of both layers")
+            p.add_argument("--gate-hidden", type=int, nargs=2, default=[20, 20], help="hidden units of the gates")
+            p.add_argument("--seed", type=int, default=1, help="of weights, offsets and order")
+        else:
+            p.add_argument("--seeds", type=int, nargs="+", default=[1],
+                           help="every network is trained with each of these")
+        p.add_argument("--epochs", type=int, default=60, help="epochs with the balancing constraint")
+        p.add_argument("--fine-tune", type=int, default=30, help="epochs without it afterwards")
+        p.add_argument("--losses", type=float, nargs=3, metavar=("B", "E", "V"),
+                       help="instead of the constraint the losses "
+                       "of Bengio et al. 2015 with these weights: mean activation, activation per example, variance")
+        p.add_argument("--margin", type=float, default=100, help="of the constraint, in examples over the mean")
+        p.add_argument("--batch", type=int, default=50, help="examples per step")
+        p.add_argument("--rate", type=float, default=0.02, help="learning rate")
+        p.add_argument("--momentum", type=float, default=0.9, help="of stochastic gradient descent")
+        p.add_argument("--weight-decay", type=float, default=0.0, help="of all weights")
+        p.add_argument("--threads", type=int, default=1, help="CPU threads")
+    return parser.parse_args()
+
+
+def main():
+    o = arguments()
+    torch.set_num_threads(o.threads)
+    train_one(o) if o.command == "train" else table(o)
+
+
+if __name__ == "__main__":
+    main()

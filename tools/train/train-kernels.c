@@ -1,0 +1,638 @@
+/* Fused elementwise kernels of tools/train/train.py, which compiles this file at first use and calls it through ctypes.
+
+   All arrays are dense row-major float32. Sequences are packed: the rows of step 0 of all sentences, then those of step
+   1, and so on, sentences by falling length, so that step t holds the first count(t) sentences and nothing is padding.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Elementary functions: branch-free, so that loops over them become vector code
+ * ------------------------------------ */
+
+static inline float fast_exp(float x) /* relative error about 1e-7 */
+{
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float n = __builtin_floorf(x * 1.44269504f + 0.5f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    union {
+        int32_t i;
+        float f;
+    } power = { ((int32_t)n + 127) << 23 };
+    return p * power.f;
+}
+
+static inline float sigmoid(float x) { return 1.0f / (1.0f + fast_exp(-x)); }
+static inline float tanh_(float x) { return 2.0f / (1.0f + fast_exp(-2.0f * x)) - 1.0f; }
+
+/* ---- LSTM cell, gate order i f g o
+ * ------------------------------------------------------------------------------------ */
+
+/* z [n, 4H] holds the products without the bias and receives the activations; c, h [n, H] are written.
+   previous [p, H]: cell state of the step before, for the first p rows; the other rows start at zero. */
+void cell_forward(float *z, const float *bias, const float *previous, float *c, float *h, int64_t n, int64_t p,
+                  int64_t H) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < n; r++) {
+        float *zi = z + r * 4 * H, *zf = zi + H, *zg = zf + H, *zo = zg + H;
+        const float *before = previous + r * H;
+        int has = r < p;
+#pragma omp simd
+        for (int64_t j = 0; j < H; j++) {
+            float i = sigmoid(zi[j] + bias[j]), f = sigmoid(zf[j] + bias[H + j]);
+            float g = tanh_(zg[j] + bias[2 * H + j]), o = sigmoid(zo[j] + bias[3 * H + j]);
+            float state = i * g + (has ? f * before[j] : 0.0f);
+            zi[j] = i, zf[j] = f, zg[j] = g, zo[j] = o;
+            c[r * H + j] = state;
+            h[r * H + j] = o * tanh_(state);
+        }
+    }
+}
+
+/* z: activations in, gradient of the products out. carry [>= n, H]: gradient of c, replaced by that of `previous`. */
+void cell_backward(float *z, const float *previous, const float *c, const float *dh, float *carry, int64_t n, int64_t p,
+                   int64_t H) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < n; r++) {
+        float *zi = z + r * 4 * H, *zf = zi + H, *zg = zf + H, *zo = zg + H;
+        const float *before = previous + r * H;
+        int has = r < p;
+#pragma omp simd
+        for (int64_t j = 0; j < H; j++) {
+            float i = zi[j], f = zf[j], g = zg[j], o = zo[j], t = tanh_(c[r * H + j]), d = dh[r * H + j];
+            float dc = carry[r * H + j] + d * o * (1.0f - t * t);
+            zo[j] = d * t * o * (1.0f - o);
+            zi[j] = dc * g * i * (1.0f - i);
+            zg[j] = dc * i * (1.0f - g * g);
+            zf[j] = (has ? dc * before[j] : 0.0f) * f * (1.0f - f);
+            carry[r * H + j] = dc * f;
+        }
+    }
+}
+
+/* ---- Additive attention of one decoder step over the packed source
+ * ---------------------------------------------------- */
+
+/* Target row r looks at sentence column[r] of the source, which has length[r] positions; position s lies in row
+   offset[s] + column[r] of key [*, a] and memory [*, d]. p [n, S] receives the probabilities; row r of the context goes
+   to context + r * stride. */
+void attention_forward(const float *query, const float *key, const float *memory, const float *v, const int32_t *column,
+                       const int32_t *length, const int32_t *offset, float *p, float *context, int64_t n, int64_t S,
+                       int64_t a, int64_t d, int64_t stride) {
+#pragma omp parallel for schedule(dynamic, 4)
+    for (int64_t r = 0; r < n; r++) {
+        const float *q = query + r * a;
+        float *prob = p + r * S, *out = context + r * stride, top = -1e30f, sum = 0.0f;
+        int count = length[r];
+        for (int s = 0; s < count; s++) {
+            const float *k = key + (int64_t)(offset[s] + column[r]) * a;
+            float score = 0.0f;
+#pragma omp simd reduction(+ : score)
+            for (int64_t j = 0; j < a; j++) score += v[j] * tanh_(k[j] + q[j]);
+            prob[s] = score;
+            top = score > top ? score : top;
+        }
+        for (int s = 0; s < count; s++) {
+            prob[s] = fast_exp(prob[s] - top);
+            sum += prob[s];
+        }
+        memset(out, 0, d * sizeof *out);
+        for (int s = 0; s < count; s++) {
+            const float *m = memory + (int64_t)(offset[s] + column[r]) * d;
+            float weight = prob[s] /= sum;
+#pragma omp simd
+            for (int64_t j = 0; j < d; j++) out[j] += weight * m[j];
+        }
+        for (int64_t s = count; s < S; s++) prob[s] = 0.0f;
+    }
+}
+
+/* dcontext: gradient, row r at dcontext + r * stride. dquery [n, a] is written; dkey, dmemory and dv [threads, a] are
+   added to (each thread its own row of dv; a source sentence belongs to one target row, so nothing else is shared). */
+void attention_backward(const float *dcontext, const float *query, const float *key, const float *memory,
+                        const float *v, const int32_t *column, const int32_t *length, const int32_t *offset,
+                        const float *p, float *dquery, float *dkey, float *dmemory, float *dv, int64_t n, int64_t S,
+                        int64_t a, int64_t d, int64_t stride) {
+    extern int omp_get_thread_num(void);
+#pragma omp parallel
+    {
+        float *own = dv + omp_get_thread_num() * a;
+#pragma omp for schedule(dynamic, 4)
+        for (int64_t r = 0; r < n; r++) {
+            const float *q = query + r * a, *prob = p + r * S, *up = dcontext + r * stride;
+            float *dq = dquery + r * a, mean = 0.0f, dp[length[r]];
+            for (int s = 0; s < length[r]; s++) {
+                int64_t row = offset[s] + column[r];
+                const float *m = memory + row * d;
+                float *dm = dmemory + row * d, dot = 0.0f, weight = prob[s];
+#pragma omp simd reduction(+ : dot)
+                for (int64_t j = 0; j < d; j++) {
+                    dot += up[j] * m[j];
+                    dm[j] += weight * up[j];
+                }
+                dp[s] = dot;
+                mean += weight * dot;
+            }
+            memset(dq, 0, a * sizeof *dq);
+            for (int s = 0; s < length[r]; s++) {
+                int64_t row = offset[s] + column[r];
+                const float *k = key + row * a;
+                float *dk = dkey + row * a, ds = prob[s] * (dp[s] - mean);
+#pragma omp simd
+                for (int64_t j = 0; j < a; j++) {
+                    float t = tanh_(k[j] + q[j]), g = ds * v[j] * (1.0f - t * t);
+                    dk[j] += g;
+                    dq[j] += g;
+                    own[j] += ds * t;
+                }
+            }
+        }
+    }
+}
+
+/* ---- Softmax cross-entropy with label smoothing
+ * ----------------------------------------------------------------------- */
+
+/* logits [n, V] are replaced by their gradient times `scale`; loss[r] is the plain negative log-likelihood in nats. */
+void cross_entropy(float *logits, const int64_t *target, float *loss, int64_t n, int64_t V, float smoothing,
+                   float scale) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < n; r++) {
+        float *z = logits + r * V, top = -1e30f, sum = 0.0f, right = z[target[r]];
+#pragma omp simd reduction(max : top)
+        for (int64_t j = 0; j < V; j++) top = z[j] > top ? z[j] : top;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < V; j++) {
+            z[j] = fast_exp(z[j] - top);
+            sum += z[j];
+        }
+        loss[r] = top + logf(sum) - right;
+        float factor = scale / sum, floor = scale * smoothing / V;
+#pragma omp simd
+        for (int64_t j = 0; j < V; j++) z[j] = z[j] * factor - floor;
+        z[target[r]] -= scale * (1.0f - smoothing);
+    }
+}
+
+/* ---- Dropout with residual
+ * -------------------------------------------------------------------------------------------- */
+
+static inline uint32_t hash(uint32_t x) {
+    x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu, x ^= x >> 16;
+    return x;
+}
+
+/* y = x + kept * factor * u; x may be null (0). The mask is a hash of seed and position, so backward repeats it. */
+void dropout_add(const float *x, const float *u, float *y, int64_t n, uint32_t seed, uint32_t limit, float factor) {
+    uint32_t key = hash(seed);
+#pragma omp parallel for simd schedule(static)
+    for (int64_t j = 0; j < n; j++)
+        y[j] = (x ? x[j] : 0.0f) + (hash((uint32_t)j ^ key) >= limit ? u[j] * factor : 0.0f);
+}
+
+/* ---- Rows: embedding and experts
+ * -------------------------------------------------------------------------------------- */
+
+/* y[r] = factor * x[index[r]] */
+void gather(const float *x, const int64_t *index, float *y, int64_t n, int64_t d, float factor) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < n; r++) {
+        const float *from = x + index[r] * d;
+#pragma omp simd
+        for (int64_t j = 0; j < d; j++) y[r * d + j] = factor * from[j];
+    }
+}
+
+/* y[index[r]] += weight[r] * factor * x[r] (weight may be null: 1). Threads share the columns, so rows may repeat. */
+void scatter_add(const float *x, const int64_t *index, const float *weight, float *y, int64_t n, int64_t d,
+                 float factor) {
+#pragma omp parallel for schedule(static)
+    for (int64_t block = 0; block < 2; block++) {
+        int64_t first = block * d / 2, last = (block + 1) * d / 2;
+        for (int64_t r = 0; r < n; r++) {
+            float w = weight ? weight[r] * factor : factor;
+            float *to = y + index[r] * d;
+#pragma omp simd
+            for (int64_t j = first; j < last; j++) to[j] += w * x[r * d + j];
+        }
+    }
+}
+
+/* The backward of y[index[r]] += weight[r] * x[r]: dx[r] = weight[r] * dy[index[r]], dweight[r] = x[r] . dy[index[r]].
+ */
+void scatter_backward(const float *dy, const float *x, const int64_t *index, const float *weight, float *dx,
+                      float *dweight, int64_t n, int64_t d) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < n; r++) {
+        const float *from = dy + index[r] * d;
+        float dot = 0.0f, w = weight[r];
+#pragma omp simd reduction(+ : dot)
+        for (int64_t j = 0; j < d; j++) {
+            dot += from[j] * x[r * d + j];
+            dx[r * d + j] = w * from[j];
+        }
+        dweight[r] = dot;
+    }
+}
+
+/* dx = where(y > 0, dx, 0) */
+void relu_backward(const float *y, float *dx, int64_t n) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t j = 0; j < n; j++) dx[j] = y[j] > 0.0f ? dx[j] : 0.0f;
+}
+
+/* ---- Products in bfloat16
+ * --------------------------------------------------------------------------------------------- */
+
+/* Whether this machine has the products and layers below. With AMX the products of torch are faster than these, without
+   AVX-512 BF16 these cannot be. */
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#include <immintrin.h>
+
+int has_products(void) { return 1; }
+
+/* Both factors of a product are packed alike: panels of 32 rows (of the first) or columns (of the second), in a panel
+   for each pair of values along the summed dimension 32 words, one per row, of two bfloat16. Rounding happens here, on
+   the way from float32, so that no copy in bfloat16 is ever made; sums and results are float32. */
+enum { PANEL = 32, ROWS = 12 };
+
+static int64_t packed_words(int64_t rows, int64_t K) { return (rows + PANEL - 1) / PANEL * PANEL * ((K + 1) / 2); }
+
+static uint32_t *room(int64_t words) { return aligned_alloc(64, (words * 4 + 63) / 64 * 64); }
+
+static inline __mmask16 first(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
+
+static inline void transpose16(__m512i x[16]) {
+    __m512i y[16];
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        __m512i a = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88), b = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
+        __m512i c = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88),
+                d = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
+        y[i] = _mm512_shuffle_i32x4(a, c, 0x88);
+        y[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
+        y[i + 8] = _mm512_shuffle_i32x4(a, c, 0xdd);
+        y[i + 12] = _mm512_shuffle_i32x4(b, d, 0xdd);
+    }
+    memcpy(x, y, sizeof y);
+}
+
+/* Packs x of [rows, K], element (r, k) at x[r * row + k * column], where one of the strides is 1. */
+static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
+    int64_t pairs = (K + 1) / 2;
+    if (column == 1) {
+        for (int64_t r = 0; r < rows; r += 16)
+            for (int64_t k = 0; k < K; k += 32) {
+                uint32_t *panel = to + (r / PANEL * pairs + k / 2) * PANEL + r % PANEL;
+                __mmask16 low = first(K - k), high = first(K - k - 16);
+                __m512i words[16];
+#pragma GCC unroll 16
+                for (int i = 0; i < 16; i++) {
+                    const float *from = x + (r + i) * row + k;
+                    __mmask16 inside = r + i < rows ? 0xffff : 0;
+                    words[i] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high & inside, from + 16),
+                                                            _mm512_maskz_loadu_ps(low & inside, from));
+                }
+                transpose16(words);
+                for (int64_t i = 0; i < 16 && k / 2 + i < pairs; i++) _mm512_store_si512(panel + i * PANEL, words[i]);
+            }
+        return;
+    }
+    for (int64_t top = 0; top < rows; top += 128) { /* long pieces of the rows of memory, but not all panels at once */
+        int64_t bottom = top + 128 < rows ? top + 128 : rows;
+        for (int64_t k = 0; k < K; k += 2)
+            for (int64_t r = top; r < bottom; r += 16) {
+                const float *from = x + r + k * column;
+                __mmask16 inside = first(rows - r);
+                __m512 even = _mm512_maskz_loadu_ps(inside, from);
+                __m512 odd = _mm512_maskz_loadu_ps(k + 1 < K ? inside : 0, from + column);
+                __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
+                __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
+                _mm512_store_si512(to + (r / PANEL * pairs + k / 2) * PANEL + r % PANEL,
+                                   _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+            }
+    }
+}
+
+/* c [rows, 32] of one block: `rows` rows of a panel of the first factor times a panel of the second. */
+static inline __attribute__((always_inline)) void block(const int rows, const uint32_t *a, const uint32_t *b, float *c,
+                                                        int64_t stride, int64_t pairs, __mmask16 left, __mmask16 right,
+                                                        int add) {
+    __m512 sum[ROWS][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) {
+        sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+        __builtin_prefetch(c + r * stride, 1); /* c comes from memory while the sums are made */
+        __builtin_prefetch(c + r * stride + 16, 1);
+    }
+    for (int64_t k = 0; k < pairs; k++, a += PANEL, b += PANEL) {
+        __m512bh b0 = (__m512bh)_mm512_load_si512(b), b1 = (__m512bh)_mm512_load_si512(b + 16);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[r]);
+            sum[r][0] = _mm512_dpbf16_ps(sum[r][0], x, b0);
+            sum[r][1] = _mm512_dpbf16_ps(sum[r][1], x, b1);
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++, c += stride) {
+        if (add) {
+            sum[r][0] = _mm512_add_ps(sum[r][0], _mm512_maskz_loadu_ps(left, c));
+            sum[r][1] = _mm512_add_ps(sum[r][1], _mm512_maskz_loadu_ps(right, c + 16));
+        }
+        _mm512_mask_storeu_ps(c, left, sum[r][0]);
+        _mm512_mask_storeu_ps(c + 16, right, sum[r][1]);
+    }
+}
+
+/* c [M, N] (+)= a b, both packed; row r of c at c + r * stride. */
+static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t stride, int64_t M, int64_t N, int64_t K,
+                     int add) {
+    int64_t pairs = (K + 1) / 2;
+    for (int64_t i = 0; i < M; i += PANEL)
+        for (int64_t j = 0; j < N; j += PANEL) {
+            __mmask16 left = first(N - j), right = first(N - j - 16);
+            int64_t rows = M - i < PANEL ? M - i : PANEL, n;
+            for (int64_t r = 0; r < rows; r += n) {
+                n = rows - r < ROWS ? rows - r : ROWS;
+#define CASE(x) \
+    case x: block(x, a + i * pairs + r, b + j * pairs, c + (i + r) * stride + j, stride, pairs, left, right, add); break
+                switch (n) {
+                    CASE(1);
+                    CASE(2);
+                    CASE(3);
+                    CASE(4);
+                    CASE(5);
+                    CASE(6);
+                    CASE(7);
+                    CASE(8);
+                    CASE(9);
+                    CASE(10);
+                    CASE(11);
+                    CASE(12);
+                }
+#undef CASE
+            }
+        }
+}
+
+/* For Python: a factor packed once for many products, and how many words that takes. */
+int64_t factor_words(int64_t rows, int64_t K) { return packed_words(rows, K); }
+
+void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
+    pack(to, x, row, column, rows, K);
+}
+
+/* c [M, N] (+)= a b; strides of rows and columns of a and b, in each pair one is 1, or both are 0 for a packed factor;
+   row r of c at c + r * stride. */
+void product(const float *a, const float *b, float *c, int64_t a_row, int64_t a_column, int64_t b_row, int64_t b_column,
+             int64_t stride, int64_t M, int64_t N, int64_t K, int64_t add) {
+    uint32_t *scratch = room(packed_words(M, K) + packed_words(N, K)), *second = scratch + packed_words(M, K);
+    if (a_row) pack(scratch, a, a_row, a_column, M, K);
+    if (b_row) pack(second, b, b_column, b_row, N, K);
+    multiply(a_row ? scratch : (const uint32_t *)a, b_row ? second : (const uint32_t *)b, c, stride, M, N, K, (int)add);
+    free(scratch);
+}
+
+/* c (+)= a b with dense a [M, K] and packed b; `scratch` holds a. */
+static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_t N, int64_t K, int add,
+                  uint32_t *scratch) {
+    pack(scratch, a, K, 1, M, K);
+    multiply(scratch, b, c, N, M, N, K, add);
+}
+
+/* ---- Layers with bfloat16 products
+ * ------------------------------------------------------------------------------------ */
+
+/* All steps in one call, so that the threads of the trainer do not wait for each other in Python. */
+
+/* A step of `steps`: first row, rows, first row of the step before, its rows that go on. Weights are as in the
+   checkpoint; z holds the products of the input. */
+struct step {
+    int64_t at, n, last, rows;
+};
+
+static int64_t widest(const struct step *steps, int64_t count) {
+    int64_t n = 0;
+    for (int64_t t = 0; t < count; t++) n = steps[t].n > n ? steps[t].n : n;
+    return n;
+}
+
+void lstm_forward(float *z, const float *bias, const float *w_r, const float *w_proj, float *c, float *h, float *y,
+                  const struct step *steps, int64_t count, int64_t H, int64_t P) {
+    int64_t n = widest(steps, count), words = packed_words(n, P > H ? P : H);
+    uint32_t *scratch = room(words + packed_words(4 * H, P) + packed_words(P, H));
+    uint32_t *recurrent = scratch + words, *project = recurrent + packed_words(4 * H, P);
+    pack(recurrent, w_r, P, 1, 4 * H, P);
+    pack(project, w_proj, H, 1, P, H);
+    for (const struct step *s = steps; s < steps + count; s++) {
+        float *now = z + s->at * 4 * H;
+        times(y + s->last * P, recurrent, now, s->rows, 4 * H, P, 1, scratch);
+        cell_forward(now, bias, c + s->last * H, c + s->at * H, h + s->at * H, s->n, s->rows, H);
+        times(h + s->at * H, project, y + s->at * P, s->n, P, H, 0, scratch);
+    }
+    free(scratch);
+}
+
+/* z: activations in, gradient of the products out; dy receives also what comes back through the recurrence. */
+void lstm_backward(float *z, const float *w_r, const float *w_proj, const float *c, float *dy, const struct step *steps,
+                   int64_t count, int64_t H, int64_t P) {
+    int64_t n = widest(steps, count), words = packed_words(n, 4 * H > P ? 4 * H : P);
+    uint32_t *scratch = room(words + packed_words(P, 4 * H) + packed_words(H, P));
+    uint32_t *recurrent = scratch + words, *project = recurrent + packed_words(P, 4 * H);
+    float *dh = malloc(n * H * sizeof *dh), *carry = calloc(n * H, sizeof *carry);
+    pack(recurrent, w_r, 1, P, P, 4 * H);
+    pack(project, w_proj, 1, H, H, P);
+    for (const struct step *s = steps + count; s-- > steps;) {
+        float *now = z + s->at * 4 * H;
+        times(dy + s->at * P, project, dh, s->n, H, P, 0, scratch);
+        cell_backward(now, c + s->last * H, c + s->at * H, dh, carry, s->n, s->rows, H);
+        times(now, recurrent, dy + s->last * P, s->rows, P, 4 * H, 1, scratch);
+    }
+    free(scratch);
+    free(dh);
+    free(carry);
+}
+
+/* The layer with attention: w = [context part of w_x, w_r] [4H, d + P], s its inputs, q the queries (zero at first). */
+void attentive_forward(float *z, const float *bias, const float *w, const float *w_proj, const float *w_query, float *c,
+                       float *h, float *y, float *s, float *q, const float *key, const float *memory, const float *v,
+                       const int32_t *column, const int32_t *length, const int32_t *offset, float *p,
+                       const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d, int64_t a, int64_t S) {
+    int64_t n = widest(steps, count), D = d + P, words = packed_words(n, D > H ? D : H);
+    uint32_t *scratch = room(words + packed_words(4 * H, D) + packed_words(P, H) + packed_words(a, P));
+    uint32_t *both = scratch + words, *project = both + packed_words(4 * H, D), *ask = project + packed_words(P, H);
+    pack(both, w, D, 1, 4 * H, D);
+    pack(project, w_proj, H, 1, P, H);
+    pack(ask, w_query, P, 1, a, P);
+    for (const struct step *t = steps; t < steps + count; t++) {
+        float *now = z + t->at * 4 * H, *input = s + t->at * D, *query = q + t->at * a;
+        for (int64_t r = 0; r < t->rows; r++) memcpy(input + r * D + d, y + (t->last + r) * P, P * sizeof *y);
+        times(y + t->last * P, ask, query, t->rows, a, P, 0, scratch);
+        attention_forward(query, key, memory, v, column, length, offset, p + t->at * S, input, t->n, S, a, d, D);
+        times(input, both, now, t->n, 4 * H, D, 1, scratch);
+        cell_forward(now, bias, c + t->last * H, c + t->at * H, h + t->at * H, t->n, t->rows, H);
+        times(h + t->at * H, project, y + t->at * P, t->n, P, H, 0, scratch);
+    }
+    free(scratch);
+}
+
+void attentive_backward(float *z, const float *w, const float *w_proj, const float *w_query, const float *c, float *dy,
+                        const float *q, float *dq, const float *key, float *dkey, const float *memory, float *dmemory,
+                        const float *v, float *dv, const int32_t *column, const int32_t *length, const int32_t *offset,
+                        const float *p, const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d,
+                        int64_t a, int64_t S) {
+    int64_t n = widest(steps, count), D = d + P, longest = 4 * H > P ? 4 * H : P;
+    int64_t words = packed_words(n, a > longest ? a : longest);
+    uint32_t *scratch = room(words + packed_words(D, 4 * H) + packed_words(H, P) + packed_words(P, a));
+    uint32_t *both = scratch + words, *project = both + packed_words(D, 4 * H), *ask = project + packed_words(H, P);
+    float *dh = malloc(n * H * sizeof *dh), *carry = calloc(n * H, sizeof *carry), *ds = malloc(n * D * sizeof *ds);
+    pack(both, w, 1, D, D, 4 * H);
+    pack(project, w_proj, 1, H, H, P);
+    pack(ask, w_query, 1, P, P, a);
+    for (const struct step *t = steps + count; t-- > steps;) {
+        float *now = z + t->at * 4 * H, *back = dy + t->last * P;
+        times(dy + t->at * P, project, dh, t->n, H, P, 0, scratch);
+        cell_backward(now, c + t->last * H, c + t->at * H, dh, carry, t->n, t->rows, H);
+        times(now, both, ds, t->n, D, 4 * H, 0, scratch);
+        attention_backward(ds, q + t->at * a, key, memory, v, column, length, offset, p + t->at * S, dq + t->at * a,
+                           dkey, dmemory, dv, t->n, S, a, d, D);
+        for (int64_t r = 0; r < t->rows; r++)
+            for (int64_t j = 0; j < P; j++) back[r * P + j] += ds[r * D + d + j];
+        times(dq + t->at * a, ask, back, t->rows, P, a, 1, scratch);
+    }
+    free(scratch);
+    free(dh);
+    free(carry);
+    free(ds);
+}
+
+/* Rows `taken` [*, d] sorted by expert, counts[e] each: u = relu(taken w_up[e]) [*, h], v = u w_down[e]. */
+void experts_forward(const float *taken, const float *w_up, const float *w_down, float *u, float *v,
+                     const int64_t *counts, int64_t experts, int64_t d, int64_t h) {
+    for (int64_t e = 0; e < experts; e++) {
+        int64_t n = counts[e];
+        product(taken, w_up, u, d, 1, h, 1, h, n, h, d, 0);
+#pragma omp simd
+        for (int64_t j = 0; j < n * h; j++) u[j] = u[j] > 0.0f ? u[j] : 0.0f;
+        product(u, w_down, v, h, 1, d, 1, d, n, d, h, 0);
+        taken += n * d, u += n * h, v += n * d, w_up += d * h, w_down += d * h;
+    }
+}
+
+/* dv [*, d] in, dtaken out; the gradients of the weights are added to. */
+void experts_backward(const float *taken, const float *w_up, const float *w_down, const float *u, const float *dv,
+                      float *dtaken, float *dw_up, float *dw_down, const int64_t *counts, int64_t experts, int64_t d,
+                      int64_t h) {
+    for (int64_t e = 0; e < experts; e++) {
+        int64_t n = counts[e];
+        float *du = malloc(n * h * sizeof *du);
+        product(dv, w_down, du, d, 1, 1, d, h, n, h, d, 0);
+        relu_backward(u, du, n * h);
+        product(u, dv, dw_down, 1, h, d, 1, d, h, d, n, 1);
+        product(taken, du, dw_up, 1, d, h, 1, h, d, h, n, 1);
+        product(du, w_up, dtaken, h, 1, 1, h, d, n, d, h, 0);
+        free(du);
+        taken += n * d, u += n * h, dv += n * d, dtaken += n * d;
+        w_up += d * h, w_down += d * h, dw_up += d * h, dw_down += d * h;
+    }
+}
+
+/* ---- Products of Muon in float32
+ * -------------------------------------------------------------------------------------- */
+
+/* c [n, n] = a^T b for dense a and b [K, n] of which it is known that c is symmetric: half of it is computed. n: a
+   multiple of 32. */
+void symmetric(const float *a, const float *b, float *c, int64_t n, int64_t K) {
+    for (int64_t i = 0; i < n; i += 8)
+        for (int64_t j = i / 32 * 32; j < n; j += 32) {
+            __m512 sum[8][2];
+            for (int r = 0; r < 8; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+            for (int64_t k = 0; k < K; k++) {
+                __m512 b0 = _mm512_loadu_ps(b + k * n + j), b1 = _mm512_loadu_ps(b + k * n + j + 16);
+#pragma GCC unroll 8
+                for (int r = 0; r < 8; r++) {
+                    __m512 x = _mm512_set1_ps(a[k * n + i + r]);
+                    sum[r][0] = _mm512_fmadd_ps(x, b0, sum[r][0]);
+                    sum[r][1] = _mm512_fmadd_ps(x, b1, sum[r][1]);
+                }
+            }
+            for (int r = 0; r < 8; r++) {
+                _mm512_storeu_ps(c + (i + r) * n + j, sum[r][0]);
+                _mm512_storeu_ps(c + (i + r) * n + j + 16, sum[r][1]);
+            }
+        }
+    for (int64_t i = 0; i < n; i += 16)
+        for (int64_t j = (i + 32) / 32 * 32; j < n; j += 16) {
+            __m512i x[16];
+            for (int r = 0; r < 16; r++) x[r] = _mm512_loadu_si512(c + (i + r) * n + j);
+            transpose16(x);
+            for (int r = 0; r < 16; r++) _mm512_storeu_si512(c + (j + r) * n + i, x[r]);
+        }
+}
+
+#else
+int has_products(void) { return 0; }
+#endif
+
+/* ---- Optimizer
+ * -------------------------------------------------------------------------------------------------------- */
+
+double sum_of_squares(const float *x, int64_t n) {
+    double sum = 0.0;
+#pragma omp parallel for reduction(+ : sum) schedule(static)
+    for (int64_t block = 0; block < (n + 4095) / 4096; block++) {
+        int64_t last = block * 4096 + 4096 < n ? block * 4096 + 4096 : n;
+        float part = 0.0f;
+#pragma omp simd reduction(+ : part)
+        for (int64_t j = block * 4096; j < last; j++) part += x[j] * x[j];
+        sum += part;
+    }
+    return sum;
+}
+
+/* One step of Adam over n values; the gradient is scaled by `clip` and left at zero. c1, c2: 1 - beta^t. */
+void adam(float *w, float *g, float *m, float *v, int64_t n, float rate, float b1, float b2, float eps, float c1,
+          float c2, float clip) {
+    float step = rate / c1, root = 1.0f / sqrtf(c2);
+#pragma omp parallel for simd schedule(static)
+    for (int64_t j = 0; j < n; j++) {
+        float d = g[j] * clip;
+        m[j] += (1.0f - b1) * (d - m[j]);
+        v[j] += (1.0f - b2) * (d * d - v[j]);
+        w[j] -= step * m[j] / (sqrtf(v[j]) * root + eps);
+        g[j] = 0.0f;
+    }
+}
+
+/* g += other, other = 0 */
+void collect(float *g, float *other, int64_t n) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t j = 0; j < n; j++) {
+        g[j] += other[j];
+        other[j] = 0.0f;
+    }
+}
+
+/* average += rate * (w - average) */
+void average(float *average, const float *w, int64_t n, float rate) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t j = 0; j < n; j++) average[j] += rate * (w[j] - average[j]);
+}

@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+"""Trains a mixture-of-experts language model for moe, with PyTorch, on the CPU or
+on one CUDA device. The fast layers are those of train.py.
+
+    train-lm.py train --corpus DIR --out DIR ...
+        trains, or goes on where the checkpoint in --out stopped
+    train-lm.py evaluate --corpus DIR --out DIR
+        gives perplexity and balance of model.pt on the dev texts
+
+The model is that of "Outrageously Large Neural Networks" (Shazeer et al. 2017,
+appendix C) in small: embedding, LSTM with projection, MoE with a sigmoid over
+its output, LSTM. All have residuals; the output matrix is the embedding. Gates
+are noisy top-k with importance and load losses (section 2.1, appendix A), or
+strictly balanced (appendix F). --groups makes two levels of either (appendix
+B). The trainer reads the English of the corpus, one sentence at a time, as
+SentencePiece pieces.
+
+Files in --out
+    lines.npz        the corpus as pieces; made when missing, with the
+                     vocabulary
+    model-spm.model  the SentencePiece vocabulary
+    resume.pt        everything that training needs to go on
+    model.pt         inference checkpoint, layout "moe-checkpoint-1", which
+                     convert.py reads
+    curve.csv        one row per evaluation
+
+The learning rate follows the tokens, not the time: warm-up, constant, then
+linear to zero at the end of --tokens. So two runs have seen the same at the
+same rate, whatever else the machine did. SIGTERM or SIGINT makes the trainer
+save and stop.
+"""
+import argparse
+import csv
+import lzma
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import train
+from data import BOS, EOS, PAD, SHARES, UNK
+from train import log, progress
+import gating
+import torch
+
+
+# ---- Data ------------------------------------------------------------------------------------------------------------
+
+def english(path, limit):
+    """The first `limit` English cells of a corpus file."""
+    cells = []
+    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        column = file.readline().rstrip("\n").split("\t").index("en")
+        for line in file:
+            row = line.rstrip("\n").split("\t")
+            if len(row) > column and row[column]:
+                cells.append(row[column])
+                if len(cells) == limit:
+                    break
+    return cells
+
+
+def prepare(corpus, folder, vocabulary_size, limit):
+    """(vocabulary, pieces of all training lines as one array, offsets); made when missing."""
+    import sentencepiece
+    cache, model = os.path.join(folder, "lines.npz"), os.path.join(folder, "model-spm.model")
+    if not os.path.exists(cache):
+        os.makedirs(folder, exist_ok=True)
+        lines = []
+        for name in SHARES:
+            path = os.path.join(corpus, "train", name + ".tsv.xz")
+            if os.path.exists(path) and "en" in lzma.open(path, "rt", encoding="utf-8").readline().split():
+                lines += english(path, limit)
+                log(f"{name}: {len(lines)} lines so far")
+        lines = list(dict.fromkeys(lines))
+        np.random.default_rng(1).shuffle(lines)
+        log("training the vocabulary")
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines[:100_000]), model_prefix=model[:-len(".model")], model_type="unigram",
+            vocab_size=vocabulary_size, normalization_rule_name="nmt_nfkc", character_coverage=0.9998,
+            byte_fallback=True,
+            pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS, num_threads=1, minloglevel=1)
+        ids = sentencepiece.SentencePieceProcessor(model_file=model).encode(lines)
+        np.savez(cache + ".part.npz", offsets=np.cumsum([0] + [len(x) for x in ids]),
+                 pieces=np.concatenate([np.asarray(x, np.uint16) for x in ids]))
+        os.replace(cache + ".part.npz", cache)
+    with np.load(cache) as file:
+        return sentencepiece.SentencePieceProcessor(model_file=model), file["pieces"], file["offsets"]
+
+
+class Lines:
+    """Batches of lines of like length, about `tokens` tokens each (the ends counted), shuffled anew in every epoch."""
+
+    def __init__(self, pieces, offsets, tokens, longest, seed):
+        self.pieces, self.offsets, self.tokens, self.seed = pieces, offsets, tokens, seed
+        length = np.diff(offsets)
+        self.usable = np.nonzero((length > 0) & (length <= longest))[0]
+        self.length = length + 1
+        self.epoch, self.used = 0, 0
+        self.shuffle()
+
+    def shuffle(self):
+        random = np.random.default_rng([self.seed, self.epoch])
+        order = random.permutation(self.usable)
+        self.batches = []
+        for pool in np.split(order, range(20_000, len(order), 20_000)):  # sorted in parts, so that batches stay varied
+            pool = pool[np.argsort(self.length[pool], kind="stable")]
+            total = np.cumsum(self.length[pool])
+            self.batches += np.split(pool, np.searchsorted(total, np.arange(self.tokens, total[-1], self.tokens)))
+        self.batches = [x for x in self.batches if len(x)]
+        random.shuffle(self.batches)
+
+    def next(self):
+        if self.used == len(self.batches):
+            self.epoch, self.used = self.epoch + 1, 0
+            self.shuffle()
+        self.used += 1
+        return [self.pieces[self.offsets[i]:self.offsets[i + 1]] for i in self.batches[self.used - 1]]
+
+
+class Batch:
+    """Packed inputs (BOS and pieces) and outputs (pieces and EOS) of a list of lines."""
+
+    def __init__(self, lines, device):
+        lines = sorted(lines, key=len, reverse=True)
+        self.packed = train.Packed([len(x) + 1 for x in lines])
+        into = self.packed.pack([np.concatenate([[BOS], x]) for x in lines]).astype(np.int64)
+        out = self.packed.pack([np.concatenate([x, [EOS]]) for x in lines]).astype(np.int64)
+        self.into, self.out = torch.as_tensor(into, device=device), torch.as_tensor(out, device=device)
+
+
+# ---- Model -----------------------------------------------------------------------------------------------------------
+
+def make_config(o, vocabulary):
+    lstm = {"type": "lstmp", "hidden": o.hidden, "proj": o.width, "residual": True}
+    moe = {"type": "moe", "experts": o.experts, "k": o.k, "hidden": o.expert_hidden,
+           "gate": {"balanced": "batchwise/threshold", "noisy": "noisy top-k"}[o.gate], "empty": "top1",
+           "activation": "relu",
+           "output": "sigmoid", "residual": True, **({"groups": o.groups} if o.groups else {})}
+    if o.groups and o.experts % o.groups or not 1 <= o.k <= min(o.groups or o.experts, o.experts // (o.groups or 1)):
+        raise SystemExit(f"{o.experts} experts in {o.groups} groups, {o.k} wanted of each level: that cannot be")
+    return {"arch": "moe-lm", "vocab_size": vocabulary, "d_model": o.width, "embed_scale": float(math.isqrt(o.width)),
+            "pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS, "never_generated": [PAD, BOS], "decoder": [lstm, moe, lstm],
+            "gate_order": "i f g o"}
+
+
+class LanguageModel(train.Model):
+    """A decoder without anything to attend to."""
+
+    w_importance = w_load = 0.1
+
+    def loss(self, batch, smoothing=0.0):
+        """Mean loss per token in nats, with the balance losses when training."""
+        self.balance_loss = torch.zeros((), device=self.device)
+        x = self.embed(batch.into)
+        for i, layer in enumerate(self.config["decoder"]):
+            name = f"decoder.{i}"
+            y = self._moe(name, layer, x) if layer["type"] == "moe" else self._lstm(name, x, batch.packed)
+            x = self._drop(x, y)
+        return train.CrossEntropy.apply(x, self.weights["embedding.weight"], batch.out, smoothing) + self.balance_loss
+
+
+# ---- Evaluation ------------------------------------------------------------------------------------------------------
+
+class Evaluation:
+    """Dev perplexity and balance of the experts, as at inference: no noise, thresholds for balanced gates."""
+
+    SETS = (("tatoeba", "tatoeba.en-de", 1000), ("europarl", "europarl.en-fr", 300), ("news", "wmt_newstest2012", 300))
+
+    def __init__(self, corpus, pieces):
+        self.sets = [(name, pieces.encode(english(os.path.join(corpus, "dev", file + ".tsv.xz"), limit)))
+                     for name, file, limit in self.SETS]
+
+    @torch.no_grad()
+    def run(self, model):
+        model.training, model.gate_statistics, row, totals = False, {}, {}, [0.0, 0]
+        for name, lines in self.sets:
+            lines, loss, tokens = sorted(lines, key=len), 0.0, 0
+            for at in range(0, len(lines), 100):
+                batch = Batch([np.array(x) for x in lines[at:at + 100]], model.device)
+                loss += float(model.loss(batch)) * len(batch.out)
+                tokens += len(batch.out)
+            row["ppl." + name] = round(math.exp(loss / tokens), 2)
+            totals = [totals[0] + loss, totals[1] + tokens]
+        row["ppl"] = round(math.exp(totals[0] / totals[1]), 2)
+        for name, entries in model.gate_statistics.items():
+            load, empty, rows, importance = (sum(x[i] for x in entries) for i in range(4))
+            values = {**gating.statistics(importance, load), "empty": float(empty) / rows,
+                      "experts": float(load.sum()) / rows}
+            row.update({f"{name}.{key}": round(value, 4) for key, value in values.items()})
+        model.gate_statistics = None
+        return row
+
+
+# ---- Training --------------------------------------------------------------------------------------------------------
+
+class Trainer:
+    def __init__(self, o):
+        self.o, self.stopped = o, False
+        self.pieces, *lines = prepare(o.corpus, o.data or o.out, o.vocabulary, o.limit)
+        os.makedirs(o.out, exist_ok=True)
+        if o.data and not os.path.samefile(o.data, o.out):
+            shutil.copyfile(os.path.join(o.data, "model-spm.model"), os.path.join(o.out, "model-spm.model"))
+        self.lines = Lines(*lines, o.batch_tokens, o.longest, o.seed)
+        self.resume_path = os.path.join(o.out, "resume.pt")
+        resume = torch.load(self.resume_path, weights_only=True) if os.path.exists(self.resume_path) else None
+        config = resume["config"] if resume else make_config(o, self.pieces.vocab_size())
+        self.model = LanguageModel(config, o.device, o.seed)
+        self.model.w_importance, self.model.w_load = o.w_importance, o.w_load
+        self.optimizer = train.Optimizer(self.model, o.optimizer)
+        self.pool = ThreadPoolExecutor(1)  # for Muon; products themselves use all threads
+        self.evaluation = Evaluation(o.corpus, self.pieces)
+        self.tokens, self.step, self.elapsed = 0, 0, 0.0
+        if resume:
+            self.model.flat.copy_(resume["weights"])
+            self.optimizer.restore(resume["optimizer"])
+            self.lines.epoch, self.lines.used = resume["epoch"], resume["used"]
+            self.lines.shuffle()
+            self.tokens, self.step, self.elapsed = resume["tokens"], resume["step"], resume["elapsed"]
+
+    def save(self):
+        train.write_atomically({"config": self.model.config, "weights": self.model.flat,
+                                "optimizer": self.optimizer.state(),
+                                "epoch": self.lines.epoch, "used": self.lines.used, "tokens": self.tokens,
+                                "step": self.step,
+                                "elapsed": self.elapsed}, self.resume_path)
+        checkpoint = train.inference_checkpoint(self.model.config, self.model.weights, tokens_seen=self.tokens)
+        train.write_atomically(checkpoint, os.path.join(self.o.out, "model.pt"))
+
+    def evaluate(self, train_loss):
+        row = {"tokens": self.tokens, "step": self.step, "minutes": round(self.elapsed / 60, 2),
+               "train_loss": round(train_loss, 4), **self.evaluation.run(self.model)}
+        with open(os.path.join(self.o.out, "curve.csv"), "a", newline="") as file:
+            writer = csv.DictWriter(file, row)
+            if not file.tell():
+                writer.writeheader()
+            writer.writerow(row)
+        log("evaluation: " + ", ".join(f"{key} {value}" for key, value in row.items()))
+
+    def stop(self, *_):
+        self.stopped = True
+
+    def run(self):
+        o, model, end = self.o, self.model, self.o.tokens * 1e6
+        signal.signal(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGINT, self.stop)
+        log(f"{model.flat.numel() / 1e6:.2f} M weights, {len(self.lines.usable)} lines, from {self.tokens / 1e6:.2f} "
+            f"of {o.tokens} M tokens")
+        losses, before, shown, saved = [], time.time(), time.time(), time.time()
+        evaluated = self.tokens
+        while not self.stopped and self.tokens < end:
+            factor = train.schedule(self.step, self.tokens / end, o.warmup, o.decay_from)
+            batch = Batch(self.lines.next(), o.device)
+            model.training, model.dropout, model.seed = True, o.dropout, hash((self.step, 0)) & 0xffffffff
+            torch.manual_seed(o.seed * 1_000_003 + self.step)  # of the noise: the same after a resume
+            loss = model.loss(batch)
+            loss.backward()
+            self.optimizer.step(o.rate * factor, o.muon_rate * factor, o.threshold_rate * max(0.1, factor), o.clip,
+                                self.pool)
+            self.step, self.tokens = self.step + 1, self.tokens + len(batch.out)
+            losses = losses[-99:] + [float(loss.detach())]
+            if not math.isfinite(losses[-1]):
+                raise SystemExit(f"loss {losses[-1]} at step {self.step}: not saved")
+            now = time.time()
+            self.elapsed, before = self.elapsed + now - before, now
+            if now - shown > (1 if sys.stderr.isatty() else 30):
+                shown = now
+                progress(f"{self.tokens / 1e6:.2f}/{o.tokens} M tokens  step {self.step}  "
+                         f"loss {sum(losses) / len(losses):.3f}  rate {o.rate * factor:.2e}  {self.elapsed / 60:.1f} "
+                         f"min")
+            if self.tokens - evaluated > o.evaluate_every * 1e6 and self.tokens < end:
+                evaluated = self.tokens
+                self.evaluate(sum(losses) / len(losses))
+            if now - saved > o.save_every * 60:
+                saved = now
+                self.save()
+        self.save()
+        if not self.stopped:
+            self.evaluate(sum(losses) / max(1, len(losses)))
+        log("stopped: saved, can go on" if self.stopped else "finished")
+
+
+# ---- Command line ----------------------------------------------------------------------------------------------------
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name, text):
+        p = commands.add_parser(name, help=text, description=text,
+                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        p.add_argument("--corpus", required=True, help="folder with train/ and dev/")
+        p.add_argument("--out", required=True, help="folder of the files above")
+        p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute")
+        p.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products")
+        p.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads")
+        return p
+
+    p = command("train", "train, or go on from resume.pt in --out")
+    p.add_argument("--data", help="folder of lines.npz and vocabulary, for runs that share them (default: --out)")
+    p.add_argument("--vocabulary", type=int, default=4000, help="pieces")
+    p.add_argument("--limit", type=int, default=60_000, help="lines taken of a corpus file, at most")
+    p.add_argument("--width", type=int, default=128, help="of embedding and layers")
+    p.add_argument("--hidden", type=int, default=256, help="cells of an LSTM")
+    p.add_argument("--experts", type=int, default=32, help="experts")
+    p.add_argument("--expert-hidden", type=int, default=128, help="hidden units of an expert")
+    p.add_argument("--gate", choices=("noisy", "balanced"), default="noisy", help="noisy top-k, or strictly balanced")
+    p.add_argument("--groups", type=int, default=0, help="two levels of gates: groups of experts; 0: one level")
+    p.add_argument("--k", type=int, default=4, help="experts per token; with --groups: of each level")
+    p.add_argument("--w-importance", type=float, default=0.1, help="weight of the importance loss")
+    p.add_argument("--w-load", type=float, default=0.1, help="weight of the load loss (noisy)")
+    p.add_argument("--tokens", type=float, default=20,
+                   help="million tokens in all, over all resumes: end of the schedule")
+    p.add_argument("--batch-tokens", type=int, default=2000, help="tokens per batch")
+    p.add_argument("--longest", type=int, default=60, help="drop lines with more pieces")
+    p.add_argument("--optimizer", choices=("adam", "muon"), default="muon", help="muon: for the matrices of the LSTMs")
+    p.add_argument("--rate", type=float, default=2e-3, help="learning rate of Adam")
+    p.add_argument("--muon-rate", type=float, default=0.01, help="learning rate of Muon")
+    p.add_argument("--threshold-rate", type=float, default=0.05, help="learning rate of the gate thresholds (balanced)")
+    p.add_argument("--warmup", type=int, default=100, help="steps of linear warm-up")
+    p.add_argument("--decay-from", type=float, default=0.3, help="share of the tokens after which the rate falls, to 0")
+    p.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    p.add_argument("--dropout", type=float, default=0.05, help="on the output of embedding and layers")
+    p.add_argument("--evaluate-every", type=float, default=5, help="million tokens")
+    p.add_argument("--save-every", type=float, default=5, help="minutes")
+    p.add_argument("--seed", type=int, default=1, help="of weights, data order, dropout and noise")
+
+    command("evaluate", "perplexity and balance of model.pt in --out")
+    return parser.parse_args()
+
+
+def main():
+    o = arguments()
+    torch.set_num_threads(o.threads)
+    train.use(train.CpuKernels if o.device == "cpu" else train.TorchKernels, o.precision)
+    if o.command == "train":
+        Trainer(o).run()
+        return
+    import sentencepiece
+    file = train.read_inference(os.path.join(o.out, "model.pt"))
+    model = LanguageModel(file["config"], o.device)
+    model.load(file["weights"])
+    pieces = sentencepiece.SentencePieceProcessor(model_file=os.path.join(o.out, "model-spm.model"))
+    for key, value in Evaluation(o.corpus, pieces).run(model).items():
+        print(f"{key}\t{value}")
+
+
+if __name__ == "__main__":
+    main()

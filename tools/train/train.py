@@ -1,0 +1,1649 @@
+#!/usr/bin/env python3
+"""Trains a GNMT-MoE translation model for moe (PyTorch, CPU or one CUDA device).
+
+    train.py prepare --corpus DIR --cache DIR        vocabulary and tokenised corpus (train does it too when missing)
+    train.py train   --corpus DIR --out DIR ...      trains, or goes on where the checkpoint in --out stopped
+    train.py check                                   every hand-written backward pass against autograd
+    train.py evaluate --corpus DIR --model FILE ...  dev loss, greedy BLEU and gate statistics of an inference checkpoint
+    train.py average FILE=WEIGHT ... -o FILE         weighted mean of inference checkpoints of one model's runs
+    train.py revive --out DIR --cache DIR            gives experts that nothing uses half of the work of busy ones (a stopped run)
+
+The model is the one of "Outrageously Large Neural Networks" (Shazeer et al. 2017, appendix E), sized by a recipe: LSTM layers
+with projection, a bidirectional bottom layer, one MoE layer in the encoder and one in the decoder, additive attention, tied
+embeddings. Gates: strictly balanced (appendix F: batchwise mask in training, learned thresholds at inference) or noisy top-k
+(section 2.1) with importance and load losses; of one level, or with --groups of two (appendix B). They are in gating.py.
+
+Files in --out
+    resume.pt    everything that training needs to go on: weights, optimizer, average, position in the data, elapsed time
+    model.pt     inference checkpoint, layout "moe-checkpoint-1", averaged weights, what convert.py reads
+    model-spm.model  the SentencePiece vocabulary that belongs to it
+    curve.csv    one row per evaluation
+    minutes      if present: overrides --minutes while training runs
+    pid          of the running trainer; SIGTERM or SIGINT makes it save and stop, SIGSTOP and SIGCONT pause it
+
+The learning rate follows elapsed training time, not steps: warm-up, constant, then linear to zero at the end of --minutes.
+A step counts 10 s at most, so that a paused trainer does not use up its schedule. With --tokens it follows the tokens instead,
+so that models can be compared that saw the same batches.
+
+How it is made fast on a CPU: sequences are packed (nothing is padding), each LSTM layer does its input product for all steps
+at once and only the recurrent product per step, experts run one dense product each over the tokens sorted by expert, and
+what is left is fused in train-kernels.c. Products go through torch.mm, except with bf16 where the CPU has AVX-512 BF16 but no
+AMX: there whole layers run in train-kernels.c. On CUDA the same functions use plain torch operations. With glibc 6 % of the
+time went into malloc's lists: LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) saves it, and half the memory.
+"""
+import argparse
+import csv
+import ctypes
+import filecmp
+import gc
+import hashlib
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Barrier, BrokenBarrierError
+
+import numpy as np
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "20000")  # every batch has products of new shapes
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+import data  # noqa: E402
+import gating  # noqa: E402
+from data import BOS, EOS, LANGUAGES, PAD, TAG, UNK  # noqa: E402
+
+
+# ---- Kernels -----------------------------------------------------------------------------------------------------------
+
+class CpuKernels:
+    """The fused C kernels, called on dense float32 tensors."""
+
+    def __init__(self):
+        source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "train-kernels.c")
+        with open(source, "rb") as file:
+            digest = hashlib.sha256(file.read()).hexdigest()[:16]
+        folder = os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "moe")
+        library = os.path.join(folder, f"train-kernels-{digest}.so")
+        if not os.path.exists(library):
+            os.makedirs(folder, exist_ok=True)
+            part = f"{library}.{os.getpid()}"
+            subprocess.run(["gcc", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC", source, "-o", part,
+                            "-lm"], check=True)
+            os.replace(part, library)
+        self.c = ctypes.CDLL(library)
+        self.c.sum_of_squares.restype = ctypes.c_double
+        self.has_products = bool(self.c.has_products())
+        if self.has_products:
+            self.c.factor_words.restype = ctypes.c_int64
+
+    @staticmethod
+    def _args(*values):
+        return [ctypes.c_void_p(v.data_ptr()) if isinstance(v, torch.Tensor) else
+                ctypes.c_float(v) if isinstance(v, float) else ctypes.c_int64(v) if isinstance(v, int) else v for v in values]
+
+    def cell_forward(self, z, bias, before, c, h, p):
+        self.c.cell_forward(*self._args(z, bias, before, c, h, len(z), p, h.shape[1]))
+
+    def cell_backward(self, z, before, c, dh, carry, p):
+        self.c.cell_backward(*self._args(z, before, c, dh, carry, len(z), p, c.shape[1]))
+
+    def attention_forward(self, q, key, memory, v, place, p, context):
+        self.c.attention_forward(*self._args(q, key, memory, v, place.column, place.length, place.offset, p, context,
+                                             len(q), p.shape[1], key.shape[1], memory.shape[1], context.stride(0)))
+
+    def attention_backward(self, dcontext, q, key, memory, v, place, p, dq, dkey, dmemory, dv):
+        self.c.attention_backward(*self._args(dcontext, q, key, memory, v, place.column, place.length, place.offset, p, dq,
+                                              dkey, dmemory, dv, len(q), p.shape[1], key.shape[1], memory.shape[1],
+                                              dcontext.stride(0)))
+
+    def cross_entropy(self, logits, target, loss, smoothing, scale):
+        self.c.cross_entropy(*self._args(logits, target, loss, *logits.shape, float(smoothing), float(scale)))
+
+    def dropout_add(self, x, u, seed, rate):
+        y = torch.empty_like(u)
+        self.c.dropout_add(*self._args(ctypes.c_void_p(0) if x is None else x, u, y, u.numel(), ctypes.c_uint32(seed),
+                                       ctypes.c_uint32(int(rate * 2**32)), 1.0 / (1.0 - rate)))
+        return y
+
+    # Products in bfloat16 and the layers made of them; only where has_products.
+
+    @staticmethod
+    def _strided(x):
+        """x, or a copy, with strides as the kernels can take them: one is 1, none is 0."""
+        return x if 1 in x.stride() and 0 not in x.stride() else x.contiguous()
+
+    def factor(self, x, right):
+        """x packed as the left or right factor of products."""
+        x = self._strided(x)
+        row, column, rows, K = (*x.stride()[::-1], *x.shape[::-1]) if right else (*x.stride(), *x.shape)
+        words = torch.empty(self.c.factor_words(*self._args(rows, K)) + 16, dtype=torch.int32)
+        words = words[-words.data_ptr() // 4 % 16:]  # at a multiple of 64 bytes
+        self.c.factor(*self._args(words, x, row, column, rows, K))
+        return Factor(words, x.shape)
+
+    def product(self, a, b, out, add):
+        K = a.shape[1]
+        (a, *a_strides), (b, *b_strides) = ((x.words, 0, 0) if isinstance(x, Factor) else (x, *x.stride())
+                                            for x in (y if isinstance(y, Factor) else self._strided(y) for y in (a, b)))
+        self.c.product(*self._args(a, b, out, *a_strides, *b_strides, out.stride(0), *out.shape, K, int(add)))
+        return out
+
+    def symmetric(self, a, b):
+        """a^T b, known to be symmetric, in float32"""
+        c = torch.empty(a.shape[1], a.shape[1])
+        self.c.symmetric(*self._args(a, b, c, a.shape[1], len(a)))
+        return c
+
+    def lstm_forward(self, z, bias, w_r, w_proj, c, h, y, steps):
+        self.c.lstm_forward(*self._args(z, bias, w_r, w_proj, c, h, y, steps, len(steps), c.shape[1], y.shape[1]))
+
+    def lstm_backward(self, z, w_r, w_proj, c, dy, steps):
+        self.c.lstm_backward(*self._args(z, w_r, w_proj, c, dy, steps, len(steps), c.shape[1], dy.shape[1]))
+
+    def attentive_forward(self, z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place, p, steps):
+        self.c.attentive_forward(*self._args(z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place.column,
+                                             place.length, place.offset, p, steps, len(steps), c.shape[1], y.shape[1],
+                                             memory.shape[1], key.shape[1], p.shape[1]))
+
+    def attentive_backward(self, z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv, place, p, steps):
+        self.c.attentive_backward(*self._args(z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv,
+                                              place.column, place.length, place.offset, p, steps, len(steps), c.shape[1],
+                                              dy.shape[1], memory.shape[1], key.shape[1], p.shape[1]))
+
+    def experts_forward(self, taken, w_up, w_down, u, v, counts):
+        self.c.experts_forward(*self._args(taken, w_up, w_down, u, v, counts, *w_up.shape))
+
+    def experts_backward(self, taken, w_up, w_down, u, dv, dtaken, dw_up, dw_down, counts):
+        self.c.experts_backward(*self._args(taken, w_up, w_down, u, dv, dtaken, dw_up, dw_down, counts, *w_up.shape))
+
+    def gather(self, x, index, factor):
+        y = torch.empty(len(index), x.shape[1])
+        self.c.gather(*self._args(x, index, y, len(index), x.shape[1], float(factor)))
+        return y
+
+    def scatter_add(self, x, index, weight, y, factor=1.0):
+        self.c.scatter_add(*self._args(x, index, ctypes.c_void_p(0) if weight is None else weight, y, len(index), x.shape[1],
+                                       float(factor)))
+
+    def scatter_backward(self, dy, x, index, weight):
+        dx, dweight = torch.empty_like(x), torch.empty_like(weight)
+        self.c.scatter_backward(*self._args(dy, x, index, weight, dx, dweight, len(index), x.shape[1]))
+        return dx, dweight
+
+    def relu_backward(self, y, dx):
+        self.c.relu_backward(*self._args(y, dx, y.numel()))
+
+    def norm(self, x):
+        return math.sqrt(self.c.sum_of_squares(*self._args(x, x.numel())))
+
+    def adam(self, w, g, m, v, rate, b1, b2, eps, c1, c2, clip):
+        self.c.adam(*self._args(w, g, m, v, w.numel(), rate, b1, b2, eps, c1, c2, clip))
+
+    def collect(self, g, other):
+        self.c.collect(*self._args(g, other, g.numel()))
+
+    def average(self, average, w, rate):
+        self.c.average(*self._args(average, w, w.numel(), rate))
+
+
+class TorchKernels:
+    """The same operations in plain torch, for CUDA and as the reference of `check`."""
+
+    has_products = False
+
+    def cell_forward(self, z, bias, before, c, h, p):
+        i, f, g, o = (z + bias).chunk(4, 1)
+        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+        torch.mul(i, g, out=c)
+        c[:p] += f[:p] * before[:p]
+        torch.mul(o, c.tanh(), out=h)
+        torch.cat((i, f, g, o), 1, out=z)
+
+    def cell_backward(self, z, before, c, dh, carry, p):
+        i, f, g, o = z.chunk(4, 1)
+        n, t = len(z), c.tanh()
+        dc = carry[:n] + dh * o * (1 - t * t)
+        df = torch.zeros_like(dc)
+        df[:p] = dc[:p] * before[:p]
+        carry[:n] = dc * f
+        z.copy_(torch.cat((dc * g * i * (1 - i), df * f * (1 - f), dc * i * (1 - g * g), dh * t * o * (1 - o)), 1))
+
+    @staticmethod
+    def _rows(place, n, S):
+        position = torch.arange(S, device=place.column.device)
+        inside = position[None] < place.length[:n, None]
+        return torch.where(inside, place.offset[:S][None] + place.column[:n, None], 0).long(), inside
+
+    def attention_forward(self, q, key, memory, v, place, p, context):
+        rows, inside = self._rows(place, len(q), p.shape[1])
+        score = ((key[rows] + q[:, None]).tanh() @ v).masked_fill(~inside, -math.inf)
+        p.copy_(score.softmax(1))
+        context.copy_((p[:, None] @ memory[rows])[:, 0])
+
+    def attention_backward(self, dcontext, q, key, memory, v, place, p, dq, dkey, dmemory, dv):
+        rows, inside = self._rows(place, len(q), p.shape[1])
+        dp = (memory[rows] @ dcontext[:, :, None])[:, :, 0]
+        ds = p * (dp - (p * dp).sum(1, keepdim=True))
+        t = (key[rows] + q[:, None]).tanh()
+        g = ds[:, :, None] * v * (1 - t * t) * inside[:, :, None]
+        dq.copy_(g.sum(1))
+        dv[0] += (ds[:, :, None] * t).sum((0, 1))
+        dkey.index_add_(0, rows.flatten(), g.flatten(0, 1))
+        dmemory.index_add_(0, rows.flatten(), (p[:, :, None] * dcontext[:, None]).flatten(0, 1))
+
+    def cross_entropy(self, logits, target, loss, smoothing, scale):
+        log_p = logits.log_softmax(1)
+        loss.copy_(-log_p.gather(1, target[:, None])[:, 0])
+        logits.copy_((log_p.exp() - smoothing / logits.shape[1]) * scale)
+        logits.scatter_add_(1, target[:, None], torch.full_like(loss, -scale * (1 - smoothing))[:, None])
+
+    def dropout_add(self, x, u, seed, rate):
+        random = torch.Generator(u.device).manual_seed(seed)
+        u = u * (torch.rand(u.shape, generator=random, device=u.device) >= rate) / (1 - rate)
+        return u if x is None else x + u
+
+    def gather(self, x, index, factor):
+        return x[index] * factor
+
+    def scatter_add(self, x, index, weight, y, factor=1.0):
+        y.index_add_(0, index, x if weight is None else x * weight[:, None], alpha=factor)
+
+    def scatter_backward(self, dy, x, index, weight):
+        dy = dy[index]
+        return dy * weight[:, None], (dy * x).sum(1)
+
+    def relu_backward(self, y, dx):
+        dx.mul_(y > 0)
+
+    def norm(self, x):
+        return float(x.norm())
+
+    def adam(self, w, g, m, v, rate, b1, b2, eps, c1, c2, clip):
+        g.mul_(clip)
+        m.lerp_(g, 1 - b1)
+        v.mul_(b2).addcmul_(g, g, value=1 - b2)
+        w.addcdiv_(m, v.sqrt().div_(math.sqrt(c2)).add_(eps), value=-rate / c1)
+        g.zero_()
+
+    def collect(self, g, other):
+        g += other
+        other.zero_()
+
+    def average(self, average, w, rate):
+        average.lerp_(w, rate)
+
+
+kernels = TorchKernels()
+half = False  # products in bfloat16
+fused = False  # by the C kernels, which then do whole layers
+
+
+def use(kind, precision):
+    global kernels, half, fused
+    kernels = kind()
+    half = precision == "bf16"
+    fused = half and kernels.has_products
+
+
+class Factor:
+    """A factor as the C kernels take it."""
+
+    def __init__(self, words, shape):
+        self.words, self.shape = words, shape
+
+
+def left(a):
+    """A left factor prepared for many products."""
+    return kernels.factor(a, False) if fused else a.bfloat16() if half else a
+
+
+def right(b):
+    """A right factor prepared for many products."""
+    return kernels.factor(b, True) if fused else b.bfloat16() if half else b
+
+
+def mm(a, b, out=None):
+    """a @ b in the precision of products, float32 result."""
+    if fused:
+        return kernels.product(a, b, torch.empty(a.shape[0], b.shape[1]) if out is None else out, False)
+    if half:
+        product = (a.bfloat16() @ b.bfloat16()).float()
+        return product if out is None else out.copy_(product)
+    return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)
+
+
+def mm_add(a, b, out):
+    """out += a @ b"""
+    if fused:
+        return kernels.product(a, b, out, True)
+    return out.add_(mm(a, b)) if half else out.addmm_(a, b)
+
+
+# ---- Packed sequences --------------------------------------------------------------------------------------------------
+
+class Packed:
+    """The shape of packed sequences: step t holds rows offset[t] .. offset[t] + count[t], one for each longer sentence."""
+
+    def __init__(self, lengths):
+        self.lengths = np.asarray(lengths)  # falling
+        self.count = [int(x) for x in (self.lengths[:, None] > np.arange(self.lengths[0])).sum(0)]
+        self.offset = [0, *np.cumsum(self.count)[:-1].tolist()]
+        self.rows = int(self.lengths.sum())
+
+    def steps(self, reverse=False):
+        """(first row, rows, first row of the step before, its rows that go on) in order of time."""
+        order = range(len(self.count))[::-1] if reverse else range(len(self.count))
+        last, result = None, []
+        for t in order:
+            n = self.count[t]
+            result.append((self.offset[t], n, 0 if last is None else self.offset[last],
+                           0 if last is None else min(n, self.count[last])))
+            last = t
+        return result
+
+    def pack(self, sequences):
+        """Sequences (in the order of lengths) as one packed array."""
+        flat = np.concatenate(sequences)
+        start = np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
+        return flat[np.concatenate([start[:n] + t for t, n in enumerate(self.count)])]
+
+
+class Place:
+    """Where each target row finds its source: column and length of the sentence, offsets of the source's steps."""
+
+    def __init__(self, column, source, device):
+        self.column = torch.as_tensor(np.asarray(column, np.int32), device=device)
+        self.length = torch.as_tensor(source.lengths[column].astype(np.int32), device=device)
+        self.offset = torch.as_tensor(np.asarray(source.offset, np.int32), device=device)
+        self.positions = len(source.offset)
+
+
+class Batch:
+    """Packed source and target of a list of (source ids, target ids)."""
+
+    def __init__(self, pairs, device):
+        order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]))
+        self.source = Packed([len(pairs[i][0]) for i in order])
+        self.source_ids = torch.as_tensor(self.source.pack([pairs[i][0] for i in order]).astype(np.int64), device=device)
+        column = np.empty(len(pairs), np.int64)
+        column[order] = np.arange(len(pairs))
+        order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][1]))
+        self.target = Packed([len(pairs[i][1]) for i in order])
+        out = self.target.pack([pairs[i][1] for i in order]).astype(np.int64)
+        into = self.target.pack([np.concatenate([[BOS], pairs[i][1][:-1]]) for i in order]).astype(np.int64)
+        self.target_in = torch.as_tensor(into, device=device)
+        self.target_out = torch.as_tensor(out, device=device)
+        self.place = Place(column[order], self.source, device)
+
+
+# ---- Layers with hand-written backward passes --------------------------------------------------------------------------
+
+# The gradients of weights are added to their .grad right here: autograd would do it in one more pass over memory.
+
+class Lstm(torch.autograd.Function):
+    """LSTM layer with projection over packed rows."""
+
+    @staticmethod
+    def forward(ctx, x, w_x, w_r, bias, w_proj, packed, reverse):
+        H, steps = w_proj.shape[1], packed.steps(reverse)
+        z = mm(x, w_x.t())
+        c, h, y = x.new_empty(len(x), H), x.new_empty(len(x), H), x.new_empty(len(x), len(w_proj))
+        if fused:
+            kernels.lstm_forward(z, bias, w_r, w_proj, c, h, y, torch.tensor(steps))
+        else:
+            recurrent, project = right(w_r.t()), right(w_proj.t())
+            for at, n, last, p in steps:
+                now = slice(at, at + n)
+                if p:
+                    mm_add(y[last:last + p], recurrent, z[at:at + p])
+                kernels.cell_forward(z[now], bias, c[last:last + p], c[now], h[now], p)
+                mm(h[now], project, y[now])
+        ctx.save_for_backward(x, w_x, w_r, bias, w_proj, z, c, h, y)
+        ctx.steps = steps
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w_x, w_r, bias, w_proj, z, c, h, y = ctx.saved_tensors
+        dy = dy.clone(memory_format=torch.contiguous_format)
+        if fused:
+            kernels.lstm_backward(z, w_r, w_proj, c, dy, torch.tensor(ctx.steps))
+        else:
+            widest = max(n for _, n, _, _ in ctx.steps)
+            carry, dh = torch.zeros_like(c[:widest]), torch.empty_like(c[:widest])
+            recurrent, project = right(w_r), right(w_proj)
+            for at, n, last, p in reversed(ctx.steps):
+                now = slice(at, at + n)
+                mm(dy[now], project, dh[:n])
+                kernels.cell_backward(z[now], c[last:last + p], c[now], dh[:n], carry, p)
+                if p:
+                    mm_add(z[at:at + p], recurrent, dy[last:last + p])
+        before = torch.zeros_like(y)
+        for at, _, last, p in ctx.steps:
+            before[at:at + p] = y[last:last + p]
+        dz = left(z.t())
+        mm_add(dz, x, w_x.grad)
+        mm_add(dz, before, w_r.grad)
+        mm_add(dy.t(), h, w_proj.grad)
+        bias.grad += z.sum(0)
+        return (mm(z, w_x) if ctx.needs_input_grad[0] else None, *[None] * 6)
+
+
+class AttentiveLstm(torch.autograd.Function):
+    """The bottom decoder layer: an LSTM that reads [embedding, context]; the context is the additive attention over memory
+    with the layer's previous output as the query."""
+
+    @staticmethod
+    def forward(ctx, x, memory, key, w_x, w_r, bias, w_proj, w_query, v, packed, place):
+        d, m, P, H, steps = x.shape[1], memory.shape[1], len(w_proj), w_proj.shape[1], packed.steps()
+        z = mm(x, w_x[:, :d].t())
+        w = torch.cat((w_x[:, d:], w_r), 1)
+        c, h, y = x.new_empty(len(x), H), x.new_empty(len(x), H), x.new_empty(len(x), P)
+        s = x.new_zeros(len(x), m + P)  # context, previous output
+        q = x.new_zeros(len(x), len(w_query))
+        p = x.new_empty(len(x), place.positions)
+        if fused:
+            kernels.attentive_forward(z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place, p,
+                                      torch.tensor(steps))
+        else:
+            both, project, ask = right(w.t()), right(w_proj.t()), right(w_query.t())
+            for at, n, last, rows in steps:
+                now = slice(at, at + n)
+                if rows:
+                    s[now, m:] = y[last:last + n]
+                    mm(y[last:last + n], ask, q[now])
+                kernels.attention_forward(q[now], key, memory, v, place, p[now], s[now, :m])
+                mm_add(s[now], both, z[now])
+                kernels.cell_forward(z[now], bias, c[last:last + rows], c[now], h[now], rows)
+                mm(h[now], project, y[now])
+        ctx.save_for_backward(x, memory, key, w_x, w_r, bias, w_proj, w_query, v, w, z, c, h, s, q, p)
+        ctx.steps, ctx.place = steps, place
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, memory, key, w_x, w_r, bias, w_proj, w_query, v, w, z, c, h, s, q, p = ctx.saved_tensors
+        d, m = x.shape[1], memory.shape[1]
+        dy = dy.clone(memory_format=torch.contiguous_format)
+        dq, dkey, dmemory = torch.empty_like(q), torch.zeros_like(key), torch.zeros_like(memory)
+        dv = v.new_zeros(torch.get_num_threads(), len(v))
+        if fused:
+            kernels.attentive_backward(z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv, ctx.place, p,
+                                       torch.tensor(ctx.steps))
+        else:
+            widest = ctx.steps[0][1]
+            carry, dh = torch.zeros_like(c[:widest]), torch.empty_like(c[:widest])
+            ds = torch.empty_like(s[:widest])
+            both, project, ask = right(w), right(w_proj), right(w_query)
+            for at, n, last, rows in reversed(ctx.steps):
+                now = slice(at, at + n)
+                mm(dy[now], project, dh[:n])
+                kernels.cell_backward(z[now], c[last:last + rows], c[now], dh[:n], carry, rows)
+                mm(z[now], both, ds[:n])
+                kernels.attention_backward(ds[:n, :m], q[now], key, memory, v, ctx.place, p[now], dq[now], dkey, dmemory, dv)
+                if rows:
+                    dy[last:last + n] += ds[:n, m:]
+                    mm_add(dq[now], ask, dy[last:last + n])
+        dz = left(z.t())
+        mm_add(dz, x, w_x.grad[:, :d])
+        mm_add(dz, s[:, :m], w_x.grad[:, d:])
+        mm_add(dz, s[:, m:], w_r.grad)
+        mm_add(dy.t(), h, w_proj.grad)
+        mm_add(dq.t(), s[:, m:], w_query.grad)
+        bias.grad += z.sum(0)
+        v.grad += dv.sum(0)
+        return (mm(z, w_x[:, :d]), dmemory, dkey, *[None] * 8)
+
+
+class Experts(torch.autograd.Function):
+    """sum over (row, expert) of weight * w_down(relu(w_up(x[row]))); the lists are sorted by expert, counts[e] entries each."""
+
+    @staticmethod
+    def forward(ctx, x, weight, row, counts, w_up, w_down):
+        taken = kernels.gather(x, row, 1.0)
+        u, v, at = x.new_empty(len(row), w_up.shape[2]), torch.empty_like(taken), 0
+        if fused:
+            kernels.experts_forward(taken, w_up, w_down, u, v, torch.tensor(counts))
+        else:
+            for e, n in enumerate(counts):
+                now, at = slice(at, at + n), at + n
+                mm(taken[now], w_up[e], u[now]).relu_()
+                mm(u[now], w_down[e], v[now])
+        y = torch.zeros_like(x)
+        kernels.scatter_add(v, row, weight, y)
+        ctx.save_for_backward(taken, weight, row, w_up, w_down, u, v)
+        ctx.counts, ctx.rows = counts, len(x)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        taken, weight, row, w_up, w_down, u, v = ctx.saved_tensors
+        dv, dweight = kernels.scatter_backward(dy.contiguous(), v, row, weight)
+        dtaken, at = torch.empty_like(taken), 0
+        if fused:
+            kernels.experts_backward(taken, w_up, w_down, u, dv, dtaken, w_up.grad, w_down.grad,
+                                     torch.tensor(ctx.counts))
+        else:
+            for e, n in enumerate(ctx.counts):
+                now, at = slice(at, at + n), at + n
+                du = mm(dv[now], w_down[e].t())
+                kernels.relu_backward(u[now], du)
+                mm_add(u[now].t(), dv[now], w_down.grad[e])
+                mm_add(taken[now].t(), du, w_up.grad[e])
+                mm(du, w_up[e].t(), dtaken[now])
+        dx = taken.new_zeros(ctx.rows, taken.shape[1])
+        kernels.scatter_add(dtaken, row, None, dx)
+        return dx, dweight, *[None] * 4
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Mean plain cross-entropy of x @ weight^T, with the gradient of the label-smoothed one. Gradients are made in the
+    forward pass, some rows at a time, so that the [rows, vocabulary] matrix never exists as a whole."""
+
+    @staticmethod
+    def forward(ctx, x, weight, target, smoothing):
+        n, chunk = len(x), 512 if x.device.type == "cpu" else 8192
+        scale = 1.0 / n
+        dx, dweight = torch.empty_like(x), torch.zeros_like(weight)
+        loss, into, back = x.new_empty(n), right(weight.t()), right(weight)
+        for at in range(0, n, chunk):
+            now = slice(at, at + chunk)
+            logits = mm(x[now], into)
+            kernels.cross_entropy(logits, target[now], loss[now], smoothing, scale)
+            mm(logits, back, dx[now])
+            mm_add(logits.t(), x[now], dweight)
+        ctx.save_for_backward(dx, dweight, weight)
+        return loss.mean()
+
+    @staticmethod
+    def backward(ctx, d):
+        dx, dweight, weight = ctx.saved_tensors
+        weight.grad.add_(dweight, alpha=float(d))
+        return dx * d, None, None, None
+
+
+class Embed(torch.autograd.Function):
+    """factor * weight[ids]"""
+
+    @staticmethod
+    def forward(ctx, weight, ids, factor):
+        ctx.save_for_backward(weight, ids)
+        ctx.factor = factor
+        return kernels.gather(weight, ids, factor)
+
+    @staticmethod
+    def backward(ctx, dy):
+        weight, ids = ctx.saved_tensors
+        kernels.scatter_add(dy.contiguous(), ids, None, weight.grad, ctx.factor)
+        return None, None, None
+
+
+class DropoutAdd(torch.autograd.Function):
+    """x + dropout(u); x may be None."""
+
+    @staticmethod
+    def forward(ctx, x, u, seed, rate):
+        ctx.seed, ctx.rate, ctx.both = seed, rate, x is not None
+        return kernels.dropout_add(x, u.contiguous(), seed, rate)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy if ctx.both else None, kernels.dropout_add(None, dy.contiguous(), ctx.seed, ctx.rate), None, None
+
+
+# ---- Model -------------------------------------------------------------------------------------------------------------
+
+def make_config(recipe, vocabulary, gate, k=None, groups=0):
+    """The config of a recipe: what the checkpoint carries and the model is built from."""
+    d, H, experts, default_k = {"cpu": (256, 512, 32, 2), "gpu": (512, 1024, 32, 2 if groups else 4)}[recipe]
+    lstm = {"type": "lstmp", "hidden": H, "proj": d, "residual": True}
+    moe = {"type": "moe", "experts": experts, "k": k or default_k, "hidden": H,
+           "gate": {"balanced": "batchwise/threshold", "noisy": "noisy top-k", "dense": "softmax"}[gate], "empty": "top1",
+           "activation": "relu", "output": "sigmoid", "residual": True, **({"groups": groups} if groups else {})}
+    if groups and not (groups > 0 and experts % groups == 0 and 1 <= moe["k"] <= min(groups, experts // groups)):
+        raise SystemExit(f"{experts} experts in {groups} groups, {moe['k']} wanted of each level: that cannot be")
+    if gate == "dense":  # one expert as wide as k of them (the paper's MoE-1-Wide)
+        if groups:
+            raise SystemExit("--gate dense has one expert: no --groups")
+        moe.update(experts=1, k=1, hidden=moe["k"] * H)
+    return {"arch": "gnmt-moe", "vocab_size": vocabulary, "d_model": d, "embed_scale": float(math.isqrt(d)),
+            "shared_embedding": True, "pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS, "languages": dict(TAG),
+            "never_generated": [PAD, UNK, BOS, *TAG.values()],
+            "encoder": [{"type": "bi-lstmp", "hidden": H // 2, "proj": d // 2, "residual": True}, lstm, moe, lstm],
+            "decoder": [{**lstm, "residual": "embedding part", "input": "embedding, context"}, moe, lstm],
+            "attention": {"type": "additive", "size": d,
+                          "query": "output of decoder.0 at the previous step, zero at first"},
+            "gate_order": "i f g o"}
+
+
+def weight_shapes(config):
+    """name -> (shape, standard deviation at the start) in the order of the checkpoint layout."""
+    d, shapes = config["d_model"], {}
+
+    def lstm(name, inputs, hidden, proj):
+        shapes[name + ".w_x"] = (4 * hidden, inputs), inputs ** -0.5
+        shapes[name + ".w_r"] = (4 * hidden, proj), proj ** -0.5
+        shapes[name + ".bias"] = (4 * hidden,), 0.0
+        shapes[name + ".w_proj"] = (proj, hidden), hidden ** -0.5
+
+    def moe(name, layer):
+        n, h = layer["experts"], layer["hidden"]
+        for gate, width in (("parent", layer.get("groups", 0)), ("gate", n)):
+            if not width:
+                continue
+            if layer["gate"] == "noisy top-k":
+                shapes[f"{name}.{gate}.weight"] = (d, width), 0.0
+                shapes[f"{name}.{gate}.noise"] = (d, width), 0.0
+                continue
+            shapes[f"{name}.{gate}.weight"] = (d, width), 0.5 * d ** -0.5  # equal columns would send every expert the same tokens
+            if layer["gate"] != "softmax":
+                shapes[f"{name}.{gate}.threshold"] = (width,), 0.0
+        shapes[name + ".experts.w_up"] = (n, d, h), (2 / d) ** 0.5
+        shapes[name + ".experts.w_down"] = (n, h, d), h ** -0.5
+
+    shapes["embedding.weight"] = (config["vocab_size"], d), 0.5 / config["embed_scale"]
+    for side in "encoder", "decoder":
+        for i, layer in enumerate(config.get(side, [])):  # a language model has no encoder and no attention
+            name, inputs = f"{side}.{i}", 2 * d if side == "decoder" and i == 0 and "attention" in config else d
+            if layer["type"] == "moe":
+                moe(name, layer)
+            elif layer["type"] == "lstmp":
+                lstm(name, inputs, layer["hidden"], layer["proj"])
+            elif layer["type"] == "bi-lstmp":
+                lstm(name + ".fwd", inputs, layer["hidden"], layer["proj"])
+                lstm(name + ".bwd", inputs, layer["hidden"], layer["proj"])
+            else:
+                raise ValueError(f"unknown layer type {layer['type']}")
+    if "attention" in config:
+        a = config["attention"]["size"]
+        shapes["attention.w_key"] = (a, d), d ** -0.5
+        shapes["attention.w_query"] = (a, config["decoder"][0]["proj"]), d ** -0.5
+        shapes["attention.v"] = (a,), a ** -0.5
+    return shapes
+
+
+def orthogonalised(name, shape):
+    """Whether Muon takes this weight: the matrices of LSTM and attention. Everything else goes to Adam."""
+    return len(shape) == 2 and not name.startswith("embedding") and not of_gate(name)
+
+
+def of_gate(name):
+    return ".gate." in name or ".parent." in name
+
+
+class Meeting:
+    """Where replicas of a model meet, each with its part of a batch in a thread of its own, for what needs the whole batch."""
+
+    def __init__(self, members):
+        self.members, self.given, self.barrier = members, [None] * members, Barrier(members)
+
+    def exchange(self, number, value):
+        """Gives the value of one replica; returns those of all. Every replica has to come."""
+        self.given[number] = value
+        self.barrier.wait()  # all have given
+        given = list(self.given)
+        self.barrier.wait()  # all have taken
+        return given
+
+
+class Model:
+    """All weights lie in one flat tensor: Adam's part, Muon's part, the thresholds. `weights` holds views by name."""
+
+    w_importance = w_load = 0.01  # weights of the losses of eq 7 and 11: appendix E's
+
+    def __init__(self, config, device="cpu", seed=1, share=None):
+        """`share`: a model whose weights this one uses too, with gradients of its own (for another thread)."""
+        self.config, self.device = config, device
+        shapes = weight_shapes(config)
+        names = sorted(shapes, key=lambda x: (x.endswith(".threshold"), orthogonalised(x, shapes[x][0])))  # stable
+        size = {x: math.prod(shapes[x][0]) for x in names}
+        self.flat = share.flat if share else torch.empty(sum(size.values()), device=device)
+        self.grad = torch.zeros_like(self.flat)
+        self.weights, self.span, at = {}, {}, 0
+        random = torch.Generator().manual_seed(seed)
+        for name in names:
+            shape, deviation = shapes[name]
+            self.span[name] = at, at + size[name]
+            view = self.flat[at:at + size[name]].view(shape)
+            if not share:
+                view.copy_(torch.randn(shape, generator=random) * deviation)
+                if name.endswith(".bias"):
+                    view[shape[0] // 4:shape[0] // 2] = 1.0  # forget gates
+                if name.endswith(".threshold"):
+                    parent = name.replace(".gate.", ".parent.")
+                    inside = shape[0] // shapes[parent][0][0] if parent != name and parent in shapes else shape[0]
+                    view.fill_(1.0 / inside)
+            weight = view.data
+            weight.grad = self.grad[at:at + size[name]].view(shape)
+            weight.requires_grad_(not name.endswith(".threshold"))
+            self.weights[name] = weight
+            at += size[name]
+        self.seed = 0
+        self.dropout = 0.0
+        self.training, self.gate_statistics, self.balance_loss = False, None, None
+        self.meeting, self.number = Meeting(1), 0  # with the other replicas in training, as number so and so
+
+    def load(self, weights):
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight.copy_(weights[name])
+
+    # -- layers
+
+    def _drop(self, x, u):
+        if not self.training or not self.dropout:
+            return u if x is None else x + u
+        self.seed = (self.seed + 1) & 0xffffffff
+        return DropoutAdd.apply(x, u, self.seed, self.dropout)
+
+    def _lstm(self, name, x, packed, reverse=False):
+        w = self.weights
+        return Lstm.apply(x, w[name + ".w_x"], w[name + ".w_r"], w[name + ".bias"], w[name + ".w_proj"], packed, reverse)
+
+    def _all_rows(self, own):
+        """(The rows of all replicas, which of them are this one's)."""
+        given = self.meeting.exchange(self.number, own.detach())
+        before = sum(len(x) for x in given[:self.number])
+        return torch.cat(given), slice(before, before + len(own))
+
+    def _total(self, own):
+        """The sum over all replicas. The others' parts are constants here, so their gradients add up to that of the whole."""
+        given = self.meeting.exchange(self.number, own.detach())
+        return sum(given[:self.number] + given[self.number + 1:], own)
+
+    def _balanced(self, name, x, k, *pairs):
+        """Appendix F: (Gate, softmax) of one level. pairs: row, group and the number of groups, for the level inside groups."""
+        p, threshold = x @ self.weights[name + ".weight"], self.weights[name + ".threshold"]
+        p = (gating.of_pairs(p, *pairs) if pairs else p).softmax(1)
+        with torch.no_grad():
+            if self.training:
+                rows, own = self._all_rows(p)
+                if pairs:
+                    mask, gradient = gating.batchwise_groups(rows, threshold, self._all_rows(pairs[1])[0], pairs[2], k)
+                else:
+                    mask, m = gating.batchwise_mask(rows, k)
+                    gradient = gating.threshold_gradient(rows, threshold, m) / len(rows)
+                mask = mask[own]
+                threshold.grad += gradient / self.meeting.members  # eq 20 is no part of the loss: its gradient is known
+            else:
+                mask = gating.threshold_mask(p, threshold.view(pairs[2], -1)[pairs[1]] if pairs else threshold)
+        return gating.masked(p, mask), p
+
+    def _noisy(self, name, x, k, *pairs):
+        """Section 2.1, eq 3-5: (Gate, chance of every expert to be selected) of one level."""
+        clean = x @ self.weights[name + ".weight"]
+        if pairs:
+            clean = gating.of_pairs(clean, *pairs)
+        if not self.training:
+            return gating.topk(clean, k), None
+        deviation = F.softplus(x @ self.weights[name + ".noise"])
+        if pairs:
+            deviation = gating.of_pairs(deviation, *pairs)
+        return gating.noisy_topk(clean, deviation, k, torch.randn_like(clean))
+
+    def _gate(self, name, layer, x):
+        """The Gate of a MoE layer, of one level or two (appendix B); when training, adds the losses that balance it."""
+        if layer["gate"] == "softmax":
+            return gating.dense(x @ self.weights[name + ".gate.weight"])
+        noisy, groups, k = layer["gate"] == "noisy top-k", layer.get("groups"), layer["k"]
+        level, loss = self._noisy if noisy else self._balanced, 0.0
+        if not groups:
+            gate, found = level(name + ".gate", x, k)
+            shares = gate.weights if noisy else found
+            if noisy and self.training:
+                loads = self._total(gating.load(found))
+        else:
+            parent, above = level(name + ".parent", x, k)
+            row, group = gating.pairs(parent)
+            child, found = level(name + ".gate", x, k, row, group, groups)
+            gate = gating.two_level(parent, child, row, group)
+            shares = gate.weights if noisy else gating.two_level(parent, child._replace(weights=found), row, group).weights
+            if noisy and self.training:
+                loads = gating.load_two_level(*map(self._total, (
+                    gating.load(above), gating.load_inside(found, group, groups), group.bincount(minlength=groups))))
+            above = self._importance(name + ".parent", parent, parent.weights if noisy else above)
+            if not noisy and self.training:
+                loss = self.w_importance * gating.importance_loss(self._total(above))
+        # Balanced gates are level by count; what they are level in here is the softmax before the mask (eq 6 and 13 of it), for
+        # where a few experts have most of that, the others are given tokens that hardly ask for them.
+        importance = self._importance(name + ".gate", gate, shares)
+        if self.training:
+            loss = loss + self.w_importance * gating.importance_loss(self._total(importance))
+            self.balance_loss = self.balance_loss + (loss + self.w_load * gating.load_loss(loads) if noisy else loss)
+        return gate
+
+    def _importance(self, name, gate, shares):
+        """eq 6 of what a gate gives every expert, noted with the rest of the gate's statistics where they are wanted."""
+        importance = gating.importance(shares)
+        if self.gate_statistics is not None:
+            self.gate_statistics.setdefault(name, []).append((gate.mask.sum(0), gate.empty.sum(), len(shares), importance))
+        return importance
+
+    def _moe(self, name, layer, x):
+        g, mask, _ = self._gate(name, layer, x)
+        expert, row = mask.t().nonzero(as_tuple=True)
+        y = Experts.apply(x, g[row, expert], row, mask.sum(0).tolist(), self.weights[name + ".experts.w_up"],
+                          self.weights[name + ".experts.w_down"])
+        return y.sigmoid()
+
+    def embed(self, ids):
+        return self._drop(None, Embed.apply(self.weights["embedding.weight"], ids, self.config["embed_scale"]))
+
+    def encode(self, x, packed):
+        for i, layer in enumerate(self.config["encoder"]):
+            name = f"encoder.{i}"
+            if layer["type"] == "bi-lstmp":
+                y = torch.cat((self._lstm(name + ".fwd", x, packed), self._lstm(name + ".bwd", x, packed, True)), 1)
+            else:
+                y = self._moe(name, layer, x) if layer["type"] == "moe" else self._lstm(name, x, packed)
+            x = self._drop(x, y)
+        return x, self.keys(x)
+
+    def keys(self, memory):
+        w = self.weights["attention.w_key"]
+        return F.linear(memory.bfloat16(), w.bfloat16()).float() if half else F.linear(memory, w)
+
+    def decode(self, x, memory, key, packed, place):
+        w = self.weights
+        for i, layer in enumerate(self.config["decoder"]):
+            name = f"decoder.{i}"
+            if i == 0:
+                y = AttentiveLstm.apply(x, memory, key, w[name + ".w_x"], w[name + ".w_r"], w[name + ".bias"],
+                                        w[name + ".w_proj"], w["attention.w_query"], w["attention.v"], packed, place)
+            else:
+                y = self._moe(name, layer, x) if layer["type"] == "moe" else self._lstm(name, x, packed)
+            x = self._drop(x, y)
+        return x
+
+    def loss(self, batch, smoothing, share=1.0):
+        """Mean loss per target token: to train on when training (label smoothing, balance losses), in nats. `share`: what part
+        of a batch this is, in another replica's company. Its loss counts with that share, and so does the value of the balance
+        losses, which are of the whole batch; their gradient is of this part only as it is."""
+        self.balance_loss = torch.zeros((), device=self.device)
+        ids = torch.cat((batch.source_ids, batch.target_in))
+        source, target = self.embed(ids).split((batch.source.rows, batch.target.rows))
+        memory, key = self.encode(source, batch.source)
+        y = self.decode(target, memory, key, batch.target, batch.place)
+        loss = CrossEntropy.apply(y, self.weights["embedding.weight"], batch.target_out, smoothing)
+        return loss * share + self.balance_loss - (1 - share) * self.balance_loss.detach()
+
+    # -- greedy translation, for the evaluation while training
+
+    @torch.no_grad()
+    def greedy(self, sources, limit=80):
+        """Greedy translations (lists of ids, without eos) of lists of source ids, one step for all sentences at a time."""
+        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        packed = Packed([len(sources[i]) for i in order])
+        ids = torch.as_tensor(packed.pack([np.asarray(sources[i]) for i in order]).astype(np.int64), device=self.device)
+        memory, key = self.encode(self.embed(ids), packed)
+        n, w, decoder = len(sources), self.weights, self.config["decoder"]
+        place = Place(np.arange(n), packed, self.device)
+        p = torch.empty(n, place.positions, device=self.device)
+        never = torch.as_tensor(self.config["never_generated"], device=self.device)
+        state = {i: (torch.zeros(n, x["proj"], device=self.device), torch.zeros(n, x["hidden"], device=self.device))
+                 for i, x in enumerate(decoder) if x["type"] == "lstmp"}
+        word, live, result = torch.full((n,), BOS, device=self.device), torch.ones(n, dtype=torch.bool), []
+        limits = torch.as_tensor(2 * packed.lengths + 5)
+        while live.any() and len(result) < limit:
+            x = self.embed(word)
+            for i, layer in enumerate(decoder):
+                name = f"decoder.{i}"
+                if layer["type"] == "moe":
+                    x = x + self._moe(name, layer, x)
+                    continue
+                r, c = state[i]
+                inputs = x
+                if i == 0:
+                    context = torch.empty_like(memory[:n])
+                    kernels.attention_forward(mm(r, w["attention.w_query"].t()), key, memory, w["attention.v"], place, p,
+                                              context)
+                    inputs = torch.cat((x, context), 1)
+                z = mm_add(r, w[name + ".w_r"].t(), mm(inputs, w[name + ".w_x"].t()))
+                now, h = torch.empty_like(c), torch.empty_like(c)
+                kernels.cell_forward(z, w[name + ".bias"], c, now, h, n)
+                r = mm(h, w[name + ".w_proj"].t())
+                state[i] = r, now
+                x = x + r
+            logits = mm(x, w["embedding.weight"].t())
+            logits[:, never] = -math.inf
+            word = logits.argmax(1)
+            result.append(word.cpu())
+            live &= (result[-1] != EOS) & (len(result) < limits)
+        words = torch.stack(result, 1).tolist()
+        translations = [None] * n
+        for at, i in enumerate(order):
+            line = words[at][:int(limits[at])]
+            translations[i] = line[:line.index(EOS)] if EOS in line else line
+        return translations
+
+
+# ---- Checkpoints -------------------------------------------------------------------------------------------------------
+
+def write_atomically(value, path):
+    torch.save(value, path + ".part")
+    os.replace(path + ".part", path)
+
+
+def inference_checkpoint(config, weights, **more):
+    """Layout "moe-checkpoint-1": bfloat16, gates, thresholds and attention.v in float32."""
+    def stored(name, weight):
+        exact = of_gate(name) or name == "attention.v"
+        return weight.detach().to("cpu", torch.float32 if exact else torch.bfloat16).clone()
+    return {"format": "moe-checkpoint-1", "config": {**config, **more},
+            "weights": {name: stored(name, weight) for name, weight in weights.items()}}
+
+
+def read_inference(path):
+    file = torch.load(path, weights_only=True)
+    if file.get("format") != "moe-checkpoint-1":
+        raise SystemExit(f"{path}: not a moe-checkpoint-1 file")
+    return file
+
+
+def average(files, shares, first=()):
+    """The weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): runs that went on from each other err in
+    different directions. What the checkpoints say of their training becomes the largest of it; all else must agree. `first`: what
+    the names of weights begin with that are the first checkpoint's alone, as those of a mixture whose experts were revived."""
+    about = ("target_tokens_seen", "training_minutes")
+    configs = [file["config"] for file in files]
+    if any({**x, **dict.fromkeys(about)} != {**configs[0], **dict.fromkeys(about)} for x in configs):
+        raise SystemExit("these are not checkpoints of one model: their configurations differ")
+    if not sum(shares) > 0:
+        raise SystemExit("the weights of the models have to add up to more than 0")
+    weights = {name: weight if name.startswith(tuple(first)) else
+               sum(share / sum(shares) * file["weights"][name].float() for file, share in zip(files, shares))
+               for name, weight in files[0]["weights"].items()}
+    return inference_checkpoint(configs[0], weights, **{x: max(c.get(x, 0) for c in configs) for x in about})
+
+
+def load_inference(path, device="cpu"):
+    file = read_inference(path)
+    model = Model(file["config"], device)
+    model.load(file["weights"])
+    return model
+
+
+# ---- Evaluation --------------------------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def summed_loss(model, batches):
+    """(Summed loss without label smoothing, target tokens) of lists of pairs of ids."""
+    loss, tokens = 0.0, 0
+    for pairs in batches:
+        batch = Batch(pairs, model.device)
+        loss += float(model.loss(batch, 0.0)) * batch.target.rows
+        tokens += batch.target.rows
+    return loss, tokens
+
+
+def mix_loss(model, cache, longest=80):
+    """Loss on text of the training mix, always the same, as at inference."""
+    mixture = data.Mixture(cache, longest, seed=99)
+    loss, tokens = summed_loss(model, (mixture.next(2500, longest) for _ in range(16)))
+    return round(loss / tokens, 4)
+
+
+class Evaluation:
+    """Dev loss, greedy BLEU and gate statistics, with thresholds as at inference and without label smoothing."""
+
+    SETS = [("tatoeba.en-" + x, *pair) for x in ("de", "fr", "es") for pair in (("en", x), (x, "en"))]
+    NEWS = [("wmt_newstest2012", *pair) for pair in (("fr", "en"), ("de", "fr"), ("es", "de"))]
+
+    def __init__(self, corpus, pieces, sentences, news):
+        self.pieces, self.sets = pieces, []
+        for name, source, target in self.SETS + self.NEWS:
+            texts = data.read_dev(corpus, name, source, target, sentences if name.startswith("tatoeba") else news)
+            self.sets.append((("news." if name.startswith("wmt") else "") + f"{source}-{target}", target, *texts))
+        self.columns = (["minutes", "step", "tokens", "rate", "train_loss", "dev_loss", "news_loss"] +
+                        ["bleu." + x[0] for x in self.sets])
+
+    def run(self, replicas, pool):
+        """The row of curve.csv. The sets are shared out among the replicas of the model."""
+        row, sums, gates = {}, {}, {}
+
+        def part(i):
+            return [self._one(replicas[i], *entry) for entry in self.sets[i::len(replicas)]]
+        for name, kind, loss, tokens, bleu, statistics in sum(pool.map(part, range(len(replicas))), []):
+            row["bleu." + name] = bleu
+            total, count = sums.get(kind, (0.0, 0))
+            sums[kind] = total + loss, count + tokens
+            for gate, entries in statistics.items():
+                gates.setdefault(gate, []).extend(entries)
+        row.update({kind: round(total / count, 4) for kind, (total, count) in sums.items()})
+        for name, entries in sorted(gates.items()):
+            load = sum(x[0] for x in entries).float()
+            rows = sum(x[2] for x in entries)
+            row.update({f"{name}.empty": round(float(sum(x[1] for x in entries)) / rows, 4),
+                        f"{name}.experts": round(float(load.sum()) / rows, 3),
+                        f"{name}.cv_importance": round(gating.cv(sum(x[3] for x in entries)), 3),
+                        f"{name}.cv": round(gating.cv(load), 3), f"{name}.max": round(float(load.max() / load.mean()), 2),
+                        f"{name}.dead": int((load == 0).sum())})
+        return row
+
+    def _one(self, model, name, target, sources, references):
+        """(name, loss column, summed loss, tokens, BLEU, gate statistics) of one set."""
+        from sacrebleu.metrics import BLEU
+        a = [[TAG[target], *x, EOS] for x in self.pieces.encode(sources)]
+        b = [[*x, EOS] for x in self.pieces.encode(references)]
+        order = sorted(range(len(a)), key=lambda i: len(b[i]))
+        model.training, model.gate_statistics = False, {}
+        loss, tokens = summed_loss(model, ([(np.array(a[i]), np.array(b[i])) for i in order[at:at + 100]]
+                                           for at in range(0, len(order), 100)))
+        statistics, model.gate_statistics = model.gate_statistics, None  # not of greedy: finished sentences run on in it
+        texts = self.pieces.decode(model.greedy(a))
+        return (name, "news_loss" if name.startswith("news") else "dev_loss", loss, tokens,
+                round(BLEU().corpus_score(texts, [references]).score, 2), statistics)
+
+
+# ---- Training ----------------------------------------------------------------------------------------------------------
+
+class Optimizer:
+    """Adam, or Adam with Muon (momentum, orthogonalised by Newton-Schulz steps) for the matrices of LSTM and attention."""
+
+    def __init__(self, model, kind, betas=(0.9, 0.98)):
+        self.model, self.kind, self.betas, self.steps = model, kind, betas, 0
+        spans = {name: model.span[name] for name in model.weights if not name.endswith(".threshold")}
+        matrices = {name: span for name, span in spans.items() if orthogonalised(name, model.weights[name].shape)}
+        first = min((a for a, _ in matrices.values()), default=0)
+        last = max(b for _, b in spans.values())
+        self.matrices = list(matrices) if kind == "muon" else []
+        self.adam_end = first if kind == "muon" else last
+        self.end = last
+        self.m = torch.zeros_like(model.flat[:last])
+        self.v = torch.zeros_like(model.flat[:self.adam_end])
+
+    def step(self, rate, muon_rate, threshold_rate, clip, pool):
+        """One update; returns the norm of the gradient before clipping. Gradients are left at zero."""
+        self.steps += 1
+        b1, b2 = self.betas
+        w, g, end = self.model.flat, self.model.grad, self.adam_end
+        norm = kernels.norm(g[:self.end])
+        scale = min(1.0, clip / (norm + 1e-6))
+        kernels.adam(w[:end], g[:end], self.m[:end], self.v, rate, b1, b2, 1e-9, 1 - b1 ** self.steps, 1 - b2 ** self.steps,
+                     scale)
+        for _ in pool.map(lambda name: self._muon(name, muon_rate, scale), self.matrices):
+            pass
+        w[self.end:] -= threshold_rate * g[self.end:]
+        g[self.end:] = 0.0
+        return norm
+
+    @torch.no_grad()
+    def _muon(self, name, rate, scale, momentum=0.95):
+        a, b = self.model.span[name]
+        weight, g, m = self.model.weights[name], self.model.grad[a:b], self.m[a:b]
+        m.mul_(momentum).add_(g, alpha=scale)
+        update = g.mul_(scale).add_(m, alpha=momentum).view_as(weight)
+        # The input matrix of the attentive layer is two: embedding and context.
+        parts = max(1, weight.shape[1] // self.model.config["d_model"])
+        for block, u in zip(weight.detach().chunk(parts, 1), update.chunk(parts, 1)):
+            block.add_(orthogonal(u), alpha=-rate * max(1.0, u.shape[0] / u.shape[1]) ** 0.5)
+        g.zero_()
+
+    def state(self):
+        return {"kind": self.kind, "steps": self.steps, "m": self.m, "v": self.v}
+
+    def restore(self, state):
+        if state["kind"] != self.kind:
+            raise SystemExit(f"the checkpoint was made with --optimizer {state['kind']}")
+        self.steps = state["steps"]
+        self.m.copy_(state["m"])
+        self.v.copy_(state["v"])
+
+
+def orthogonal(g, steps=5):
+    """Nearly the nearest orthogonal matrix: Newton-Schulz with the quintic of Muon. Every iterate is a polynomial of the small
+    Gram matrix times g, so the iteration runs on that polynomial and touches g only at both ends.
+    Powers of the Gram matrix need float32, whatever the precision of the model's products."""
+    tall = g.shape[0] > g.shape[1]
+    g = g / (g.norm() + 1e-7)
+    product = kernels.symmetric if kernels.has_products and min(g.shape) % 32 == 0 else lambda a, b: a.t() @ b
+    thin = (g if tall else g.t()).contiguous()
+    gram, total = product(thin, thin), None
+    for step in range(steps):
+        q = product(gram, gram).mul_(2.0315).add_(gram, alpha=-4.7750)
+        q.diagonal().add_(3.4445)
+        total = q if total is None else product(q, total)
+        if step < steps - 1:
+            gram = product(product(q, gram), q)
+    return g @ total if tall else total @ g
+
+
+def schedule(step, fraction, warmup, decay_from):
+    """Factor of the learning rate: linear warm-up over steps, constant, linear to zero over time from decay_from to 1."""
+    return min(1.0, (step + 1) / warmup) * max(0.0, min(1.0, (1.0 - fraction) / (1.0 - decay_from)))
+
+
+class Trainer:
+    def __init__(self, options):
+        self.o, self.stopped = options, False
+        self.out = options.out
+        os.makedirs(self.out, exist_ok=True)
+        self.resume_path, self.model_path = os.path.join(self.out, "resume.pt"), os.path.join(self.out, "model.pt")
+        resume = torch.load(self.resume_path, weights_only=True) if os.path.exists(self.resume_path) else None
+        cache = options.cache or os.path.join(self.out, "data")
+        size = {"cpu": 8000, "gpu": 16000}[options.recipe]
+        vocabulary = data.prepare(options.corpus, cache, size, options.spm, log)
+        shutil.copyfile(vocabulary, os.path.join(self.out, "model-spm.model"))
+        if options.spm and not filecmp.cmp(options.spm, vocabulary, shallow=False):
+            raise SystemExit(f"{cache} was made with another vocabulary than {options.spm}")
+        import sentencepiece
+        self.pieces = sentencepiece.SentencePieceProcessor(model_file=vocabulary)
+        size = self.pieces.vocab_size()
+        start = None
+        if resume:
+            config = resume["config"]
+        elif options.init:
+            start = read_inference(options.init)
+            config = start["config"]  # and so what it says of its training, which is added to
+        else:
+            config = make_config(options.recipe, size, options.gate, options.k, options.groups)
+        if config["vocab_size"] != size:
+            raise SystemExit(f"the vocabulary has {size} pieces, the model {config['vocab_size']}")
+        self.model = Model(config, options.device, options.seed)
+        if start:
+            self.model.load(start["weights"])
+        self.average = self.model.flat.clone()
+        self.optimizer = Optimizer(self.model, options.optimizer)
+        self.mixture = data.Mixture(cache, options.longest, seed=options.seed)
+        self.elapsed, self.tokens, self.step, self.since_evaluation = 0.0, 0, 0, 0.0
+        if resume:
+            self.model.flat.copy_(resume["weights"])
+            self.average.copy_(resume["average"])
+            self.optimizer.restore(resume["optimizer"])
+            self.mixture.restore(resume["mixture"])
+            self.elapsed, self.tokens, self.step = resume["elapsed"], resume["tokens"], resume["step"]
+            self.since_evaluation = resume["since_evaluation"]
+        # One replica and thread per core, each with its share of the batch and one-thread products: in this way the threads
+        # meet once a step, not in every product, which also suffers less from other load on the machine.
+        workers = options.threads if options.device == "cpu" else 1
+        self.replicas = [self.model] + [Model(config, options.device, share=self.model) for _ in range(workers - 1)]
+        balanced = any(x.get("gate") == "batchwise/threshold" for x in config["encoder"])
+        for model in self.replicas:
+            model.w_importance = (0.1 if balanced else 0.01) if options.importance is None else options.importance
+        self.pool = ThreadPoolExecutor(workers)
+        self._one_thread_products()
+        self.evaluation = Evaluation(options.corpus, self.pieces, options.dev_sentences, options.news_sentences)
+        self.losses = []
+        gc.freeze()  # what exists now stays: the collector need not look through it in every step
+
+    def _one_thread_products(self):
+        together = Barrier(len(self.replicas))  # so that every worker takes one
+
+        def limit(_):
+            together.wait()
+            torch.set_num_threads(1)
+        list(self.pool.map(limit, self.replicas))
+
+    # -- saving
+
+    def save(self):
+        write_atomically({"config": self.model.config, "weights": self.model.flat, "average": self.average,
+                          "optimizer": self.optimizer.state(), "mixture": self.mixture.state(), "elapsed": self.elapsed,
+                          "tokens": self.tokens, "step": self.step, "since_evaluation": self.since_evaluation},
+                         self.resume_path)
+        averaged = {name: self.average[a:b].view_as(self.model.weights[name]) for name, (a, b) in self.model.span.items()}
+        before = self.model.config
+        write_atomically(inference_checkpoint(before, averaged, target_tokens_seen=before.get("target_tokens_seen", 0) + self.tokens,
+                                              training_minutes=round(before.get("training_minutes", 0) + self.elapsed / 60, 1)),
+                         self.model_path)
+
+    def evaluate(self, rate):
+        weights = self.model.flat.clone()
+        self.model.flat.copy_(self.average)
+        row = self.evaluation.run(self.replicas, self.pool)
+        self.model.flat.copy_(weights)
+        loss = sum(self.losses) / max(1, len(self.losses))
+        row = {"minutes": round(self.elapsed / 60, 2), "step": self.step, "tokens": self.tokens, "rate": round(rate, 6),
+               "train_loss": round(loss, 4), **row}
+        path = os.path.join(self.out, "curve.csv")
+        columns = self.evaluation.columns + [x for x in row if x not in self.evaluation.columns]
+        if os.path.exists(path):
+            with open(path, newline="") as file:
+                columns = next(csv.reader(file))
+        with open(path, "a", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")  # a file of an older trainer has fewer columns
+            if not file.tell():
+                writer.writeheader()
+            writer.writerow(row)
+        bleu = [row[x] for x in self.evaluation.columns if x.startswith("bleu.") and "news" not in x]
+        log(f"evaluation at {row['minutes']} min: dev loss {row['dev_loss']}, news {row['news_loss']}, "
+            f"mean BLEU {sum(bleu) / len(bleu):.2f}, " + ", ".join(f"{k} {v}" for k, v in row.items() if "." in k))
+
+    # -- running
+
+    def minutes(self):
+        try:
+            with open(os.path.join(self.out, "minutes")) as file:
+                return float(file.read())
+        except (OSError, ValueError):
+            return self.o.minutes
+
+    def stop(self, *_):
+        self.stopped = True
+
+    def gradients(self, pairs):
+        """The gradients of a batch, split among the replicas, in self.model.grad; returns mean loss and target tokens."""
+        tokens = sum(len(target) for _, target in pairs)
+        meeting = Meeting(min(len(self.replicas), len(pairs)))
+
+        def part(i):
+            model, batch = self.replicas[i], Batch(pairs[i::meeting.members], self.o.device)
+            model.training, model.dropout = True, self.o.dropout
+            model.seed = hash((self.step, i)) & 0xffffffff
+            model.meeting, model.number = meeting, i
+            try:
+                loss = model.loss(batch, self.o.smoothing, batch.target.rows / tokens)
+                loss.backward()
+            except BaseException:
+                meeting.barrier.abort()  # the others do not wait for this one
+                raise
+            return float(loss.detach())
+        parts = [self.pool.submit(part, i) for i in range(meeting.members)]
+        wait(parts)
+        errors = [x.exception() for x in parts if x.exception()]
+        if errors:  # the one that broke the meeting up
+            raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
+        loss = sum(x.result() for x in parts)
+        for other in self.replicas[1:]:
+            kernels.collect(self.model.grad, other.grad)
+        return loss, tokens
+
+    def run(self):
+        o, model = self.o, self.model
+        signal.signal(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGINT, self.stop)
+        with open(os.path.join(self.out, "pid"), "w") as file:
+            file.write(f"{os.getpid()}\n")
+        log(f"{sum(x.numel() for x in model.weights.values()) / 1e6:.1f} M weights, {o.optimizer}, from "
+            f"{self.elapsed / 60:.1f} of {self.minutes():.1f} minutes")
+        for line in self.mixture.report() if not self.step else []:
+            log(line)
+        end, saved, shown = self.minutes() * 60, self.elapsed, time.time()
+        window, before = [], time.time()
+        while not self.stopped:
+            fraction = self.tokens / (o.tokens * 1e6) if o.tokens else self.elapsed / end
+            if fraction >= 1:
+                break
+            factor = schedule(self.step, fraction, o.warmup, o.decay_from)
+            growth = min(1.0, fraction / 0.5)
+            batch_tokens = round(o.batch_tokens * (1 + (o.batch_growth - 1) * growth), -2)
+            longest = o.longest if self.elapsed > o.short_minutes * 60 else o.short_pieces
+            loss, tokens = self.gradients(self.mixture.next(batch_tokens, longest))
+            norm = self.optimizer.step(o.rate * factor, o.muon_rate * factor, o.threshold_rate * max(0.1, factor), o.clip,
+                                       self.pool)
+            self.step += 1
+            self.tokens += tokens
+            if self.step % 4 == 0:  # the average follows the weights at 1 / (a share of the steps so far), at most 1 / ema
+                kernels.average(self.average, model.flat, min(1.0, 4 * max(1 / o.ema, 10 / self.step)))
+            if not math.isfinite(loss):
+                raise SystemExit(f"loss {loss} at step {self.step}: not saved")
+            self.losses = self.losses[-49:] + [loss]
+            now = time.time()
+            self.elapsed += min(now - before, 10.0)
+            self.since_evaluation += min(now - before, 10.0)
+            window = window[-49:] + [(now - before, tokens)]
+            before = now
+            if now - shown > (1 if sys.stderr.isatty() else 30):
+                shown = now
+                speed = sum(x[1] for x in window) / sum(x[0] for x in window)
+                progress(f"{self.elapsed / 60:6.1f} min, {100 * fraction:.0f} %  step {self.step}  {self.tokens / 1e6:.2f} M tokens  "
+                         f"{speed:.0f} tokens/s  loss {sum(self.losses) / len(self.losses):.3f}  gradient {norm:.2f}  "
+                         f"rate {o.rate * factor:.2e}  batch {batch_tokens:.0f}  ETA {self.elapsed / 60 * (1 / fraction - 1):.0f} min")
+            end = self.minutes() * 60 if self.step % 20 == 0 else end
+            if self.since_evaluation > o.evaluate_every * 60:
+                self.since_evaluation = 0.0
+                self.evaluate(o.rate * factor)
+            if self.elapsed - saved > o.save_every * 60:
+                saved = self.elapsed
+                self.save()
+        self.save()
+        if not self.stopped:
+            self.evaluate(0.0)
+        log("stopped: saved, can go on" if self.stopped else "finished")
+
+
+# ---- Experts that nothing uses -----------------------------------------------------------------------------------------
+
+REVIVED = 0.3  # share of the mean importance under which an expert is given other work
+APART = 0.7    # standard deviation of what sets the logits of the two halves of an expert's work apart
+
+
+@torch.no_grad()
+def gate_inputs(model, mixture, batches):
+    """Name of a balanced gate of one level -> (x, softmax) of all rows of some batches."""
+    found, level = {}, model._balanced
+
+    def watched(name, x, k, *pairs):
+        gate, p = level(name, x, k, *pairs)
+        if not pairs and name.endswith(".gate"):
+            found.setdefault(name, []).append((x, p))
+        return gate, p
+    model._balanced = watched
+    for _ in range(batches):
+        model.loss(Batch(mixture.next(2500, 80), model.device), 0.0)
+    model._balanced = level
+    return {name: [torch.cat(part) for part in zip(*parts)] for name, parts in found.items()}
+
+
+def halves(x, p, expert):
+    """What sets two halves of an expert's work apart: a direction in x [rows, d] in which the rows that it has most of (p [rows, n])
+    differ most, added to its gate's column for one half and taken from it for the other."""
+    rows = x[p[:, expert].topk(max(2, len(x) // p.shape[1])).indices]
+    mean = F.normalize(rows.mean(0), dim=0)
+    rows = rows - (rows @ mean)[:, None] * mean  # a direction in which the mean row lies on neither side
+    direction = torch.linalg.svd(rows, full_matrices=False).Vh[0]
+    return APART * direction / (rows @ direction).std()
+
+
+@torch.no_grad()
+def revive(out, cache, batches=16):
+    """Of a stopped run: every expert with next to no importance, whose gate the losses cannot reach (their gradient is proportional
+    to the softmax), becomes a copy of one of the busiest, and the two get half of its work each."""
+    path = os.path.join(out, "resume.pt")
+    resume = torch.load(path, weights_only=True)
+    model = Model(resume["config"])
+    model.flat.copy_(resume["weights"])
+    for name, (x, p) in gate_inputs(model, data.Mixture(cache, 80, seed=99), batches).items():
+        share = p.mean(0) * p.shape[1]
+        idle = [i for i in share.argsort().tolist() if share[i] < REVIVED]
+        layer = name.rsplit(".", 1)[0]
+        for expert, busy in zip(idle, share.argsort(descending=True).tolist()):
+            apart = halves(x, p, busy)
+            for flat in resume["weights"], resume["average"]:
+                w = {key: flat[a:b].view(model.weights[key].shape) for key, (a, b) in model.span.items() if key.startswith(layer + ".")}
+                w[name + ".weight"][:, expert] = w[name + ".weight"][:, busy] - apart
+                w[name + ".weight"][:, busy] += apart
+                threshold = w[name + ".threshold"]
+                threshold[[expert, busy]] = threshold[busy] / (1 + threshold[busy])  # the softmax has the same logit twice now
+                for key in layer + ".experts.w_up", layer + ".experts.w_down":
+                    w[key][expert] = w[key][busy]
+            for key in name + ".weight", layer + ".experts.w_up", layer + ".experts.w_down":
+                for state in resume["optimizer"]["m"], resume["optimizer"]["v"]:
+                    part = state[slice(*model.span[key])].view(model.weights[key].shape)
+                    part = part.t() if key == name + ".weight" else part
+                    part[expert] = part[busy]
+            log(f"{name}: expert {expert} with {share[expert]:.3f} of the mean importance gets half of the work of {busy} with {share[busy]:.2f}")
+    write_atomically(resume, path)
+
+
+# ---- Self-check --------------------------------------------------------------------------------------------------------
+
+def check():
+    """Every hand-written backward pass (and C kernel) against autograd on plain torch code; raises if one is wrong."""
+    torch.manual_seed(0)
+
+    def close(what, got, want, tolerance=3e-2 if half else 2e-4):
+        got, want = got.detach(), want.detach()
+        error = float((got - want).abs().max() / (want.abs().max() + 1e-6))
+        print(f"{what:40s} relative error {error:.1e}")
+        assert error < tolerance, what
+
+    def compare(name, function, reference, inputs):
+        inputs = [x.requires_grad_(True) for x in inputs]
+        got, want = function(*inputs), reference(*inputs)
+        close(name, got, want)
+        d = torch.randn_like(want)
+        for x in inputs:
+            x.grad = torch.ones_like(x)  # to see that it is added to
+        got.backward(d)
+        for i, (x, b) in enumerate(zip(inputs, torch.autograd.grad(want, inputs, d))):
+            close(f"{name} gradient {i}", x.grad - 1, b)
+
+    def random(*shape):  # so that sums over the last dimension have variance 1
+        return torch.randn(shape) / shape[-1] ** 0.5
+
+    def cell(z, c):
+        i, f, g, o = z.chunk(4, 1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return c, o.sigmoid() * c.tanh()
+
+    def by_sentence(packed, x):
+        return [torch.stack([x[packed.offset[t] + b] for t in range(n)]) for b, n in enumerate(packed.lengths)]
+
+    def repacked(packed, rows):
+        return torch.stack([rows[b][t] for t, n in enumerate(packed.count) for b in range(n)])
+
+    def lstm_reference(packed, reverse):
+        def run(x, w_x, w_r, bias, w_proj):
+            result = []
+            for sentence in by_sentence(packed, x):
+                r, c, out = x.new_zeros(1, len(w_proj)), x.new_zeros(1, w_proj.shape[1]), []
+                for row in (sentence.flip(0) if reverse else sentence):
+                    c, h = cell(row[None] @ w_x.t() + r @ w_r.t() + bias, c)
+                    r = h @ w_proj.t()
+                    out.append(r[0])
+                result.append(out[::-1] if reverse else out)
+            return repacked(packed, result)
+        return run
+
+    for M, N, K in (1, 1, 1), (3, 40, 65), (70, 33, 34), (45, 64, 200):
+        for a, b in itertools.product((torch.randn(M, K), torch.randn(K, M).t()), (torch.randn(K, N), torch.randn(N, K).t())):
+            start = torch.randn(M, N + 3)
+            got = mm_add(a, b, start.clone()[:, 1:N + 1])
+            if half:
+                a, b = a.bfloat16().float(), b.bfloat16().float()
+            close(f"product {M} {N} {K}", got, start[:, 1:N + 1] + a @ b, 1e-5 if fused else 1e-2)
+            close(f"product {M} {N} {K}", mm(a, b), a @ b, 1e-5 if fused else 1e-2)
+
+    for shape in (96, 64), (32, 70):
+        matrix = torch.randn(shape) @ torch.diag(torch.linspace(0.5, 1, shape[1]))
+        singular = torch.linalg.svdvals(orthogonal(matrix))
+        print(f"orthogonal {shape}: singular values {float(singular.min()):.2f} .. {float(singular.max()):.2f}")
+        assert 0.6 < singular.min() and singular.max() < 1.3
+        if kernels.has_products:
+            thin = matrix if shape[0] > shape[1] else matrix.t().contiguous()
+            close("symmetric product", kernels.symmetric(thin, thin), thin.t() @ thin, 1e-5)
+
+    d, P, H, a = 38, 35, 41, 36
+    target, source = Packed([5, 5, 3, 1]), Packed([6, 4, 4, 2])
+    weights = [random(4 * H, d), random(4 * H, P), random(4 * H), random(P, H)]
+    for reverse in False, True:
+        compare("lstm" + " reversed" * reverse, lambda *x: Lstm.apply(*x, target, reverse), lstm_reference(target, reverse),
+                [torch.randn(target.rows, d), *weights])
+
+    column = np.array([2, 0, 3, 1])
+    place = Place(column, source, "cpu")
+
+    def attentive_reference(x, memory, key, w_x, w_r, bias, w_proj, w_query, v):
+        memories, keys, result = by_sentence(source, memory), by_sentence(source, key), []
+        for b, sentence in enumerate(by_sentence(target, x)):
+            r, c, out = x.new_zeros(1, P), x.new_zeros(1, H), []
+            for row in sentence:
+                p = ((keys[column[b]] + r @ w_query.t()).tanh() @ v).softmax(0)
+                context = p @ memories[column[b]]
+                c, h = cell(torch.cat((row, context))[None] @ w_x.t() + r @ w_r.t() + bias, c)
+                r = h @ w_proj.t()
+                out.append(r[0])
+            result.append(out)
+        return repacked(target, result)
+
+    compare("attentive lstm", lambda *x: AttentiveLstm.apply(*x, target, place), attentive_reference,
+            [torch.randn(target.rows, d), torch.randn(source.rows, P), torch.randn(source.rows, a), random(4 * H, d + P),
+             *weights[1:], random(a, P), random(a)])
+
+    row, counts = torch.tensor([0, 3, 1, 2, 0, 3]), [2, 0, 4]
+
+    def experts_reference(x, weight, w_up, w_down):
+        y, e = torch.zeros_like(x), [0, 0, 2, 2, 2, 2]
+        for j in range(6):
+            y = y.index_add(0, row[j:j + 1], weight[j] * ((x[row[j]] @ w_up[e[j]]).relu() @ w_down[e[j]])[None])
+        return y
+
+    compare("experts", lambda x, g, up, down: Experts.apply(x, g, row, counts, up, down), experts_reference,
+            [torch.randn(4, d), torch.rand(6), random(3, d, H), random(3, H, d)])
+
+    ids = torch.tensor([3, 1, 3, 0])
+    compare("embedding", lambda w: Embed.apply(w, ids, 2.0), lambda w: 2.0 * w[ids], [torch.randn(5, d)])
+
+    wanted = torch.tensor([0, 8, 3, 3])
+    for smoothing in 0.0, 0.1:
+        x, w = torch.randn(4, d, requires_grad=True), random(9, d).requires_grad_(True)
+        w.grad = torch.ones_like(w)
+        loss = CrossEntropy.apply(x, w, wanted, smoothing)
+        loss.backward()
+        close("cross-entropy loss", loss, F.cross_entropy(x @ w.t(), wanted))
+        want = torch.autograd.grad(F.cross_entropy(x @ w.t(), wanted, label_smoothing=smoothing), (x, w))
+        close(f"cross-entropy {smoothing} gradient 0", x.grad, want[0])
+        close(f"cross-entropy {smoothing} gradient 1", w.grad - 1, want[1])
+
+    u = torch.ones(400, 50, requires_grad=True)
+    y = DropoutAdd.apply(torch.zeros_like(u), u, 5, 0.25)
+    close("dropout backward", torch.autograd.grad(y.sum(), u)[0], y)
+    y = y.detach()
+    assert abs(float((y == 0).float().mean()) - 0.25) < 0.02 and abs(float(y.max()) - 4 / 3) < 1e-5
+
+    w, g = torch.randn(10_000), torch.randn(10_000)
+    other = torch.nn.Parameter(w.clone())
+    adam = torch.optim.Adam([other], 0.01, (0.9, 0.98), 1e-9)
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    for step in 1, 2, 3:
+        other.grad = g * 0.5 * step
+        adam.step()
+        kernels.adam(w, g * step, m, v, 0.01, 0.9, 0.98, 1e-9, 1 - 0.9 ** step, 1 - 0.98 ** step, 0.5)
+    close("adam", w, other.detach())
+    close("norm", torch.tensor(kernels.norm(g)), g.norm())
+
+
+# ---- Command line ------------------------------------------------------------------------------------------------------
+
+def log(text):
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+
+
+def progress(text):
+    if sys.stderr.isatty():
+        print("\r\033[K" + text, end="", file=sys.stderr, flush=True)
+    else:
+        log(text)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name, text):
+        return commands.add_parser(name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+
+    def place(p):
+        p.add_argument("--corpus", required=True, help="folder with train/ and dev/")
+        p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute")
+        p.add_argument("--precision", choices=("fp32", "bf16"), default="fp32",
+                       help="of matrix products; weights, cell state, gates, softmax and losses stay float32")
+        p.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads")
+        p.add_argument("--dev-sentences", type=int, default=150, help="Tatoeba dev sentences per direction")
+        p.add_argument("--news-sentences", type=int, default=30, help="newstest2012 sentences per direction")
+
+    p = command("train", "train, or go on from resume.pt in --out")
+    place(p)
+    p.add_argument("--out", required=True, help="folder for resume.pt, model.pt, curve.csv")
+    p.add_argument("--cache", help="folder of the tokenised corpus, made when missing (default: data in --out)")
+    p.add_argument("--spm", help="existing SentencePiece model to use instead of training one when the cache is made")
+    p.add_argument("--init", help="start from the weights of this moe-checkpoint-1 file (needs its vocabulary)")
+    p.add_argument("--recipe", choices=("cpu", "gpu"), default="cpu",
+                   help="cpu: d 256, LSTM 512, 32 experts of 512, k 2, 8,000 pieces; "
+                        "gpu: d 512, LSTM 1024, 32 experts of 1024, k 4, 16,000 pieces")
+    p.add_argument("--gate", choices=("balanced", "noisy", "dense"), default="balanced",
+                   help="strictly balanced with thresholds, noisy top-k, or one expert with the multiply-adds of k for comparison")
+    p.add_argument("--k", type=int, help="experts per token (default: of the recipe); with --groups: of each level (2)")
+    p.add_argument("--groups", type=int, default=0, help="two levels of gates (appendix B): groups of experts; 0: one level")
+    p.add_argument("--minutes", type=float, default=145, help="training time in all, over all resumes: end of the schedule")
+    p.add_argument("--tokens", type=float, help="train for so many million target tokens instead of --minutes")
+    p.add_argument("--batch-tokens", type=float, default=2000, help="tokens per batch, mean of source and target, at first")
+    p.add_argument("--batch-growth", type=float, default=1.4, help="factor that the batch reaches at half time")
+    p.add_argument("--importance", type=float,
+                   help="weight of the importance loss (default: 0.1 for balanced gates, 0.01 for noisy ones)")
+    p.add_argument("--optimizer", choices=("adam", "muon"), default="muon",
+                   help="muon: orthogonalised momentum for the matrices of LSTM and attention, Adam for the rest")
+    p.add_argument("--rate", type=float, default=2e-3, help="learning rate of Adam")
+    p.add_argument("--muon-rate", type=float, default=0.01, help="learning rate of Muon")
+    p.add_argument("--threshold-rate", type=float, default=0.05, help="learning rate of the gate thresholds")
+    p.add_argument("--warmup", type=int, default=150, help="steps of linear warm-up")
+    p.add_argument("--decay-from", type=float, default=0.2, help="share of the time after which the rate falls, to 0")
+    p.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    p.add_argument("--dropout", type=float, default=0.05, help="on the output of embedding, LSTM and MoE layers")
+    p.add_argument("--smoothing", type=float, default=0.1, help="label smoothing")
+    p.add_argument("--ema", type=float, default=500, help="steps over which the saved weights are averaged")
+    p.add_argument("--longest", type=int, default=60, help="drop pairs with more pieces on a side")
+    p.add_argument("--short-minutes", type=float, default=5, help="minutes at the start with short sentences only")
+    p.add_argument("--short-pieces", type=int, default=20, help="longest sentence in those minutes")
+    p.add_argument("--evaluate-every", type=float, default=15, help="minutes")
+    p.add_argument("--save-every", type=float, default=5, help="minutes")
+    p.add_argument("--seed", type=int, default=1, help="of weights, data order and dropout")
+
+    p = command("evaluate", "dev loss, BLEU and gate statistics of an inference checkpoint")
+    place(p)
+    p.add_argument("--model", required=True, help="moe-checkpoint-1 file")
+    p.add_argument("--spm", required=True, help="its SentencePiece model")
+    p.add_argument("--cache", help="folder of the tokenised corpus: the loss on 40,000 tokens of the training mix too")
+
+    p = command("average", "weighted mean of inference checkpoints")
+    p.add_argument("models", nargs="+", metavar="FILE=WEIGHT", help="moe-checkpoint-1 files; weights are divided by their sum")
+    p.add_argument("--first", nargs="+", default=[], metavar="PREFIX", help="weights whose names begin so are the first model's")
+    p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
+
+    p = command("revive", "give experts that nothing uses half of the work of busy ones, in a stopped run")
+    p.add_argument("--out", required=True, help="folder of the run's resume.pt")
+    p.add_argument("--cache", required=True, help="folder of the tokenised corpus")
+
+    p = command("prepare", "make vocabulary and tokenised corpus")
+    p.add_argument("--corpus", required=True, help="folder with train/")
+    p.add_argument("--cache", required=True, help="folder to make")
+    p.add_argument("--pieces", type=int, default=8000, help="size of the vocabulary")
+    p.add_argument("--spm", help="existing SentencePiece model to use instead of training one")
+
+    command("check", "compare every hand-written backward pass with autograd")
+    return parser.parse_args()
+
+
+def main():
+    o = arguments()
+    if o.command == "prepare":
+        data.prepare(o.corpus, o.cache, o.pieces, o.spm, log)
+        return
+    if o.command == "revive":
+        revive(o.out, o.cache)
+        return
+    if o.command == "average":
+        try:
+            files, shares = zip(*((x, float(share)) for x, _, share in (x.rpartition("=") for x in o.models)))
+        except ValueError:
+            raise SystemExit("every model is given as FILE=WEIGHT, for example run1/model.pt=0.7") from None
+        write_atomically(average([read_inference(x) for x in files], shares, o.first), o.out)
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-4, 0)  # M_MMAP_MAX: large tensors come from the heap,
+    libc.mallopt(-8, 1)  # M_ARENA_MAX: all threads share it,
+    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: which is kept, so that its pages are faulted in once
+    if o.command == "check":
+        for name, kind in ("C kernels", CpuKernels), ("plain torch, as on CUDA", TorchKernels):
+            for precision in "fp32", "bf16":
+                print(f"{name}, {precision}")
+                use(kind, precision)
+                check()
+        print("all good")
+        return
+    torch.set_num_threads(o.threads)
+    use(CpuKernels if o.device == "cpu" else TorchKernels, o.precision)
+    if o.command == "evaluate":
+        import sentencepiece
+        model = load_inference(o.model, o.device)
+        pieces = sentencepiece.SentencePieceProcessor(model_file=o.spm)
+        evaluation = Evaluation(o.corpus, pieces, o.dev_sentences, o.news_sentences)
+        row = evaluation.run([model], ThreadPoolExecutor(1))
+        if o.cache:
+            row["mix_loss"] = mix_loss(model, o.cache)
+        print(json.dumps(row, indent=1))
+        return
+    Trainer(o).run()
+
+
+if __name__ == "__main__":
+    main()
