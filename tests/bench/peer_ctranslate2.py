@@ -73,7 +73,7 @@ def make(folder, shape):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--folder", required=True, help="where the model is or will be (60 to 620 MB)")
-    p.add_argument("--shape", default="transformer-base", choices=SHAPES)
+    p.add_argument("--shape", default="transformer-base", choices=SHAPES, metavar="NAME", help=", ".join(SHAPES))
     p.add_argument("--compute", default="int8", help="CTranslate2's compute_type")
     p.add_argument("--batch", type=int, default=32)
     p.add_argument("--beam", type=int, default=4)

@@ -753,8 +753,8 @@ def devices_and_pipes_are_written_as_what_they_are_or_refused():
 def a_signal_leaves_no_temporary_file():
     """One that stops orderly, the second of two that ends at once, and one in the middle of writing a model."""
     program = os.path.join(BIN, "moe-make-random")
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the programs would rightly ignore it
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # under nohup, or behind "&", the programs would rightly ignore it
         with tempfile.TemporaryDirectory() as folder:
             process = subprocess.Popen(DE + ["--routing", folder + "/routing"], stdin=subprocess.PIPE,
                                        stdout=subprocess.PIPE,
