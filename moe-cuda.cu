@@ -127,7 +127,7 @@ enum { MOE_RESULTS = 3 };
 
 /* Experts that do not all fit: some are in slots, the others are fetched from the mapped file when an expert layer
  * needs them, in place of those that were used longest ago. Every slot takes any expert of any layer, so one order of
- * use serves both graphs and no memory falls to pieces; experts of one model hardly differ in size. All of it is taken
+ * use serves all graphs and no memory falls to pieces; experts of one model hardly differ in size. All of it is taken
  * when graphs are bound. */
 typedef struct moe_cache {
     char *slabs;              /* [slots, slot_bytes] on the device */

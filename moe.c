@@ -7814,7 +7814,7 @@ struct moe_session {
     char *block; /* everything below lies in it */
     size_t block_bytes;
     moe_graph graphs[MOE_GRAPHS];
-    char *arena; /* of both graphs: they never run at the same time */
+    char *arena; /* of all graphs: one runs at a time */
     moe_memory memory;
     moe_decoder_state state;
     atomic_int cancelled; /* by moe_session_cancel; until a call has heard of it */
