@@ -20,6 +20,7 @@ import numpy as np
 import sentencepiece
 
 import dictionaries
+import everyday
 import names
 import phrases
 import pivot
@@ -41,7 +42,9 @@ SHARES = {
     "picard": (0.0005, 0), "cryptpad": (0.0005, 0),
     "everyday.en-de": (0.060, 0), "everyday.en-fr": (0.055, 0), "everyday.en-es": (0.055, 0),
     "everyday.de-fr": (0, 0.025), "everyday.de-es": (0, 0.025), "everyday.fr-es": (0, 0.025), "phrases": (0.012, 0.012),
-    # Made here: see pivot.py, dictionaries.py, phrases.py (aligned), names.py, noise_tables and typed_table.
+    # Made here: see everyday.py (everyday.written), pivot.py, dictionaries.py, phrases.py (aligned), names.py,
+    # noise_tables and typed_table.
+    "everyday.written": (0.050, 0.050),
     "pivot": (0.060, 0.020),
     "dictionaries": (0.120, 0.030), "bridged": (0.030, 0), "nouns": (0.100, 0), "aligned": (0.115, 0), "names": (0.090, 0.010),
     "typed": (0.036, 0.020), "noise": (0.032, 0.012), "same": (0.004, 0.004),
@@ -232,6 +235,7 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
         name = os.path.basename(path)[:-len(".tsv.xz")]
         if name in SHARES:
             tables[name] = read_table(path)
+    tables["everyday.written"] = everyday.everyday_table(seed=1, kept_apart=everyday.phrasebook())
     if vocabulary:
         with open(vocabulary, "rb") as source, open(model, "wb") as target:
             target.write(source.read())
