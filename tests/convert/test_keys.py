@@ -3,7 +3,7 @@
 
 Usage: tests/python tests/convert/test_keys.py [WORD]      with WORD only the tests whose names have it
 
-The tables are compared row by row; and then what both make of files in which one key is missing, out of range, or of
+The tables are compared row by row; then what both make of files in which one key is missing, out of range, or of
 another kind: both take the file, or both refuse it. It compiles keys.c, which has moe.c inside it, and runs moe-info.
 A norm, which no golden model of a mixture has, is compared with reference.py.
 """
@@ -217,7 +217,8 @@ def configs_of_checkpoints_know_the_same_settings():
         plain = moefile.describe_mixture(moefile.Entries(convert.mixture_meta("encoder.1", layer), "encoder.1."))
         if row.default is not None and row.key != "k":
             assert getattr(plain, row.field) == row.default, row.key
-    for wrong in ({"experts": 0}, {"units": 4}, {"kind": "moe"}, {"gate": "hard"}, {"groups": 3, "parent_gate": "hard"}):
+    for wrong in ({"experts": 0}, {"units": 4}, {"kind": "moe"}, {"gate": "hard"},
+                  {"groups": 3, "parent_gate": "hard"}):
         try:
             convert.mixture_meta("encoder.1", {**layer, **wrong})
         except moefile.FormatError as error:
