@@ -19,6 +19,7 @@ from moefile import FormatError
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 LARGEST_MODEL = 64 << 20  # SPM_MAX_MODEL in spm.h
+MOST_PIECES = 1 << 20
 # In the order of their ids, for checkpoints whose files do not name them: facts of fairseq's dictionaries.
 NLLB_CODES = """
 ace_Arab ace_Latn acm_Arab acq_Arab aeb_Arab afr_Latn ajp_Arab aka_Latn amh_Ethi apc_Arab arb_Arab ars_Arab ary_Arab
@@ -86,6 +87,8 @@ def read_pieces(path):
             if number == 1 and isinstance(value, bytes):
                 about = dict(fields(value))
                 pieces.append((about[1].decode(), about.get(3, NORMAL)))
+                if len(pieces) > MOST_PIECES:
+                    raise FormatError(f"{path}: more than {MOST_PIECES} pieces")
     except (IndexError, KeyError, AttributeError, UnicodeDecodeError):
         raise FormatError(f"{path}: not a SentencePiece model, or damaged") from None
     if not pieces:
@@ -120,7 +123,7 @@ def named_codes(folder, pattern):
         for token, about in added.items() if isinstance(added, dict) else ():
             content = about.get("content") if isinstance(about, dict) else None
             code = pattern.fullmatch(content) if isinstance(content, str) else None
-            if code and token.isdecimal():
+            if code and re.fullmatch("[0-9]{1,9}", token):
                 found[code[1]] = int(token)
         if found:
             return found

@@ -303,21 +303,30 @@ def pad8(data):
     return data + bytes(-len(data) % 8)
 
 
+def utf8(text):
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise FormatError(f"a text is no Unicode: {text[:40]!r}") from None
+
+
 def pack_value(value):
     """(kind, bytes) of a metadata value."""
     if isinstance(value, (bool, np.bool_)):
         raise FormatError("a metadata value is a bool")
     if isinstance(value, (int, np.integer)):
+        if not -2**63 <= value < 2**63:
+            raise FormatError("a metadata value is an integer of more than 64 bits")
         return INT, struct.pack("<q", value)
     if isinstance(value, (float, np.floating)):
         return REAL, struct.pack("<d", value)
     if isinstance(value, str):
-        value = value.encode()
+        value = utf8(value)
         return TEXT, struct.pack("<Q", len(value)) + value
     if isinstance(value, (bytes, bytearray)):
         return BYTES, struct.pack("<Q", len(value)) + bytes(value)
     if all(isinstance(x, str) for x in value) and not isinstance(value, np.ndarray):
-        texts = [x.encode() for x in value]
+        texts = [utf8(x) for x in value]
         return TEXTS, struct.pack("<Q", len(texts)) + b"".join(pad8(struct.pack("<Q", len(x)) + x) for x in texts)
     array = np.asarray(value)
     if array.ndim == 1 and array.dtype.kind in "iu":
