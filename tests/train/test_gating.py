@@ -162,7 +162,7 @@ GROUPS, INSIDE = 4, 3
 
 
 def layer_of(**settings):
-    return moefile.describe_moe(moefile.Entries({"experts": GROUPS * INSIDE, "groups": GROUPS, "hidden": 1, **settings}))
+    return moefile.describe_mixture(moefile.Entries({"experts": GROUPS * INSIDE, "groups": GROUPS, "hidden": 1, **settings}))
 
 
 def weights_of(seed=1):
@@ -874,7 +874,8 @@ def files_are_read_and_written_without_pytorch():
 def layers_that_cannot_be_are_refused_by_the_name_of_the_field():
     def described(**settings):
         given = {"kind": "moe", "experts": 12, "hidden": 4, "gate": "topk", "k": 2, **settings}
-        return moefile.describe_layer({f"encoder.2.{key}": value for key, value in given.items()}, "encoder", 2)
+        meta = {f"encoder.2.{key}": value for key, value in given.items()}
+        return moefile.describe_layer({"general.architecture": "gnmt-moe", **meta}, "encoder", 2)
 
     layer = described(groups=3, **{"parent.k": 3})
     assert (layer.parent.gate, layer.parent.k, layer.parent.empty, layer.k) == ("topk", 3, "top1", 2)

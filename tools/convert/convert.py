@@ -52,11 +52,10 @@ from moefile import FormatError
 QUERY = {"state": "state", "output": "output", "output of decoder.0 at the previous step, zero at first": "state"}
 GATE = {"softmax": "softmax", "topk": "topk", "noisy top-k": "topk", "threshold": "threshold",
         "batchwise/threshold": "threshold"}
-LSTM = {"type", "hidden", "proj", "residual", "forget_bias", "merge", "input", "context"}
-MOE = {"type", "experts", "k", "hidden", "gate", "empty", "activation", "output", "scale", "residual", "groups",
-       "parent_gate",
-       "parent_k", "parent_empty", "gate_hidden", "gate_relu", "gate_bias", "expert", "expert_bias"}
-ATTENTION = {"type", "size", "query", "layer", "start", "bias"}
+WORDS = {"lstm": ("type", "input"), "moe": ("type", "gate_bias", "expert_bias"),  # of configs alone
+         "gnmt-attention": ("type", "bias")}
+MIXTURE = "experts", "k", "hidden", "gate", "empty", "output", "scale", "activation", "residual"  # are always written
+LEVELS = "groups", "parent.gate", "parent.k", "parent.empty"  # of a hierarchy
 KNOWN = {"arch", "vocab_size", "d_model", "embed_scale", "shared_embedding", "pad", "unk", "bos", "eos", "languages",
          "never_generated", "gate_order", "output_weight", "output_bias", "encoder", "decoder", "attention",
          "inputs", "classes", "class_names", "network"}
@@ -66,53 +65,58 @@ TRANSPOSED = tuple(f".{x}.{y}" for x in ("gate", "parent") for y in ("weight", "
 
 # ---- Configuration -> metadata ---------------------------------------------------------------------------------------
 
-def known(name, given, keys):
-    for key in given:
-        if key not in keys:
-            raise FormatError(f"config: {name} has an unknown key {key!r}")
-
-
 def choose(name, value, table):
     if value not in table:
         raise FormatError(f"config: {name} is {value!r}, this program knows {', '.join(map(repr, table))}")
     return table[value]
 
 
-def layer_meta(name, layer):
-    """Metadata of one layer, without its prefix."""
-    kind = layer.get("type")
-    if kind == "moe":
-        known(name, layer, MOE)
-        gate = choose(name + " gate", layer["gate"], GATE)
-        meta = {"kind": "moe", "experts": layer["experts"], "k": 0 if gate == "softmax" else layer["k"],
-                "hidden": layer["hidden"], "gate": gate, "empty": layer.get("empty", "top1"),
-                "output": layer.get("output", "sigmoid"), "scale": float(layer.get("scale", 1)),
-                "activation": layer.get("activation", "relu"), "residual": int(layer.get("residual", True))}
-        if layer.get("groups"):
-            above = choose(name + " parent_gate", layer.get("parent_gate", layer["gate"]), GATE)
-            meta.update({"groups": layer["groups"], "parent.gate": above,
-                         "parent.k": 0 if above == "softmax" else layer.get("parent_k", meta["k"]),
-                         "parent.empty": layer.get("parent_empty", meta["empty"])})
-        for key, value in (("gate.hidden", layer.get("gate_hidden", 0)),
-                           ("gate.relu", int(layer.get("gate_relu", False)))):
-            if value:
-                meta[key] = value
-        return {**meta, "expert": layer["expert"]} if "expert" in layer else meta
-    known(name, layer, LSTM)
-    two = choose(name + " type", kind, {"lstm": 0, "lstmp": 0, "bi-lstm": 1, "bi-lstmp": 1})
-    proj = layer.get("proj", 0)
-    if kind.endswith("p") != (proj > 0):
-        raise FormatError(f"config: {name} is {kind!r} with proj {proj}")
-    meta = {"kind": "lstm", "hidden": layer["hidden"], "proj": proj}
+def settings_of(name, kind, layer):
+    """The settings that a layer of a config has under the keys of the file, of those that it may have."""
+    rows = {row.field: row.key for row in moefile.LAYERS[kind] if row.key != "kind"}
+    for word in layer:
+        if word not in rows and word not in WORDS[kind]:
+            raise FormatError(f"config: {name} has an unknown key {word!r}")
+    return {key: layer[field] for field, key in rows.items() if field in layer}
+
+
+def with_defaults(kind, keys, settings):
+    """The settings under some keys, in their order, each with its default where it is not there."""
+    found = {}
+    for key in keys:
+        row = moefile.key_of(kind, key)
+        found[key] = settings.get(key, found[row.inherits] if row.inherits else row.default)
+        if found[key] is None:
+            raise KeyError(key)
+    return found
+
+
+def mixture_meta(name, layer):
+    given = settings_of(name, "moe", layer)
+    for key in {"gate", "parent.gate"} & set(given):
+        given[key] = choose(f"{name} {key.replace('.', '_')}", given[key], GATE)
+    settings = with_defaults("moe", MIXTURE + LEVELS * bool(given.get("groups")), given)
+    for gate, k in ("gate", "k"), ("parent.gate", "parent.k"):
+        if settings.get(gate) == "softmax":
+            settings[k] = 0
+    settings.update({key: value for key, value in given.items() if value and key not in MIXTURE + LEVELS})
+    return moefile.layer_meta(name, "moe", **settings)
+
+
+def lstm_meta(name, layer):
+    given = settings_of(name, "lstm", layer)
+    two = choose(name + " type", layer.get("type"), {"lstm": 0, "lstmp": 0, "bi-lstm": 1, "bi-lstmp": 1})
+    settings = with_defaults("lstm", ("hidden", "proj"), given)
+    if layer["type"].endswith("p") != (settings["proj"] > 0):
+        raise FormatError(f"config: {name} is {layer['type']!r} with proj {settings['proj']}")
     if two:
-        meta.update(bidirectional=1, merge=layer.get("merge", "concat"))
-    meta["residual"] = choose(name + " residual", layer.get("residual", False),
-                              {False: 0, True: 1, "embedding part": 1})
-    meta["forget_bias"] = float(layer.get("forget_bias", 0))
+        settings.update(bidirectional=1, **with_defaults("lstm", ("merge",), given))
+    settings.update(with_defaults("lstm", ("residual", "forget_bias"), given))
+    settings["residual"] = choose(name + " residual", settings["residual"], {False: 0, True: 1, "embedding part": 1})
     if name.startswith("decoder"):
-        given = choose(name + " input", layer.get("input", ""), {"": "none", "embedding, context": "previous"})
-        meta["context"] = layer.get("context", given)
-    return meta
+        read = choose(name + " input", layer.get("input", ""), {"": "none", "embedding, context": "previous"})
+        settings["context"] = given.get("context", read)
+    return moefile.layer_meta(name, "lstm", **settings)
 
 
 def config_meta(config):
@@ -123,7 +127,7 @@ def config_meta(config):
     for side in SIDES[arch]:
         meta[side + ".layers"] = len(config[side])
         for i, layer in enumerate(config[side]):
-            meta.update({f"{side}.{i}.{key}": v for key, v in layer_meta(f"{side}.{i}", layer).items()})
+            meta.update((mixture_meta if layer.get("type") == "moe" else lstm_meta)(f"{side}.{i}", layer))
     if arch == "gnmt-moe":
         meta.update(attention_meta(config))
     for key, value in config.items():
@@ -157,10 +161,10 @@ def token_meta(config):
 def attention_meta(config):
     """Attention and what the decoder does by default."""
     a = config["attention"]
-    known("attention", a, ATTENTION)
-    return {"attention.kind": a["type"], "attention.size": a["size"], "attention.layer": a.get("layer", 0),
-            "attention.query": choose("attention query", a["query"], QUERY),
-            "attention.start": a.get("start", "query"), "decoder.init": "zero",
+    given = {"kind": a["type"], **settings_of("attention", "gnmt-attention", a)}
+    settings = with_defaults("gnmt-attention", ("kind", "size", "layer", "query", "start"), given)
+    settings["query"] = choose("attention query", settings["query"], QUERY)
+    return {**moefile.layer_meta("attention", "gnmt-attention", **settings), "decoder.init": "zero",
             "decode.beam": 4, "decode.length_penalty": 0.6, "decode.length_constant": 5.0,
             "decode.coverage_penalty": 0.0, "decode.prune": 0.0, "decode.max_len_factor": 2.0,
             "decode.max_len_offset": 10, "limit.source": 512, "limit.target": 512}

@@ -56,17 +56,16 @@ def reader(tensors):
     return read
 
 
-def lstm_meta(prefix, hidden, **more):
-    return {f"{prefix}.{key}": value for key, value in {"kind": "lstm", "hidden": hidden, "proj": 0, **more}.items()}
+def lstm_meta(name, hidden, **more):
+    return moefile.layer_meta(name, "lstm", hidden=hidden, proj=0, **more)
 
 
 def model_meta(vocabulary, hidden, encoder, decoder):
     """Metadata but for layers, tokens and decoding."""
     return {"vocab.size": vocabulary, "model.width": hidden, "embedding.scale": 1.0, "source.tag": 0,
-            "encoder.layers": encoder, "decoder.layers": decoder, "attention.kind": "additive",
-            "attention.size": hidden,
-            "attention.layer": 0, "attention.query": "state", "attention.start": "zero", "limit.source": 512,
-            "limit.target": 512}
+            "encoder.layers": encoder, "decoder.layers": decoder,
+            **moefile.layer_meta("attention", "gnmt-attention", kind="additive", size=hidden, layer=0, query="state",
+                                 start="zero"), "limit.source": 512, "limit.target": 512}
 
 
 def attention_vector(v, gain):
@@ -226,7 +225,7 @@ def read_nvidia(path, options):
         cell(f"encoder.{i}" if i else "encoder.0.fwd", f"encoder.rnn_layers.{i}.")
         meta.update(lstm_meta(f"decoder.{i}", hidden, residual=int(i >= 2), context="current" if i else "none"))
         cell(f"decoder.{i}", f"decoder.rnn_layers.{i - 1}." if i else "decoder.att_rnn.rnn.")
-    meta.update({"encoder.0.bidirectional": 1, "encoder.0.merge": "concat"})
+    meta.update(moefile.layer_meta("encoder.0", "lstm", bidirectional=1, merge="concat"))
     cell("encoder.0.bwd", "encoder.rnn_layers.0.", "_reverse")
     attn = "decoder.att_rnn.attn."
     put("attention.w_key", attn + "linear_k.weight")

@@ -369,13 +369,12 @@ class Builder:
         for part in (".weight", ".bias"):
             self.put(name + ".norm" + part, self.take(source + part, width))
 
-    def layer(self, side, **meta):
+    def layer(self, side, kind, **settings):
         """The name of the next sub-layer of a side."""
-        count = self.meta.get(side + ".layers", 0)
-        self.meta[side + ".layers"] = count + 1
-        for key, value in meta.items():
-            self.meta[f"{side}.{count}.{key}"] = value
-        return f"{side}.{count}"
+        name = f"{side}.{self.meta.get(side + '.layers', 0)}"
+        self.meta[side + ".layers"] = self.meta.get(side + ".layers", 0) + 1
+        self.meta.update(moefile.layer_meta(name, kind, **settings))
+        return name
 
 
 def put_attention(b, m, side, source, kind, norm):

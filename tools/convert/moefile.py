@@ -12,6 +12,7 @@ import os
 import re
 import struct
 import types
+import typing
 import zlib
 
 import numpy as np
@@ -593,54 +594,165 @@ class Entries:
         return value
 
 
-GATES, EMPTY = ("softmax", "topk", "threshold"), ("top1", "zero")
+# ---- Layers ----------------------------------------------------------------------------------------------------------
+# moe_keys of moe.c, room 17, in Python: what the settings of a layer are called, what they may be, what they are where a
+# file does not say. tests/convert/test_keys.py compares the two tables. Converters and trainers write, and everything
+# reads, by this one.
+
+WIDEST = 1 << 20
 
 
-def describe_level(e, prefix, n, default=None):
-    """One level of gates over n experts or groups as a namespace: gate, what it is; k, how many it wants for a token;
-    empty, what an empty mask gives. default: the level whose values stand in for absent keys."""
-    gate = e.get(prefix + "gate", default and default.gate, GATES)
-    k = e.within(prefix + "k", 0 if gate == "softmax" else 1, n, default.k if default else 0 if gate == "softmax"
-                 else None)
-    return types.SimpleNamespace(gate=gate, k=k,
-                                 empty=e.get(prefix + "empty", default.empty if default else "top1", EMPTY))
+class Key(typing.NamedTuple):
+    """A setting of a layer, which the file has under NAME.KEY. kind "count" and "flag": INT; "real": REAL or INT; all
+    three from `low` to `high`; "name": TEXT, one of `names`. A missing key takes the value of the key that it
+    `inherits`, else the default; without either it is required."""
+    key: str
+    kind: str
+    low: float = 0
+    high: float = 0
+    names: tuple = ()
+    default: typing.Any = None
+    inherits: str = None
+
+    @property
+    def field(self):
+        """What the key is called in a namespace, and in the config of a checkpoint."""
+        return self.key.replace(".", "_")
 
 
-def describe_moe(e):
+def count_key(key, least, default=None, inherits=None):
+    return Key(key, "count", least, WIDEST, default=default, inherits=inherits)
+
+
+def flag_key(key, default):
+    return Key(key, "flag", 0, 1, default=default)
+
+
+def real_key(key, low, high, default):
+    return Key(key, "real", low, high, default=default)
+
+
+def name_key(key, names, default=None, inherits=None):
+    return Key(key, "name", names=tuple(names.split()), default=default, inherits=inherits)
+
+
+EPSILON = real_key("epsilon", 0, 1, 1e-5)
+NORM = name_key("norm", "none before after", "none"), EPSILON
+GATES, EMPTY = "softmax topk threshold", "top1 zero"
+LAYERS = {
+    "lstm": (count_key("hidden", 1), flag_key("residual", 0), count_key("proj", 0, 0),
+             real_key("forget_bias", -100, 100, 0.0), flag_key("bidirectional", 0),
+             name_key("merge", "concat sum", "concat"), name_key("context", "none previous current", "none")),
+    "moe": (count_key("hidden", 1), flag_key("residual", 1), count_key("experts", 1), count_key("groups", 0, 0),
+            name_key("gate", GATES), count_key("k", 0, 0), name_key("empty", EMPTY, "top1"),
+            name_key("parent.gate", GATES, inherits="gate"), count_key("parent.k", 0, inherits="k"),
+            name_key("parent.empty", EMPTY, inherits="empty"), count_key("gate.hidden", 0, 0), flag_key("gate.relu", 0),
+            name_key("expert", "mlp linear", "mlp"), name_key("activation", "relu none", "relu"),
+            name_key("output", "none sigmoid", "sigmoid"), real_key("scale", -1e6, 1e6, 1.0), *NORM),
+    "attention": (count_key("heads", 1), flag_key("residual", 1), *NORM),
+    "cross": (count_key("heads", 1), flag_key("residual", 1), *NORM),
+    "ffn": (count_key("hidden", 1), name_key("activation", "relu gelu swish"), flag_key("residual", 1), *NORM),
+    "norm": (EPSILON,),
+    "gnmt-attention": (name_key("kind", "additive product"), count_key("size", 1), count_key("layer", 0, 0),
+                       name_key("query", "state output"), name_key("start", "query zero", "query")),
+}
+KINDS = {"gnmt-moe": ("lstm", "moe"), "moe-lm": ("lstm", "moe"), "deep-moe": ("moe",),
+         "transformer": ("attention", "cross", "ffn", "moe", "norm")}  # of the layers of a side
+
+
+def key_of(kind, key):
+    """A row of the table."""
+    for row in LAYERS[kind]:
+        if row.key == key:
+            return row
+    raise FormatError(f"a layer of kind {kind} knows no key {key}")
+
+
+def setting(name, row, value):
+    """The value of a setting as a number or text of its kind, or FormatError."""
+    whole = isinstance(value, (int, np.integer)) and (row.kind == "flag" or not isinstance(value, bool))
+    if not (isinstance(value, str) if row.kind == "name"
+            else whole or row.kind == "real" and isinstance(value, (float, np.floating))):
+        raise FormatError(f"{name}: wrong kind")
+    if row.kind == "name":
+        if value not in row.names:
+            raise FormatError(f"{name}: unknown value {value!r}")
+        return value
+    if not row.low <= value <= row.high:
+        raise FormatError(f"{name}: {value} is not from {row.low} to {row.high}")
+    return float(value) if row.kind == "real" else int(value)
+
+
+def layer_meta(name, kind, /, **settings):
+    """Metadata of a layer, in the order of the settings; all but GNMT's attention have their kind in front."""
+    meta = {} if kind == "gnmt-attention" else {name + ".kind": kind}
+    for key, value in settings.items():
+        meta[f"{name}.{key}"] = setting(f"{name}.{key}", key_of(kind, key), value)
+    return meta
+
+
+def read_layer(e, kind):
+    """The settings of a layer, whose keys begin with the prefix of `e`, as a namespace, dots as underscores."""
+    found = {}
+    for row in LAYERS[kind]:
+        name = e.prefix + row.key
+        if name in e.meta:
+            found[row.field] = setting(name, row, e.meta[name])
+        else:
+            found[row.field] = found[key_of(kind, row.inherits).field] if row.inherits else row.default
+        if found[row.field] is None:
+            raise FormatError(f"metadata key {name} is missing")
+    return types.SimpleNamespace(**{"kind": kind, **found})
+
+
+def check_level(e, prefix, level, n):
+    """How many of n experts or groups one level of gates wants."""
+    least = int(level.gate != "softmax")
+    if (least or prefix + "k" in e.meta) and not least <= level.k <= n:
+        raise FormatError(f"{e.prefix}{prefix}k: {level.k} is not from {least} to {n}")
+
+
+def describe_mixture(e):
     """A MoE layer as a namespace. `parent` is the level over the groups, or None where there is one level only."""
-    experts, groups = e.get("experts", least=1), e.get("groups", 0, least=0)
-    if groups and experts % groups:
-        raise FormatError(f"{e.prefix}groups: {groups} groups do not divide {experts} experts")
-    child = describe_level(e, "", experts // (groups or 1))
-    kind = e.get("expert", "mlp", ("mlp", "linear"))
-    return types.SimpleNamespace(
-        kind="moe", experts=experts, groups=groups, **vars(child), hidden=e.get("hidden", least=1),
-        parent=describe_level(e, "parent.", groups, child) if groups else None,
-        gate_hidden=e.get("gate.hidden", 0, least=0), gate_relu=e.get("gate.relu", 0, (0, 1)), expert=kind,
-        activation=e.get("activation", "relu", ("relu", "none") if kind == "linear" else ("relu",)),
-        output=e.get("output", "sigmoid", ("none", "sigmoid")), scale=e.get("scale", 1.0),
-        residual=e.get("residual", 1, (0, 1)))
+    x = read_layer(e, "moe")
+    if x.groups and x.experts % x.groups:
+        raise FormatError(f"{e.prefix}groups: {x.groups} groups do not divide {x.experts} experts")
+    if x.expert == "mlp" and x.activation != "relu":
+        raise FormatError(f"{e.prefix}activation: {x.activation!r} in experts with a hidden layer")
+    if x.expert == "linear" and x.hidden > (2**31 - 1) // x.experts:
+        raise FormatError(f"{e.prefix}hidden: {x.hidden} is too much for {x.experts} experts")
+    x.parent = types.SimpleNamespace(gate=x.parent_gate, k=x.parent_k, empty=x.parent_empty) if x.groups else None
+    del x.parent_gate, x.parent_k, x.parent_empty
+    check_level(e, "", x, x.experts // (x.groups or 1))
+    if x.groups:
+        check_level(e, "parent.", x.parent, x.groups)
+    return x
 
 
 def describe_layer(meta, side, index):
-    """One layer of a side as a namespace."""
-    e = Entries(meta, f"{side}.{index}.")
-    kind = e.get("kind", values=("moe",) if side == "network" else ("lstm", "moe"))
-    if kind == "moe":
-        return describe_moe(e)
-    return types.SimpleNamespace(
-        kind=kind, hidden=e.get("hidden", least=1), proj=e.get("proj", 0, least=0),
-        bidirectional=e.get("bidirectional", 0, (0, 1) if side == "encoder" else (0,)),
-        merge=e.get("merge", "concat", ("concat", "sum")), residual=e.get("residual", 0, (0, 1)),
-        forget_bias=e.get("forget_bias", 0.0),
-        context=e.get("context", "none", ("none", "previous", "current")
-                      if side == "decoder" and meta["general.architecture"] == "gnmt-moe" else ("none",)))
+    """A layer of a side as a namespace."""
+    e, architecture = Entries(meta, f"{side}.{index}."), meta["general.architecture"]
+    x = e.get("kind", values=KINDS[architecture])
+    x = describe_mixture(e) if x == "moe" else read_layer(e, x)
+    if x.kind == "lstm" and x.bidirectional and side != "encoder":
+        raise FormatError(f"{e.prefix}bidirectional: what comes later is not known in a decoder")
+    if x.kind == "lstm" and x.context != "none" and (side != "decoder" or architecture != "gnmt-moe"):
+        raise FormatError(f"{e.prefix}context: {x.context!r}, where there is nothing to attend to")
+    if x.kind == "cross" and side != "decoder":
+        raise FormatError(f"{e.prefix}kind: 'cross' in an encoder, which has nothing to attend to")
+    if x.kind in ("attention", "cross") and meta["model.width"] % x.heads:
+        raise FormatError(f"{e.prefix}heads: they do not divide the width")
+    if x.kind == "norm":
+        x.norm, x.residual = "before", 0
+    return x
 
 
 def describe_side(meta, side):
     count = Entries(meta).within(side + ".layers", 1, MAX_LAYERS)
     return [describe_layer(meta, side, i) for i in range(count)]
 
+
+# ---- Models ----------------------------------------------------------------------------------------------------------
 
 def describe_tokens(e):
     """What models over tokens have in common: vocabulary, embedding, special tokens."""
@@ -667,10 +779,7 @@ def describe_translation(meta):
     m.source_tag, m.source_bos = e.get("source.tag", int(bool(codes)), (0, 1)), e.get("source.bos", 0, (0, 1))
     m.source_eos = e.get("source.eos", 1, (0, 1))
     m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
-    m.attention = types.SimpleNamespace(
-        kind=e.get("attention.kind", values=("additive", "product")), size=e.get("attention.size", least=1),
-        layer=e.get("attention.layer", 0, least=0), query=e.get("attention.query", values=("state", "output")),
-        start=e.get("attention.start", "query", ("query", "zero")))
+    m.attention = read_layer(Entries(meta, "attention."), "gnmt-attention")
     m.beam, m.length_penalty = e.get("decode.beam", 4, least=1), e.get("decode.length_penalty", 0.6)
     m.length_constant, m.coverage_penalty = e.get("decode.length_constant", 5.0), e.get("decode.coverage_penalty", 0.0)
     m.prune, m.max_len_factor = e.get("decode.prune", 0.0), e.get("decode.max_len_factor", 2.0)
@@ -692,24 +801,9 @@ def describe_translation(meta):
     for i, x in enumerate(m.decoder):
         if x.kind == "lstm" and x.context == "current" and i <= layer:
             raise FormatError(f"decoder.{i}.context: the current context is known after layer {layer} only")
+    if m.attention.start == "query" and {"previous", "current"} <= {x.context for x in m.decoder if x.kind == "lstm"}:
+        raise FormatError("attention.start: must be zero where layers read both the previous and the current context")
     return m
-
-
-def describe_sublayer(meta, side, index):
-    """One sub-layer of a Transformer as a namespace."""
-    e = Entries(meta, f"{side}.{index}.")
-    kind = e.get("kind", values=("attention", "ffn", "moe", "norm") + ("cross",) * (side == "decoder"))
-    norm = e.get("norm", "none", ("none", "before", "after")) if kind != "norm" else "alone"
-    about = {"kind": kind, "norm": norm, "epsilon": e.get("epsilon", 1e-5), "residual": e.get("residual", 1, (0, 1))}
-    if kind == "moe":
-        return types.SimpleNamespace(**{**vars(describe_moe(e)), **about})
-    if kind == "ffn":
-        about.update(hidden=e.get("hidden", least=1), activation=e.get("activation", values=("relu", "gelu", "swish")))
-    if kind in ("attention", "cross"):
-        about["heads"] = e.get("heads", least=1)
-        if e.meta["model.width"] % about["heads"]:
-            raise FormatError(f"{e.prefix}heads: they do not divide the width")
-    return types.SimpleNamespace(**about)
 
 
 def describe_transformer(meta):
@@ -720,9 +814,7 @@ def describe_transformer(meta):
     m.languages = dict(zip(codes, tags))
     m.source_tag, m.target_tag = e.get("source.tag", 0, (0, 1, 2)), e.get("target.tag", 0, (0, 1))
     m.source_bos, m.source_eos = e.get("source.bos", 0, (0, 1)), e.get("source.eos", 1, (0, 1))
-    for side in ("encoder", "decoder"):
-        count = e.within(side + ".layers", 1, MAX_LAYERS)
-        setattr(m, side, [describe_sublayer(meta, side, i) for i in range(count)])
+    m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
     m.rules, m.beam = e.get("decode.rules", "hf", ("hf",)), e.get("decode.beam", 1, least=1)
     m.length_penalty, m.early_stopping = e.get("decode.length_penalty", 1.0), e.get("decode.early_stopping", 0, (0, 1))
     m.max_new, m.force_end = e.get("decode.max_new", 200, least=1), e.get("decode.force_end", 0, (0, 1))
@@ -812,33 +904,37 @@ def shapes(m, present=()):
         add_if_present(name + ".experts.bias", x.experts * x.hidden)
         return x.hidden
 
-    def add_sublayer(name, x):
-        d = m.width
-        pairs = {"attention": ((".qkv", 3 * d, d), (".out", d, d)),
-                 "cross": ((".q", d, d), (".kv", 2 * d, d), (".out", d, d)),
-                 "ffn": ((".up", getattr(x, "hidden", 0), d), (".down", d, getattr(x, "hidden", 0)))}
+    def add_layer(name, x, width):
+        """Returns the width that leaves it."""
+        if x.kind == "lstm":
+            return add_lstm(name, x, width + (m.width if x.context != "none" else 0))
         if x.norm != "none":
-            add(name + ".norm.weight", d)
-            add(name + ".norm.bias", d)
+            columns = x.hidden if x.norm == "after" and x.kind == "moe" and x.expert == "linear" else width
+            add(name + ".norm.weight", columns)
+            add(name + ".norm.bias", columns)
+        hidden = getattr(x, "hidden", 0)
+        pairs = {"attention": ((".qkv", 3 * width, width), (".out", width, width)),
+                 "cross": ((".q", width, width), (".kv", 2 * width, m.width), (".out", width, width)),
+                 "ffn": ((".up", hidden, width), (".down", width, hidden))}
         for part, rows, cols in pairs.get(x.kind, ()):
             add(name + part + ".weight", rows, cols)
             add(name + part + ".bias", rows)
-        if x.kind == "moe":
-            add_moe(name, x, d)
+        if x.kind != "moe":
+            return width
+        after = add_moe(name, x, width)
+        if m.architecture == "transformer" and x.expert == "mlp":
             add(name + ".experts.up_bias", x.experts * x.hidden)
-            add(name + ".experts.down_bias", x.experts * d)
+            add(name + ".experts.down_bias", x.experts * width)
+        return after
 
     def add_side(side, layers):
         """Returns the width that leaves it."""
         width = m.width
         for i, x in enumerate(layers):
             name = f"{side}.{i}"
-            if x.kind == "lstm":
-                after = add_lstm(name, x, width + (m.width if x.context != "none" else 0))
-            else:
-                if side != "network" and width != m.width:
-                    raise FormatError(f"{name}: experts read width {width}, the model has {m.width}")
-                after = add_moe(name, x, width)
+            if x.kind != "lstm" and side != "network" and width != m.width:
+                raise FormatError(f"{name}: it reads width {width}, the model has {m.width}")
+            after = add_layer(name, x, width)
             if x.residual and after != width:
                 raise FormatError(f"{name}: residual between widths {width} and {after}")
             width = after
@@ -862,13 +958,9 @@ def shapes(m, present=()):
             add(name, m.vocabulary, m.width)
         if m.architecture == "transformer":
             add("positions.weight", max(m.limit_source, m.limit_target), m.width, f32=True)
-            for side in ("encoder", "decoder"):
-                for i, x in enumerate(getattr(m, side)):
-                    add_sublayer(f"{side}.{i}", x)
-        else:
-            if m.architecture == "gnmt-moe":
-                add_side("encoder", m.encoder)
-            add_side("decoder", m.decoder)
+        if m.architecture != "moe-lm":
+            add_side("encoder", m.encoder)
+        add_side("decoder", m.decoder)
         add_if_present("output.weight", m.vocabulary, m.width)
     add_if_present("output.bias", m.vocabulary)
     return out
