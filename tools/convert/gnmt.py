@@ -49,7 +49,8 @@ def reader(tensors):
         array = tensors[name].array()
         if array.dtype.kind != "f":
             raise FormatError(f"tensor {name} holds {array.dtype} numbers")
-        array = array.astype(np.float32)
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32)
         if not np.isfinite(array).all():
             raise FormatError(f"tensor {name} holds values that are not finite")
         return array
@@ -74,7 +75,8 @@ def attention_vector(v, gain):
     norm = np.sqrt((v * v).sum())
     if norm == 0:
         raise FormatError("the attention vector is zero: it has no direction")
-    return (v / norm * float(gain)).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return (v / norm * float(gain)).astype(np.float32)
 
 
 def vocabulary_meta(pieces, size, where):
