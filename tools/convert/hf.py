@@ -222,8 +222,8 @@ class Config:
     def only(self, key, *values):
         """Refuses what is there and none of these; the first is the default."""
         if self.values.get(key) is not None and self.values[key] not in values:
-            raise FormatError(f"{self.path}: {key} is {short(self.values[key])}: only {' or '.join(map(repr, values))} is "
-                              f"supported")
+            raise FormatError(f"{self.path}: {key} is {short(self.values[key])}: only "
+                              f"{' or '.join(map(repr, values))} is supported")
 
 
 def read_config(c):
@@ -235,7 +235,8 @@ def read_config(c):
     family, architectures = FAMILIES[model_type]
     given = c.values.get("architectures") or [architectures[0]]
     if not isinstance(given, list) or len(given) != 1 or given[0] not in architectures:
-        raise FormatError(f"{c.path}: architectures is {short(given)}, this program knows {' and '.join(architectures)}")
+        raise FormatError(f"{c.path}: architectures is {short(given)}, this program knows "
+                          f"{' and '.join(architectures)}")
     m = types.SimpleNamespace(family=family, width=c.get("d_model", int, least=4, most=1 << 20),
                               vocabulary=c.get("vocab_size", int, least=4, most=1 << 24), sides={})
     for side in ("encoder", "decoder"):
@@ -324,9 +325,9 @@ TIED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.we
 
 
 def m2m_positions(first, count, width):
-    """Rows first + 2, first + 3, ... of M2M-100's table (transformer.md, section 1): float32, each operation rounded once. PyTorch's
-    exp is off by one step in some frequencies, and its table by 1.5e-5 at most in 1026 rows of width 1024 (torch 2.13.0
-    on x86-64)."""
+    """Rows first + 2, first + 3, ... of M2M-100's table (transformer.md, section 1): float32, each operation rounded
+    once. PyTorch's exp is off by one step in some frequencies, and its table by 1.5e-5 at most in 1026 rows of width
+    1024 (torch 2.13.0 on x86-64)."""
     half = width // 2
     step = np.float32(math.log(10000) / (half - 1))
     frequency = np.exp((np.arange(half, dtype=np.float32) * -step).astype(np.float64)).astype(np.float32)
