@@ -5379,8 +5379,9 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
 }
 
 static void moe_bind_norm(moe_reader *r, moe_layer *layer) {
-    layer->norm.weight = moe_bind_vector(r, layer->in, 0, "%s.norm.weight", layer->name);
-    layer->norm.bias = moe_bind_vector(r, layer->in, 0, "%s.norm.bias", layer->name);
+    const size_t n = layer->norm_place == MOE_NORM_AFTER ? layer->out : layer->in;
+    layer->norm.weight = moe_bind_vector(r, n, 0, "%s.norm.weight", layer->name);
+    layer->norm.bias = moe_bind_vector(r, n, 0, "%s.norm.bias", layer->name);
 }
 
 /* `context`: columns of the rows that a decoder attends to. */
@@ -5421,11 +5422,11 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
     moe_read_keys(r, layer);
     if (r->status != MOE_OK) return;
     if (layer->kind == MOE_LAYER_NORM) layer->norm_place = MOE_NORM_BEFORE;
-    if (layer->norm_place) moe_bind_norm(r, layer);
     if (layer->kind == MOE_LAYER_LSTM) moe_bind_lstm(r, layer, side[0] == 'e', context);
     else if (layer->kind == MOE_LAYER_MOE) moe_bind_mixture(r, layer);
     else if (layer->kind == MOE_LAYER_FFN) moe_bind_ffn(r, layer);
     else if (layer->kind != MOE_LAYER_NORM) moe_bind_heads(r, layer, context);
+    if (layer->norm_place) moe_bind_norm(r, layer);
     if (r->status == MOE_OK && layer->residual && layer->out != in)
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, layer->name,
                              "layer %s adds its input (%zu columns) to its output (%zu)", layer->name, in, layer->out);

@@ -893,6 +893,20 @@ def layers_that_cannot_be_are_refused_by_the_name_of_the_field():
 
 
 @test
+def trainers_make_no_layers_that_no_file_may_have():
+    options = types.SimpleNamespace(width=12, hidden=10, experts=6, expert_hidden=9, k=2, gate="noisy", groups=0)
+    for change, words in (({"groups": 4}, "groups: 4 groups do not divide 6"), ({"groups": 2, "k": 4}, "k: 4 is not from 1 to 3"),
+                          ({"groups": 2, "k": 3}, "parent.k: 3 is not from 1 to 2"), ({"k": 0}, "k: 0 is not from 1 to 6"),
+                          ({"expert_hidden": 0}, "hidden: 0 is not from 1"), ({"hidden": 1 << 21}, "hidden: 2097152 is not")):
+        refused(lambda change=change: lm.make_config(types.SimpleNamespace(**{**vars(options), **change}), 40), words)
+    refused(lambda: train.make_config("cpu", 40, "balanced", 2, 5), "groups: 5 groups do not divide 32")
+    assert {said: meant for said, meant in gating.GATES.values()}.items() <= convert.GATE.items()
+    mixture = gating.mixture_config("noisy", experts=6, hidden=9, k=2)
+    for key in gating.WRITTEN:
+        assert mixture[key] == moefile.key_of("moe", key).default
+
+
+@test
 def thresholds_that_are_missing_or_no_numbers_are_refused():
     meta, tensors = moefile.read(os.path.join(ROOT, "tests", "golden", "model-hierarchy-threshold.bin"))
     for name in ("encoder.1.gate.threshold", "decoder.1.parent.threshold"):

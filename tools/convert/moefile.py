@@ -670,9 +670,9 @@ class Entries:
 
 
 # ---- Layers ----------------------------------------------------------------------------------------------------------
-# moe_keys of moe.c, room 17, in Python: what the settings of a layer are called, what they may be, what they are where a
-# file does not say. tests/convert/test_keys.py compares the two tables. Converters and trainers write, and everything
-# reads, by this one.
+# moe_keys of moe.c, room 17, in Python: what the settings of a layer are called, what they may be, and what they are
+# where a file does not say. tests/convert/test_keys.py compares the two tables. Converters and trainers write, and
+# everything reads, by this one.
 
 WIDEST = 1 << 20
 
@@ -783,7 +783,7 @@ def read_layer(e, kind):
 def check_level(e, prefix, level, n):
     """How many of n experts or groups one level of gates wants."""
     least = int(level.gate != "softmax")
-    if (least or prefix + "k" in e.meta) and not least <= level.k <= n:
+    if (least or e.prefix + prefix + "k" in e.meta) and not least <= level.k <= n:
         raise FormatError(f"{e.prefix}{prefix}k: {level.k} is not from {least} to {n}")
 
 

@@ -19,6 +19,8 @@ import typing
 import torch
 import torch.nn.functional as F
 
+import moefile  # a link to tools/convert's
+
 
 class Gate(typing.NamedTuple):
     weights: torch.Tensor  # [rows, n] G(x), zero where not selected
@@ -209,6 +211,37 @@ class RunningTotals:
         constrained = masked(gate.weights, mask)
         self.total += importance(constrained.weights.detach())
         return constrained
+
+
+# ---- Configs ---------------------------------------------------------------------------------------------------------
+
+GATES = {"balanced": ("batchwise/threshold", "threshold"), "noisy": ("noisy top-k", "topk"),
+         "dense": ("softmax", "softmax")}  # what a gate is called in the config of a checkpoint, and in a model file
+WRITTEN = "empty", "activation", "output", "residual"  # what a config says of a mixture even where it is the default
+
+
+def allowed(kind, **settings):
+    """The settings of a layer, once they are such as a model file may have; else the program ends and says why."""
+    keys = {row.field: row.key for row in moefile.LAYERS[kind]}
+    e = moefile.Entries({keys[field]: value for field, value in settings.items()})
+    try:
+        moefile.describe_mixture(e) if kind == "moe" else moefile.read_layer(e, kind)
+    except moefile.FormatError as error:
+        raise SystemExit(f"there can be no such {kind} layer: {error}") from None
+    return settings
+
+
+def lstm_config(type, **settings):
+    """An LSTM layer for the config of a checkpoint."""
+    return {"type": type, **allowed("lstm", **settings)}
+
+
+def mixture_config(gate, **settings):
+    """A mixture for the config of a checkpoint; what is not said is as in a model file that does not say it."""
+    said, meant = GATES[gate]
+    rows = {row.field: row for row in moefile.LAYERS["moe"]}
+    defaults = {field: (bool if rows[field].kind == "flag" else str)(rows[field].default) for field in WRITTEN}
+    return {"type": "moe", **defaults, **allowed("moe", gate=meant, **settings), "gate": said}
 
 
 # ---- Statistics --------------------------------------------------------------------------------------------------------

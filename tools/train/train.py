@@ -602,20 +602,18 @@ class DropoutAdd(torch.autograd.Function):
 def make_config(recipe, vocabulary, gate, k=None, groups=0):
     """The config of a recipe: what the checkpoint carries and the model is built from."""
     d, H, experts, default_k = {"cpu": (256, 512, 32, 2), "gpu": (512, 1024, 32, 2 if groups else 4)}[recipe]
-    lstm = {"type": "lstmp", "hidden": H, "proj": d, "residual": True}
-    moe = {"type": "moe", "experts": experts, "k": k or default_k, "hidden": H,
-           "gate": {"balanced": "batchwise/threshold", "noisy": "noisy top-k", "dense": "softmax"}[gate], "empty": "top1",
-           "activation": "relu", "output": "sigmoid", "residual": True, **({"groups": groups} if groups else {})}
-    if groups and not (groups > 0 and experts % groups == 0 and 1 <= moe["k"] <= min(groups, experts // groups)):
-        raise SystemExit(f"{experts} experts in {groups} groups, {moe['k']} wanted of each level: that cannot be")
+    k = default_k if k is None else k
+    if gate == "dense" and groups:
+        raise SystemExit("--gate dense has one expert: no --groups")
     if gate == "dense":  # one expert as wide as k of them (the paper's MoE-1-Wide)
-        if groups:
-            raise SystemExit("--gate dense has one expert: no --groups")
-        moe.update(experts=1, k=1, hidden=moe["k"] * H)
+        moe = gating.mixture_config(gate, experts=1, k=1, hidden=k * H)
+    else:
+        moe = gating.mixture_config(gate, experts=experts, k=k, hidden=H, **({"groups": groups} if groups else {}))
+    lstm = gating.lstm_config("lstmp", hidden=H, proj=d, residual=True)
     return {"arch": "gnmt-moe", "vocab_size": vocabulary, "d_model": d, "embed_scale": float(math.isqrt(d)),
             "shared_embedding": True, "pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS, "languages": dict(TAG),
             "never_generated": [PAD, UNK, BOS, *TAG.values()],
-            "encoder": [{"type": "bi-lstmp", "hidden": H // 2, "proj": d // 2, "residual": True}, lstm, moe, lstm],
+            "encoder": [gating.lstm_config("bi-lstmp", hidden=H // 2, proj=d // 2, residual=True), lstm, moe, lstm],
             "decoder": [{**lstm, "residual": "embedding part", "input": "embedding, context"}, moe, lstm],
             "attention": {"type": "additive", "size": d,
                           "query": "output of decoder.0 at the previous step, zero at first"},
