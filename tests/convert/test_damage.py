@@ -96,6 +96,12 @@ def hf(family, layout):
     return make
 
 
+def fairseq(folder):
+    config = make_transformers.configs("nllb-moe", **TINY["nllb-moe"])[0]
+    make_transformers.write_fairseq(folder + "/m", config)
+    return ["--from", "fairseq", folder + "/m"]
+
+
 def nvidia(legacy):
     def make(folder):
         r, pieces = np.random.default_rng(1), ["<pad>", "<unk>", "<s>", "<\\s>", "a", "b@@", "c"]
@@ -133,7 +139,8 @@ def model_file(folder):
 
 KINDS = {"nllb in safetensors": hf("nllb", "safetensors"), "nllb-moe in shards of torch": hf("nllb-moe", "bin-sharded"),
          "nllb-moe in shards": hf("nllb-moe", "safetensors-sharded"), "marian in torch": hf("marian", "bin"),
-         "nllb in old torch": hf("nllb", "legacy"), "nvidia": nvidia(False), "old nvidia": nvidia(True),
+         "nllb in old torch": hf("nllb", "legacy"), "fairseq": fairseq, "nvidia": nvidia(False),
+         "old nvidia": nvidia(True),
          "tensorflow": tensorflow, "trainer": trainer(False), "old trainer": trainer(True),
          "model file": model_file}
 

@@ -44,6 +44,7 @@ import time
 
 import numpy as np
 
+import fairseq
 import gnmt
 import hf
 import hf_tokens
@@ -347,8 +348,8 @@ def convert(args):
     for path in (args.licence, args.attribution):
         texts.append(open(path, encoding="utf-8").read() if path else "")
     meta = general(name, args.description, *texts)
-    if args.layout == "hf":
-        return convert_hf(args, meta)
+    if args.layout in ("hf", "fairseq"):
+        return convert_transformer(args, meta)
     if args.layout == "moe":
         m, meta, weights = read_checkpoint(args.input, meta)
         weights = {tensor: lambda array=array: array for tensor, array in weights.items()}
@@ -414,10 +415,13 @@ def progress_line(began):
     return show
 
 
-def convert_hf(args, meta):
-    """A folder of Hugging Face's layout, tensor by tensor."""
-    began = time.monotonic()
-    found = hf.read_hf(args.input, lambda message: print(message, file=sys.stderr))
+def convert_transformer(args, meta):
+    """A folder of Hugging Face's layout, or fairseq's files, tensor by tensor."""
+    began, say = time.monotonic(), lambda message: print(message, file=sys.stderr)
+    if args.layout == "fairseq":
+        found = fairseq.read_fairseq(args.input, args.spm, say)
+    else:
+        found = hf.read_hf(args.input, say)
     meta.update(found.meta)
     meta["general.architecture"] = "transformer"
     for setting in args.meta:
@@ -442,7 +446,7 @@ def convert_hf(args, meta):
     journal = None
     if args.resume:
         about = repr((sorted(meta.items(), key=lambda x: x[0]), [(n, t[:3]) for n, t in tensors.items()],
-                      hf.identity(args.input)))
+                      found.identity))
         journal = moefile.Journal(args.output, about.encode())
     moefile.write_pieces(args.output, meta, tensors, journal, progress_line(began))
     return tensors
@@ -503,22 +507,25 @@ def parse_arguments():
                         help="write a checkpoint (train.py --init takes it), and the vocabulary to "
                         "the file that --spm names")
     group = parser.add_argument_group("converting")
-    group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf"], default="moe",
+    group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf", "fairseq"], default="moe",
                        help="who wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT, "
                             "tensorflow/nmt "
                             "or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as translate.ckpt-340000), or Hugging "
                             "Face "
-                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model) (default: "
-                            "moe)")
+                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model), or "
+                            "fairseq (CHECKPOINT is what PREFIX-shared.pt and PREFIX-rank-0.pt, ... of NLLB-MoE begin "
+                            "with, or one file of a dense NLLB or M2M-100) (default: moe)")
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
                        help="decode defaults to write into the file (default: those "
                        "of the program that wrote the checkpoint)")
-    group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only)")
+    group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only); "
+                       "with fairseq NLLB's")
     group.add_argument("--type", choices=list(moefile.TYPES), default="f32",
                        help="number format of matrices and experts; gates and vectors stay f32 (default: f32)")
-    group.add_argument("--experts", choices=list(moefile.TYPES), help="number format of experts, if another (hf)")
+    group.add_argument("--experts", choices=list(moefile.TYPES),
+                       help="number format of experts, if another (hf, fairseq)")
     group.add_argument("--resume", action="store_true",
-                       help="hf: what is finished when the program is stopped stays beside OUT, and the "
+                       help="hf, fairseq: what is finished when the program is stopped stays beside OUT, and the "
                        "same command goes on from there")
     group.add_argument("--name", metavar="TEXT", help="general.name (default: the checkpoint's file name)")
     group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")

@@ -143,10 +143,15 @@ def read_torch(path):
         raise FormatError(f"{path}: {error}") from None
     if isinstance(checkpoint, dict) and isinstance(checkpoint.get("model"), dict):
         checkpoint = checkpoint["model"]
-    if not isinstance(checkpoint, dict) or not all(isinstance(name, str) for name in checkpoint):
+    return stored_tensors(path, checkpoint)
+
+
+def stored_tensors(path, state):
+    """Stored tensors of a state_dict."""
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise FormatError(f"{path}: no state_dict of tensors")
     out = {}
-    for name, t in checkpoint.items():
+    for name, t in state.items():
         if not isinstance(t, torchfile.Tensor):
             raise FormatError(f"{path}: {name} is no tensor")
         kind = TORCH_KINDS.get(t.storage.kind, "I64")
@@ -350,11 +355,11 @@ class Builder:
     def take(self, name, *shape):
         t = self.stored.get(name)
         if t is None:
-            raise FormatError(f"tensor {name} is missing: config.json calls for {list(shape)}")
+            raise FormatError(f"tensor {name} is missing: the configuration calls for {list(shape)}")
         if t.kind not in DTYPES:
             raise FormatError(f"tensor {t.name} holds {t.kind} numbers: only F32, F16 and BF16 are supported")
         if t.shape != shape:
-            raise FormatError(f"tensor {t.name} is {list(t.shape)}: config.json calls for {list(shape)}")
+            raise FormatError(f"tensor {t.name} is {list(t.shape)}: the configuration calls for {list(shape)}")
         self.taken.add(name)
         return t
 
@@ -460,10 +465,10 @@ def put_embeddings(b, m, say):
         lambda rows: (table(at, min(rows, m.positions - at), m.width) for at in range(0, m.positions, rows))])
 
 
-def identity(folder):
+def identity(paths):
     """What tells one checkpoint from another without reading it: files, sizes, times."""
-    about = [(e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in os.scandir(folder) if e.is_file()]
-    return sorted(about)
+    about = [(os.path.basename(path), os.stat(path)) for path in paths]
+    return sorted((name, x.st_size, x.st_mtime_ns) for name, x in about)
 
 
 def without_prefix(stored):
@@ -488,17 +493,21 @@ def read_hf(folder, say=lambda message: None):
     path = os.path.join(folder, "generation_config.json")
     if os.path.exists(path):
         generation = Config(path, read_json(path))
-    decode = decode_meta(generation, m)
-    b = Builder(without_prefix(open_checkpoint(folder)))
-    tokens = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale, "token.bos": m.start,
-              "token.eos": m.eos,
-              "token.pad": m.pad, "source.bos": 0, "source.eos": 1, "limit.source": m.positions,
-              "limit.target": m.positions}
+    files = [entry.path for entry in os.scandir(folder) if entry.is_file()]
+    return build(m, open_checkpoint(folder), generation, hf_tokens.read_tokens(folder, m), files, say)
+
+
+def build(m, stored, generation, tokens, files, say):
+    """Metadata and tensors of what config.json describes; `stored`: by the names of transformers."""
+    decode, b = decode_meta(generation, m), Builder(without_prefix(stored))
+    meta = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale, "token.bos": m.start,
+            "token.eos": m.eos, "token.pad": m.pad, "source.bos": 0, "source.eos": 1, "limit.source": m.positions,
+            "limit.target": m.positions}
     put_embeddings(b, m, say)
     for side in ("encoder", "decoder"):
         put_side(b, m, side)
     for name, t in b.stored.items():
         if name not in b.taken and not IGNORED.match(name):
-            raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what config.json describes")
-    return types.SimpleNamespace(meta={**tokens, **b.meta, **decode, **hf_tokens.read_tokens(folder, m)},
-                                 tensors=b.tensors)
+            raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what the configuration describes")
+    return types.SimpleNamespace(meta={**meta, **b.meta, **decode, **tokens}, tensors=b.tensors,
+                                 identity=identity(files))

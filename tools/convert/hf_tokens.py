@@ -18,6 +18,7 @@ from hf_json import read_json
 from moefile import FormatError
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+NO_TOKENS = {"tokenizer.kind": "none", "source.tag": 0}
 LARGEST_MODEL = 64 << 20  # SPM_MAX_MODEL in spm.h
 MOST_PIECES = 1 << 20
 # In the order of their ids, for checkpoints whose files do not name them: facts of fairseq's dictionaries.
@@ -116,7 +117,7 @@ def read_vocabulary(path, m):
 def named_codes(folder, pattern):
     """{code: id or None}: the language codes that a tokeniser's files name, in their order."""
     found = {}
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+    for name in ("tokenizer_config.json", "special_tokens_map.json") if folder else ():
         path = os.path.join(folder, name)
         values = read_json(path) if os.path.exists(path) else {}
         added, more = values.get("added_tokens_decoder"), values.get("additional_special_tokens")
@@ -206,7 +207,7 @@ def read_tokens(folder, m):
         wanted = ["sentencepiece.bpe.model"] + ["vocab.json"] * (m.family == "m2m" and "vocab.json" in there)
     missing = [name for name in wanted if name not in there]
     if missing == wanted:
-        return {"tokenizer.kind": "none", "source.tag": 0}
+        return NO_TOKENS
     if missing:
         raise FormatError(f"{missing[0]} is missing beside {', '.join(sorted(there))}")
     path = os.path.join(folder, "sentencepiece.bpe.model")
