@@ -494,7 +494,7 @@ class Journal:
         if size and lines[:1] != [self.first]:
             raise FormatError(f"{self.partial} is of another conversion: of another checkpoint, or with other options; "
                               f"remove it, and begin anew")
-        for line in lines[1:]:
+        for line in lines[1:] if size else ():  # killed behind the renaming, it left its lines without the bytes
             if not re.fullmatch("[0-9]+ [0-9]+\n", line):
                 break  # what was being written as the machine stopped, and what follows
             index, checksum = map(int, line.split())
