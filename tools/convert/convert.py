@@ -34,6 +34,7 @@ before the residual: teacher-forced loss on 720 Tatoeba dev pairs 1.794 nats; wi
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -43,10 +44,13 @@ import time
 
 import numpy as np
 
+import fairseq
 import gnmt
 import hf
+import hf_tokens
 import moefile
 import torchfile
+from hf_json import short
 from moefile import FormatError
 
 QUERY = {"state": "state", "output": "output", "output of decoder.0 at the previous step, zero at first": "state"}
@@ -66,9 +70,30 @@ TRANSPOSED = tuple(f".{x}.{y}" for x in ("gate", "parent") for y in ("weight", "
 # ---- Configuration -> metadata ---------------------------------------------------------------------------------------
 
 def choose(name, value, table):
-    if value not in table:
-        raise FormatError(f"config: {name} is {value!r}, this program knows {', '.join(map(repr, table))}")
+    if not isinstance(value, (str, bool, int)) or value not in table:
+        raise FormatError(f"config: {name} is {short(value)}, this program knows {', '.join(map(repr, table))}")
     return table[value]
+
+
+def value_of(config, key, kind, default=None):
+    """A value of a config, which is untrusted input; `default` None: required."""
+    value = config.get(key, default)
+    if value is None:
+        raise FormatError(f"config: key {key!r} is missing")
+    if kind is float and type(value) is int and abs(value) < 1 << 53:
+        value = float(value)
+    if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
+        raise FormatError(f"config: {key} is {short(value)}, which is no {kind.__name__}")
+    return value
+
+
+def list_of(config, key, kind, default=None):
+    """The same of a list of values of a kind."""
+    values = value_of(config, key, list, default)
+    for value in values:
+        if type(value) is not kind:
+            raise FormatError(f"config: {key} holds {short(value)}, which is no {kind.__name__}")
+    return values
 
 
 def settings_of(name, kind, layer):
@@ -76,7 +101,7 @@ def settings_of(name, kind, layer):
     rows = {row.field: row.key for row in moefile.LAYERS[kind] if row.key != "kind"}
     for word in layer:
         if word not in rows and word not in WORDS[kind]:
-            raise FormatError(f"config: {name} has an unknown key {word!r}")
+            raise FormatError(f"config: {name} has an unknown key {short(word)}")
     return {key: layer[field] for field, key in rows.items() if field in layer}
 
 
@@ -107,8 +132,9 @@ def lstm_meta(name, layer):
     given = settings_of(name, "lstm", layer)
     two = choose(name + " type", layer.get("type"), {"lstm": 0, "lstmp": 0, "bi-lstm": 1, "bi-lstmp": 1})
     settings = with_defaults("lstm", ("hidden", "proj"), given)
+    moefile.layer_meta(name, "lstm", **settings)  # or what is compared here may be no numbers
     if layer["type"].endswith("p") != (settings["proj"] > 0):
-        raise FormatError(f"config: {name} is {layer['type']!r} with proj {settings['proj']}")
+        raise FormatError(f"config: {name} is {layer['type']!r} with proj {short(settings['proj'])}")
     if two:
         settings.update(bidirectional=1, **with_defaults("lstm", ("merge",), given))
     settings.update(with_defaults("lstm", ("residual", "forget_bias"), given))
@@ -125,42 +151,53 @@ def config_meta(config):
     choose("arch", arch, SIDES)
     meta = {"general.architecture": arch, **(classifier_meta if arch == "deep-moe" else token_meta)(config)}
     for side in SIDES[arch]:
-        meta[side + ".layers"] = len(config[side])
-        for i, layer in enumerate(config[side]):
+        meta[side + ".layers"] = len(value_of(config, side, list))
+        for i, layer in enumerate(list_of(config, side, dict)):
             meta.update((mixture_meta if layer.get("type") == "moe" else lstm_meta)(f"{side}.{i}", layer))
     if arch == "gnmt-moe":
         meta.update(attention_meta(config))
     for key, value in config.items():
+        if not isinstance(key, str):
+            raise FormatError(f"config: {short(key)} is no key")
         if key not in KNOWN and isinstance(value, (int, float, str)):
             meta["training." + key.lower()] = int(value) if isinstance(value, bool) else value
-    meta["training.config"] = json.dumps(config)
+    try:
+        meta["training.config"] = json.dumps(config)
+    except (TypeError, ValueError, RecursionError):
+        raise FormatError("config: it holds something else than numbers, texts, lists and dictionaries") from None
     return meta
 
 
 def classifier_meta(config):
-    names = config.get("class_names", [])
-    return {"vocab.size": config["classes"], "model.width": config["inputs"],
+    names = list_of(config, "class_names", str, [])
+    return {"vocab.size": value_of(config, "classes", int), "model.width": value_of(config, "inputs", int),
             **({"classes.names": names} if names else {})}
 
 
 def token_meta(config):
     choose("gate_order", config.get("gate_order", "i f g o"), {"i f g o": 1})
-    meta = {"vocab.size": config["vocab_size"], "model.width": config["d_model"],
-            "embedding.scale": float(config.get("embed_scale", 1))}
+    meta = {"vocab.size": value_of(config, "vocab_size", int), "model.width": value_of(config, "d_model", int),
+            "embedding.scale": value_of(config, "embed_scale", float, 1.0)}
     for key in ("pad", "unk", "bos", "eos"):
-        meta["token." + key] = config.get(key, -1)
-    meta["token.never"] = np.array(config.get("never_generated", []), np.int64)
+        meta["token." + key] = value_of(config, key, int, -1)
+    meta["token.never"] = ids_of(list_of(config, "never_generated", int, []), "never_generated")
     if config["arch"] == "gnmt-moe":
-        languages = config.get("languages", {})
+        languages = value_of(config, "languages", dict, {})
         meta.update({"source.tag": int(bool(languages)), "source.bos": 0, "source.eos": 1})
-        meta["languages.codes"] = list(languages)
-        meta["languages.tags"] = np.array(list(languages.values()), np.int64)
+        meta["languages.codes"] = list_of({"languages": list(languages)}, "languages", str)
+        meta["languages.tags"] = ids_of(list(languages.values()), "languages")
     return meta
+
+
+def ids_of(ids, key):
+    if not all(type(x) is int and 0 <= x < moefile.MAX_VOCABULARY for x in ids):
+        raise FormatError(f"config: {key} holds {short(ids)}, which are no token ids")
+    return np.array(ids, np.int64)
 
 
 def attention_meta(config):
     """Attention and what the decoder does by default."""
-    a = config["attention"]
+    a = value_of(config, "attention", dict)
     given = {"kind": a["type"], **settings_of("attention", "gnmt-attention", a)}
     settings = with_defaults("gnmt-attention", ("kind", "size", "layer", "query", "start"), given)
     settings["query"] = choose("attention query", settings["query"], QUERY)
@@ -235,13 +272,18 @@ def read_checkpoint(path, extra=None):
     if not isinstance(config, dict) or not isinstance(weights, dict) or not all(
             isinstance(x, torchfile.Tensor) for x in weights.values()):
         raise FormatError("it has no config, or its weights are no tensors")
-    weights = {name: tensor.array().astype(np.float32) for name, tensor in weights.items()}
-    try:
-        meta = {**(extra or general("", "", "", "")), **config_meta(config)}
-    except KeyError as error:
-        raise FormatError(f"config: key {error} is missing") from None
+    read = gnmt.reader(weights)
+    weights = {name: read(name) for name in weights}
+    meta = {**(extra or general("", "", "", "")), **checked_meta(config)}
     m = moefile.describe(meta)
     return m, meta, checkpoint_weights(config, m, weights)
+
+
+def checked_meta(config):
+    try:
+        return config_meta(config)
+    except KeyError as error:
+        raise FormatError(f"config: key {error} is missing") from None
 
 
 def back(args):
@@ -250,7 +292,12 @@ def back(args):
     m, meta, weights = moefile.read_model(args.input)
     if "training.config" not in meta:
         raise FormatError("it has no training.config: it was converted by an older convert.py")
-    config, out = json.loads(meta["training.config"]), {}
+    try:
+        config, out = json.loads(meta["training.config"]), {}
+        assert isinstance(config, dict)
+    except (TypeError, ValueError, RecursionError, AssertionError):
+        raise FormatError("its training.config is no JSON object") from None
+    checked_meta(config)
     for name, array in weights.items():
         if isinstance(array, tuple):
             out[name + ".w_up"], out[name + ".w_down"] = (x.transpose(0, 2, 1) for x in array)
@@ -262,11 +309,13 @@ def back(args):
     out = {name: np.array(array, np.float32) for name, array in out.items()}
     checkpoint_weights(config, m, out)
     out = {name: torch.from_numpy(array) for name, array in out.items()}
-    if args.spm:
-        with open(args.spm, "wb") as file:
-            file.write(meta["tokenizer.model"])
-    torch.save({"format": "moe-checkpoint-1", "config": config, "weights": out}, args.output + ".partial")
-    os.replace(args.output + ".partial", args.output)
+    if args.spm and not isinstance(meta.get("tokenizer.model"), bytes):
+        raise FormatError("it holds no SentencePiece model for --spm")
+    with contextlib.ExitStack() as files:
+        if args.spm:
+            files.enter_context(moefile.new_file(args.spm)).write(meta["tokenizer.model"])
+        torch.save({"format": "moe-checkpoint-1", "config": config, "weights": out},
+                   files.enter_context(moefile.new_file(args.output)))
     return out
 
 
@@ -299,8 +348,8 @@ def convert(args):
     for path in (args.licence, args.attribution):
         texts.append(open(path, encoding="utf-8").read() if path else "")
     meta = general(name, args.description, *texts)
-    if args.layout == "hf":
-        return convert_hf(args, meta)
+    if args.layout in ("hf", "fairseq"):
+        return convert_transformer(args, meta)
     if args.layout == "moe":
         m, meta, weights = read_checkpoint(args.input, meta)
         weights = {tensor: lambda array=array: array for tensor, array in weights.items()}
@@ -310,13 +359,10 @@ def convert(args):
         meta.update(found)
         m = moefile.describe(meta)
     if args.spm:
-        import sentencepiece
-        with open(args.spm, "rb") as file:
-            pieces = file.read()
-        size = sentencepiece.SentencePieceProcessor(model_proto=pieces).get_piece_size()
-        if size != m.vocabulary:
-            raise FormatError(f"{args.spm} has {size} pieces, the model {m.vocabulary}")
-        meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": pieces})
+        data, pieces = hf_tokens.read_pieces(args.spm)
+        if len(pieces) != m.vocabulary:
+            raise FormatError(f"{args.spm} has {len(pieces)} pieces, the model {m.vocabulary}")
+        meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": data})
     if m.architecture != "deep-moe":
         meta.setdefault("tokenizer.kind", "none")
     for setting in args.meta:
@@ -326,6 +372,8 @@ def convert(args):
     expected = moefile.shapes(m, weights)
     for tensor in expected:  # one at a time: a checkpoint may be as large as this machine's memory
         array = weights[tensor]()
+        if not all(np.isfinite(x).all() for x in (array if isinstance(array, tuple) else (array,))):
+            raise FormatError(f"tensor {tensor} holds values that are not finite")
         try:
             tensors[tensor] = moefile.Tensor.encode(array, moefile.F32 if expected[tensor][2] else kind)
         except FormatError as error:
@@ -367,10 +415,13 @@ def progress_line(began):
     return show
 
 
-def convert_hf(args, meta):
-    """A folder of Hugging Face's layout, tensor by tensor."""
-    began = time.monotonic()
-    found = hf.read_hf(args.input, lambda message: print(message, file=sys.stderr))
+def convert_transformer(args, meta):
+    """A folder of Hugging Face's layout, or fairseq's files, tensor by tensor."""
+    began, say = time.monotonic(), lambda message: print(message, file=sys.stderr)
+    if args.layout == "fairseq":
+        found = fairseq.read_fairseq(args.input, args.spm, say)
+    else:
+        found = hf.read_hf(args.input, say)
     meta.update(found.meta)
     meta["general.architecture"] = "transformer"
     for setting in args.meta:
@@ -389,26 +440,16 @@ def convert_hf(args, meta):
             pieces = (lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n,
                                                                                    k)) if k else (
                 lambda rows=rows: map(moefile.encode_vector, rows.blocks()))
-        tensors[name] = kind, layout, dims, named(name, pieces)
+        tensors[name] = kind, layout, dims, pieces
     if found.tensors:
         raise FormatError(f"tensor {next(iter(found.tensors))} has no place in the model file")
     journal = None
     if args.resume:
         about = repr((sorted(meta.items(), key=lambda x: x[0]), [(n, t[:3]) for n, t in tensors.items()],
-                      hf.identity(args.input)))
+                      found.identity))
         journal = moefile.Journal(args.output, about.encode())
     moefile.write_pieces(args.output, meta, tensors, journal, progress_line(began))
     return tensors
-
-
-def named(name, pieces):
-    """The same pieces; what is wrong with one says of which tensor it is."""
-    def run():
-        try:
-            yield from pieces()
-        except FormatError as error:
-            raise error if name in str(error) else FormatError(f"tensor {name}: {error}") from None
-    return run
 
 
 def translate_ids(program, model, language, sources):
@@ -429,7 +470,10 @@ def add_golden(args):
     if meta.get("tokenizer.kind") != "sentencepiece":
         raise FormatError(f"{args.input} has no tokenizer")
     import sentencepiece
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=meta["tokenizer.model"])
+    try:
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=meta["tokenizer.model"])
+    except RuntimeError:
+        raise FormatError("its tokenizer.model is no SentencePiece model, or damaged") from None
     with open(args.golden, encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]
     if any(len(row) != 3 for row in rows):
@@ -463,22 +507,25 @@ def parse_arguments():
                         help="write a checkpoint (train.py --init takes it), and the vocabulary to "
                         "the file that --spm names")
     group = parser.add_argument_group("converting")
-    group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf"], default="moe",
+    group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf", "fairseq"], default="moe",
                        help="who wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT, "
                             "tensorflow/nmt "
                             "or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as translate.ckpt-340000), or Hugging "
                             "Face "
-                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model) (default: "
-                            "moe)")
+                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model), or "
+                            "fairseq (CHECKPOINT is what PREFIX-shared.pt and PREFIX-rank-0.pt, ... of NLLB-MoE begin "
+                            "with, or one file of a dense NLLB or M2M-100) (default: moe)")
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
                        help="decode defaults to write into the file (default: those "
                        "of the program that wrote the checkpoint)")
-    group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only)")
+    group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only); "
+                       "with fairseq NLLB's")
     group.add_argument("--type", choices=list(moefile.TYPES), default="f32",
                        help="number format of matrices and experts; gates and vectors stay f32 (default: f32)")
-    group.add_argument("--experts", choices=list(moefile.TYPES), help="number format of experts, if another (hf)")
+    group.add_argument("--experts", choices=list(moefile.TYPES),
+                       help="number format of experts, if another (hf, fairseq)")
     group.add_argument("--resume", action="store_true",
-                       help="hf: what is finished when the program is stopped stays beside OUT, and the "
+                       help="hf, fairseq: what is finished when the program is stopped stays beside OUT, and the "
                        "same command goes on from there")
     group.add_argument("--name", metavar="TEXT", help="general.name (default: the checkpoint's file name)")
     group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")
@@ -512,6 +559,8 @@ def main():
         tensors = back(args) if args.back else add_golden(args) if args.golden else convert(args)
     except KeyboardInterrupt:
         sys.exit(130)
+    except MemoryError:
+        sys.exit(f"convert.py: {args.input}: it needs more memory than there is")
     except (FormatError, OSError, UnicodeDecodeError) as error:
         where = "" if isinstance(error, OSError) else f"{args.input}: "
         sys.exit(f"convert.py: {where}{error}")

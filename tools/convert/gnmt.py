@@ -49,7 +49,8 @@ def reader(tensors):
         array = tensors[name].array()
         if array.dtype.kind != "f":
             raise FormatError(f"tensor {name} holds {array.dtype} numbers")
-        array = array.astype(np.float32)
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32)
         if not np.isfinite(array).all():
             raise FormatError(f"tensor {name} holds values that are not finite")
         return array
@@ -74,7 +75,8 @@ def attention_vector(v, gain):
     norm = np.sqrt((v * v).sum())
     if norm == 0:
         raise FormatError("the attention vector is zero: it has no direction")
-    return (v / norm * float(gain)).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return (v / norm * float(gain)).astype(np.float32)
 
 
 def vocabulary_meta(pieces, size, where):
@@ -151,10 +153,11 @@ def nvidia_tokenizer_meta(tokenizer, size):
     if not isinstance(names, dict) or not all(type(i) is int and 0 <= i < size for i in names):
         raise FormatError(f"its tokenizer's idx2tok is no dictionary of ids below {size}")
     meta = vocabulary_meta([names.get(i, "") for i in range(size)], size, "its tokenizer")
-    codes, version = getattr(bpe, "bpe_codes", None), getattr(bpe, "version", None)
+    bpe = bpe if isinstance(bpe, torchfile.Object) else torchfile.Object()
+    codes, version = bpe.get("bpe_codes"), bpe.get("version")
     if not isinstance(codes, dict) or version not in ((0, 1), (0, 2)):
         raise FormatError("its tokenizer's BPE has no merges, or an unknown version")
-    if getattr(bpe, "vocab", None) or getattr(bpe, "glossaries", None):
+    if bpe.get("vocab") or bpe.get("glossaries"):
         raise FormatError("its tokenizer's BPE has a vocabulary filter or glossaries, which are not supported")
     if not all(isinstance(pair, tuple) and len(pair) == 2
                and all(isinstance(x, str) and x and " " not in x for x in pair)

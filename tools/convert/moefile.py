@@ -8,8 +8,11 @@
 The same container holds test data: any metadata, any tensors. `describe` and `shapes` say what makes it a model.
 Everything in a file is checked; what does not fit raises FormatError with the place in its message.
 """
+import contextlib
+import fcntl
 import os
 import re
+import secrets
 import struct
 import types
 import typing
@@ -23,7 +26,8 @@ F32, F16, BF16, Q8, Q4 = range(5)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4}
 MATRIX, EXPERTS = 0, 1
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
-MAX_LAYERS, MAX_TEXTS = 256, 65536
+MAX_LAYERS, MAX_TEXTS = 256, 65536  # as in moe.c, like what follows
+MAX_VOCABULARY, MAX_BEAM, LONGEST = (2**31 - 1) // 2, 64, 1 << 16
 Q4_GROUP = 32
 
 
@@ -304,21 +308,30 @@ def pad8(data):
     return data + bytes(-len(data) % 8)
 
 
+def utf8(text):
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise FormatError(f"a text is no Unicode: {text[:40]!r}") from None
+
+
 def pack_value(value):
     """(kind, bytes) of a metadata value."""
     if isinstance(value, (bool, np.bool_)):
         raise FormatError("a metadata value is a bool")
     if isinstance(value, (int, np.integer)):
+        if not -2**63 <= value < 2**63:
+            raise FormatError("a metadata value is an integer of more than 64 bits")
         return INT, struct.pack("<q", value)
     if isinstance(value, (float, np.floating)):
         return REAL, struct.pack("<d", value)
     if isinstance(value, str):
-        value = value.encode()
+        value = utf8(value)
         return TEXT, struct.pack("<Q", len(value)) + value
     if isinstance(value, (bytes, bytearray)):
         return BYTES, struct.pack("<Q", len(value)) + bytes(value)
     if all(isinstance(x, str) for x in value) and not isinstance(value, np.ndarray):
-        texts = [x.encode() for x in value]
+        texts = [utf8(x) for x in value]
         return TEXTS, struct.pack("<Q", len(texts)) + b"".join(pad8(struct.pack("<Q", len(x)) + x) for x in texts)
     array = np.asarray(value)
     if array.ndim == 1 and array.dtype.kind in "iu":
@@ -415,70 +428,127 @@ def pack_header(meta, tensors, checksums):
     return MAGIC + struct.pack("<II", VERSION, zlib.crc32(fixed + head)) + fixed + head, offsets, end
 
 
+def written_file(path):
+    """Where to write what is to be found under a path: through symbolic links, and not in place of a device."""
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FormatError(f"{path} is there, and no regular file")
+    return path
+
+
+def finish_file(file, temporary, path):
+    file.flush()
+    os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def new_file(path):
+    """A file to write, which appears whole under its name or not at all."""
+    path = written_file(path)
+    temporary = f"{path}.{secrets.token_hex(6)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            finish_file(file, temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
 class Journal:
     """What an interrupted write_pieces has finished: FILE.partial holds the bytes, FILE.partial.log a line per tensor,
     behind one that says what is being written."""
 
     def __init__(self, path, about):
+        path = written_file(path)
         self.partial, self.path, self.done = path + ".partial", path + ".partial.log", {}
-        first = f"{zlib.crc32(about):08x} {len(about)}\n"
-        if os.path.exists(self.path) and os.path.exists(self.partial):
-            with open(self.path, encoding="ascii") as file:
+        self.first = f"moe-journal {VERSION} {zlib.crc32(about):08x} {len(about)}\n"
+
+    @contextlib.contextmanager
+    def open(self, path):
+        """FILE.partial to go on with; it is locked, and follows no link."""
+        descriptor = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        with open(descriptor, "r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise FormatError(f"{self.partial} is being written by another program") from None
+            self.read(os.fstat(descriptor).st_size)
+            try:
+                yield file
+                finish_file(file, self.partial, written_file(path))
+                os.unlink(self.path)
+            except FormatError:
+                for left in self.partial, self.path:
+                    os.unlink(left)
+                raise
+
+    def read(self, size):
+        """What is finished; begins anew where there is nothing yet."""
+        lines = []
+        if os.path.exists(self.path):
+            with open(self.path, encoding="ascii", errors="replace") as file:
                 lines = file.readlines()
-            if lines[:1] == [first]:
-                pairs = [line.split() for line in lines[1:] if line.endswith("\n")]
-                self.done = {int(index): int(checksum) for index, checksum in pairs}
-        if not self.done:
-            with open(self.path, "w", encoding="ascii") as file:
-                file.write(first)
+        if size and lines[:1] != [self.first]:
+            raise FormatError(f"{self.partial} is of another conversion: of another checkpoint, or with other options; "
+                              f"remove it, and begin anew")
+        for line in lines[1:] if size else ():  # killed behind the renaming, it left its lines without the bytes
+            if not re.fullmatch("[0-9]+ [0-9]+\n", line):
+                break  # what was being written as the machine stopped, and what follows
+            index, checksum = map(int, line.split())
+            self.done[index] = checksum
+        with open(self.path + ".new", "w", encoding="ascii") as file:
+            file.writelines([self.first, *(f"{index} {checksum}\n" for index, checksum in self.done.items())])
+        os.replace(self.path + ".new", self.path)
 
     def add(self, index, checksum):
         with open(self.path, "a", encoding="ascii") as file:
             file.write(f"{index} {checksum}\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def write_tensor(file, size, pieces, moved):
+    """The checksum of a tensor of `size` bytes, written where the file stands."""
+    checksum, left = 0, size
+    for piece in pieces():
+        checksum, left = zlib.crc32(piece, checksum), left - len(piece)
+        if left < 0:
+            break
+        file.write(piece)
+        moved(size - left)
+    if left:
+        raise FormatError("its bytes do not fit its shape")
+    return checksum
 
 
 def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
     """Writes a file whose tensors come piece by piece: name -> (type, layout, dims, function that yields bytes). The
     file appears whole under its name or not at all; with a Journal what was interrupted stays beside it, and is gone on
     with by the next call."""
-    specs = {name: t[:3] for name, t in tensors.items()}
-    header, offsets, end = pack_header(meta, specs, [0] * len(tensors))
-    temporary, checksums = journal.partial if journal else f"{path}.{os.getpid()}.tmp", []
-    try:
-        with open(temporary, "r+b" if journal and journal.done else "wb" if journal else "xb") as file:
-            file.truncate(end)
-            for index, ((name, (type, layout, dims, pieces)), offset) in enumerate(zip(tensors.items(), offsets)):
-                progress(offset, end, name)
-                checksum = journal.done.get(index) if journal else None
-                if checksum is None:
-                    checksum, size = 0, tensor_bytes(type, layout, dims)
-                    file.seek(offset)
-                    for piece in pieces():
-                        checksum, size = zlib.crc32(piece, checksum), size - len(piece)
-                        if size < 0:
-                            break
-                        file.write(piece)
-                        progress(offset + tensor_bytes(type, layout, dims) - size, end, name)
-                    if size:
-                        raise FormatError(f"{name}: its bytes do not fit its shape {dims}")
-                    if journal:
-                        file.flush()
-                        os.fsync(file.fileno())
-                        journal.add(index, checksum)
-                checksums.append(checksum)
-            file.seek(0)
-            file.write(pack_header(meta, specs, checksums)[0])
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        if journal:
-            os.unlink(journal.path)
-    except BaseException as problem:
-        if not journal or isinstance(problem, FormatError):
-            for left in [temporary] + ([journal.path] if journal else []):
-                if os.path.exists(left):
-                    os.unlink(left)
-        raise
+    specs, checksums = {name: t[:3] for name, t in tensors.items()}, []
+    _, offsets, end = pack_header(meta, specs, [0] * len(tensors))
+    with journal.open(path) if journal else new_file(path) as file:
+        file.truncate(end)
+        for index, ((name, t), offset) in enumerate(zip(tensors.items(), offsets)):
+            progress(offset, end, name)
+            checksum = journal.done.get(index) if journal else None
+            if checksum is None:
+                file.seek(offset)
+                try:
+                    checksum = write_tensor(file, tensor_bytes(*t[:3]), t[3],
+                                            lambda done, at=offset, name=name: progress(at + done, end, name))
+                except FormatError as error:
+                    raise error if name in str(error) else FormatError(f"tensor {name}: {error}") from None
+                if journal:
+                    file.flush()
+                    os.fsync(file.fileno())
+                    journal.add(index, checksum)
+            checksums.append(checksum)
+        file.seek(0)
+        file.write(pack_header(meta, specs, checksums)[0])
 
 
 def write_model(path, meta, tensors):
@@ -560,28 +630,42 @@ class Entries:
     def __init__(self, meta, prefix=""):
         self.meta, self.prefix = meta, prefix
 
-    def get(self, key, default=None, values=None, least=None):
-        """The value of a key; `default` None: required. Its type is the default's or that of `values` / `least`."""
-        name = self.prefix + key
+    def get(self, key, default=None, values=None, kind=None):
+        """The value of a key; `default` None: required. Its type is `kind`, else the default's, else str."""
+        name, want = self.prefix + key, kind or (str if default is None else type(default))
         value = self.meta.get(name, default)
         if value is None:
             raise FormatError(f"metadata key {name} is missing")
-        if isinstance(default, float) and isinstance(value, int):
+        if want is float and type(value) is int:
             value = float(value)
-        want = type(default) if default is not None else int if least is not None else str
-        if not isinstance(value, want):
+        if not isinstance(value, want) or isinstance(value, bool):
             raise FormatError(f"{name}: wrong kind")
-        if values is not None and value not in values or least is not None and value < least:
+        if values is not None and value not in values:
             raise FormatError(f"{name}: unknown value {value!r}")
-        if isinstance(value, float) and not np.isfinite(value):
-            raise FormatError(f"{name}: not finite")
         return value
 
     def within(self, key, least, most, default=None):
-        """An integer from `least` to `most`."""
-        value = self.get(key, default, least=-2**63)
+        """A number from `least` to `most`, of the type of `least`."""
+        value = self.get(key, default, kind=type(least))
         if not least <= value <= most:
             raise FormatError(f"{self.prefix}{key}: {value} is not from {least} to {most}")
+        return value
+
+    def tokens(self, key, vocabulary):
+        """A list of token ids, perhaps empty."""
+        value = self.meta.get(self.prefix + key, ())
+        if len(value) and (not isinstance(value, (list, tuple, np.ndarray))
+                           or not all(isinstance(x, (int, np.integer)) for x in value)):
+            raise FormatError(f"{self.prefix}{key}: no list of token ids")
+        if len(value) and not 0 <= min(value) <= max(value) < vocabulary:
+            raise FormatError(f"{self.prefix}{key}: a token id is outside the vocabulary")
+        return [int(x) for x in value]
+
+    def texts(self, key, count=None):
+        """A list of texts, perhaps empty, else of `count`."""
+        value = self.get(key, [])
+        if count is not None and len(value) not in (0, count) or not all(isinstance(x, str) for x in value):
+            raise FormatError(f"{self.prefix}{key}: no list of {count} texts")
         return value
 
 
@@ -749,43 +833,52 @@ def describe_tokens(e):
     """What models over tokens have in common: vocabulary, embedding, special tokens."""
     if e.get("tokenizer.kind", "none", ("sentencepiece", "bpe", "none")) == "sentencepiece":
         e.get("tokenizer.model", b"")
-    m = types.SimpleNamespace(
-        vocabulary=e.get("vocab.size", least=1), width=e.get("model.width", least=1),
-        scale=e.get("embedding.scale", 1.0),
-        bos=e.get("token.bos", least=0), eos=e.get("token.eos", least=0), unk=e.get("token.unk", -1),
-        pad=e.get("token.pad", -1), never=[int(x) for x in e.meta.get("token.never", [])])
-    if len(e.get("vocabulary.pieces", [])) not in (0, m.vocabulary):
-        raise FormatError("vocabulary.pieces has not one text for each token")
-    if max([m.bos, m.eos, m.unk, m.pad, *m.never]) >= m.vocabulary or min([0, *m.never]) < 0:
-        raise FormatError("a token id is outside the vocabulary")
+    m = types.SimpleNamespace(vocabulary=e.within("vocab.size", 2, MAX_VOCABULARY),
+                              width=e.within("model.width", 1, WIDEST),
+                              scale=e.within("embedding.scale", -1e6, 1e6, 1.0))
+    last = m.vocabulary - 1
+    m.bos, m.eos = e.within("token.bos", 0, last), e.within("token.eos", 0, last)
+    m.unk, m.pad = e.within("token.unk", -1, last, -1), e.within("token.pad", -1, last, -1)
+    m.never = e.tokens("token.never", m.vocabulary)
+    e.texts("vocabulary.pieces", m.vocabulary)
     return m
+
+
+def describe_languages(e, m):
+    codes, tags = e.texts("languages.codes"), e.tokens("languages.tags", m.vocabulary)
+    if len(codes) != len(tags) or len(set(codes)) != len(codes):
+        raise FormatError("languages.codes and languages.tags do not go together")
+    m.languages = dict(zip(codes, tags))
+
+
+def describe_limits(e, m):
+    """How long sources and targets may be, what a search does by default."""
+    m.limit_source, m.limit_target = (e.within(f"limit.{x}", 2, LONGEST, 512) for x in ("source", "target"))
+    m.length_constant, m.prune = e.within("decode.length_constant", 0.0, 1e6, 5.0), e.within("decode.prune", 0.0, 1e6,
+                                                                                             0.0)
+    m.coverage_penalty, m.rerank = (e.within("decode." + x, 0.0, 100.0, 0.0) for x in ("coverage_penalty", "rerank"))
+    m.max_len_factor = e.within("decode.max_len_factor", 0.0, 1e6, 2.0)
+    m.max_len_offset = e.within("decode.max_len_offset", 0, LONGEST, 10)
 
 
 def describe_translation(meta):
     """"gnmt-moe": an encoder, and a decoder with attention to it."""
     e = Entries(meta)
     m = describe_tokens(e)
-    codes, tags = e.get("languages.codes", []), [int(x) for x in meta.get("languages.tags", [])]
-    m.languages = dict(zip(codes, tags))
-    m.source_tag, m.source_bos = e.get("source.tag", int(bool(codes)), (0, 1)), e.get("source.bos", 0, (0, 1))
+    describe_languages(e, m)
+    describe_limits(e, m)
+    m.source_tag, m.source_bos = e.get("source.tag", int(bool(m.languages)), (0, 1)), e.get("source.bos", 0, (0, 1))
     m.source_eos = e.get("source.eos", 1, (0, 1))
     m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
     m.attention = read_layer(Entries(meta, "attention."), "gnmt-attention")
-    m.beam, m.length_penalty = e.get("decode.beam", 4, least=1), e.get("decode.length_penalty", 0.6)
-    m.length_constant, m.coverage_penalty = e.get("decode.length_constant", 5.0), e.get("decode.coverage_penalty", 0.0)
-    m.prune, m.max_len_factor = e.get("decode.prune", 0.0), e.get("decode.max_len_factor", 2.0)
-    m.max_len_offset, m.rerank = e.get("decode.max_len_offset", 10), e.get("decode.rerank", 0.0)
+    m.beam = e.within("decode.beam", 1, MAX_BEAM, 4)
+    m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 0.6)
     m.rules = e.get("decode.rules", "paper", ("paper", "nvidia", "tf", "mlperf"))
     m.init = e.get("decoder.init", "zero", ("zero", "encoder"))
-    m.limit_source, m.limit_target = e.get("limit.source", 512, least=1), e.get("limit.target", 512, least=1)
     if m.init == "encoder":
         sides = [[x for x in side if x.kind == "lstm"] for side in (m.encoder, m.decoder)]
         if [(x.hidden, x.proj) for x in sides[0]] != [(x.hidden, x.proj) for x in sides[1]]:
             raise FormatError('decoder.init is "encoder", but the sides have not the same lstm layers')
-    if len(codes) != len(tags) or len(set(codes)) != len(codes):
-        raise FormatError("languages.codes and languages.tags do not go together")
-    if not 0 <= min([0, *tags]) or max([0, *tags]) >= m.vocabulary:
-        raise FormatError("a token id is outside the vocabulary")
     layer = m.attention.layer
     if layer >= len(m.decoder) or m.decoder[layer].kind != "lstm":
         raise FormatError(f"attention.layer: decoder.{layer} is no lstm layer")
@@ -801,20 +894,15 @@ def describe_transformer(meta):
     """"transformer": an encoder and a decoder of sub-layers, attention to it among them."""
     e = Entries(meta)
     m = describe_tokens(e)
-    codes, tags = e.get("languages.codes", []), [int(x) for x in meta.get("languages.tags", [])]
-    m.languages = dict(zip(codes, tags))
+    describe_languages(e, m)
+    describe_limits(e, m)
     m.source_tag, m.target_tag = e.get("source.tag", 0, (0, 1, 2)), e.get("target.tag", 0, (0, 1))
     m.source_bos, m.source_eos = e.get("source.bos", 0, (0, 1)), e.get("source.eos", 1, (0, 1))
     m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
-    m.rules, m.beam = e.get("decode.rules", "hf", ("hf",)), e.get("decode.beam", 1, least=1)
-    m.length_penalty, m.early_stopping = e.get("decode.length_penalty", 1.0), e.get("decode.early_stopping", 0, (0, 1))
-    m.max_new, m.force_end = e.get("decode.max_new", 200, least=1), e.get("decode.force_end", 0, (0, 1))
-    m.suppressed = [int(x) for x in meta.get("token.suppressed", [])]
-    m.limit_source, m.limit_target = e.get("limit.source", 512, least=1), e.get("limit.target", 512, least=1)
-    if len(codes) != len(tags) or len(set(codes)) != len(codes):
-        raise FormatError("languages.codes and languages.tags do not go together")
-    if min([0, *tags, *m.suppressed]) < 0 or max([0, *tags, *m.suppressed]) >= m.vocabulary:
-        raise FormatError("a token id is outside the vocabulary")
+    m.rules, m.beam = e.get("decode.rules", "hf", ("hf",)), e.within("decode.beam", 1, MAX_BEAM, 1)
+    m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
+    m.early_stopping, m.force_end = (e.get("decode." + x, 0, (0, 1)) for x in ("early_stopping", "force_end"))
+    m.max_new, m.suppressed = e.within("decode.max_new", 1, LONGEST, 200), e.tokens("token.suppressed", m.vocabulary)
     return m
 
 
@@ -829,11 +917,9 @@ def describe_classifier(meta):
     """"deep-moe": MoE layers one after the other (Eigen et al. 2013), then a linear layer and a softmax over
     classes."""
     e = Entries(meta)
-    m = types.SimpleNamespace(vocabulary=e.get("vocab.size", least=2), width=e.get("model.width", least=1),
-                              languages={},
-                              network=describe_side(meta, "network"), names=e.get("classes.names", []))
-    if len(m.names) not in (0, m.vocabulary):
-        raise FormatError("classes.names has not one text for each class")
+    m = types.SimpleNamespace(vocabulary=e.within("vocab.size", 2, MAX_VOCABULARY),
+                              width=e.within("model.width", 1, WIDEST), languages={})
+    m.network, m.names = describe_side(meta, "network"), e.texts("classes.names", m.vocabulary)
     return m
 
 
