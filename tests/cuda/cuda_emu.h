@@ -127,6 +127,7 @@ struct emu_index {
 #define MOE_MARGIN ((size_t)1 << 16)
 
 #define __global__ static
+#define __host__
 #define __device__
 #define __shared__ static /* one block runs at a time */
 

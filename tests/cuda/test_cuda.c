@@ -1314,39 +1314,32 @@ static sizes measure(const moe_model *m, moe_session_params p) {
 
 static size_t budget(const sizes *s, size_t slots) { return s->fixed + slots * s->largest; }
 
-/* A second opinion on what is fetched: a table of experts with the time of their last use. A trace shows who is
- * visited. */
+/* What is fetched for those who are visited, as a trace shows them: an expert cache of its own. */
 typedef struct simulation {
     const moe_model *model;
-    struct {
-        const moe_layer *layer;
-        size_t expert;
-        uint64_t used;
-    } slot[64];
-    size_t slots;
-    uint64_t time, pairs, visits, hits, fetches, bytes;
-    unsigned char visited[64];
+    moe_cache cache;
+    moe_cache_layer layer[4];
+    int32_t memory[2 * 64 + 3 * 64];
+    uint64_t pairs, visits, bytes;
 } simulation;
 
-static void simulate_visit(simulation *s, const moe_layer *l, size_t expert) {
+static void start_simulation(simulation *s, const moe_model *model, size_t experts, size_t slots) {
+    const moe_layer *l;
+    memset(s, 0, sizeof *s);
+    s->model = model;
+    CHECK(moe_cache_bytes(experts, slots) <= sizeof s->memory, "%zu experts, %zu slots", experts, slots);
+    moe_cache_begin(&s->cache, s->memory, experts, slots, moe_max(slots / 16, 1));
+    for (size_t i = 0, first = 0; (l = layer_of(model, i)); first += s->layer[i++].count)
+        s->layer[i] = (moe_cache_layer){ first, l->mixture.count, 0 };
+}
+
+static uint64_t fetched_bytes(const moe_layer *l) { /* of one expert */
     const moe_type type = l->mixture.experts.up.type;
-    size_t at = 0, up, down;
-    for (size_t i = 0; i < s->slots; i++) {
-        if (s->slot[i].layer == l && s->slot[i].expert == expert) {
-            s->hits++;
-            s->slot[i].used = ++s->time;
-            return;
-        }
-        if (s->slot[i].used < s->slot[at].used) at = i;
-    }
-    s->slot[at].layer = l;
-    s->slot[at].expert = expert;
-    s->slot[at].used = ++s->time;
-    s->fetches++;
-    up = type == MOE_TYPE_F32 ? l->hidden * l->out * 4 : moe_round_up(l->hidden, 16) * moe_round_up(l->out, 64);
-    down = type == MOE_TYPE_F32 ? l->hidden * l->out * 4 : moe_round_up(l->out, 16) * moe_round_up(l->hidden, 64);
-    s->bytes += type == MOE_TYPE_Q4 ? (up + down) / 2 + (up + down) / 32 : up + down;
-    if (type != MOE_TYPE_F32) s->bytes += (moe_round_up(l->hidden, 16) + moe_round_up(l->out, 16)) * 4;
+    uint64_t up = moe_round_up(l->hidden, 16) * moe_round_up(l->out, 64);
+    uint64_t down = moe_round_up(l->out, 16) * moe_round_up(l->hidden, 64);
+    if (type == MOE_TYPE_F32) return 2 * l->hidden * l->out * 4;
+    return (type == MOE_TYPE_Q4 ? (up + down) / 2 + (up + down) / 32 : up + down) +
+           (moe_round_up(l->hidden, 16) + moe_round_up(l->out, 16)) * 4;
 }
 
 static void simulate(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
@@ -1354,18 +1347,18 @@ static void simulate(void *user, const char *name, const float *data, size_t row
     const moe_layer *l;
     char gate[64];
     for (size_t i = 0; (l = layer_of(s->model, i)); i++) {
-        unsigned char here[64] = { 0 };
+        int32_t wanted[64], place[64];
+        size_t n = 0;
         snprintf(gate, sizeof gate, "%s.gate", l->name);
         if (strcmp(name, gate) != 0) continue;
-        memset(s->visited, 0, sizeof s->visited);
-        for (size_t r = 0; r < rows; r++)
-            for (size_t e = 0; e < cols; e++)
-                if (data[r * stride + e] > 0) s->pairs++, s->visited[e] = 1;
-        for (size_t k = 0; k < s->slots; k++)
-            if (s->slot[k].layer == l) here[s->slot[k].expert] = 1;
-        for (int missing = 0; missing < 2; missing++) /* those that are here first */
-            for (size_t e = 0; e < cols; e++)
-                if (s->visited[e] && here[e] == !missing) simulate_visit(s, l, e), s->visits++;
+        for (size_t e = 0; e < cols; e++) {
+            size_t pairs = 0;
+            for (size_t r = 0; r < rows; r++) pairs += data[r * stride + e] > 0;
+            if (pairs) wanted[n++] = (int32_t)e;
+            s->pairs += pairs;
+        }
+        s->visits += n;
+        s->bytes += (n - moe_cache_plan(&s->cache, &s->layer[i], wanted, n, place)) * fetched_bytes(l);
     }
 }
 
@@ -1383,10 +1376,11 @@ static void fetches_are_those_of_a_simulation(void **state) {
             defaults();
             size = measure(f.model, p);
             for (size_t slots = 1; slots * size.largest < size.all + 2 * 4096 - size.fixed; slots += 1 + slots / 2) {
-                simulation sim = { .model = f.model, .slots = slots };
+                simulation sim;
                 moe_stats s;
                 feed *answers;
                 emu_few_rows = slots % 2 ? 2 : 32; /* cuBLAS, the kernel */
+                start_simulation(&sim, f.model, size.experts, slots);
                 p.trace = simulate;
                 p.trace_user = &sim;
                 p.device_memory = budget(&size, slots);
@@ -1400,10 +1394,11 @@ static void fetches_are_those_of_a_simulation(void **state) {
                 CHECK(s.expert_pairs == sim.pairs && s.expert_visits == sim.visits,
                       "%d pairs, %d visits; the trace shows %d, %d", (int)s.expert_pairs, (int)s.expert_visits,
                       (int)sim.pairs, (int)sim.visits);
-                CHECK(s.expert_hits == sim.hits && s.expert_fetches == sim.fetches && s.expert_fetch_bytes == sim.bytes,
+                CHECK(s.expert_hits == sim.cache.hits && s.expert_fetches == sim.cache.fetches &&
+                          s.expert_fetch_bytes == sim.bytes,
                       "model %d, type %zu, %zu slots: %d hits, %d fetches, %d bytes; it should be %d, %d, %d", which, t,
-                      slots, (int)s.expert_hits, (int)s.expert_fetches, (int)s.expert_fetch_bytes, (int)sim.hits,
-                      (int)sim.fetches, (int)sim.bytes);
+                      slots, (int)s.expert_hits, (int)s.expert_fetches, (int)s.expert_fetch_bytes, (int)sim.cache.hits,
+                      (int)sim.cache.fetches, (int)sim.bytes);
                 replaced += s.expert_fetches > slots;
             }
             drop(&f);
