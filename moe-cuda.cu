@@ -489,6 +489,17 @@ MOE_DEVICE float moe_block_sum(const float *x, int n) {
     return sum;
 }
 
+/* p = softmax(x), both [n]; p may be x. */
+MOE_DEVICE void moe_block_softmax(const float *x, int n, float *p) {
+    const float max = moe_block_max(x, n);
+    float sum;
+    for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK) p[i] = moe_expf(moe_sub(x[i], max));
+    __syncthreads();
+    sum = moe_block_sum(p, n);
+    for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK) p[i] = moe_div(p[i], sum);
+    __syncthreads();
+}
+
 /* How many a thread's predecessors have, and *total. */
 MOE_DEVICE int moe_block_before(int mine, int *total) {
     __shared__ int counts[MOE_BLOCK];
@@ -839,7 +850,7 @@ __global__ void moe_k_attention(moe_attending a) {
     const int t = (int)threadIdx.x, n = a.length[row], group = t / MOE_LANES, lane = t % MOE_LANES;
     const float *query = a.query + row * a.query_stride, *keys = a.keys + (size_t)a.segment[row] * size;
     const float *values = a.values + (size_t)a.segment[row] * width;
-    float *scores = a.scores + row * a.max_source, max, sum;
+    float *scores = a.scores + row * a.max_source;
     if (a.start_zero && (a.parents[row] < 0 || a.parents[row] >= a.begins)) { /* the whole block */
         for (int i = t; i < n; i += MOE_BLOCK) scores[i] = 0.0f;
         for (size_t c = (size_t)t; c < width; c += MOE_BLOCK) a.y[row * a.y_stride + c] = 0.0f;
@@ -857,12 +868,7 @@ __global__ void moe_k_attention(moe_attending a) {
         if (lane == 0 && i < n) scores[i] = moe_join_lanes(lanes[group]);
         __syncthreads();
     }
-    max = moe_block_max(scores, n);
-    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_expf(moe_sub(scores[i], max));
-    __syncthreads();
-    sum = moe_block_sum(scores, n);
-    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_div(scores[i], sum);
-    __syncthreads();
+    moe_block_softmax(scores, n, scores);
     for (size_t c = (size_t)t; c < width; c += MOE_BLOCK) {
         float y = 0.0f;
         for (int i = 0; i < n; i++) y = moe_add(y, moe_mul(scores[i], values[(size_t)i * width + c]));
@@ -909,7 +915,7 @@ __global__ void moe_k_heads(moe_heads_args a) {
     const int t = (int)threadIdx.x, lane = t % MOE_LANES, n = moe_heads_count(&a, row);
     const size_t column = head * (size_t)a.width;
     const float *query = a.query + row * a.query_stride + column;
-    float *scores = a.scores + blockIdx.x * a.longest, max, sum;
+    float *scores = a.scores + blockIdx.x * a.longest;
     for (int first = 0; first < n; first += AT_ONCE) {
         for (int i = t / MOE_LANES; i < AT_ONCE && first + i < n; i += GROUPS) {
             const float *key = moe_heads_row(&a, row, first + i) + column;
@@ -921,12 +927,7 @@ __global__ void moe_k_heads(moe_heads_args a) {
         if (t < AT_ONCE && first + t < n) scores[first + t] = moe_mul(moe_join_lanes(lanes[t]), a.scale);
         __syncthreads();
     }
-    max = moe_block_max(scores, n);
-    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_expf(moe_sub(scores[i], max));
-    __syncthreads();
-    sum = moe_block_sum(scores, n);
-    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_div(scores[i], sum);
-    __syncthreads();
+    moe_block_softmax(scores, n, scores);
     for (int c = t; c < a.width; c += MOE_BLOCK) {
         float y = 0.0f;
         for (int i = 0; i < n; i++)
@@ -1037,16 +1038,8 @@ MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, siz
     const int t = (int)threadIdx.x, n = a->level, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
     const int begin = t * each < n ? t * each : n, end = begin + each < n ? begin + each : n;
     int mine = 0, selected, at;
-    float max, sum;
     moe_choice c = { p, NULL, 0.0f, -1, n - 1 }; /* everybody */
-    if (p) {
-        max = moe_block_max(logits, n);
-        for (int i = t; i < n; i += MOE_BLOCK) p[i] = moe_expf(moe_sub(logits[i], max));
-        __syncthreads();
-        sum = moe_block_sum(p, n);
-        for (int i = t; i < n; i += MOE_BLOCK) p[i] = moe_div(p[i], sum);
-        __syncthreads();
-    }
+    if (p) moe_block_softmax(logits, n, p);
     if (a->gate == MOE_GATE_TOPK) c = moe_choose_best(logits, n, a->k);
     if (a->gate == MOE_GATE_THRESHOLD) c.threshold = a->threshold + first;
     for (int i = begin; i < end; i++) mine += moe_is_chosen(&c, i);
@@ -1062,14 +1055,8 @@ MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, siz
     }
     __syncthreads();
     for (int i = t; i < selected; i += MOE_BLOCK) weights[i] = logits[experts[i] - first];
-    max = moe_block_max(weights, selected);
-    for (int i = t; i < selected; i += MOE_BLOCK) weights[i] = moe_expf(moe_sub(weights[i], max));
-    __syncthreads();
-    sum = moe_block_sum(weights, selected);
-    for (int i = t; i < selected; i += MOE_BLOCK) {
-        const float w = moe_div(weights[i], sum);
-        weights[i] = factor ? moe_mul(*factor, w) : w;
-    }
+    moe_block_softmax(weights, selected, weights);
+    for (int i = t; factor && i < selected; i += MOE_BLOCK) weights[i] = moe_mul(*factor, weights[i]);
     return selected;
 }
 
