@@ -8,31 +8,32 @@
  *    4. Nodes                  what a graph is made of; the seam to a device
  *    5. Elementary functions   exp, log, tanh, sigmoid: one definition for every machine
  *    6. Beam search            hypotheses, penalties, pruning
- *    7. Number formats         F32, F16, BF16, Q8, Q4: what the bytes of a matrix mean
- *    8. Kernels: portable      the oracle: what every other kernel room must equal bit for bit
- *    9. Kernels: AVX2          plain, with VNNI
- *   10. Kernels: AVX-512       with VNNI
- *   11. Kernels: AMX           int8 tiles over the AVX-512 room
- *   12. Kernels: NEON          plain, with dot products, with matrix products
- *   13. Dispatch               choosing a kernel room at run time
- *   14. Threads                a pool that splits outputs, never sums
- *   15. Model file: reader     mapped bytes, bounded cursor, metadata, directory
- *   16. Model file: writer     files that appear whole or not at all; metadata and tensors into one
- *   17. Layers                 the layer list that the metadata describes, weights bound to it
- *   18. Models                 opening, saving, looking at a model
- *   19. Graph                  what ops have in common
- *   20. Ops: rows              a row from the same row of other nodes
- *   21. Ops: carried rows      rows that outlive a run
- *   22. Ops: recurrences       LSTM cells and layers
- *   23. Ops: attention         the context of a row
- *   24. Ops: gates             who gets a row
- *   25. Ops: experts           what they make of it, and where their bytes lie
- *   26. Ops: output            logits, the best tokens
- *   27. Plan and run           the table of ops, places in memory, the run of a graph
- *   28. Encoder and decoder    the graphs of a model
- *   29. Reranking              translations that wait for what the model says of their source
- *   30. Sessions: making       settle, measure, build
- *   31. Sessions: translating  the queue, continuous batching, the public calls
+ *    7. Expert cache           who stays in a memory that cannot hold all experts
+ *    8. Number formats         F32, F16, BF16, Q8, Q4: what the bytes of a matrix mean
+ *    9. Kernels: portable      the oracle: what every other kernel room must equal bit for bit
+ *   10. Kernels: AVX2          plain, with VNNI
+ *   11. Kernels: AVX-512       with VNNI
+ *   12. Kernels: AMX           int8 tiles over the AVX-512 room
+ *   13. Kernels: NEON          plain, with dot products, with matrix products
+ *   14. Dispatch               choosing a kernel room at run time
+ *   15. Threads                a pool that splits outputs, never sums
+ *   16. Model file: reader     mapped bytes, bounded cursor, metadata, directory
+ *   17. Model file: writer     files that appear whole or not at all; metadata and tensors into one
+ *   18. Layers                 the layer list that the metadata describes, weights bound to it
+ *   19. Models                 opening, saving, looking at a model
+ *   20. Graph                  what ops have in common
+ *   21. Ops: rows              a row from the same row of other nodes
+ *   22. Ops: carried rows      rows that outlive a run
+ *   23. Ops: recurrences       LSTM cells and layers
+ *   24. Ops: attention         the context of a row
+ *   25. Ops: gates             who gets a row
+ *   26. Ops: experts           what they make of it, and where their bytes lie
+ *   27. Ops: output            logits, the best tokens
+ *   28. Plan and run           the table of ops, places in memory, the run of a graph
+ *   29. Encoder and decoder    the graphs of a model
+ *   30. Reranking              translations that wait for what the model says of their source
+ *   31. Sessions: making       settle, measure, build
+ *   32. Sessions: translating  the queue, continuous batching, the public calls
  *
  * Notation: T packed source tokens, R live hypotheses (rows), D model width, H LSTM hidden, P LSTM output
  * (projection), E experts, K experts wanted per token, A attention size, V vocabulary.
@@ -48,7 +49,7 @@
  * may select far more than K experts; Q8 rows are padded to 64 columns and 16 rows with zeros.
  */
 
-/* moe-cuda.cu includes this file for rooms 4 to 6 alone: it has defined MOE_SHARED, which goes before every function
+/* moe-cuda.cu includes this file for rooms 4 to 7 alone: it has defined MOE_SHARED, which goes before every function
  * there, and includes moe.h and what they need. */
 #ifndef MOE_SHARED
 
@@ -127,9 +128,11 @@
 
 #if defined(__GNUC__) || defined(__clang__)
 #define MOE_INLINE static inline __attribute__((always_inline))
+#define MOE_UNUSED __attribute__((unused))
 #define MOE_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #else
 #define MOE_INLINE static inline
+#define MOE_UNUSED
 #define MOE_PRINTF(fmt, args)
 #endif
 
@@ -248,7 +251,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     return piece;
 }
 
-#define MOE_SHARED static inline
+#define MOE_SHARED static inline MOE_UNUSED /* some of it only a device uses */
 #define MOE_HOST 1
 #else
 #define MOE_HOST 0
@@ -1100,9 +1103,121 @@ MOE_SHARED void moe_write_finished(const moe_slot *slot, const moe_finished *f, 
     }
 }
 
+/* ==== 7. Expert cache =========================================================================================
+ * Owns who stays where a memory cannot hold all experts of a session: numbers only, whoever asks moves the bytes.
+ * Invariant: who stays depends on the runs of layers so far, and on nothing else.
+ *
+ * A run of a layer tells moe_cache_plan which experts it wants, and hears which of them are there and in which slots.
+ * Missing ones get slots, in the order in which they are to be fetched: a few slots are for transit, and the next one
+ * in turn is taken. If the newcomer is worth more than the resident that is worth least, it stays there as a resident
+ * itself, and the other one's slot is for transit from then on. What an expert is worth: the runs of its layer so far,
+ * times how often they want it, a mean that forgets: f <- 0.97 f + 0.03 [wanted]. One that is worth just as much drives
+ * nobody out: experts that are wanted in turn would all be gone when their turn comes again, as they are where the one
+ * leaves that was used longest ago. */
+
+/* A layer of experts; whoever asks keeps it. */
+typedef struct moe_cache_layer {
+    size_t first, count; /* its experts have the numbers first, first + 1, ... */
+    uint64_t runs;
+} moe_cache_layer;
+
+typedef struct moe_cache {
+    size_t slots;     /* 0: there is no cache, all experts are there */
+    size_t transit;   /* how many of the slots are for transit, at least 1 */
+    size_t turn;      /* which of these is next */
+    int32_t *slot;    /* [experts] where an expert is, -1: nowhere */
+    float *frequency; /* [experts] */
+    int32_t *expert;  /* [slots] who is there, -1: nobody */
+    float *value;     /* [slots] what a resident is worth */
+    int32_t *order;   /* [slots] first those for transit, then those of residents: while a run is planned, a heap */
+    uint64_t hits, fetches; /* experts that a run wanted: those that were there, those that were not */
+} moe_cache;
+
+MOE_SHARED size_t moe_cache_bytes(size_t experts, size_t slots) { return (2 * experts + 3 * slots) * sizeof(int32_t); }
+
+/* An empty cache in moe_cache_bytes of memory. */
+MOE_SHARED void moe_cache_begin(moe_cache *c, void *memory, size_t experts, size_t slots, size_t transit) {
+    c->slots = slots;
+    c->transit = transit;
+    c->turn = 0;
+    c->hits = c->fetches = 0;
+    c->frequency = (float *)memory;
+    c->value = c->frequency + experts;
+    c->slot = (int32_t *)(void *)(c->value + slots);
+    c->expert = c->slot + experts;
+    c->order = c->expert + slots;
+    for (size_t i = 0; i < experts; i++) c->frequency[i] = 0.0f, c->slot[i] = -1;
+    for (size_t i = 0; i < slots; i++) c->expert[i] = -1, c->value[i] = -1.0f, c->order[i] = (int32_t)i;
+}
+
+/* Whether slot a goes before slot b: the resident in it is worth less. */
+MOE_SHARED int moe_cache_before(const moe_cache *c, int32_t a, int32_t b) {
+    return c->value[a] < c->value[b] || (c->value[a] == c->value[b] && a < b);
+}
+
+/* Entry `at` of the heap goes down to its place. */
+MOE_SHARED void moe_cache_sink(const moe_cache *c, size_t at) {
+    int32_t *heap = c->order + c->transit;
+    const size_t n = c->slots - c->transit;
+    const int32_t slot = heap[at];
+    for (size_t next; (next = 2 * at + 1) < n; at = next) {
+        if (next + 1 < n && moe_cache_before(c, heap[next + 1], heap[next])) next++;
+        if (moe_cache_before(c, slot, heap[next])) break;
+        heap[at] = heap[next];
+    }
+    heap[at] = slot;
+}
+
+/* A slot for the missing expert `number`. Who is wanted by the same run is worth FLT_MAX meanwhile, and so stays. */
+MOE_SHARED int32_t moe_cache_admit(moe_cache *c, size_t number, float value) {
+    int32_t *transit = &c->order[c->turn], *least = &c->order[c->transit];
+    const int32_t slot = *transit;
+    c->turn = (c->turn + 1) % c->transit;
+    if (c->expert[slot] >= 0) c->slot[c->expert[slot]] = -1;
+    c->expert[slot] = (int32_t)number;
+    c->slot[number] = slot;
+    if (c->slots > c->transit && value > c->value[*least]) {
+        c->value[slot] = FLT_MAX;
+        *transit = *least;
+        *least = slot;
+        moe_cache_sink(c, 0);
+    }
+    return slot;
+}
+
+/* A run of a layer wants the experts wanted[n] of its own. They are put into an order of work: first those that are
+ * there, then those to be fetched. place[n] says the slots. Of `transit` missing ones, one behind the other, no two
+ * have the same slot; later ones come into the slots of earlier ones. Returns how many are there. */
+MOE_SHARED size_t moe_cache_plan(moe_cache *c, moe_cache_layer *layer, int32_t *wanted, size_t n, int32_t *place) {
+    float *frequency = c->frequency + layer->first;
+    const int32_t *slot = c->slot + layer->first;
+    const float runs = (float)++layer->runs;
+    size_t here = 0, missing = 0;
+    for (size_t e = 0; e < layer->count; e++) {
+        frequency[e] = 0.97f * frequency[e];
+        if (slot[e] >= 0) c->value[slot[e]] = frequency[e] * runs;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const int32_t e = wanted[i];
+        frequency[e] = frequency[e] + 0.03f;
+        if (slot[e] >= 0) c->value[slot[e]] = FLT_MAX, wanted[here++] = e;
+        else place[missing++] = e;
+    }
+    for (size_t i = 0; i < missing; i++) wanted[here + i] = place[i];
+    for (size_t i = missing ? (c->slots - c->transit) / 2 : 0; i-- > 0;) moe_cache_sink(c, i);
+    for (size_t i = 0; i < n; i++) {
+        const int32_t e = wanted[i];
+        place[i] = i < here ? slot[e] : moe_cache_admit(c, layer->first + (size_t)e, frequency[e] * runs);
+    }
+    for (size_t i = 0; i < n; i++) c->value[place[i]] = frequency[wanted[i]] * runs;
+    c->hits += here;
+    c->fetches += missing;
+    return here;
+}
+
 #if MOE_HOST
 
-/* ==== 7. Number formats =======================================================================================
+/* ==== 8. Number formats =======================================================================================
  * Owns what the bytes of a weight mean. Invariant: moe_matrix_row and moe_pack_row are exact inverses wherever the
  * format can hold the number, on every machine.
  *
@@ -1404,7 +1519,7 @@ static void moe_pack_row(moe_type type, size_t rows, size_t cols, size_t row, co
     }
 }
 
-/* ==== 8. Kernels: portable ====================================================================================
+/* ==== 9. Kernels: portable ====================================================================================
  * Owns the meaning of every hot loop. Invariant: another room's kernel gives the same bits for the same arguments. */
 
 /* y[r][j] = [relu](dot(x[r], w[j]) + addend), where the addend is bias[j] or add[r][j] (at most one is set). Outputs
@@ -1558,7 +1673,7 @@ static const moe_kernels moe_kernels_portable = {
     .exp_sum = moe_exp_sum_portable,
 };
 
-/* ==== 9. Kernels: AVX2 ========================================================================================
+/* ==== 10. Kernels: AVX2 =======================================================================================
  * Owns 256-bit x86: two rooms, which differ in the quantised linears. Invariant: two registers hold the 16 lanes,
  * [0..7] and [8..15]; tails are done by loading into a zeroed buffer, since adding a product of zeros to a lane leaves
  * it as it was. */
@@ -2220,7 +2335,7 @@ static void moe_linear_avxvnni(const moe_linear *l, size_t row0, size_t row1, si
 static const moe_kernels moe_kernels_avxvnni = { MOE_KERNELS_AVX2(avxvnni) };
 #endif /* MOE_X86 */
 
-/* ==== 10. Kernels: AVX-512 ====================================================================================
+/* ==== 11. Kernels: AVX-512 ====================================================================================
  * Owns 512-bit x86 with VNNI. Invariant: one register holds the 16 lanes; tails are loaded and stored under a mask,
  * which touches no memory outside it and fills with zeros: adding a product of zeros to a lane leaves it as it was.
  *
@@ -2805,7 +2920,7 @@ static const moe_kernels moe_kernels_avx512vnni = {
 };
 #endif /* MOE_X86 */
 
-/* ==== 11. Kernels: AMX ========================================================================================
+/* ==== 12. Kernels: AMX ========================================================================================
  * Owns the int8 tiles of x86; everything else is the AVX-512 room's. Invariant: tiles are configured while a linear
  * runs and at no other time.
  *
@@ -3052,7 +3167,7 @@ static const moe_kernels moe_kernels_amx = {
 #define MOE_AMX 0
 #endif
 
-/* ==== 12. Kernels: NEON =======================================================================================
+/* ==== 13. Kernels: NEON =======================================================================================
  * Owns AArch64. Invariant: four registers hold the 16 lanes; tails are done by loading into a zeroed buffer, since
  * adding a product of zeros to a lane leaves it as it was. Three rooms that differ in the quantised linears only:
  * "neon" is every AArch64 machine, "dotprod" has sdot (4 products into each 32-bit sum), "i8mm" has smmla (8 products
@@ -3703,7 +3818,7 @@ static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
 static const moe_kernels moe_kernels_i8mm = { MOE_KERNELS_NEON(i8mm) };
 #endif /* MOE_ARM */
 
-/* ==== 13. Dispatch ============================================================================================
+/* ==== 14. Dispatch ============================================================================================
  * Owns the choice of a kernel room. Invariant: the choice is made once per session and changes speed only. */
 
 static const moe_kernels *const moe_kernel_rooms[] = {
@@ -3757,7 +3872,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
                     moe_isa_names());
 }
 
-/* ==== 14. Threads =============================================================================================
+/* ==== 15. Threads =============================================================================================
  * Owns the worker threads of a session. Invariant: a job's tasks are claimed one by one from one atomic word
  * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. */
 
@@ -3873,7 +3988,7 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
     return MOE_OK;
 }
 
-/* ==== 15. Model file: reader ==================================================================================
+/* ==== 16. Model file: reader ==================================================================================
  * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this room hands out lies inside the
  * mapping, is aligned for its type, and every count has been multiplied out without overflow.
  *
@@ -4383,7 +4498,7 @@ static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *nam
     return NULL;
 }
 
-/* ==== 16. Model file: writer ==================================================================================
+/* ==== 17. Model file: writer ==================================================================================
  * Owns the way of bytes into a new file. Invariant: a file appears under its name whole or not at all, and what stood
  * there before is never damaged. */
 
@@ -4909,7 +5024,7 @@ moe_status moe_model_write(const char *path, const moe_write_params *params, moe
     return status;
 }
 
-/* ==== 17. Layers ==============================================================================================
+/* ==== 18. Layers ==============================================================================================
  * Owns the layer list that a file's metadata describes and the weights bound to it. Invariant: a bound model's shapes
  * all agree, its ids are in range, and its small tensors hold finite numbers; nothing below looks a name up again.
  *
@@ -5658,7 +5773,7 @@ static int moe_is_never(const moe_model *m, int32_t id) {
     return 0;
 }
 
-/* ==== 18. Models ==============================================================================================
+/* ==== 19. Models ==============================================================================================
  * Owns everything a program may do with a model: open, close, save and look at it. Invariant: an open model never
  * changes. */
 
@@ -5884,7 +5999,7 @@ int32_t moe_model_language_tag(const moe_model *m, const char *code) {
     return -1;
 }
 
-/* ==== 19. Graph ===============================================================================================
+/* ==== 20. Graph ===============================================================================================
  * Owns the common parts of ops: how a node is added to a graph, how its rows are computed on all threads. Every node of
  * a graph has the same number of rows; a graph is built and planned once for a capacity and run with the rows of the
  * moment.
@@ -5967,7 +6082,7 @@ MOE_INLINE void moe_keep_best(float *best, int32_t *ids, size_t top, float v, in
     ids[at] = id;
 }
 
-/* ==== 20. Ops: rows ===========================================================================================
+/* ==== 21. Ops: rows ===========================================================================================
  * Owns the ops that make a row from the same row of other nodes. Invariant: of these and of the ops in the rooms below,
  * a compute function writes its own node, its scratch and what the frame names, and splits only outputs over threads.
  */
@@ -6180,7 +6295,7 @@ static void moe_compute_norm(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 4 * t->cols, moe_compute_norm_row);
 }
 
-/* ==== 21. Ops: carried rows ===================================================================================
+/* ==== 22. Ops: carried rows ===================================================================================
  * Owns the ops that read and write carried rows, which outlive a run (moe_carry lists the kinds). Invariant: in a graph
  * all gathers from some rows come before the stores to them, so that no second buffer is needed. */
 
@@ -6222,7 +6337,7 @@ static void moe_compute_store(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, t->cols, moe_compute_store_row);
 }
 
-/* ==== 22. Ops: recurrences ====================================================================================
+/* ==== 23. Ops: recurrences ====================================================================================
  * Owns LSTM cells: a step of them for the rows of a beam, a whole layer of them for packed sentences. Invariant: z, the
  * sums of the four gates, stays in a thread's cache from the products to the cell. */
 
@@ -6468,7 +6583,7 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
     }
 }
 
-/* ==== 23. Ops: attention ======================================================================================
+/* ==== 24. Ops: attention ======================================================================================
  * Owns the context that a row of the decoder reads from its source sentence. */
 
 /* `keys` and `values` [tokens, size], [tokens, width] are carried by source. */
@@ -6591,7 +6706,7 @@ static void moe_compute_heads(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_heads_row);
 }
 
-/* ==== 24. Ops: gates ==========================================================================================
+/* ==== 25. Ops: gates ==========================================================================================
  * Owns the choice of experts. Invariant: a row's selections are ascending, and never more than the gate's capacity. No
  * row looks at another, except in batchwise gates, which are for analysis. */
 
@@ -6811,7 +6926,7 @@ static void moe_trace_gate(const moe_run *run, const moe_node *t, moe_trace_fn t
     trace(trace_user, name, work.probabilities, run->frame->rows, t->cols, t->cols);
 }
 
-/* ==== 25. Ops: experts ========================================================================================
+/* ==== 26. Ops: experts ========================================================================================
  * Owns the work of experts. This room alone knows where an expert's bytes lie: moe_experts_slab. Invariant: whatever
  * the order of work, the outputs of a row's experts are added in the order of their numbers. */
 
@@ -6824,8 +6939,8 @@ static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_no
     return t;
 }
 
-/* The two matrices of an expert. Today all slabs are mapped. Experts that are read under a memory budget, or that are
- * on another machine, belong behind this call. */
+/* The two matrices of an expert. Today all slabs are mapped. Experts that are read under a memory budget, with a cache
+ * (room 7) that says which of them are there, or that are on another machine, belong behind this call. */
 static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
     *up = moe_matrix_moved(&e->up, expert * e->stride);
     *down = moe_matrix_moved(&e->down, expert * e->stride);
@@ -7018,7 +7133,7 @@ static void moe_compute_mix(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, t->src[0]->cols, moe_compute_mix_row);
 }
 
-/* ==== 26. Ops: output =========================================================================================
+/* ==== 27. Ops: output =========================================================================================
  * Owns the output layer and its results for the search: the best tokens of a row and their log-probabilities. The
  * [rows, vocabulary] matrix of logits exists only if it is traced. */
 
@@ -7170,7 +7285,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 512 * job.work.chunks, moe_output_join);
 }
 
-/* ==== 27. Plan and run ========================================================================================
+/* ==== 28. Plan and run ========================================================================================
  * Owns the table of ops, the places of nodes in memory, and the run of a graph. Invariant: after moe_graph_plan no
  * other node uses the place of a node's rows between the node itself and its last reader. */
 
@@ -7287,7 +7402,7 @@ static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_us
     }
 }
 
-/* ==== 28. Encoder and decoder =================================================================================
+/* ==== 29. Encoder and decoder =================================================================================
  * Owns the graphs of a model. Invariant: the layer list alone decides which nodes they have. */
 
 /* The name of a node: its layer's and its own. */
@@ -7580,7 +7695,7 @@ static void moe_build_classifier(moe_graph *g, const moe_model *m) {
     moe_op_output(g, &output, x);
 }
 
-/* ==== 29. Reranking ===========================================================================================
+/* ==== 30. Reranking ===========================================================================================
  * Owns the translations that wait to be reranked: each needs the log-probability of its source given each hypothesis. A
  * question asks the model for one of these. Invariant: the outcome depends on the sentence alone. Questions are asked
  * before new sentences begin, so that places for twice the sentences of a batch are always enough. */
@@ -7752,7 +7867,7 @@ static int moe_rerank_answer(const moe_reranker *r, const moe_search *s, const m
     return 1;
 }
 
-/* ==== 30. Sessions: making ====================================================================================
+/* ==== 31. Sessions: making ====================================================================================
  * Owns a session's one block of memory. Three words: settle the choices that parameters make, measure the memory that
  * they need, build the session. Invariant: the same code measures and builds. */
 
@@ -8374,7 +8489,7 @@ moe_stats moe_session_stats(const moe_session *s) {
     return stats;
 }
 
-/* ==== 31. Sessions: translating ===============================================================================
+/* ==== 32. Sessions: translating ===============================================================================
  * Owns the queue of requests and the loop. Invariant: rows of a step are the live hypotheses of the active slots in
  * slot order; a finished sentence's slot and its rows that are carried by source are free for the next request at once.
  */

@@ -993,7 +993,7 @@ static void amx_emulation_faults_and_multiplies_as_the_manual_says(void **state)
 }
 #endif
 
-/* Q4 as the head of room 4 describes it, read back by hand. */
+/* Q4 as the head of room "Number formats" describes it, read back by hand. */
 static void q4_lies_where_its_description_says(void **state) {
     uint64_t random = 49;
     (void)state;
