@@ -1539,6 +1539,17 @@ typedef struct moe_linear {
     const void *next; /* a hint, or NULL: the weights that will be wanted after these */
 } moe_linear;
 
+/* Of every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], one row after the other. */
+typedef struct moe_heads {
+    const float *query;       /* [heads, width] */
+    const float *const *rows; /* [n] rows of keys and values: 2 [heads, width] */
+    size_t n, heads, width;
+    float scale;
+    float *scores; /* [heads, stride]; stride: a multiple of 16 */
+    size_t stride;
+    float *y; /* [heads, width] */
+} moe_heads;
+
 typedef struct moe_kernels {
     const char *name;
     int (*available)(void); /* 1 if this machine and its system run the room */
@@ -1548,16 +1559,15 @@ typedef struct moe_kernels {
     float (*quantise)(const float *x, size_t cols, int8_t *q);
     /* One LSTM cell over one row: z[4H] in gate order i f g o, c_in[H] -> h[H], c_out[H] (may be c_in). */
     void (*lstm_cell)(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h, float *c_out);
-    void (*unary)(moe_unary what, const float *x, size_t n, float *y);
+    void (*unary)(moe_unary what, const float *x, size_t n, float *y); /* all but gelu; y may be x */
     /* Additive attention score (GNMT): sum_d v[d] tanh(key[d] + query[d]). */
     float (*score_additive)(const float *key, const float *query, const float *v, size_t n);
     float (*dot)(const float *a, const float *b, size_t n);
     void (*axpy)(float a, const float *x, size_t n, float *y); /* y += a x */
-    /* A head: scores[i] = dot(query, rows[i] + at) * scale; y += weights[i] (rows[i] + at), one row after the other. */
-    void (*scores)(const float *query, const float *const *rows, size_t at, size_t n, size_t width, float scale,
-                   float *scores);
-    void (*blend)(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, float *y);
-    float (*max)(const float *x, size_t n); /* -infinity for n = 0 */
+    /* y = (x - mean) / sqrt(variance + epsilon) * weight + bias */
+    void (*norm)(const moe_norm_op *norm, const float *x, size_t n, float *y);
+    void (*heads)(const moe_heads *h, size_t rows); /* of a few rows, which often read the same keys */
+    float (*max)(const float *x, size_t n);         /* -infinity for n = 0 */
     /* y[i] = exp(x[i] - shift), returns the sum in lane order; y may be x or NULL. */
     float (*exp_sum)(const float *x, size_t n, float shift, float *y);
 } moe_kernels;
@@ -1612,7 +1622,10 @@ static void moe_lstm_cell_portable(const float *z, const float *c_in, size_t hid
 }
 
 static void moe_unary_portable(moe_unary what, const float *x, size_t n, float *y) {
-    for (size_t i = 0; i < n; i++) y[i] = what == MOE_UNARY_SIGMOID ? moe_sigmoidf(x[i]) : moe_tanhf(x[i]);
+    for (size_t i = 0; i < n; i++) {
+        const float f = what == MOE_UNARY_TANH ? moe_tanhf(x[i]) : moe_sigmoidf(x[i]);
+        y[i] = what == MOE_UNARY_SWISH ? x[i] * f : f;
+    }
 }
 
 static float moe_score_additive_portable(const float *key, const float *query, const float *v, size_t n) {
@@ -1625,18 +1638,57 @@ static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i++) y[i] = y[i] + a * x[i];
 }
 
-/* A head from the kernels of a room. */
-#define MOE_HEADS_OF(room)                                                                                          \
-    static void moe_scores_##room(const float *query, const float *const *rows, size_t at, size_t n, size_t width,  \
-                                  float scale, float *scores) {                                                     \
-        for (size_t i = 0; i < n; i++) scores[i] = moe_dot_##room(query, rows[i] + at, width) * scale;              \
-    }                                                                                                               \
+/* The sum of x[i] - shift, or of its square, in lane order. This and the next are plain C that compilers turn into good
+ * vector code: other rooms compile them again for their instruction sets. */
+MOE_INLINE float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
+    float lane[MOE_LANES] = { 0 };
+    const size_t whole = n / MOE_LANES * MOE_LANES;
+    for (size_t i = 0; i < whole; i += MOE_LANES)
+        for (size_t l = 0; l < MOE_LANES; l++) {
+            const float d = x[i + l] - shift;
+            lane[l] = lane[l] + (squared ? d * d : d);
+        }
+    for (size_t l = 0; l < n - whole; l++) {
+        const float d = x[whole + l] - shift;
+        lane[l] = lane[l] + (squared ? d * d : d);
+    }
+    return moe_join_lanes(lane);
+}
+
+MOE_INLINE void moe_norm_row(const moe_norm_op *norm, const float *x, size_t n, float *y) {
+    const float mean = moe_centred_sum(x, n, 0.0f, 0) / (float)n;
+    const float scale = 1.0f / sqrtf(moe_centred_sum(x, n, mean, 1) / (float)n + norm->epsilon);
+    for (size_t c = 0; c < n; c++) y[c] = (x[c] - mean) * scale * norm->weight[c] + norm->bias[c];
+}
+
+static void moe_norm_portable(const moe_norm_op *norm, const float *x, size_t n, float *y) {
+    moe_norm_row(norm, x, n, y);
+}
+
+/* y += weights[i] (rows[i] + at), one row after the other. */
+#define MOE_BLEND_OF(room)                                                                                          \
     static void moe_blend_##room(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, \
                                  float *y) {                                                                        \
         for (size_t i = 0; i < n; i++) moe_axpy_##room(weights[i], rows[i] + at, width, y);                         \
     }
 
-MOE_HEADS_OF(portable)
+/* Heads from the other kernels of a room. */
+#define MOE_HEADS_OF(room)                                                                             \
+    static void moe_heads_##room(const moe_heads *h, size_t rows) {                                    \
+        for (const moe_heads *end = h + rows; h < end; h++)                                            \
+            for (size_t head = 0; head < h->heads; head++) {                                           \
+                const size_t at = head * h->width;                                                     \
+                float *p = h->scores + head * h->stride, sum;                                          \
+                for (size_t i = 0; i < h->n; i++)                                                      \
+                    p[i] = moe_dot_##room(h->query + at, h->rows[i] + at, h->width) * h->scale;        \
+                sum = moe_exp_sum_##room(p, h->n, moe_max_##room(p, h->n), p);                         \
+                for (size_t i = 0; i < h->n; i++) p[i] = p[i] / sum;                                   \
+                memset(h->y + at, 0, h->width * sizeof(float));                                        \
+                moe_blend_##room(p, h->rows, (h->heads + head) * h->width, h->n, h->width, h->y + at); \
+            }                                                                                          \
+    }
+
+MOE_BLEND_OF(portable)
 
 /* NaN never wins a maximum: moe_topk looks for it in the sum of exponentials. */
 static float moe_max_portable(const float *x, size_t n) {
@@ -1655,6 +1707,8 @@ static float moe_exp_sum_portable(const float *x, size_t n, float shift, float *
     return moe_join_lanes(lane);
 }
 
+MOE_HEADS_OF(portable)
+
 static int moe_portable_available(void) { return 1; }
 
 static const moe_kernels moe_kernels_portable = {
@@ -1667,8 +1721,8 @@ static const moe_kernels moe_kernels_portable = {
     .score_additive = moe_score_additive_portable,
     .dot = moe_dot_portable,
     .axpy = moe_axpy_portable,
-    .scores = moe_scores_portable,
-    .blend = moe_blend_portable,
+    .heads = moe_heads_portable,
+    .norm = moe_norm_portable,
     .max = moe_max_portable,
     .exp_sum = moe_exp_sum_portable,
 };
@@ -2106,9 +2160,9 @@ MOE_AVX2 static void moe_lstm_cell_avx2(const float *z, const float *c_in, size_
 
 MOE_AVX2 static void moe_unary_avx2(moe_unary what, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i += 8) {
-        __m256 v = moe_load_avx2(x + i, n - i);
-        v = what == MOE_UNARY_SIGMOID ? moe_sigmoid_avx2(v) : moe_tanh_avx2(v);
-        moe_store_avx2(y + i, v, n - i);
+        const __m256 v = moe_load_avx2(x + i, n - i);
+        const __m256 f = what == MOE_UNARY_TANH ? moe_tanh_avx2(v) : moe_sigmoid_avx2(v);
+        moe_store_avx2(y + i, what == MOE_UNARY_SWISH ? _mm256_mul_ps(v, f) : f, n - i);
     }
 }
 
@@ -2140,11 +2194,6 @@ MOE_AVX2 static void moe_axpy_avx2(float a, const float *x, size_t n, float *y) 
         __m256 product = _mm256_mul_ps(factor, moe_load_avx2(x + i, n - i));
         moe_store_avx2(y + i, _mm256_add_ps(moe_load_avx2(y + i, n - i), product), n - i);
     }
-}
-
-MOE_AVX2 static void moe_scores_avx2(const float *query, const float *const *rows, size_t at, size_t n, size_t width,
-                                     float scale, float *scores) {
-    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx2(query, rows[i] + at, width) * scale;
 }
 
 MOE_AVX2 static void moe_blend_avx2(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
@@ -2192,17 +2241,23 @@ MOE_AVX2 static float moe_exp_sum_avx2(const float *x, size_t n, float shift, fl
     return moe_join_avx2(low, high);
 }
 
+MOE_AVX2 MOE_HEADS_OF(avx2)
+
+MOE_AVX2 static void moe_norm_avx2(const moe_norm_op *norm, const float *x, size_t n, float *y) {
+    moe_norm_row(norm, x, n, y);
+}
+
 static int moe_avx2_available(void) {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") != 0; /* asks the system too (xgetbv) */
 }
 
 /* The two rooms share all but the linear. */
-#define MOE_KERNELS_AVX2(room)                                                                                      \
-    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_avx2, \
-    .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2, .score_additive = moe_score_additive_avx2,            \
-    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .scores = moe_scores_avx2, .blend = moe_blend_avx2,                 \
-    .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
+#define MOE_KERNELS_AVX2(room)                                                                                       \
+    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_avx2,  \
+    .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2, .score_additive = moe_score_additive_avx2,             \
+    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .heads = moe_heads_avx2, .norm = moe_norm_avx2, .max = moe_max_avx2, \
+    .exp_sum = moe_exp_sum_avx2
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_AVX2(avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
@@ -2808,11 +2863,17 @@ MOE_AVX512 static void moe_lstm_cell_avx512(const float *z, const float *c_in, s
     }
 }
 
+MOE_AVX512_INLINE __m512 moe_unary_of_avx512(moe_unary what, __m512 v) {
+    if (what == MOE_UNARY_TANH) return moe_tanh_avx512(v);
+    return what == MOE_UNARY_SWISH ? _mm512_mul_ps(v, moe_sigmoid_avx512(v)) : moe_sigmoid_avx512(v);
+}
+
 MOE_AVX512 static void moe_unary_avx512(moe_unary what, const float *x, size_t n, float *y) {
-    for (size_t i = 0; i < n; i += 16) {
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, moe_unary_of_avx512(what, _mm512_loadu_ps(x + i)));
+    if (i < n) {
         const __mmask16 mask = moe_mask_avx512(n - i);
-        const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
-        _mm512_mask_storeu_ps(y + i, mask, what == MOE_UNARY_SIGMOID ? moe_sigmoid_avx512(v) : moe_tanh_avx512(v));
+        _mm512_mask_storeu_ps(y + i, mask, moe_unary_of_avx512(what, _mm512_maskz_loadu_ps(mask, x + i)));
     }
 }
 
@@ -2844,33 +2905,6 @@ MOE_AVX512 static void moe_axpy_avx512(float a, const float *x, size_t n, float 
     }
 }
 
-MOE_AVX512 static void moe_scores_avx512(const float *query, const float *const *rows, size_t at, size_t n,
-                                         size_t width, float scale, float *scores) {
-    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx512(query, rows[i] + at, width) * scale;
-}
-
-MOE_AVX512 static void moe_blend_avx512(const float *weights, const float *const *rows, size_t at, size_t n,
-                                        size_t width, float *y) {
-    for (size_t c = 0; c < width; c += 64) { /* so many columns stay in registers */
-        __mmask16 mask[4];
-        __m512 sum[4];
-        MOE_UNROLL_FOR (int b = 0; b < 4; b++) {
-            const size_t first = moe_min(width, c + 16 * (size_t)b);
-            mask[b] = moe_mask_avx512(width - first);
-            sum[b] = _mm512_maskz_loadu_ps(mask[b], y + first);
-        }
-        for (size_t i = 0; i < n; i++) {
-            const __m512 weight = _mm512_set1_ps(weights[i]);
-            MOE_UNROLL_FOR (int b = 0; b < 4; b++)
-                sum[b] =
-                    _mm512_add_ps(sum[b], _mm512_mul_ps(weight, _mm512_maskz_loadu_ps(mask[b], rows[i] + at + c +
-                                                                                                   16 * (size_t)b)));
-        }
-        MOE_UNROLL_FOR (int b = 0; b < 4; b++)
-            _mm512_mask_storeu_ps(y + moe_min(width, c + 16 * (size_t)b), mask[b], sum[b]);
-    }
-}
-
 /* A largest number does not depend on the order, so four registers hide the latency. */
 MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
     const __m512 lowest = _mm512_set1_ps(moe_from_bits(0xff800000u));
@@ -2887,13 +2921,108 @@ MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
 MOE_AVX512 static float moe_exp_sum_avx512(const float *x, size_t n, float shift, float *y) {
     const __m512 by = _mm512_set1_ps(shift);
     __m512 sum = _mm512_setzero_ps();
-    for (size_t k = 0; k < n; k += 16) {
+    size_t k = 0;
+    for (; k + 16 <= n; k += 16) {
+        const __m512 e = moe_exp_avx512(_mm512_sub_ps(_mm512_loadu_ps(x + k), by));
+        if (y) _mm512_storeu_ps(y + k, e);
+        sum = _mm512_add_ps(sum, e);
+    }
+    if (k < n) {
         const __mmask16 mask = moe_mask_avx512(n - k);
         const __m512 e = moe_exp_avx512(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + k), by));
         if (y) _mm512_mask_storeu_ps(y + k, mask, e);
         sum = _mm512_mask_add_ps(sum, mask, sum, e);
     }
     return moe_join_avx512(sum);
+}
+
+MOE_AVX512 static void moe_norm_avx512(const moe_norm_op *norm, const float *x, size_t n, float *y) {
+    moe_norm_row(norm, x, n, y);
+}
+
+/* Some columns of a row, zeros behind the last. */
+MOE_AVX512_INLINE __m512 moe_load_avx512(const float *x, size_t left) {
+    return left >= 16 ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(moe_mask_avx512(left), x);
+}
+
+/* Scores of four rows from row i on: so many are read in one go. */
+MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const size_t width) {
+    const __mmask8 mask = (__mmask8)moe_mask_avx512(moe_min(4, h->n - i));
+    const size_t heads = h->heads, stride = h->stride;
+    const __m128 scale = _mm_set1_ps(h->scale);
+    const float *query = h->query, *row[4];
+    float *scores = h->scores + i;
+    MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) row[u] = h->rows[moe_min(i + u, h->n - 1)];
+    for (size_t head = 0; head < heads; head++, scores += stride) {
+        __m512 lanes[4] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
+        MOE_UNROLL_FOR (size_t c = 0; c < width; c += 16) {
+            const __m512 q = moe_load_avx512(query + c, width - c);
+            MOE_UNROLL_FOR (size_t u = 0; u < 4; u++)
+                lanes[u] = _mm512_add_ps(lanes[u], _mm512_mul_ps(q, moe_load_avx512(row[u] + c, width - c)));
+        }
+        _mm_mask_storeu_ps(scores, mask,
+                           _mm_mul_ps(moe_join_four_avx512(lanes[0], lanes[1], lanes[2], lanes[3]), scale));
+        query += width;
+        MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) row[u] += width;
+    }
+}
+
+/* Adds rows [i, end) to `pieces` times 64 columns, or what is left of a head, from column `at` on. */
+MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end, size_t at, size_t left,
+                                        const size_t pieces) {
+    const size_t first = h->heads * h->width + at;
+    const float *const *rows = h->rows, *p[4];
+    float *y = h->y + at;
+    __m512 sum[4][4];
+    MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++) {
+        p[u] = h->scores + (at + 64 * u) / h->width * h->stride;
+        MOE_UNROLL_FOR (size_t b = 0; b < 4; b++) {
+            sum[u][b] = _mm512_setzero_ps();
+            if (i && 16 * b < left) sum[u][b] = moe_load_avx512(y + 64 * u + 16 * b, left - 16 * b);
+        }
+    }
+    for (; i < end; i++) {
+        const float *value = rows[i] + first;
+        __asm__("" : "+r"(value)); /* one address, not one for each of the 16 loads */
+        MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++) {
+            const __m512 weight = _mm512_set1_ps(p[u][i]);
+            MOE_UNROLL_FOR (size_t b = 0; b < 4; b++)
+                if (16 * b < left)
+                    sum[u][b] =
+                        _mm512_add_ps(sum[u][b],
+                                      _mm512_mul_ps(weight, moe_load_avx512(value + 64 * u + 16 * b, left - 16 * b)));
+        }
+    }
+    MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++)
+        MOE_UNROLL_FOR (size_t b = 0; b < 4; b++)
+            if (16 * b < left) _mm512_mask_storeu_ps(y + 64 * u + 16 * b, moe_mask_avx512(left - 16 * b), sum[u][b]);
+}
+
+MOE_AVX512 static void moe_softmax_avx512(float *p, size_t n) {
+    const __m512 sum = _mm512_set1_ps(moe_exp_sum_avx512(p, n, moe_max_avx512(p, n), p));
+    for (size_t i = 0; i < n; i += 16) _mm512_storeu_ps(p + i, _mm512_div_ps(_mm512_loadu_ps(p + i), sum));
+}
+
+/* What one row has read the next one finds in L1: 4 keys, or a quarter of the columns of 32 values. */
+MOE_AVX512 static void moe_heads_avx512(const moe_heads *h, size_t rows) {
+    enum { BLOCK = 8 };
+    const size_t width = h->width, cols = h->heads * width;
+    size_t longest = 0;
+    for (size_t r = 0; r < rows; r++) longest = moe_max(longest, h[r].n);
+    for (size_t i = 0; i < longest; i += 4)
+        for (size_t r = 0; r < rows; r++)
+            if (i < h[r].n && width == 64) moe_scores_avx512(&h[r], i, 64);
+            else if (i < h[r].n) moe_scores_avx512(&h[r], i, width);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t head = 0; head < h->heads; head++) moe_softmax_avx512(h[r].scores + head * h[r].stride, h[r].n);
+    for (size_t i = 0; i < longest; i += BLOCK)
+        for (size_t at = 0, n; at < cols; at += n) {
+            const int whole = width % 64 == 0 && at + 256 <= cols;
+            n = whole ? 256 : moe_min(64, width - at % width);
+            for (size_t r = 0; r < rows; r++)
+                if (whole && i < h[r].n) moe_blend_avx512(&h[r], i, moe_min(h[r].n, i + BLOCK), at, 64, 4);
+                else if (i < h[r].n) moe_blend_avx512(&h[r], i, moe_min(h[r].n, i + BLOCK), at, n, 1);
+        }
 }
 
 static int moe_avx512_available(void) {
@@ -2913,8 +3042,8 @@ static const moe_kernels moe_kernels_avx512vnni = {
     .score_additive = moe_score_additive_avx512,
     .dot = moe_dot_avx512,
     .axpy = moe_axpy_avx512,
-    .scores = moe_scores_avx512,
-    .blend = moe_blend_avx512,
+    .heads = moe_heads_avx512,
+    .norm = moe_norm_avx512,
     .max = moe_max_avx512,
     .exp_sum = moe_exp_sum_avx512,
 };
@@ -3158,8 +3287,8 @@ static const moe_kernels moe_kernels_amx = {
     .score_additive = MOE_AMX_REST(score_additive),
     .dot = MOE_AMX_REST(dot),
     .axpy = MOE_AMX_REST(axpy),
-    .scores = MOE_AMX_REST(scores),
-    .blend = MOE_AMX_REST(blend),
+    .heads = MOE_AMX_REST(heads),
+    .norm = MOE_AMX_REST(norm),
     .max = MOE_AMX_REST(max),
     .exp_sum = MOE_AMX_REST(exp_sum),
 };
@@ -3712,9 +3841,9 @@ static void moe_lstm_cell_neon(const float *z, const float *c_in, size_t hidden,
 
 static void moe_unary_neon(moe_unary what, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i += 4) {
-        float32x4_t v = moe_load_neon(x + i, n - i);
-        v = what == MOE_UNARY_SIGMOID ? moe_sigmoid_neon(v) : moe_tanh_neon(v);
-        moe_store_neon(y + i, v, n - i);
+        const float32x4_t v = moe_load_neon(x + i, n - i);
+        const float32x4_t f = what == MOE_UNARY_TANH ? moe_tanh_neon(v) : moe_sigmoid_neon(v);
+        moe_store_neon(y + i, what == MOE_UNARY_SWISH ? vmulq_f32(v, f) : f, n - i);
     }
 }
 
@@ -3744,8 +3873,6 @@ static void moe_axpy_neon(float a, const float *x, size_t n, float *y) {
         moe_store_neon(y + i, moe_add_product_neon(moe_load_neon(y + i, n - i), factor, moe_load_neon(x + i, n - i)),
                        n - i);
 }
-
-MOE_HEADS_OF(neon)
 
 /* A comparison, not fmax or fmaxnm: those let NaN win, or a signalling one. */
 static float moe_max_neon(const float *x, size_t n) {
@@ -3781,6 +3908,9 @@ static float moe_exp_sum_neon(const float *x, size_t n, float shift, float *y) {
     return moe_join_neon(sum);
 }
 
+MOE_BLEND_OF(neon)
+MOE_HEADS_OF(neon)
+
 static int moe_neon_available(void) { return 1; }
 
 #if defined(__APPLE__)
@@ -3811,7 +3941,7 @@ static int moe_i8mm_available(void) {
 #define MOE_KERNELS_NEON(room)                                                                                      \
     .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_neon, \
     .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,            \
-    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .scores = moe_scores_neon, .blend = moe_blend_neon,                 \
+    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .heads = moe_heads_neon, .norm = moe_norm_portable,                 \
     .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
 static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
 static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
@@ -6249,8 +6379,7 @@ static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t 
         for (size_t c = 0; c < t->cols; c++) y[c] = moe_geluf(x[c]);
         return;
     }
-    run->kernels->unary(t->unary == MOE_UNARY_TANH ? MOE_UNARY_TANH : MOE_UNARY_SIGMOID, x, t->cols, y);
-    for (size_t c = 0; t->unary == MOE_UNARY_SWISH && c < t->cols; c++) y[c] = x[c] * y[c];
+    run->kernels->unary(t->unary, x, t->cols, y);
 }
 static void moe_compute_unary(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 16 * t->cols, moe_compute_unary_row);
@@ -6272,24 +6401,9 @@ static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x,
     return t;
 }
 
-/* The sum of x[i] - shift, or of its square, in lane order. */
-static float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
-    float lane[MOE_LANES] = { 0 };
-    for (size_t i = 0; i < n; i += MOE_LANES)
-        for (size_t l = 0; l < moe_min(MOE_LANES, n - i); l++) {
-            const float d = x[i + l] - shift;
-            lane[l] = lane[l] + (squared ? d * d : d);
-        }
-    return moe_join_lanes(lane);
-}
-
 static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const float *x = moe_row_of(t->src[0], row);
-    const float n = (float)t->cols, mean = moe_centred_sum(x, t->cols, 0.0f, 0) / n;
-    const float scale = 1.0f / sqrtf(moe_centred_sum(x, t->cols, mean, 1) / n + t->norm.epsilon);
-    float *y = moe_row_of(t, row);
-    (void)run, (void)thread;
-    for (size_t c = 0; c < t->cols; c++) y[c] = (x[c] - mean) * scale * t->norm.weight[c] + t->norm.bias[c];
+    (void)thread;
+    run->kernels->norm(&t->norm, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
 }
 static void moe_compute_norm(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 4 * t->cols, moe_compute_norm_row);
@@ -6649,25 +6763,24 @@ static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const floa
     return t;
 }
 
-/* Per thread: the rows that a row looks at, and their scores. */
+enum { MOE_HEADS_ROWS = 4 }; /* of a task: those of a sentence read the same keys and values */
+
+/* Per thread, for each row of a task: the rows that it looks at, and their scores. */
 typedef struct moe_heads_work {
-    const float **seen; /* [threads, longest] */
-    float *scores;      /* [threads, longest] */
+    const float **seen; /* [threads, MOE_HEADS_ROWS, longest] */
+    float *scores;      /* [threads, MOE_HEADS_ROWS, heads, longest] */
     size_t longest;
 } moe_heads_work;
 
-static moe_heads_work moe_heads_layout(const moe_graph *g, moe_layout *at) {
+static moe_heads_work moe_heads_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
     moe_heads_work w;
     w.longest = moe_round_up(moe_max(g->max_source, g->max_target), 16);
-    w.seen = moe_carve(at, g->threads * w.longest, sizeof *w.seen);
-    w.scores = moe_carve(at, g->threads * w.longest, sizeof *w.scores);
+    w.seen = moe_carve(at, g->threads * MOE_HEADS_ROWS * w.longest, sizeof *w.seen);
+    w.scores = moe_carve(at, g->threads * MOE_HEADS_ROWS * t->heads.heads * w.longest, sizeof *w.scores);
     return w;
 }
 
-static void moe_heads_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    (void)t;
-    moe_heads_layout(g, at);
-}
+static void moe_heads_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_heads_layout(g, t, at); }
 
 /* The rows of keys and values that a row looks at, in the order of their tokens. Returns how many. */
 static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
@@ -6685,25 +6798,50 @@ static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, 
     return n;
 }
 
-static void moe_compute_heads_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+typedef struct moe_heads_job {
+    const moe_run *run;
+    const moe_node *t;
+    size_t rows_per_task;
+} moe_heads_job;
+
+/* In the encoder a task is some positions of a sentence, whose rows lie apart. */
+static void moe_heads_task(void *arg, size_t task, size_t thread) {
+    const moe_heads_job *job = arg;
+    const moe_run *run = job->run;
+    const moe_node *t = job->t;
+    const moe_packed *packed = t->heads.rows ? NULL : &run->frame->packed;
+    const size_t heads = t->heads.heads, width = t->cols / heads, sentences = packed ? packed->live[0] : 1;
     moe_layout at = { t->work, 0, 0 };
-    const moe_heads_work w = moe_heads_layout(run->graph, &at);
-    const moe_kernels *kernels = run->kernels;
-    const size_t width = t->cols / t->heads.heads, cols = t->cols;
-    const float scale = 1.0f / sqrtf((float)width), *query = moe_row_of(t->src[0], row);
-    const float **seen = w.seen + thread * w.longest;
-    float *scores = w.scores + thread * w.longest, *y = moe_row_of(t, row), sum;
-    const size_t n = moe_heads_seen(run, t, row, seen);
-    memset(y, 0, cols * sizeof *y);
-    for (size_t first = 0; first < cols; first += width) {
-        kernels->scores(query + first, seen, first, n, width, scale, scores);
-        sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
-        for (size_t i = 0; i < n; i++) scores[i] = scores[i] / sum;
-        kernels->blend(scores, seen, cols + first, n, width, y + first);
+    const moe_heads_work w = moe_heads_layout(run->graph, t, &at);
+    moe_heads h[MOE_HEADS_ROWS];
+    size_t n = 0;
+    for (; n < job->rows_per_task; n++) {
+        const size_t place = task / sentences * job->rows_per_task + n, spot = thread * MOE_HEADS_ROWS + n;
+        const float **seen = w.seen + spot * w.longest;
+        size_t row = place;
+        if (place >= (packed ? packed->steps : run->frame->rows)) break;
+        if (packed && packed->live[place] <= task % sentences) break;
+        if (packed) row = packed->first[place] + task % sentences;
+        h[n] = (moe_heads){ .query = moe_row_of(t->src[0], row),
+                            .rows = seen,
+                            .n = moe_heads_seen(run, t, row, seen),
+                            .heads = heads,
+                            .width = width,
+                            .scale = 1.0f / sqrtf((float)width),
+                            .scores = w.scores + spot * heads * w.longest,
+                            .stride = w.longest,
+                            .y = moe_row_of(t, row) };
     }
+    if (n) run->kernels->heads(h, n);
 }
+
 static void moe_compute_heads(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_heads_row);
+    const size_t rows = run->frame->rows, pays = rows / (2 * run->pool->count);
+    moe_heads_job job = { run, t, moe_max(1, moe_min(MOE_HEADS_ROWS, pays)) };
+    const moe_packed *packed = &run->frame->packed;
+    const size_t tasks = t->heads.rows ? moe_divide_up(rows, job.rows_per_task)
+                                       : packed->live[0] * moe_divide_up(packed->steps, job.rows_per_task);
+    moe_pool_run(run->pool, tasks, moe_heads_task, &job);
 }
 
 /* ==== 25. Ops: gates ==========================================================================================
@@ -7177,7 +7315,7 @@ static void moe_output_scratch(const moe_graph *g, const moe_node *t, moe_layout
  * so the row's best do not depend on which thread met which numbers. Returns the largest of x. */
 static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
                            float *seen, float *best, int32_t *ids) {
-    enum { BLOCK = 64 };
+    enum { BLOCK = 8 };
     const float lowest = moe_from_bits(0xff800000u);
     float largest = lowest;
     int32_t unused[MOE_MAX_BEAM + 1];
