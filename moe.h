@@ -56,6 +56,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __GNUC__
+#pragma GCC visibility push(default) /* of all that a shared library keeps, this alone is seen outside */
+#endif
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -576,5 +579,8 @@ int moe_isa_available(const char *name); /* 1 if this machine can run the set */
 
 #ifdef __cplusplus
 }
+#endif
+#ifdef __GNUC__
+#pragma GCC visibility pop
 #endif
 #endif /* MOE_H */

@@ -12,7 +12,7 @@
 
 #include "moe.h"
 #include "tools/programs/routing.h"
-#include "tools/text/text.h"
+#include "tools/text/stream.h"
 
 #include <signal.h>
 #include <stdint.h>
@@ -198,16 +198,12 @@ int program_routing_close(routing_file *file, int status);
 /* moe_translate pulls a request whenever it has room for another. Each pull reads a line and queues a job; a finished
  * job waits in the queue until those before it are finished, then leaves at once. A line that cannot be used is a job
  * that is finished from the start, so it keeps its place. A line that is split is several jobs in a row. The program
- * sets the first part, zero the rest. */
+ * sets the first part, and of the stream front, options, split, blank_too and ask; zero the rest. */
 typedef struct program_flow program_flow;
 struct program_flow {
+    text_stream stream; /* first, because its functions get a pointer to it */
     const program_common *options;
-    const text_front *front;
-    text_options line_options;
-    const char *done_word; /* "translated" */
-    int blank_too;         /* an empty line is a request as well */
-    int split;             /* lines of more characters than this go sentence by sentence; 0: every line stays whole */
-    void (*ask)(program_flow *flow, text_job *job, moe_request *request);     /* fill the request: ids and all else */
+    const char *done_word;                                                    /* "translated" */
     void (*see)(program_flow *flow, text_job *job, const moe_result *result); /* a result with a hypothesis */
     moe_status (*line)(program_flow *flow, text_job *job, const moe_result *result,
                        moe_error *error); /* job->output; NULL: no result */
@@ -218,13 +214,10 @@ struct program_flow {
     text_reader reader;
     text_queue queue;
     text_bytes block; /* lines on their way to one write; parts of a line wait in it for the others */
-    text_line rest;   /* of a line that is split; it lies in the reader */
     int line_failed;  /* a part of the line that is leaving */
     program_output out;
     program_progress progress;
-    uint64_t pieces, unknown_pieces; /* of the ids that were asked for */
-    int read_error;                  /* errno */
-    moe_error trouble;               /* code set: memory ran out, or worse */
+    int read_error; /* errno */
 };
 
 /* Does everything from opening input and output to the last complaint; gives the exit status. */
