@@ -123,7 +123,8 @@ typedef struct pair {
         struct pair *pair;
         float *weights; /* [ids of the side that is written, ids of the side that is looked at] */
         size_t capacity;
-    } looks[2]; /* at the source, at the translation */
+    } looks[2];  /* at the source, at the translation */
+    int waiting; /* requests under way */
     int failed;
     char note[256];
 } pair;
@@ -170,7 +171,7 @@ static moe_status read_pair(const text_front *front, const program_common *o, co
     const size_t source = tab ? (size_t)(tab - line->data) : line->length;
     char why[64];
     p->line = line->number;
-    p->failed = 0;
+    p->failed = p->waiting = 0;
     for (int i = 0; i < 2; i++) p->sides[i].ids.length = p->sides[i].word.length = p->sides[i].words = 0;
     text_line_usable(line, why, sizeof why);
     if (*why) refuse(p, why);
@@ -231,6 +232,7 @@ static int pull(void *user, int wait, moe_request *request) {
                                   .source_tag = -1,
                                   .user = &p->looks[at] };
         a->next++;
+        p->waiting++;
         return MOE_PULL_REQUEST;
     }
     return MOE_PULL_END;
@@ -248,6 +250,7 @@ static void look(void *user, const moe_attention *attention) {
 static void done(void *user, const moe_result *result) {
     app *a = user;
     const struct look *l = result->user;
+    l->pair->waiting--;
     if (result->status) refuse(l->pair, result->message);
     else a->progress.tokens += result->hypotheses[0].n_ids;
 }
@@ -314,10 +317,12 @@ static text_read read_lines(app *a, text_reader *reader) {
     return state;
 }
 
+/* Up to the first line that is not finished: a signal may have come. */
 static void write_lines(app *a) {
     a->block.length = 0;
     for (size_t k = 0; k < a->n && !a->trouble.code; k++) {
         pair *p = &a->pairs[k];
+        if (p->waiting || (k + 1) * (size_t)a->directions > a->next) break;
         if (p->failed) program_complain("line %llu: %s", (unsigned long long)p->line, p->note);
         else if (link_words(a, p, &a->block, &a->trouble)) return;
         text_append(&a->block, "\n", 1);
@@ -334,6 +339,7 @@ static int align(app *a, int in) {
     const program_common *o = &a->options->common;
     text_reader reader;
     text_read state = TEXT_READ_LINE;
+    moe_error e;
     int problem = 0; /* errno of reading */
     moe_status status = MOE_OK;
     text_reader_init(&reader, in, &program_signal);
@@ -344,8 +350,9 @@ static int align(app *a, int in) {
         if (state == TEXT_READ_ERROR) problem = errno;
         a->next = 0;
         if (a->trouble.code) break;
-        status = moe_translate(a->session, pull, done, a, &a->trouble);
-        if (!status) write_lines(a);
+        status = moe_translate(a->session, pull, done, a, &e);
+        if (!status || status == MOE_ERROR_CANCELLED) write_lines(a);
+        if (status && !a->trouble.code) a->trouble = e;
     }
     program_progress_hide();
     text_reader_free(&reader);
@@ -383,11 +390,11 @@ int main(int argc, char **argv) {
     int in, status = program_begin("moe-align");
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
-    program_handle_signals();
 
     a.options = &o;
     status = program_open(&o.common, MOE_MODEL_TRANSLATION, program_level(&o.common), &a.front);
     if (status >= 0) return status;
+    program_handle_signals();
     moe_session_params params = moe_session_params_default(a.front.model);
     program_apply(&o.common, &params);
     params.beam = params.nbest = 1;
@@ -412,7 +419,7 @@ int main(int argc, char **argv) {
         }
     free(a.fit);
     text_bytes_free(&a.block);
-    moe_session_free(a.session);
+    program_session_free(a.session);
     text_close(&a.front);
     return status;
 }

@@ -209,11 +209,11 @@ int main(int argc, char **argv) {
     int status = program_begin("moe-score");
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
-    program_handle_signals();
 
     text_front front;
     status = program_open(&o, MOE_MODEL_LANGUAGE, program_level(&o), &front);
     if (status >= 0) return status;
+    program_handle_signals();
     app a = { .flow = { .stream = { .front = &front, .blank_too = 1, .ask = app_ask },
                         .options = &o,
                         .done_word = "scored",
@@ -234,7 +234,7 @@ int main(int argc, char **argv) {
     status = program_session(&o, front.model, &params, "a line's score", &session);
     if (status < 0) status = program_routing_open(&o, &front, &a.routing);
     if (status < 0) status = program_routing_close(&a.routing, program_flow_run(&a.flow, session));
-    moe_session_free(session);
+    program_session_free(session);
     text_close(&front);
     return status;
 }

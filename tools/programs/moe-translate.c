@@ -557,7 +557,7 @@ static int begin_routing(app *a, const moe_session_params *params) {
     p.log = NULL;
     p.routing = routing_keep_of_job;
     a->second_batch = (size_t)p.batch;
-    if (moe_session_new(a->flow.stream.front->model, &p, &a->second, &e))
+    if (program_session_new(a->flow.stream.front->model, &p, &a->second, &e))
         return program_complain("%s", e.message), EXIT_MODEL;
     return program_routing_open(o, a->flow.stream.front, &a->routing);
 }
@@ -573,7 +573,7 @@ static int end_routing(app *a, int status) {
     }
     status = program_routing_close(&a->routing, status);
     text_queue_free(&a->translated);
-    moe_session_free(a->second);
+    program_session_free(a->second);
     return status;
 }
 
@@ -765,12 +765,12 @@ int main(int argc, char **argv) {
     int status = program_begin("moe-translate");
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
-    program_handle_signals();
 
     text_front front;
     const program_common *c = &o.common;
     status = program_open(c, MOE_MODEL_TRANSLATION, o.self_test ? TEXT_IF_THERE : program_level(c), &front);
     if (status >= 0) return status;
+    program_handle_signals();
     moe_session_params params = moe_session_params_default(front.model);
     moe_session *session = NULL;
     apply_options(&o, &params);
@@ -782,7 +782,7 @@ int main(int argc, char **argv) {
     status = choose_language(&o, &front, &params);
     if (!status) status = program_session(c, front.model, &params, "a translation", &session);
     if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
-    moe_session_free(session);
+    program_session_free(session);
     text_close(&front);
     return status;
 }

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,9 @@ static int closed[3]; /* standard streams that were closed when the program bega
 
 static char temporary[4096]; /* the name of a file that grows, "": there is none */
 
+/* Sessions that a signal stops. Only the main thread takes signals, so they are there while the handler runs. */
+static moe_session *volatile stoppable[4];
+
 static void on_signal(int number) {
     if (program_signal) { /* the second ends a run that is stuck, in a write for instance */
         if (*temporary) unlink(temporary);
@@ -32,6 +36,8 @@ static void on_signal(int number) {
         raise(number);
     }
     program_signal = number;
+    for (size_t i = 0; i < sizeof stoppable / sizeof *stoppable; i++)
+        if (stoppable[i]) moe_session_cancel(stoppable[i]);
 }
 
 int program_begin(const char *name) {
@@ -257,10 +263,35 @@ void program_apply(const program_common *o, moe_session_params *p) {
     p->noise_seed = o->noise_seed;
 }
 
+moe_status program_session_new(const moe_model *model, const moe_session_params *params, moe_session **session,
+                               moe_error *error) {
+    sigset_t stops, before;
+    sigemptyset(&stops);
+    sigaddset(&stops, SIGHUP);
+    sigaddset(&stops, SIGINT);
+    sigaddset(&stops, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &stops, &before); /* the session's threads inherit it */
+    const moe_status status = moe_session_new(model, params, session, error);
+    for (size_t i = 0; !status && i < sizeof stoppable / sizeof *stoppable; i++)
+        if (!stoppable[i]) {
+            stoppable[i] = *session;
+            break;
+        }
+    if (!status && program_signal) moe_session_cancel(*session);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
+void program_session_free(moe_session *session) {
+    for (size_t i = 0; i < sizeof stoppable / sizeof *stoppable; i++)
+        if (stoppable[i] == session) stoppable[i] = NULL;
+    moe_session_free(session);
+}
+
 int program_session(const program_common *o, const moe_model *model, const moe_session_params *params, const char *unit,
                     moe_session **session) {
     moe_error e;
-    moe_status made = moe_session_new(model, params, session, &e);
+    moe_status made = program_session_new(model, params, session, &e);
     if (made)
         return program_complain("%s", e.message),
                made == MOE_ERROR_ARGUMENT || made == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;

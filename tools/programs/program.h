@@ -39,7 +39,8 @@ extern volatile sig_atomic_t program_signal; /* the number of a signal that aske
  * at descriptor 1 would be written to. So this opens /dev/null in its place, for input so that it cannot be read and
  * for output so that it cannot be written, and remembers that it was closed. */
 int program_begin(const char *name);
-/* The first SIGHUP, SIGINT or SIGTERM sets program_signal, the second ends the program. */
+/* The first SIGHUP, SIGINT or SIGTERM sets program_signal and stops the sessions below, the second ends the program.
+ * Before this call the first one does. */
 void program_handle_signals(void);
 double program_seconds(void);
 double program_resident(void);                     /* MiB, the largest so far */
@@ -157,6 +158,10 @@ int program_ask_language(const text_front *front, const char *what);
 text_level program_level(const program_common *o);
 /* Copy the options for threads, batch, kernels, gates, noise, log and longest line into the parameters. */
 void program_apply(const program_common *o, moe_session_params *params);
+/* A session that a signal stops: moe_translate and moe_classify return MOE_ERROR_CANCELLED. */
+moe_status program_session_new(const moe_model *model, const moe_session_params *params, moe_session **session,
+                               moe_error *error);
+void program_session_free(moe_session *session); /* NULL is fine */
 /* A session, or a complaint and the exit status. `unit` names the thing that depends on its batch under batchwise
  * gating: "a translation". */
 int program_session(const program_common *o, const moe_model *model, const moe_session_params *params, const char *unit,
