@@ -128,7 +128,7 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
-TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o settings.o stream.o text.o spm.o bytes.o)
+TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o settings.o align.o stream.o text.o spm.o bytes.o)
 
 $(TEXT_LIBRARY): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@

@@ -13,6 +13,7 @@
 
 #include "moe.h"
 #include "tools/programs/program.h"
+#include "tools/text/align.h"
 #include "tools/text/text.h"
 
 #include <errno.h>
@@ -194,8 +195,7 @@ typedef struct app {
     size_t most;     /* tokens of a side that can be a source and a target */
     pair pairs[LINES];
     size_t n, next; /* pairs; requests made of them */
-    float *fit;     /* [capacity] of link_words */
-    size_t capacity;
+    text_aligner aligner;
     text_bytes block;
     program_output out;
     program_progress progress;
@@ -257,49 +257,28 @@ static void done(void *user, const moe_result *result) {
 
 /* ==== 4. Links ========================================================================================== */
 
-/* How much each word of one side looks at each word of the other, into fit [words of `written`, words of `read`]: the
- * largest weight among their pieces, divided by the sum for the word. */
-static void look_of_words(const side *written, const side *read, const float *weights, float *fit) {
-    memset(fit, 0, written->words * read->words * sizeof *fit);
-    for (size_t j = 0; j < written->ids.length; j++)
-        for (size_t i = 0; i < read->ids.length; i++) {
-            float *at = &fit[(size_t)written->word.data[j] * read->words + (size_t)read->word.data[i]];
-            if (weights[j * read->ids.length + i] > *at) *at = weights[j * read->ids.length + i];
-        }
-    for (size_t j = 0; j < written->words; j++) {
-        float sum = 0.0f;
-        for (size_t i = 0; i < read->words; i++) sum += fit[j * read->words + i];
-        for (size_t i = 0; i < read->words && sum > 0.0f; i++) fit[j * read->words + i] /= sum;
-    }
+typedef struct linked {
+    text_bytes *out;
+    const char *between;
+} linked;
+
+static moe_status write_link(void *user, size_t source, size_t target, moe_error *error) {
+    linked *l = user;
+    (void)error;
+    text_printf(l->out, "%s%zu-%zu", l->between, source, target);
+    l->between = " ";
+    return MOE_OK;
 }
 
 /* Append the links of a pair to `out`. */
 static moe_status link_words(app *a, const pair *p, text_bytes *out, moe_error *error) {
-    const side *source = &p->sides[0], *target = &p->sides[1];
-    const size_t n = source->words, m = target->words;
-    const char *between = "";
-    if (!source->ids.length || !target->ids.length) return MOE_OK;
-    if (grow(&a->fit, &a->capacity, 2 * n * m + n + m, error)) return error->code;
-    float *fit = a->fit, *back = fit + n * m,
-          *best = back + n * m; /* [m, n], [n, m], [n] of the source's words and [m] */
-    look_of_words(target, source, p->looks[0].weights, fit);
-    if (a->directions == 2) look_of_words(source, target, p->looks[1].weights, back);
-    memset(best, 0, (n + m) * sizeof *best);
-    for (size_t j = 0; j < m; j++)
-        for (size_t i = 0; i < n; i++) {
-            float *at = &fit[j * n + i];
-            if (a->directions == 2) *at *= back[i * m + j];
-            if (*at > best[i]) best[i] = *at;
-            if (*at > best[n + j]) best[n + j] = *at;
-        }
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < m; j++) {
-            const float at = fit[j * n + i];
-            if (!(at > 0.0f) || at < a->options->share * best[i] || at < a->options->share * best[n + j]) continue;
-            text_printf(out, "%s%zu-%zu", between, i, j);
-            between = " ";
-        }
-    return MOE_OK;
+    text_side sides[2];
+    linked l = { out, "" };
+    for (int i = 0; i < 2; i++)
+        sides[i] = (text_side){ p->sides[i].word.data, p->sides[i].ids.length, p->sides[i].words };
+    if (!sides[0].tokens || !sides[1].tokens) return MOE_OK;
+    return text_align(&a->aligner, &sides[0], &sides[1], p->looks[0].weights,
+                      a->directions == 2 ? p->looks[1].weights : NULL, a->options->share, write_link, &l, error);
 }
 
 /* ==== 5. Lines ========================================================================================== */
@@ -417,7 +396,7 @@ int main(int argc, char **argv) {
             text_ids_free(&a.pairs[k].sides[i].word);
             free(a.pairs[k].looks[i].weights);
         }
-    free(a.fit);
+    text_aligner_free(&a.aligner);
     text_bytes_free(&a.block);
     program_session_free(a.session);
     text_close(&a.front);

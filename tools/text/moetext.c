@@ -3,11 +3,13 @@
  * Contents
  *   1. Models     a model file, its tokeniser, what can be asked about it
  *   2. Parts      a text on its way: the lines and sentences that it is translated in
- *   3. Results    parts joined and handed over
- *   4. Stream     texts in, for stream.h
- *   5. Rows       many texts at once
- *   6. Translators
+ *   3. Words      links between the words of a part and its translation
+ *   4. Results    parts joined and handed over
+ *   5. Stream     texts in, for stream.h
+ *   6. Rows       many texts at once
+ *   7. Translators  life
  */
+#include "tools/text/align.h"
 #include "tools/text/moetext.h"
 #include "tools/text/settings.h"
 #include "tools/text/stream.h"
@@ -173,7 +175,7 @@ const char *moetext_model_piece(const moetext_model *m, int32_t id, size_t *leng
 typedef struct found {
     float score, logprob, reverse;
     int finished;
-    size_t length, n_ids, n_logprobs;
+    size_t length, n_ids, n_logprobs, n_links;
 } found;
 
 /* A line of a text, or a sentence of a line. */
@@ -189,6 +191,8 @@ typedef struct part {
     text_ids ids;
     float *logprobs;
     size_t n_logprobs, logprob_capacity;
+    moetext_link *links; /* of the target, from the beginning of the hypothesis */
+    size_t n_links, link_capacity;
 } part;
 
 /* A text on its way. */
@@ -197,6 +201,7 @@ typedef struct unit {
     part *first, *last;
     size_t parts, pending; /* all so far; those that are not finished */
     int closed;            /* no more parts follow */
+    struct unit *next_to_link;
     moetext_task task;
     int32_t source_tag, target_tag;
     void *user;
@@ -228,6 +233,26 @@ typedef struct rows {
     uint8_t *statuses_out;
 } rows;
 
+/* Where the model looks while it writes one side of a hypothesis. */
+typedef struct look {
+    part *part;
+    size_t first, n_ids; /* of the hypothesis in part->ids */
+    int back;            /* it writes the source */
+    int failed;
+    float *weights; /* [tokens written, tokens read] */
+    size_t capacity;
+} look;
+
+/* The words of a text, and which of them each token belongs to. */
+typedef struct words {
+    uint32_t *begins; /* [tokens] */
+    size_t begin_capacity, tokens;
+    int32_t *word; /* [tokens] */
+    size_t word_capacity;
+    uint32_t *edges; /* [2 * n] where each word begins and ends */
+    size_t edge_capacity, n;
+} words;
+
 struct moetext {
     text_stream stream; /* first, because its functions get a pointer to it */
     const moetext_model *model;
@@ -248,6 +273,16 @@ struct moetext {
     unit *units, *spare_units;      /* on their way; blank */
     part *spare_parts;
 
+    /* with the option alignment */
+    moe_session *second;                         /* scores the hypotheses, and shows where it looks; NULL: without */
+    unit *first_to_link, *last_to_link;          /* texts that wait for it */
+    size_t waiting, second_batch;                /* their hypotheses; how many are enough */
+    look *looks;                                 /* [waiting * 2] */
+    size_t look_capacity, looks_made, next_look; /* looks_made: those that own a buffer */
+    text_aligner aligner;
+    words source_words, target_words;
+    text_bytes calm;
+
     /* the result that is handed over */
     moetext_hypothesis *hypotheses;
     size_t hypothesis_capacity;
@@ -255,6 +290,8 @@ struct moetext {
     text_ids source_ids, ids;
     float *logprobs;
     size_t n_logprobs, logprob_capacity;
+    moetext_link *links;
+    size_t n_links, link_capacity;
     rows rows;
 };
 
@@ -286,7 +323,7 @@ static part *part_new(moetext *t, unit *u) {
     text_job_clear(&p->job);
     p->unit = u;
     p->next = NULL;
-    p->n = p->n_logprobs = p->ids.length = p->text.length = 0;
+    p->n = p->n_logprobs = p->n_links = p->ids.length = p->text.length = 0;
     p->text.failed = 0;
     if (u->last) u->last->next = p;
     else u->first = p;
@@ -301,6 +338,7 @@ static void part_free(part *p) {
     text_bytes_free(&p->text);
     text_ids_free(&p->ids);
     free(p->logprobs);
+    free(p->links);
     free(p->found);
     free(p);
 }
@@ -318,15 +356,211 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
         if (!status)
             status = append_floats(&p->logprobs, &p->n_logprobs, &p->logprob_capacity, h->token_logprobs, n, error);
         p->found[p->n++] =
-            (found){ h->score, h->logprob, h->reverse, h->finished, p->text.length - before, h->n_ids, n };
+            (found){ h->score, h->logprob, h->reverse, h->finished, p->text.length - before, h->n_ids, n, 0 };
     }
     return status;
 }
 
-/* ==== 3. Results ======================================================================================== */
+/* ==== 3. Words ========================================================================================== */
 
-/* Hypothesis k of a part behind what the result has: its last one where it has fewer. */
-static moe_status join_part(moetext *t, const part *p, size_t k, moetext_hypothesis *h, moe_error *error) {
+static int32_t *ids_or_nothing(const text_ids *ids) {
+    static int32_t nothing[1]; /* ids of an empty text: a target is told from none by its pointer */
+    return ids->data ? ids->data : nothing;
+}
+
+/* The words of text[length], between spaces, and of each token, from its first byte that is no space, the word. */
+static moe_status find_words(words *w, const char *text, size_t length, moe_error *error) {
+    int32_t *word = grown(w->word, &w->word_capacity, w->tokens, sizeof *word);
+    size_t token = 0;
+    if (!word) return out_of_memory(error);
+    w->word = word;
+    w->n = 0;
+    for (size_t at = 0, end; at < length; at = end) {
+        for (; at < length && (text[at] == ' ' || text[at] == '\t'); at++) {}
+        for (end = at; end < length && text[end] != ' ' && text[end] != '\t'; end++) {}
+        if (end == at) break;
+        uint32_t *edges = grown(w->edges, &w->edge_capacity, 2 * w->n + 2, sizeof *edges);
+        if (!edges) return out_of_memory(error);
+        w->edges = edges;
+        edges[2 * w->n] = (uint32_t)at;
+        edges[2 * w->n + 1] = (uint32_t)end;
+        for (; token < w->tokens && w->begins[token] < end; token++) word[token] = (int32_t)w->n;
+        w->n++;
+    }
+    for (; token < w->tokens; token++) word[token] = -1;
+    return MOE_OK;
+}
+
+/* The tokens that `ids` are of a text. 0: it cannot be told which bytes they are. */
+static int find_begins(const moetext *t, words *w, const char *text, size_t length, const int32_t *ids, size_t n) {
+    const text_front *f = t->stream.front;
+    const spm *joiner = f->joiner ? f->joiner : f->tokeniser;
+    char why[128];
+    const int failed =
+        ids ? spm_decode_begins(joiner, ids, n, &w->begins, &w->begin_capacity, &w->tokens, why, sizeof why)
+            : spm_encode_begins(f->tokeniser, text, length, &w->begins, &w->begin_capacity, &w->tokens, why,
+                                sizeof why);
+    for (size_t i = 1; !failed && i < w->tokens; i++)
+        if (w->begins[i] < w->begins[i - 1]) return 0;
+    return !failed && w->tokens == n;
+}
+
+typedef struct linking {
+    const moetext *t;
+    part *part;
+} linking;
+
+static moe_status keep_link(void *user, size_t source, size_t target, moe_error *error) {
+    const linking *l = user;
+    part *p = l->part;
+    moetext_link *larger = grown(p->links, &p->link_capacity, p->n_links + 1, sizeof *larger);
+    if (!larger) return out_of_memory(error);
+    p->links = larger;
+    const uint32_t *from = l->t->source_words.edges + 2 * source, *to = l->t->target_words.edges + 2 * target;
+    larger[p->n_links++] = (moetext_link){ p->begin + from[0], p->begin + from[1], to[0], to[1] };
+    return MOE_OK;
+}
+
+/* Link hypothesis k of a part. The weights of a side that could not be scored are left out. */
+static moe_status link_words(moetext *t, part *p, size_t k, const look *forward, const look *back, moe_error *error) {
+    const text_job *job = &p->job;
+    size_t begin = 0;
+    for (size_t i = 0; i < k; i++) begin += p->found[i].length;
+    const char *text = p->text.data + begin;
+    const size_t length = p->found[k].length;
+    words *source = &t->source_words, *target = &t->target_words;
+    const text_bytes *read = &job->source;
+    if (job->shouted) { /* its tokens are those of small letters, which lie in the same bytes */
+        t->calm.length = 0;
+        text_append(&t->calm, read->data, read->length);
+        if (t->calm.failed) return out_of_memory(error);
+        text_calm(t->calm.data, t->calm.length);
+        read = &t->calm;
+    }
+    if (forward->failed || !job->source_ids.length || !forward->n_ids ||
+        !find_begins(t, source, read->data, read->length, NULL, job->source_ids.length) ||
+        !find_begins(t, target, text, length, p->ids.data + forward->first, forward->n_ids))
+        return MOE_OK;
+    moe_status status = find_words(source, job->source.data, job->source.length, error);
+    if (!status) status = find_words(target, text, length, error);
+    if (status) return status;
+    const text_side sides[2] = { { source->word, source->tokens, source->n },
+                                 { target->word, target->tokens, target->n } };
+    const size_t before = p->n_links;
+    linking l = { t, p };
+    status = text_align(&t->aligner, &sides[0], &sides[1], forward->weights, back->failed ? NULL : back->weights,
+                        t->settings.share >= 0 ? t->settings.share : 0.7f, keep_link, &l, error);
+    p->found[k].n_links = p->n_links - before;
+    return status;
+}
+
+static int second_pull(void *user, int wait, moe_request *request) {
+    moetext *t = user;
+    (void)wait;
+    for (; t->next_look < 2 * t->waiting; t->next_look++) {
+        look *l = &t->looks[t->next_look];
+        const unit *u = l->part->unit;
+        const text_job *job = &l->part->job;
+        if (l->failed) continue;
+        request->source = l->back ? l->part->ids.data + l->first : ids_or_nothing(&job->source_ids);
+        request->n_source = l->back ? l->n_ids : job->source_ids.length;
+        request->target = l->back ? ids_or_nothing(&job->source_ids) : l->part->ids.data + l->first;
+        request->n_target = l->back ? job->source_ids.length : l->n_ids;
+        request->target_tag = l->back ? u->source_tag : u->target_tag;
+        request->source_tag = -1;
+        request->user = l;
+        t->next_look++;
+        return MOE_PULL_REQUEST;
+    }
+    return MOE_PULL_END;
+}
+
+static void second_look(void *user, const moe_attention *attention) {
+    const look *l = attention->user;
+    const size_t written = l->back ? l->part->job.source_ids.length : l->n_ids;
+    (void)user;
+    if (attention->position < written) /* the end belongs to no word */
+        memcpy(l->weights + attention->position * attention->n, attention->weights,
+               attention->n * sizeof *attention->weights);
+}
+
+static void second_done(void *user, const moe_result *result) {
+    look *l = result->user;
+    (void)user;
+    if (result->status) l->failed = 1;
+}
+
+/* A pair of looks for each hypothesis that waits. */
+static moe_status make_looks(moetext *t, moe_error *error) {
+    look *larger = grown(t->looks, &t->look_capacity, 2 * t->waiting, sizeof *larger);
+    if (!larger) return out_of_memory(error);
+    t->looks = larger;
+    for (; t->looks_made < t->look_capacity; t->looks_made++) larger[t->looks_made] = (look){ .failed = 1 };
+    look *l = larger;
+    for (const unit *u = t->first_to_link; u; u = u->next_to_link)
+        for (part *p = u->first; p; p = p->next)
+            for (size_t k = 0, first = 0; k < p->n; first += p->found[k++].n_ids)
+                for (int back = 0; back < 2; back++, l++) {
+                    const size_t n = p->job.source_ids.length * p->found[k].n_ids;
+                    float *weights = grown(l->weights, &l->capacity, n, sizeof *weights);
+                    if (!weights) return out_of_memory(error);
+                    *l = (look){ p, first, p->found[k].n_ids, back, 0, weights, l->capacity };
+                    l->failed = !n || (back && u->source_tag < 0);
+                }
+    return MOE_OK;
+}
+
+static moe_status deliver(moetext *t, unit *u, moe_error *error);
+
+/* Link the words of the texts that wait, and hand them over. */
+static moe_status link_waiting(moetext *t, moe_error *error) {
+    if (!t->first_to_link) return MOE_OK;
+    t->next_look = 0;
+    moe_status status = make_looks(t, error);
+    if (!status) status = moe_translate(t->second, second_pull, second_done, t, error);
+    const look *l = t->looks;
+    while (!status && t->first_to_link) {
+        unit *u = t->first_to_link;
+        for (part *p = u->first; p && !status; p = p->next)
+            for (size_t k = 0; k < p->n && !status; k++, l += 2) status = link_words(t, p, k, l, l + 1, error);
+        t->first_to_link = u->next_to_link;
+        if (!status) status = deliver(t, u, error);
+    }
+    t->waiting = 0;
+    return status;
+}
+
+/* All parts of a text are finished: it is handed over, or waits for its links. */
+static moe_status unit_done(moetext *t, unit *u, moe_error *error) {
+    if (!t->second) return deliver(t, u, error);
+    if (t->first_to_link) t->last_to_link->next_to_link = u;
+    else t->first_to_link = u;
+    t->last_to_link = u;
+    for (const part *p = u->first; p; p = p->next) t->waiting += p->n;
+    return t->waiting < t->second_batch ? MOE_OK : link_waiting(t, error);
+}
+
+/* ==== 4. Results ======================================================================================== */
+
+/* The links of hypothesis k of a part, whose text begins at byte `begin` of the translation. */
+static moe_status join_links(moetext *t, const part *p, size_t k, size_t begin, moe_error *error) {
+    size_t first = 0;
+    for (size_t i = 0; i < k; i++) first += p->found[i].n_links;
+    moetext_link *larger = grown(t->links, &t->link_capacity, t->n_links + p->found[k].n_links, sizeof *larger);
+    if (!larger) return out_of_memory(error);
+    t->links = larger;
+    for (size_t i = 0; i < p->found[k].n_links; i++) {
+        moetext_link link = p->links[first + i];
+        link.target_begin += begin;
+        link.target_end += begin;
+        larger[t->n_links++] = link;
+    }
+    return MOE_OK;
+}
+
+/* Hypothesis k of a part behind what the result has, from byte `begin` on: its last one where it has fewer. */
+static moe_status join_part(moetext *t, const part *p, size_t k, size_t begin, moetext_hypothesis *h,
+                            moe_error *error) {
     size_t text = 0, ids = 0, logprobs = 0;
     if (!p->n) return MOE_OK;
     if (k >= p->n) k = p->n - 1;
@@ -339,8 +573,10 @@ static moe_status join_part(moetext *t, const part *p, size_t k, moetext_hypothe
     h->finished &= f->finished;
     h->n_ids += f->n_ids;
     h->n_logprobs += f->n_logprobs;
+    moe_status status = join_links(t, p, k, t->text.length - begin, error);
+    h->n_links += f->n_links;
     text_append(&t->text, p->text.data + text, f->length);
-    moe_status status = text_ids_append(&t->ids, p->ids.data + ids, f->n_ids, error);
+    if (!status) status = text_ids_append(&t->ids, p->ids.data + ids, f->n_ids, error);
     return status ? status
                   : append_floats(&t->logprobs, &t->n_logprobs, &t->logprob_capacity, p->logprobs + logprobs,
                                   f->n_logprobs, error);
@@ -360,7 +596,7 @@ static moe_status join_parts(moetext *t, const unit *u, size_t k, moe_error *err
             text_append_string(&t->text, p->joint);
             line = t->text.length;
         }
-        status = join_part(t, p, k, h, error);
+        status = join_part(t, p, k, begin, h, error);
     }
     h->length = t->text.length - begin;
     text_append(&t->text, "", 1); /* the NUL behind it */
@@ -368,9 +604,11 @@ static moe_status join_parts(moetext *t, const unit *u, size_t k, moe_error *err
 }
 
 static void set_pointers(moetext *t, size_t n) {
-    size_t text = 0, ids = 0, logprobs = 0;
+    size_t text = 0, ids = 0, logprobs = 0, links = 0;
     for (size_t k = 0; k < n; k++) {
         moetext_hypothesis *h = &t->hypotheses[k];
+        h->links = t->links + links;
+        links += h->n_links;
         h->text = t->text.data + text;
         h->ids = t->ids.data + ids;
         h->token_logprobs = t->logprobs + logprobs;
@@ -419,7 +657,7 @@ static moe_status deliver(moetext *t, unit *u, moe_error *error) {
     moetext_hypothesis *larger = grown(t->hypotheses, &t->hypothesis_capacity, n, sizeof *larger);
     if (!larger || t->message.failed) return out_of_memory(error);
     t->hypotheses = larger;
-    t->text.length = t->ids.length = t->source_ids.length = t->n_logprobs = 0;
+    t->text.length = t->ids.length = t->source_ids.length = t->n_logprobs = t->n_links = 0;
     for (const part *p = u->first; p && !status; p = p->next)
         status = text_ids_append(&t->source_ids, p->job.source_ids.data, p->job.failed ? 0 : p->job.source_ids.length,
                                  error);
@@ -441,7 +679,7 @@ static void refuse(const moetext *t, const moetext_request *q, moe_status status
     t->done(t->user, &r);
 }
 
-/* ==== 4. Stream ========================================================================================= */
+/* ==== 5. Stream ========================================================================================= */
 
 static moetext *translator_of(text_stream *stream) { return (moetext *)(void *)stream; }
 
@@ -468,6 +706,7 @@ static int next_text(moetext *t, int wait) {
     for (;;) {
         moe_error e;
         if (atomic_load(&t->cancelled)) return MOE_PULL_CANCEL;
+        if (wait && link_waiting(t, &t->stream.trouble)) return MOE_PULL_CANCEL;
         t->request = (moetext_request){ 0 };
         const int answer = t->pull(t->user, wait, &t->request);
         const moetext_request *q = &t->request;
@@ -535,15 +774,14 @@ static text_job *stream_add(text_stream *stream, const text_line *line, int more
 }
 
 static void stream_ask(text_stream *stream, text_job *job, moe_request *request) {
-    static const int32_t nothing[1] = { 0 }; /* ids of an empty text: a target is told from none by its pointer */
     const unit *u = ((const part *)(const void *)job)->unit;
     (void)stream;
-    request->source = job->source_ids.data ? job->source_ids.data : nothing;
+    request->source = ids_or_nothing(&job->source_ids);
     request->n_source = job->source_ids.length;
     request->source_tag = u->source_tag;
     request->target_tag = u->target_tag;
     if (!u->task) return;
-    request->target = job->target_ids.data ? job->target_ids.data : nothing;
+    request->target = ids_or_nothing(&job->target_ids);
     request->n_target = job->target_ids.length;
     request->prefix = u->task == MOETEXT_PREFIX;
 }
@@ -554,7 +792,7 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
     unit *u = p->unit;
     moe_error *trouble = &stream->trouble;
     if (result && part_keep(t, p, result, trouble)) return;
-    if (--u->pending == 0 && u->closed) deliver(t, u, trouble);
+    if (--u->pending == 0 && u->closed) unit_done(t, u, trouble);
 }
 
 moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn done, void *user, moe_error *error) {
@@ -563,13 +801,16 @@ moe_status moetext_translate(moetext *t, moetext_pull_fn pull, moetext_done_fn d
     t->user = user;
     t->unit = NULL;
     t->stream.trouble.code = MOE_OK;
-    const moe_status status = text_stream_run(&t->stream, t->session, error);
+    moe_status status = text_stream_run(&t->stream, t->session, error);
+    if (!status) status = link_waiting(t, error);
+    t->first_to_link = NULL;
+    t->waiting = 0;
     while (t->units) unit_reuse(t, t->units); /* those that were under way */
     if (status == MOE_ERROR_CANCELLED) moetext_forgive(t);
     return status;
 }
 
-/* ==== 5. Rows =========================================================================================== */
+/* ==== 6. Rows =========================================================================================== */
 
 static int rows_pull(void *user, int wait, moetext_request *request) {
     rows *r = user;
@@ -708,7 +949,30 @@ static void rows_free(rows *r) {
     text_bytes_free(&r->string_bytes);
 }
 
-/* ==== 6. Translators ==================================================================================== */
+/* ==== 7. Translators ==================================================================================== */
+
+/* The session that scores what the other one wrote. */
+static moe_status open_second(moetext *t, const moe_session_params *params, moe_error *error) {
+    moe_session_params p = *params;
+    if (t->settings.alignment <= 0) return MOE_OK;
+    if (t->model->form != TEXT_FORM_TEXT)
+        return fail(error, MOE_ERROR_ARGUMENT, "alignment", "option alignment needs text: it goes with form=text");
+    if (t->model->front.vocabulary.count || t->model->front.map.ids)
+        return fail(error, MOE_ERROR_UNSUPPORTED, "alignment", "this model has no attention that links words");
+    p.beam = p.nbest = 1;
+    p.prune = p.coverage_penalty = p.rerank = 0;
+    p.rules = MOE_RULES_PAPER;
+    p.device = "cpu";
+    p.attention = second_look;
+    t->second_batch = (size_t)p.batch;
+    return moe_session_new(t->model->front.model, &p, &t->second, error);
+}
+
+static void words_free(words *w) {
+    free(w->begins);
+    free(w->word);
+    free(w->edges);
+}
 
 static void set_stream(moetext *t, const moe_session_params *p) {
     t->stream = (text_stream){ .front = &t->model->front,
@@ -748,6 +1012,7 @@ moe_status moetext_new(const moetext_model *m, const char *options, moetext **ou
     moe_session_params params = moe_session_params_default(m->front.model);
     text_settings_apply(&t->settings, &params);
     if (!status) status = moe_session_new(m->front.model, &params, &t->session, error);
+    if (!status) status = open_second(t, &params, error);
     if (status) return moetext_free(t), status;
     set_stream(t, &params);
     *out = t;
@@ -759,6 +1024,13 @@ void moetext_free(moetext *t) {
     for (part *p = t->spare_parts, *next; p; p = next) next = p->next, part_free(p);
     for (unit *u = t->spare_units, *next; u; u = next) next = u->next, free(u);
     rows_free(&t->rows);
+    for (size_t i = 0; i < t->looks_made; i++) free(t->looks[i].weights);
+    words_free(&t->source_words);
+    words_free(&t->target_words);
+    text_bytes_free(&t->calm);
+    text_aligner_free(&t->aligner);
+    free(t->looks);
+    free(t->links);
     free(t->hypotheses);
     free(t->logprobs);
     text_bytes_free(&t->text);
@@ -766,12 +1038,14 @@ void moetext_free(moetext *t) {
     text_ids_free(&t->source_ids);
     text_ids_free(&t->ids);
     moe_session_free(t->session);
+    moe_session_free(t->second);
     free(t);
 }
 
 void moetext_cancel(moetext *t) {
     atomic_store(&t->cancelled, 1);
     moe_session_cancel(t->session);
+    if (t->second) moe_session_cancel(t->second);
 }
 
 static int pull_nothing(void *user, int wait, moe_request *request) {
@@ -780,9 +1054,10 @@ static int pull_nothing(void *user, int wait, moe_request *request) {
 }
 
 void moetext_forgive(moetext *t) {
+    /* A session forgets a cancel once a call has heard of it. */
     atomic_store(&t->cancelled, 0);
-    moe_translate(t->session, pull_nothing, NULL, NULL,
-                  NULL); /* a session forgets a cancel once a call has heard of it */
+    moe_translate(t->session, pull_nothing, NULL, NULL, NULL);
+    if (t->second) moe_translate(t->second, pull_nothing, NULL, NULL, NULL);
 }
 
 moe_stats moetext_stats(const moetext *t) { return moe_session_stats(t->session); }
