@@ -4004,7 +4004,8 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
 
 /* ==== 15. Threads =============================================================================================
  * Owns the worker threads of a session. Invariant: a job's tasks are claimed one by one from one atomic word
- * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. */
+ * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. A
+ * session that is cancelled ends with the task at hand. */
 
 typedef void (*moe_task_fn)(void *arg, size_t task, size_t thread);
 
@@ -4019,6 +4020,7 @@ typedef struct moe_pool {
     atomic_size_t finished;
     atomic_size_t sleepers;
     atomic_int stop;
+    atomic_int cancelled; /* tasks are passed over from here on: whoever reads their outputs looks here first */
     atomic_size_t next_id;
     moe_task_fn fn; /* these three are stable while a task of the generation is claimed */
     void *arg;
@@ -4026,12 +4028,16 @@ typedef struct moe_pool {
     int locks; /* mutex and cond are initialised */
 } moe_pool;
 
+static int moe_pool_cancelled(const moe_pool *pool) {
+    return atomic_load_explicit(&pool->cancelled, memory_order_relaxed);
+}
+
 /* Claim and run tasks of generation `generation` until none is left. */
 static void moe_pool_work(moe_pool *pool, uint64_t generation, size_t thread) {
     uint_least64_t word = atomic_load_explicit(&pool->claim, memory_order_acquire);
     while (word >> 32 == generation && (word & 0xffffffffu)) {
         if (atomic_compare_exchange_weak(&pool->claim, &word, word - 1)) {
-            pool->fn(pool->arg, pool->tasks - (size_t)(word & 0xffffffffu), thread);
+            if (!moe_pool_cancelled(pool)) pool->fn(pool->arg, pool->tasks - (size_t)(word & 0xffffffffu), thread);
             atomic_fetch_add(&pool->finished, 1);
             word = atomic_load_explicit(&pool->claim, memory_order_acquire);
         }
@@ -4066,7 +4072,7 @@ static void *moe_pool_thread(void *user) {
 static void moe_pool_run(moe_pool *pool, size_t tasks, moe_task_fn fn, void *arg) {
     uint64_t generation;
     if (pool->count <= 1 || tasks <= 1) {
-        for (size_t i = 0; i < tasks; i++) fn(arg, i, 0);
+        for (size_t i = 0; i < tasks && !moe_pool_cancelled(pool); i++) fn(arg, i, 0);
         return;
     }
     pool->fn = fn;
@@ -7528,8 +7534,9 @@ static void moe_graph_place(moe_graph *g, char *arena) {
     }
 }
 
+/* A run that is cancelled ends in the middle: a node never reads what another one has not finished. */
 static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
-    for (size_t i = 0; i < run->graph->count; i++) {
+    for (size_t i = 0; i < run->graph->count && !moe_pool_cancelled(run->pool); i++) {
         const moe_node *t = &run->graph->nodes[i];
         if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 0);
         moe_ops[t->op].compute(run, t);
@@ -8071,7 +8078,6 @@ struct moe_session {
     char *arena; /* of all graphs: one runs at a time */
     moe_memory memory;
     moe_decoder_state state;
-    atomic_int cancelled; /* by moe_session_cancel; until a call has heard of it */
     size_t rows, encode_tokens;
     size_t n_slots;      /* batch, and with reranking those of questions */
     moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
@@ -8647,6 +8653,13 @@ static void moe_report_row(const moe_session *s, const moe_graph *g, size_t row,
     }
 }
 
+/* Stop if moe_session_cancel says so, and forget it. */
+static moe_status moe_heed(moe_session *s, moe_error *error) {
+    if (!moe_pool_cancelled(s->pool)) return MOE_OK;
+    atomic_store(&s->pool->cancelled, 0);
+    return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
+}
+
 /* Run one of the two graphs where the session lives. */
 static moe_status moe_session_run(moe_session *s, const moe_graph *g, const moe_frame *frame, moe_error *error) {
     const moe_run run = { s->kernels, s->pool, g, frame };
@@ -8654,7 +8667,7 @@ static moe_status moe_session_run(moe_session *s, const moe_graph *g, const moe_
         return s->api->run(s->device, g == &s->graphs[MOE_DECODER], frame, s->params.trace, s->params.trace_user,
                            error);
     moe_graph_run(&run, s->params.trace, s->params.trace_user);
-    return MOE_OK;
+    return moe_heed(s, error);
 }
 
 /* ---- Admitting and encoding ---- */
@@ -9060,12 +9073,7 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     return MOE_OK;
 }
 
-void moe_session_cancel(moe_session *s) { atomic_store(&s->cancelled, 1); }
-
-static moe_status moe_heed(moe_session *s, const char *call, moe_error *error) {
-    if (!atomic_exchange(&s->cancelled, 0)) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_CANCELLED, call, "cancelled");
-}
+void moe_session_cancel(moe_session *s) { atomic_store(&s->pool->cancelled, 1); }
 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, questions = s->n_slots - batch;
@@ -9082,7 +9090,7 @@ moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, voi
             if (answer == MOE_PULL_CANCEL)
                 status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
-        if (status == MOE_OK) status = moe_heed(s, "translate", error);
+        if (status == MOE_OK) status = moe_heed(s, error);
         if (status != MOE_OK) break;
         if (s->by_source.n) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
@@ -9122,7 +9130,7 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
             s->want[r] = -1;
             if (s->keys) s->keys[r] = moe_row_key(inputs + (row0 + r) * width, width);
         }
-        MOE_TRY(moe_heed(s, "classify", error));
+        MOE_TRY(moe_heed(s, error));
         MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
         for (size_t r = 0; r < n; r++) {
             if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], r, NULL, row0 + r, -1);

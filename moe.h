@@ -56,6 +56,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __GNUC__
+#pragma GCC visibility push(default) /* of all that a shared library keeps, this alone is seen outside */
+#endif
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -551,8 +554,10 @@ typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
  * apart. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
 
-/* Stop a session from another thread or from a signal handler. The call that is running, or else the next one, returns
- * MOE_ERROR_CANCELLED before its next step; the requests under way are dropped. */
+/* Stop a session from another thread or from a signal handler: it only sets a flag. The call that is running, or else
+ * the next one, returns MOE_ERROR_CANCELLED; the requests under way are dropped. Threads look at the flag before each
+ * task, in the middle of encoding, of a decoder step and of scoring: a few milliseconds. On a GPU the call ends with
+ * the step at hand. */
 void moe_session_cancel(moe_session *session);
 
 /* Pull requests until MOE_PULL_END, decode them together and hand over each result as soon as it is final.
@@ -576,5 +581,8 @@ int moe_isa_available(const char *name); /* 1 if this machine can run the set */
 
 #ifdef __cplusplus
 }
+#endif
+#ifdef __GNUC__
+#pragma GCC visibility pop
 #endif
 #endif /* MOE_H */

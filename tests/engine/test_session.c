@@ -1517,6 +1517,93 @@ static void a_cancelled_session_can_be_used_again(void **state) {
         }
 }
 
+/* Cancels a session once it has seen `after` nodes, and counts those that it sees then. */
+typedef struct cancel_in_graph {
+    moe_session *session;
+    size_t after, seen, late;
+} cancel_in_graph;
+
+static void cancel_after_node(void *user, const char *name, const float *data, size_t rows, size_t cols,
+                              size_t stride) {
+    cancel_in_graph *c = user;
+    (void)data, (void)rows, (void)cols, (void)stride;
+    if (strstr(name, ".probabilities")) return; /* shown with its gate */
+    c->late += c->seen > c->after;
+    if (c->seen++ == c->after) moe_session_cancel(c->session);
+}
+
+static void a_call_ends_in_the_middle_of_a_graph(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i += 4)
+        for (size_t after = 0; after < 400; after = after * 3 / 2 + 1) {
+            moe_session_params p = setting_params(i);
+            cancel_in_graph c = { .after = after };
+            heard *out = mw_zeros(SENTENCES * sizeof *out);
+            request_feed feed = { .asks = sentences, .n = SENTENCES, .heard = out };
+            p.threads = 1 + (int)(i / 4) % 2;
+            p.isa = NULL;
+            p.trace = cancel_after_node;
+            p.trace_user = &c;
+            moe_session *s = c.session = new_session(models[i], &p);
+            assert_int_equal(moe_translate(s, pull, done, &feed, NULL), MOE_ERROR_CANCELLED);
+            CHECK(!c.late, "setting %zu: %zu nodes were run after a cancel at node %zu", i, c.late, after);
+            for (size_t k = 0; k < SENTENCES; k++)
+                if (out[k].delivered) assert_memory_equal(&out[k], &baselines[i][k], sizeof out[k]);
+            c.seen = SIZE_MAX / 2, c.after = SIZE_MAX;
+            translate_with(s, sentences, SENTENCES, NULL, 0, out);
+            assert_same(baselines[i], out, SENTENCES, "a run that ended in a graph");
+            moe_session_free(s);
+            free(out);
+        }
+}
+
+/* Another thread cancels at any moment, in the middle of a task too: the run ends or is through, and the next is whole.
+ */
+typedef struct canceller {
+    moe_session *session;
+    unsigned microseconds;
+} canceller;
+
+static void *cancel_later(void *user) {
+    const canceller *c = user;
+    const struct timespec t = { 0, (long)c->microseconds * 1000 };
+    nanosleep(&t, NULL);
+    moe_session_cancel(c->session);
+    return NULL;
+}
+
+static void another_thread_can_cancel_at_any_moment(void **state) {
+    (void)state;
+    size_t cancelled = 0;
+    for (size_t i = 1; i < settings_in_use(); i += 6) {
+        moe_session_params p = setting_params(i);
+        p.threads = 2;
+        p.isa = NULL;
+        moe_session *s = new_session(models[i], &p);
+        heard *out = mw_zeros(SENTENCES * sizeof *out);
+        for (unsigned round = 0; round < 12; round++) {
+            canceller c = { s, 200 * round };
+            request_feed feed = { .asks = sentences, .n = SENTENCES, .heard = out };
+            pthread_t thread;
+            memset(out, 0, SENTENCES * sizeof *out);
+            assert_int_equal(pthread_create(&thread, NULL, cancel_later, &c), 0);
+            const moe_status status = moe_translate(s, pull, done, &feed, NULL);
+            assert_int_equal(pthread_join(thread, NULL), 0);
+            assert_true(status == MOE_OK || status == MOE_ERROR_CANCELLED);
+            cancelled += status == MOE_ERROR_CANCELLED;
+            for (size_t k = 0; k < SENTENCES; k++)
+                if (out[k].delivered) assert_memory_equal(&out[k], &baselines[i][k], sizeof out[k]);
+            feed = (request_feed){ .heard = out };
+            if (!status) assert_int_equal(moe_translate(s, pull, done, &feed, NULL), MOE_ERROR_CANCELLED);
+        }
+        translate_with(s, sentences, SENTENCES, NULL, 0, out);
+        assert_same(baselines[i], out, SENTENCES, "runs that another thread cancelled");
+        moe_session_free(s);
+        free(out);
+    }
+    assert_true(cancelled > 0);
+}
+
 /* Work goes on while the caller has nothing: a request that was pulled comes back though no other follows. */
 typedef struct slow_feed {
     request_feed feed;
@@ -2213,6 +2300,8 @@ int main(void) {
         cmocka_unit_test(an_empty_source_and_an_empty_target_can_be_scored),
         cmocka_unit_test(no_requests_at_all_is_fine),
         cmocka_unit_test(a_cancelled_session_can_be_used_again),
+        cmocka_unit_test(a_call_ends_in_the_middle_of_a_graph),
+        cmocka_unit_test(another_thread_can_cancel_at_any_moment),
         cmocka_unit_test(work_goes_on_while_the_caller_has_nothing),
         cmocka_unit_test(impossible_parameters_are_refused_by_name),
         cmocka_unit_test(parameters_at_their_limits_work),

@@ -254,7 +254,22 @@ void give(const std::string &out, char **buffer, size_t *capacity, size_t *lengt
     *length = out.size();
 }
 
+void give_begins(const sentencepiece::ImmutableSentencePieceText &pieces, uint32_t **begins, size_t *capacity,
+                 size_t *count) {
+    const size_t n = pieces.pieces_size();
+    reserve(begins, capacity, n);
+    for (size_t i = 0; i < n; i++) (*begins)[i] = pieces.pieces(static_cast<int>(i)).begin();
+    *count = n;
+}
+
 bool in_range(const spm *t, int32_t id) { return t && id >= 0 && id < t->processor.GetPieceSize(); }
+
+void check_ids(const spm *t, const int32_t *ids, size_t count) {
+    if (count > SPM_MAX_TEXT) throw std::length_error("more than 16 Mi token ids");
+    for (size_t i = 0; i < count; i++)
+        if (!in_range(t, ids[i]))
+            throw std::out_of_range("token id " + std::to_string(ids[i]) + " is not in the tokeniser");
+}
 
 } // namespace
 
@@ -300,16 +315,33 @@ extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t count, char *
                           char *error, size_t error_size) {
     *length = 0;
     return guarded<int>(error, error_size, -1, [&]() {
-        if (count > SPM_MAX_TEXT) throw std::length_error("more than 16 Mi token ids");
-        for (size_t i = 0; i < count; i++)
-            if (!in_range(t, ids[i]))
-                throw std::out_of_range("token id " + std::to_string(ids[i]) + " is not in the tokeniser");
+        check_ids(t, ids, count);
         std::vector<int> in;
         if (count) in.assign(ids, ids + count);
         std::string out;
         auto status = t->processor.Decode(in, &out);
         if (!status.ok()) throw std::runtime_error(status.error_message());
         give(out, text, capacity, length);
+        return 0;
+    });
+}
+
+extern "C" int spm_encode_begins(const spm *t, const char *text, size_t length, uint32_t **begins, size_t *capacity,
+                                 size_t *count, char *error, size_t error_size) {
+    *count = 0;
+    return guarded<int>(error, error_size, -1, [&]() {
+        check_text(text, length);
+        give_begins(t->processor.EncodeAsImmutableProto(view(text, length)), begins, capacity, count);
+        return 0;
+    });
+}
+
+extern "C" int spm_decode_begins(const spm *t, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
+                                 size_t *count, char *error, size_t error_size) {
+    *count = 0;
+    return guarded<int>(error, error_size, -1, [&]() {
+        check_ids(t, ids, n);
+        give_begins(t->processor.DecodeIdsAsImmutableProto({ ids, ids + n }), begins, capacity, count);
         return 0;
     });
 }

@@ -46,8 +46,16 @@ int spm_encode(const spm *tokeniser, const char *text, size_t length, int32_t **
 int spm_decode(const spm *tokeniser, const int32_t *ids, size_t count, char **text, size_t *capacity, size_t *length,
                char *error, size_t error_size);
 
-/* The same where pieces are texts, each ended by a NUL, one behind the other: for models whose ids are not
- * SentencePiece's own. What the tokeniser has no piece for comes out as it is written, and joins in as it is. */
+/* Where the piece of each id lies: from byte begins[i] on in the text that spm_encode cuts into ids, or in the text
+ * that spm_decode makes of ids. *begins is a buffer like *ids above, with *count elements. */
+int spm_encode_begins(const spm *tokeniser, const char *text, size_t length, uint32_t **begins, size_t *capacity,
+                      size_t *count, char *error, size_t error_size);
+int spm_decode_begins(const spm *tokeniser, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
+                      size_t *count, char *error, size_t error_size);
+
+/* Ids of text and text of ids where pieces are texts, each ended by a NUL, one behind the other: for models whose ids
+ * are not SentencePiece's own. What the tokeniser has no piece for comes out as it is written, and joins in as it is.
+ */
 int spm_encode_pieces(const spm *tokeniser, const char *text, size_t length, char **pieces, size_t *capacity,
                       size_t *bytes, char *error, size_t error_size);
 int spm_decode_pieces(const spm *tokeniser, const char *pieces, size_t bytes, char **text, size_t *capacity,
