@@ -136,6 +136,12 @@
 #define MOE_PRINTF(fmt, args)
 #endif
 
+#if defined(__APPLE__)
+#define MOE_MTIME(file) ((file).st_mtimespec)
+#else
+#define MOE_MTIME(file) ((file).st_mtim)
+#endif
+
 #define MOE_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Tell the processor that this thread only waits. */
@@ -328,6 +334,8 @@ typedef struct moe_experts {
     moe_matrix up, down; /* [hidden, width], [width, hidden] of expert 0; the others follow every `stride` bytes */
     size_t stride;
     const float *up_bias, *down_bias; /* [count, hidden], [count, width], or NULL */
+    const struct moe_file *file;      /* that they lie in, and which of its tensors they are; NULL: none */
+    size_t tensor;
 } moe_experts;
 
 /* A row of selections, as MOE_OP_GATE makes it, is `stride` words of 32 bits: how many experts, 1 if a mask was empty,
@@ -472,7 +480,8 @@ typedef struct moe_graph {
     moe_stats *stats;                                           /* where experts are counted, or NULL */
     void (*watch)(void *watcher, const moe_node *t, int after); /* on the processor, before and after a node; or NULL */
     void *watcher;
-    size_t bytes; /* of the planned arena */
+    struct moe_damage *damage; /* where a run says that a slab is damaged, or NULL */
+    size_t bytes;              /* of the planned arena */
     int overflow;
 } moe_graph;
 
@@ -4126,22 +4135,23 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
 
 /* ==== 16. Model file: reader ==================================================================================
  * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this room hands out lies inside the
- * mapping, is aligned for its type, and every count has been multiplied out without overflow.
+ * mapping or the copy of the header, is aligned for its type, and every count has been multiplied out without overflow.
  *
- * Version 1, little-endian:
+ * Versions 1 and 2, little-endian:
  *   header, 64 bytes: magic "MOEMODEL", u32 version, u32 CRC-32 of bytes [16, header_bytes), u64 header_bytes,
  *     u64 file_bytes, u32 metadata entries, u32 tensors, 24 zero bytes
  *   metadata entries, each padded to 8: u32 kind, u32 key length, key, pad to 8, then by kind
  *     INT i64 | REAL f64 | TEXT, BYTES u64 length, bytes | INTS, REALS u64 n, n values | TEXTS u64 n, n times (u64
  *     length, bytes, pad to 8)
  *   tensor directory entries, each padded to 8: u32 type, u32 layout (0 matrix or vector, 1 experts), u32 dimensions,
- *     u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name
+ *     u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name; of experts in version 2 pad to 8,
+ *     dims[0] times u32 CRC-32 of a slab, and the CRC-32 before is that of these
  *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; less than 4096 zero
  *     bytes before each, nothing behind.
  * An experts tensor [E, hidden, width] is E slabs of equal stride (a multiple of 4096): the up matrix [hidden, width],
  * padded to 64, then the down matrix [width, hidden]; so one expert is one read. */
 
-enum { MOE_HEADER_BYTES = 64, MOE_ALIGN = 64, MOE_SLAB_ALIGN = 4096, MOE_MAX_TEXTS = 65536 };
+enum { MOE_HEADER_BYTES = 64, MOE_ALIGN = 64, MOE_SLAB_ALIGN = 4096 };
 static const char moe_magic[8] = { 'M', 'O', 'E', 'M', 'O', 'D', 'E', 'L' };
 
 typedef struct moe_meta {
@@ -4150,18 +4160,28 @@ typedef struct moe_meta {
     size_t count;     /* elements of a list, 1 for a scalar */
     const char *data; /* first value; TEXT and BYTES: the bytes; TEXTS: the first length */
     size_t length;    /* TEXT and BYTES */
+    uint32_t *texts;  /* TEXTS: [count] where they stand behind `data`: first the length, then the bytes */
     moe_span entry;   /* the whole entry as it lies in the file */
 } moe_meta;
 
 typedef struct moe_file {
     const char *data;
     size_t bytes;
+    char *header; /* [header_bytes] a copy: what was checked there stays as it was, whoever writes to the file */
     uint32_t version;
     uint64_t header_bytes;
     moe_meta *meta;
     size_t n_meta;
     moe_tensor_info *tensors;
     size_t n_tensors;
+    const moe_span **keys, **names; /* [n_meta], [n_tensors] those of metadata and tensors, sorted */
+    uint32_t *texts;                /* [n_texts] of all metadata */
+    size_t n_texts;
+    /* What is compared with a checksum at a time is a piece: a tensor, or a slab where the file has checksums of slabs.
+     */
+    size_t *pieces; /* [n_tensors] the first one of each */
+    size_t n_pieces;
+    atomic_uchar *checked; /* [n_pieces] 1: it was right; NULL: nobody wants to know */
 } moe_file;
 
 /* ---- Checksums ----
@@ -4384,6 +4404,15 @@ static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
     return moe_matrix_bytes(t->type, rows, cols);
 }
 
+static moe_status moe_parse_slabs(moe_cursor *c, moe_tensor_info *t, const char *where, moe_error *error) {
+    const size_t bytes = (size_t)t->dims[0] * sizeof *t->slabs;
+    t->slabs = (const uint32_t *)(const void *)moe_take(c, bytes);
+    moe_take_padding(c);
+    if (c->failed || moe_crc32(0, t->slabs, bytes) != t->checksum)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "the checksums of its slabs are cut off or damaged");
+    return MOE_OK;
+}
+
 static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *data_end, moe_tensor_info *t,
                                    moe_error *error) {
     char where[96];
@@ -4440,14 +4469,19 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
             return moe_fail(error, MOE_ERROR_FORMAT, where, "byte %llu of the gap before it is not zero: damaged",
                             (unsigned long long)*data_end);
     *data_end = t->offset + t->bytes;
-    return MOE_OK;
+    return f->version > 1 && t->experts ? moe_parse_slabs(c, t, where, error) : MOE_OK;
 }
 
 static void moe_file_free(moe_file *f, const moe_allocator *a) {
+    moe_release(a, f->header, (size_t)f->header_bytes);
     moe_release(a, f->meta, f->n_meta * sizeof *f->meta);
     moe_release(a, f->tensors, f->n_tensors * sizeof *f->tensors);
-    f->meta = NULL;
-    f->tensors = NULL;
+    moe_release(a, f->keys, f->n_meta * sizeof *f->keys);
+    moe_release(a, f->names, f->n_tensors * sizeof *f->names);
+    moe_release(a, f->texts, f->n_texts * sizeof *f->texts);
+    moe_release(a, f->pieces, f->n_tensors * sizeof *f->pieces);
+    moe_release(a, f->checked, f->n_pieces * sizeof *f->checked);
+    memset(f, 0, sizeof *f);
 }
 
 static int moe_compare_spans(const void *a, const void *b) {
@@ -4456,42 +4490,79 @@ static int moe_compare_spans(const void *a, const void *b) {
     return order ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-/* Names and keys each stand once. Sorted, as a hostile file may hold millions. */
-static moe_status moe_check_unique(const void *first, size_t count, size_t stride, const char *what,
-                                   const moe_allocator *a, moe_error *error) {
-    const moe_span **order = count ? a->allocate(a->user, count * sizeof *order) : NULL;
-    moe_status status = MOE_OK;
-    if (!count) return MOE_OK;
-    if (!order) return moe_fail(error, MOE_ERROR_MEMORY, what, "no memory to check %zu names", count);
-    for (size_t i = 0; i < count; i++) order[i] = (const moe_span *)(const void *)((const char *)first + i * stride);
-    qsort(order, count, sizeof *order, moe_compare_spans);
-    for (size_t i = 1; i < count && status == MOE_OK; i++)
-        if (moe_compare_spans(&order[i - 1], &order[i]) == 0)
-            status =
-                moe_fail(error, MOE_ERROR_FORMAT, what, "'%.*s' stands twice", (int)order[i]->length, order[i]->data);
-    moe_release(a, order, count * sizeof *order);
-    return status;
+/* Sort the `count` names of which each stands `stride` bytes behind the one before. Each stands once. */
+static moe_status moe_sort_names(const void *first, size_t count, size_t stride, const char *what, const moe_span **out,
+                                 moe_error *error) {
+    for (size_t i = 0; i < count; i++) out[i] = (const moe_span *)(const void *)((const char *)first + i * stride);
+    if (count) qsort(out, count, sizeof *out, moe_compare_spans);
+    for (size_t i = 1; i < count; i++)
+        if (moe_compare_spans(&out[i - 1], &out[i]) == 0)
+            return moe_fail(error, MOE_ERROR_FORMAT, what, "'%.*s' stands twice", (int)out[i]->length, out[i]->data);
+    return MOE_OK;
 }
 
-/* The fixed part of the header; the cursor is then at the first entry. */
-static moe_status moe_parse_header(moe_cursor *c, moe_file *f, moe_error *error) {
+/* The name among those that moe_sort_names has sorted, or NULL. */
+static const void *moe_find_name(const moe_span *const *names, size_t count, const char *name) {
+    const moe_span wanted = { name, strlen(name) }, *key = &wanted;
+    const moe_span *const *found = count ? bsearch(&key, names, count, sizeof *names, moe_compare_spans) : NULL;
+    return found ? *found : NULL;
+}
+
+/* Where every text of a list stands, so that none needs a walk over those before it. */
+static void moe_index_texts(moe_file *f) {
+    uint32_t *next = f->texts;
+    for (size_t i = 0; i < f->n_meta; i++) {
+        moe_meta *m = &f->meta[i];
+        uint64_t length = 0;
+        m->texts = next;
+        for (size_t k = 0, at = 0; m->kind == MOE_META_TEXTS && k < m->count; k++) {
+            *next++ = (uint32_t)at;
+            memcpy(&length, m->data + at, 8);
+            at += 8 + moe_round_up((size_t)length, 8);
+        }
+    }
+}
+
+/* Indexes of what has been parsed. */
+static moe_status moe_index_file(moe_file *f, const moe_allocator *a, moe_error *error) {
+    f->pieces = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->pieces);
+    for (size_t i = 0; i < f->n_meta; i++)
+        if (f->meta[i].kind == MOE_META_TEXTS) f->n_texts += f->meta[i].count;
+    for (size_t i = 0; f->pieces && i < f->n_tensors; i++) {
+        f->pieces[i] = f->n_pieces;
+        f->n_pieces += f->tensors[i].slabs ? (size_t)f->tensors[i].dims[0] : 1;
+    }
+    f->keys = moe_allocate_zeroed(a, f->n_meta * sizeof *f->keys);
+    f->names = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->names);
+    f->texts = moe_allocate_zeroed(a, f->n_texts * sizeof *f->texts);
+    if (!f->pieces || !f->keys || !f->names || !f->texts)
+        return moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for the names and texts of the header");
+    moe_index_texts(f);
+    MOE_TRY(moe_sort_names(f->meta, f->n_meta, sizeof *f->meta, "metadata", f->keys, error));
+    return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
+}
+
+/* Read the fixed part of the header and copy all of it. The cursor is then at the first entry. */
+static moe_status moe_parse_header(moe_cursor *c, moe_file *f, const moe_allocator *a, moe_error *error) {
     const size_t bytes = f->bytes;
+    char fixed[MOE_HEADER_BYTES];
     uint64_t file_bytes;
     uint32_t checksum;
     if (bytes < MOE_HEADER_BYTES)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "only %zu bytes: not a model file, or cut off", bytes);
-    if (memcmp(f->data, moe_magic, sizeof moe_magic) != 0)
+    memcpy(fixed, f->data, sizeof fixed);
+    if (memcmp(fixed, moe_magic, sizeof moe_magic) != 0)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "not a moe model file (no MOEMODEL at its start)");
-    c->at = sizeof moe_magic;
+    *c = (moe_cursor){ fixed, sizeof moe_magic, sizeof fixed, 0 };
     f->version = moe_take_u32(c);
     checksum = moe_take_u32(c);
     f->header_bytes = moe_take_u64(c);
     file_bytes = moe_take_u64(c);
     f->n_meta = moe_take_u32(c);
     f->n_tensors = moe_take_u32(c);
-    if (f->version != MOE_FILE_VERSION)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8", "file version %u, this program reads version %d",
-                        f->version, MOE_FILE_VERSION);
+    if (f->version < 1 || f->version > MOE_FILE_VERSION)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8",
+                        "file version %u, this program reads versions 1 to %d", f->version, MOE_FILE_VERSION);
     if (file_bytes != bytes)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 24",
                         "the file has %zu bytes, its header says %llu: cut off or "
@@ -4500,14 +4571,24 @@ static moe_status moe_parse_header(moe_cursor *c, moe_file *f, moe_error *error)
     if (f->header_bytes < MOE_HEADER_BYTES || f->header_bytes > bytes || f->header_bytes % 8)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 16", "impossible header size %llu",
                         (unsigned long long)f->header_bytes);
-    if (moe_crc32(0, f->data + 16, (size_t)f->header_bytes - 16) != checksum)
+    if (f->header_bytes > MOE_MAX_HEADER)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 16", "a header of %llu bytes, at most %d are read",
+                        (unsigned long long)f->header_bytes, MOE_MAX_HEADER);
+    f->header = a->allocate(a->user, (size_t)f->header_bytes);
+    if (!f->header)
+        return moe_fail(error, MOE_ERROR_MEMORY, "header", "no memory for a header of %llu bytes",
+                        (unsigned long long)f->header_bytes);
+    memcpy(f->header, fixed, sizeof fixed);
+    memcpy(f->header + sizeof fixed, f->data + sizeof fixed, (size_t)f->header_bytes - sizeof fixed);
+    if (moe_crc32(0, f->header + 16, (size_t)f->header_bytes - 16) != checksum)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "the header's checksum is wrong: the file is damaged");
     for (; c->at < MOE_HEADER_BYTES; c->at++)
-        if (f->data[c->at])
+        if (fixed[c->at])
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
-    c->end = (size_t)f->header_bytes;
+    *c = (moe_cursor){ f->header, MOE_HEADER_BYTES, (size_t)f->header_bytes, 0 };
     /* An entry takes 24 bytes at the least, so the counts cannot ask for more memory than the file's own size. */
-    if (f->n_meta > f->header_bytes / 24 || f->n_tensors > f->header_bytes / 24)
+    if (f->n_meta > moe_min(MOE_MAX_ENTRIES, (size_t)f->header_bytes / 24) ||
+        f->n_tensors > moe_min(MOE_MAX_ENTRIES, (size_t)f->header_bytes / 24))
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
                         "%zu metadata entries and %zu tensors do not fit the header", f->n_meta, f->n_tensors);
     return MOE_OK;
@@ -4516,27 +4597,23 @@ static moe_status moe_parse_header(moe_cursor *c, moe_file *f, moe_error *error)
 /* Check everything but the tensors' contents. On failure nothing is left allocated. */
 static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
                                  moe_error *error) {
-    moe_cursor c = { data, 0, bytes, 0 };
+    moe_cursor c = { data, 0, 0, 0 };
     uint64_t data_end;
-    size_t n_meta, n_tensors;
     moe_status status;
     memset(f, 0, sizeof *f);
     f->data = data;
     f->bytes = bytes;
-    status = moe_parse_header(&c, f, error);
-    n_meta = f->n_meta, n_tensors = f->n_tensors;
-    f->n_meta = f->n_tensors = 0; /* until there is memory for them */
-    if (status != MOE_OK) return status;
-    f->meta = moe_allocate_zeroed(a, n_meta * sizeof *f->meta);
-    f->tensors = moe_allocate_zeroed(a, n_tensors * sizeof *f->tensors);
-    f->n_meta = n_meta;
-    f->n_tensors = n_tensors;
-    if (!f->meta || !f->tensors)
-        status = moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %zu metadata entries and %zu tensors",
-                          n_meta, n_tensors);
-    for (size_t i = 0; i < n_meta && status == MOE_OK; i++) status = moe_parse_meta(&c, &f->meta[i], error);
+    status = moe_parse_header(&c, f, a, error);
+    if (status == MOE_OK) {
+        f->meta = moe_allocate_zeroed(a, f->n_meta * sizeof *f->meta);
+        f->tensors = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->tensors);
+        if (!f->meta || !f->tensors)
+            status = moe_fail(error, MOE_ERROR_MEMORY, "directory",
+                              "no memory for %zu metadata entries and %zu tensors", f->n_meta, f->n_tensors);
+    }
+    for (size_t i = 0; i < f->n_meta && status == MOE_OK; i++) status = moe_parse_meta(&c, &f->meta[i], error);
     data_end = f->header_bytes;
-    for (size_t i = 0; i < n_tensors && status == MOE_OK; i++)
+    for (size_t i = 0; i < f->n_tensors && status == MOE_OK; i++)
         status = moe_parse_tensor(&c, f, &data_end, &f->tensors[i], error);
     if (status == MOE_OK && c.at != c.end)
         status =
@@ -4544,9 +4621,7 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, co
     if (status == MOE_OK && data_end != bytes)
         status = moe_fail(error, MOE_ERROR_FORMAT, "end of file", "%llu bytes behind the last tensor",
                           (unsigned long long)(bytes - data_end));
-    if (status == MOE_OK) status = moe_check_unique(f->meta, n_meta, sizeof *f->meta, "metadata", a, error);
-    if (status == MOE_OK)
-        status = moe_check_unique(f->tensors, n_tensors, sizeof *f->tensors, "tensor directory", a, error);
+    if (status == MOE_OK) status = moe_index_file(f, a, error);
     if (status != MOE_OK) moe_file_free(f, a);
     return status;
 }
@@ -4558,37 +4633,74 @@ static size_t moe_broken_scale(const moe_matrix *m) {
     return row;
 }
 
-static moe_status moe_verify_slabs(const moe_file *f, const moe_tensor_info *t, const char *where, moe_error *error) {
+/* The first of n experts whose scales are not numbers >= 0; n if there is none. Binding does not read them. */
+static size_t moe_broken_slab(const moe_file *f, const moe_tensor_info *t, size_t first, size_t n) {
     const size_t hidden = (size_t)t->dims[1], width = (size_t)t->dims[2];
     uint64_t down = 0;
     const size_t stride = (size_t)moe_slab_bytes(t->type, hidden, width, &down);
-    for (size_t e = 0; e < (size_t)t->dims[0]; e++) {
-        const char *slab = f->data + t->offset + e * stride;
+    for (size_t i = 0; i < n; i++) {
+        const char *slab = f->data + t->offset + (first + i) * stride;
         const moe_matrix up = moe_matrix_view(t->type, hidden, width, slab);
         const moe_matrix low = moe_matrix_view(t->type, width, hidden, slab + down);
-        if (moe_broken_scale(&up) < hidden || moe_broken_scale(&low) < width)
-            return moe_fail(error, MOE_ERROR_FORMAT, where, "a scale of its expert %zu is not a number >= 0", e);
+        if (moe_broken_scale(&up) < hidden || moe_broken_scale(&low) < width) return i;
+    }
+    return n;
+}
+
+/* Compare a tensor, or slab `slab` of it where slabs have checksums of their own. */
+static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t, size_t slab, moe_error *error) {
+    const size_t pieces = t->slabs ? (size_t)t->dims[0] : 1, bytes = (size_t)t->bytes / pieces;
+    const size_t slabs = t->slabs ? 1 : t->experts ? (size_t)t->dims[0] : 0;
+    const uint32_t crc = moe_crc32(0, f->data + t->offset + slab * bytes, bytes);
+    char where[96], expert[32] = "";
+    size_t broken;
+    snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(t->name.length, 80), t->name.data);
+    if (t->slabs) snprintf(expert, sizeof expert, "expert %zu of ", slab);
+    if (crc != (t->slabs ? t->slabs[slab] : t->checksum))
+        return moe_fail(error, MOE_ERROR_FORMAT, where,
+                        "the checksum of %s%.*s is wrong: the file is damaged, get it again", expert,
+                        (int)moe_min(t->name.length, 80), t->name.data);
+    broken = moe_broken_slab(f, t, slab, slabs);
+    if (broken < slabs)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "a scale of expert %zu of %.*s is not a number >= 0",
+                        slab + broken, (int)moe_min(t->name.length, 80), t->name.data);
+    if (f->checked) atomic_store_explicit(&f->checked[f->pieces[t - f->tensors] + slab], 1, memory_order_relaxed);
+    return MOE_OK;
+}
+
+/* How a run of a graph says which piece was found damaged, + 1; 0: none. */
+typedef struct moe_damage {
+    atomic_size_t piece;
+} moe_damage;
+
+/* Whether a piece was compared and is right. */
+static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t slab) {
+    return f->checked && atomic_load_explicit(&f->checked[f->pieces[t - f->tensors] + slab], memory_order_relaxed);
+}
+
+/* Compare what of a tensor has not been compared yet. */
+static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, moe_damage *damage, moe_error *error) {
+    for (size_t i = 0; i < (t->slabs ? (size_t)t->dims[0] : 1); i++) {
+        if (moe_piece_checked(f, t, i) || moe_compare_piece(f, t, i, error) == MOE_OK) continue;
+        if (damage) atomic_store(&damage->piece, f->pieces[t - f->tensors] + i + 1);
+        return MOE_ERROR_FORMAT;
     }
     return MOE_OK;
 }
 
-/* Compare the tensors with their checksums, and check the scales of experts, which binding does not read. */
-static moe_status moe_file_verify(const moe_file *f, moe_error *error) {
-    for (size_t i = 0; i < f->n_tensors; i++) {
-        const moe_tensor_info *t = &f->tensors[i];
-        char where[96];
-        snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(t->name.length, 80), t->name.data);
-        if (moe_crc32(0, f->data + t->offset, (size_t)t->bytes) != t->checksum)
-            return moe_fail(error, MOE_ERROR_FORMAT, where, "its checksum is wrong: the file is damaged, get it again");
-        if (t->experts) MOE_TRY(moe_verify_slabs(f, t, where, error));
-    }
-    return MOE_OK;
+/* The error for what was found damaged since the last call, if anything was. */
+static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_error *error) {
+    const size_t found = atomic_exchange(&damage->piece, 0), piece = found - 1;
+    const moe_tensor_info *t = f->tensors + f->n_tensors;
+    if (!found) return MOE_OK;
+    do t--;
+    while (f->pieces[t - f->tensors] > piece);
+    MOE_TRY(moe_compare_piece(f, t, piece - f->pieces[t - f->tensors], error));
+    return moe_fail(error, MOE_ERROR_IO, "model", "the model's file changes while it is in use");
 }
 
 static const moe_meta *moe_find_meta(const moe_file *f, const char *key) {
-    for (size_t i = 0; i < f->n_meta; i++)
-        if (moe_span_is(f->meta[i].key, key)) return &f->meta[i];
-    return NULL;
+    return moe_find_name(f->keys, f->n_meta, key);
 }
 
 static int64_t moe_meta_int(const moe_meta *m, size_t i) {
@@ -4605,33 +4717,24 @@ static double moe_meta_real(const moe_meta *m, size_t i) {
 }
 
 static moe_span moe_meta_text(const moe_meta *m, size_t i) {
-    const char *p = m->data;
     uint64_t length;
-    if ((m->kind == MOE_META_TEXT || m->kind == MOE_META_BYTES) && i == 0) return (moe_span){ p, m->length };
+    const char *p;
+    if ((m->kind == MOE_META_TEXT || m->kind == MOE_META_BYTES) && i == 0) return (moe_span){ m->data, m->length };
     if (m->kind != MOE_META_TEXTS || i >= m->count) return (moe_span){ "", 0 };
-    for (;; i--) { /* each is a length and its bytes, padded to 8; the parser has walked them all */
-        memcpy(&length, p, 8);
-        if (i == 0) return (moe_span){ p + 8, (size_t)length };
-        p += 8 + moe_round_up((size_t)length, 8);
-    }
+    p = m->data + m->texts[i];
+    memcpy(&length, p, 8);
+    return (moe_span){ p + 8, (size_t)length };
 }
 
 static size_t moe_meta_texts(const moe_meta *m, moe_span *out, size_t n) {
-    const char *p = m->data;
-    uint64_t length;
     if (m->kind != MOE_META_TEXTS) return 0;
     n = moe_min(n, m->count);
-    for (size_t i = 0; i < n; i++, p += 8 + moe_round_up((size_t)length, 8)) {
-        memcpy(&length, p, 8);
-        out[i] = (moe_span){ p + 8, (size_t)length };
-    }
+    for (size_t i = 0; i < n; i++) out[i] = moe_meta_text(m, i);
     return n;
 }
 
 static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *name) {
-    for (size_t i = 0; i < f->n_tensors; i++)
-        if (moe_span_is(f->tensors[i].name, name)) return &f->tensors[i];
-    return NULL;
+    return moe_find_name(f->names, f->n_tensors, name);
 }
 
 /* ==== 17. Model file: writer ==================================================================================
@@ -4854,6 +4957,8 @@ typedef struct moe_save {
     size_t n_vectors;
     moe_tensor_info *tensors;
     size_t n_tensors;
+    uint32_t *sums; /* checksums of the slabs of all experts, in the order of the file */
+    size_t n_sums;  /* that are known */
     uint64_t file_bytes;
     size_t header_bytes;
     char *header, *piece;
@@ -4921,7 +5026,7 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     const uint32_t version = MOE_FILE_VERSION, n_tensors = (uint32_t)s->n_tensors;
     uint32_t n_meta = 0, checksum;
     uint64_t header_bytes;
-    size_t at = MOE_HEADER_BYTES, head = 0;
+    size_t at = MOE_HEADER_BYTES, head = 0, sums = 0;
     for (size_t i = 0; s->old && i < s->old->n_meta; i++)
         if (moe_save_meta(s, &s->old->meta[i])) {
             moe_put(out, &at, s->old->meta[i].entry.data, s->old->meta[i].entry.length);
@@ -4932,6 +5037,7 @@ static size_t moe_save_header(const moe_save *s, char *out) {
         const moe_tensor_info *t = &s->tensors[i];
         const uint32_t fields[4] = { (uint32_t)t->type, t->experts ? 1 : 0, t->n_dims, (uint32_t)t->name.length };
         const uint32_t tail[2] = { t->checksum, 0 };
+        const size_t n_sums = t->experts ? (size_t)t->dims[0] : 0;
         moe_put(out, &at, fields, sizeof fields);
         moe_put(out, &at, t->dims, 8 * (size_t)t->n_dims);
         moe_put(out, &at, &t->offset, 8);
@@ -4939,6 +5045,9 @@ static size_t moe_save_header(const moe_save *s, char *out) {
         moe_put(out, &at, tail, sizeof tail);
         moe_put(out, &at, t->name.data, t->name.length);
         at = moe_round_up(at, 8);
+        moe_put(out, &at, out ? s->sums + sums : NULL, n_sums * sizeof *s->sums);
+        at = moe_round_up(at, 8);
+        sums += n_sums;
     }
     header_bytes = at;
     if (!out) return at;
@@ -4998,26 +5107,41 @@ static const moe_vector_entry *moe_save_vector(const moe_save *s, moe_span name)
     return NULL;
 }
 
-static moe_status moe_save_tensor(moe_save *s, size_t index) {
-    moe_tensor_info *t = &s->tensors[index];
+/* Piece `piece` of a tensor as it will lie in the file. */
+static moe_status moe_save_piece(moe_save *s, size_t index, size_t piece, size_t bytes, const void **data) {
+    const moe_tensor_info *t = &s->tensors[index];
     const moe_vector_entry *given = moe_save_vector(s, t->name);
     const moe_tensor_info *old = s->old && !given ? &s->old->tensors[index] : NULL;
-    const size_t bytes = (size_t)(t->bytes / moe_pieces(t));
     uint64_t down = 0;
-    if (given) {
-        t->checksum = moe_crc32(0, given->data, bytes);
-        return moe_save_bytes(s, given->data, bytes);
+    *data = given ? (const void *)given->data : s->piece;
+    if (given) return MOE_OK;
+    if (old && old->type == t->type) {
+        *data = s->old->data + old->offset + piece * bytes;
+        return MOE_OK;
     }
-    if (old && old->type == t->type) return moe_save_bytes(s, s->old->data + old->offset, (size_t)old->bytes);
-    if (t->experts) moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
-    t->checksum = 0;
+    memset(s->piece, 0, bytes);
+    MOE_TRY(moe_save_matrix(s, index, piece, 0, s->piece));
+    if (!t->experts) return MOE_OK;
+    moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
+    return moe_save_matrix(s, index, piece, 1, s->piece + down);
+}
+
+static moe_status moe_save_tensor(moe_save *s, size_t index) {
+    moe_tensor_info *t = &s->tensors[index];
+    const size_t bytes = (size_t)(t->bytes / moe_pieces(t));
+    const void *data;
+    /* It gets a fresh checksum, so damage must be found now or never. */
+    if (s->old && !moe_save_vector(s, t->name))
+        MOE_TRY(moe_check_tensor(s->old, &s->old->tensors[index], NULL, s->error));
     for (size_t p = 0; p < moe_pieces(t); p++) {
-        memset(s->piece, 0, bytes);
-        MOE_TRY(moe_save_matrix(s, index, p, 0, s->piece));
-        if (t->experts) MOE_TRY(moe_save_matrix(s, index, p, 1, s->piece + down));
-        t->checksum = moe_crc32(t->checksum, s->piece, bytes);
-        MOE_TRY(moe_save_bytes(s, s->piece, bytes));
+        MOE_TRY(moe_save_piece(s, index, p, bytes, &data));
+        t->checksum = moe_crc32(0, data, bytes);
+        if (t->experts) s->sums[s->n_sums + p] = t->checksum;
+        MOE_TRY(moe_save_bytes(s, data, bytes));
     }
+    if (!t->experts) return MOE_OK;
+    t->checksum = moe_crc32(0, s->sums + s->n_sums, moe_pieces(t) * sizeof *s->sums);
+    s->n_sums += moe_pieces(t);
     return MOE_OK;
 }
 
@@ -5032,8 +5156,9 @@ static moe_status moe_save_all(moe_save *s) {
     return moe_save_bytes(s, s->header, s->header_bytes);
 }
 
-/* Place the tensors, whose names, types and shapes are set, and tell the sizes of header, piece and row. */
-static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
+/* Place the tensors, whose names, types and shapes are set, and tell the sizes of header, piece and row, and how many
+ * slabs there are. */
+static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest, size_t *slabs) {
     s->header_bytes = moe_save_header(s, NULL);
     s->file_bytes = s->header_bytes;
     for (size_t i = 0; i < s->n_tensors; i++) {
@@ -5042,20 +5167,22 @@ static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
         t->offset = moe_round_up((size_t)s->file_bytes, t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN);
         s->file_bytes = t->offset + t->bytes;
         *piece_bytes = moe_max(*piece_bytes, (size_t)(t->bytes / moe_pieces(t)));
+        *slabs += t->experts ? moe_pieces(t) : 0;
         for (uint32_t d = 0; d < t->n_dims; d++) *widest = moe_max(*widest, (size_t)t->dims[d]);
     }
 }
 
 /* s->tensors are ready to be placed. */
 static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a, moe_error *error) {
-    size_t piece_bytes = 0, widest = 0, block_bytes = 0;
+    size_t piece_bytes = 0, widest = 0, slabs = 0, block_bytes = 0;
     moe_layout layout = { NULL, 0, 0 };
     moe_status status;
-    moe_save_plan(s, &piece_bytes, &widest);
+    moe_save_plan(s, &piece_bytes, &widest, &slabs);
     for (int pass = 0; pass < 2; pass++) {
         layout.used = 0;
         s->header = moe_carve(&layout, s->header_bytes, 1);
         s->piece = moe_carve(&layout, piece_bytes, 1);
+        s->sums = moe_carve(&layout, slabs, sizeof *s->sums);
         s->row = moe_carve(&layout, 2 * moe_round_up(widest, MOE_Q8_COLS), sizeof *s->row);
         if (pass) break;
         block_bytes = layout.used;
@@ -5341,7 +5468,9 @@ _Static_assert(sizeof(moe_gate) == sizeof(int), "a key's name is kept as an int"
 struct moe_model {
     moe_allocator allocator;
     moe_file file;
-    int mapped; /* the file is ours to unmap */
+    int mapped;         /* the file is ours to unmap */
+    int fd;             /* of a file that is mapped, not copied; -1: none */
+    struct stat opened; /* as it was then */
     moe_model_kind kind;
     int transformer;
     int32_t vocabulary, bos, eos;
@@ -5592,6 +5721,8 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
                              (unsigned long long)t->dims[2], x->count, layer->hidden, layer->in);
     } else {
         slab = r->model->file.data + t->offset;
+        e->file = &r->model->file;
+        e->tensor = (size_t)(t - e->file->tensors);
         e->count = x->count;
         e->hidden = layer->hidden;
         e->stride = (size_t)moe_slab_bytes(t->type, layer->hidden, layer->in, &down);
@@ -5915,23 +6046,48 @@ static int moe_is_never(const moe_model *m, int32_t id) {
 
 /* ---- Opening and closing ---- */
 
-static moe_status moe_model_create(const void *data, size_t bytes, int mapped, const moe_model_params *params,
-                                   moe_model **out, moe_error *error) {
+/* Pages of a mapped file that somebody else writes to are no longer those that were checked, and those behind its new
+ * end are gone. This notices it, but for a change while a step runs. */
+static moe_status moe_check_unchanged(const moe_model *m, moe_error *error) {
+    const struct stat *then = &m->opened;
+    struct stat now;
+    if (m->fd < 0 ||
+        (fstat(m->fd, &now) == 0 && now.st_size == then->st_size && MOE_MTIME(now).tv_sec == MOE_MTIME(*then).tv_sec &&
+         MOE_MTIME(now).tv_nsec == MOE_MTIME(*then).tv_nsec))
+        return MOE_OK;
+    return moe_fail(error, MOE_ERROR_IO, "model",
+                    "the model's file was written to or cut off while it was in use: open it again, and replace "
+                    "such files by renaming");
+}
+
+moe_status moe_model_verify(const moe_model *m, moe_error *error) {
+    MOE_TRY(moe_check_unchanged(m, error));
+    for (size_t i = 0; i < m->file.n_tensors; i++)
+        MOE_TRY(moe_check_tensor(&m->file, &m->file.tensors[i], NULL, error));
+    return MOE_OK;
+}
+
+static moe_status moe_model_create(const void *data, size_t bytes, const moe_model_params *params, moe_model **out,
+                                   moe_error *error) {
     moe_allocator a = moe_allocator_or_default(params ? &params->allocator : NULL);
     const int verify = params ? params->verify : 0;
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
     moe_status status;
     if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory for a model");
     m->allocator = a;
+    m->fd = -1;
     status = moe_file_parse(&m->file, data, bytes, &a, error);
-    if (status == MOE_OK && (verify > 0 || (verify == 0 && bytes <= MOE_VERIFY_BYTES)))
-        status = moe_file_verify(&m->file, error);
+    if (status == MOE_OK && verify >= 0) {
+        m->file.checked = moe_allocate_zeroed(&a, m->file.n_pieces * sizeof *m->file.checked);
+        if (!m->file.checked) status = moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory to verify the tensors");
+    }
+    if (status == MOE_OK && (verify == 1 || (verify == 0 && bytes <= MOE_VERIFY_BYTES)))
+        status = moe_model_verify(m, error);
     if (status == MOE_OK) status = moe_bind(m, error);
     if (status != MOE_OK) {
         moe_model_close(m); /* not mapped yet: the caller unmaps */
         return status;
     }
-    m->mapped = mapped;
     *out = m;
     return MOE_OK;
 }
@@ -5940,7 +6096,7 @@ moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model
                                  moe_error *error) {
     if (!data || (uintptr_t)data % MOE_ALIGN)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "data", "the model's bytes must be aligned to %d", MOE_ALIGN);
-    return moe_model_create(data, bytes, 0, params, out, error);
+    return moe_model_create(data, bytes, params, out, error);
 }
 
 /* Memory with the contents of a file, as mmap gives it, or MAP_FAILED. */
@@ -5982,12 +6138,17 @@ moe_status moe_model_open(const char *path, const moe_model_params *params, moe_
     data = params && params->copy ? moe_read_file(fd, (size_t)info.st_size)
                                   : mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     code = errno;
-    close(fd);
-    if (data == MAP_FAILED)
-        return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(code));
-    status = moe_model_create(data, (size_t)info.st_size, 1, params, out, error);
-    if (status != MOE_OK) munmap(data, (size_t)info.st_size);
-    return status;
+    status = data == MAP_FAILED
+                 ? moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(code))
+                 : moe_model_create(data, (size_t)info.st_size, params, out, error);
+    if (status != MOE_OK || (params && params->copy)) close(fd);
+    if (status != MOE_OK) {
+        if (data != MAP_FAILED) munmap(data, (size_t)info.st_size);
+        return status;
+    }
+    (*out)->mapped = 1;
+    if (!params || !params->copy) (*out)->fd = fd, (*out)->opened = info;
+    return MOE_OK;
 }
 
 void moe_model_close(moe_model *m) {
@@ -5996,17 +6157,21 @@ void moe_model_close(moe_model *m) {
         const char *in;
         void *out;
     } data;
+    size_t bytes;
     if (!m) return;
     a = m->allocator;
     data.in = m->file.data;
+    bytes = m->file.bytes;
     moe_release(&a, m->layers, m->n_layers * sizeof *m->layers);
     moe_release(&a, m->never, m->n_never * sizeof *m->never);
     moe_file_free(&m->file, &a);
-    if (m->mapped) munmap(data.out, m->file.bytes);
+    if (m->mapped) munmap(data.out, bytes);
+    if (m->fd >= 0) close(m->fd);
     moe_release(&a, m, sizeof *m);
 }
 
 moe_status moe_model_save(const moe_model *m, const char *path, const moe_save_params *params, moe_error *error) {
+    MOE_TRY(moe_check_unchanged(m, error));
     return moe_file_save(&m->file, &m->allocator, path, params, error);
 }
 
@@ -7083,6 +7248,19 @@ static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_no
     return t;
 }
 
+/* Whether the slab of an expert may be read: it has been compared with its checksum, now or before. Where it is
+ * damaged, the session reports that after the run. */
+static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert) {
+    const moe_tensor_info *t;
+    size_t slab;
+    if (!e->file || !e->file->checked) return 1;
+    t = &e->file->tensors[e->tensor];
+    slab = t->slabs ? expert : 0;
+    if (moe_piece_checked(e->file, t, slab) || moe_compare_piece(e->file, t, slab, NULL) == MOE_OK) return 1;
+    if (g->damage) atomic_store(&g->damage->piece, e->file->pieces[e->tensor] + slab + 1);
+    return 0;
+}
+
 /* The two matrices of an expert. Today all slabs are mapped. Experts that are read under a memory budget, with a cache
  * (room 7) that says which of them are there, or that are on another machine, belong behind this call. */
 static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
@@ -7177,6 +7355,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
                           .scales = unit_scales,
                           .y = work->out + pair * out_stride,
                           .y_stride = out_stride };
+    if (!moe_slab_fine(job->run->graph, e, expert)) return;
     moe_experts_slab(e, expert, &up, &down);
     if (e->up_bias) first.bias = e->up_bias + expert * hidden;
     if (e->down_bias) second.bias = e->down_bias + expert * width;
@@ -8078,6 +8257,7 @@ struct moe_session {
     char *arena; /* of all graphs: one runs at a time */
     moe_memory memory;
     moe_decoder_state state;
+    moe_damage damage; /* that the session met in its model */
     size_t rows, encode_tokens;
     size_t n_slots;      /* batch, and with reranking those of questions */
     moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
@@ -8551,6 +8731,23 @@ static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
     return moe_pool_start(s->pool, (size_t)s->params.threads, error);
 }
 
+/* A tensor that every run reads; slabs are compared when a row goes to them, unless a device takes them all now. */
+static void moe_verify_task(void *user, size_t task, size_t thread) {
+    moe_session *s = user;
+    const moe_file *f = &s->model->file;
+    (void)thread;
+    if (s->api || !f->tensors[task].slabs) moe_check_tensor(f, &f->tensors[task], &s->damage, NULL);
+}
+
+/* Compare what has not been compared with its checksum yet and will be read without a further look. */
+static moe_status moe_session_verify(moe_session *s, moe_error *error) {
+    const moe_file *f = &s->model->file;
+    MOE_TRY(moe_check_unchanged(s->model, error));
+    if (!f->checked) return MOE_OK;
+    moe_pool_run(s->pool, f->n_tensors, moe_verify_task, s);
+    return moe_report_damage(f, &s->damage, error);
+}
+
 /* The session for parameters that have been settled. */
 static moe_status moe_session_build(moe_session *settled, moe_session **out, moe_error *error) {
     moe_session *s;
@@ -8560,11 +8757,12 @@ static moe_status moe_session_build(moe_session *settled, moe_session **out, moe
     if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session");
     *s = *settled;
     status = moe_session_allocate(s, error);
+    if (status == MOE_OK) status = moe_session_verify(s, error);
     if (status != MOE_OK) {
         moe_session_free(s);
         return status;
     }
-    for (int g = 0; g < MOE_GRAPHS; g++) s->graphs[g].stats = &s->stats;
+    for (int g = 0; g < MOE_GRAPHS; g++) s->graphs[g].stats = &s->stats, s->graphs[g].damage = &s->damage;
     s->stats.bytes = s->block_bytes + 64 + sizeof *s;
     s->stats.isa = s->kernels->name;
     s->stats.device = "cpu";
@@ -8663,11 +8861,13 @@ static moe_status moe_heed(moe_session *s, moe_error *error) {
 /* Run one of the two graphs where the session lives. */
 static moe_status moe_session_run(moe_session *s, const moe_graph *g, const moe_frame *frame, moe_error *error) {
     const moe_run run = { s->kernels, s->pool, g, frame };
+    MOE_TRY(moe_check_unchanged(s->model, error));
     if (s->api)
         return s->api->run(s->device, g == &s->graphs[MOE_DECODER], frame, s->params.trace, s->params.trace_user,
                            error);
     moe_graph_run(&run, s->params.trace, s->params.trace_user);
-    return moe_heed(s, error);
+    const moe_status damaged = moe_report_damage(&s->model->file, &s->damage, error);
+    return damaged ? damaged : moe_heed(s, error);
 }
 
 /* ---- Admitting and encoding ---- */
