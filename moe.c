@@ -128,9 +128,11 @@
 #if defined(__GNUC__) || defined(__clang__)
 #define MOE_INLINE static inline __attribute__((always_inline))
 #define MOE_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define MOE_UNUSED __attribute__((unused))
 #else
 #define MOE_INLINE static inline
 #define MOE_PRINTF(fmt, args)
+#define MOE_UNUSED
 #endif
 
 #define MOE_COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -248,7 +250,7 @@ static void *moe_carve(moe_layout *layout, size_t count, size_t size) {
     return piece;
 }
 
-#define MOE_SHARED static inline
+#define MOE_SHARED MOE_UNUSED static inline /* moe-cuda.cu calls some that nobody calls here */
 #define MOE_HOST 1
 #else
 #define MOE_HOST 0
