@@ -8043,6 +8043,7 @@ typedef struct moe_waiting {
 typedef struct moe_ticket {
     moe_waiting *waiting; /* NULL: something that is not reranked */
     size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
+    size_t first, n;      /* the request's tokens among those that the encoder reads */
 } moe_ticket;
 
 typedef struct moe_reranker {
@@ -8139,7 +8140,7 @@ static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) 
         if (!at->used || !at->arrival || at->asked == moe_rerank_questions(r, at)) continue;
         if (!w || at->arrival < w->arrival) w = at;
     }
-    *ticket = (moe_ticket){ w, w->asked++ };
+    *ticket = (moe_ticket){ .waiting = w, .question = w->asked++ };
     *q = (moe_request){ .force = -1 };
     q->source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].ids;
     q->n_source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].n_ids;
@@ -8977,13 +8978,13 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     size_t n = 0;
     if (m->source_tag && !q->raw) ids[n++] = m->source_tag == 2 ? q->source_tag : q->target_tag;
     if (m->source_bos && !q->raw) ids[n++] = m->bos;
+    s->tickets[at] = (moe_ticket){ ticket->waiting, ticket->question, n, q->n_source };
     if (q->n_source) memcpy(ids + n, q->source, q->n_source * sizeof *ids);
     n += q->n_source;
     if (m->source_eos && !q->raw) ids[n++] = m->eos;
     slot->segment = moe_extents_take(&s->by_source, at, n);
     slot->length = n;
     slot->user = q->user;
-    s->tickets[at] = *ticket;
     slot->key = 0;
     for (size_t i = 0; s->keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
     slot->limit = moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset);
@@ -9085,7 +9086,7 @@ static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn p
             if (moe_reranker_full(&s->reranker) ||
                 moe_pull_request(s, pull, done, user, last, &request) != MOE_PULL_REQUEST)
                 break;
-            ticket = (moe_ticket){ moe_rerank_begin(&s->reranker, &request), SIZE_MAX };
+            ticket = (moe_ticket){ .waiting = moe_rerank_begin(&s->reranker, &request), .question = SIZE_MAX };
         }
         s->staged_slot[group] = at;
         s->staged_first[group++] = staged;
@@ -9229,12 +9230,13 @@ static moe_status moe_step_on_device(moe_session *s, moe_done_fn done, void *use
     return MOE_OK;
 }
 
-/* Tell the caller where the decoder went and looked in a row of slot `slot`. */
-static void moe_report_live(const moe_session *s, const moe_slot *slot, size_t row) {
-    const moe_model *m = s->model;
+/* Tell the caller where the decoder went and looked in a row of slot `at`. */
+static void moe_report_live(const moe_session *s, size_t at, size_t row) {
+    const moe_slot *slot = &s->slots[at];
+    const moe_ticket *ticket = &s->tickets[at];
     const float *weights =
-        s->params.attention ? s->attention + row * (size_t)s->params.max_source + m->source_tag + m->source_bos : NULL;
-    const moe_attention attention = { slot->user, slot->steps, slot->length - moe_source_extra(m), weights };
+        s->params.attention ? s->attention + row * (size_t)s->params.max_source + ticket->first : NULL;
+    const moe_attention attention = { slot->user, slot->steps, ticket->n, weights };
     if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], row, slot->user, slot->steps, s->ids[row]);
     if (s->params.attention) s->params.attention(s->params.attention_user, &attention);
 }
@@ -9261,7 +9263,7 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
     for (size_t i = 0; (s->params.routing || s->params.attention) && i < s->n_slots; i++)
         for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live && !moe_is_question(s, i); h++)
-            if (!s->slots[i].live[h].ended) moe_report_live(s, &s->slots[i], s->slots[i].live[h].row);
+            if (!s->slots[i].live[h].ended) moe_report_live(s, i, s->slots[i].live[h].row);
     s->stats.steps++;
     s->stats.rows += frame.rows;
     if (s->coverage && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);

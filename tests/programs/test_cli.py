@@ -402,7 +402,8 @@ def bench_translates_given_sentences():
 def bench_usage_errors():
     for options in (["--layer", "nonsense"], ["--layer", "moe", "-m", MODEL], ["--rows", "0"], ["--rows", "1,"],
                     ["--type", "q5"],
-                    ["--isa", "nonsense"], ["--reps", "0"], ["--sentences", "/nonexistent/file"], ["--layer", "moe", "--experts", "2", "--k", "3"], ["stray"],
+                    ["--isa", "nonsense"], ["--reps", "0"], ["--sentences", "/nonexistent/file"],
+                     ["--layer", "moe", "--experts", "2", "--k", "3"], ["stray"],
                     ["-m", MODEL, "--src-len", "1"]):
         result = run([BENCH] + options)
         assert result.returncode == 2 and result.complaint and not result.text, (options, result.returncode)
