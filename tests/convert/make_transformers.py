@@ -135,6 +135,8 @@ def shapes(c):
             pair(side + ".layer_norm", d)
     if marian:
         out["final_logits_bias"] = (1, c["decoder_vocab_size"])
+    if not c.get("tie_word_embeddings", True):
+        out["lm_head.weight"] = (c.get("decoder_vocab_size", c["vocab_size"]), d)
     return out
 
 
@@ -143,7 +145,7 @@ def tensor(name, shape, c, seed):
     d, last = c["d_model"], name.split(".")[-2:][0]
     x = uniform(name, int(np.prod(shape)), seed).reshape(shape)
     marian = c["model_type"] == "marian"
-    if last in ("shared", "embed_tokens"):
+    if last in ("shared", "embed_tokens", "lm_head"):
         x *= np.float32((3.4 if marian else 1.7) * d ** -0.5)
         x[c["eos_token_id"]] *= np.float32(2.2)
         x[c["pad_token_id"]] = 0
@@ -221,7 +223,7 @@ def write(folder, config, generation, seed=1, layout="safetensors", dtype="f32",
     os.makedirs(folder, exist_ok=True)
     if prefix is None:
         prefix = "" if config["architectures"] == ["NllbMoeModel"] else "model."
-    tensors = {(prefix if name != "final_logits_bias" else "")
+    tensors = {(prefix if name not in ("final_logits_bias", "lm_head.weight") else "")
                + name: (shape, lambda n=name, s=shape: tensor(n, s, config, seed))
                for name, shape in shapes(config).items()}
     tensors = change(tensors)
@@ -313,14 +315,15 @@ def write_fairseq(prefix, config, seed=1, per_rank=1, legacy=False, settings=Non
 
 # ---- Expectations ----------------------------------------------------------------------------------------------------
 
-def case(family, i):
+def case(family, i, config=None):
     """(source, forced token or -1, target) of the i-th random sentence: ids as the encoder reads and the decoder writes
-    them."""
-    config, r = configs(family)[0], (uniform(f"case {family}", 64, 1, 64 * i) + 1) / 2
+    them. config: another one than the family's."""
+    config, r = config or configs(family)[0], (uniform(f"case {family}", 64, 1, 64 * i) + 1) / 2
     special = {config["eos_token_id"], config["pad_token_id"], 0, 1, 2, 3, *LANGUAGES}
-    words = np.array([x for x in range(config["vocab_size"]) if x not in special])
 
     def pick(first, count):
+        size = config["vocab_size"] if first == 8 else config.get("decoder_vocab_size", config["vocab_size"])
+        words = np.array([x for x in range(size) if x not in special])
         return words[(r[first:first + count] * len(words)).astype(int)].tolist()
     end, languages = [config["eos_token_id"]], [] if config["model_type"] == "marian" else [LANGUAGES[int(x * 6)]
                                                                                             for x in r[:2]]

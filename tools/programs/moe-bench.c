@@ -1161,7 +1161,7 @@ static moe_status make_model_bench(const options *o, model_bench *b, moe_error *
     if (!b->source || !b->seconds) return moe_fail(e, MOE_ERROR_MEMORY, "batch", "memory ran out");
     for (size_t i = 0; i < (size_t)b->batch * b->pieces; i++) {
         random = random * 6364136223846793005u + 1442695040888963407u;
-        b->source[i] = (int32_t)((random >> 33) % (uint64_t)m->vocabulary);
+        b->source[i] = (int32_t)((random >> 33) % (uint64_t)m->source_vocabulary);
     }
     p.threads = (int)b->machine->threads;
     p.batch = b->batch;
