@@ -423,10 +423,12 @@ def models_whose_separate_vocabularies_do_not_fit_are_refused_by_programs():
     with checkpoint("separate") as c:
         meta, tensors = moefile.read(converted(c))
         size = meta["source.vocab.size"]
+        info = run([os.path.join(os.path.dirname(TRANSLATE), "moe-info"), c.folder + ".bin"]).stdout
+        assert f"{size} tokens of their own" in info, info
         for change, said in (({"source.vocab.size": size - 1}, "source.embedding.weight"),
                              ({"source.token.eos": size}, "source.token.eos"), ({"source.token.eos": None}, "missing"),
-                             ({"languages.tags": np.array([2, size])}, "languages.tags"), ({"target.tag": 1}, "target.tag"),
-                             ({"source.bos": 1}, "source.bos"), ({"source.pieces": ["x"]}, "source.pieces"),
+                             ({"languages.tags": np.array([2, size])}, "languages.tags"),
+                             ({"target.tag": 1}, "target.tag"), ({"source.bos": 1}, "source.bos"), ({"source.pieces": ["x"]}, "source.pieces"),
                              ({"source.pieces": None}, "source.pieces")):
             bad = {k: v for k, v in {**meta, **change}.items() if v is not None}
             moefile.write_model(c.folder + ".bad", bad, tensors)
