@@ -3,7 +3,7 @@
 transformers or PyTorch, and says what transformer_numpy.py makes of them.
 
     tests/python tests/convert/make_transformers.py FAMILY FOLDER \\
-        [--layout NAME] [--dtype f32|f16|bf16] [KEY=VALUE ...]
+        [--layout NAME] [--dtype f32|f16|bf16] [--sparse] [KEY=VALUE ...]
             one checkpoint
     tests/python tests/convert/make_transformers.py --golden
             tests/golden/transformers.json anew
@@ -260,6 +260,40 @@ def make(folder, family, seed=None, layout="safetensors", dtype="f32", **changes
     write(folder, *configs(family, **changes), seed=SEEDS[family] if seed is None else seed, layout=layout, dtype=dtype)
 
 
+def write_sparse(folder, config, generation, seed=1, shards=20):
+    """The same in shards of bfloat16 of which each tensor has its first row only; the rest are zeros, as holes in the
+    files: a checkpoint of any size in little room."""
+    os.makedirs(folder, exist_ok=True)
+    prefix = "" if config["architectures"] == ["NllbMoeModel"] else "model."
+    names, weight_map = list(shapes(config).items()), {}
+    for k in range(shards):
+        path, part = f"model-{k + 1:05d}-of-{shards:05d}.safetensors", names[k * len(names) // shards:(k + 1) * len(
+            names) // shards]
+        head, at, rows = {}, 0, []
+        for name, shape in part:
+            count = 2 * int(np.prod(shape))
+            head[prefix + name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + count]}
+            rows.append((at, encode(first_row(name, shape, seed), "bf16")))
+            at += count
+        head = json.dumps(head).encode()
+        with open(os.path.join(folder, path), "wb") as file:
+            file.write(struct.pack("<Q", len(head)) + head)
+            file.truncate(8 + len(head) + at)
+            for place, data in rows:
+                file.seek(8 + len(head) + place)
+                file.write(data)
+        weight_map.update(dict.fromkeys((prefix + name for name, _ in part), path))
+    for name, value in (("config", config), ("generation_config", generation),
+                        ("model.safetensors.index", {"weight_map": weight_map})):
+        with open(os.path.join(folder, name + ".json"), "w", encoding="utf-8") as file:
+            json.dump(value, file)
+
+
+def first_row(name, shape, seed):
+    """What a tensor of write_sparse begins with."""
+    return uniform(name, shape[-1], seed) * np.float32(shape[-1] ** -0.5)
+
+
 # ---- fairseq ---------------------------------------------------------------------------------------------------------
 
 def fairseq_name(name):
@@ -390,6 +424,8 @@ def main():
     parser.add_argument("--layout", default="safetensors")
     parser.add_argument("--dtype", choices=list(KINDS), default="f32")
     parser.add_argument("--shape", metavar="NAME", choices=list(SHAPES), help=", ".join(SHAPES))
+    parser.add_argument("--sparse", action="store_true",
+                        help="shards whose tensors are zeros but for their first rows, with holes for the zeros")
     parser.add_argument("--seed", type=int)
     parser.add_argument("arguments", nargs="*", metavar="FAMILY FOLDER KEY=VALUE")
     args = parser.parse_args()
@@ -398,6 +434,8 @@ def main():
     family, changes = SHAPES[args.shape] if args.shape else (args.arguments.pop(0), {})
     folder, *settings = args.arguments
     changes = {**changes, **{key: json.loads(value) for key, value in (s.split("=", 1) for s in settings)}}
+    if args.sparse:
+        return write_sparse(folder, *configs(family, **changes))
     return make(folder, family, args.seed, args.layout, args.dtype, **changes)
 
 

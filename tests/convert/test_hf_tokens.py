@@ -428,7 +428,8 @@ def models_whose_separate_vocabularies_do_not_fit_are_refused_by_programs():
         for change, said in (({"source.vocab.size": size - 1}, "source.embedding.weight"),
                              ({"source.token.eos": size}, "source.token.eos"), ({"source.token.eos": None}, "missing"),
                              ({"languages.tags": np.array([2, size])}, "languages.tags"),
-                             ({"target.tag": 1}, "target.tag"), ({"source.bos": 1}, "source.bos"), ({"source.pieces": ["x"]}, "source.pieces"),
+                             ({"target.tag": 1}, "target.tag"), ({"source.bos": 1}, "source.bos"),
+                             ({"source.pieces": ["x"]}, "source.pieces"),
                              ({"source.pieces": None}, "source.pieces")):
             bad = {k: v for k, v in {**meta, **change}.items() if v is not None}
             moefile.write_model(c.folder + ".bad", bad, tensors)
