@@ -844,8 +844,17 @@ def describe_tokens(e):
     return m
 
 
-def describe_languages(e, m):
-    codes, tags = e.texts("languages.codes"), e.tokens("languages.tags", m.vocabulary)
+def describe_sources(e, m):
+    """Sources may have token ids of their own; languages' tags are ids of sources."""
+    m.separate = "source.vocab.size" in e.meta
+    m.source_vocabulary = e.within("source.vocab.size", 2, MAX_VOCABULARY, m.vocabulary)
+    m.source_end = e.within("source.token.eos", 0, m.source_vocabulary - 1, None if m.separate else m.eos)
+    m.source_unk = e.within("source.token.unk", -1, m.source_vocabulary - 1, m.unk)
+    m.source_bos, m.source_eos = e.get("source.bos", 0, (0, 1)), e.get("source.eos", 1, (0, 1))
+    e.texts("source.pieces", m.source_vocabulary)
+    if m.separate and (m.source_bos or e.get("target.tag", 0)):
+        raise FormatError("source.bos and target.tag must be 0 where sources have token ids of their own")
+    codes, tags = e.texts("languages.codes"), e.tokens("languages.tags", m.source_vocabulary)
     if len(codes) != len(tags) or len(set(codes)) != len(codes):
         raise FormatError("languages.codes and languages.tags do not go together")
     m.languages = dict(zip(codes, tags))
@@ -865,10 +874,9 @@ def describe_translation(meta):
     """"gnmt-moe": an encoder, and a decoder with attention to it."""
     e = Entries(meta)
     m = describe_tokens(e)
-    describe_languages(e, m)
+    describe_sources(e, m)
     describe_limits(e, m)
-    m.source_tag, m.source_bos = e.get("source.tag", int(bool(m.languages)), (0, 1)), e.get("source.bos", 0, (0, 1))
-    m.source_eos = e.get("source.eos", 1, (0, 1))
+    m.source_tag = e.get("source.tag", int(bool(m.languages)), (0, 1))
     m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
     m.attention = read_layer(Entries(meta, "attention."), "gnmt-attention")
     m.beam = e.within("decode.beam", 1, MAX_BEAM, 4)
@@ -894,10 +902,9 @@ def describe_transformer(meta):
     """"transformer": an encoder and a decoder of sub-layers, attention to it among them."""
     e = Entries(meta)
     m = describe_tokens(e)
-    describe_languages(e, m)
+    describe_sources(e, m)
     describe_limits(e, m)
     m.source_tag, m.target_tag = e.get("source.tag", 0, (0, 1, 2)), e.get("target.tag", 0, (0, 1))
-    m.source_bos, m.source_eos = e.get("source.bos", 0, (0, 1)), e.get("source.eos", 1, (0, 1))
     m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
     m.rules, m.beam = e.get("decode.rules", "hf", ("hf",)), e.within("decode.beam", 1, MAX_BEAM, 1)
     m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
@@ -1030,9 +1037,10 @@ def shapes(m, present=()):
         add("output.weight", m.vocabulary, add_side("network", m.network))
     else:
         separate = m.architecture in ("gnmt-moe", "transformer") and ("source.embedding.weight" in present
-                                                     or "target.embedding.weight" in present)
-        for name in ("source.embedding.weight", "target.embedding.weight") if separate else ("embedding.weight",):
-            add(name, m.vocabulary, m.width)
+                                                     or "target.embedding.weight" in present or m.separate)
+        if separate:
+            add("source.embedding.weight", m.source_vocabulary, m.width)
+        add("target.embedding.weight" if separate else "embedding.weight", m.vocabulary, m.width)
         if m.architecture == "transformer":
             add("positions.weight", max(m.limit_source, m.limit_target), m.width, f32=True)
         if m.architecture != "moe-lm":
