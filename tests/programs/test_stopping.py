@@ -63,9 +63,10 @@ def settle(process, seconds):
 
 @test
 def long_lines_under_way_are_left():
-    command = [TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--beam", "32", "--batch", "64", "--max-len", "600"]
+    """All of them: the program has nothing more to read, where it would notice."""
+    command = [TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--beam", "32"]
     for delay, number in zip((0.3, 1.0, 2.0), SIGNALS):
-        process = start(command, sentences(96, 200))
+        process = start(command, sentences(32))
         settle(process, delay)
         status, out, complaint = stopped(process, number)
         assert status == 128 + number, status
@@ -76,7 +77,7 @@ def long_lines_under_way_are_left():
 @test
 def one_long_line_is_left():
     process = start([TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--beam", "64", "--max-len", "2000"],
-                    sentences(4, 1000))
+                    sentences(1, 1000))
     settle(process, 1.0)
     status, out, _ = stopped(process, signal.SIGTERM)
     assert (status, out) == (128 + signal.SIGTERM, b""), (status, out)
