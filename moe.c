@@ -4690,6 +4690,12 @@ static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t
     return f->checked && atomic_load_explicit(&f->checked[f->pieces[t - f->tensors] + slab], memory_order_relaxed);
 }
 
+static int moe_tensor_checked(const moe_file *f, const moe_tensor_info *t) {
+    for (size_t i = 0; i < (t->slabs ? (size_t)t->dims[0] : 1); i++)
+        if (!moe_piece_checked(f, t, i)) return 0;
+    return 1;
+}
+
 /* Compare what of a tensor has not been compared yet. */
 static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, moe_damage *damage, moe_error *error) {
     for (size_t i = 0; i < (t->slabs ? (size_t)t->dims[0] : 1); i++) {
@@ -8753,20 +8759,25 @@ static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
     return moe_pool_start(s->pool, (size_t)s->params.threads, error);
 }
 
-/* A tensor that every run reads; slabs are compared when a row goes to them, unless a device takes them all now. */
+/* Whether every run will read a tensor without a further look. Slabs are compared when a row goes to them, unless a
+ * device takes them all now. */
+static int moe_is_read_blindly(const moe_session *s, const moe_tensor_info *t) { return s->api || !t->slabs; }
+
 static void moe_verify_task(void *user, size_t task, size_t thread) {
     moe_session *s = user;
-    const moe_file *f = &s->model->file;
+    const moe_tensor_info *t = &s->model->file.tensors[task];
     (void)thread;
-    if (s->api || !f->tensors[task].slabs) moe_check_tensor(f, &f->tensors[task], &s->damage, NULL);
+    if (moe_is_read_blindly(s, t)) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
 }
 
-/* Compare what has not been compared with its checksum yet and will be read without a further look. */
+/* Compare what is read blindly and has not been compared with its checksum yet. */
 static moe_status moe_session_verify(moe_session *s, moe_error *error) {
     const moe_file *f = &s->model->file;
+    size_t left = 0;
     MOE_TRY(moe_check_unchanged(s->model, error));
-    if (!f->checked) return MOE_OK;
-    moe_pool_run(s->pool, f->n_tensors, moe_verify_task, s);
+    for (size_t i = 0; f->checked && i < f->n_tensors; i++)
+        left += moe_is_read_blindly(s, &f->tensors[i]) && !moe_tensor_checked(f, &f->tensors[i]);
+    if (left) moe_pool_run(s->pool, f->n_tensors, moe_verify_task, s);
     return moe_report_damage(f, &s->damage, error);
 }
 
