@@ -22,7 +22,12 @@
     open = 1
     next
 }
-/^                    +[^ ]/ && open { line = $0; sub(/^ +/, "", line); text[n] = text[n] (text[n] ? " " : "") line; next }
+/^                    +[^ ]/ && open {
+    line = $0
+    sub(/^ +/, "", line)
+    text[n] = text[n] (text[n] ? " " : "") line
+    next
+}
 { open = 0 }
 
 function quoted(s) { gsub(/'/, "'\\''", s); return "'" s "'" }
@@ -61,7 +66,8 @@ function zsh(    i, told, after, line) {
         told = text[i]
         gsub(/[\[\]:\\]/, "\\\\&", told)
         after = "[" told "]" (value[i] ? ":" value[i] ":" (is_file(i) ? "_files" : "") : "")
-        line = short[i] && long[i] ? "'(" names(i, " ") ")'{" short[i] (value[i] ? "+" : "") "," long[i] (value[i] ? "=" : "") "}" quoted(after) : \
+        both = short[i] (value[i] ? "+" : "") "," long[i] (value[i] ? "=" : "")
+        line = short[i] && long[i] ? "'(" names(i, " ") ")'{" both "}" quoted(after) : \
             quoted((long[i] ? long[i] (value[i] ? "=" : "") : short[i] (value[i] ? "+" : "")) after)
         print "    " line " \\"
     }
@@ -70,7 +76,8 @@ function zsh(    i, told, after, line) {
 
 function fish(    i) {
     for (i = 1; i <= n; i++)
-        print "complete -c " program (short[i] ? " -s " substr(short[i], 2) : "") (long[i] ? " -l " substr(long[i], 3) : "") \
+        print "complete -c " program (short[i] ? " -s " substr(short[i], 2) : "") \
+            (long[i] ? " -l " substr(long[i], 3) : "") \
             (value[i] ? (is_file(i) ? " -r -F" : " -x") : "") " -d " quoted(text[i])
 }
 

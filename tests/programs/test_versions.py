@@ -68,7 +68,8 @@ def outputs(name, *options):
         to = ["-t", info["languages"][-1]] if info["languages"] else []
         lines = run("moe-translate", "-m", path, "-q", "--ids", "--json", "--nbest", "2", "--beam", "3", *to, *options,
                     text=ids(info["vocabulary"]))
-        lines = ["; ".join(f"{' '.join(map(str, best['ids']))}: {best['logprob']}" for best in json.loads(line)["nbest"])
+        lines = ["; ".join(f"{' '.join(map(str, best['ids']))}: {best['logprob']}"
+                           for best in json.loads(line)["nbest"])
                  for line in lines]
     return info, lines
 
