@@ -19,10 +19,10 @@ CUDA device.
 The model is the one of "Outrageously Large Neural Networks" (Shazeer et al.
 2017, appendix E), sized by a recipe: LSTM layers with projection, a
 bidirectional bottom layer, one MoE layer in the encoder and one in the decoder,
-additive attention (or appendix G's), tied embeddings. Gates are strictly balanced (appendix F:
-batchwise mask in training, learned thresholds at inference) or noisy top-k
-(section 2.1) with importance and load losses, of one level, or with --groups of
-two (appendix B). They are in gating.py.
+attention (additive or appendix G's), tied embeddings. Gates are strictly
+balanced (appendix F: batchwise mask in training, learned thresholds at
+inference) or noisy top-k (section 2.1) with importance and load losses, of one
+level, or with --groups of two (appendix B). They are in gating.py.
 
 Files in --out
     resume.pt        everything that training needs to go on: weights,
