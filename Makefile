@@ -18,8 +18,11 @@ endif
 # multiply-add in one build and not in another would give other bytes.
 CFLAGS  ?= -g -O2
 WARN     = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
-C_FLAGS  = -std=c11 $(WARN) -I. $(SYSTEM) $(CFLAGS) -ffp-contract=off -pthread -MMD -MP $(EXTRA)
-CXX_FLAGS = -std=c++17 $(WARN) -I. $(SYSTEM) $(CFLAGS) -ffp-contract=off -pthread -MMD -MP $(EXTRA)
+# -fPIC and hidden names: the same objects make the programs and the shared libraries, which export what moe.h and
+# moetext.h declare and nothing else.
+COMMON   = $(WARN) -I. $(SYSTEM) $(CFLAGS) -ffp-contract=off -fPIC -fvisibility=hidden -pthread -MMD -MP $(EXTRA)
+C_FLAGS  = -std=c11 $(COMMON)
+CXX_FLAGS = -std=c++17 $(COMMON)
 LINK     = $(CXX) $(EXTRA) $(LDFLAGS) -pthread $(filter %.o,$^) $(filter %.a,$^)
 TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lm $(CUDA_LIBS)
 
@@ -50,7 +53,20 @@ CUDA_LIBS = -L$(CUBLAS_LIB) -Wl,-rpath,$(CUBLAS_LIB) -Wl,--no-as-needed -lcublas
 MOE_OBJECTS = $(BUILD)/moe-with-cuda.o $(BUILD)/moe-cuda.o
 endif
 
+# Libraries: libmoe is the engine, libmoetext the engine with text in and out.
 LIBRARY  = $(BIN)/libmoe.a
+TEXT_LIBRARY = $(BIN)/libmoetext.a
+VERSION := $(shell sed -n 's/^\#define MOE_VERSION "\(.*\)"/\1/p' moe.h)
+SONUMBER = $(firstword $(subst ., ,$(VERSION)))
+ifeq ($(shell uname -s),Darwin)
+shared_name = $(1)$(2:%=.%).dylib
+SHARED = -dynamiclib -install_name @rpath/$(call shared_name,$(1),$(SONUMBER)) -current_version $(VERSION) \
+	-Wl,-exported_symbol,'_moe*'
+else
+shared_name = $(1).so$(2:%=.%)
+SHARED = -shared -Wl,-soname,$(call shared_name,$(1),$(SONUMBER)) -Wl,--version-script,$(BUILD)/exports
+endif
+SHARED_LIBRARIES = $(foreach l,libmoe libmoetext,$(BIN)/$(call shared_name,$(l)))
 TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate routing align)
 PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-make-random $(BIN)/moe-bench
 
@@ -59,7 +75,7 @@ PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-make-random $(BIN)/moe-bench
 .PHONY: all help demo test test-arm check install clean asan valgrind FORCE
 .DEFAULT_GOAL := all
 
-all: $(PROGRAMS) $(LIBRARY)
+all: $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
 
 # Libraries that are missing are installed once, before the first compilation; see tools/install-deps --help.
 $(BUILD)/.deps-%: tools/install-deps
@@ -112,8 +128,28 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
+TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o settings.o align.o stream.o text.o spm.o bytes.o)
+
+$(TEXT_LIBRARY): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
+	rm -f $@
+	$(AR) rcs $@ $(filter %.o,$^)
+
+# The templates of C++ are not hidden by -fvisibility.
+$(BUILD)/exports: | $(BUILD)/.deps-build
+	echo '{ global: moe*; local: *; };' > $@
+
+$(SHARED_LIBRARIES): $(BUILD)/exports
+
+$(BIN)/$(call shared_name,libmoe): $(MOE_OBJECTS) $(BUILD)/.objects
+	$(LINK) $(call SHARED,libmoe) -lm $(CUDA_LIBS) -o $@
+	ln -sf $(@F) $(BIN)/$(call shared_name,libmoe,$(SONUMBER))
+
+$(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
+	$(LINK) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lm $(CUDA_LIBS) -o $@
+	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
+
 # What a program with text in and out is made of beside its own object.
-$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o text.o spm.o json.o bytes.o)
+$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o json.o) $(TEXT_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^
 
@@ -168,7 +204,7 @@ install: all
 	install -m 644 moe.h $(DESTDIR)$(PREFIX)/include
 
 clean:
-	rm -rf build $(PROGRAMS) $(LIBRARY)
+	rm -rf build $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES) $(SHARED_LIBRARIES:=.$(SONUMBER))
 
 # ---- Tests ---------------------------------------------------------------------------------------------------
 

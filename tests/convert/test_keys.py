@@ -13,10 +13,10 @@ import subprocess
 import sys
 import tempfile
 
+from converting import BIN, ROOT, convert_quietly, run
 from suite import Skip, Suite
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-INFO, CLASSIFY = (os.path.join(ROOT, os.environ.get("BIN", "."), x) for x in ("moe-info", "moe-classify"))
+INFO, CLASSIFY = (os.path.join(BIN, name) for name in ("moe-info", "moe-classify"))
 GOLDEN = os.path.join(ROOT, "tests", "golden")
 try:
     import numpy as np
@@ -44,7 +44,7 @@ def engine_table():
         command = [*os.environ.get("CC", "cc").split(), "-std=c11", "-w", "-O0", "-I" + ROOT, "-pthread",
                    "-ffp-contract=off", source, "-o", program, "-lm"]
         subprocess.run(command, check=True)
-        lines = subprocess.run([program], stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout.splitlines()
+        lines = run([program]).lines
     rows = [line.split("\t") for line in lines]
     table = {tuple(row[:2]): tuple(row[2:]) for row in rows if len(row) > 1}
     assert len(table) == sum(len(row) > 1 for row in rows), "a key stands twice in moe.c"
@@ -95,9 +95,8 @@ def small_models(folder):
     for family in ("nllb-moe", "marian"):
         checkpoint, path = os.path.join(folder, family), os.path.join(folder, family + ".bin")
         make_transformers.make(checkpoint, family, **sizes)
-        program = os.path.join(ROOT, "tools", "convert", "convert.py")
-        subprocess.run([sys.executable, program, "--from", "hf", checkpoint, "-o", path], check=True,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        complaint = convert_quietly("--from", "hf", checkpoint, "-o", path)
+        assert complaint is None, complaint
         yield family, *moefile.read(path)
 
 
@@ -176,9 +175,8 @@ def a_norm_is_computed_where_it_stands():
             path = os.path.join(folder, "model.bin")
             moefile.write_model(path, *tried(right))
             x = random.standard_normal((5, 33)).astype(np.float32)
-            text = "\n".join(" ".join(f"{v:.9g}" for v in row) for row in x)
-            lines = subprocess.run([CLASSIFY, "-m", path, "--json", "--top", "7"], input=text, stdout=subprocess.PIPE,
-                                   encoding="utf-8", check=True).stdout.splitlines()
+            numbers = [" ".join(f"{v:.9g}" for v in row) for row in x]
+            lines = run([CLASSIFY, "-m", path, "--json", "--top", "7"], numbers).lines
             wanted = reference.load(path, reference.torch.float64).classify(reference.torch.from_numpy(x).double())
             for line, row in zip(lines, wanted.tolist(), strict=True):
                 got = {y["class"]: y["logprob"] for y in json.loads(line)["top"]}

@@ -26,11 +26,9 @@ import types
 import warnings
 from unittest import mock
 
+from converting import BIN, TRANSLATE, convert_quietly, run
 from suite import Suite
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
-TRANSLATE = os.path.join(BIN, "moe-translate")
 TOLERANCE = 2e-5  # of a token's log-probability
 try:
     import numpy as np
@@ -99,28 +97,6 @@ def steps_with_a_cache_are_what_a_whole_target_gives():
 
 
 # ---- The engine ------------------------------------------------------------------------------------------------------
-
-def convert_quietly(*command):
-    """convert.py in this process: its complaint, or None."""
-    argv = sys.argv
-    sys.argv = ["convert.py", *command]
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            convert.main()
-        return None
-    except SystemExit as stop:
-        return str(stop.code)
-    finally:
-        sys.argv = argv
-
-
-def run(command, lines=(), status=0):
-    result = subprocess.run(command, input="".join(x + "\n" for x in lines), capture_output=True, encoding="utf-8",
-                            timeout=300)
-    assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
-    result.lines = result.stdout.split("\n")[:-1]
-    return result
-
 
 @contextlib.contextmanager
 def converted(family, *options, **how):

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -316,6 +317,47 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
     return MOE_OK;
 }
 
+struct text_loading {
+    pthread_t thread;
+    text_front *front;
+    text_level level;
+    moe_status status;
+    moe_error error;
+};
+
+static void *load_tokeniser(void *user) {
+    struct text_loading *l = user;
+    l->status = text_open_tokeniser(l->front, l->level, &l->error);
+    return NULL;
+}
+
+moe_status text_begin_tokeniser(text_front *front, text_level level, moe_error *error) {
+    struct text_loading *l = level == TEXT_IDS_ONLY ? NULL : calloc(1, sizeof *l);
+    pthread_attr_t stack;
+    if (!l || pthread_attr_init(&stack)) {
+        free(l);
+        return text_open_tokeniser(front, level, error);
+    }
+    l->front = front;
+    l->level = level;
+    pthread_attr_setstacksize(&stack, 4 << 20); /* SentencePiece takes some for every byte of the longest piece */
+    if (pthread_create(&l->thread, &stack, load_tokeniser, l)) free(l);
+    else front->loading = l;
+    pthread_attr_destroy(&stack);
+    return front->loading ? MOE_OK : text_open_tokeniser(front, level, error);
+}
+
+moe_status text_wait_tokeniser(text_front *front, moe_error *error) {
+    struct text_loading *l = front->loading;
+    if (!l) return MOE_OK;
+    pthread_join(l->thread, NULL);
+    const moe_status status = l->status;
+    if (status && error) *error = l->error;
+    free(l);
+    front->loading = NULL;
+    return status;
+}
+
 const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size) {
     if (error->code == MOE_ERROR_IO) snprintf(out, size, "%s", error->message);
     else snprintf(out, size, "%s: %s%s%s", file, error->where, error->where[0] ? ": " : "", error->message);
@@ -334,6 +376,7 @@ moe_status text_open(const char *path, text_level level, const moe_model_params 
 }
 
 void text_close(text_front *front) {
+    text_wait_tokeniser(front, NULL);
     spm_free(front->tokeniser);
     spm_free(front->joiner);
     free(front->map.ids);
@@ -747,6 +790,7 @@ text_read text_reader_next(text_reader *r, int wait, text_line *line) {
             line->data = data + r->begin;
             line->length = stop - r->begin;
             line->number = ++r->lines;
+            line->given = NULL;
             r->begin = r->searched = end ? stop + 1 : stop;
             r->skipping = !end && !r->at_end;
             if (end && line->length && line->data[line->length - 1] == '\r') line->length--;
@@ -774,24 +818,25 @@ static void note(text_job *job, int *flag, const char *format, ...)
     ;
 
 static void note(text_job *job, int *flag, const char *format, ...) {
-    if (job->cut || job->failed) {
-        *flag = 1;
-        return;
-    }
+    const int first = !job->cut && !job->failed;
     *flag = 1;
+    if (job->failed && !job->status) job->status = MOE_ERROR_ARGUMENT;
+    if (!first) return;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(job->note, sizeof job->note, format, arguments);
     va_end(arguments);
 }
 
+static const char *before_option(const text_options *options) { return options->option ? options->option : "--"; }
+
 /* How much of a line is fit for use: all of it, or with `truncate` what comes before the first trouble. */
 static size_t usable(const text_options *options, const text_line *line, text_job *job) {
     char why[64];
     const size_t length = text_line_usable(line, why, sizeof why);
     if (*why)
-        note(job, options->truncate ? &job->cut : &job->failed, "%s%s", why,
-             options->truncate ? ": cut there" : "; --truncate would cut it there");
+        note(job, options->truncate ? &job->cut : &job->failed, options->truncate ? "%s: cut there" : "%s; %s%s", why,
+             before_option(options), "truncate would cut it there");
     return length;
 }
 
@@ -825,8 +870,9 @@ static void limit_ids(const text_front *front, const text_options *options, cons
     if (job->failed || ids->length <= limit) return;
     if (!options->truncate) {
         note(job, &job->failed,
-             "the %s has %zu tokens, at most %zu fit; --truncate would cut it, --max-len allows more", what,
-             ids->length, limit);
+             "the %s has %zu tokens, at most %zu fit; %struncate would cut it, %smax-len allows more", what,
+             ids->length, limit, before_option(options), before_option(options));
+        job->status = MOE_ERROR_LIMIT;
         return;
     }
     size_t keep = limit;
@@ -842,13 +888,19 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     job->line = line->number;
     size_t length = usable(options, line, job);
     if (job->failed) return MOE_OK; /* source stays empty: what is left of it is not what was written */
-    const char *tab = options->pairs && length ? memchr(line->data, '\t', length) : NULL;
-    size_t source = tab ? (size_t)(tab - line->data) : length;
+    const char *tab = options->pairs && !line->given && length ? memchr(line->data, '\t', length) : NULL;
+    const size_t source = tab ? (size_t)(tab - line->data) : length;
     text_append(&job->source, line->data, source);
     if (tab) text_append(&job->target, tab + 1, length - source - 1);
-    else text_append(&job->target, "", 0);
+    else text_append(&job->target, line->given, line->given ? line->given_length : 0);
     if (job->source.failed || job->target.failed) return out_of_memory(error);
-    if (options->pairs && length && !tab) {
+    const int pair = tab || line->given;
+    if (line->given && (text_utf8_valid(line->given, line->given_length) < line->given_length ||
+                        (line->given_length && memchr(line->given, '\0', line->given_length)))) {
+        note(job, &job->failed, "the target is not UTF-8, or has a NUL byte");
+        return MOE_OK;
+    }
+    if (options->pairs && length && !pair) {
         note(job, &job->failed, "%s wants source TAB target, and there is no TAB", options->pairs);
         return MOE_OK;
     }
@@ -865,16 +917,49 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     } else {
         status = to_ids(front, options, &job->source, &job->source_ids, job, error);
     }
-    if (!status && tab && !job->failed) status = to_ids(&targets, options, &job->target, &job->target_ids, job, error);
+    if (!status && pair && !job->failed) status = to_ids(&targets, options, &job->target, &job->target_ids, job, error);
     if (status || job->failed) return status;
     size_t room = options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
     limit_ids(front, options, "line", room, &job->source_ids, job);
-    if (tab)
+    if (pair)
         limit_ids(&targets, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids,
                   job);
     /* White space only: no pieces, nothing to say. A score of nothing given nothing is no use either. */
     job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
     return MOE_OK;
+}
+
+moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job, const int32_t *ids,
+                          size_t count, text_bytes *out, moe_error *error) {
+    const size_t begin = out->length;
+    moe_status status = MOE_OK;
+    if (options->pretokenized) status = text_join_pieces(front, ids, count, out, error);
+    else if (options->ids) text_append_ids(out, ids, count);
+    else status = text_decode(front, ids, count, out, error);
+    if (!status && out->failed) return out_of_memory(error);
+    if (!status && job->shouted) text_shout(out->data + begin, out->length - begin);
+    return status;
+}
+
+void text_job_clear(text_job *job) {
+    text_clear(&job->source);
+    text_clear(&job->target);
+    text_clear(&job->output);
+    job->source_ids.length = job->target_ids.length = 0;
+    job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
+    job->note[0] = '\0';
+    job->line = 0;
+    job->status = MOE_OK;
+    job->extra = NULL;
+    job->next = NULL;
+}
+
+void text_job_free(text_job *job) {
+    text_bytes_free(&job->source);
+    text_bytes_free(&job->target);
+    text_bytes_free(&job->output);
+    text_ids_free(&job->source_ids);
+    text_ids_free(&job->target_ids);
 }
 
 text_job *text_queue_add(text_queue *queue) {
@@ -885,15 +970,7 @@ text_job *text_queue_add(text_queue *queue) {
         job = calloc(1, sizeof *job);
         if (!job) return NULL;
     }
-    text_clear(&job->source);
-    text_clear(&job->target);
-    text_clear(&job->output);
-    job->source_ids.length = job->target_ids.length = 0;
-    job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
-    job->note[0] = '\0';
-    job->line = 0;
-    job->extra = NULL;
-    job->next = NULL;
+    text_job_clear(job);
     if (queue->last) queue->last->next = job;
     else queue->first = job;
     queue->last = job;
@@ -915,11 +992,7 @@ void text_queue_free(text_queue *queue) {
     for (int list = 0; list < 2; list++) {
         for (text_job *job = list ? queue->spare : queue->first, *next; job; job = next) {
             next = job->next;
-            text_bytes_free(&job->source);
-            text_bytes_free(&job->target);
-            text_bytes_free(&job->output);
-            text_ids_free(&job->source_ids);
-            text_ids_free(&job->target_ids);
+            text_job_free(job);
             free(job);
         }
     }
