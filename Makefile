@@ -9,6 +9,7 @@ BUILD  ?= build
 BIN    ?= .
 MODEL  ?= models/en-de-fr-es.bin
 DEPS   ?= tools/install-deps
+OBJCOPY ?= objcopy
 
 ifeq ($(origin CXX),default)
 CXX := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),g++)
@@ -72,7 +73,7 @@ PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-make-random $(BIN)/moe-bench
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo test test-arm check install clean asan valgrind FORCE
+.PHONY: all help demo test test-arm check install uninstall clean asan valgrind FORCE
 .DEFAULT_GOAL := all
 
 all: $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
@@ -128,9 +129,18 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
-TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o settings.o align.o stream.o text.o spm.o bytes.o)
+TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o default_model.o settings.o align.o stream.o text.o spm.o bytes.o)
 
-$(TEXT_LIBRARY): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
+# One object, whose own names a host program cannot see. Link with $(LD), not $(CC): EXTRA may name sanitizers.
+$(BUILD)/libmoetext.o: $(TEXT_OBJECTS)
+ifeq ($(shell uname -s),Darwin)
+	$(LD) -r -exported_symbol '_moetext_*' $^ -o $@
+else
+	$(LD) -r $^ -o $@
+	$(OBJCOPY) --localize-hidden $@
+endif
+
+$(TEXT_LIBRARY): $(BUILD)/libmoetext.o $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(filter %.o,$^)
 
@@ -165,7 +175,7 @@ $(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o json.o bytes.o)
 # ---- Use -----------------------------------------------------------------------------------------------------
 
 help:
-	@echo 'make                  build libmoe.a and ./moe-translate ./moe-score ./moe-classify ./moe-info ./moe-quantize'
+	@echo 'make                  build libmoe, libmoetext and ./moe-translate ./moe-score ./moe-classify ./moe-info ./moe-quantize'
 	@echo '                      ./moe-calibrate ./moe-make-random ./moe-bench ./moe-routing ./moe-align'
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
@@ -175,7 +185,8 @@ help:
 	@echo 'make asan             run all tests with the address and undefined-behaviour sanitizers'
 	@echo 'make test-arm         compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)'
 	@echo 'make valgrind         run the test programs under valgrind'
-	@echo 'make install          install programs, library and header under PREFIX ($(PREFIX)), with DESTDIR'
+	@echo 'make install          install all of it, the model and completions under PREFIX ($(PREFIX)), with DESTDIR'
+	@echo 'make uninstall        remove what make install put there'
 	@echo 'make clean            remove what was built'
 	@echo
 	@echo 'Missing libraries are installed by tools/install-deps (it says which). make CC=clang works too.'
@@ -198,10 +209,11 @@ demo: all
 	@printf '\nYour turn:  ./moe-translate -m %s -t de      (one sentence per line, ^D ends)\n' $(MODEL)
 
 install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
-	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib
-	install -m 644 moe.h $(DESTDIR)$(PREFIX)/include
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' BIN='$(BIN)' PROGRAMS='$(notdir $(PROGRAMS))' \
+	    CUDA_LIBS='$(CUDA_LIBS)' tools/install install
+
+uninstall:
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' tools/install uninstall
 
 clean:
 	rm -rf build $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES) $(SHARED_LIBRARIES:=.$(SONUMBER))

@@ -2528,9 +2528,21 @@ MOE_AVX512_INLINE void moe_finish_avx512(const moe_linear *l, size_t row, size_t
 /* Of a tile: [rows][blocks][16]. */
 MOE_AVX512 static void moe_finish_tile_avx512(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
                                               const int32_t *sums) {
-    for (size_t at = row; at < row + rows; at++)
-        for (size_t j = block * 16; j < (block + blocks) * 16; j += 16, sums += 16)
-            moe_finish_avx512(l, at, j, _mm512_loadu_si512(sums));
+    const size_t end = (block + blocks) * 16;
+    for (size_t j = block * 16; j < end; j += 16) {
+        const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
+        const __m512 scales = _mm512_loadu_ps(l->w->scales + j), zero = _mm512_setzero_ps();
+        const __m512 bias = l->bias ? _mm512_maskz_loadu_ps(mask, l->bias + j) : zero;
+        const int32_t *sum = sums + (j - block * 16);
+        float *y = l->y + row * l->y_stride + j;
+        for (size_t r = row; r < row + rows; r++, sum += blocks * 16, y += l->y_stride) {
+            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[r]), scales);
+            __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sum)), scale);
+            v = _mm512_add_ps(v, l->add ? _mm512_maskz_loadu_ps(mask, l->add + r * l->add_stride + j) : bias);
+            if (l->relu) v = _mm512_max_ps(zero, v);
+            _mm512_mask_storeu_ps(y, mask, v);
+        }
+    }
 }
 
 /* Four codes in every lane. */
@@ -4676,6 +4688,12 @@ typedef struct moe_damage {
 /* Whether a piece was compared and is right. */
 static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t slab) {
     return f->checked && atomic_load_explicit(&f->checked[f->pieces[t - f->tensors] + slab], memory_order_relaxed);
+}
+
+static int moe_tensor_checked(const moe_file *f, const moe_tensor_info *t) {
+    for (size_t i = 0; i < (t->slabs ? (size_t)t->dims[0] : 1); i++)
+        if (!moe_piece_checked(f, t, i)) return 0;
+    return 1;
 }
 
 /* Compare what of a tensor has not been compared yet. */
@@ -7512,16 +7530,13 @@ static void moe_output_scratch(const moe_graph *g, const moe_node *t, moe_layout
  * so the row's best do not depend on which thread met which numbers. Returns the largest of x. */
 static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
                            float *seen, float *best, int32_t *ids) {
-    enum { BLOCK = 8 };
-    const float lowest = moe_from_bits(0xff800000u);
-    float largest = lowest;
+    enum { BLOCK = 64 };
+    const float lowest = moe_from_bits(0xff800000u), largest = kernels->max(x, n);
     int32_t unused[MOE_MAX_BEAM + 1];
     for (size_t i = 0; i < top; i++) best[i] = lowest, ids[i] = -1;
-    for (size_t i = 0; i < n; i += BLOCK) {
+    for (size_t i = 0; i < n && !(largest < seen[top - 1]); i += BLOCK) {
         const size_t end = moe_min(n, i + BLOCK);
-        const float max = kernels->max(x + i, end - i);
-        largest = max > largest ? max : largest;
-        if (max < seen[top - 1]) continue;
+        if (kernels->max(x + i, end - i) < seen[top - 1]) continue;
         for (size_t j = i; j < end; j++)
             if (x[j] >= seen[top - 1]) {
                 moe_keep_best(best, ids, top, x[j], first_id + (int32_t)j);
@@ -8744,20 +8759,25 @@ static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
     return moe_pool_start(s->pool, (size_t)s->params.threads, error);
 }
 
-/* A tensor that every run reads; slabs are compared when a row goes to them, unless a device takes them all now. */
+/* Whether every run will read a tensor without a further look. Slabs are compared when a row goes to them, unless a
+ * device takes them all now. */
+static int moe_is_read_blindly(const moe_session *s, const moe_tensor_info *t) { return s->api || !t->slabs; }
+
 static void moe_verify_task(void *user, size_t task, size_t thread) {
     moe_session *s = user;
-    const moe_file *f = &s->model->file;
+    const moe_tensor_info *t = &s->model->file.tensors[task];
     (void)thread;
-    if (s->api || !f->tensors[task].slabs) moe_check_tensor(f, &f->tensors[task], &s->damage, NULL);
+    if (moe_is_read_blindly(s, t)) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
 }
 
-/* Compare what has not been compared with its checksum yet and will be read without a further look. */
+/* Compare what is read blindly and has not been compared with its checksum yet. */
 static moe_status moe_session_verify(moe_session *s, moe_error *error) {
     const moe_file *f = &s->model->file;
+    size_t left = 0;
     MOE_TRY(moe_check_unchanged(s->model, error));
-    if (!f->checked) return MOE_OK;
-    moe_pool_run(s->pool, f->n_tensors, moe_verify_task, s);
+    for (size_t i = 0; f->checked && i < f->n_tensors; i++)
+        left += moe_is_read_blindly(s, &f->tensors[i]) && !moe_tensor_checked(f, &f->tensors[i]);
+    if (left) moe_pool_run(s->pool, f->n_tensors, moe_verify_task, s);
     return moe_report_damage(f, &s->damage, error);
 }
 
@@ -9292,13 +9312,15 @@ void moe_session_cancel(moe_session *s) { atomic_store(&s->pool->cancelled, 1); 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, questions = s->n_slots - batch;
     moe_status status = MOE_OK;
-    int answer = MOE_PULL_REQUEST;
+    int answer = MOE_PULL_REQUEST, beginning = 1;
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier: it does not translate");
     while (status == MOE_OK) {
-        const size_t due = moe_rerank_due(&s->reranker);
+        const size_t due = moe_rerank_due(&s->reranker), free = moe_free_slots(s, 0, batch);
         const int ask = due && moe_free_slots(s, batch, s->n_slots) >= moe_min(due, questions / 4);
-        const int more = answer != MOE_PULL_END && moe_free_slots(s, 0, batch) >= moe_max(1, batch / 4);
+        /* The encoder takes sentences in groups; a large batch begins with several, one after the other. */
+        const int more = answer != MOE_PULL_END && free >= (beginning ? 1 : moe_max(1, batch / 4));
+        beginning = beginning && free;
         if (ask || more) {
             status = moe_refill(s, due, more, pull, done, user, &answer, error);
             if (answer == MOE_PULL_CANCEL)

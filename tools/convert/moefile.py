@@ -20,7 +20,7 @@ import zlib
 
 import numpy as np
 
-MAGIC, VERSION, HEADER = b"MOEMODEL", 1, 64
+MAGIC, VERSION, HEADER = b"MOEMODEL", 1, 64  # what is written here; moe.c writes version 2, which can be read too
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
 F32, F16, BF16, Q8, Q4 = range(5)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4}
@@ -564,8 +564,8 @@ def read_header(file):
     if len(start) < HEADER or start[:8] != MAGIC:
         raise FormatError("not a model file")
     version, crc, header_bytes, file_bytes, n_meta, n_tensors = struct.unpack_from("<IIQQII", start, 8)
-    if version != VERSION:
-        raise FormatError(f"version {version}, this program reads {VERSION}")
+    if version not in (1, 2):
+        raise FormatError(f"version {version}, this program reads 1 and 2")
     if file_bytes != size:
         raise FormatError(f"{size} bytes long, its header says {file_bytes}")
     if not HEADER <= header_bytes <= file_bytes or header_bytes % 8:
@@ -576,6 +576,7 @@ def read_header(file):
     if any(data[40:HEADER]):
         raise FormatError("reserved header bytes are not zero")
     cursor, meta = Cursor(data, HEADER), {}
+    cursor.version = version
     for _ in range(n_meta):
         key, value = unpack_entry(cursor)
         if key in meta:
@@ -608,6 +609,10 @@ def read(path):
         cursor.align()
         if name in tensors or not name or zero:
             raise FormatError(f"bad directory entry of tensor {name!r}")
+        slabs = b""  # checksums of them, in version 2
+        if cursor.version > 1 and layout == EXPERTS:
+            slabs = cursor.take(4 * dims[0])
+            cursor.align()
         expected = round_up(end, EXPERT_ALIGN if layout == EXPERTS else TENSOR_ALIGN)
         if 0 in dims or size != tensor_bytes(kind, layout, dims) or offset != expected or size > file_bytes - offset:
             raise FormatError(f"{name}: wrong shape, size or place")
@@ -615,8 +620,12 @@ def read(path):
             raise FormatError(f"gap before {name} is not zero")
         end = offset + size
         tensors[name] = Tensor(kind, layout, dims, data[offset:end])
-        if zlib.crc32(tensors[name].data) != crc:
+        if zlib.crc32(slabs or tensors[name].data) != crc:
             raise FormatError(f"{name}: checksum differs")
+        for i in range(len(slabs) // 4):
+            begin, stride = offset + i * (size // dims[0]), size // dims[0]
+            if zlib.crc32(data[begin:begin + stride]) != int.from_bytes(slabs[4 * i:4 * i + 4], "little"):
+                raise FormatError(f"{name}: checksum of expert {i} differs")
     if cursor.at != header_bytes or end != file_bytes:
         raise FormatError("bytes left over")
     return meta, tensors

@@ -32,15 +32,13 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-align -m MODEL -s LANG -t LANG [OPTION]...\n"
+    fputs("Usage: moe-align [-m MODEL] -s LANG -t LANG [OPTION]...\n"
           "Says which words of a text and its translation belong together. Lines of\n"
           "standard input are source TAB translation, in UTF-8. Each gives one line such as\n"
           "0-0 1-2 2-1, in the same order (the format of Moses): the number of a word of\n"
           "the source, and of a word of the translation, both from 0. Spaces separate\n"
           "words.\n"
-          "\n"
-          "  -m, --model FILE          a translation model\n"
-          "  -s, --source LANG         language of the source, such as en\n"
+          "\n" PROGRAM_HELP_MODEL "  -s, --source LANG         language of the source, such as en\n"
           "  -t, --target LANG         language of the translation. A model that knows no\n"
           "                            languages needs neither\n"
           "  -i, --input FILE          read this file instead of standard input\n"
@@ -101,7 +99,7 @@ static int parse_options(int argc, char **argv, options *o) {
     if (status >= 0) return status;
     if (optind < argc)
         return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
-    if (!o->common.model) return program_usage_error("say which model with -m");
+    if ((status = program_default_model(&o->common)) >= 0) return status;
     if (o->common.ids && o->common.pretokenized)
         return program_usage_error("--ids and --pretokenized do not go together");
     if (o->share > 1.0f) return program_usage_error("--share is at most 1");

@@ -40,12 +40,11 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-translate -m MODEL -t LANG [OPTION]...\n"
-          "Translates lines of UTF-8 text from standard input. Each line in gives one line\n"
-          "out, in the same order.\n"
+    fputs("Usage: moe-translate [-m MODEL] -t LANG [OPTION]... [TEXT]...\n"
+          "Translates TEXT, or else lines of UTF-8 text from standard input. Each line in\n"
+          "gives one line out, in the same order.\n"
           "\n"
-          "Files and languages\n"
-          "  -m, --model FILE          the model\n"
+          "Files and languages\n" PROGRAM_HELP_MODEL
           "  -t, --target LANG         language to translate into, such as de\n"
           "  -s, --source LANG         language of the input. NLLB and M2M-100 want to be\n"
           "                            told. Other models find it out, for --rerank alone\n"
@@ -135,7 +134,7 @@ static void usage(FILE *to) {
           "                            it: slower, same bytes\n"
           "\n"
           "      --self-test           translate the sentences that the model file holds\n"
-          "                            and compare; needs only -m\n"
+          "                            and compare\n"
           "  -h, --help                this text\n"
           "  -V, --version             version of moe and of SentencePiece, and the kernels\n"
           "                            of this build\n"
@@ -149,7 +148,8 @@ static void usage(FILE *to) {
           to);
     fputs(PROGRAM_HELP_EXIT("all translated", "some lines were not (or the self-test failed)"), to);
     fputs("\n"
-          "Example: echo 'Good morning!' | moe-translate -m models/en-de-fr-es.bin -t de\n",
+          "Examples: moe-translate -t de 'Good morning!'\n"
+          "          moe-translate -m models/en-de-fr-es.bin -t de < in.txt > out.txt\n",
           to);
 }
 
@@ -240,9 +240,8 @@ static int parse_options(int argc, char **argv, options *o) {
         }
     }
     if (status >= 0) return status;
-    if (optind < argc)
-        return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
-    if (!common->model) return program_usage_error("say which model with -m");
+    if ((status = program_words(common, argc - optind, argv + optind)) >= 0) return status;
+    if ((status = program_default_model(common)) >= 0) return status;
     if (o->beam > 0 && o->nbest > o->beam)
         return program_usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
     moe_session_params preset = { 0 };
@@ -260,7 +259,7 @@ static int parse_options(int argc, char **argv, options *o) {
             "--split does not go together with --json, --nbest, --score, --prefix, --routing, --ids or --pretokenized");
     if (o->split < 0) o->split = whole ? 0 : 120;
     if (o->self_test && (o->score || o->prefix || common->ids || common->pretokenized || common->json ||
-                         common->input || common->output || common->routing))
+                         common->input || common->text || common->output || common->routing))
         return program_usage_error("--self-test reads and writes nothing else");
     if (o->self_test && (common->gating || common->noise))
         return program_usage_error("--self-test is for the model's own gates");

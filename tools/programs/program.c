@@ -3,6 +3,7 @@
 #define _DARWIN_C_SOURCE
 
 #include "tools/programs/program.h"
+#include "tools/text/moetext.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -89,6 +90,8 @@ void program_expert_stats(const moe_stats *s) {
                 (unsigned long long)s->expert_fetches, (double)s->expert_fetch_bytes / 1048576.0,
                 (unsigned long long)s->expert_hits);
 }
+
+static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };
 
 /* ---- 2. Messages --------------------------------------------------------------------------------------- */
 
@@ -226,12 +229,39 @@ int program_check_kind(const char *path, const moe_model *model, moe_model_kind 
     return EXIT_USAGE;
 }
 
+int program_default_model(program_common *o) {
+    static char path[4096];
+    moe_error e;
+    if (o->model) return -1;
+    if (moetext_default_model(path, sizeof path, &e))
+        return program_usage_error("say which model with -m, or set MOE_MODEL");
+    o->model = path;
+    return -1;
+}
+
+int program_words(program_common *o, int count, char *const *words) {
+    static text_bytes text; /* until the program ends */
+    if (!count) return -1;
+    if (o->input) return program_usage_error("'%s' is one word too many: the text comes from -i", words[0]);
+    for (int i = 0; i < count; i++) {
+        if (i) text_append(&text, " ", 1);
+        text_append_string(&text, words[i]);
+    }
+    if (!text.length || text.data[text.length - 1] != '\n') text_append(&text, "\n", 1);
+    if (text.failed) return program_complain("%s", no_memory.message), EXIT_MODEL;
+    o->text = text.data;
+    return -1;
+}
+
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front) {
-    const moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 0 };
+    const moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2 };
     moe_error e;
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);
-    if (status < 0 && text_begin_tokeniser(front, level, &e)) {
+    if (status < 0 &&
+        (text_begin_tokeniser(front, level, &e) ||
+         (!o->no_verify && moe_model_file_bytes(front->model) <= MOE_VERIFY_BYTES && /* as opening would, but */
+          moe_model_verify(front->model, &e)))) {                                    /* beside the tokeniser  */
         program_file_error(o->model, &e);
         status = EXIT_MODEL;
     }
@@ -370,11 +400,12 @@ static int open_output(const program_common *o, int in, program_output *out) {
 
 int program_open_streams(const program_common *o, int *in, program_output *out) {
     const char *victim;
-    *in = STDIN_FILENO;
+    *in = o->text ? -1 : STDIN_FILENO;
     *out = (program_output){ .fd = STDOUT_FILENO, .name = "standard output" };
     if (o->input && (*in = open(o->input, O_RDONLY)) < 0)
         return program_complain("%s: %s", o->input, strerror(errno)), EXIT_INPUT_OUTPUT;
-    if (!o->input && closed[0]) return program_complain("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
+    if (!o->input && !o->text && closed[0])
+        return program_complain("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
     if (!o->output && closed[1]) return program_complain("standard output is closed; use -o FILE"), EXIT_INPUT_OUTPUT;
     if (o->routing && (victim = would_overwrite(o, o->routing, *in))) {
         program_complain("%s: this is the %s, and would be overwritten", o->routing, victim);
@@ -433,8 +464,6 @@ int program_routing_close(routing_file *file, int status) {
 }
 
 /* ---- 5. Flow ------------------------------------------------------------------------------------------- */
-
-static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };
 
 /* Write all lines that are final now, in one write. */
 static void drain(program_flow *f) {
@@ -541,6 +570,10 @@ static int flow_through(program_flow *f, moe_session *session) {
 int program_flow_run(program_flow *f, moe_session *session) {
     int in, status = program_open_streams(f->options, &in, &f->out);
     text_reader_init(&f->reader, in, &program_signal);
+    if (status < 0 && f->options->text && !text_reader_take(&f->reader, f->options->text)) {
+        program_complain("%s", no_memory.message);
+        status = EXIT_MODEL;
+    }
     f->stream.next = flow_next;
     f->stream.add = flow_add;
     f->stream.finish = flow_finish;

@@ -71,6 +71,7 @@ int program_float(const char *name, const char *text, float *out); /* not negati
 typedef struct program_common {
     void (*usage)(FILE *to); /* set by the program */
     const char *model, *input, *output, *routing, *isa, *gating;
+    char *text;                  /* input from the command line; NULL: there is none */
     int threads, batch, max_len; /* -1: not given */
     int noise;
     uint64_t noise_seed;
@@ -116,6 +117,10 @@ enum {
         "max-len", required_argument, NULL, PROGRAM_MAX_LEN                                                 \
     }
 
+#define PROGRAM_HELP_MODEL                                                               \
+    "  -m, --model FILE          the model (default: MOE_MODEL, else the one that was\n" \
+    "                            installed, else the one in the repository)\n"
+
 #define PROGRAM_HELP_GATES(unit)                                                           \
     "Gates\n"                                                                              \
     "      --gating NAME         use this gate in every mixture instead of the\n"          \
@@ -148,6 +153,10 @@ enum {
 
 /* Takes an option from getopt that the program does not handle itself; --help and --version end here. */
 int program_option(program_common *o, int c);
+/* Where no model was named, the default one: -1, or a complaint and EXIT_USAGE. */
+int program_default_model(program_common *o);
+/* The words of the command line, joined by spaces, become the input: -1, or a complaint and the exit status. */
+int program_words(program_common *o, int count, char *const *words);
 /* Open the model as the options say, and begin its tokeniser; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it
  * is of another kind. */
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front);

@@ -98,9 +98,12 @@ moe_status moetext_model_open(const char *path, const char *options, moetext_mod
     static const text_level levels
         [] = { [TEXT_FORM_TEXT] = TEXT_REQUIRED, [TEXT_FORM_PIECES] = TEXT_PIECES, [TEXT_FORM_IDS] = TEXT_IF_THERE };
     text_settings settings = text_settings_none();
+    char default_path[4096];
     moe_error e = { .code = MOE_OK };
     moe_status status = text_settings_parse(&settings, options, error);
+    if (!status && !path) status = moetext_default_model(default_path, sizeof default_path, error);
     if (status) return status;
+    if (!path) path = default_path;
     const moe_model_params params = { .copy = settings.copy > 0,
                                       .verify = settings.verify < 0 ? 0
                                                 : settings.verify   ? 1

@@ -67,9 +67,13 @@ moetext_option_info moetext_option(size_t i); /* number `i`, from 0; all zero if
 
 typedef struct moetext_model moetext_model;
 
-/* Open a translation model. `options` NULL: none. Errors: those of moe_model_open; MOE_ERROR_ARGUMENT (options);
- * MOE_ERROR_UNSUPPORTED (a model of another kind, or without a tokeniser, unless the options say form=ids or
- * form=pieces). */
+/* The path of the model that is used where none is named, into path[size]: $MOE_MODEL, else the one that was installed
+ * with this library or program, else the one in its repository. MOE_ERROR_IO: there is none. */
+moe_status moetext_default_model(char *path, size_t size, moe_error *error);
+
+/* Open a translation model. `path` NULL: moetext_default_model. `options` NULL: none. Errors: those of moe_model_open;
+ * MOE_ERROR_ARGUMENT (options); MOE_ERROR_UNSUPPORTED (a model of another kind, or without a tokeniser, unless the
+ * options say form=ids or form=pieces). */
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error);
 void moetext_model_close(moetext_model *model); /* NULL is fine */
 

@@ -728,6 +728,12 @@ void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *
     *reader = (text_reader){ .fd = fd, .stop = stop };
 }
 
+int text_reader_take(text_reader *reader, const char *text) {
+    text_append_string(&reader->buffer, text);
+    reader->at_end = 1;
+    return !reader->buffer.failed;
+}
+
 size_t text_line_usable(const text_line *line, char *why, size_t size) {
     const size_t valid = text_utf8_valid(line->data, line->length);
     const char *nul = valid ? memchr(line->data, '\0', valid) : NULL;

@@ -160,6 +160,8 @@ typedef struct text_reader {
 
 /* The descriptor stays the caller's. */
 void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop);
+/* Lines of a text, which is copied, in place of those of a descriptor; 0: no memory. */
+int text_reader_take(text_reader *reader, const char *text);
 /* The next line. `wait` 0 never blocks. A last line without a line break counts; a byte order mark at the very
  * beginning does not. Lines may hold NUL bytes. */
 text_read text_reader_next(text_reader *reader, int wait, text_line *line);
