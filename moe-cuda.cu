@@ -44,9 +44,9 @@
 
 #include "moe.h"
 #define MOE_DEVICE __device__ static inline
-#define MOE_SHARED MOE_DEVICE
+#define MOE_SHARED __host__ __device__ static inline
 extern "C" {
-#include "moe.c" /* nodes, elementary functions, the search */
+#include "moe.c" /* nodes, elementary functions, the search, the expert cache */
 }
 
 /* ==== 1. Checks and memory ====================================================================================
@@ -55,6 +55,7 @@ extern "C" {
 
 enum {
     MOE_BUCKETS = 64, /* row counts for which a decoder step is kept as a CUDA graph */
+    MOE_TRANSIT = 8,  /* slots, at most, of experts that do not stay                 */
     MOE_UP = 11       /* integers of a row that go up with a frame                   */
 };
 #ifndef MOE_CUDA_EMULATOR /* whose limits are small enough for small tests to pass them */
@@ -87,7 +88,7 @@ typedef struct moe_bound {
     const float *positions;                     /* of an embedding */
     const float *up_bias, *down_bias;           /* of the first expert, as up and down are */
     const int32_t *never;
-    size_t experts_before; /* those of other nodes: an expert's number among all */
+    moe_cache_layer layer; /* of experts */
 } moe_bound;
 
 /* Weights that are on the device already: nodes share matrices. */
@@ -125,25 +126,6 @@ typedef struct moe_searching {
 
 enum { MOE_RESULTS = 3 };
 
-/* Experts that do not all fit: some are in slots, the others are fetched from the mapped file when an expert layer
- * needs them, in place of those that were used longest ago. Every slot takes any expert of any layer, so one order of
- * use serves all graphs and no memory falls to pieces; experts of one model hardly differ in size. All of it is taken
- * when graphs are bound. */
-typedef struct moe_cache {
-    char *slabs;              /* [slots, slot_bytes] on the device */
-    size_t slots, slot_bytes; /* slots 0: all experts are on the device */
-    size_t n_ints;
-    int *ints;                  /* host memory of all that follows      */
-    int *slot;                  /* [experts] of all layers; -1: none    */
-    int *expert;                /* [slots] that is in it; -1: none      */
-    int *older, *newer;         /* [slots + 1] a ring of slots in order of use; both ends meet in number `slots` */
-    int *missing;               /* of the run of a layer, [its experts]: those that are in no slot; */
-    int *order, *place, *first; /* all in the order of work, their slots, [+ 1] first pairs         */
-    int4 *tiles;                /* pinned: those of a run */
-    int *plan;                  /* behind them: [2, experts of a layer] first pairs, slots */
-    uint64_t hits, fetches;
-} moe_cache;
-
 struct moe_device {
     moe_allocator allocator;
     moe_log_fn log;
@@ -174,7 +156,18 @@ struct moe_device {
     moe_bound *bound[2]; /* [count] */
     size_t rows;         /* the larger capacity */
     size_t experts;      /* of all layers       */
-    moe_cache cache;
+    /* Where not all fit, some are in slots, as the cache says, and the others are fetched from the mapped file when a
+     * layer needs them. Every slot takes any expert of any layer, so one cache serves all graphs and no memory falls to
+     * pieces; experts of one model hardly differ in size. All of it is taken when graphs are bound. */
+    moe_cache cache; /* slots 0: all are on the device */
+    struct {
+        char *slabs; /* [slots, slot_bytes] on the device */
+        size_t slot_bytes;
+        size_t bytes; /* of host memory: of the cache, and behind it of the run of a layer, with as many experts: */
+        int *order, *place, *first; /* those with pairs in the order of work, their slots, [+ 1] first pairs */
+        int4 *tiles;                /* pinned: those of a run */
+        int *plan;                  /* behind them: [2, experts of a layer] first pairs, slots */
+    } fetching;
     cudaGraphExec_t steps[MOE_BUCKETS];
     int no_graphs;
     /* a frame: on the host pinned, one block for what goes up and one for what comes down */
@@ -403,51 +396,23 @@ static void *moe_upload(moe_device *d, const void *from, size_t bytes, const cha
 
 /* ---- Slots of experts ---- */
 
-/* The slot is the newest. */
-static void moe_use_slot(moe_cache *c, int slot) {
-    const int end = (int)c->slots;
-    c->newer[c->older[slot]] = c->newer[slot];
-    c->older[c->newer[slot]] = c->older[slot];
-    c->older[slot] = c->older[end];
-    c->newer[slot] = end;
-    c->newer[c->older[end]] = slot;
-    c->older[end] = slot;
-}
-
-/* The slot that was used longest ago, for expert `number`. */
-static int moe_replace_slot(moe_cache *c, size_t number) {
-    const int slot = c->newer[c->slots];
-    if (c->expert[slot] >= 0) c->slot[c->expert[slot]] = -1;
-    c->expert[slot] = (int)number;
-    c->slot[number] = slot;
-    return slot;
-}
-
 /* Slots of `slot_bytes`, as many as there is room for; layers of up to `most` experts run up to `tiles` tiles. */
 static void moe_take_slots(moe_device *d, size_t slot_bytes, size_t room, size_t most, size_t tiles) {
-    moe_cache *c = &d->cache;
-    int *at;
-    c->slots = moe_least(room / slot_bytes, d->experts);
-    c->slot_bytes = slot_bytes;
-    c->n_ints = d->experts + 3 * c->slots + 2 + 4 * most + 1; /* no overflow: all of them are of some bytes somewhere */
-    c->slabs = (char *)moe_take(d, c->slots, slot_bytes, "experts");
-    c->ints = at = (int *)moe_host(d, c->n_ints * sizeof *at, "the order of experts");
-    MOE_CUDA_TRY(d, cudaMallocHost((void **)&c->tiles, tiles * sizeof *c->tiles + 2 * most * sizeof *c->plan));
+    const size_t slots = moe_least(room / slot_bytes, d->experts);
+    const size_t bytes = moe_cache_bytes(d->experts, slots); /* no overflow: their bytes are somewhere, too */
+    const size_t transit = moe_least(moe_largest(slots / 16, 1), MOE_TRANSIT);
+    char *memory;
+    d->fetching.slot_bytes = slot_bytes;
+    d->fetching.slabs = (char *)moe_take(d, slots, slot_bytes, "experts");
+    d->fetching.bytes = bytes + (3 * most + 1) * sizeof(int);
+    memory = (char *)moe_host(d, d->fetching.bytes, "the cache of experts");
+    if (memory) moe_cache_begin(&d->cache, memory, d->experts, slots, transit);
+    MOE_CUDA_TRY(d, cudaMallocHost((void **)&d->fetching.tiles, tiles * sizeof(int4) + 2 * most * sizeof(int)));
     if (d->status != MOE_OK) return;
-    c->plan = (int *)(void *)(c->tiles + tiles);
-    c->slot = at, at += d->experts;
-    c->expert = at, at += c->slots;
-    c->older = at, at += c->slots + 1;
-    c->newer = at, at += c->slots + 1;
-    c->missing = at, at += most;
-    c->order = at, at += most;
-    c->place = at, at += most;
-    c->first = at;
-    memset(c->slot, -1, (d->experts + c->slots) * sizeof *c->slot); /* expert too */
-    for (size_t i = 0; i <= c->slots; i++) {
-        c->older[i] = (int)(i ? i - 1 : c->slots);
-        c->newer[i] = (int)(i < c->slots ? i + 1 : 0);
-    }
+    d->fetching.plan = (int *)(void *)(d->fetching.tiles + tiles);
+    d->fetching.order = (int *)(void *)(memory + bytes);
+    d->fetching.place = d->fetching.order + most;
+    d->fetching.first = d->fetching.place + most;
 }
 
 /* ==== 2. Kernels ==============================================================================================
@@ -522,6 +487,17 @@ MOE_DEVICE float moe_block_sum(const float *x, int n) {
     sum = moe_join_lanes(lanes);
     __syncthreads();
     return sum;
+}
+
+/* p = softmax(x), both [n]; p may be x. */
+MOE_DEVICE void moe_block_softmax(const float *x, int n, float *p) {
+    const float max = moe_block_max(x, n);
+    float sum;
+    for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK) p[i] = moe_expf(moe_sub(x[i], max));
+    __syncthreads();
+    sum = moe_block_sum(p, n);
+    for (int i = (int)threadIdx.x; i < n; i += MOE_BLOCK) p[i] = moe_div(p[i], sum);
+    __syncthreads();
 }
 
 /* How many a thread's predecessors have, and *total. */
@@ -874,7 +850,7 @@ __global__ void moe_k_attention(moe_attending a) {
     const int t = (int)threadIdx.x, n = a.length[row], group = t / MOE_LANES, lane = t % MOE_LANES;
     const float *query = a.query + row * a.query_stride, *keys = a.keys + (size_t)a.segment[row] * size;
     const float *values = a.values + (size_t)a.segment[row] * width;
-    float *scores = a.scores + row * a.max_source, max, sum;
+    float *scores = a.scores + row * a.max_source;
     if (a.start_zero && (a.parents[row] < 0 || a.parents[row] >= a.begins)) { /* the whole block */
         for (int i = t; i < n; i += MOE_BLOCK) scores[i] = 0.0f;
         for (size_t c = (size_t)t; c < width; c += MOE_BLOCK) a.y[row * a.y_stride + c] = 0.0f;
@@ -892,12 +868,7 @@ __global__ void moe_k_attention(moe_attending a) {
         if (lane == 0 && i < n) scores[i] = moe_join_lanes(lanes[group]);
         __syncthreads();
     }
-    max = moe_block_max(scores, n);
-    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_expf(moe_sub(scores[i], max));
-    __syncthreads();
-    sum = moe_block_sum(scores, n);
-    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_div(scores[i], sum);
-    __syncthreads();
+    moe_block_softmax(scores, n, scores);
     for (size_t c = (size_t)t; c < width; c += MOE_BLOCK) {
         float y = 0.0f;
         for (int i = 0; i < n; i++) y = moe_add(y, moe_mul(scores[i], values[(size_t)i * width + c]));
@@ -944,7 +915,7 @@ __global__ void moe_k_heads(moe_heads_args a) {
     const int t = (int)threadIdx.x, lane = t % MOE_LANES, n = moe_heads_count(&a, row);
     const size_t column = head * (size_t)a.width;
     const float *query = a.query + row * a.query_stride + column;
-    float *scores = a.scores + blockIdx.x * a.longest, max, sum;
+    float *scores = a.scores + blockIdx.x * a.longest;
     for (int first = 0; first < n; first += AT_ONCE) {
         for (int i = t / MOE_LANES; i < AT_ONCE && first + i < n; i += GROUPS) {
             const float *key = moe_heads_row(&a, row, first + i) + column;
@@ -956,12 +927,7 @@ __global__ void moe_k_heads(moe_heads_args a) {
         if (t < AT_ONCE && first + t < n) scores[first + t] = moe_mul(moe_join_lanes(lanes[t]), a.scale);
         __syncthreads();
     }
-    max = moe_block_max(scores, n);
-    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_expf(moe_sub(scores[i], max));
-    __syncthreads();
-    sum = moe_block_sum(scores, n);
-    for (int i = t; i < n; i += MOE_BLOCK) scores[i] = moe_div(scores[i], sum);
-    __syncthreads();
+    moe_block_softmax(scores, n, scores);
     for (int c = t; c < a.width; c += MOE_BLOCK) {
         float y = 0.0f;
         for (int i = 0; i < n; i++)
@@ -1072,16 +1038,8 @@ MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, siz
     const int t = (int)threadIdx.x, n = a->level, each = (n + MOE_BLOCK - 1) / MOE_BLOCK;
     const int begin = t * each < n ? t * each : n, end = begin + each < n ? begin + each : n;
     int mine = 0, selected, at;
-    float max, sum;
     moe_choice c = { p, NULL, 0.0f, -1, n - 1 }; /* everybody */
-    if (p) {
-        max = moe_block_max(logits, n);
-        for (int i = t; i < n; i += MOE_BLOCK) p[i] = moe_expf(moe_sub(logits[i], max));
-        __syncthreads();
-        sum = moe_block_sum(p, n);
-        for (int i = t; i < n; i += MOE_BLOCK) p[i] = moe_div(p[i], sum);
-        __syncthreads();
-    }
+    if (p) moe_block_softmax(logits, n, p);
     if (a->gate == MOE_GATE_TOPK) c = moe_choose_best(logits, n, a->k);
     if (a->gate == MOE_GATE_THRESHOLD) c.threshold = a->threshold + first;
     for (int i = begin; i < end; i++) mine += moe_is_chosen(&c, i);
@@ -1097,14 +1055,8 @@ MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, siz
     }
     __syncthreads();
     for (int i = t; i < selected; i += MOE_BLOCK) weights[i] = logits[experts[i] - first];
-    max = moe_block_max(weights, selected);
-    for (int i = t; i < selected; i += MOE_BLOCK) weights[i] = moe_expf(moe_sub(weights[i], max));
-    __syncthreads();
-    sum = moe_block_sum(weights, selected);
-    for (int i = t; i < selected; i += MOE_BLOCK) {
-        const float w = moe_div(weights[i], sum);
-        weights[i] = factor ? moe_mul(*factor, w) : w;
-    }
+    moe_block_softmax(weights, selected, weights);
+    for (int i = t; factor && i < selected; i += MOE_BLOCK) weights[i] = moe_mul(*factor, weights[i]);
     return selected;
 }
 
@@ -1929,47 +1881,34 @@ static int moe_waits(const moe_device *d, const moe_node *n, size_t rows) {
     return n->op == MOE_OP_EXPERTS && (d->cache.slots || moe_experts_by_gemm(n, rows) || moe_must_count(n, rows));
 }
 
-/* The experts that have pairs, in an order of work and with a slot for each: first those that are on the device, then
- * the missing ones, both by index. So a pass over more experts than fit still finds as many of them as there are slots.
- * Slots are given in order of use: as many experts as there are slots, one behind the other in this order, are in
- * different ones. Tells the device; *hits of the experts are here already. Returns how many there are. */
-static size_t moe_plan_experts(moe_device *d, size_t n, const moe_bound *b, moe_routes *a, size_t *hits) {
-    moe_cache *c = &d->cache;
-    int *start = c->plan, *slots = c->plan + n, pair = 0;
-    size_t here = 0, missing = 0, tiles = 0;
+/* The experts that have pairs, in the cache's order of work, each with a slot. Tells the device; *hits of the experts
+ * are here already. Returns how many there are. */
+static size_t moe_plan_experts(moe_device *d, size_t n, moe_cache_layer *layer, moe_routes *a, size_t *hits) {
+    int *start = d->fetching.plan, *slots = start + n, *order = d->fetching.order, pair = 0;
+    int4 *tiles = d->fetching.tiles;
+    size_t wanted = 0, n_tiles = 0;
     moe_fetch_ints(d, a->first, n + 1); /* and so the plan of the run before has gone up */
     if (d->status != MOE_OK) return 0;
-    memset(c->plan, 0, 2 * n * sizeof *c->plan);
-    for (size_t e = 0; e < n; e++) {
-        if (d->moe.host[e] == d->moe.host[e + 1]) continue;
-        if (c->slot[b->experts_before + e] >= 0) c->order[here++] = (int)e;
-        else c->missing[missing++] = (int)e;
-    }
-    memcpy(c->order + here, c->missing, missing * sizeof *c->order);
-    for (size_t i = 0; i < here + missing; i++) {
-        const size_t e = (size_t)c->order[i], number = b->experts_before + e;
-        const int slot = i < here ? c->slot[number] : moe_replace_slot(c, number);
-        moe_use_slot(c, slot);
-        c->place[i] = slots[e] = slot;
-        c->first[i] = start[e] = pair;
-        for (int left = d->moe.host[e + 1] - d->moe.host[e]; left > 0; left -= MOE_TILE, tiles++) {
-            c->tiles[tiles].x = slot;
-            c->tiles[tiles].y = pair;
-            c->tiles[tiles].z = left < MOE_TILE ? left : MOE_TILE;
-            c->tiles[tiles].w = 0;
-            pair += c->tiles[tiles].z;
+    memset(start, 0, 2 * n * sizeof *start);
+    for (size_t e = 0; e < n; e++)
+        if (d->moe.host[e] < d->moe.host[e + 1]) order[wanted++] = (int)e;
+    *hits = moe_cache_plan(&d->cache, layer, order, wanted, d->fetching.place);
+    for (size_t i = 0; i < wanted; i++) {
+        const size_t e = (size_t)order[i];
+        slots[e] = d->fetching.place[i];
+        d->fetching.first[i] = start[e] = pair;
+        for (int left = d->moe.host[e + 1] - d->moe.host[e]; left > 0; left -= MOE_TILE) {
+            const int4 tile = { slots[e], pair, left < MOE_TILE ? left : MOE_TILE, 0 };
+            tiles[n_tiles++] = tile;
+            pair += tile.z;
         }
     }
-    c->first[here + missing] = pair;
-    c->hits += here;
-    c->fetches += missing;
+    d->fetching.first[wanted] = pair;
     a->slots = a->count + n;
-    MOE_CUDA_TRY(d, cudaMemcpyAsync(a->count, c->plan, 2 * n * sizeof *c->plan, cudaMemcpyHostToDevice, d->stream));
-    if (tiles)
-        MOE_CUDA_TRY(d,
-                     cudaMemcpyAsync(a->tiles, c->tiles, tiles * sizeof *c->tiles, cudaMemcpyHostToDevice, d->stream));
-    *hits = here;
-    return here + missing;
+    MOE_CUDA_TRY(d, cudaMemcpyAsync(a->count, start, 2 * n * sizeof *start, cudaMemcpyHostToDevice, d->stream));
+    if (n_tiles)
+        MOE_CUDA_TRY(d, cudaMemcpyAsync(a->tiles, tiles, n_tiles * sizeof *tiles, cudaMemcpyHostToDevice, d->stream));
+    return wanted;
 }
 
 /* Both products of a group. */
@@ -1989,32 +1928,31 @@ static void moe_run_group(moe_device *d, moe_products up, moe_products down, con
     else moe_tiles(d, &down);
 }
 
-/* Group after group, up to as many experts as there are slots: those that are here, so that the GPU has work while the
- * host copies, then the others, a group after its experts have been sent for. What they replace was used by groups
- * before. */
+/* Group after group: those that are here, so that the GPU has work while the host copies, then the others, as many at a
+ * time as have slots of their own, after they have been sent for. What they replace was used by groups before. */
 static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products *up, const moe_products *down,
                            size_t experts, size_t hits, int by_gemm) {
-    const moe_cache *c = &d->cache;
     moe_group g;
     memset(&g, 0, sizeof g);
     for (size_t i = 0; i < experts && d->status == MOE_OK; i += g.experts, g.tile += g.tiles) {
-        g.experts = moe_least((i < hits ? hits : experts) - i, c->slots);
-        g.first = c->first + i;
-        g.slots = c->place + i;
+        g.experts = i < hits ? hits : moe_least(experts - i, d->cache.transit);
+        g.first = d->fetching.first + i;
+        g.slots = d->fetching.place + i;
         g.begin = (size_t)g.first[0];
         g.pairs = (size_t)g.first[g.experts] - g.begin;
         g.tiles = 0;
         for (size_t k = 0; k < g.experts; k++) {
             g.tiles += moe_blocks((size_t)(g.first[k + 1] - g.first[k]), MOE_TILE);
-            if (i + k >= hits)
-                moe_lift_expert(d, n, (size_t)c->order[i + k], c->slabs + (size_t)g.slots[k] * c->slot_bytes);
+            if (i >= hits)
+                moe_lift_expert(d, n, (size_t)d->fetching.order[i + k],
+                                d->fetching.slabs + (size_t)g.slots[k] * d->fetching.slot_bytes);
         }
         moe_run_group(d, *up, *down, &g, by_gemm);
     }
 }
 
 /* The rows at hand, which select no more pairs than fit. */
-static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_bound *b, moe_routes a, size_t pairs,
+static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, moe_routes a, size_t pairs,
                                 int by_gemm) {
     const moe_node *x = n->src[0];
     const int codes = moe_quantised(b->up.type);
@@ -2026,7 +1964,7 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_boun
     MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts->count * sizeof *a.count, d->stream));
     MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
     MOE_LAUNCH(d, moe_k_offsets, 1, MOE_BLOCK, a);
-    if (d->cache.slots) experts = moe_plan_experts(d, n->experts->count, b, &a, &hits);
+    if (d->cache.slots) experts = moe_plan_experts(d, n->experts->count, &b->layer, &a, &hits);
     MOE_LAUNCH(d, moe_k_place, rows, MOE_BLOCK, a);
     if (by_gemm && !d->cache.slots) moe_fetch_ints(d, a.first, n->experts->count + 1);
     if (by_gemm || d->cache.slots) pairs = d->status == MOE_OK ? (size_t)d->moe.host[n->experts->count] : 0;
@@ -2065,7 +2003,7 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, const moe_boun
 
 /* A row may select any number of experts under a threshold, so rows go in chunks whose pairs fit; chunks change no bit.
  */
-static void moe_run_experts(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
+static void moe_run_experts(moe_device *d, const moe_node *n, moe_bound *b, size_t rows) {
     const size_t most = n->src[1]->gate.capacity, capacity = moe_pairs(n, d->rows);
     const int by_gemm = moe_experts_by_gemm(n, rows), look = moe_must_count(n, rows);
     moe_routes a;
@@ -2154,7 +2092,7 @@ static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b,
 
 /* ---- The run of a graph ---- */
 
-static void moe_run_node(moe_device *d, const moe_graph *g, const moe_node *n, const moe_bound *b, const moe_frame *f,
+static void moe_run_node(moe_device *d, const moe_graph *g, const moe_node *n, moe_bound *b, const moe_frame *f,
                          size_t rows, int traced) {
     const moe_node *s0 = n->src[0], *s1 = n->src[1];
     float *y = (float *)n->data;
@@ -2531,7 +2469,7 @@ static void moe_device_close(moe_device *d) {
     for (size_t i = d->n_blocks; i-- > 0;) cudaFree(d->blocks[i]);
     if (d->pinned) cudaFreeHost(d->pinned);
     if (d->sentences.pinned) cudaFreeHost(d->sentences.pinned);
-    if (d->cache.tiles) cudaFreeHost(d->cache.tiles);
+    if (d->fetching.tiles) cudaFreeHost(d->fetching.tiles);
     for (int i = 0; i < 2; i++) {
         if (d->stage[i]) cudaFreeHost(d->stage[i]);
         if (d->landed[i]) cudaEventDestroy(d->landed[i]);
@@ -2540,7 +2478,7 @@ static void moe_device_close(moe_device *d) {
     cudaGetLastError();
     for (int i = 0; i < 2; i++)
         if (d->bound[i]) a.release(a.user, d->bound[i], d->graphs[i].count * sizeof *d->bound[i]);
-    if (d->cache.ints) a.release(a.user, d->cache.ints, d->cache.n_ints * sizeof *d->cache.ints);
+    if (d->cache.slots) a.release(a.user, d->cache.frequency, d->fetching.bytes);
     if (d->known) a.release(a.user, d->known, d->known_capacity * sizeof *d->known);
     if (d->blocks) a.release(a.user, d->blocks, d->block_capacity * sizeof *d->blocks);
     a.release(a.user, d, sizeof *d);
@@ -2857,7 +2795,8 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
         for (size_t i = 0; i < d->graphs[which].count; i++) {
             const moe_node *n = &d->graphs[which].nodes[i];
             if (n->op != MOE_OP_EXPERTS || !d->bound[which]) continue;
-            d->bound[which][i].experts_before = d->experts;
+            d->bound[which][i].layer.first = d->experts;
+            d->bound[which][i].layer.count = n->experts->count;
             d->experts += n->experts->count;
             moe_most_of(&largest, moe_expert_bytes(n));
             all +=
@@ -2881,10 +2820,10 @@ static void moe_bind_experts(moe_device *d, const moe_needs *need) {
     for (int which = 0; which < 2; which++)
         for (size_t i = 0; i < d->graphs[which].count && d->status == MOE_OK; i++) {
             const moe_node *n = &d->graphs[which].nodes[i];
-            char *slabs = d->cache.slabs;
+            char *slabs = d->fetching.slabs;
             size_t step;
             if (n->op != MOE_OP_EXPERTS) continue;
-            step = d->cache.slots ? d->cache.slot_bytes : moe_expert_bytes(n);
+            step = slabs ? largest : moe_expert_bytes(n);
             if (!slabs) slabs = (char *)moe_take(d, n->experts->count, step, n->name);
             if (!slabs) return;
             moe_bind_slabs(n->experts, slabs, step, &d->bound[which][i]);

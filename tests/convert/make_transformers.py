@@ -258,6 +258,59 @@ def make(folder, family, seed=None, layout="safetensors", dtype="f32", **changes
     write(folder, *configs(family, **changes), seed=SEEDS[family] if seed is None else seed, layout=layout, dtype=dtype)
 
 
+# ---- fairseq ---------------------------------------------------------------------------------------------------------
+
+def fairseq_name(name):
+    """What fairseq calls a tensor; experts have their numbers in the whole."""
+    last = name.split(".")[-2:]
+    if name == "shared.weight":
+        return "decoder.embed_tokens.weight"
+    if ".ffn.experts.expert_" in name:
+        return name.replace(".ffn.experts.expert_", ".moe_layer.experts.")
+    if ".ffn.router.classifier." in name:
+        return name.replace(".ffn.router.classifier.", ".moe_layer.gate.wg.")
+    if ".ff_layer_norm." in name:
+        return name.replace(".ff_layer_norm.", ".final_layer_norm.")
+    if last[0] in ("fc1", "fc2"):
+        return name.replace(".ffn.fc", ".fc")
+    return name.replace(".cross_attention", ".encoder_attn")
+
+
+def write_fairseq(prefix, config, seed=1, per_rank=1, legacy=False, settings=None, change=lambda files: files):
+    """The same weights in fairseq's layout: PREFIX-shared.pt and PREFIX-rank-K.pt, or PREFIX.pt for a dense model.
+    change: is given {file: {tensor: array}} and returns what is to be written."""
+    from gnmt_checkpoints import Call, write_torch
+    args = {"activation_fn": "relu", "encoder_normalize_before": True, "decoder_normalize_before": True,
+            "max_source_positions": config["max_position_embeddings"], "moe_eom": config.get("moe_token_dropout", 0.0),
+            "max_target_positions": config["max_position_embeddings"], "moe_expert_count": config.get("num_experts", 0),
+            "encoder_attention_heads": config["encoder_attention_heads"], "share_all_embeddings": True,
+            "decoder_attention_heads": config["decoder_attention_heads"], "moe_second_expert_policy": "all",
+            "arch": "transformer", "langs": ["a", "b"], **(settings or {})}
+    mixture = "num_experts" in config
+    files = {prefix + ("-shared.pt" if mixture else ".pt"): {}}
+    files.update({f"{prefix}-rank-{k}.pt": {} for k in range(config.get("num_experts", 0) // per_rank)})
+    for name, shape in shapes(config).items():
+        x, name = tensor(name, shape, config, seed), fairseq_name(name) if mixture or name == "shared.weight" else name
+        parts = name.split(".moe_layer.experts.")
+        if len(parts) == 2:
+            number, _, rest = parts[1].partition(".")
+            local = f"{parts[0]}.moe_layer.experts.{int(number) % per_rank}.{rest}"
+            files[f"{prefix}-rank-{int(number) // per_rank}.pt"][local] = x
+        else:
+            files[next(iter(files))][name] = x
+    first = files[next(iter(files))]
+    first["encoder.embed_tokens.weight"] = first["decoder.output_projection.weight"] = \
+        first["decoder.embed_tokens.weight"]
+    first["encoder.embed_positions._float_tensor"] = np.zeros(1, np.float32)
+    first["decoder.version"] = np.array([3], np.float32)
+    for path, tensors in change(files).items():
+        write_torch(path, {
+            "args": None, "cfg": {"model": Call("argparse", "Namespace", state=args),
+                                  "ddp": Call("fairseq.dataclass.constants", "DDP_BACKEND_CHOICES", "c10d")},
+            "model": tensors, "optimizer_history": [{"num_updates": 7, "optimizer_name": "FairseqAdam"}],
+            "extra_state": {"metrics": [(0, "loss", "AverageMeter", {"val": 1.5, "sum": 3})]}}, legacy)
+
+
 # ---- Expectations ----------------------------------------------------------------------------------------------------
 
 def case(family, i):

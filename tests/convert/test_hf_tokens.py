@@ -19,16 +19,15 @@ import json
 import os
 import random
 import struct
-import subprocess
 import sys
 import tempfile
 
+from converting import TRANSLATE, convert_quietly, run
 from suite import Suite
 
 try:
     import numpy as np
 
-    import convert
     import make_transformers as make
     import moefile
 except ImportError:
@@ -40,8 +39,6 @@ try:
         transformers = None
 except ImportError:
     transformers = None
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TRANSLATE = os.path.join(ROOT, os.environ.get("BIN", "."), "moe-translate")
 test = Suite()
 numpy_test = test.needs(np, "NumPy")
 oracle_test = test.needs(transformers, "transformers 4.57.6 with sentencepiece")
@@ -215,33 +212,10 @@ def checkpoint(kind, **how):
         yield Checkpoint(folder + "/model", kind, **how)
 
 
-def convert_quietly(*command):
-    """convert.py in this process: its complaint, or None."""
-    argv = sys.argv
-    sys.argv = ["convert.py", *command]
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            convert.main()
-        return None
-    except SystemExit as stop:
-        return str(stop.code)
-    finally:
-        sys.argv = argv
-
-
 def converted(c):
     complaint = convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin")
     assert complaint is None, complaint
     return c.folder + ".bin"
-
-
-def run(command, given=(), status=0):
-    result = subprocess.run(command, input="".join(x + "\n" for x in given), stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE,
-                            encoding="utf-8", timeout=300)
-    assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
-    result.lines = result.stdout.split("\n")[:-1]
-    return result
 
 
 LANGUAGES = {"nllb": ["-s", "eng_Latn", "-t", "deu_Latn"], "m2m": ["-s", "en", "-t", "de"], "marian": ["-t", "deu"]}

@@ -127,6 +127,7 @@ struct emu_index {
 #define MOE_MARGIN ((size_t)1 << 16)
 
 #define __global__ static
+#define __host__
 #define __device__
 #define __shared__ static /* one block runs at a time */
 
@@ -143,6 +144,15 @@ static int fail_code, fail_stay;
 static cudaError_t last;
 static std::map<char *, size_t> device_blocks, host_blocks;
 static size_t objects; /* streams, events, handles, graphs */
+
+template <typename T> static T *make(T *object) {
+    objects++;
+    return object;
+}
+template <typename T> static void drop(T *object) {
+    delete object;
+    objects--;
+}
 
 [[noreturn]] static void stop(const char *what) {
     fprintf(stderr, "cuda_emu: %s\n", what);
@@ -450,13 +460,11 @@ static inline cudaError_t cudaFree(void *p) { return emu_free(&emu::device_block
 static inline cudaError_t cudaFreeHost(void *p) { return emu_free(&emu::host_blocks, p); }
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, int) {
     EMU_CALL();
-    *out = new emu_stream{ {}, NULL };
-    emu::objects++;
+    *out = emu::make(new emu_stream{ {}, NULL });
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
-    delete s;
-    emu::objects--;
+    emu::drop(s);
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
@@ -467,13 +475,11 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
 }
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, int) {
     EMU_CALL();
-    *out = new emu_event{ NULL };
-    emu::objects++;
+    *out = emu::make(new emu_event{ NULL });
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
-    delete e;
-    emu::objects--;
+    emu::drop(e);
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
@@ -516,8 +522,7 @@ static inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const voi
 }
 static inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
     EMU_CALL();
-    s->capture = new emu_graph();
-    emu::objects++;
+    s->capture = emu::make(new emu_graph());
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out) {
@@ -528,13 +533,11 @@ static inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
 }
 static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long) {
     EMU_CALL();
-    *out = new emu_graph(*graph);
-    emu::objects++;
+    *out = emu::make(new emu_graph(*graph));
     return cudaSuccess;
 }
 static inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-    delete graph;
-    emu::objects--;
+    emu::drop(graph);
     return cudaSuccess;
 }
 static inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return cudaGraphDestroy(graph); }
@@ -561,13 +564,11 @@ static inline const char *cublasGetStatusString(cublasStatus_t code) {
 }
 static inline cublasStatus_t cublasCreate(cublasHandle_t *out) {
     EMU_BLAS_CALL();
-    *out = new emu_blas{ NULL, NULL };
-    emu::objects++;
+    *out = emu::make(new emu_blas{ NULL, NULL });
     return CUBLAS_STATUS_SUCCESS;
 }
 static inline cublasStatus_t cublasDestroy(cublasHandle_t h) {
-    delete h;
-    emu::objects--;
+    emu::drop(h);
     return CUBLAS_STATUS_SUCCESS;
 }
 static inline cublasStatus_t cublasSetStream(cublasHandle_t h, cudaStream_t s) {

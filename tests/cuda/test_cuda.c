@@ -78,7 +78,9 @@ static void forget(journal *j) {
 }
 
 typedef struct bench {
-    size_t rows, capacity, sentences, max_source, max_target, top;
+    size_t rows, capacity;             /* capacity 0: rows */
+    size_t sentences, max_source, top; /* 0: one */
+    size_t max_target;
     moe_frame frame;
     void (*build)(moe_graph *g, void *user, void *states);
     void *user;
@@ -93,12 +95,12 @@ typedef struct bench {
 static moe_graph bench_graph(const bench *b, moe_node *nodes, size_t capacity, void *states, int on_device) {
     moe_graph g = { .nodes = nodes,
                     .capacity = capacity,
-                    .rows = b->capacity,
+                    .rows = b->capacity ? b->capacity : b->rows,
                     .threads = 1,
-                    .sentences = b->sentences,
-                    .max_source = b->max_source,
+                    .sentences = moe_max(b->sentences, 1),
+                    .max_source = moe_max(b->max_source, 1),
                     .max_target = b->max_target,
-                    .top = b->top,
+                    .top = moe_max(b->top, 1),
                     .traced = 1,
                     .on_device = on_device };
     moe_error e;
@@ -154,15 +156,32 @@ static void run_both(const bench *b, int which) {
     assert_int_equal(emu_live(), 0);
 }
 
+static void pack_rows(moe_type type, size_t rows, size_t cols, const float *x, void *to) {
+    int8_t *scratch = mw_zeros(2 * moe_round_up(cols, 64));
+    for (size_t r = 0; r < rows; r++) moe_pack_row(type, rows, cols, r, x + r * cols, to, scratch);
+    free(scratch);
+}
+
+static void *aligned_zeros(size_t to, size_t bytes) {
+    void *memory;
+    if (posix_memalign(&memory, to, bytes)) abort();
+    memset(memory, 0, bytes);
+    return memory;
+}
+
 /* A matrix of any type from floats. */
 static moe_matrix pack(moe_type type, size_t rows, size_t cols, const float *x, void **blob) {
-    const uint64_t bytes = moe_matrix_bytes(type, rows, cols);
-    int8_t *scratch = mw_zeros(2 * moe_round_up(cols, 64));
-    if (posix_memalign(blob, 64, bytes)) abort();
-    memset(*blob, 0, bytes);
-    for (size_t r = 0; r < rows; r++) moe_pack_row(type, rows, cols, r, x + r * cols, *blob, scratch);
-    free(scratch);
+    *blob = aligned_zeros(64, moe_matrix_bytes(type, rows, cols));
+    pack_rows(type, rows, cols, x, *blob);
     return moe_matrix_view(type, rows, cols, *blob);
+}
+
+/* An expert: up [hidden, width] and behind it down [width, hidden]. */
+static void pack_slab(moe_type type, size_t hidden, size_t width, const float *x, char *to) {
+    uint64_t down = 0;
+    moe_slab_bytes(type, hidden, width, &down);
+    pack_rows(type, hidden, width, x, to);
+    pack_rows(type, width, hidden, x + hidden * width, to + down);
 }
 
 /* embed -> linear with bias, without and with relu -> linear with another node added -> sigmoid, tanh, swish, gelu,
@@ -211,13 +230,7 @@ static void products_and_rows_equal_the_cpu(void **state) {
             linears l = { pack(s % 3 ? MOE_TYPE_F32 : types[t], vocabulary, cols, x, &blobs[0]),
                           pack(types[t], out, cols, w, &blobs[1]), pack(types[t], out, cols, w + out * cols, &blobs[2]),
                           moe_matrix_view(MOE_TYPE_F32, s % 2 ? vocabulary : 0, cols, x), bias };
-            bench b = { .rows = rows,
-                        .capacity = rows + s % 3,
-                        .sentences = 1,
-                        .max_source = 1,
-                        .top = 1,
-                        .build = build_linears,
-                        .user = &l };
+            bench b = { .rows = rows, .capacity = rows + s % 3, .build = build_linears, .user = &l };
             rows_of_ids(ids, rows, vocabulary, &random);
             rows_of_ids(positions, rows, vocabulary, &random);
             b.frame = (moe_frame){ .rows = rows, .ids = ids, .positions = positions };
@@ -259,10 +272,6 @@ static void states_and_steps_equal_the_cpu(void **state) {
                           .forget_bias = 0.75f };
         const int32_t parents[5] = { 3, -1, 0, 3, 2 };
         bench b = { .rows = rows,
-                    .capacity = rows,
-                    .sentences = 1,
-                    .max_source = 1,
-                    .top = 1,
                     .build = build_step,
                     .user = &cell,
                     .states = values,
@@ -320,19 +329,14 @@ static void mixtures_equal_the_cpu(void **state) {
         float *x = numbers(&random, vocabulary * width, 0), *logits = numbers(&random, vocabulary * n, 0),
               *w = numbers(&random, 2 * hidden * width, 0);
         float *threshold = mw_zeros(n * sizeof *threshold), *biases = numbers(&random, n * (hidden + width), 0);
-        uint64_t down = 0;
+        uint64_t down;
         const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
-        void *slabs, *blobs[2];
+        char *slabs;
+        void *blobs[2];
         int32_t ids[64];
         mixture m = { .logits = pack(MOE_TYPE_F32, vocabulary, n, logits, &blobs[0]),
                       .x = pack(MOE_TYPE_F32, vocabulary, width, x, &blobs[1]) };
-        bench b = { .rows = rows,
-                    .capacity = rows,
-                    .sentences = 1,
-                    .max_source = 1,
-                    .top = 1,
-                    .build = build_mixture,
-                    .user = &m };
+        bench b = { .rows = rows, .build = build_mixture, .user = &m };
         if (n * hidden > 2000 && type != MOE_TYPE_Q8) { /* once is enough of the large ones */
             free(x), free(logits), free(w), free(threshold), free(biases), free(blobs[0]), free(blobs[1]);
             continue;
@@ -341,17 +345,10 @@ static void mixtures_equal_the_cpu(void **state) {
         emu_few_rows = i % 3 ? 2 : 1000;
         emu_pairs = i % 2 ? 1 << 14 : n + 3;
         emu_sums = i % 5 ? 1 << 24 : 1;
-        if (posix_memalign(&slabs, 4096, n * slab)) abort();
-        memset(slabs, 0, n * slab);
+        slabs = aligned_zeros(4096, n * slab);
         for (size_t e = 0; e < n; e++) {
-            int8_t *scratch = mw_zeros(2 * moe_round_up(moe_max(hidden, width), 64));
             for (size_t k = 0; k < 8; k++) w[mw_below(&random, 2 * hidden * width)] = number(&random, 0);
-            for (size_t r = 0; r < hidden; r++)
-                moe_pack_row(type, hidden, width, r, w + r * width, (char *)slabs + e * slab, scratch);
-            for (size_t r = 0; r < width; r++)
-                moe_pack_row(type, width, hidden, r, w + hidden * width + r * hidden, (char *)slabs + e * slab + down,
-                             scratch);
-            free(scratch);
+            pack_slab(type, hidden, width, w, slabs + e * slab);
         }
         for (size_t r = 0; r < vocabulary; r++) /* ties, and rows where no expert passes */
             for (size_t e = 0; e < n; e++)
@@ -417,19 +414,13 @@ static void two_levels_equal_the_cpu(void **state) {
               *stack_bias = numbers(&random, n * hidden, 0), *inputs = numbers(&random, rows * width, i % 7 == 5),
               *up = numbers(&random, n * 2 * hidden * width, 0);
         float *thresholds = mw_zeros((groups + n) * sizeof *thresholds);
-        uint64_t down = 0;
+        uint64_t down;
         const size_t slab = (size_t)moe_slab_bytes(type, hidden, width, &down);
-        void *slabs, *blobs[4] = { NULL };
+        char *slabs;
+        void *blobs[4] = { NULL };
         int32_t ids[64];
-        int8_t *scratch = mw_zeros(2 * moe_round_up(moe_max(hidden, width), 64));
         hierarchy h;
-        bench b = { .rows = rows,
-                    .capacity = rows + i % 2,
-                    .sentences = 1,
-                    .max_source = 1,
-                    .top = 1,
-                    .build = build_hierarchy,
-                    .user = &h };
+        bench b = { .rows = rows, .capacity = rows + i % 2, .build = build_hierarchy, .user = &h };
         defaults();
         emu_few_rows = i % 5 ? 2 : 1000;
         emu_pairs = i % 2 ? 1 << 14 : n + 3;
@@ -446,15 +437,8 @@ static void two_levels_equal_the_cpu(void **state) {
                 weight[e * in + c] = e % 3 == 1 ? weight[(e - 1) * in + c] : weight[e * in + c] * 0.02f;
             bias[e] = e % 3 == 1 ? bias[e - 1] : bias[e] * 0.1f;
         }
-        if (posix_memalign(&slabs, 4096, n * slab)) abort();
-        memset(slabs, 0, n * slab);
-        for (size_t e = 0; e < n; e++) {
-            char *to = (char *)slabs + e * slab;
-            const float *from = up + e * 2 * hidden * width;
-            for (size_t r = 0; r < hidden; r++) moe_pack_row(type, hidden, width, r, from + r * width, to, scratch);
-            for (size_t r = 0; r < width; r++)
-                moe_pack_row(type, width, hidden, r, from + hidden * width + r * hidden, to + down, scratch);
-        }
+        slabs = aligned_zeros(4096, n * slab);
+        for (size_t e = 0; e < n; e++) pack_slab(type, hidden, width, up + e * 2 * hidden * width, slabs + e * slab);
         h.logits = pack(MOE_TYPE_F32, vocabulary, groups, logits, &blobs[0]);
         h.experts = row_of_slabs(type, n, hidden, width, slabs, i % 7 ? 0.75f : 1.0f);
         h.stack_bias = i % 4 < 2 ? stack_bias : NULL;
@@ -472,7 +456,7 @@ static void two_levels_equal_the_cpu(void **state) {
         run_both(&b, 0);
         for (int k = 0; k < 4; k++) free(blobs[k]);
         free(logits), free(weight), free(bias), free(features), free(feature_bias), free(stack), free(stack_bias);
-        free(inputs), free(up), free(thresholds), free(slabs), free(scratch);
+        free(inputs), free(up), free(thresholds), free(slabs);
     }
 }
 
@@ -496,9 +480,6 @@ static void many_experts_take_little_memory(void **state) {
     hierarchy h;
     bench b = { .rows = ROWS,
                 .capacity = CAPACITY,
-                .sentences = 1,
-                .max_source = 1,
-                .top = 1,
                 .build = build_many,
                 .user = &h,
                 .frame = { .rows = ROWS, .ids = ids, .inputs = inputs },
@@ -548,10 +529,7 @@ static void attention_equals_the_cpu(void **state) {
         void *blob;
         attending a = { .tokens = TOKENS, .width = width, .queries = pack(MOE_TYPE_F32, 4, size, queries, &blob) };
         bench b = { .rows = ROWS,
-                    .capacity = ROWS,
-                    .sentences = 1,
                     .max_source = LONGEST_SOURCE,
-                    .top = 1,
                     .build = build_attention,
                     .user = &a,
                     .states = states,
@@ -606,7 +584,6 @@ static void heads_equal_the_cpu(void **state) {
         bench b = { .sentences = 5,
                     .max_source = LONGEST_SENTENCE,
                     .max_target = LONGEST_SENTENCE,
-                    .top = 1,
                     .build = build_heads,
                     .user = &h,
                     .states = states,
@@ -665,13 +642,7 @@ static void outputs_equal_the_cpu(void **state) {
               *bias = numbers(&random, n, 0), *logprobs[2], wanted[2][ROWS];
         void *blobs[2];
         choosing c = { .x = pack(MOE_TYPE_F32, TABLE, cols, x, &blobs[0]) };
-        bench b = { .rows = ROWS,
-                    .capacity = ROWS,
-                    .sentences = 1,
-                    .max_source = 1,
-                    .top = top,
-                    .build = build_output,
-                    .user = &c };
+        bench b = { .rows = ROWS, .top = top, .build = build_output, .user = &c };
         defaults();
         emu_few_rows = i % 4 == 1 ? 2 : 32;
         emu_sums = i % 4 == 1 ? 1 : 1 << 24;
@@ -1314,39 +1285,32 @@ static sizes measure(const moe_model *m, moe_session_params p) {
 
 static size_t budget(const sizes *s, size_t slots) { return s->fixed + slots * s->largest; }
 
-/* A second opinion on what is fetched: a table of experts with the time of their last use. A trace shows who is
- * visited. */
+/* What is fetched for those who are visited, as a trace shows them: an expert cache of its own. */
 typedef struct simulation {
     const moe_model *model;
-    struct {
-        const moe_layer *layer;
-        size_t expert;
-        uint64_t used;
-    } slot[64];
-    size_t slots;
-    uint64_t time, pairs, visits, hits, fetches, bytes;
-    unsigned char visited[64];
+    moe_cache cache;
+    moe_cache_layer layer[4];
+    int32_t memory[2 * 64 + 3 * 64];
+    uint64_t pairs, visits, bytes;
 } simulation;
 
-static void simulate_visit(simulation *s, const moe_layer *l, size_t expert) {
+static void start_simulation(simulation *s, const moe_model *model, size_t experts, size_t slots) {
+    const moe_layer *l;
+    memset(s, 0, sizeof *s);
+    s->model = model;
+    CHECK(moe_cache_bytes(experts, slots) <= sizeof s->memory, "%zu experts, %zu slots", experts, slots);
+    moe_cache_begin(&s->cache, s->memory, experts, slots, moe_max(slots / 16, 1));
+    for (size_t i = 0, first = 0; (l = layer_of(model, i)); first += s->layer[i++].count)
+        s->layer[i] = (moe_cache_layer){ first, l->mixture.count, 0 };
+}
+
+static uint64_t fetched_bytes(const moe_layer *l) { /* of one expert */
     const moe_type type = l->mixture.experts.up.type;
-    size_t at = 0, up, down;
-    for (size_t i = 0; i < s->slots; i++) {
-        if (s->slot[i].layer == l && s->slot[i].expert == expert) {
-            s->hits++;
-            s->slot[i].used = ++s->time;
-            return;
-        }
-        if (s->slot[i].used < s->slot[at].used) at = i;
-    }
-    s->slot[at].layer = l;
-    s->slot[at].expert = expert;
-    s->slot[at].used = ++s->time;
-    s->fetches++;
-    up = type == MOE_TYPE_F32 ? l->hidden * l->out * 4 : moe_round_up(l->hidden, 16) * moe_round_up(l->out, 64);
-    down = type == MOE_TYPE_F32 ? l->hidden * l->out * 4 : moe_round_up(l->out, 16) * moe_round_up(l->hidden, 64);
-    s->bytes += type == MOE_TYPE_Q4 ? (up + down) / 2 + (up + down) / 32 : up + down;
-    if (type != MOE_TYPE_F32) s->bytes += (moe_round_up(l->hidden, 16) + moe_round_up(l->out, 16)) * 4;
+    uint64_t up = moe_round_up(l->hidden, 16) * moe_round_up(l->out, 64);
+    uint64_t down = moe_round_up(l->out, 16) * moe_round_up(l->hidden, 64);
+    if (type == MOE_TYPE_F32) return 2 * l->hidden * l->out * 4;
+    return (type == MOE_TYPE_Q4 ? (up + down) / 2 + (up + down) / 32 : up + down) +
+           (moe_round_up(l->hidden, 16) + moe_round_up(l->out, 16)) * 4;
 }
 
 static void simulate(void *user, const char *name, const float *data, size_t rows, size_t cols, size_t stride) {
@@ -1354,18 +1318,18 @@ static void simulate(void *user, const char *name, const float *data, size_t row
     const moe_layer *l;
     char gate[64];
     for (size_t i = 0; (l = layer_of(s->model, i)); i++) {
-        unsigned char here[64] = { 0 };
+        int32_t wanted[64], place[64];
+        size_t n = 0;
         snprintf(gate, sizeof gate, "%s.gate", l->name);
         if (strcmp(name, gate) != 0) continue;
-        memset(s->visited, 0, sizeof s->visited);
-        for (size_t r = 0; r < rows; r++)
-            for (size_t e = 0; e < cols; e++)
-                if (data[r * stride + e] > 0) s->pairs++, s->visited[e] = 1;
-        for (size_t k = 0; k < s->slots; k++)
-            if (s->slot[k].layer == l) here[s->slot[k].expert] = 1;
-        for (int missing = 0; missing < 2; missing++) /* those that are here first */
-            for (size_t e = 0; e < cols; e++)
-                if (s->visited[e] && here[e] == !missing) simulate_visit(s, l, e), s->visits++;
+        for (size_t e = 0; e < cols; e++) {
+            size_t pairs = 0;
+            for (size_t r = 0; r < rows; r++) pairs += data[r * stride + e] > 0;
+            if (pairs) wanted[n++] = (int32_t)e;
+            s->pairs += pairs;
+        }
+        s->visits += n;
+        s->bytes += (n - moe_cache_plan(&s->cache, &s->layer[i], wanted, n, place)) * fetched_bytes(l);
     }
 }
 
@@ -1383,10 +1347,11 @@ static void fetches_are_those_of_a_simulation(void **state) {
             defaults();
             size = measure(f.model, p);
             for (size_t slots = 1; slots * size.largest < size.all + 2 * 4096 - size.fixed; slots += 1 + slots / 2) {
-                simulation sim = { .model = f.model, .slots = slots };
+                simulation sim;
                 moe_stats s;
                 feed *answers;
                 emu_few_rows = slots % 2 ? 2 : 32; /* cuBLAS, the kernel */
+                start_simulation(&sim, f.model, size.experts, slots);
                 p.trace = simulate;
                 p.trace_user = &sim;
                 p.device_memory = budget(&size, slots);
@@ -1400,10 +1365,11 @@ static void fetches_are_those_of_a_simulation(void **state) {
                 CHECK(s.expert_pairs == sim.pairs && s.expert_visits == sim.visits,
                       "%d pairs, %d visits; the trace shows %d, %d", (int)s.expert_pairs, (int)s.expert_visits,
                       (int)sim.pairs, (int)sim.visits);
-                CHECK(s.expert_hits == sim.hits && s.expert_fetches == sim.fetches && s.expert_fetch_bytes == sim.bytes,
+                CHECK(s.expert_hits == sim.cache.hits && s.expert_fetches == sim.cache.fetches &&
+                          s.expert_fetch_bytes == sim.bytes,
                       "model %d, type %zu, %zu slots: %d hits, %d fetches, %d bytes; it should be %d, %d, %d", which, t,
-                      slots, (int)s.expert_hits, (int)s.expert_fetches, (int)s.expert_fetch_bytes, (int)sim.hits,
-                      (int)sim.fetches, (int)sim.bytes);
+                      slots, (int)s.expert_hits, (int)s.expert_fetches, (int)s.expert_fetch_bytes, (int)sim.cache.hits,
+                      (int)sim.cache.fetches, (int)sim.bytes);
                 replaced += s.expert_fetches > slots;
             }
             drop(&f);

@@ -112,6 +112,7 @@ typedef struct mw_model {
     size_t n_tensors;
     uint64_t random;
     uint32_t type;       /* of matrices */
+    uint32_t version;    /* of the file; 0: the newest */
     size_t header_bytes; /* known once built */
 } mw_model;
 
@@ -386,7 +387,21 @@ static inline mw_image mw_allocate_image(size_t bytes) {
     return image;
 }
 
+/* Offsets of the fields behind the dimensions of a tensor's directory entry. */
+static inline size_t mw_at_offset(const mw_tensor *t) { return t->at + 16 + 8 * t->n_dims; }
+static inline size_t mw_at_bytes(const mw_tensor *t) { return t->at + 24 + 8 * t->n_dims; }
+static inline size_t mw_at_name(const mw_tensor *t) { return t->at + 40 + 8 * t->n_dims; }
+static inline size_t mw_at_slabs(const mw_tensor *t) { return t->at + mw_up(40 + 8 * t->n_dims + strlen(t->name), 8); }
+
+/* The checksum of a tensor in its directory entry; where slabs have their own, those into `slabs` too. */
+static inline uint32_t mw_checksums(const mw_tensor *t, int sliced, unsigned char *slabs) {
+    const size_t n = sliced && t->layout ? (size_t)t->dims[0] : 0;
+    for (size_t i = 0; i < n; i++) mw_put32(slabs + 4 * i, mw_crc(t->data + i * (t->bytes / n), t->bytes / n));
+    return n ? mw_crc(slabs, 4 * n) : mw_crc(t->data, t->bytes);
+}
+
 static inline mw_image mw_build(mw_model *m) {
+    const uint32_t version = m->version ? m->version : 2;
     size_t at = 64, header, end;
     mw_image image;
     for (size_t i = 0; i < m->n_meta; i++) {
@@ -395,7 +410,8 @@ static inline mw_image mw_build(mw_model *m) {
     }
     for (size_t i = 0; i < m->n_tensors; i++) {
         m->tensors[i].at = at;
-        at += mw_up(16 + 8 * m->tensors[i].n_dims + 24 + strlen(m->tensors[i].name), 8);
+        at = mw_at_slabs(&m->tensors[i]);
+        if (version > 1 && m->tensors[i].layout) at += mw_up(4 * (size_t)m->tensors[i].dims[0], 8);
     }
     header = end = at;
     m->header_bytes = header;
@@ -405,7 +421,7 @@ static inline mw_image mw_build(mw_model *m) {
     }
     image = mw_allocate_image(end);
     memcpy(image.data, "MOEMODEL", 8);
-    mw_put32(image.data + 8, 1);
+    mw_put32(image.data + 8, version);
     mw_put64(image.data + 16, header);
     mw_put64(image.data + 24, end);
     mw_put32(image.data + 32, (uint32_t)m->n_meta);
@@ -429,7 +445,7 @@ static inline mw_image mw_build(mw_model *m) {
         for (size_t d = 0; d < t->n_dims; d++, p += 8) mw_put64(p, t->dims[d]);
         mw_put64(p, t->offset);
         mw_put64(p + 8, t->bytes);
-        mw_put32(p + 16, mw_crc(t->data, t->bytes));
+        mw_put32(p + 16, mw_checksums(t, version > 1, image.data + mw_at_slabs(t)));
         memcpy(p + 24, t->name, strlen(t->name));
         memcpy(image.data + t->offset, t->data, t->bytes);
     }
@@ -443,10 +459,6 @@ static inline void mw_free(mw_model *m) {
     free(m);
 }
 
-/* Offsets of the fields behind the dimensions of a tensor's directory entry. */
-static inline size_t mw_at_offset(const mw_tensor *t) { return t->at + 16 + 8 * t->n_dims; }
-static inline size_t mw_at_bytes(const mw_tensor *t) { return t->at + 24 + 8 * t->n_dims; }
-static inline size_t mw_at_name(const mw_tensor *t) { return t->at + 40 + 8 * t->n_dims; }
 /* Of an entry's value behind its key. */
 static inline size_t mw_at_value(const mw_meta *e) { return e->at + mw_up(8 + strlen(e->key), 8); }
 

@@ -1,6 +1,7 @@
 #!/bin/sh
-# README.md says the truth: its embedding example compiles by the README's own line and runs, without a warning, with the
-# output that is shown there; so do the demo and the commands whose output it shows. BIN says where the programs are.
+# README.md says the truth: its embedding example compiles by the README's own line and runs, without a warning, with
+# the output that is shown there; so do the demo and the commands whose output it shows. BIN says where the programs
+# are.
 set -u
 cc=${CC:-cc}
 bin=${BIN:-.}
@@ -31,8 +32,8 @@ as_shown() { # BEGINNING
     [ -n "$line" ] || { echo "$readme has no command $1"; return 1; }
     shown "$1" > "$work/shown"
     [ -s "$work/shown" ] || { echo "$readme shows no output of $line"; return 1; }
-    (cd "$work" && eval "$line" > printed) && echo >> "$work/printed" && sed -e 's/ *$//' -e '/^$/d' "$work/printed" > "$work/lines" &&
-        diff "$work/shown" "$work/lines"
+    (cd "$work" && eval "$line" > printed) && echo >> "$work/printed" &&
+        sed -e 's/ *$//' -e '/^$/d' "$work/printed" > "$work/lines" && diff "$work/shown" "$work/lines"
 }
 
 compiles() {
@@ -47,8 +48,9 @@ demo() {
     while IFS= read -r line; do
         case $line in
         *' -> '*) to=${line#* -> } ;;
-        '    = '*) printf '%s\n' "$sentence" | "$bin/moe-translate" -m models/en-de-fr-es.bin -t "$to" > "$work/translated" &&
-            [ "$line" = "    = $(cat "$work/translated")" ] || { echo "$sentence: $(cat "$work/translated")"; return 1; } ;;
+        '    = '*)
+            translated=$(printf '%s\n' "$sentence" | "$bin/moe-translate" -m models/en-de-fr-es.bin -t "$to") &&
+                [ "$line" = "    = $translated" ] || { echo "$sentence: $translated"; return 1; } ;;
         '  '*) sentence=${line#  } ;;
         esac
     done < "$work/demo"

@@ -77,6 +77,7 @@ typedef struct ask {
     int32_t source[LONGEST], target[LONGEST];
     size_t n_source, n_target;
     int scoring, prefix;     /* what the target is for */
+    int raw;                 /* tag, begin and end are in the source */
     int32_t tag, source_tag; /* 0: the session's */
 } ask;
 
@@ -132,6 +133,7 @@ static int pull(void *user, int wait, moe_request *r) {
         r->n_target = a->n_target;
         r->prefix = !a->scoring;
     }
+    r->raw = a->raw;
     if (a->tag) r->target_tag = a->tag;
     if (a->source_tag) r->source_tag = a->source_tag;
     r->user = &f->heard[which];
@@ -1187,6 +1189,39 @@ static void attention_is_the_same_bytes_in_any_batch(void **state) {
             assert_true(shown[0][k].tokens == asks[k].n_target + 1 && shown[0][k].n == asks[k].n_source);
         free(shown[0]), free(shown[1]), free(asks);
     }
+}
+
+/* A raw request brings tag and end with it, so it hears of their weights too. */
+static void attention_on_a_raw_request_covers_all_of_its_tokens(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    ask asks[2] = { { .source = { 9, 17, 8 }, .n_source = 3, .target = { 11, 12 }, .n_target = 2, .scoring = 1 },
+                    { .source = { MW_TAG_EN, 9, 17, 8, MW_EOS },
+                      .n_source = 5,
+                      .target = { 11, 12 },
+                      .n_target = 2,
+                      .scoring = 1,
+                      .raw = 1 } };
+    heard out[2];
+    attention_shown shown[2] = { { .n = 0 } };
+    attention_watch watch = { out, shown };
+    moe_session_params p = params_for(f->model);
+    moe_session *s;
+    (void)state;
+    p.attention = watch_attention;
+    p.attention_user = &watch;
+    s = new_session(f, &p);
+    translate_with(s, asks, 2, NULL, 0, out);
+    assert_int_equal(shown[0].n, 3);
+    assert_int_equal(shown[1].n, 5);
+    assert_int_equal(shown[1].tokens, 3);
+    for (size_t t = 0; t < shown[1].tokens; t++) {
+        double sum = 0;
+        for (size_t i = 0; i < 5; i++) sum += (double)shown[1].weights[t][i];
+        CHECK(fabs(sum - 1) < 1e-5, "weights of token %zu add up to %g", t, sum);
+        assert_memory_equal(shown[1].weights[t] + 1, shown[0].weights[t], 3 * sizeof(float));
+    }
+    moe_session_free(s);
+    drop(f);
 }
 
 /* ---- Limits ---- */
@@ -2289,6 +2324,7 @@ int main(void) {
         cmocka_unit_test(pruned_hypotheses_are_within_the_margin),
         cmocka_unit_test(coverage_penalty_is_that_of_eq_14),
         cmocka_unit_test(attention_is_the_same_bytes_in_any_batch),
+        cmocka_unit_test(attention_on_a_raw_request_covers_all_of_its_tokens),
         cmocka_unit_test(target_is_cut_at_the_length_limit),
         cmocka_unit_test(no_translation_is_shorter_than_the_least_length),
         cmocka_unit_test(sources_up_to_max_source_are_served_and_longer_ones_refused),

@@ -2,8 +2,8 @@
 """Signals end a program in the middle of its work, at once and with whole lines.
 
 Usage: tests/python tests/programs/test_stopping.py
-Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are. How long stopping takes
-on an idle machine, tests/bench/stop.py measures; here the bound is generous.
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are. How long stopping
+takes on an idle machine, tests/bench/stop.py measures; here the bound is generous.
 """
 import array
 import fcntl
@@ -87,7 +87,8 @@ def one_long_line_is_left():
 def lines_that_were_finished_are_written_whole_and_in_order():
     lines = sentences(6, 5) + sentences(200, 60)
     begun = [TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--batch", "2"]
-    full = subprocess.run(begun + ["-q"], input=("\n".join(lines[:12]) + "\n").encode(), stdout=subprocess.PIPE, check=True)
+    data = ("\n".join(lines[:12]) + "\n").encode()
+    full = subprocess.run(begun + ["-q"], input=data, stdout=subprocess.PIPE, check=True)
     process = start(begun, lines)
     first = b""
     while first.count(b"\n") < 6:

@@ -18,7 +18,9 @@ from hf_json import read_json
 from moefile import FormatError
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+NO_TOKENS = {"tokenizer.kind": "none", "source.tag": 0}
 LARGEST_MODEL = 64 << 20  # SPM_MAX_MODEL in spm.h
+MOST_PIECES = 1 << 20
 # In the order of their ids, for checkpoints whose files do not name them: facts of fairseq's dictionaries.
 NLLB_CODES = """
 ace_Arab ace_Latn acm_Arab acq_Arab aeb_Arab afr_Latn ajp_Arab aka_Latn amh_Ethi apc_Arab arb_Arab ars_Arab ary_Arab
@@ -86,6 +88,8 @@ def read_pieces(path):
             if number == 1 and isinstance(value, bytes):
                 about = dict(fields(value))
                 pieces.append((about[1].decode(), about.get(3, NORMAL)))
+                if len(pieces) > MOST_PIECES:
+                    raise FormatError(f"{path}: more than {MOST_PIECES} pieces")
     except (IndexError, KeyError, AttributeError, UnicodeDecodeError):
         raise FormatError(f"{path}: not a SentencePiece model, or damaged") from None
     if not pieces:
@@ -113,14 +117,14 @@ def read_vocabulary(path, m):
 def named_codes(folder, pattern):
     """{code: id or None}: the language codes that a tokeniser's files name, in their order."""
     found = {}
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+    for name in ("tokenizer_config.json", "special_tokens_map.json") if folder else ():
         path = os.path.join(folder, name)
         values = read_json(path) if os.path.exists(path) else {}
         added, more = values.get("added_tokens_decoder"), values.get("additional_special_tokens")
         for token, about in added.items() if isinstance(added, dict) else ():
             content = about.get("content") if isinstance(about, dict) else None
             code = pattern.fullmatch(content) if isinstance(content, str) else None
-            if code and token.isdecimal():
+            if code and re.fullmatch("[0-9]{1,9}", token):
                 found[code[1]] = int(token)
         if found:
             return found
@@ -203,7 +207,7 @@ def read_tokens(folder, m):
         wanted = ["sentencepiece.bpe.model"] + ["vocab.json"] * (m.family == "m2m" and "vocab.json" in there)
     missing = [name for name in wanted if name not in there]
     if missing == wanted:
-        return {"tokenizer.kind": "none", "source.tag": 0}
+        return NO_TOKENS
     if missing:
         raise FormatError(f"{missing[0]} is missing beside {', '.join(sorted(there))}")
     path = os.path.join(folder, "sentencepiece.bpe.model")

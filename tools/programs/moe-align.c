@@ -382,7 +382,7 @@ int main(int argc, char **argv) {
     const size_t room = (size_t)params.max_source, end = (size_t)params.max_target - 1;
     a.most = room < a.front.source_extra ? 0 : room - a.front.source_extra < end ? room - a.front.source_extra : end;
     status = choose_languages(&a);
-    if (status < 0) status = program_session(&o.common, a.front.model, &params, "an alignment", &a.session);
+    if (status < 0) status = program_session(&o.common, &a.front, &params, "an alignment", &a.session);
     if (status < 0) {
         status = program_open_streams(&o.common, &in, &a.out);
         if (status < 0) status = align(&a, in);

@@ -779,7 +779,7 @@ int main(int argc, char **argv) {
     if (o.score && c->max_len < 0 && o.longest > params.max_target)
         params.max_target = o.longest; /* which may be longer than what is translated by itself */
     status = choose_language(&o, &front, &params);
-    if (!status) status = program_session(c, front.model, &params, "a translation", &session);
+    if (!status) status = program_session(c, &front, &params, "a translation", &session);
     if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
     program_session_free(session);
     text_close(&front);

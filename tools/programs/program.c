@@ -258,7 +258,7 @@ int program_open(const program_common *o, moe_model_kind kind, text_level level,
     moe_error e;
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);
-    if (status < 0 && text_open_tokeniser(front, level, &e)) {
+    if (status < 0 && text_begin_tokeniser(front, level, &e)) {
         program_file_error(o->model, &e);
         status = EXIT_MODEL;
     }
@@ -315,13 +315,14 @@ void program_session_free(moe_session *session) {
     moe_session_free(session);
 }
 
-int program_session(const program_common *o, const moe_model *model, const moe_session_params *params, const char *unit,
+int program_session(const program_common *o, text_front *front, const moe_session_params *params, const char *unit,
                     moe_session **session) {
     moe_error e;
-    moe_status made = program_session_new(model, params, session, &e);
+    moe_status made = program_session_new(front->model, params, session, &e);
     if (made)
         return program_complain("%s", e.message),
                made == MOE_ERROR_ARGUMENT || made == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
+    if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     if (!o->quiet && params->gating && strcmp(params->gating, moe_gate_name(MOE_GATE_BATCHWISE)) == 0)
         program_complain("batchwise gating: %s depends on what shares its batch", unit);
     return -1;

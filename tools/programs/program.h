@@ -157,7 +157,8 @@ int program_option(program_common *o, int c);
 int program_default_model(program_common *o);
 /* The words of the command line, joined by spaces, become the input: -1, or a complaint and the exit status. */
 int program_words(program_common *o, int count, char *const *words);
-/* Open the model as the options say; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it is of another kind. */
+/* Open the model as the options say, and begin its tokeniser; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it
+ * is of another kind. */
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front);
 /* -1 if the model is of this kind. Else a complaint, which names its kind and the program for it, and EXIT_USAGE. */
 int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind);
@@ -171,9 +172,9 @@ void program_apply(const program_common *o, moe_session_params *params);
 moe_status program_session_new(const moe_model *model, const moe_session_params *params, moe_session **session,
                                moe_error *error);
 void program_session_free(moe_session *session); /* NULL is fine */
-/* A session, or a complaint and the exit status. `unit` names the thing that depends on its batch under batchwise
- * gating: "a translation". */
-int program_session(const program_common *o, const moe_model *model, const moe_session_params *params, const char *unit,
+/* A session, and the tokeniser that program_open has begun; or a complaint and the exit status. `unit` names the thing
+ * that depends on its batch under batchwise gating: "a translation". */
+int program_session(const program_common *o, text_front *front, const moe_session_params *params, const char *unit,
                     moe_session **session);
 
 /* ---- 4. Input and output ------------------------------------------------------------------------------- */

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -300,6 +301,47 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
     return MOE_OK;
 }
 
+struct text_loading {
+    pthread_t thread;
+    text_front *front;
+    text_level level;
+    moe_status status;
+    moe_error error;
+};
+
+static void *load_tokeniser(void *user) {
+    struct text_loading *l = user;
+    l->status = text_open_tokeniser(l->front, l->level, &l->error);
+    return NULL;
+}
+
+moe_status text_begin_tokeniser(text_front *front, text_level level, moe_error *error) {
+    struct text_loading *l = level == TEXT_IDS_ONLY ? NULL : calloc(1, sizeof *l);
+    pthread_attr_t stack;
+    if (!l || pthread_attr_init(&stack)) {
+        free(l);
+        return text_open_tokeniser(front, level, error);
+    }
+    l->front = front;
+    l->level = level;
+    pthread_attr_setstacksize(&stack, 4 << 20); /* SentencePiece takes some for every byte of the longest piece */
+    if (pthread_create(&l->thread, &stack, load_tokeniser, l)) free(l);
+    else front->loading = l;
+    pthread_attr_destroy(&stack);
+    return front->loading ? MOE_OK : text_open_tokeniser(front, level, error);
+}
+
+moe_status text_wait_tokeniser(text_front *front, moe_error *error) {
+    struct text_loading *l = front->loading;
+    if (!l) return MOE_OK;
+    pthread_join(l->thread, NULL);
+    const moe_status status = l->status;
+    if (status && error) *error = l->error;
+    free(l);
+    front->loading = NULL;
+    return status;
+}
+
 const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size) {
     if (error->code == MOE_ERROR_IO) snprintf(out, size, "%s", error->message);
     else snprintf(out, size, "%s: %s%s%s", file, error->where, error->where[0] ? ": " : "", error->message);
@@ -318,6 +360,7 @@ moe_status text_open(const char *path, text_level level, const moe_model_params 
 }
 
 void text_close(text_front *front) {
+    text_wait_tokeniser(front, NULL);
     spm_free(front->tokeniser);
     spm_free(front->joiner);
     free(front->map.ids);

@@ -74,6 +74,7 @@ typedef struct text_front {
     int32_t unknown;    /* id of pieces that are not in the vocabulary; -1: there is none */
     size_t
         source_extra; /* tokens that the session adds to a source: tag, begin, end; to a language model's text: end */
+    struct text_loading *loading; /* a tokeniser that was begun */
 } text_front;
 
 /* "FILE: WHERE: MESSAGE" for a file that could not be used; messages about input and output name the file themselves.
@@ -93,6 +94,11 @@ moe_status text_open(const char *path, text_level level, const moe_model_params 
 void text_close(text_front *front);
 /* The tokeniser later, for a model that was opened with TEXT_IDS_ONLY. *front can be closed in any case. */
 moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error);
+/* The same in a thread of its own, while the caller makes a session. Until text_wait_tokeniser has returned, the caller
+ * may look at the model alone, and *front must stay where it is. Without a thread to be had, text_begin_tokeniser does
+ * all the work. */
+moe_status text_begin_tokeniser(text_front *front, text_level level, moe_error *error);
+moe_status text_wait_tokeniser(text_front *front, moe_error *error); /* MOE_OK where nothing was begun */
 
 /* Sets *tag of a language's code, which may be written as the model has it or as other models do: "de" finds "deu_Latn"
  * and "pt-BR" finds "pt". An unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */

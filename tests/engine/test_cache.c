@@ -1,0 +1,212 @@
+/* test_cache.c - the expert cache: who stays in a memory that cannot hold all experts. */
+#include "moe.c"
+
+#include "model_writer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
+    } while (0)
+
+enum { LAYERS = 12, EACH = 32, EXPERTS = LAYERS * EACH };
+
+typedef struct bank {
+    moe_cache cache;
+    moe_cache_layer layer[LAYERS];
+    int32_t memory[2 * EXPERTS + 3 * EXPERTS];
+    int32_t wanted[EACH], place[EACH]; /* of the last run */
+} bank;
+
+static void begin(bank *b, size_t slots, size_t transit) {
+    CHECK(moe_cache_bytes(EXPERTS, slots) <= sizeof b->memory, "%zu slots", slots);
+    memset(b, 0x55, sizeof *b); /* what was in the memory does not matter */
+    moe_cache_begin(&b->cache, b->memory, EXPERTS, slots, transit);
+    for (size_t i = 0; i < LAYERS; i++) b->layer[i] = (moe_cache_layer){ i * EACH, EACH, 0 };
+}
+
+static size_t plan(bank *b, size_t layer, size_t n) {
+    return moe_cache_plan(&b->cache, &b->layer[layer], b->wanted, n, b->place);
+}
+
+static void want_all(bank *b) {
+    for (int32_t e = 0; e < EACH; e++) b->wanted[e] = e;
+}
+
+/* Wants some of a layer's experts, and checks order of work and slots. */
+static void expect(bank *b, size_t layer, const char *wanted, size_t here, const char *order, const char *place) {
+    const size_t n = strlen(wanted);
+    size_t got;
+    for (size_t i = 0; i < n; i++) b->wanted[i] = wanted[i] - '0';
+    got = plan(b, layer, n);
+    CHECK(got == here, "layer %zu, %s: %zu are there, not %zu", layer, wanted, got, here);
+    for (size_t i = 0; i < n; i++)
+        CHECK(b->wanted[i] == order[i] - '0' && b->place[i] == place[i] - '0',
+              "layer %zu, %s, number %zu in order: expert %d in slot %d, not %c in %c", layer, wanted, i, b->wanted[i],
+              b->place[i], order[i], place[i]);
+}
+
+/* Slots 0 to 2, one of them for transit: by hand. */
+static void the_policy_is_what_is_written(void **state) {
+    static bank b;
+    (void)state;
+    begin(&b, 3, 1);
+    expect(&b, 0, "0123", 0, "0123", "0122"); /* 0 and 1 stay; all are worth as much, so 2 and 3 pass through slot 2 */
+    expect(&b, 0, "134", 2, "134", "122");    /* 3 is still in transit; 4 follows it, and is worth more than 0 */
+    expect(&b, 0, "0", 1, "0", "0");          /* which nobody has overwritten yet; 1 and 4 are residents */
+    expect(&b, 0, "2", 0, "2", "0");          /* .0574, a little more than 1, and 4 is worth least: 2 and 1 stay */
+    expect(&b, 0, "1324", 3, "1243", "1022"); /* 3 takes the slot of 4, which came first: all others are wanted */
+    assert_int_equal(b.cache.hits, 2 + 1 + 3);
+    assert_int_equal(b.cache.fetches, 4 + 1 + 1 + 1);
+    assert_int_equal(b.layer[0].runs, 5);
+}
+
+/* Number 0 of layer 1 is wanted whenever that layer runs, as number 0 of layer 0; but this one runs every time. */
+static void a_layer_that_runs_more_often_is_worth_more(void **state) {
+    static bank b;
+    (void)state;
+    for (size_t first = 0; first < 2; first++) {
+        begin(&b, 2, 1);
+        for (size_t run = 0; run < 100; run++) {
+            b.wanted[0] = 0;
+            if (run % 10 == first * 9) plan(&b, 1, 1);
+            plan(&b, 0, 1);
+        }
+        b.wanted[0] = 0;
+        assert_int_equal(plan(&b, 0, 1), 1);
+        CHECK(b.cache.fetches <= 1 + 10 + 1, "%d fetches: layer 0 is driven out", (int)b.cache.fetches);
+    }
+}
+
+/* Cycles of all layers that want everything: who is there hits, and nobody of the others ever gets in. Where the one
+ * leaves that was used longest ago, nobody hits at all. */
+static void a_repeated_scan_hits_what_is_held(void **state) {
+    static const size_t slots[] = { 20, 33, 64, 100, 200, 383, 384 };
+    static bank b;
+    (void)state;
+    for (size_t s = 0; s < MOE_COUNT(slots); s++) {
+        const size_t transit = moe_max(1, slots[s] / 16);
+        char resident[2][EXPERTS] = { { 0 } };
+        begin(&b, slots[s], transit);
+        for (size_t cycle = 0; cycle < 2000; cycle++) {
+            size_t hits = 0;
+            for (size_t l = 0; l < LAYERS; l++) {
+                want_all(&b);
+                hits += plan(&b, l, EACH);
+            }
+            if (cycle < 3) continue;
+            CHECK(10 * hits >= 9 * slots[s], "%zu slots, cycle %zu: %zu hits", slots[s], cycle, hits);
+            memset(resident[cycle % 2], 0, EXPERTS);
+            for (size_t i = transit; i < slots[s]; i++) resident[cycle % 2][b.cache.expert[b.cache.order[i]]] = 1;
+            CHECK(cycle < 4 || memcmp(resident[0], resident[1], EXPERTS) == 0, "%zu slots, cycle %zu: somebody came in",
+                  slots[s], cycle);
+        }
+    }
+}
+
+/* Eight experts of a layer get most visits: they stay. Then eight others do. */
+static void popular_experts_stay(void **state) {
+    enum { POPULAR = 8, RUNNING = 4 };
+    static bank b;
+    uint64_t random = 7;
+    (void)state;
+    begin(&b, POPULAR * RUNNING + 2, 2);
+    for (size_t phase = 0; phase < 2; phase++)
+        for (size_t run = 0; run < 300; run++) {
+            if (run == 150) b.cache.hits = b.cache.fetches = 0;
+            for (size_t l = 0; l < RUNNING; l++) {
+                size_t n = 0;
+                for (int32_t e = 0; e < EACH; e++)
+                    if (mw_below(&random, 100) < (e / POPULAR == (int32_t)phase ? 90 : 6)) b.wanted[n++] = e;
+                plan(&b, l, n);
+            }
+            if (run < 299) continue;
+            for (size_t l = 0; l < RUNNING; l++)
+                for (size_t e = 0; e < POPULAR; e++)
+                    CHECK(b.cache.slot[l * EACH + phase * POPULAR + e] >= 0, "phase %zu: expert %zu of layer %zu",
+                          phase, e, l);
+            /* .9 x 8 visits to popular ones against .06 x 24 to the others */
+            CHECK(b.cache.hits > 4 * b.cache.fetches, "phase %zu: %d hits, %d fetches", phase, (int)b.cache.hits,
+                  (int)b.cache.fetches);
+        }
+}
+
+/* The same rules without a heap, on tables of experts. */
+typedef struct naive {
+    float frequency[EXPERTS], value[EXPERTS];
+    int32_t where[EXPERTS], transit[EXPERTS]; /* transit: slots, in turn */
+    int resident[EXPERTS], wanted[EXPERTS];
+    size_t turn;
+} naive;
+
+static int32_t naive_slot(naive *m, const bank *b, size_t expert) {
+    int32_t *transit = &m->transit[m->turn++ % b->cache.transit], slot = *transit;
+    float least = FLT_MAX;
+    int32_t from = -1;
+    for (int e = 0; e < EXPERTS; e++) m->where[e] = m->where[e] == slot ? -1 : m->where[e];
+    m->where[expert] = slot;
+    for (int32_t s = 0; s < (int32_t)b->cache.slots; s++) { /* residents by slot */
+        int who = -1, is_transit = 0;
+        for (size_t i = 0; i < b->cache.transit; i++) is_transit |= m->transit[i] == s;
+        for (int e = 0; e < EXPERTS; e++) who = m->where[e] == s ? e : who;
+        if (is_transit || (who >= 0 && m->wanted[who])) continue;
+        if ((who < 0 ? -1.0f : m->value[who]) < least) least = who < 0 ? -1.0f : m->value[who], from = s;
+    }
+    if (from >= 0 && m->value[expert] > least) *transit = from;
+    return slot;
+}
+
+static void random_runs_are_those_of_tables(void **state) {
+    static bank b;
+    static naive m;
+    uint64_t random = 3;
+    (void)state;
+    for (size_t round = 0; round < 40; round++) {
+        const size_t slots = 1 + mw_below(&random, round % 4 ? 24 : 100), transit = 1 + mw_below(&random, slots);
+        const size_t layers = 1 + mw_below(&random, 5);
+        begin(&b, slots, transit);
+        memset(&m, 0, sizeof m);
+        for (int e = 0; e < EXPERTS; e++) m.where[e] = -1;
+        for (size_t i = 0; i < transit; i++) m.transit[i] = (int32_t)i;
+        for (size_t run = 0; run < 60; run++) {
+            const size_t layer = mw_below(&random, layers), first = layer * EACH, share = mw_below(&random, 5);
+            int32_t order[EACH], wanted[EACH];
+            size_t n = 0, here = 0, got;
+            for (int32_t e = 0; e < EACH; e++)
+                if (mw_below(&random, 4) < share) wanted[n++] = e;
+            memset(m.wanted, 0, sizeof m.wanted);
+            for (size_t i = 0; i < n; i++) m.wanted[first + (size_t)wanted[i]] = 1;
+            for (size_t e = first; e < first + EACH; e++) {
+                m.frequency[e] = 0.97f * m.frequency[e] + (m.wanted[e] ? 0.03f : 0.0f);
+                m.value[e] = m.frequency[e] * (float)(b.layer[layer].runs + 1);
+            }
+            for (size_t there = 2, at = 0; there-- > 0;)
+                for (size_t i = 0; i < n; i++)
+                    if ((m.where[first + (size_t)wanted[i]] >= 0) == (int)there) order[at++] = wanted[i], here += there;
+            memcpy(b.wanted, wanted, sizeof wanted);
+            got = plan(&b, layer, n);
+            CHECK(got == here, "round %zu, run %zu: %zu are there, not %zu", round, run, got, here);
+            for (size_t i = 0; i < n; i++) {
+                const size_t e = first + (size_t)order[i];
+                const int32_t slot = i < here ? m.where[e] : naive_slot(&m, &b, e);
+                CHECK(b.wanted[i] == order[i] && b.place[i] == slot,
+                      "round %zu, run %zu, number %zu: expert %d in slot %d, not %d in %d", round, run, i, b.wanted[i],
+                      b.place[i], order[i], slot);
+            }
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_policy_is_what_is_written),
+        cmocka_unit_test(a_layer_that_runs_more_often_is_worth_more),
+        cmocka_unit_test(a_repeated_scan_hits_what_is_held),
+        cmocka_unit_test(popular_experts_stay),
+        cmocka_unit_test(random_runs_are_those_of_tables),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
