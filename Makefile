@@ -181,9 +181,10 @@ $(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o json.o bytes.o)
 # ---- Use -----------------------------------------------------------------------------------------------------
 
 help:
-	@echo 'make                  build libmoe, libmoetext and ./moe-translate ./moe-score ./moe-classify ./moe-info'
-	@echo '                      ./moe-quantize ./moe-calibrate ./moe-make-random ./moe-bench'
-	@echo '                      ./moe-routing ./moe-align ./moe-server'
+	@echo 'make                  build libmoe, libmoetext (static and shared) and ./moe-translate ./moe-score'
+	@echo '                      ./moe-classify ./moe-info ./moe-quantize'
+	@echo '                      ./moe-calibrate ./moe-make-random ./moe-bench ./moe-routing ./moe-align'
+	@echo '                      ./moe-server'
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'

@@ -3,33 +3,29 @@
 # shell: bash, zsh or fish. An option is a line such as "  -m, --model FILE   the model (default: ...)"; its description
 # goes on in the lines below and is used up to its first sentence, bracket or semicolon.
 
-/^  (-[a-zA-Z], |    )?--?[a-zA-Z]/ {
-    line = substr($0, 3)
-    sub(/^ +/, "", line)
-    at = match(line, /  +/)
-    spelled = at ? substr(line, 1, at - 1) : line
-    ++n
-    text[n] = at ? substr(line, at) : ""
-    sub(/^ +/, "", text[n])
+/^  (-[a-zA-Z]|    --[a-zA-Z])/ {
+    n++
     short[n] = long[n] = value[n] = ""
-    count = split(spelled, part, /,? /)
-    for (i = 1; i <= count; i++) {
-        if (part[i] ~ /^--/) long[n] = part[i]
-        else if (part[i] ~ /^-/) short[n] = part[i]
-        else value[n] = part[i]
+    for (i = 1; i <= NF && ($i ~ /^-/ || $i ~ /^[A-Z][A-Z0-9|:.]*$/); i++) {
+        word = $i
+        sub(/,$/, "", word)
+        if (word ~ /^--/) long[n] = word
+        else if (word ~ /^-/) short[n] = word
+        else value[n] = word
     }
     if (sub(/\[=.*/, "", long[n])) value[n] = "" # it may have a value, and need not
+    text[n] = ""
+    for (; i <= NF; i++) add($i)
     open = 1
     next
 }
 /^                    +[^ ]/ && open {
-    line = $0
-    sub(/^ +/, "", line)
-    text[n] = text[n] (text[n] ? " " : "") line
+    for (i = 1; i <= NF; i++) add($i)
     next
 }
 { open = 0 }
 
+function add(word) { text[n] = text[n] (text[n] ? " " : "") word }
 function quoted(s) { gsub(/'/, "'\\''", s); return "'" s "'" }
 function is_file(i) { return value[i] ~ /FILE|MODEL/ || short[i] ~ /^-[imo]$/ }
 function names(i, between) { return short[i] (short[i] && long[i] ? between : "") long[i] }
@@ -59,26 +55,30 @@ function bash(    i, all, files, others, f) {
     print "complete -o filenames -F " f " " program
 }
 
-function zsh(    i, told, after, line) {
+function zsh(    i, told, line) {
     print "#compdef " program
     print "_arguments -s \\"
     for (i = 1; i <= n; i++) {
         told = text[i]
         gsub(/[\[\]:\\]/, "\\\\&", told)
-        after = "[" told "]" (value[i] ? ":" value[i] ":" (is_file(i) ? "_files" : "") : "")
-        both = short[i] (value[i] ? "+" : "") "," long[i] (value[i] ? "=" : "")
-        line = short[i] && long[i] ? "'(" names(i, " ") ")'{" both "}" quoted(after) : \
-            quoted((long[i] ? long[i] (value[i] ? "=" : "") : short[i] (value[i] ? "+" : "")) after)
-        print "    " line " \\"
+        told = "[" told "]" (value[i] ? ":" value[i] ":" (is_file(i) ? "_files" : "") : "")
+        line = short[i] (short[i] && value[i] ? "+" : "") # FILE may follow at once
+        if (line && long[i]) line = line ","
+        line = line long[i] (long[i] && value[i] ? "=" : "")
+        if (short[i] && long[i]) print "    '(" names(i, " ") ")'{" line "}" quoted(told) " \\"
+        else print "    " quoted(line told) " \\"
     }
     print "    '*:file:_files'"
 }
 
-function fish(    i) {
-    for (i = 1; i <= n; i++)
-        print "complete -c " program (short[i] ? " -s " substr(short[i], 2) : "") \
-            (long[i] ? " -l " substr(long[i], 3) : "") \
-            (value[i] ? (is_file(i) ? " -r -F" : " -x") : "") " -d " quoted(text[i])
+function fish(    i, line) {
+    for (i = 1; i <= n; i++) {
+        line = "complete -c " program
+        if (short[i]) line = line " -s " substr(short[i], 2)
+        if (long[i]) line = line " -l " substr(long[i], 3)
+        if (value[i]) line = line (is_file(i) ? " -r -F" : " -x")
+        print line " -d " quoted(text[i])
+    }
 }
 
 END {

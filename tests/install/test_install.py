@@ -122,8 +122,8 @@ def shared_libraries_have_a_number_and_export_nothing_foreign():
 def headers_declare_what_the_library_exports():
     for library, headers in (("libmoe", ["moe.h"]), ("libmoetext", ["moe.h", "moetext.h"])):
         text = "".join(open(f"{PREFIX}/include/{h}").read() for h in headers)
-        declared = set(re.findall(r"^[a-z][\w \*]*?\b(moe(?:text)?_\w+)\(",
-                                  re.sub(r"/\*.*?\*/", "", text, flags=re.S), re.M))
+        text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+        declared = set(re.findall(r"^[a-z][\w \*]*?\b(moe(?:text)?_\w+)\(", text, re.M))
         found = exports(f"{PREFIX}/lib/{library}.{SUFFIX}", *(["-gU"] if MAC else ["-D", "--defined-only"]))
         assert declared - {"moe_cuda"} == {x for x in found if x.startswith("moe")} - {"moe_cuda"}, declared ^ found
 
@@ -163,7 +163,7 @@ def every_program_runs():
     run("moe-calibrate", "-q", "-m", model, "-o", WORK + "/thresholds.bin", "--text", pairs)
     run("moe-translate", "-t", "de", "--routing", WORK + "/r.jsonl", "Thank you!")
     run("moe-routing", WORK + "/r.jsonl", "-o", WORK + "/page.html")
-    assert "<html" in open(WORK + "/page.html").read()
+    assert "<html" in open(WORK + "/page.html", encoding="utf-8").read()
     run("moe-bench", "--help")
     for program in glob.glob(PREFIX + "/bin/*"):
         assert not re.search(r"\.debug_info", run("readelf", "-S", program)) if not MAC else True, program

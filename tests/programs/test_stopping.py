@@ -87,8 +87,8 @@ def one_long_line_is_left():
 def lines_that_were_finished_are_written_whole_and_in_order():
     lines = sentences(6, 5) + sentences(200, 60)
     begun = [TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--batch", "2"]
-    full = subprocess.run(begun + ["-q"], input=("\n".join(lines[:12]) + "\n").encode(), stdout=subprocess.PIPE,
-                          check=True)
+    data = ("\n".join(lines[:12]) + "\n").encode()
+    full = subprocess.run(begun + ["-q"], input=data, stdout=subprocess.PIPE, check=True)
     process = start(begun, lines)
     first = b""
     while first.count(b"\n") < 6:

@@ -370,6 +370,12 @@ size_t decode_bytes(const spm *t, size_t pieces, size_t bytes) {
     return (size_t(1) << 14) + 512 * pieces + 8 * (bytes + pieces * t->unknown) * t->joining;
 }
 
+size_t pieces_bytes(const spm *t, const int32_t *ids, size_t count) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++) bytes += t->processor.IdToPiece(ids[i]).size();
+    return bytes;
+}
+
 } // namespace
 
 // ---- 3. Life ------------------------------------------------------------------------------------------------
@@ -416,9 +422,7 @@ extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t count, char *
     *length = 0;
     return guarded<int>(error, error_size, -1, [&]() {
         check_ids(t, ids, count);
-        size_t joined = 0;
-        for (size_t i = 0; i < count; i++) joined += t->processor.IdToPiece(ids[i]).size();
-        const put_aside memory(decode_bytes(t, count, joined));
+        const put_aside memory(decode_bytes(t, count, pieces_bytes(t, ids, count)));
         std::vector<int> in;
         if (count) in.assign(ids, ids + count);
         std::string out;
@@ -434,6 +438,7 @@ extern "C" int spm_encode_begins(const spm *t, const char *text, size_t length, 
     *count = 0;
     return guarded<int>(error, error_size, -1, [&]() {
         check_text(text, length);
+        const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
         give_begins(t->processor.EncodeAsImmutableProto(view(text, length)), begins, capacity, count);
         return 0;
     });
@@ -444,6 +449,7 @@ extern "C" int spm_decode_begins(const spm *t, const int32_t *ids, size_t n, uin
     *count = 0;
     return guarded<int>(error, error_size, -1, [&]() {
         check_ids(t, ids, n);
+        const put_aside memory(decode_bytes(t, n, pieces_bytes(t, ids, n)));
         give_begins(t->processor.DecodeIdsAsImmutableProto({ ids, ids + n }), begins, capacity, count);
         return 0;
     });
