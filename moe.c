@@ -153,6 +153,16 @@ MOE_INLINE void moe_pause(void) {
 #endif
 }
 
+/* Bytes of a core's first-level data cache; 0: the system does not say. */
+static size_t moe_l1_bytes(void) {
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+    const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+    return bytes > 0 ? (size_t)bytes : 0;
+#else
+    return 0;
+#endif
+}
+
 MOE_INLINE size_t moe_min(size_t a, size_t b) { return a < b ? a : b; }
 MOE_INLINE size_t moe_max(size_t a, size_t b) { return a > b ? a : b; }
 MOE_INLINE size_t moe_round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -1559,9 +1569,11 @@ typedef struct moe_heads {
     float *y; /* [heads, width] */
 } moe_heads;
 
-typedef struct moe_kernels {
+typedef struct moe_kernels moe_kernels;
+struct moe_kernels {
     const char *name;
-    int (*available)(void); /* 1 if this machine and its system run the room */
+    int (*available)(void);   /* 1 if this machine and its system run the room */
+    const moe_kernels *small; /* what takes its place where a core's first-level cache is small; NULL: nothing */
     /* Rows [row0, row1) and 16-output blocks [block0, block1) of a linear; a room cuts them into tiles as it likes. */
     void (*linear)(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1);
     /* moe_quantise_row. */
@@ -1579,7 +1591,9 @@ typedef struct moe_kernels {
     float (*max)(const float *x, size_t n);         /* -infinity for n = 0 */
     /* y[i] = exp(x[i] - shift), returns the sum in lane order; y may be x or NULL. */
     float (*exp_sum)(const float *x, size_t n, float shift, float *y);
-} moe_kernels;
+};
+
+enum { MOE_SMALL_L1 = 32 << 10 }; /* bytes that a small first-level cache has at most */
 
 static float moe_dot_portable(const float *a, const float *b, size_t n) {
     float lane[MOE_LANES] = { 0 };
@@ -2552,17 +2566,23 @@ MOE_AVX512_INLINE __m512i moe_four_avx512(const int8_t *codes) {
     return _mm512_set1_epi32(four);
 }
 
+/* Ask for step i's lines of what begins at `next`: `ask` of them into the first-level cache, or -ask into the second.
+ */
+MOE_AVX512_INLINE void moe_ask_avx512(const char *next, size_t i, const int ask) {
+    MOE_UNROLL_FOR (int n = 0; n < ask; n++) _mm_prefetch(next + (i * (size_t)ask + (size_t)n) * 64, _MM_HINT_T0);
+    MOE_UNROLL_FOR (int n = 0; n < -ask; n++) _mm_prefetch(next + (i * (size_t)-ask + (size_t)n) * 64, _MM_HINT_T1);
+}
+
 /* A tile of a quantised matrix: `rows` rows of codes at x by `blocks` blocks of 16 outputs, all sums in registers;
- * sum[r][b] starts at minus 128 * sum of the codes of row r. `fetch`: ask for `next`, the next tile or what the caller
- * wants then. */
+ * sum[r][b] starts at minus 128 * sum of the codes of row r. `next`, `ask`: what to ask for meanwhile. */
 MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3],
-                                          const int rows, const int blocks, const char *next, const int fetch) {
+                                          const int rows, const int blocks, const char *next, const int ask) {
     const size_t lines = m->cols_padded / 4, code_bytes = moe_code_bytes(m->cols);
     const char *w = (const char *)m->data + block * lines * 64;
     const __m512i high = _mm512_set1_epi8(-128);
     for (size_t i = 0; i < lines; i++, w += 64, x += 4) {
         __m512i line[3];
-        if (fetch) moe_fetch_avx512(next + i * (size_t)blocks * 64, blocks);
+        moe_ask_avx512(next, i, ask);
         MOE_UNROLL_FOR (int b = 0; b < blocks; b++)
             line[b] = _mm512_xor_si512(_mm512_loadu_si512(w + (size_t)b * lines * 64), high);
         MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
@@ -2576,7 +2596,7 @@ MOE_AVX512_INLINE void moe_q8_sums_avx512(const moe_matrix *m, const int8_t *x, 
  * at -8 * sum(x), so it ends as sum(code * x), which 16 bits hold (8 * 127 * 32 = 32512): vpdpwssd multiplies and adds.
  */
 MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, size_t block, __m512i sum[8][3],
-                                          const int rows, const int blocks, const char *next, const int fetch) {
+                                          const int rows, const int blocks, const char *next, const int ask) {
     const size_t groups = m->cols_padded / MOE_Q4_GROUP, code_bytes = moe_code_bytes(m->cols),
                  block_bytes = groups * 256;
     const char *w = (const char *)m->data + block * block_bytes;
@@ -2591,7 +2611,7 @@ MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, 
         }
         for (size_t u = 0; u < 4; u++, w += 64, x += 8) { /* a line is 16 outputs x 8 columns */
             __m512i low[3], high[3];
-            if (fetch) moe_fetch_avx512(next + (g * 4 + u) * (size_t)blocks * 64, blocks);
+            moe_ask_avx512(next, g * 4 + u, ask);
             MOE_UNROLL_FOR (int b = 0; b < blocks; b++) {
                 const __m512i line = _mm512_loadu_si512(w + (size_t)b * block_bytes);
                 low[b] = _mm512_and_si512(line, nibble);
@@ -2623,19 +2643,32 @@ MOE_AVX512_INLINE void moe_expect_avx512(const moe_linear *l, size_t row, size_t
         }
 }
 
+#define MOE_ASK_AVX512(n)                                                                        \
+    case n:                                                                                      \
+        if ((n < 0 ? -(n) : n) > blocks) break;                                                  \
+        if (type == MOE_TYPE_Q8) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, next, n); \
+        else moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, next, n);                     \
+        break;
+
 /* A tile from codes to floats. taken[r] is 128 * sum of the codes of row r. */
 MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken, size_t row, size_t block,
-                                       const char *next, const moe_type type, const int rows, const int blocks) {
+                                       const char *next, int ask, const moe_type type, const int rows,
+                                       const int blocks) {
     const int8_t *x = l->codes + row * moe_code_bytes(l->w->cols);
     int32_t sums[8 * 3 * 16];
     __m512i sum[8][3];
     if (l->add) moe_expect_avx512(l, row, block, rows, blocks);
     MOE_UNROLL_FOR (int r = 0; r < rows; r++)
         MOE_UNROLL_FOR (int b = 0; b < blocks; b++) sum[r][b] = _mm512_set1_epi32(type == MOE_TYPE_Q8 ? -taken[r] : 0);
-    if (type == MOE_TYPE_Q8 && next) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, next, 1);
-    else if (type == MOE_TYPE_Q8) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, next, 0);
-    else if (next) moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, next, 1);
-    else moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, next, 0);
+    switch (ask) {
+        MOE_ASK_AVX512(0)
+        MOE_ASK_AVX512(1)
+        MOE_ASK_AVX512(2)
+        MOE_ASK_AVX512(3)
+        MOE_ASK_AVX512(-1)
+        MOE_ASK_AVX512(-2)
+        MOE_ASK_AVX512(-3)
+    }
     MOE_UNROLL_FOR (int r = 0; r < rows; r++)
         MOE_UNROLL_FOR (int b = 0; b < blocks; b++) _mm512_storeu_si512(sums + (r * blocks + b) * 16, sum[r][b]);
     moe_finish_tile_avx512(l, row, block, (size_t)rows, (size_t)blocks, sums);
@@ -2644,12 +2677,13 @@ MOE_AVX512_INLINE void moe_tile_avx512(const moe_linear *l, const int32_t *taken
 /* Tiles by rows and blocks. Up to 24 sums leave registers for the weights of a step and a row's codes; Q4 has two an
  * output. */
 typedef void (*moe_tile_fn_avx512)(const moe_linear *l, const int32_t *taken, size_t row, size_t block,
-                                   const char *next);
+                                   const char *next, int ask);
 
-#define MOE_TILE_AVX512(type, rows, blocks)                                                                           \
-    MOE_AVX512 static void moe_tile_##type##_##rows##x##blocks##_avx512(const moe_linear *l, const int32_t *taken,    \
-                                                                        size_t row, size_t block, const char *next) { \
-        moe_tile_avx512(l, taken, row, block, next, MOE_TYPE_##type, rows, blocks);                                   \
+#define MOE_TILE_AVX512(type, rows, blocks)                                                                         \
+    MOE_AVX512 static void moe_tile_##type##_##rows##x##blocks##_avx512(const moe_linear *l, const int32_t *taken,  \
+                                                                        size_t row, size_t block, const char *next, \
+                                                                        int ask) {                                  \
+        moe_tile_avx512(l, taken, row, block, next, ask, MOE_TYPE_##type, rows, blocks);                            \
     }
 #define MOE_TILES_AVX512(type, rows)                                                             \
     MOE_TILE_AVX512(type, rows, 1) MOE_TILE_AVX512(type, rows, 2) MOE_TILE_AVX512(type, rows, 3)
@@ -2779,10 +2813,12 @@ MOE_AVX512 static int32_t moe_taken_avx512(const int8_t *codes, size_t cols_padd
 }
 
 /* Blocks outside, rows inside: a tile's weights come from memory once and stay in L1 or L2 for all rows. Rows are cut
- * evenly, so that no tile is left with a single one. Beyond block1 only what the caller says is fetched: another thread
- * may work on the rest. */
-MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0,
-                                            size_t block1) {
+ * evenly, so that no tile is left with a single one. Each cut asks for its part of the next tile: if the first one
+ * asked for all, it would wait for memory, which would rest during the others. A `small` first-level cache is kept for
+ * the tile at hand where it cannot hold both. Beyond block1 only what the caller says is asked for: another thread may
+ * work on the rest. */
+MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1,
+                                            int small) {
     enum { ROWS = 64 };
     const int q8 = l->w->type == MOE_TYPE_Q8;
     const size_t block_bytes = l->w->cols_padded * (q8 ? 16 : 8);
@@ -2799,13 +2835,19 @@ MOE_AVX512 static void moe_quantised_avx512(const moe_linear *l, size_t row0, si
             few[rows - 1](l, taken, row0, block0, block1);
             continue;
         }
-        for (size_t block = block0, blocks; block < block1; block += blocks) {
+        for (size_t block = block0, blocks, each; block < block1; block += blocks) {
             const char *next = l->next;
+            int far;
             blocks = block1 - block == 4 ? 2 : moe_min(3, block1 - block); /* no single one at the end if that can be */
             if (block + blocks < block1) next = (const char *)l->w->data + (block + blocks) * block_bytes;
-            for (size_t cut = 0; cut < cuts; cut++, next = NULL) {
+            each = next ? moe_divide_up(blocks, cuts) : 0; /* blocks that a cut asks for */
+            far = small && 2 * blocks * block_bytes > MOE_SMALL_L1;
+            for (size_t cut = 0; cut < cuts; cut++) {
                 const size_t first = rows * cut / cuts, count = rows * (cut + 1) / cuts - first;
-                tiles[count - 1][blocks - 1](l, taken + first, row0 + first, block, next);
+                const size_t asked = moe_min(blocks, cut * each);
+                const int ask = (int)moe_min(each, blocks - asked);
+                tiles[count - 1][blocks - 1](l, taken + first, row0 + first, block,
+                                             ask ? next + asked * block_bytes : NULL, far ? -ask : ask);
             }
         }
     }
@@ -2829,10 +2871,16 @@ MOE_AVX512_INLINE void moe_float_avx512(const moe_linear *l, size_t row0, size_t
 
 MOE_AVX512 static void moe_linear_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     const size_t j0 = block0 * 16, j1 = moe_min(block1 * 16, l->w->rows);
-    if (moe_type_quantised(l->w->type)) moe_quantised_avx512(l, row0, row1, block0, block1);
+    if (moe_type_quantised(l->w->type)) moe_quantised_avx512(l, row0, row1, block0, block1, 0);
     else if (l->w->type == MOE_TYPE_F32) moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_F32);
     else if (l->w->type == MOE_TYPE_F16) moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_F16);
     else moe_float_avx512(l, row0, row1, j0, j1, MOE_TYPE_BF16);
+}
+
+MOE_AVX512 static void moe_linear_small_avx512(const moe_linear *l, size_t row0, size_t row1, size_t block0,
+                                               size_t block1) {
+    if (moe_type_quantised(l->w->type)) moe_quantised_avx512(l, row0, row1, block0, block1, 1);
+    else moe_linear_avx512(l, row0, row1, block0, block1);
 }
 
 /* Magnitudes are compared as integers: infinities and NaNs are above all numbers. */
@@ -3053,21 +3101,14 @@ static int moe_avx512_available(void) {
            __builtin_cpu_supports("avx512vnni");
 }
 
-static const moe_kernels moe_kernels_avx512vnni = {
-    .name = "avx512vnni",
-    .available = moe_avx512_available,
-    .linear = moe_linear_avx512,
-    .quantise = moe_quantise_avx512,
-    .lstm_cell = moe_lstm_cell_avx512,
-    .unary = moe_unary_avx512,
-    .score_additive = moe_score_additive_avx512,
-    .dot = moe_dot_avx512,
-    .axpy = moe_axpy_avx512,
-    .heads = moe_heads_avx512,
-    .norm = moe_norm_avx512,
-    .max = moe_max_avx512,
-    .exp_sum = moe_exp_sum_avx512,
-};
+#define MOE_KERNELS_AVX512                                                                                     \
+    .name = "avx512vnni", .available = moe_avx512_available, .quantise = moe_quantise_avx512,                  \
+    .lstm_cell = moe_lstm_cell_avx512, .unary = moe_unary_avx512, .score_additive = moe_score_additive_avx512, \
+    .dot = moe_dot_avx512, .axpy = moe_axpy_avx512, .heads = moe_heads_avx512, .norm = moe_norm_avx512,        \
+    .max = moe_max_avx512, .exp_sum = moe_exp_sum_avx512
+static const moe_kernels moe_kernels_small_avx512 = { MOE_KERNELS_AVX512, .linear = moe_linear_small_avx512 };
+static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_AVX512, .linear = moe_linear_avx512,
+                                                    .small = &moe_kernels_small_avx512 };
 #endif /* MOE_X86 */
 
 /* ==== 12. Kernels: AMX ========================================================================================
@@ -4003,6 +4044,11 @@ int moe_isa_available(const char *name) {
     return 0;
 }
 
+/* A room, or what takes its place where a core's first-level cache has `l1` bytes; 0: nobody knows. */
+static const moe_kernels *moe_kernels_for(const moe_kernels *room, size_t l1) {
+    return room->small && l1 && l1 <= MOE_SMALL_L1 ? room->small : room;
+}
+
 /* The room called `name`, or the best one here for NULL, "" and "auto". */
 static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, moe_error *error) {
     int automatic = !name || !*name || strcmp(name, "auto") == 0;
@@ -4010,7 +4056,7 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
         const moe_kernels *room = moe_kernel_rooms[i];
         if (!automatic && strcmp(room->name, name) != 0) continue;
         if (room->available()) {
-            *out = room;
+            *out = moe_kernels_for(room, moe_l1_bytes());
             return MOE_OK;
         }
         if (!automatic)

@@ -57,10 +57,13 @@ static size_t width_at(size_t i) {
 }
 enum { WIDTHS = 76 };
 
-/* The rooms beside portable that this machine can run. */
+/* The rooms beside portable that this machine can run, and those that it would choose with a smaller cache. */
 static const moe_kernels *room_at(size_t i) {
-    for (size_t r = 1; r < MOE_COUNT(moe_kernel_rooms); r++)
-        if (moe_isa_available(moe_kernel_rooms[r]->name) && i-- == 0) return moe_kernel_rooms[r];
+    for (size_t r = 1; r < MOE_COUNT(moe_kernel_rooms); r++) {
+        const moe_kernels *room = moe_kernel_rooms[r];
+        for (; room && moe_isa_available(room->name); room = room->small)
+            if (i-- == 0) return room;
+    }
     return NULL;
 }
 
@@ -1193,9 +1196,14 @@ static void rooms_are_listed_named_and_chosen(void **state) {
     (void)state;
     for (size_t i = 0; i < MOE_COUNT(moe_kernel_rooms); i++) {
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? " " : "", moe_kernel_rooms[i]->name);
+        assert_ptr_equal(moe_kernels_for(moe_kernel_rooms[i], 0), moe_kernel_rooms[i]);
+        assert_ptr_equal(moe_kernels_for(moe_kernel_rooms[i], 48 << 10), moe_kernel_rooms[i]);
+        k = moe_kernels_for(moe_kernel_rooms[i], 32 << 10);
+        assert_true(k == (moe_kernel_rooms[i]->small ? moe_kernel_rooms[i]->small : moe_kernel_rooms[i]));
+        assert_string_equal(k->name, moe_kernel_rooms[i]->name);
         if (moe_isa_available(moe_kernel_rooms[i]->name)) {
             assert_int_equal(moe_choose_kernels(moe_kernel_rooms[i]->name, &k, &e), MOE_OK);
-            assert_ptr_equal(k, moe_kernel_rooms[i]);
+            assert_ptr_equal(k, moe_kernels_for(moe_kernel_rooms[i], moe_l1_bytes()));
         } else {
             assert_int_equal(moe_choose_kernels(moe_kernel_rooms[i]->name, &k, &e), MOE_ERROR_UNSUPPORTED);
             assert_string_equal(e.where, "isa");
