@@ -21,11 +21,24 @@ CFLAGS  ?= -g -O2
 WARN     = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
 # -fPIC and hidden names: the same objects make the programs and the shared libraries, which export what moe.h and
 # moetext.h declare and nothing else.
-COMMON   = $(WARN) -I. $(SYSTEM) $(CFLAGS) -ffp-contract=off -fPIC -fvisibility=hidden -pthread -MMD -MP $(EXTRA)
-C_FLAGS  = -std=c11 $(COMMON)
+COMMON   = $(WARN) -I. $(SYSTEM) $(CFLAGS) $(HARDEN) -ffp-contract=off -fPIC -fvisibility=hidden -pthread -MMD -MP $(EXTRA)
+C_FLAGS  = -std=c11 $(COMMON) $(SPEED)
 CXX_FLAGS = -std=c++17 $(COMMON)
-LINK     = $(CXX) $(EXTRA) $(LDFLAGS) -pthread $(filter %.o,$^) $(filter %.a,$^)
+LINK     = $(CXX) $(EXTRA) $(LDFLAGS) $(HARDEN_LINK) -pthread $(filter %.o,$^) $(filter %.a,$^)
 TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lm $(CUDA_LIBS)
+
+# What turns an error that slipped through into an end: checked copies (glibc's level 3 where it knows that), a guard
+# below every array on the stack, addresses that nobody can guess, tables of the linker read-only. HARDEN= leaves it
+# out, as the sanitizers do, which check more.
+ifeq ($(findstring sanitize,$(EXTRA)),)
+FORTIFY := $(shell for level in 3 2; do \
+    [ "$$(printf '\043include <string.h>\n' | $(CC) $(CFLAGS) -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$$level -E - 2>&1 \
+          >/dev/null)" ] || { echo "-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$$level"; break; }; done)
+HARDEN  ?= $(FORTIFY) -fstack-protector-strong
+ifeq ($(shell uname -s),Linux)
+HARDEN_LINK ?= $(if $(HARDEN),-pie -z relro -z now)
+endif
+endif
 
 # Homebrew keeps its headers and libraries where compilers do not look.
 ifeq ($(shell uname -s),Darwin)
@@ -73,7 +86,7 @@ PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo test test-arm check install uninstall clean asan valgrind FORCE
+.PHONY: all help demo test test-arm check install uninstall clean asan valgrind fuzz fuzz-coverage FORCE
 .DEFAULT_GOAL := all
 
 all: $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
@@ -85,7 +98,7 @@ $(BUILD)/.deps-%: tools/install-deps
 	@touch $@
 
 # Where sources are; -MMD notes which headers each of them reads.
-vpath %.c . tools/programs tools/server tools/text tests/engine tests/text tests/cuda tests/cross
+vpath %.c . tools/programs tools/server tools/text tests/engine tests/text tests/cuda tests/cross tests/fuzz
 vpath %.cc tools/text
 -include $(wildcard $(BUILD)/*.d)
 
@@ -96,7 +109,7 @@ $(BUILD)/%.o: %.cc | $(BUILD)/.deps-build
 	$(CXX) $(CXX_FLAGS) -c $< -o $@
 
 # The engine, and what has it inside it.
-$(BUILD)/moe.o $(BUILD)/moe-with-cuda.o $(BUILD)/moe-bench.o: C_FLAGS += -O3
+$(BUILD)/moe.o $(BUILD)/moe-with-cuda.o $(BUILD)/moe-bench.o: SPEED = -O3
 
 $(BUILD)/moe-with-cuda.o: moe.c | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -DMOE_CUDA -c $< -o $@
@@ -154,11 +167,11 @@ $(BUILD)/exports: | $(BUILD)/.deps-build
 $(SHARED_LIBRARIES): $(BUILD)/exports
 
 $(BIN)/$(call shared_name,libmoe): $(MOE_OBJECTS) $(BUILD)/.objects
-	$(LINK) $(call SHARED,libmoe) -lm $(CUDA_LIBS) -o $@
+	$(filter-out -pie,$(LINK)) $(call SHARED,libmoe) -lm $(CUDA_LIBS) -o $@
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoe,$(SONUMBER))
 
 $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(LINK) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lm $(CUDA_LIBS) -o $@
+	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lm $(CUDA_LIBS) -o $@
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
 # What a program with text in and out is made of beside its own object.
@@ -275,6 +288,47 @@ valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind all $(TEST_PROGRAMS)
 	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 --leak-check=full \
 	    --errors-for-leak-kinds=definite,indirect,possible" python3 tests/run $(filter-out %/test_cuda,$(TEST_PROGRAMS))
 
+# ---- Fuzzing: tests/fuzz/README.md ----
+# clang's libFuzzer; a second make builds what it instruments. The kernels are those of a release, by $(CC), and so is
+# the engine below the text programs, which `model` has to itself.
+FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
+FUZZ_TARGETS = model kernels kernels-emulated text lines routing idx convert
+SECONDS ?= 20
+FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \
+	-fno-sanitize-recover=all
+FUZZ_COVERAGE = -O1 -fsanitize=fuzzer-no-link -fprofile-instr-generate -fcoverage-mapping
+FUZZ_LINK = $(CXX) $(EXTRA) -fsanitize=fuzzer -pthread $(filter %.o,$^) $(filter %.a,$^)
+
+fuzz: $(FUZZ_TARGETS:%=fuzz-%)
+.NOTPARALLEL: fuzz
+
+$(FUZZ_TARGETS:%=fuzz-%): fuzz-%: build/fuzz/%
+	@tests/python tests/fuzz/run $* $(SECONDS)
+
+$(addprefix build/fuzz/,model text lines routing idx): build/fuzz/%: $(BUILD)/moe.o FORCE | $(BUILD)/.deps-fuzz
+	@$(MAKE) --no-print-directory BUILD=build/fuzz BIN=build/fuzz CC=$(FUZZ_CC) EXTRA='$(FUZZ_SANITIZE)' \
+	    MOE_OBJECTS=$(BUILD)/moe.o build/fuzz/fuzz_$* build/fuzz/seeds
+
+build/fuzz/kernels build/fuzz/kernels-emulated: build/fuzz/%: $(BUILD)/fuzz_%.o FORCE | $(BUILD)/.deps-fuzz
+	@mkdir -p build/fuzz
+	$(subst clang,clang++,$(FUZZ_CC)) -fsanitize=fuzzer -pthread $(filter %.o,$^) -lm -o build/fuzz/fuzz_$*
+
+build/fuzz/convert: all
+
+$(BUILD)/fuzz_kernels.o $(BUILD)/fuzz_kernels-emulated.o: SPEED = -O3
+
+$(BUILD)/fuzz_model: $(BUILD)/fuzz_model.o
+	$(FUZZ_LINK) -lm -o $@
+
+$(BUILD)/fuzz_text $(BUILD)/fuzz_lines $(BUILD)/fuzz_routing $(BUILD)/fuzz_idx: %: %.o $(BUILD)/libtext.a $(LIBRARY)
+	$(FUZZ_LINK) $(TEXT_LIBS) -o $@
+
+$(BUILD)/fuzz_routing.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/fuzz_routing.o: $(BUILD)/routing-html.inc
+
+$(BUILD)/seeds: $(BUILD)/seeds.o $(LIBRARY)
+	$(LINK) -lm -o $@
+
 # AArch64 on another machine: kernels against portable on a processor with everything, one without matrix products and
 # one without dot products, then whole models against this machine. One baseline build for all of them.
 # tests/cross/cmocka.h stands in for cmocka, and programs are static, so that a cross compiler and qemu are all it
@@ -285,7 +339,7 @@ SLOW   ?= 1
 $(BUILD)/arm-%.o: %.c | $(BUILD)/.deps-test-arm
 	$(ARM_CC) -Itests/cross $(C_FLAGS) -c $< -o $@
 
-$(BUILD)/arm-moe.o: C_FLAGS += -O3
+$(BUILD)/arm-moe.o: SPEED = -O3
 
 $(BUILD)/arm-test_kernels: $(BUILD)/arm-test_kernels.o
 	$(ARM_CC) -static $(EXTRA) -pthread $^ -lm -o $@
