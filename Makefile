@@ -69,7 +69,7 @@ SHARED = -shared -Wl,-soname,$(call shared_name,$(1),$(SONUMBER)) -Wl,--version-
 endif
 SHARED_LIBRARIES = $(foreach l,libmoe libmoetext,$(BIN)/$(call shared_name,$(l)))
 TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate routing align)
-PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-make-random $(BIN)/moe-bench
+PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-bench
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ $(BUILD)/.deps-%: tools/install-deps
 	@touch $@
 
 # Where sources are; -MMD notes which headers each of them reads.
-vpath %.c . tools/programs tools/text tests/engine tests/text tests/cuda tests/cross
+vpath %.c . tools/programs tools/server tools/text tests/engine tests/text tests/cuda tests/cross
 vpath %.cc tools/text
 -include $(wildcard $(BUILD)/*.d)
 
@@ -111,14 +111,17 @@ SPM_VERSION = $(or $(shell pkg-config --modversion sentencepiece 2>/dev/null || 
 	sed -n 's/^Version: *//p'),unknown)
 $(BUILD)/spm.o: CXX_FLAGS += -DSPM_LIBRARY_VERSION='"$(firstword $(SPM_VERSION))"'
 
-# The page as lines of C strings, so that the program stays one file. \? because ?? begins a trigraph.
-$(BUILD)/routing-html.inc: tools/programs/routing.html | $(BUILD)/.deps-build
-	{ echo '/* made from $< by the Makefile */'; echo 'static const char *const routing_html[] = {'; \
+# A page as lines of C strings, so that its program stays one file. \? because ?? begins a trigraph.
+$(BUILD)/routing-html.inc: tools/programs/routing.html
+$(BUILD)/server-html.inc: tools/server/server.html
+$(BUILD)/%-html.inc: | $(BUILD)/.deps-build
+	{ echo '/* made from $< by the Makefile */'; echo 'static const char *const $*_html[] = {'; \
 	  sed -e 's/[\\"?]/\\&/g' -e 's/^/    "/' -e 's/$$/\\n",/' $<; echo '};'; } > $@.new
 	@mv $@.new $@
 
-$(BUILD)/moe-routing.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/moe-routing.o $(BUILD)/moe-server.o: C_FLAGS += -I$(BUILD)
 $(BUILD)/moe-routing.o: $(BUILD)/routing-html.inc
+$(BUILD)/moe-server.o: $(BUILD)/server-html.inc
 
 # Programs are linked again when the build with and the build without CUDA take turns.
 $(BUILD)/.objects: FORCE
@@ -166,6 +169,9 @@ $(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o json.o) $(TEXT_OBJ
 $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
+$(BIN)/moe-server: $(BUILD)/moe-server.o $(BUILD)/detect.o $(BUILD)/libtext.a $(LIBRARY)
+	$(LINK) -lmicrohttpd -lexttextcat-2.0 $(TEXT_LIBS) -o $@
+
 $(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
@@ -178,6 +184,7 @@ help:
 	@echo 'make                  build libmoe, libmoetext (static and shared) and ./moe-translate ./moe-score'
 	@echo '                      ./moe-classify ./moe-info ./moe-quantize'
 	@echo '                      ./moe-calibrate ./moe-make-random ./moe-bench ./moe-routing ./moe-align'
+	@echo '                      ./moe-server'
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'

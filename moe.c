@@ -2528,9 +2528,21 @@ MOE_AVX512_INLINE void moe_finish_avx512(const moe_linear *l, size_t row, size_t
 /* Of a tile: [rows][blocks][16]. */
 MOE_AVX512 static void moe_finish_tile_avx512(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
                                               const int32_t *sums) {
-    for (size_t at = row; at < row + rows; at++)
-        for (size_t j = block * 16; j < (block + blocks) * 16; j += 16, sums += 16)
-            moe_finish_avx512(l, at, j, _mm512_loadu_si512(sums));
+    const size_t end = (block + blocks) * 16;
+    for (size_t j = block * 16; j < end; j += 16) {
+        const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
+        const __m512 scales = _mm512_loadu_ps(l->w->scales + j), zero = _mm512_setzero_ps();
+        const __m512 bias = l->bias ? _mm512_maskz_loadu_ps(mask, l->bias + j) : zero;
+        const int32_t *sum = sums + (j - block * 16);
+        float *y = l->y + row * l->y_stride + j;
+        for (size_t r = row; r < row + rows; r++, sum += blocks * 16, y += l->y_stride) {
+            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[r]), scales);
+            __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sum)), scale);
+            v = _mm512_add_ps(v, l->add ? _mm512_maskz_loadu_ps(mask, l->add + r * l->add_stride + j) : bias);
+            if (l->relu) v = _mm512_max_ps(zero, v);
+            _mm512_mask_storeu_ps(y, mask, v);
+        }
+    }
 }
 
 /* Four codes in every lane. */
@@ -4678,6 +4690,12 @@ static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t
     return f->checked && atomic_load_explicit(&f->checked[f->pieces[t - f->tensors] + slab], memory_order_relaxed);
 }
 
+static int moe_tensor_checked(const moe_file *f, const moe_tensor_info *t) {
+    for (size_t i = 0; i < (t->slabs ? (size_t)t->dims[0] : 1); i++)
+        if (!moe_piece_checked(f, t, i)) return 0;
+    return 1;
+}
+
 /* Compare what of a tensor has not been compared yet. */
 static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, moe_damage *damage, moe_error *error) {
     for (size_t i = 0; i < (t->slabs ? (size_t)t->dims[0] : 1); i++) {
@@ -5474,6 +5492,8 @@ struct moe_model {
     moe_model_kind kind;
     int transformer;
     int32_t vocabulary, bos, eos;
+    int32_t source_vocabulary, source_end; /* of sources, whose tokens may have ids of their own */
+    int separate;                          /* they have: the languages' tags are ids of sources then */
     int source_tag, source_bos, source_eos;
     int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
     size_t n_never, n_suppressed;
@@ -5481,7 +5501,7 @@ struct moe_model {
     const moe_meta *tags;      /* INTS */
     size_t width;              /* D */
     float embedding_scale;
-    moe_matrix source_embedding, target_embedding, output; /* [V, D] */
+    moe_matrix source_embedding, target_embedding, output; /* [V, D]; the first [source_vocabulary, D] */
     const float *output_bias;                              /* [V] or NULL */
     moe_layer *layers; /* [n_layers] of "encoder", then of "decoder" or "network"; GNMT's attention comes last */
     size_t n_layers;
@@ -5828,23 +5848,23 @@ static int32_t moe_read_token(moe_reader *r, const char *key, int required) {
     return (int32_t)moe_read_int(r, moe_read(r, "%s", key), required ? 0 : -1, r->model->vocabulary - 1, -1);
 }
 
-/* A list of token ids in range. */
-static const moe_meta *moe_read_tokens(moe_reader *r, const char *key) {
+/* A list of token ids below `vocabulary`. */
+static const moe_meta *moe_read_tokens(moe_reader *r, const char *key, int32_t vocabulary) {
     const moe_meta *m = moe_read(r, "%s", key);
     if (m && m->kind != MOE_META_INTS) moe_reader_fail(r, "is not a list of integers");
     for (size_t i = 0; m && r->status == MOE_OK && i < m->count; i++)
-        if (moe_meta_int(m, i) < 0 || moe_meta_int(m, i) >= r->model->vocabulary)
+        if (moe_meta_int(m, i) < 0 || moe_meta_int(m, i) >= vocabulary)
             moe_reader_fail(r, "names token %lld, the vocabulary ends at %d", (long long)moe_meta_int(m, i),
-                            (int)r->model->vocabulary - 1);
+                            (int)vocabulary - 1);
     return r->status == MOE_OK ? m : NULL;
 }
 
 static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
-    size_t v = (size_t)m->vocabulary;
-    moe_bind_matrix(r, &m->source_embedding, v, m->width, 1, "%s", "embedding.weight");
+    const size_t v = (size_t)m->vocabulary, sources = (size_t)m->source_vocabulary;
+    if (!m->separate) moe_bind_matrix(r, &m->source_embedding, v, m->width, 1, "%s", "embedding.weight");
     m->target_embedding = m->source_embedding;
     if (!m->source_embedding.rows) {
-        moe_bind_matrix(r, &m->source_embedding, v, m->width, 0, "%s", "source.embedding.weight");
+        moe_bind_matrix(r, &m->source_embedding, sources, m->width, 0, "%s", "source.embedding.weight");
         moe_bind_matrix(r, &m->target_embedding, v, m->width, 0, "%s", "target.embedding.weight");
     }
 }
@@ -5938,12 +5958,15 @@ static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side) {
 static void moe_read_format(moe_reader *r, moe_model *m) {
     static const char *const inits[] = { "zero", "encoder", NULL };
     m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, m->transformer ? 2 : 1, m->languages != NULL);
-    m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, 1, 0);
+    m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, !m->separate, 0);
     m->source_eos = (int)moe_read_int(r, moe_read(r, "source.eos"), 0, 1, 1);
     m->forced_tag = (int)moe_read_int(r, moe_read(r, "target.tag"), 0, 1, 0);
+    if (m->forced_tag && m->separate) moe_reader_fail(r, "must be 0 where the languages' tags are ids of sources");
     if (!m->transformer) m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
     m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names,
                                           m->transformer ? MOE_RULES_HF : MOE_RULES_PAPER);
+    m->source_end = (int32_t)moe_read_int(r, moe_read(r, "source.token.eos"), 0, m->source_vocabulary - 1,
+                                          m->separate ? -1 : m->eos);
     moe_bind_embeddings(r, m);
 }
 
@@ -5980,7 +6003,8 @@ static void moe_bind_translation(moe_reader *r, moe_model *m) {
 }
 
 static void moe_read_never(moe_reader *r, moe_model *m) {
-    const moe_meta *suppressed = moe_read_tokens(r, "token.suppressed"), *never = moe_read_tokens(r, "token.never");
+    const moe_meta *suppressed = moe_read_tokens(r, "token.suppressed", m->vocabulary),
+                   *never = moe_read_tokens(r, "token.never", m->vocabulary);
     m->n_suppressed = suppressed ? suppressed->count : 0;
     m->n_never = m->n_suppressed + (never ? never->count : 0);
     if (r->status != MOE_OK || !m->n_never) return;
@@ -6003,6 +6027,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     m->kind = kinds[architecture];
     m->transformer = architecture == 3;
     m->vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "vocab.size"), 2, INT32_MAX / 2, 0);
+    m->source_vocabulary = m->vocabulary;
     m->width = (size_t)moe_read_int(&r, moe_read(&r, "model.width"), 1, MOE_WIDEST, 0);
     if (m->kind == MOE_MODEL_CLASSIFIER) {
         m->eos = m->bos = -1;
@@ -6015,7 +6040,11 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     moe_read_token(&r, "token.pad", 0);
     moe_read_token(&r, "token.unk", 0);
     moe_read_never(&r, m);
-    m->tags = moe_read_tokens(&r, "languages.tags");
+    if (m->kind == MOE_MODEL_TRANSLATION && moe_read(&r, "source.vocab.size")) {
+        m->separate = 1;
+        m->source_vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "source.vocab.size"), 2, INT32_MAX / 2, 0);
+    }
+    m->tags = moe_read_tokens(&r, "languages.tags", m->source_vocabulary);
     m->languages = moe_read(&r, "languages.codes");
     if (m->languages && (m->languages->kind != MOE_META_TEXTS || !m->tags || m->tags->count != m->languages->count))
         moe_reader_fail(&r, "is not a list of as many texts as languages.tags has ids");
@@ -6290,6 +6319,7 @@ moe_tensor_info moe_model_tensor(const moe_model *m, size_t i) {
 uint64_t moe_model_file_bytes(const moe_model *m) { return m->file.bytes; }
 uint32_t moe_model_file_version(const moe_model *m) { return m->file.version; }
 int32_t moe_model_vocabulary(const moe_model *m) { return m->vocabulary; }
+int32_t moe_model_source_vocabulary(const moe_model *m) { return m->source_vocabulary; }
 size_t moe_model_language_count(const moe_model *m) { return m->languages ? m->languages->count : 0; }
 moe_span moe_model_language(const moe_model *m, size_t i) {
     return m->languages ? moe_meta_text(m->languages, i) : (moe_span){ "", 0 };
@@ -7500,16 +7530,13 @@ static void moe_output_scratch(const moe_graph *g, const moe_node *t, moe_layout
  * so the row's best do not depend on which thread met which numbers. Returns the largest of x. */
 static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
                            float *seen, float *best, int32_t *ids) {
-    enum { BLOCK = 8 };
-    const float lowest = moe_from_bits(0xff800000u);
-    float largest = lowest;
+    enum { BLOCK = 64 };
+    const float lowest = moe_from_bits(0xff800000u), largest = kernels->max(x, n);
     int32_t unused[MOE_MAX_BEAM + 1];
     for (size_t i = 0; i < top; i++) best[i] = lowest, ids[i] = -1;
-    for (size_t i = 0; i < n; i += BLOCK) {
+    for (size_t i = 0; i < n && !(largest < seen[top - 1]); i += BLOCK) {
         const size_t end = moe_min(n, i + BLOCK);
-        const float max = kernels->max(x + i, end - i);
-        largest = max > largest ? max : largest;
-        if (max < seen[top - 1]) continue;
+        if (kernels->max(x + i, end - i) < seen[top - 1]) continue;
         for (size_t j = i; j < end; j++)
             if (x[j] >= seen[top - 1]) {
                 moe_keep_best(best, ids, top, x[j], first_id + (int32_t)j);
@@ -8326,7 +8353,7 @@ static double moe_meta_number(const moe_model *m, const char *key, double low, d
 
 /* Whether the model translates back as well. */
 static int moe_can_rerank(const moe_model *m) {
-    return m->attention && m->source_tag && moe_model_language_count(m) > 1;
+    return m->attention && m->source_tag && !m->separate && moe_model_language_count(m) > 1;
 }
 
 moe_session_params moe_session_params_default(const moe_model *m) {
@@ -8405,8 +8432,8 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_int("max_source", p->max_source, 2, 1 << 20, error));
     MOE_TRY(moe_check_int("max_target", p->max_target, 2, 1 << 20, error));
     MOE_TRY(moe_check_int("min_target", p->min_target, 0, p->max_target, error));
-    MOE_TRY(moe_check_int("target_tag", p->target_tag, -1, m->vocabulary - 1, error));
-    MOE_TRY(moe_check_int("source_tag", p->source_tag, -1, m->vocabulary - 1, error));
+    MOE_TRY(moe_check_int("target_tag", p->target_tag, -1, m->source_vocabulary - 1, error));
+    MOE_TRY(moe_check_int("source_tag", p->source_tag, -1, m->source_vocabulary - 1, error));
     MOE_TRY(moe_check_int("beam", p->beam, 1, MOE_MAX_BEAM, error));
     MOE_TRY(moe_check_int("nbest", p->nbest, 1, p->beam, error));
     MOE_TRY(moe_check_real("length_penalty", (double)p->length_penalty, 100, error));
@@ -8732,20 +8759,25 @@ static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
     return moe_pool_start(s->pool, (size_t)s->params.threads, error);
 }
 
-/* A tensor that every run reads; slabs are compared when a row goes to them, unless a device takes them all now. */
+/* Whether every run will read a tensor without a further look. Slabs are compared when a row goes to them, unless a
+ * device takes them all now. */
+static int moe_is_read_blindly(const moe_session *s, const moe_tensor_info *t) { return s->api || !t->slabs; }
+
 static void moe_verify_task(void *user, size_t task, size_t thread) {
     moe_session *s = user;
-    const moe_file *f = &s->model->file;
+    const moe_tensor_info *t = &s->model->file.tensors[task];
     (void)thread;
-    if (s->api || !f->tensors[task].slabs) moe_check_tensor(f, &f->tensors[task], &s->damage, NULL);
+    if (moe_is_read_blindly(s, t)) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
 }
 
-/* Compare what has not been compared with its checksum yet and will be read without a further look. */
+/* Compare what is read blindly and has not been compared with its checksum yet. */
 static moe_status moe_session_verify(moe_session *s, moe_error *error) {
     const moe_file *f = &s->model->file;
+    size_t left = 0;
     MOE_TRY(moe_check_unchanged(s->model, error));
-    if (!f->checked) return MOE_OK;
-    moe_pool_run(s->pool, f->n_tensors, moe_verify_task, s);
+    for (size_t i = 0; f->checked && i < f->n_tensors; i++)
+        left += moe_is_read_blindly(s, &f->tensors[i]) && !moe_tensor_checked(f, &f->tensors[i]);
+    if (left) moe_pool_run(s->pool, f->n_tensors, moe_verify_task, s);
     return moe_report_damage(f, &s->damage, error);
 }
 
@@ -8921,9 +8953,9 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
     const int needs_target = m->forced_tag || m->source_tag == 1;
     char message[160];
     for (size_t i = 0; i < q->n_source; i++)
-        if (q->source[i] < 0 || q->source[i] >= m->vocabulary) {
+        if (q->source[i] < 0 || q->source[i] >= m->source_vocabulary) {
             snprintf(message, sizeof message, "source token %d is outside the vocabulary (0 to %d)", (int)q->source[i],
-                     (int)m->vocabulary - 1);
+                     (int)m->source_vocabulary - 1);
             return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
         }
     for (size_t i = 0; q->target && i < q->n_target; i++)
@@ -8932,9 +8964,9 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
             snprintf(message, sizeof message, "target token %d cannot be generated by this model", (int)q->target[i]);
             return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
         }
-    if (!q->raw && needs_target && (q->target_tag < 0 || q->target_tag >= m->vocabulary))
+    if (!q->raw && needs_target && (q->target_tag < 0 || q->target_tag >= m->source_vocabulary))
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the target language's tag"), 0;
-    if (q->source_tag < -1 || q->source_tag >= m->vocabulary)
+    if (q->source_tag < -1 || q->source_tag >= m->source_vocabulary)
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "the source language's tag is outside the vocabulary"), 0;
     if (!q->raw && m->source_tag == 2 && q->source_tag < 0)
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the source language's tag"), 0;
@@ -8981,7 +9013,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     s->tickets[at] = (moe_ticket){ ticket->waiting, ticket->question, n, q->n_source };
     if (q->n_source) memcpy(ids + n, q->source, q->n_source * sizeof *ids);
     n += q->n_source;
-    if (m->source_eos && !q->raw) ids[n++] = m->eos;
+    if (m->source_eos && !q->raw) ids[n++] = m->source_end;
     slot->segment = moe_extents_take(&s->by_source, at, n);
     slot->length = n;
     slot->user = q->user;
@@ -9280,13 +9312,15 @@ void moe_session_cancel(moe_session *s) { atomic_store(&s->pool->cancelled, 1); 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, questions = s->n_slots - batch;
     moe_status status = MOE_OK;
-    int answer = MOE_PULL_REQUEST;
+    int answer = MOE_PULL_REQUEST, beginning = 1;
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier: it does not translate");
     while (status == MOE_OK) {
-        const size_t due = moe_rerank_due(&s->reranker);
+        const size_t due = moe_rerank_due(&s->reranker), free = moe_free_slots(s, 0, batch);
         const int ask = due && moe_free_slots(s, batch, s->n_slots) >= moe_min(due, questions / 4);
-        const int more = answer != MOE_PULL_END && moe_free_slots(s, 0, batch) >= moe_max(1, batch / 4);
+        /* The encoder takes sentences in groups; a large batch begins with several, one after the other. */
+        const int more = answer != MOE_PULL_END && free >= (beginning ? 1 : moe_max(1, batch / 4));
+        beginning = beginning && free;
         if (ask || more) {
             status = moe_refill(s, due, more, pull, done, user, &answer, error);
             if (answer == MOE_PULL_CANCEL)

@@ -345,6 +345,8 @@ moe_tensor_info moe_model_tensor(const moe_model *model, size_t index); /* all z
 uint64_t moe_model_file_bytes(const moe_model *model);
 uint32_t moe_model_file_version(const moe_model *model);
 int32_t moe_model_vocabulary(const moe_model *model); /* token ids are 0 .. vocabulary-1 */
+/* The same of sources: another number where their tokens have ids of their own; the languages' tags are of these. */
+int32_t moe_model_source_vocabulary(const moe_model *model);
 size_t moe_model_language_count(const moe_model *model);
 moe_span moe_model_language(const moe_model *model, size_t i); /* "en" */
 /* The id of the token that names a language to the model; -1 if the model does not know the language. */

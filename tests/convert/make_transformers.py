@@ -3,7 +3,7 @@
 transformers or PyTorch, and says what transformer_numpy.py makes of them.
 
     tests/python tests/convert/make_transformers.py FAMILY FOLDER \\
-        [--layout NAME] [--dtype f32|f16|bf16] [KEY=VALUE ...]
+        [--layout NAME] [--dtype f32|f16|bf16] [--sparse] [KEY=VALUE ...]
             one checkpoint
     tests/python tests/convert/make_transformers.py --golden
             tests/golden/transformers.json anew
@@ -135,6 +135,8 @@ def shapes(c):
             pair(side + ".layer_norm", d)
     if marian:
         out["final_logits_bias"] = (1, c["decoder_vocab_size"])
+    if not c.get("tie_word_embeddings", True):
+        out["lm_head.weight"] = (c.get("decoder_vocab_size", c["vocab_size"]), d)
     return out
 
 
@@ -143,7 +145,7 @@ def tensor(name, shape, c, seed):
     d, last = c["d_model"], name.split(".")[-2:][0]
     x = uniform(name, int(np.prod(shape)), seed).reshape(shape)
     marian = c["model_type"] == "marian"
-    if last in ("shared", "embed_tokens"):
+    if last in ("shared", "embed_tokens", "lm_head"):
         x *= np.float32((3.4 if marian else 1.7) * d ** -0.5)
         x[c["eos_token_id"]] *= np.float32(2.2)
         x[c["pad_token_id"]] = 0
@@ -221,7 +223,7 @@ def write(folder, config, generation, seed=1, layout="safetensors", dtype="f32",
     os.makedirs(folder, exist_ok=True)
     if prefix is None:
         prefix = "" if config["architectures"] == ["NllbMoeModel"] else "model."
-    tensors = {(prefix if name != "final_logits_bias" else "")
+    tensors = {(prefix if name not in ("final_logits_bias", "lm_head.weight") else "")
                + name: (shape, lambda n=name, s=shape: tensor(n, s, config, seed))
                for name, shape in shapes(config).items()}
     tensors = change(tensors)
@@ -256,6 +258,40 @@ def write(folder, config, generation, seed=1, layout="safetensors", dtype="f32",
 def make(folder, family, seed=None, layout="safetensors", dtype="f32", **changes):
     """The checkpoint of a family with changes to its config."""
     write(folder, *configs(family, **changes), seed=SEEDS[family] if seed is None else seed, layout=layout, dtype=dtype)
+
+
+def write_sparse(folder, config, generation, seed=1, shards=20):
+    """The same in shards of bfloat16 of which each tensor has its first row only; the rest are zeros, as holes in the
+    files: a checkpoint of any size in little room."""
+    os.makedirs(folder, exist_ok=True)
+    prefix = "" if config["architectures"] == ["NllbMoeModel"] else "model."
+    names, weight_map = list(shapes(config).items()), {}
+    for k in range(shards):
+        path, part = f"model-{k + 1:05d}-of-{shards:05d}.safetensors", names[k * len(names) // shards:(k + 1) * len(
+            names) // shards]
+        head, at, rows = {}, 0, []
+        for name, shape in part:
+            count = 2 * int(np.prod(shape))
+            head[prefix + name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + count]}
+            rows.append((at, encode(first_row(name, shape, seed), "bf16")))
+            at += count
+        head = json.dumps(head).encode()
+        with open(os.path.join(folder, path), "wb") as file:
+            file.write(struct.pack("<Q", len(head)) + head)
+            file.truncate(8 + len(head) + at)
+            for place, data in rows:
+                file.seek(8 + len(head) + place)
+                file.write(data)
+        weight_map.update(dict.fromkeys((prefix + name for name, _ in part), path))
+    for name, value in (("config", config), ("generation_config", generation),
+                        ("model.safetensors.index", {"weight_map": weight_map})):
+        with open(os.path.join(folder, name + ".json"), "w", encoding="utf-8") as file:
+            json.dump(value, file)
+
+
+def first_row(name, shape, seed):
+    """What a tensor of write_sparse begins with."""
+    return uniform(name, shape[-1], seed) * np.float32(shape[-1] ** -0.5)
 
 
 # ---- fairseq ---------------------------------------------------------------------------------------------------------
@@ -313,14 +349,15 @@ def write_fairseq(prefix, config, seed=1, per_rank=1, legacy=False, settings=Non
 
 # ---- Expectations ----------------------------------------------------------------------------------------------------
 
-def case(family, i):
+def case(family, i, config=None):
     """(source, forced token or -1, target) of the i-th random sentence: ids as the encoder reads and the decoder writes
-    them."""
-    config, r = configs(family)[0], (uniform(f"case {family}", 64, 1, 64 * i) + 1) / 2
+    them. config: another one than the family's."""
+    config, r = config or configs(family)[0], (uniform(f"case {family}", 64, 1, 64 * i) + 1) / 2
     special = {config["eos_token_id"], config["pad_token_id"], 0, 1, 2, 3, *LANGUAGES}
-    words = np.array([x for x in range(config["vocab_size"]) if x not in special])
 
     def pick(first, count):
+        size = config["vocab_size"] if first == 8 else config.get("decoder_vocab_size", config["vocab_size"])
+        words = np.array([x for x in range(size) if x not in special])
         return words[(r[first:first + count] * len(words)).astype(int)].tolist()
     end, languages = [config["eos_token_id"]], [] if config["model_type"] == "marian" else [LANGUAGES[int(x * 6)]
                                                                                             for x in r[:2]]
@@ -387,6 +424,8 @@ def main():
     parser.add_argument("--layout", default="safetensors")
     parser.add_argument("--dtype", choices=list(KINDS), default="f32")
     parser.add_argument("--shape", metavar="NAME", choices=list(SHAPES), help=", ".join(SHAPES))
+    parser.add_argument("--sparse", action="store_true",
+                        help="shards whose tensors are zeros but for their first rows, with holes for the zeros")
     parser.add_argument("--seed", type=int)
     parser.add_argument("arguments", nargs="*", metavar="FAMILY FOLDER KEY=VALUE")
     args = parser.parse_args()
@@ -395,6 +434,8 @@ def main():
     family, changes = SHAPES[args.shape] if args.shape else (args.arguments.pop(0), {})
     folder, *settings = args.arguments
     changes = {**changes, **{key: json.loads(value) for key, value in (s.split("=", 1) for s in settings)}}
+    if args.sparse:
+        return write_sparse(folder, *configs(family, **changes))
     return make(folder, family, args.seed, args.layout, args.dtype, **changes)
 
 

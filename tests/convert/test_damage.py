@@ -79,6 +79,18 @@ def small_model(pieces):
                     for i, x in enumerate(pieces)) + proto((3, proto((1, "identity"), (3, 1))))
 
 
+def separate(folder):
+    """Marian, sources with ids of their own."""
+    command = hf("marian", "safetensors")(folder)
+    make_transformers.make(folder, "marian", **{**TINY["marian"], "vocab_size": 50},
+                           share_encoder_decoder_embeddings=False)
+    os.rename(folder + "/vocab.json", folder + "/target_vocab.json")
+    vocabulary = {x: i for i, x in enumerate(["<unk>", "</s>", ">>de<<", *"zyxwvutsrqponmlkjihgfedcba"])}
+    write_bytes(folder + "/vocab.json", json.dumps(vocabulary).encode())
+    write_bytes(folder + "/tokenizer_config.json", b'{"separate_vocabs": true}')
+    return command
+
+
 def hf(family, layout):
     def make(folder):
         make_transformers.make(folder, family, layout=layout, **TINY[family])
@@ -139,10 +151,9 @@ def model_file(folder):
 
 KINDS = {"nllb in safetensors": hf("nllb", "safetensors"), "nllb-moe in shards of torch": hf("nllb-moe", "bin-sharded"),
          "nllb-moe in shards": hf("nllb-moe", "safetensors-sharded"), "marian in torch": hf("marian", "bin"),
-         "nllb in old torch": hf("nllb", "legacy"), "fairseq": fairseq, "nvidia": nvidia(False),
-         "old nvidia": nvidia(True),
-         "tensorflow": tensorflow, "trainer": trainer(False), "old trainer": trainer(True),
-         "model file": model_file}
+         "marian, separate": separate, "nllb in old torch": hf("nllb", "legacy"), "fairseq": fairseq,
+         "nvidia": nvidia(False), "old nvidia": nvidia(True), "tensorflow": tensorflow, "trainer": trainer(False),
+         "old trainer": trainer(True), "model file": model_file}
 
 
 # ---- Damage ----------------------------------------------------------------------------------------------------------

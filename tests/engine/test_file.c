@@ -1,45 +1,11 @@
 /* test_file.c - the model file: reading a good one, refusing broken ones by name, verifying, saving, hostile bytes. */
-#if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
-#define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
-#endif
-#if defined(__APPLE__)
-#define _DARWIN_C_SOURCE
-#endif
-#include <stdatomic.h>
-#include <stdlib.h>
-
-/* With an allocator of its own, the library must not go to malloc behind its back. */
-static atomic_size_t direct_allocations;
-static void *direct_malloc(size_t n) {
-    atomic_fetch_add(&direct_allocations, 1);
-    return malloc(n);
-}
-static void *direct_realloc(void *p, size_t n) {
-    atomic_fetch_add(&direct_allocations, 1);
-    return realloc(p, n);
-}
-#define malloc(n) direct_malloc(n)
-#define realloc(p, n) direct_realloc(p, n)
-#include "moe.c"
-#undef malloc
-#undef realloc
-
-#include "model_writer.h"
+#include "watched.h"
 
 #include <dirent.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
-#include <cmocka.h>
-
-#define CHECK(condition, ...)                    \
-    do {                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__); \
-    } while (0)
 
 /* ---- Helpers ---- */
 
@@ -306,32 +272,36 @@ static void crc32_is_the_usual_one(void **state) {
 
 /* ---- Truncated ---- */
 
+/* The file with n bytes, whose header says otherwise. */
+static void refuse_length(const fixture *f, size_t n, const char *culprit) {
+    mw_image image = copy_image(f->image, n);
+    refuse_format(image, culprit);
+    free(image.data);
+}
+
+/* A liar: the header claims the n bytes that are really there, and, if not 0, other bytes for itself. */
+static void refuse_claimed_length(const fixture *f, size_t n, size_t header, const char *culprit) {
+    mw_image image = copy_image(f->image, n);
+    mw_put64(image.data + 24, n);
+    if (header) mw_put64(image.data + 16, header);
+    mw_seal(image);
+    refuse_format(image, culprit);
+    free(image.data);
+}
+
 static void truncated_at_every_byte_of_the_first_200(void **state) {
     fixture f = small();
     (void)state;
-    for (size_t n = 0; n < 200; n++) {
-        mw_image cut = copy_image(f.image, n);
-        refuse_format(cut, n < 64 ? "offset 0" : "offset 24");
-        free(cut.data);
-    }
+    for (size_t n = 0; n < 200; n++) refuse_length(&f, n, n < 64 ? "offset 0" : "offset 24");
     drop(&f);
 }
 
-/* A liar: the header claims the size that is really there. */
 static void truncated_with_a_header_that_fits(void **state) {
     fixture f = small();
     (void)state;
     for (size_t n = 64; n < f.image.bytes; n += n < 400 ? 1 : n < f.m->header_bytes + 64 ? 8 : 509) {
-        mw_image cut = copy_image(f.image, n);
-        mw_put64(cut.data + 24, n);
-        mw_seal(cut);
-        refuse_format(cut, n < f.m->header_bytes ? "offset 16" : "tensor ");
-        if (n < f.m->header_bytes && n % 8 == 0) { /* and the header claims to end there, too */
-            mw_put64(cut.data + 16, n);
-            mw_seal(cut);
-            refuse_format(cut, "");
-        }
-        free(cut.data);
+        refuse_claimed_length(&f, n, 0, n < f.m->header_bytes ? "offset 16" : "tensor ");
+        if (n < f.m->header_bytes && n % 8 == 0) refuse_claimed_length(&f, n, n, "");
     }
     drop(&f);
 }
@@ -349,13 +319,8 @@ static void truncated_at_every_section_boundary(void **state) {
     cuts[n++] = f.m->header_bytes;
     cuts[n++] = f.image.bytes - 1;
     for (size_t i = 0; i < n; i++)
-        for (int d = -1; d <= 1; d++) {
-            mw_image cut;
-            if (cuts[i] + (size_t)(d + 1) > f.image.bytes) continue;
-            cut = copy_image(f.image, cuts[i] + (size_t)(d + 1) - 1);
-            refuse_format(cut, cut.bytes < 64 ? "offset 0" : "offset 24");
-            free(cut.data);
-        }
+        for (size_t end = cuts[i] - 1; end <= cuts[i] + 1 && end < f.image.bytes; end++)
+            refuse_length(&f, end, end < 64 ? "offset 0" : "offset 24");
     drop(&f);
 }
 
@@ -439,13 +404,9 @@ static void counts_that_do_not_fit_are_refused(void **state) {
 
 static void bytes_behind_the_last_tensor_are_refused(void **state) {
     fixture f = small();
-    mw_image longer = copy_image(f.image, f.image.bytes + 64);
     (void)state;
-    refuse_format(longer, "offset 24");
-    mw_put64(longer.data + 24, longer.bytes);
-    mw_seal(longer);
-    refuse_format(longer, "end of file");
-    free(longer.data);
+    refuse_length(&f, f.image.bytes + 64, "offset 24");
+    refuse_claimed_length(&f, f.image.bytes + 64, 0, "end of file");
     drop(&f);
 }
 

@@ -1,42 +1,8 @@
 /* test_session.c - sessions: parameters, requests, the promise of the same bytes, beam search, memory, broken weights.
  */
-#if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
-#define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
-#endif
-#if defined(__APPLE__)
-#define _DARWIN_C_SOURCE
-#endif
-#include <stdatomic.h>
-#include <stdlib.h>
-
-/* With an allocator of its own, the library must not go to malloc behind its back. */
-static atomic_size_t direct_allocations;
-static void *direct_malloc(size_t n) {
-    atomic_fetch_add(&direct_allocations, 1);
-    return malloc(n);
-}
-static void *direct_realloc(void *p, size_t n) {
-    atomic_fetch_add(&direct_allocations, 1);
-    return realloc(p, n);
-}
-#define malloc(n) direct_malloc(n)
-#define realloc(p, n) direct_realloc(p, n)
-#include "moe.c"
-#undef malloc
-#undef realloc
-
-#include "model_writer.h"
+#include "watched.h"
 
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
-
-#define CHECK(condition, ...)                    \
-    do {                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__); \
-    } while (0)
 
 /* ---- Helpers: models ---- */
 
@@ -304,6 +270,19 @@ static int drop_baselines(void **state) {
     }
     free(sentences);
     return 0;
+}
+
+/* The sentences, to be changed. */
+static ask *copied_sentences(void) {
+    ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+    memcpy(asks, sentences, SENTENCES * sizeof *asks);
+    return asks;
+}
+
+/* Give the k-th sentence a target of n tokens. */
+static void give_target(ask *asks, size_t k, size_t n) {
+    asks[k].n_target = n;
+    for (size_t x = 0; x < n; x++) asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
 }
 
 /* Portable is slow: it is half of the comparisons, chosen so that every setting meets it somewhere. */
@@ -578,12 +557,11 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
     (void)state;
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
-        ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+        ask *asks = copied_sentences();
         heard *free_ones, *led, *scored;
         p.isa = NULL;
         p.batch = 6;
         p.beam = p.nbest = 1;
-        memcpy(asks, sentences, SENTENCES * sizeof *asks);
         for (size_t k = 0; k < SENTENCES; k++) asks[k].prefix = 0;
         free_ones = translate(models[i], &p, asks, SENTENCES);
         for (size_t k = 0; k < SENTENCES; k++) {
@@ -598,11 +576,7 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
         free(led), free(free_ones);
 
         p.beam = p.nbest = settings[i].beam;
-        for (size_t k = 0; k < SENTENCES; k++) {
-            asks[k].n_target = k == 7 ? (size_t)p.max_target - 1 : k % 6;
-            for (size_t x = 0; x < asks[k].n_target; x++)
-                asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
-        }
+        for (size_t k = 0; k < SENTENCES; k++) give_target(asks, k, k == 7 ? (size_t)p.max_target - 1 : k % 6);
         led = translate(models[i], &p, asks, SENTENCES);
         for (size_t k = 0; k < SENTENCES; k++) asks[k].scoring = 1;
         scored = translate(models[i], &p, asks, SENTENCES);
@@ -623,13 +597,12 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
 static void scoring_and_translating_share_a_batch(void **state) {
     fixture *f = models[1];
     moe_session_params p = setting_params(1);
-    ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+    ask *asks = copied_sentences();
     heard *out;
     (void)state;
     p.batch = 8;
     for (size_t k = 0; k < SENTENCES; k++) {
         const heard_hypothesis *y = &baselines[1][k].hypotheses[0];
-        asks[k] = sentences[k];
         if (k % 2 == 0 || y->n_ids + 1 > (size_t)p.max_target) continue;
         asks[k].scoring = 1;
         asks[k].n_target = y->n_ids;
@@ -1161,13 +1134,10 @@ static void attention_is_the_same_bytes_in_any_batch(void **state) {
     (void)state;
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
-        ask *asks = mw_zeros(SENTENCES * sizeof *asks);
-        memcpy(asks, sentences, SENTENCES * sizeof *asks);
+        ask *asks = copied_sentences();
         for (size_t k = 0; k < SENTENCES; k++) {
             asks[k].scoring = 1;
-            asks[k].n_target = k % 9;
-            for (size_t x = 0; x < asks[k].n_target; x++)
-                asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
+            give_target(asks, k, k % 9);
         }
         for (int round = 0; round < 2; round++) {
             heard *out = mw_zeros(SENTENCES * sizeof *out);
@@ -1359,11 +1329,10 @@ static void targets_up_to_max_target_are_taken_and_longer_ones_refused(void **st
 
 static void broken_requests_come_back_alone_and_the_others_go_on(void **state) {
     fixture *f = models[1];
-    ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+    ask *asks = copied_sentences();
     moe_session_params p = setting_params(1);
     heard *out;
     (void)state;
-    memcpy(asks, sentences, SENTENCES * sizeof *asks);
     asks[1].source[0] = -1;
     asks[3].source[asks[3].n_source - 1] = MW_VOCABULARY;
     asks[4].n_source = LONGEST;

@@ -385,7 +385,8 @@ def bench_translates_given_sentences():
         for target, force, source in lines:
             print(target, force, *range(40, 40 + source), file=file)
         file.flush()
-        options = ["-m", MODEL, "--batch", "2", "--beam", "2", "--threads", "1", "--reps", "1", "--sentences", file.name]
+        options = ["-m", MODEL, "--batch", "2", "--beam", "2", "--threads", "1", "--reps", "1",
+                   "--sentences", file.name]
         for extra in ([], ["--no-mmap"]):
             [o] = [o for o in bench(*options, *extra) if o["what"] == "model"]
             assert (o["sentences"], o["src_len"], o["tgt_len"]) == (4, 6.5, 5.5), o

@@ -709,32 +709,54 @@ def dropout_is_on_the_output_of_embedding_and_every_layer():
         train.DropoutAdd.apply = before
 
 
+def compared_with_the_reference(model):
+    """The reference's model of a trainer's model, whose loss and gradients it has."""
+    with tempfile.TemporaryDirectory() as folder:
+        oracle = converted(checkpoint_of(model), folder)
+    for value in oracle.w.values():
+        for part in value if isinstance(value, tuple) else (value,):
+            part.requires_grad_()
+    wanted, loss = -torch.cat([logprobs_of(oracle, s, t) for s, t in IDS]).mean(), model.loss(batch_of(), 0.0)
+    close(loss.detach(), wanted.detach(), 1e-5)
+    wanted.backward()
+    loss.backward()
+    seen = set()
+    for name, weight in model.weights.items():
+        if name.endswith(".threshold") or name.endswith(".noise"):
+            continue
+        if ".experts." in name:
+            up, down = oracle.w[name.rsplit(".", 1)[0]]
+            wanted = (up if name.endswith("w_up") else down).grad.transpose(1, 2)
+        else:
+            wanted = oracle.w[name].grad
+            wanted = wanted.t() if train.of_gate(name) else wanted
+        close(weight.grad / wanted.abs().max(), wanted / wanted.abs().max(), 2e-4)
+        seen.add(name.split(".")[-2])
+    groups = any(layer.get("groups") for layer in model.config["encoder"])
+    assert {"gate", "experts", "embedding", "attention"} | ({"parent"} if groups else set()) <= seen
+    return oracle
+
+
 @test
 def gradients_are_those_of_the_reference():
-    for gate, groups, model in every_gate():
-        with tempfile.TemporaryDirectory() as folder:
-            oracle = converted(checkpoint_of(model), folder)
-        for value in oracle.w.values():
-            for part in value if isinstance(value, tuple) else (value,):
-                part.requires_grad_()
-        loss = 0.0
-        for s, t in IDS:
-            loss = loss - logprobs_of(oracle, s, t).sum()
-        (loss / sum(len(t) for _, t in IDS)).backward()
-        model.loss(batch_of(), 0.0).backward()
-        seen = set()
-        for name, weight in model.weights.items():
-            if name.endswith(".threshold") or name.endswith(".noise"):
-                continue
-            if ".experts." in name:
-                up, down = oracle.w[name.rsplit(".", 1)[0]]
-                wanted = (up if name.endswith("w_up") else down).grad.transpose(1, 2)
-            else:
-                wanted = oracle.w[name].grad
-                wanted = wanted.t() if train.of_gate(name) else wanted
-            close(weight.grad / wanted.abs().max(), wanted / wanted.abs().max(), 2e-4)
-            seen.add(name.split(".")[-2])
-        assert {"gate", "experts", "embedding", "attention"} | ({"parent"} if groups else set()) <= seen
+    for _, _, model in every_gate():
+        compared_with_the_reference(model)
+
+
+@test
+def product_attention_is_the_references():
+    model = filled(train.Model(small(train.make_config("cpu", 40, "balanced", 2, attention="product"))))
+    with torch.no_grad():
+        model.weights["attention.w_key"].mul_(2)  # so that it matters which kind it is
+        model.weights["attention.v"].mul_(5)
+    oracle = compared_with_the_reference(model)
+    assert oracle.meta["attention.kind"] == "product"
+    for source, _ in IDS:
+        wanted = oracle.translate(source[1:-1], source[0], beam=1, length_penalty=0.0)[0].ids
+        got = model.greedy([source])[0]
+        n = min(len(got), len(wanted))
+        assert n > 1 and got[:n] == wanted[:n], (got, wanted)
+    refused(lambda: train.make_config("cpu", 40, "balanced", 2, attention="dot"), "kind: unknown value 'dot'")
 
 
 @test

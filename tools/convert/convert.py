@@ -430,7 +430,9 @@ def convert_transformer(args, meta):
     m, kinds = moefile.describe(meta), moefile.TYPES
     tensors = {}
     for name, (layout, dims, f32) in moefile.shapes(m, found.tensors).items():
-        rows = found.tensors.pop(name)
+        rows = found.tensors.pop(name, None)
+        if rows is None:
+            raise FormatError(f"tensor {name} is missing, which the settings call for")
         if layout == moefile.EXPERTS:
             kind = kinds[args.experts or args.type]
             pieces = lambda rows=rows, kind=kind: expert_pieces(*rows, kind)

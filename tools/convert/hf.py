@@ -242,8 +242,14 @@ def read_config(c):
     if not isinstance(given, list) or len(given) != 1 or given[0] not in architectures:
         raise FormatError(f"{c.path}: architectures is {short(given)}, this program knows "
                           f"{' and '.join(architectures)}")
-    m = types.SimpleNamespace(family=family, width=c.get("d_model", int, least=4, most=1 << 20),
-                              vocabulary=c.get("vocab_size", int, least=4, most=1 << 24), sides={})
+    m = types.SimpleNamespace(family=family, width=c.get("d_model", int, least=4, most=1 << 20), sides={}, shared=True,
+                              vocabulary=c.get("vocab_size", int, least=4, most=1 << 24), experts=0)
+    m.source_vocabulary = m.vocabulary
+    if family == "marian":
+        m.shared = c.get("share_encoder_decoder_embeddings", bool, True)
+        if m.shared:
+            c.only("decoder_vocab_size", m.vocabulary)
+        m.vocabulary = c.get("decoder_vocab_size", int, m.vocabulary, least=4, most=1 << 24)
     for side in ("encoder", "decoder"):
         heads = c.get(side + "_attention_heads", int, least=1, most=m.width)
         if m.width % heads:
@@ -258,15 +264,12 @@ def read_config(c):
     m.scale = math.sqrt(m.width) if c.get("scale_embedding", bool, False) else 1.0
     m.positions = c.get("max_position_embeddings", int, 512 if family == "marian" else 1024, least=2, most=1 << 16)
     m.start = c.get("decoder_start_token_id", int, least=0, most=m.vocabulary - 1)
-    m.pad = c.get("pad_token_id", int, least=0, most=m.vocabulary - 1)
+    m.pad = c.get("pad_token_id", int, least=0, most=min(m.vocabulary, m.source_vocabulary) - 1)
     m.eos = c.get("eos_token_id", int, least=0, most=m.vocabulary - 1)
     m.tied = c.get("tie_word_embeddings", bool, True)
-    m.shared, m.experts = True, 0
     c.only("is_encoder_decoder", True)
     c.only("quantization_config", None)
     if family == "marian":
-        m.shared = c.get("share_encoder_decoder_embeddings", bool, True)
-        c.only("decoder_vocab_size", m.vocabulary)
         c.only("normalize_before", False)
         c.only("normalize_embedding", False)
         c.only("add_final_layer_norm", False)
@@ -432,14 +435,14 @@ def put_side(b, m, side):
         b.norm(b.layer(side, kind="norm", epsilon=1e-5), side + ".layer_norm", d)
 
 
-def put_tied(b, m, name, names, say):
+def put_tied(b, m, name, names, vocabulary, say):
     """One of several tensors that should be equal, and are."""
     there = [x for x in names if x in b.stored]
-    found = [b.take(x, m.vocabulary, m.width) for x in there or names[:1]]
+    found = [b.take(x, vocabulary, m.width) for x in there or names[:1]]
     for other in found[1:]:
         if other.place == found[0].place:
             continue
-        if m.vocabulary * m.width > 1 << 26:
+        if vocabulary * m.width > 1 << 26:
             say(f"comparing {other.name} with {found[0].name}")
         rows = max(1, BLOCK // m.width)
         if other.kind != found[0].kind or not all(np.array_equal(x, y)
@@ -451,10 +454,10 @@ def put_tied(b, m, name, names, say):
 def put_embeddings(b, m, say):
     outside = ("lm_head.weight",) if m.tied else ()
     if m.shared:
-        put_tied(b, m, "embedding.weight", TIED[:3] + outside, say)
+        put_tied(b, m, "embedding.weight", TIED[:3] + outside, m.vocabulary, say)
     else:
-        put_tied(b, m, "source.embedding.weight", TIED[1:2], say)
-        put_tied(b, m, "target.embedding.weight", TIED[2:3] + outside, say)
+        put_tied(b, m, "source.embedding.weight", TIED[1:2], m.source_vocabulary, say)
+        put_tied(b, m, "target.embedding.weight", TIED[2:3] + outside, m.vocabulary, say)
     if not m.tied:
         b.put("output.weight", b.take("lm_head.weight", m.vocabulary, m.width))
     if m.family == "marian" and "final_logits_bias" in b.stored:

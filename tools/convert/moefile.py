@@ -20,7 +20,7 @@ import zlib
 
 import numpy as np
 
-MAGIC, VERSION, HEADER = b"MOEMODEL", 1, 64
+MAGIC, VERSION, HEADER = b"MOEMODEL", 1, 64  # what is written here; moe.c writes version 2, which can be read too
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
 F32, F16, BF16, Q8, Q4 = range(5)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4}
@@ -564,8 +564,8 @@ def read_header(file):
     if len(start) < HEADER or start[:8] != MAGIC:
         raise FormatError("not a model file")
     version, crc, header_bytes, file_bytes, n_meta, n_tensors = struct.unpack_from("<IIQQII", start, 8)
-    if version != VERSION:
-        raise FormatError(f"version {version}, this program reads {VERSION}")
+    if version not in (1, 2):
+        raise FormatError(f"version {version}, this program reads 1 and 2")
     if file_bytes != size:
         raise FormatError(f"{size} bytes long, its header says {file_bytes}")
     if not HEADER <= header_bytes <= file_bytes or header_bytes % 8:
@@ -576,6 +576,7 @@ def read_header(file):
     if any(data[40:HEADER]):
         raise FormatError("reserved header bytes are not zero")
     cursor, meta = Cursor(data, HEADER), {}
+    cursor.version = version
     for _ in range(n_meta):
         key, value = unpack_entry(cursor)
         if key in meta:
@@ -608,6 +609,10 @@ def read(path):
         cursor.align()
         if name in tensors or not name or zero:
             raise FormatError(f"bad directory entry of tensor {name!r}")
+        slabs = b""  # checksums of them, in version 2
+        if cursor.version > 1 and layout == EXPERTS:
+            slabs = cursor.take(4 * dims[0])
+            cursor.align()
         expected = round_up(end, EXPERT_ALIGN if layout == EXPERTS else TENSOR_ALIGN)
         if 0 in dims or size != tensor_bytes(kind, layout, dims) or offset != expected or size > file_bytes - offset:
             raise FormatError(f"{name}: wrong shape, size or place")
@@ -615,8 +620,12 @@ def read(path):
             raise FormatError(f"gap before {name} is not zero")
         end = offset + size
         tensors[name] = Tensor(kind, layout, dims, data[offset:end])
-        if zlib.crc32(tensors[name].data) != crc:
+        if zlib.crc32(slabs or tensors[name].data) != crc:
             raise FormatError(f"{name}: checksum differs")
+        for i in range(len(slabs) // 4):
+            begin, stride = offset + i * (size // dims[0]), size // dims[0]
+            if zlib.crc32(data[begin:begin + stride]) != int.from_bytes(slabs[4 * i:4 * i + 4], "little"):
+                raise FormatError(f"{name}: checksum of expert {i} differs")
     if cursor.at != header_bytes or end != file_bytes:
         raise FormatError("bytes left over")
     return meta, tensors
@@ -844,8 +853,17 @@ def describe_tokens(e):
     return m
 
 
-def describe_languages(e, m):
-    codes, tags = e.texts("languages.codes"), e.tokens("languages.tags", m.vocabulary)
+def describe_sources(e, m):
+    """Sources may have token ids of their own; languages' tags are ids of sources."""
+    m.separate = "source.vocab.size" in e.meta
+    m.source_vocabulary = e.within("source.vocab.size", 2, MAX_VOCABULARY, m.vocabulary)
+    m.source_end = e.within("source.token.eos", 0, m.source_vocabulary - 1, None if m.separate else m.eos)
+    m.source_unk = e.within("source.token.unk", -1, m.source_vocabulary - 1, m.unk)
+    m.source_bos, m.source_eos = e.get("source.bos", 0, (0, 1)), e.get("source.eos", 1, (0, 1))
+    e.texts("source.pieces", m.source_vocabulary)
+    if m.separate and (m.source_bos or e.get("target.tag", 0)):
+        raise FormatError("source.bos and target.tag must be 0 where sources have token ids of their own")
+    codes, tags = e.texts("languages.codes"), e.tokens("languages.tags", m.source_vocabulary)
     if len(codes) != len(tags) or len(set(codes)) != len(codes):
         raise FormatError("languages.codes and languages.tags do not go together")
     m.languages = dict(zip(codes, tags))
@@ -865,10 +883,9 @@ def describe_translation(meta):
     """"gnmt-moe": an encoder, and a decoder with attention to it."""
     e = Entries(meta)
     m = describe_tokens(e)
-    describe_languages(e, m)
+    describe_sources(e, m)
     describe_limits(e, m)
-    m.source_tag, m.source_bos = e.get("source.tag", int(bool(m.languages)), (0, 1)), e.get("source.bos", 0, (0, 1))
-    m.source_eos = e.get("source.eos", 1, (0, 1))
+    m.source_tag = e.get("source.tag", int(bool(m.languages)), (0, 1))
     m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
     m.attention = read_layer(Entries(meta, "attention."), "gnmt-attention")
     m.beam = e.within("decode.beam", 1, MAX_BEAM, 4)
@@ -894,10 +911,9 @@ def describe_transformer(meta):
     """"transformer": an encoder and a decoder of sub-layers, attention to it among them."""
     e = Entries(meta)
     m = describe_tokens(e)
-    describe_languages(e, m)
+    describe_sources(e, m)
     describe_limits(e, m)
     m.source_tag, m.target_tag = e.get("source.tag", 0, (0, 1, 2)), e.get("target.tag", 0, (0, 1))
-    m.source_bos, m.source_eos = e.get("source.bos", 0, (0, 1)), e.get("source.eos", 1, (0, 1))
     m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
     m.rules, m.beam = e.get("decode.rules", "hf", ("hf",)), e.within("decode.beam", 1, MAX_BEAM, 1)
     m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
@@ -1030,9 +1046,10 @@ def shapes(m, present=()):
         add("output.weight", m.vocabulary, add_side("network", m.network))
     else:
         separate = m.architecture in ("gnmt-moe", "transformer") and ("source.embedding.weight" in present
-                                                     or "target.embedding.weight" in present)
-        for name in ("source.embedding.weight", "target.embedding.weight") if separate else ("embedding.weight",):
-            add(name, m.vocabulary, m.width)
+                                                     or "target.embedding.weight" in present or m.separate)
+        if separate:
+            add("source.embedding.weight", m.source_vocabulary, m.width)
+        add("target.embedding.weight" if separate else "embedding.weight", m.vocabulary, m.width)
         if m.architecture == "transformer":
             add("positions.weight", max(m.limit_source, m.limit_target), m.width, f32=True)
         if m.architecture != "moe-lm":

@@ -342,7 +342,7 @@ class Model:
         m = self.m
         if m.source_tag and tag is None:
             raise ValueError("this model needs a target language")
-        return [tag] * m.source_tag + [m.bos] * m.source_bos + list(pieces) + [m.eos] * m.source_eos
+        return [tag] * m.source_tag + [m.bos] * m.source_bos + list(pieces) + [m.source_end] * m.source_eos
 
     def encode(self, ids):
         """The encoder over one sentence's tokens: ids [T] -> memory [T, d]."""

@@ -177,7 +177,8 @@ static moe_status read_pair(const text_front *front, const program_common *o, co
     else if (!tab && line->length) refuse(p, "it is not source TAB translation: there is no TAB");
     if (p->failed || !tab) return MOE_OK;
     moe_status status = read_side(front, o, line->data, source, most, &p->sides[0], p, error);
-    return status ? status : read_side(front, o, tab + 1, line->length - source - 1, most, &p->sides[1], p, error);
+    const text_front targets = text_front_of_targets(front);
+    return status ? status : read_side(&targets, o, tab + 1, line->length - source - 1, most, &p->sides[1], p, error);
 }
 
 /* ==== 3. Looking ======================================================================================== */

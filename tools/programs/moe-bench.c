@@ -1274,7 +1274,7 @@ static moe_status make_sentences(const options *o, const model_bench *b, sentenc
     for (size_t i = 0; i < count; i++) out->all[i] = (sentence){ out->ids + i * pieces, pieces, -1, o->tgt_len };
     for (size_t i = 0; i < count * pieces; i++) {
         random = random * 6364136223846793005u + 1442695040888963407u;
-        out->ids[i] = (int32_t)((random >> 33) % (uint64_t)m->vocabulary);
+        out->ids[i] = (int32_t)((random >> 33) % (uint64_t)m->source_vocabulary);
     }
     return MOE_OK;
 }

@@ -254,11 +254,14 @@ int program_words(program_common *o, int count, char *const *words) {
 }
 
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front) {
-    const moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 0 };
+    const moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2 };
     moe_error e;
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);
-    if (status < 0 && text_begin_tokeniser(front, level, &e)) {
+    if (status < 0 &&
+        (text_begin_tokeniser(front, level, &e) ||
+         (!o->no_verify && moe_model_file_bytes(front->model) <= MOE_VERIFY_BYTES && /* as opening would, but */
+          moe_model_verify(front->model, &e)))) {                                    /* beside the tokeniser  */
         program_file_error(o->model, &e);
         status = EXIT_MODEL;
     }

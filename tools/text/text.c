@@ -214,16 +214,14 @@ static int32_t piece_find(const text_vocabulary *v, const char *data, size_t len
     return -1;
 }
 
-/* A model without a list of pieces has an empty vocabulary. */
-static moe_status open_vocabulary(text_front *front, moe_error *error) {
-    text_vocabulary *v = &front->vocabulary;
-    ptrdiff_t list = moe_model_meta_find(front->model, "vocabulary.pieces");
+/* A model without a list of pieces has an empty vocabulary of `size` tokens. */
+static moe_status open_list(const text_front *front, const char *key, int32_t size, text_vocabulary *v,
+                            moe_error *error) {
+    ptrdiff_t list = moe_model_meta_find(front->model, key);
     if (list < 0) return MOE_OK;
     v->count = moe_model_meta_length(front->model, (size_t)list);
-    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_TEXTS ||
-        v->count != (size_t)moe_model_vocabulary(front->model))
-        return fail(error, MOE_ERROR_FORMAT, "vocabulary.pieces", "it is not a list of %d texts, one for each token",
-                    (int)moe_model_vocabulary(front->model));
+    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_TEXTS || v->count != (size_t)size)
+        return fail(error, MOE_ERROR_FORMAT, key, "it is not a list of %d texts, one for each token", (int)size);
     v->pieces = malloc(v->count * sizeof *v->pieces);
     if (!v->pieces) return out_of_memory(error);
     moe_model_meta_texts(front->model, (size_t)list, v->pieces, v->count);
@@ -234,6 +232,21 @@ static moe_status open_vocabulary(text_front *front, moe_error *error) {
             return out_of_memory(error);
     }
     return MOE_OK;
+}
+
+/* The lists of pieces of targets, and of sources where they have token ids of their own. */
+static moe_status open_vocabulary(text_front *front, moe_error *error) {
+    const moe_model *m = front->model;
+    moe_status status = open_list(front, "vocabulary.pieces", moe_model_vocabulary(m), &front->vocabulary, error);
+    if (!status && moe_model_meta_find(m, "source.vocab.size") >= 0)
+        status = open_list(front, "source.pieces", moe_model_source_vocabulary(m), &front->sources, error);
+    if (!status && moe_model_meta_find(m, "source.vocab.size") >= 0 && front->vocabulary.count && !front->sources.count)
+        return fail(error, MOE_ERROR_FORMAT, "source.pieces", "sources have token ids of their own, without texts");
+    return status;
+}
+
+static const text_vocabulary *vocabulary_of(const text_front *front) {
+    return !front->of_targets && front->sources.count ? &front->sources : &front->vocabulary;
 }
 
 /* The model's ids of SentencePiece's pieces, where the file lists them. */
@@ -273,8 +286,11 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
     ptrdiff_t kind = moe_model_meta_find(front->model, "tokenizer.kind");
     ptrdiff_t bytes = moe_model_meta_find(front->model, "tokenizer.model");
     moe_span name = { "none", 4 };
-    int64_t unknown = meta_int(front->model, "token.unk", -1);
-    front->unknown = unknown >= 0 && unknown < moe_model_vocabulary(front->model) ? (int32_t)unknown : -1;
+    const int64_t unknown = meta_int(front->model, "token.unk", -1),
+                  of_sources = meta_int(front->model, "source.token.unk", unknown);
+    front->unknown =
+        of_sources >= 0 && of_sources < moe_model_source_vocabulary(front->model) ? (int32_t)of_sources : -1;
+    front->target_unknown = unknown >= 0 && unknown < moe_model_vocabulary(front->model) ? (int32_t)unknown : -1;
     if (kind >= 0) name = moe_model_meta_text(front->model, (size_t)kind, 0);
     if (!span_is(name, "sentencepiece") || bytes < 0) {
         moe_status status = open_vocabulary(front, error);
@@ -297,7 +313,7 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
     if (spm_size(front->tokeniser) > moe_model_vocabulary(front->model))
         return fail(error, MOE_ERROR_FORMAT, "tokenizer.model", "the tokeniser has %d pieces, the model only %d tokens",
                     (int)spm_size(front->tokeniser), (int)moe_model_vocabulary(front->model));
-    front->unknown = spm_unk(front->tokeniser);
+    front->unknown = front->target_unknown = spm_unk(front->tokeniser);
     return MOE_OK;
 }
 
@@ -350,7 +366,7 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
 
 moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
                      moe_error *error) {
-    *front = (text_front){ .unknown = -1 };
+    *front = (text_front){ .unknown = -1, .target_unknown = -1 };
     moe_status status = moe_model_open(path, params, &front->model, error);
     if (status) return status;
     front->source_extra = source_extra(front->model);
@@ -367,8 +383,18 @@ void text_close(text_front *front) {
     free(front->map.pieces);
     free(front->vocabulary.pieces);
     text_index_free(&front->vocabulary.index);
+    free(front->sources.pieces);
+    text_index_free(&front->sources.index);
     moe_model_close(front->model);
     *front = (text_front){ 0 };
+}
+
+text_front text_front_of_targets(const text_front *front) {
+    text_front targets = *front;
+    if (front->joiner) targets.tokeniser = front->joiner;
+    targets.unknown = front->target_unknown;
+    targets.of_targets = 1;
+    return targets;
 }
 
 void text_languages(const text_front *front, text_bytes *out) {
@@ -476,7 +502,7 @@ static moe_status append_id(text_ids *ids, int32_t id, moe_error *error);
 /* Pieces as texts, looked up in the vocabulary. */
 static moe_status encode_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
                                 moe_error *error) {
-    const text_vocabulary *v = &front->vocabulary;
+    const text_vocabulary *v = vocabulary_of(front);
     char why[200] = "", *pieces = NULL;
     size_t capacity = 0, bytes = 0, n;
     moe_status status = MOE_OK;
@@ -503,7 +529,7 @@ static moe_status check_known(const text_ids *ids, moe_error *error) {
 
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
     char why[200] = "";
-    if (front->vocabulary.count) {
+    if (vocabulary_of(front)->count) {
         moe_status status = encode_pieces(front, text, length, ids, error);
         return status ? status : check_known(ids, error);
     }
@@ -601,7 +627,7 @@ static moe_status append_id(text_ids *ids, int32_t id, moe_error *error) {
 
 /* The id of a piece; -1 if there is no such piece, -2 if memory ran out. */
 static int32_t piece_id(const text_front *front, const char *piece, size_t length) {
-    const text_vocabulary *v = &front->vocabulary;
+    const text_vocabulary *v = vocabulary_of(front);
     if (v->count) return piece_find(v, piece, length);
     text_bytes name = { 0 };
     text_append(&name, piece, length);
@@ -646,6 +672,12 @@ moe_span text_piece(const text_front *front, int32_t id) {
     return (moe_span){ piece, strlen(piece) };
 }
 
+moe_span text_source_piece(const text_front *front, int32_t id) {
+    const text_vocabulary *v = &front->sources;
+    if (!v->count) return text_piece(front, id);
+    return id >= 0 && (size_t)id < v->count ? v->pieces[id] : (moe_span){ NULL, 0 };
+}
+
 moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out,
                             moe_error *error) {
     size_t begin = out->length;
@@ -663,7 +695,8 @@ moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t 
 int text_is_unknown(const text_front *front, int32_t id) { return id >= 0 && id == front->unknown; }
 
 moe_status text_parse_ids(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
-    const int32_t vocabulary = moe_model_vocabulary(front->model);
+    const int32_t vocabulary =
+        front->of_targets ? moe_model_vocabulary(front->model) : moe_model_source_vocabulary(front->model);
     ids->length = 0;
     for (size_t i = 0;;) {
         while (i < length && is_blank(text[i])) i++;
@@ -832,7 +865,7 @@ static moe_status to_ids(const text_front *front, const text_options *options, c
 
 /* Whether a piece is <0x80> to <0xBF>: the one before it begins the character. */
 static int continues_character(const text_front *front, int32_t id) {
-    const moe_span piece = text_piece(front, id);
+    const moe_span piece = front->of_targets ? text_piece(front, id) : text_source_piece(front, id);
     return piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 && memchr("89AB", piece.data[3], 4) &&
            piece.data[5] == '>';
 }
@@ -878,6 +911,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
         return MOE_OK;
     }
 
+    const text_front targets = text_front_of_targets(front);
     moe_status status;
     job->shouted = options->calm && text_is_shouted(job->source.data, job->source.length);
     if (job->shouted) {
@@ -889,12 +923,13 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     } else {
         status = to_ids(front, options, &job->source, &job->source_ids, job, error);
     }
-    if (!status && pair && !job->failed) status = to_ids(front, options, &job->target, &job->target_ids, job, error);
+    if (!status && pair && !job->failed) status = to_ids(&targets, options, &job->target, &job->target_ids, job, error);
     if (status || job->failed) return status;
     size_t room = options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
     limit_ids(front, options, "line", room, &job->source_ids, job);
     if (pair)
-        limit_ids(front, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids, job);
+        limit_ids(&targets, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids,
+                  job);
     /* White space only: no pieces, nothing to say. A score of nothing given nothing is no use either. */
     job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
     return MOE_OK;
@@ -983,12 +1018,13 @@ static int next_field(moe_span *rest, moe_span *field) {
 
 static moe_status read_pair(const text_front *front, const text_options *options, moe_span rest, int targets_wanted,
                             text_pair *p, moe_error *error) {
+    const text_front targets = text_front_of_targets(front);
     moe_span fields[3], *source = &fields[2];
     char code[32];
     moe_status status = MOE_OK;
     if (moe_model_get_kind(front->model) == MOE_MODEL_LANGUAGE) {
         p->has_target = 1;
-        return parse_text(front, options, rest.data, rest.length, &p->target, error);
+        return parse_text(&targets, options, rest.data, rest.length, &p->target, error);
     }
     int n = 0;
     while (n < 3 && next_field(&rest, &fields[n])) n++;
@@ -1000,7 +1036,7 @@ static moe_status read_pair(const text_front *front, const text_options *options
     if (moe_model_language_count(front->model)) status = text_language(front, code, &p->tag, error);
     if (!status) status = parse_text(front, options, source->data, source->length, &p->source, error);
     p->has_target = targets_wanted || rest.length;
-    if (!status && p->has_target) status = parse_text(front, options, rest.data, rest.length, &p->target, error);
+    if (!status && p->has_target) status = parse_text(&targets, options, rest.data, rest.length, &p->target, error);
     return status;
 }
 

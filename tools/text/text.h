@@ -70,8 +70,10 @@ typedef struct text_front {
     spm *joiner;    /* of what the model writes; NULL: the same */
     text_map map;
     text_vocabulary vocabulary;
-    int32_t special[3]; /* ids that are no text: begin, end, padding */
-    int32_t unknown;    /* id of pieces that are not in the vocabulary; -1: there is none */
+    text_vocabulary sources;         /* of sources, where those have ids of their own; count 0: the same */
+    int of_targets;                  /* what is cut and looked up is a target: text_front_of_targets */
+    int32_t special[3];              /* ids that are no text: begin, end, padding */
+    int32_t unknown, target_unknown; /* ids of pieces that are not in the vocabulary; -1: there is none */
     size_t
         source_extra; /* tokens that the session adds to a source: tag, begin, end; to a language model's text: end */
     struct text_loading *loading; /* a tokeniser that was begun */
@@ -100,6 +102,10 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
 moe_status text_begin_tokeniser(text_front *front, text_level level, moe_error *error);
 moe_status text_wait_tokeniser(text_front *front, moe_error *error); /* MOE_OK where nothing was begun */
 
+/* The same front end for what the model writes: targets may be cut otherwise than sources, and have other ids. It is
+ * borrowed: not to be closed. */
+text_front text_front_of_targets(const text_front *front);
+
 /* Sets *tag of a language's code, which may be written as the model has it or as other models do: "de" finds "deu_Latn"
  * and "pt-BR" finds "pt". An unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
 moe_status text_language(const text_front *front, const char *code, int32_t *tag, moe_error *error);
@@ -114,11 +120,12 @@ moe_status text_parse_pieces(const text_front *front, const char *text, size_t l
 /* The other way, appended to *out. No line break and no TAB, as with text_decode. */
 moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out,
                             moe_error *error);
-/* What the vocabulary calls an id; `data` NULL: there is none, or no vocabulary. */
+/* What the vocabulary calls an id of a target, and of a source; `data` NULL: there is none, or no vocabulary. */
 moe_span text_piece(const text_front *front, int32_t id);
+moe_span text_source_piece(const text_front *front, int32_t id);
 /* 1 if the id stands for a piece that the vocabulary does not know. */
 int text_is_unknown(const text_front *front, int32_t id);
-/* "12 7 350": decimal ids separated by spaces. Every id must be in the model's vocabulary. */
+/* "12 7 350": decimal ids separated by spaces. Every id must be in the model's vocabulary of sources, or of targets. */
 moe_status text_parse_ids(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 
 /* ---- 4. Lines in --------------------------------------------------------------------------------------- */

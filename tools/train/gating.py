@@ -224,7 +224,7 @@ GATES = {"balanced": ("batchwise/threshold", "threshold"), "noisy": ("noisy top-
 WRITTEN = "empty", "activation", "output", "residual"  # what a config says of a mixture even where it is the default
 
 
-def allowed(kind, **settings):
+def allowed(kind, /, **settings):
     """The settings of a layer, once they are such as a model file may have; else the program ends and says why."""
     keys = {row.field: row.key for row in moefile.LAYERS[kind]}
     e = moefile.Entries({keys[field]: value for field, value in settings.items()})

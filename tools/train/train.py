@@ -19,10 +19,10 @@ CUDA device.
 The model is the one of "Outrageously Large Neural Networks" (Shazeer et al.
 2017, appendix E), sized by a recipe: LSTM layers with projection, a
 bidirectional bottom layer, one MoE layer in the encoder and one in the decoder,
-additive attention, tied embeddings. Gates are strictly balanced (appendix F:
-batchwise mask in training, learned thresholds at inference) or noisy top-k
-(section 2.1) with importance and load losses, of one level, or with --groups of
-two (appendix B). They are in gating.py.
+attention (additive or appendix G's), tied embeddings. Gates are strictly
+balanced (appendix F: batchwise mask in training, learned thresholds at
+inference) or noisy top-k (section 2.1) with importance and load losses, of one
+level, or with --groups of two (appendix B). They are in gating.py.
 
 Files in --out
     resume.pt        everything that training needs to go on: weights,
@@ -75,6 +75,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import data  # noqa: E402
 import gating  # noqa: E402
+import moefile  # noqa: E402
 from data import BOS, EOS, LANGUAGES, PAD, TAG, UNK  # noqa: E402
 
 
@@ -112,14 +113,15 @@ class CpuKernels:
     def cell_backward(self, z, before, c, dh, carry, p):
         self.c.cell_backward(*self._args(z, before, c, dh, carry, len(z), p, c.shape[1]))
 
-    def attention_forward(self, q, key, memory, v, place, p, context):
+    def attention_forward(self, q, key, memory, v, place, p, context, product):
         self.c.attention_forward(*self._args(q, key, memory, v, place.column, place.length, place.offset, p, context,
-                                             len(q), p.shape[1], key.shape[1], memory.shape[1], context.stride(0)))
+                                             len(q), p.shape[1], key.shape[1], memory.shape[1], context.stride(0),
+                                             int(product)))
 
-    def attention_backward(self, dcontext, q, key, memory, v, place, p, dq, dkey, dmemory, dv):
+    def attention_backward(self, dcontext, q, key, memory, v, place, p, dq, dkey, dmemory, dv, product):
         self.c.attention_backward(*self._args(dcontext, q, key, memory, v, place.column, place.length, place.offset, p,
                                               dq, dkey, dmemory, dv, len(q), p.shape[1], key.shape[1],
-                                              memory.shape[1], dcontext.stride(0)))
+                                              memory.shape[1], dcontext.stride(0), int(product)))
 
     def cross_entropy(self, logits, target, loss, smoothing, scale):
         self.c.cross_entropy(*self._args(logits, target, loss, *logits.shape, float(smoothing), float(scale)))
@@ -165,16 +167,17 @@ class CpuKernels:
     def lstm_backward(self, z, w_r, w_proj, c, dy, steps):
         self.c.lstm_backward(*self._args(z, w_r, w_proj, c, dy, steps, len(steps), c.shape[1], dy.shape[1]))
 
-    def attentive_forward(self, z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place, p, steps):
+    def attentive_forward(self, z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place, p, steps, product):
         self.c.attentive_forward(*self._args(z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place.column,
                                              place.length, place.offset, p, steps, len(steps), c.shape[1], y.shape[1],
-                                             memory.shape[1], key.shape[1], p.shape[1]))
+                                             memory.shape[1], key.shape[1], p.shape[1], int(product)))
 
     def attentive_backward(self, z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv, place, p,
-                           steps):
+                           steps, product):
         self.c.attentive_backward(*self._args(z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv,
                                               place.column, place.length, place.offset, p, steps, len(steps),
-                                              c.shape[1], dy.shape[1], memory.shape[1], key.shape[1], p.shape[1]))
+                                              c.shape[1], dy.shape[1], memory.shape[1], key.shape[1], p.shape[1],
+                                              int(product)))
 
     def experts_forward(self, taken, w_up, w_down, u, v, counts):
         self.c.experts_forward(*self._args(taken, w_up, w_down, u, v, counts, *w_up.shape))
@@ -240,20 +243,27 @@ class TorchKernels:
         inside = position[None] < place.length[:n, None]
         return torch.where(inside, place.offset[:S][None] + place.column[:n, None], 0).long(), inside
 
-    def attention_forward(self, q, key, memory, v, place, p, context):
+    def attention_forward(self, q, key, memory, v, place, p, context, product):
         rows, inside = self._rows(place, len(q), p.shape[1])
-        score = ((key[rows] + q[:, None]).tanh() @ v).masked_fill(~inside, -math.inf)
-        p.copy_(score.softmax(1))
+        q = q[:, None]
+        score = (key[rows] * q.tanh() if product else (key[rows] + q).tanh()) @ v
+        p.copy_(score.masked_fill(~inside, -math.inf).softmax(1))
         context.copy_((p[:, None] @ memory[rows])[:, 0])
 
-    def attention_backward(self, dcontext, q, key, memory, v, place, p, dq, dkey, dmemory, dv):
+    def attention_backward(self, dcontext, q, key, memory, v, place, p, dq, dkey, dmemory, dv, product):
         rows, inside = self._rows(place, len(q), p.shape[1])
         dp = (memory[rows] @ dcontext[:, :, None])[:, :, 0]
-        ds = p * (dp - (p * dp).sum(1, keepdim=True))
-        t = (key[rows] + q[:, None]).tanh()
-        g = ds[:, :, None] * v * (1 - t * t) * inside[:, :, None]
-        dq.copy_(g.sum(1))
-        dv[0] += (ds[:, :, None] * t).sum((0, 1))
+        ds = (p * (dp - (p * dp).sum(1, keepdim=True)))[:, :, None] * inside[:, :, None]
+        if product:
+            t, k = q[:, None].tanh(), key[rows]
+            dq.copy_((ds * v * k * (1 - t * t)).sum(1))
+            dv[0] += (ds * k * t).sum((0, 1))
+            g = ds * v * t
+        else:
+            t = (key[rows] + q[:, None]).tanh()
+            g = ds * v * (1 - t * t)
+            dq.copy_(g.sum(1))
+            dv[0] += (ds * t).sum((0, 1))
         dkey.index_add_(0, rows.flatten(), g.flatten(0, 1))
         dmemory.index_add_(0, rows.flatten(), (p[:, :, None] * dcontext[:, None]).flatten(0, 1))
 
@@ -457,11 +467,11 @@ class Lstm(torch.autograd.Function):
 
 
 class AttentiveLstm(torch.autograd.Function):
-    """The bottom decoder layer: an LSTM that reads [embedding, context]; the context is the additive attention over
-    memory with the layer's previous output as the query."""
+    """The bottom decoder layer: an LSTM that reads [embedding, context]; the context is the attention over memory with
+    the layer's previous output as the query, additive or, with `product`, App. G's."""
 
     @staticmethod
-    def forward(ctx, x, memory, key, w_x, w_r, bias, w_proj, w_query, v, packed, place):
+    def forward(ctx, x, memory, key, w_x, w_r, bias, w_proj, w_query, v, packed, place, product):
         d, m, P, H, steps = x.shape[1], memory.shape[1], len(w_proj), w_proj.shape[1], packed.steps()
         z = mm(x, w_x[:, :d].t())
         w = torch.cat((w_x[:, d:], w_r), 1)
@@ -471,7 +481,7 @@ class AttentiveLstm(torch.autograd.Function):
         p = x.new_empty(len(x), place.positions)
         if fused:
             kernels.attentive_forward(z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place, p,
-                                      torch.tensor(steps))
+                                      torch.tensor(steps), product)
         else:
             both, project, ask = right(w.t()), right(w_proj.t()), right(w_query.t())
             for at, n, last, rows in steps:
@@ -479,12 +489,12 @@ class AttentiveLstm(torch.autograd.Function):
                 if rows:
                     s[now, m:] = y[last:last + n]
                     mm(y[last:last + n], ask, q[now])
-                kernels.attention_forward(q[now], key, memory, v, place, p[now], s[now, :m])
+                kernels.attention_forward(q[now], key, memory, v, place, p[now], s[now, :m], product)
                 mm_add(s[now], both, z[now])
                 kernels.cell_forward(z[now], bias, c[last:last + rows], c[now], h[now], rows)
                 mm(h[now], project, y[now])
         ctx.save_for_backward(x, memory, key, w_x, w_r, bias, w_proj, w_query, v, w, z, c, h, s, q, p)
-        ctx.steps, ctx.place = steps, place
+        ctx.steps, ctx.place, ctx.product = steps, place, product
         return y
 
     @staticmethod
@@ -496,7 +506,7 @@ class AttentiveLstm(torch.autograd.Function):
         dv = v.new_zeros(torch.get_num_threads(), len(v))
         if fused:
             kernels.attentive_backward(z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv,
-                                       ctx.place, p, torch.tensor(ctx.steps))
+                                       ctx.place, p, torch.tensor(ctx.steps), ctx.product)
         else:
             widest = ctx.steps[0][1]
             carry, dh = torch.zeros_like(c[:widest]), torch.empty_like(c[:widest])
@@ -508,7 +518,7 @@ class AttentiveLstm(torch.autograd.Function):
                 kernels.cell_backward(z[now], c[last:last + rows], c[now], dh[:n], carry, rows)
                 mm(z[now], both, ds[:n])
                 kernels.attention_backward(ds[:n, :m], q[now], key, memory, v, ctx.place, p[now], dq[now], dkey,
-                                           dmemory, dv)
+                                           dmemory, dv, ctx.product)
                 if rows:
                     dy[last:last + n] += ds[:n, m:]
                     mm_add(dq[now], ask, dy[last:last + n])
@@ -520,7 +530,7 @@ class AttentiveLstm(torch.autograd.Function):
         mm_add(dq.t(), s[:, m:], w_query.grad)
         bias.grad += z.sum(0)
         v.grad += dv.sum(0)
-        return (mm(z, w_x[:, :d]), dmemory, dkey, *[None] * 8)
+        return (mm(z, w_x[:, :d]), dmemory, dkey, *[None] * 9)
 
 
 class Experts(torch.autograd.Function):
@@ -621,7 +631,7 @@ class DropoutAdd(torch.autograd.Function):
 
 # ---- Model -----------------------------------------------------------------------------------------------------------
 
-def make_config(recipe, vocabulary, gate, k=None, groups=0):
+def make_config(recipe, vocabulary, gate, k=None, groups=0, attention="additive"):
     """The config of a recipe: what the checkpoint carries and the model is built from."""
     d, H, experts, default_k = {"cpu": (256, 512, 32, 2), "gpu": (512, 1024, 32, 2 if groups else 4)}[recipe]
     k = default_k if k is None else k
@@ -632,12 +642,13 @@ def make_config(recipe, vocabulary, gate, k=None, groups=0):
     else:
         moe = gating.mixture_config(gate, experts=experts, k=k, hidden=H, **({"groups": groups} if groups else {}))
     lstm = gating.lstm_config("lstmp", hidden=H, proj=d, residual=True)
+    gating.allowed("gnmt-attention", kind=attention, size=d, query="state")
     return {"arch": "gnmt-moe", "vocab_size": vocabulary, "d_model": d, "embed_scale": float(math.isqrt(d)),
             "shared_embedding": True, "pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS, "languages": dict(TAG),
             "never_generated": [PAD, UNK, BOS, *TAG.values()],
             "encoder": [gating.lstm_config("bi-lstmp", hidden=H // 2, proj=d // 2, residual=True), lstm, moe, lstm],
             "decoder": [{**lstm, "residual": "embedding part", "input": "embedding, context"}, moe, lstm],
-            "attention": {"type": "additive", "size": d,
+            "attention": {"type": attention, "size": d,
                           "query": "output of decoder.0 at the previous step, zero at first"},
             "gate_order": "i f g o"}
 
@@ -721,6 +732,7 @@ class Model:
     def __init__(self, config, device="cpu", seed=1, share=None):
         """`share`: a model whose weights this one uses too, with gradients of its own (for another thread)."""
         self.config, self.device = config, device
+        self.product = config.get("attention", {}).get("type") == "product"
         shapes = weight_shapes(config)
         names = sorted(shapes, key=lambda x: (x.endswith(".threshold"), orthogonalised(x, shapes[x][0])))  # stable
         size = {x: math.prod(shapes[x][0]) for x in names}
@@ -870,8 +882,10 @@ class Model:
         return x, self.keys(x)
 
     def keys(self, memory):
+        """What queries meet: memory W^T, or its tanh (App. G), once for a sentence."""
         w = self.weights["attention.w_key"]
-        return F.linear(memory.bfloat16(), w.bfloat16()).float() if half else F.linear(memory, w)
+        key = F.linear(memory.bfloat16(), w.bfloat16()).float() if half else F.linear(memory, w)
+        return key.tanh() if self.product else key
 
     def decode(self, x, memory, key, packed, place):
         w = self.weights
@@ -879,7 +893,8 @@ class Model:
             name = f"decoder.{i}"
             if i == 0:
                 y = AttentiveLstm.apply(x, memory, key, w[name + ".w_x"], w[name + ".w_r"], w[name + ".bias"],
-                                        w[name + ".w_proj"], w["attention.w_query"], w["attention.v"], packed, place)
+                                        w[name + ".w_proj"], w["attention.w_query"], w["attention.v"], packed, place,
+                                        self.product)
             else:
                 y = self._moe(name, layer, x) if layer["type"] == "moe" else self._lstm(name, x, packed)
             x = self._drop(x, y)
@@ -926,7 +941,7 @@ class Model:
                 if i == 0:
                     context = torch.empty_like(memory[:n])
                     query = mm(r, w["attention.w_query"].t())
-                    kernels.attention_forward(query, key, memory, w["attention.v"], place, p, context)
+                    kernels.attention_forward(query, key, memory, w["attention.v"], place, p, context, self.product)
                     inputs = torch.cat((x, context), 1)
                 z = mm_add(r, w[name + ".w_r"].t(), mm(inputs, w[name + ".w_x"].t()))
                 now, h = torch.empty_like(c), torch.empty_like(c)
@@ -1169,7 +1184,7 @@ class Trainer:
             start = read_inference(options.init)
             config = start["config"]  # and so what it says of its training, which is added to
         else:
-            config = make_config(options.recipe, size, options.gate, options.k, options.groups)
+            config = make_config(options.recipe, size, options.gate, options.k, options.groups, options.attention)
         if config["vocab_size"] != size:
             raise SystemExit(f"the vocabulary has {size} pieces, the model {config['vocab_size']}")
         self.model = Model(config, options.device, options.seed)
@@ -1486,12 +1501,13 @@ def check():
     column = np.array([2, 0, 3, 1])
     place = Place(column, source, "cpu")
 
-    def attentive_reference(x, memory, key, w_x, w_r, bias, w_proj, w_query, v):
+    def attentive_reference(product, x, memory, key, w_x, w_r, bias, w_proj, w_query, v):
         memories, keys, result = by_sentence(source, memory), by_sentence(source, key), []
         for b, sentence in enumerate(by_sentence(target, x)):
             r, c, out = x.new_zeros(1, P), x.new_zeros(1, H), []
             for row in sentence:
-                p = ((keys[column[b]] + r @ w_query.t()).tanh() @ v).softmax(0)
+                k, q = keys[column[b]], r @ w_query.t()
+                p = ((k * q.tanh() if product else (k + q).tanh()) @ v).softmax(0)
                 context = p @ memories[column[b]]
                 c, h = cell(torch.cat((row, context))[None] @ w_x.t() + r @ w_r.t() + bias, c)
                 r = h @ w_proj.t()
@@ -1499,9 +1515,11 @@ def check():
             result.append(out)
         return repacked(target, result)
 
-    compare("attentive lstm", lambda *x: AttentiveLstm.apply(*x, target, place), attentive_reference,
-            [torch.randn(target.rows, d), torch.randn(source.rows, P), torch.randn(source.rows, a),
-             random(4 * H, d + P), *weights[1:], random(a, P), random(a)])
+    for product in False, True:
+        compare("attentive lstm" + ", product" * product, lambda *x: AttentiveLstm.apply(*x, target, place, product),
+                lambda *x: attentive_reference(product, *x),
+                [torch.randn(target.rows, d), torch.randn(source.rows, P), torch.randn(source.rows, a),
+                 random(4 * H, d + P), *weights[1:], random(a, P), random(a)])
 
     row, counts = torch.tensor([0, 3, 1, 2, 0, 3]), [2, 0, 4]
 
@@ -1593,6 +1611,8 @@ def arguments():
     p.add_argument("--k", type=int, help="experts per token (default: of the recipe); with --groups: of each level (2)")
     p.add_argument("--groups", type=int, default=0,
                    help="two levels of gates (appendix B): groups of experts; 0: one level")
+    p.add_argument("--attention", choices=moefile.key_of("gnmt-attention", "kind").names, default="additive",
+                   help="additive as GNMT's, or the product of appendix G, which is one product of matrices")
     p.add_argument("--minutes", type=float, default=145,
                    help="training time in all, over all resumes: end of the schedule")
     p.add_argument("--tokens", type=float, help="train for so many million target tokens instead of --minutes")
