@@ -21,7 +21,8 @@ CFLAGS  ?= -g -O2
 WARN     = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
 # -fPIC and hidden names: the same objects make the programs and the shared libraries, which export what moe.h and
 # moetext.h declare and nothing else.
-COMMON   = $(WARN) -I. $(SYSTEM) $(CFLAGS) $(HARDEN) -ffp-contract=off -fPIC -fvisibility=hidden -pthread -MMD -MP $(EXTRA)
+COMMON   = $(WARN) -I. $(SYSTEM) $(CFLAGS) $(HARDEN) -ffp-contract=off -fPIC -fvisibility=hidden -pthread -MMD -MP \
+	   $(EXTRA)
 C_FLAGS  = -std=c11 $(COMMON) $(SPEED)
 CXX_FLAGS = -std=c++17 $(COMMON)
 LINK     = $(CXX) $(EXTRA) $(LDFLAGS) $(HARDEN_LINK) -pthread $(filter %.o,$^) $(filter %.a,$^)

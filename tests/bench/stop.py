@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How long a program takes from a signal to its exit, with 32 long lines under way.
+"""How long a program takes from a signal to its exit, with long lines under way.
 
-    tests/python tests/bench/stop.py [--rounds N] [--signal NAME] -- ./moe-translate -m models/en-de-fr-es.bin -t de
+    tests/python tests/bench/stop.py -- ./moe-translate -t de --split 0
 
-Sends the signal at moments spread over the time that the program takes for its input, one moment a round, and gives
-the median and the longest time. Fails if a line of the output is not whole.
+Sends the signal at moments spread over the time that the program takes for its
+input, one moment a round. Gives the median and the longest time. Fails if a
+line of the output is not whole.
 """
 import argparse
 import signal
