@@ -190,7 +190,8 @@ def main():
     import ctranslate2
 
     if not os.path.exists(os.path.join(o.folder, "model.bin")):
-        maker = multiprocessing.Process(target=make, args=(o.folder, o.checkpoint, o.save))  # whose memory does not count
+        # A process of its own, whose memory does not count.
+        maker = multiprocessing.Process(target=make, args=(o.folder, o.checkpoint, o.save))
         maker.start()
         maker.join()
     end = read_config(o.checkpoint)["eos_token_id"] if o.checkpoint else 3

@@ -10,8 +10,8 @@ A checkpoint in Hugging Face's layout, from a seed (tests/convert/make_transform
 tools/convert/convert.py and, for CTranslate2, by peer_ctranslate2.py. --lengths forced: --batch sentences of 25 ids,
 25 tokens each. --lengths real: every n-th sentence of newstest2014 (--corpus) in pieces of the shipped model, and
 targets as long as the reference. moe takes these as they come and gives each its own length. CTranslate2 has one length
-for a call: it gets sentences sorted by the length of their targets, and each batch their mean, so that nothing waits for
-a longer neighbour. That is more than it could know in use.
+for a call: it gets sentences sorted by the length of their targets, and each batch their mean, so that nothing waits
+for a longer neighbour. That is more than it could know in use.
 
 Run it with a Python that has the packages (numpy, ctranslate2, intel-openmp, sentencepiece), while nothing else runs:
 
@@ -185,8 +185,8 @@ def table(o):
         with open(path, encoding="utf-8") as file:
             for line in map(json.loads, file):
                 groups.setdefault((line["network"], line["lengths"], line["beam"], line["batch"]), []).append(line)
-    print("| network | sentences | beam | batch | moe tokens/s | CTranslate2 | moe : CTranslate2 | rounds | of the bound "
-          "| moe MB | CTranslate2 MB |\n" + "|---" * 11 + "|")
+    print("| network | sentences | beam | batch | moe tokens/s | CTranslate2 | moe : CTranslate2 | rounds "
+          "| of the bound | moe MB | CTranslate2 MB |\n" + "|---" * 11 + "|")
     for (network, lengths, beam, batch), lines in groups.items():
         rounds = [r for line in lines for r in line["rounds"]
                   if min(r["moe_cpus"], r["peer_cpus"]) >= o.min_cpus * line["threads"]]
