@@ -87,7 +87,7 @@ PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo test test-arm check install uninstall clean asan valgrind fuzz fuzz-coverage FORCE
+.PHONY: all help demo test test-arm check install uninstall clean asan tsan valgrind fuzz fuzz-coverage FORCE
 .DEFAULT_GOAL := all
 
 all: $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
@@ -205,6 +205,8 @@ help:
 	@echo 'tests/cuda/gpu-check       on a machine with a GPU: bytes, races and speed of the CUDA build in one table'
 	@echo 'make check            quick checks of the source: exported names, table of contents'
 	@echo 'make asan             run all tests with the address and undefined-behaviour sanitizers'
+	@echo 'make tsan             run the tests of threads with the thread sanitizer'
+	@echo 'make fuzz SECONDS=N   run every fuzz target for N seconds; make fuzz-NAME one of them: tests/fuzz/README.md'
 	@echo 'make test-arm         compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)'
 	@echo 'make valgrind         run the test programs under valgrind'
 	@echo 'make install          install all of it, the model and completions under PREFIX ($(PREFIX)), with DESTDIR'
@@ -284,6 +286,12 @@ asan:
 	$(MAKE) BUILD=build/asan BIN=build/asan \
 	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
+# Threads that share a model, and sessions with threads of their own.
+tsan: $(BUILD)/.deps-test
+	@$(MAKE) --no-print-directory BUILD=build/tsan BIN=build/tsan \
+	    EXTRA='-O1 -fsanitize=thread -fno-omit-frame-pointer' build/tsan/test_threads
+	@TSAN_OPTIONS=halt_on_error=1 python3 tests/run build/tsan/test_threads
+
 # valgrind knows no instruction set beyond AVX2, and nothing of the fibres in tests/cuda/cuda_emu.h.
 valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind all $(TEST_PROGRAMS)
 	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 --leak-check=full \
@@ -318,6 +326,7 @@ build/fuzz/convert: all
 
 $(BUILD)/fuzz_kernels.o $(BUILD)/fuzz_kernels-emulated.o: SPEED = -O3
 
+$(BUILD)/fuzz_model.o: C_FLAGS += $(if $(findstring clang,$(CC)),-fno-sanitize-coverage=trace-cmp)
 $(BUILD)/fuzz_model: $(BUILD)/fuzz_model.o
 	$(FUZZ_LINK) -lm -o $@
 

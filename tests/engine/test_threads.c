@@ -1,0 +1,298 @@
+/* test_threads.c - what moe.h promises to programs with threads: any number of them share a model, each with a session
+ * of its own; a session may compute with threads of its own, and be cancelled from any. `make tsan` runs this under the
+ * thread sanitizer, which sees races that left the bytes as they should be. */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
+
+#include "moe.h"
+
+#include "model_writer.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <time.h>
+#include <cmocka.h>
+
+enum { THREADS = 8, SENTENCES = 12, LONGEST = 40, KINDS = 4 };
+
+/* ---- Models, and what they give to one thread ---- */
+
+typedef struct result {
+    size_t delivered;
+    moe_status status;
+    int32_t ids[LONGEST];
+    size_t n_ids;
+    float logprob;
+} result;
+
+typedef struct fixture {
+    mw_image image;
+    moe_model *model;
+    result expected[SENTENCES];
+} fixture;
+
+typedef struct feed {
+    const fixture *f;
+    result *results; /* [SENTENCES] */
+    int32_t source[SENTENCES][8];
+    size_t next;
+    moe_session *cancelled; /* after the second result, in the call that hands it over */
+} feed;
+
+static fixture fixtures[KINDS];
+
+static int pull(void *user, int wait, moe_request *r) {
+    feed *x = user;
+    const size_t i = x->next;
+    (void)wait;
+    if (i == SENTENCES) return MOE_PULL_END;
+    for (size_t k = 0; k < 8; k++) x->source[i][k] = 6 + (int32_t)((7 * i + 5 * k + i * k) % (MW_VOCABULARY - 6));
+    if (moe_model_get_kind(x->f->model) == MOE_MODEL_LANGUAGE) r->target = x->source[i], r->n_target = 1 + i % 8;
+    else r->source = x->source[i], r->n_source = 1 + i % 8;
+    r->user = &x->results[x->next++];
+    return MOE_PULL_REQUEST;
+}
+
+/* Runs in other threads too: what is wrong shows in the results. */
+static void done(void *user, const moe_result *r) {
+    feed *x = user;
+    result *to = r->user;
+    to->delivered++;
+    to->status = r->status;
+    if (!r->n_hypotheses) return;
+    to->n_ids = r->hypotheses[0].n_ids;
+    to->logprob = r->hypotheses[0].logprob;
+    if (to->n_ids && to->n_ids <= LONGEST) memcpy(to->ids, r->hypotheses[0].ids, to->n_ids * sizeof *to->ids);
+    if (x->cancelled && x->results[1].delivered) moe_session_cancel(x->cancelled);
+}
+
+static moe_session_params params_of(const fixture *f, int threads, int batch) {
+    moe_session_params p = moe_session_params_default(f->model);
+    p.threads = threads;
+    p.batch = batch;
+    p.beam = 3;
+    p.max_source = 20, p.max_target = 20;
+    p.target_tag = MW_TAG_DE, p.source_tag = MW_TAG_EN;
+    p.device = "cpu";
+    return p;
+}
+
+/* One call of moe_translate; 1 if it and all of its results are as they were for one thread. */
+static int translates_as_expected(const fixture *f, moe_session *s) {
+    result results[SENTENCES];
+    feed x = { .f = f, .results = results };
+    memset(results, 0, sizeof results);
+    return moe_translate(s, pull, done, &x, NULL) == MOE_OK && memcmp(results, f->expected, sizeof results) == 0;
+}
+
+static moe_session *session_of(const fixture *f, int threads, int batch) {
+    const moe_session_params p = params_of(f, threads, batch);
+    moe_session *s = NULL;
+    return moe_session_new(f->model, &p, &s, NULL) == MOE_OK ? s : NULL;
+}
+
+static int make_fixtures(void **state) {
+    mw_model *models[KINDS] = { mw_small(MW_GNMT, MW_Q8, 3), mw_transformer(MW_NLLB, MW_F32, 3),
+                                mw_language_model(MW_F16, 3), mw_hierarchical(MW_F32, 3) };
+    (void)state;
+    for (int i = 0; i < KINDS; i++) {
+        fixture *f = &fixtures[i];
+        feed x = { .f = f, .results = f->expected };
+        moe_session *s;
+        f->image = mw_build(models[i]);
+        mw_free(models[i]);
+        if (moe_model_open_memory(f->image.data, f->image.bytes, NULL, &f->model, NULL)) return -1;
+        s = session_of(f, 1, 1);
+        if (!s || moe_translate(s, pull, done, &x, NULL)) return -1;
+        moe_session_free(s);
+    }
+    return 0;
+}
+
+static int drop_fixtures(void **state) {
+    (void)state;
+    for (int i = 0; i < KINDS; i++) {
+        moe_model_close(fixtures[i].model);
+        free(fixtures[i].image.data);
+    }
+    return 0;
+}
+
+/* ---- Threads ---- */
+
+typedef struct job {
+    int number;
+    size_t rounds, wrong; /* wrong: rounds */
+    atomic_int *running;
+    moe_session *session;
+} job;
+
+/* Start `body` in THREADS threads and add up what went wrong. */
+static size_t in_threads(void *(*body)(void *), size_t rounds) {
+    pthread_t threads[THREADS];
+    job jobs[THREADS];
+    size_t wrong = 0;
+    for (int i = 0; i < THREADS; i++) {
+        jobs[i] = (job){ .number = i, .rounds = mw_slow() ? 1 : rounds };
+        assert_int_equal(pthread_create(&threads[i], NULL, body, &jobs[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        wrong += jobs[i].wrong;
+    }
+    return wrong;
+}
+
+/* Sessions come and go while others compute; each model is looked at all the time. */
+static void *use_shared_models(void *arg) {
+    job *j = arg;
+    for (size_t round = 0; round < j->rounds; round++) {
+        const fixture *f = &fixtures[((size_t)j->number + round) % KINDS];
+        const moe_session_params p = params_of(f, 1 + j->number % 2, 1 + j->number);
+        moe_session *s = session_of(f, p.threads, p.batch);
+        size_t bytes = 0;
+        int good = s && moe_session_bytes(f->model, &p, &bytes, NULL) == MOE_OK;
+        good = good && moe_session_stats(s).bytes == bytes && moe_isa_available("portable");
+        good = good && moe_model_meta_find(f->model, "vocab.size") >= 0 && moe_model_layer(f->model, 0).name;
+        good = good && translates_as_expected(f, s) && translates_as_expected(f, s);
+        moe_session_free(s);
+        j->wrong += !good;
+    }
+    return NULL;
+}
+
+static void eight_threads_share_models(void **state) {
+    (void)state;
+    assert_int_equal(in_threads(use_shared_models, 4), 0);
+}
+
+/* Each thread opens, saves and closes a model of its own over the same bytes. */
+static void *open_and_close(void *arg) {
+    job *j = arg;
+    for (size_t round = 0; round < j->rounds; round++) {
+        fixture f = fixtures[((size_t)j->number + round) % KINDS];
+        moe_session *s;
+        f.model = NULL;
+        if (moe_model_open_memory(f.image.data, f.image.bytes, NULL, &f.model, NULL) == MOE_OK) {
+            s = session_of(&f, 1, 2);
+            j->wrong += !s || !translates_as_expected(&f, s);
+            moe_session_free(s);
+        } else {
+            j->wrong++;
+        }
+        moe_model_close(f.model);
+    }
+    return NULL;
+}
+
+static void models_open_and_close_side_by_side(void **state) {
+    (void)state;
+    assert_int_equal(in_threads(open_and_close, 4), 0);
+}
+
+/* One session computes with eight threads; every thread count and batch gives the same. */
+static void one_session_with_eight_threads(void **state) {
+    (void)state;
+    for (int i = 0; i < KINDS; i++)
+        for (int threads = THREADS; threads > 1; threads -= 3) {
+            moe_session *s = session_of(&fixtures[i], threads, threads);
+            assert_non_null(s);
+            for (int round = 0; round < 3; round++) assert_true(translates_as_expected(&fixtures[i], s));
+            moe_session_free(s);
+        }
+}
+
+/* Handed from thread to thread, one at a time. */
+static void *translate_once(void *arg) {
+    job *j = arg;
+    j->wrong = !translates_as_expected(&fixtures[0], j->session);
+    return NULL;
+}
+
+static void a_session_may_go_from_thread_to_thread(void **state) {
+    moe_session *s = session_of(&fixtures[0], 3, 4);
+    (void)state;
+    assert_non_null(s);
+    for (int i = 0; i < THREADS; i++) {
+        job j = { .session = s };
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, translate_once, &j), 0);
+        pthread_join(thread, NULL);
+        assert_int_equal(j.wrong, 0);
+    }
+    moe_session_free(s);
+}
+
+/* ---- Cancelling ---- */
+
+static void *cancel_now_and_then(void *arg) {
+    job *j = arg;
+    const struct timespec pause = { 0, 300000 * (1 + j->number % 4) };
+    while (atomic_load(j->running)) {
+        moe_session_cancel(j->session);
+        nanosleep(&pause, NULL);
+    }
+    return NULL;
+}
+
+/* Several threads cancel one session over and over. A call is whole, with all its results, or it says that it was
+ * cancelled, and what it delivered before is as ever. */
+static void a_session_is_cancelled_from_other_threads(void **state) {
+    moe_session *s = session_of(&fixtures[0], 3, 4);
+    atomic_int running = 1;
+    pthread_t threads[3];
+    job jobs[3];
+    size_t whole = 0, cancelled = 0;
+    (void)state;
+    assert_non_null(s);
+    for (int i = 0; i < 3; i++) {
+        jobs[i] = (job){ .number = i, .running = &running, .session = s };
+        assert_int_equal(pthread_create(&threads[i], NULL, cancel_now_and_then, &jobs[i]), 0);
+    }
+    for (int round = 0; (round < 60 || !cancelled) && round < 5000; round++) {
+        result results[SENTENCES];
+        feed x = { .f = &fixtures[0], .results = results };
+        moe_error e = { MOE_OK, "", "" };
+        memset(results, 0, sizeof results);
+        const moe_status status = moe_translate(s, pull, done, &x, &e);
+        if (status == MOE_OK) whole++;
+        else assert_int_equal(status, MOE_ERROR_CANCELLED), cancelled++;
+        for (size_t i = 0; i < SENTENCES; i++)
+            if (status == MOE_OK || results[i].delivered)
+                assert_memory_equal(&results[i], &fixtures[0].expected[i], sizeof results[i]);
+    }
+    atomic_store(&running, 0);
+    for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    assert_true(cancelled > 0);
+    (void)moe_translate(s, pull, done, &(feed){ .f = &fixtures[0], .results = (result[SENTENCES]){ { 0 } } }, NULL);
+    assert_true(translates_as_expected(&fixtures[0], s)); /* the last cancellation has been heard of by now */
+    moe_session_free(s);
+    print_message("# %zu calls whole, %zu cancelled\n", whole, cancelled);
+}
+
+/* From inside a call: the call that is running ends, later ones do not. */
+static void a_result_may_cancel_its_own_session(void **state) {
+    moe_session *s = session_of(&fixtures[1], THREADS, 2);
+    result results[SENTENCES];
+    feed x = { .f = &fixtures[1], .results = results, .cancelled = s };
+    (void)state;
+    assert_non_null(s);
+    memset(results, 0, sizeof results);
+    assert_int_equal(moe_translate(s, pull, done, &x, NULL), MOE_ERROR_CANCELLED);
+    assert_int_equal(results[SENTENCES - 1].delivered, 0);
+    assert_true(translates_as_expected(&fixtures[1], s));
+    moe_session_free(s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(eight_threads_share_models),
+        cmocka_unit_test(models_open_and_close_side_by_side),
+        cmocka_unit_test(one_session_with_eight_threads),
+        cmocka_unit_test(a_session_may_go_from_thread_to_thread),
+        cmocka_unit_test(a_session_is_cancelled_from_other_threads),
+        cmocka_unit_test(a_result_may_cancel_its_own_session),
+    };
+    return cmocka_run_group_tests_name("threads", tests, make_fixtures, drop_fixtures);
+}

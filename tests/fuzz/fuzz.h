@@ -1,0 +1,98 @@
+/* fuzz.h - what the targets of libFuzzer share: checks that end the run, random choices, a folder for files. */
+#ifndef FUZZ_H
+#define FUZZ_H
+
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed);
+size_t LLVMFuzzerCustomCrossOver(const uint8_t *data1, size_t size1, const uint8_t *data2, size_t size2, uint8_t *out,
+                                 size_t max_out, unsigned seed);
+
+/* Where findings are told: standard error, before libFuzzer's -close_fd_mask closes it to the programs under test. */
+static int fuzz_out = STDERR_FILENO;
+
+__attribute__((constructor)) static void fuzz_keep_stderr(void) { fuzz_out = dup(STDERR_FILENO); }
+
+/* A finding: tell what was wrong; then libFuzzer keeps the input. */
+#define FUZZ_CHECK(condition, ...)                                    \
+    do {                                                              \
+        if (!(condition)) {                                           \
+            dprintf(fuzz_out, "FINDING %s:%d: ", __FILE__, __LINE__); \
+            dprintf(fuzz_out, __VA_ARGS__);                           \
+            dprintf(fuzz_out, "\n");                                  \
+            abort();                                                  \
+        }                                                             \
+    } while (0)
+
+/* ---- Random choices, from a seed that the input gives ---- */
+
+static inline uint64_t fuzz_next(uint64_t *state) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+static inline size_t fuzz_below(uint64_t *state, size_t n) { return n ? (size_t)(fuzz_next(state) % n) : 0; }
+static inline int fuzz_one_in(uint64_t *state, size_t n) { return fuzz_below(state, n) == 0; }
+
+static inline uint64_t fuzz_hash(uint64_t hash, const void *data, size_t bytes) {
+    const unsigned char *p = data;
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ p[i]) * 0x100000001b3u;
+    return hash;
+}
+
+/* Read every byte, so that a sanitizer sees what lies outside. */
+static inline void fuzz_read(const void *data, size_t bytes) {
+    const volatile unsigned char *p = data;
+    for (size_t i = 0; i < bytes; i++) (void)p[i];
+}
+
+/* A word for an argv, whose strings nobody changes. */
+static inline char *fuzz_word(const char *word) {
+    union {
+        const char *in;
+        char *out;
+    } u = { word };
+    return u.out;
+}
+
+/* ---- Files: in memory where the system has such a place ---- */
+
+static char fuzz_folder[64];
+
+static inline void fuzz_remove_folder(void) {
+    char command[96];
+    snprintf(command, sizeof command, "rm -rf '%s'", fuzz_folder);
+    if (fuzz_folder[0] && system(command) != 0) fprintf(stderr, "%s stays\n", fuzz_folder);
+}
+
+static inline void fuzz_make_folder(void) {
+    snprintf(fuzz_folder, sizeof fuzz_folder, "%s/moe-fuzz-XXXXXX",
+             access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    if (!mkdtemp(fuzz_folder)) abort();
+    atexit(fuzz_remove_folder);
+}
+
+/* The name of a file in the folder; good until the eighth call after this one. */
+static inline const char *fuzz_path(const char *name) {
+    static char paths[8][256];
+    static unsigned next;
+    char *path = paths[next++ % 8];
+    snprintf(path, sizeof paths[0], "%s/%s", fuzz_folder, name);
+    return path;
+}
+
+static inline void fuzz_write(const char *path, const void *data, size_t bytes) {
+    FILE *file = fopen(path, "wb");
+    if (!file || fwrite(data, 1, bytes, file) != bytes || fclose(file) != 0) abort();
+}
+
+#endif /* FUZZ_H */

@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""Damaged checkpoints for tools/convert/convert.py.
+
+Usage: tests/python tests/fuzz/fuzz_convert.py SECONDS [SEED]
+       tests/python tests/fuzz/fuzz_convert.py --again FOLDER
+
+Small checkpoints of every kind that convert.py reads are damaged as bytes, and as what they are: JSON values, the
+header of safetensors, the pickle inside a zip file, blocks of a TensorFlow index, checksums mended. Every conversion
+must end with status 0 and a file that moe-info opens, or with status 1, one line on standard error and no file. It may
+take 10 seconds and 768 MB of address space beyond what the program itself has.
+
+A finding is shown once for each place in the source; its checkpoint stays in build/fuzz/crashes/convert-N.
+"""
+import glob
+import io
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[:0] = [os.path.join(ROOT, "tests/convert")]
+
+import numpy as np  # noqa: E402
+
+import convert  # noqa: E402
+import gnmt_checkpoints as make  # noqa: E402
+import make_transformers  # noqa: E402
+import test_hf_tokens  # noqa: E402
+
+INFO = os.path.join(ROOT, os.environ.get("BIN", "."), "moe-info")
+MEGABYTES, PATIENCE = 768, 10
+FOUND = "build/fuzz/crashes"
+ODD = (0, 1, 7, 127, 128, 255, 1 << 15, 1 << 16, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1,
+       1 << 63, (1 << 64) - 1)
+VALUES = (None, True, False, 0, 1, -1, 2, 3, 1.5, -0.5, 1e300, 1e-300, float("nan"), float("inf"), 1 << 31, 1 << 40,
+          1 << 62, 1 << 80, "", "0", "none", "relu", "gelu", "\0", "é" * 3, "a" * 3000, "\ud800", [], [1], [[]], {},
+          {"a": 1}, [0] * 50, "model.safetensors", "../x", "/etc/hostname")
+
+
+# ---- Checkpoints that are whole ----
+
+def sound(folder):
+    """name -> (arguments of convert.py behind the folder, which stands for {})"""
+    r = np.random.default_rng(1)
+    pieces = ["<pad>", "<unk>", "<s>", "</s>", *(chr(97 + i) + "@@" * (i % 2) for i in range(26))]
+    cases = {}
+
+    def case(name, arguments):
+        cases[name] = arguments
+        os.makedirs(f"{folder}/{name}", exist_ok=True)
+        return f"{folder}/{name}"
+    for legacy in (False, True):
+        path = case("moe-legacy" if legacy else "moe", ["{}/x.pt"]) + "/x.pt"
+        make.write_torch(path, make.random_moe(r, 8, 30), legacy)
+    weights = make.random_nvidia(r, 8, len(pieces), 2)
+    make.write_torch(case("nvidia", ["--from", "nvidia-gnmt", "{}/x.pt"]) + "/x.pt",
+                     make.nvidia_checkpoint(weights, 8, 2, pieces, ["a b", "ab c</w>"]))
+    path = case("tf", ["--from", "tf-gnmt", "{}/x", "--vocab", "{}/vocab", "--bpe", "{}/bpe",
+                       "--languages", "en", "de"])
+    make.write_bundle(path + "/x", {**make.random_tf(r, 8, len(pieces), 2), "global_step": np.array(7, np.int64)})
+    vocabulary, merges = ["<unk>", "<s>", "</s>", *pieces[4:], "zz"], ["#version: 0.2", "a b", "ab c</w>"]
+    for name, some in (("vocab", vocabulary), ("bpe", merges)):
+        with open(f"{path}/{name}", "w", encoding="utf-8") as file:
+            file.write("".join(x + "\n" for x in some))
+    for kind in ("nllb", "m2m", "marian"):
+        case(kind, ["--from", "hf", "{}"])
+        test_hf_tokens.Checkpoint(f"{folder}/{kind}", kind)
+    for family, layout, dtype, more in (("nllb-moe", "safetensors-sharded", "bf16", ["--experts", "q4"]),
+                                        ("marian", "bin", "f16", []), ("nllb", "legacy", "f32", ["--type", "q8"])):
+        path = case(f"{family}-{layout}", ["--from", "hf", "{}", *more])
+        make_transformers.make(path, family, layout=layout, dtype=dtype)
+    return cases
+
+
+# ---- Damage ----
+
+def damage_bytes(r, data):
+    data = bytearray(data)
+    for _ in range(r.choice((1, 1, 2, 5))):
+        at, kind = r.randrange(len(data) + 1), r.randrange(8)
+        if r.random() < 0.5:
+            at = min(at, r.randrange(200))  # the beginning says what follows
+        if kind == 0:
+            del data[at:]
+        elif kind == 1:
+            del data[at:at + r.randrange(1, 40)]
+        elif kind == 2:
+            data[at:at] = data[at:at + r.randrange(1, 80)] * r.choice((1, 2, 50))
+        elif kind == 3:
+            size = r.choice((1, 2, 4, 8))
+            data[at:at + size] = (r.choice(ODD) & (1 << 8 * size) - 1).to_bytes(size, "little")
+        elif at < len(data):
+            data[at] = r.choice((r.randrange(256), data[at] ^ 1 << r.randrange(8), 0, 255))
+    return bytes(data)
+
+
+def damage_value(r, value):
+    """Another value somewhere inside."""
+    if isinstance(value, dict) and value and r.random() < 0.9:
+        key = r.choice(list(value))
+        value = dict(value)
+        kind = r.randrange(10)
+        if kind == 0:
+            del value[key]
+        elif kind == 1:
+            value[r.choice([*value, "x", ""])] = value[key]
+        else:
+            value[key] = damage_value(r, value[key])
+        return value
+    if isinstance(value, list) and value and r.random() < 0.8:
+        at = r.randrange(len(value))
+        changed = [] if r.random() < 0.2 else [damage_value(r, value[at])] * r.choice((1, 1, 2))
+        return value[:at] + changed + value[at + 1:]
+    if isinstance(value, int) and r.random() < 0.5:
+        return r.choice((value + 1, value - 1, -value, value * 2, r.choice(ODD)))
+    return r.choice(VALUES)
+
+
+def damage_json(r, data):
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return damage_bytes(r, data)
+    for _ in range(r.choice((1, 1, 2))):
+        value = damage_value(r, value)
+    return json.dumps(value).encode()
+
+
+def damage_safetensors(r, data):
+    length = struct.unpack("<Q", data[:8].ljust(8, b"\0"))[0]
+    head = damage_json(r, data[8:8 + length])
+    return struct.pack("<Q", len(head)) + head + data[8 + length:]
+
+
+def damage_zip(r, data):
+    """One member damaged, the zip file itself whole; now and then others are missing, doubled or deflated."""
+    out = io.BytesIO()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+            names = old.namelist()
+            chosen = "archive/data.pkl" if r.random() < 0.8 and "archive/data.pkl" in names else r.choice(names)
+            for name in names:
+                content = old.read(name)
+                if r.random() < 0.005:
+                    continue
+                new.writestr(name, damage_bytes(r, content) if name == chosen else content,
+                             zipfile.ZIP_DEFLATED if r.random() < 0.02 else zipfile.ZIP_STORED)
+    except Exception:  # it was damaged before
+        return damage_bytes(r, data)
+    return out.getvalue()
+
+
+def damage_index(r, data):
+    """A block of the table, its checksum mended; the blocks that the index block names lie one behind the other."""
+    data, ends = bytearray(data), [x.end() for x in re.finditer(rb"\x01\0\0\0\0", data)]
+    if not ends:
+        return damage_bytes(r, data)
+    end = r.choice(ends)
+    begin = max([x + 4 for x in ends if x < end], default=0)
+    for _ in range(r.choice((1, 1, 3))):
+        at = r.randrange(begin, end)
+        data[at] = r.choice((r.randrange(256), data[at] ^ 1 << r.randrange(8), data[at] + 1 & 255))
+    data[end:end + 4] = struct.pack("<I", make.masked_crc(data[begin:end]))
+    return bytes(data)
+
+
+def damage(r, folder):
+    """Damages one file, sometimes two; says what it did."""
+    said = []
+    for _ in range(r.choice((1, 1, 1, 2))):
+        path = r.choice(sorted(x for x in glob.glob(folder + "/*") if os.path.isfile(x)) or [None])
+        if path is None:
+            break
+        with open(path, "rb") as file:
+            data = file.read()
+        ways = [damage_bytes]
+        if path.endswith(".json"):
+            ways += [damage_json] * 5
+        if path.endswith(".safetensors"):
+            ways += [damage_safetensors] * 3
+        if data[:2] == b"PK":
+            ways += [damage_zip] * 5
+        if path.endswith(".index"):
+            ways += [damage_index] * 4
+        way = r.choice(ways)
+        if r.random() < 0.02:
+            os.unlink(path)
+        else:
+            with open(path, "wb") as file:
+                file.write(way(r, data))
+        said.append(f"{way.__name__} {os.path.basename(path)}")
+    return ", ".join(said)
+
+
+# ---- One conversion ----
+
+def address_space():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def child(arguments, complaints):
+    """In a process of its own; does not return."""
+    limit = address_space() + (MEGABYTES << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    out = os.open(complaints, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(out, 2)
+    sys.argv = ["convert.py", *arguments]
+    status = 0
+    try:
+        convert.main()
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:  # as Python itself would end
+        import traceback
+        traceback.print_exc()
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def wait_for(process):
+    """Its status, None if it took too long."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < PATIENCE * 6:  # of wall-clock time: the processor is not ours alone
+        done, status, used = os.wait4(process, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status), used
+        with open(f"/proc/{process}/stat") as file:
+            ticks = file.read().rsplit(")", 1)[1].split()[11:13]
+        if sum(map(int, ticks)) > PATIENCE * os.sysconf("SC_CLK_TCK"):
+            break
+        time.sleep(0.002)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return None, None
+
+
+def judge(folder, arguments):
+    """(what is wrong or None, the complaint)"""
+    out, complaints = folder + ".out", folder + ".stderr"
+    shutil.rmtree(out, ignore_errors=True)
+    os.makedirs(out)
+    process = os.fork()
+    if not process:
+        child([x.replace("{}", folder) for x in arguments] + ["-o", out + "/model.bin"], complaints)
+    status, _ = wait_for(process)
+    with open(complaints, encoding="utf-8", errors="replace") as file:
+        said = file.read()
+    left = os.listdir(out)
+    if status is None:
+        return f"it ran longer than {PATIENCE} s", said
+    if "Traceback" in said:
+        frames = re.findall(r'File "[^"]*/([^/"]+)", line (\d+), in (\S+)', said)
+        ours = [x for x in frames if os.path.exists(f"{ROOT}/tools/convert/{x[0]}")]
+        last = ours[-1] if ours else ("?", "?", "?")
+        return "traceback: %s:%s %s: %s" % (*last, said.strip().split("\n")[-1][:160]), said
+    if status == 0:
+        if left != ["model.bin"]:
+            return f"status 0, and {left} in the folder", said
+        info = subprocess.run([INFO, "--check", out + "/model.bin"], capture_output=True, text=True, errors="replace")
+        return (None if info.returncode == 0 else "moe-info refuses the file: "
+                + re.sub(r"^.*model.bin: ", "", info.stderr.strip())), said
+    if status != 1:
+        return f"status {status}", said
+    if left:
+        return f"status 1, but {sorted(re.sub('[0-9]+', 'N', x) for x in left)} stays behind", said
+    if said.count("\n") != 1 or not said.strip():
+        return f"{said.count(chr(10))} lines of complaint", said
+    return None, said
+
+
+# ---- Many ----
+
+def campaign(seconds, seed):
+    begin, found, outcomes, runs = time.monotonic(), {}, {}, 0
+    os.makedirs(FOUND, exist_ok=True)
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        cases = sound(folder + "/sound")
+        for name, arguments in cases.items():
+            wrong, said = judge(shutil.copytree(f"{folder}/sound/{name}", f"{folder}/whole-{name}"), arguments)
+            if wrong or said:
+                print(f"{name}: the whole checkpoint: {wrong}\n{said}")
+                return 1
+        while time.monotonic() - begin < seconds:
+            r = random.Random(f"{seed} {runs}")
+            name = r.choice(list(cases))
+            shutil.rmtree(folder + "/now", ignore_errors=True)
+            shutil.copytree(f"{folder}/sound/{name}", folder + "/now")
+            how = damage(r, folder + "/now")
+            wrong, said = judge(folder + "/now", cases[name])
+            runs += 1
+            line = re.sub(r"'[^']*'|\"[^\"]*\"|[-0-9.]+|\S*/\S*", "*", (wrong or said).split("\n")[0])[:80]
+            outcomes[line] = outcomes.get(line, 0) + 1
+            if not wrong:
+                continue
+            key = re.sub(r"0x[0-9a-f]+|\b\d{3,}\b|'[^']*'", "*", wrong)[:120]
+            found[key] = found.get(key, 0) + 1
+            if found[key] == 1:
+                keep = f"{FOUND}/convert-{seed}-{runs}"
+                shutil.rmtree(keep, ignore_errors=True)
+                shutil.copytree(folder + "/now", keep)
+                with open(keep + "/arguments.json", "w", encoding="utf-8") as file:
+                    json.dump(cases[name], file)
+                print(f"FINDING {keep} ({name}, {how}): {wrong}", flush=True)
+    print("fuzz-%-17s %6.0f s %10d executions, %d different messages: %s" % (
+        "convert", time.monotonic() - begin, runs, len(outcomes),
+        f"{len(found)} FINDINGS in {sum(found.values())} runs" if found else "nothing found"))
+    return int(bool(found))
+
+
+def again(folder):
+    with open(folder + "/arguments.json", encoding="utf-8") as file:
+        arguments = json.load(file)
+    with tempfile.TemporaryDirectory() as place:
+        copy = shutil.copytree(folder, place + "/now", ignore=shutil.ignore_patterns("arguments.json"))
+        wrong, said = judge(copy, arguments)
+    print(f"{wrong or 'all is well'}\n{said}")
+    return int(bool(wrong))
+
+
+def main():
+    os.chdir(ROOT)
+    if len(sys.argv) == 3 and sys.argv[1] == "--again":
+        return again(sys.argv[2])
+    if len(sys.argv) not in (2, 3) or not sys.argv[1].isdigit():
+        print(__doc__, file=sys.stderr)
+        return 2
+    return campaign(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else int(time.time()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

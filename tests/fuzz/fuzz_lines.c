@@ -1,0 +1,163 @@
+/* fuzz_lines.c - lines as they come in: text_reader_next against a plain reading of the same bytes, whatever pieces a
+ * pipe delivers them in; sentences and capitals on what is valid UTF-8.
+ *
+ * A byte 0xF5, which no UTF-8 has, repeats the byte behind it many times, so that a short input can hold lines that are
+ * too long. */
+#define _GNU_SOURCE /* pipe2 */
+
+#include "moe.h"
+#include "tools/text/text.h"
+
+#include "tests/fuzz/fuzz.h"
+
+#include <fcntl.h>
+
+enum { REPEAT = 0xF5, MOST = 5 << 20, JUDGED = 1 << 14 }; /* JUDGED: bytes whose sentences are looked at */
+
+typedef struct text {
+    char *data;
+    size_t length;
+} text;
+
+static text expand(const uint8_t *data, size_t size) {
+    static const size_t times[] = {
+        2, 3, 15, 64, 4095, 4096, 65536, TEXT_MAX_LINE - 1, TEXT_MAX_LINE, TEXT_MAX_LINE + 1
+    };
+    text t = { malloc(size % 8 ? size * 4096 + 1 : MOST), 0 };
+    if (!t.data) abort();
+    for (size_t i = 0; i < size; i++) {
+        size_t n = 1;
+        if (data[i] == REPEAT && i + 2 < size) { /* a line that is too long takes its time: not in every input */
+            n = times[data[i + 1] % (size % 8 ? 6 : sizeof times / sizeof *times)];
+            i += 2;
+        }
+        if (t.length + n > MOST) break;
+        memset(t.data + t.length, data[i], n);
+        t.length += n;
+    }
+    return t;
+}
+
+/* ---- Lines ---- */
+
+typedef struct expected {
+    const char *data;
+    size_t length, at;
+    uint64_t number;
+} expected;
+
+/* The next line as the contract describes it: 1, or 0 at the end. */
+static int next_line(expected *e, text_line *line) {
+    if (e->at == e->length) return 0;
+    const char *begin = e->data + e->at, *end = memchr(begin, '\n', e->length - e->at);
+    size_t length = end ? (size_t)(end - begin) : e->length - e->at;
+    e->at += length + (end != NULL);
+    if (end && length && begin[length - 1] == '\r') length--;
+    if (!e->number && length >= 3 && memcmp(begin, "\xEF\xBB\xBF", 3) == 0) begin += 3, length -= 3;
+    const int too_long = length > TEXT_MAX_LINE;
+    *line = (text_line){ begin, too_long ? TEXT_MAX_LINE : length, ++e->number, too_long };
+    return 1;
+}
+
+static void check_line(const text_line *got, expected *e) {
+    text_line want;
+    FUZZ_CHECK(next_line(e, &want), "line %llu of %llu", (unsigned long long)got->number,
+               (unsigned long long)e->number);
+    FUZZ_CHECK(got->number == want.number && !got->too_long == !want.too_long, "line %llu: number %llu, too long %d",
+               (unsigned long long)want.number, (unsigned long long)got->number, got->too_long);
+    FUZZ_CHECK(got->length == want.length, "line %llu: %zu bytes, not %zu", (unsigned long long)want.number,
+               got->length, want.length);
+    FUZZ_CHECK(memcmp(got->data, want.data, got->length) == 0, "line %llu has other bytes",
+               (unsigned long long)want.number);
+}
+
+static void check_usable(const text_line *line) {
+    char why[80] = "?";
+    const size_t n = text_line_usable(line, why, sizeof why);
+    FUZZ_CHECK(n <= line->length && (n < line->length || !why[0] || line->too_long), "usable are %zu of %zu: %s", n,
+               line->length, why);
+    FUZZ_CHECK(!memchr(line->data, 0, n) && text_utf8_valid(line->data, n) == n, "what is usable is not");
+}
+
+/* Through a pipe in pieces, with signals that say stop or do not. */
+static void read_lines(const text *t, uint64_t *r) {
+    int ends[2];
+    text_reader reader;
+    text_line line;
+    expected e = { t->data, t->length, 0, 0 };
+    size_t written = 0, chunk = 1 + fuzz_below(r, fuzz_one_in(r, 2) ? 8 : 70000);
+    if (pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) abort();
+    if (t->length > JUDGED && chunk < 1000) chunk = 1000 + chunk * 1000;
+    text_reader_init(&reader, ends[0], NULL);
+    for (text_read got = TEXT_READ_LATER; got != TEXT_READ_END;) {
+        if (ends[1] >= 0 && written < t->length) {
+            size_t n = 1 + fuzz_below(r, chunk);
+            if (n > t->length - written) n = t->length - written;
+            const ssize_t done = write(ends[1], t->data + written, n);
+            if (done > 0) written += (size_t)done;
+        } else if (ends[1] >= 0) {
+            close(ends[1]);
+            ends[1] = -1;
+        }
+        const int wait = ends[1] < 0;
+        while ((got = text_reader_next(&reader, wait, &line)) == TEXT_READ_LINE) {
+            check_line(&line, &e);
+            check_usable(&line);
+        }
+        FUZZ_CHECK(got == TEXT_READ_LATER || got == TEXT_READ_END, "the reader says %d", (int)got);
+        FUZZ_CHECK(!wait || got == TEXT_READ_END, "the reader waits at the end");
+    }
+    FUZZ_CHECK(!next_line(&e, &line), "a line is missing behind %llu", (unsigned long long)e.number);
+    text_reader_free(&reader);
+    close(ends[0]);
+}
+
+/* ---- Sentences and capitals ---- */
+
+static void check_sentences(const char *data, size_t length) {
+    char *calm, *again, *loud;
+    size_t at = 0;
+    if (length > JUDGED) length = text_utf8_cut(data, length, JUDGED);
+    while (at < length) {
+        const size_t n = text_sentence(data + at, length - at);
+        FUZZ_CHECK(n && n <= length - at, "a sentence of %zu of %zu bytes", n, length - at);
+        FUZZ_CHECK(text_utf8_valid(data + at, n) == n, "a sentence ends inside a letter");
+        at += n;
+    }
+    calm = malloc(3 * length + 3), again = calm + length + 1, loud = again + length + 1;
+    if (!calm) abort();
+    memcpy(calm, data, length);
+    memcpy(loud, data, length);
+    text_calm(calm, length);
+    text_shout(loud, length);
+    FUZZ_CHECK(text_utf8_valid(calm, length) == length && text_utf8_valid(loud, length) == length, "no UTF-8 any more");
+    memcpy(again, calm, length);
+    text_calm(again, length);
+    FUZZ_CHECK(memcmp(again, calm, length) == 0, "what is calm is not calm");
+    memcpy(again, loud, length);
+    text_shout(again, length);
+    FUZZ_CHECK(memcmp(again, loud, length) == 0, "what is loud is not loud");
+    memcpy(again, data, length);
+    text_shout(again, length);
+    text_calm(again, length);
+    FUZZ_CHECK(!text_is_shouted(again, length), "a calm text is shouted");
+    free(calm);
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv) {
+    (void)argc, (void)argv;
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    uint64_t r = fuzz_hash(size, data, size);
+    text t = expand(data, size);
+    read_lines(&t, &r);
+    for (size_t at = 0; at < t.length && at < JUDGED;) { /* every stretch of valid UTF-8 */
+        const size_t n = text_utf8_valid(t.data + at, t.length - at);
+        if (n) check_sentences(t.data + at, n);
+        at += n + 1;
+    }
+    free(t.data);
+    return 0;
+}

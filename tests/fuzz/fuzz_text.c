@@ -1,0 +1,368 @@
+/* fuzz_text.c - SentencePiece models, and the vocabularies and maps of model files around them. An input is the bytes
+ * of a .model file; what is encoded, and how a model file uses it, follows from these bytes.
+ *
+ * What must hold: a refusal has one line of reasons; ids are in range; what was encoded is decoded; a text holds no
+ * line break and no TAB; whatever a line is, preparing it fails by a note. */
+#define _GNU_SOURCE
+
+#include "moe.h"
+#include "tools/text/spm.h"
+#include "tools/text/text.h"
+
+#include "tests/engine/model_writer.h"
+#include "tests/fuzz/fuzz.h"
+
+enum { MOST_TOKENS = 4000, DEEPEST = 3 };
+
+/* ---- Mutating: protocol buffers, field by field ---- */
+
+typedef struct field {
+    size_t at, body, end; /* key, contents of a length-delimited field, what follows */
+    unsigned wire;
+} field;
+
+/* The number at *at, which moves behind it; at `size` where there is none. */
+static uint64_t varint(const uint8_t *data, size_t size, size_t *at) {
+    uint64_t v = 0;
+    for (unsigned shift = 0; *at < size && shift < 64; shift += 7) {
+        const uint8_t byte = data[(*at)++];
+        v |= (uint64_t)(byte & 127) << shift;
+        if (byte < 128) return v;
+    }
+    *at = size;
+    return 0;
+}
+
+/* The fields of a message; 0 if it is none. */
+static size_t split(const uint8_t *data, size_t size, field *fields, size_t most) {
+    size_t n = 0;
+    for (size_t at = 0; at < size && n < most; n++) {
+        field *f = &fields[n];
+        f->at = at;
+        f->wire = (unsigned)(varint(data, size, &at) & 7);
+        f->body = at;
+        if (f->wire == 0) varint(data, size, &at);
+        else if (f->wire == 1) at += 8;
+        else if (f->wire == 5) at += 4;
+        else if (f->wire == 2) {
+            const uint64_t length = varint(data, size, &at);
+            f->body = at;
+            if (length > size - at) return 0;
+            at += (size_t)length;
+        } else return 0;
+        if (at > size) return 0;
+        f->end = at;
+    }
+    return n;
+}
+
+static size_t put_varint(uint8_t *out, uint64_t v) {
+    size_t n = 0;
+    for (; v > 127; v >>= 7) out[n++] = (uint8_t)(v | 128);
+    out[n++] = (uint8_t)v;
+    return n;
+}
+
+/* Replace bytes [from, to) by `n` others. Returns the new size, or the old one where there is no room. */
+static size_t splice(uint8_t *data, size_t size, size_t most, size_t from, size_t to, const uint8_t *with, size_t n) {
+    if (size - (to - from) + n > most) return size;
+    memmove(data + from + n, data + to, size - to);
+    if (n) memcpy(data + from, with, n);
+    return size - (to - from) + n;
+}
+
+/* A piece as field 1 of the model: text, score, type. */
+static size_t some_piece(uint8_t *out, uint64_t *r) {
+    static const char *const texts[] = { "a",
+                                         "\xE2\x96\x81",
+                                         ("\xE2\x96\x81"
+                                          "ab"),
+                                         "<0x41>",
+                                         "<0xff>",
+                                         "<unk>",
+                                         "</s>",
+                                         "b\xC3\xA9",
+                                         "\xFF",
+                                         "aaaaaaaaaaaaaaaa",
+                                         "" };
+    const char *text = texts[fuzz_below(r, sizeof texts / sizeof *texts)];
+    uint8_t body[80];
+    size_t n = 0, length = strlen(text);
+    const float score = fuzz_one_in(r, 8) ? 1e38f : -(float)fuzz_below(r, 20);
+    body[n++] = 0x0a;
+    body[n++] = (uint8_t)length;
+    memcpy(body + n, text, length), n += length;
+    body[n++] = 0x15;
+    memcpy(body + n, &score, 4), n += 4;
+    if (fuzz_one_in(r, 2)) body[n++] = 0x18, body[n++] = (uint8_t)fuzz_below(r, 8);
+    out[0] = 0x0a;
+    out[1] = (uint8_t)n;
+    memcpy(out + 2, body, n);
+    return n + 2;
+}
+
+static size_t mutate_message(uint8_t *data, size_t size, size_t most, int depth, uint64_t *r);
+
+/* A length-delimited field's contents: as a message or as bytes. */
+static size_t mutate_body(uint8_t *data, size_t size, size_t most, const field *f, int depth, uint64_t *r) {
+    const size_t length = f->end - f->body, room = length + 64;
+    uint8_t *body = malloc(room + 16), head[16];
+    field inner[4];
+    size_t n, key = f->at;
+    if (!body) abort();
+    memcpy(body, data + f->body, length);
+    if (depth < DEEPEST && split(body, length, inner, 4) && fuzz_below(r, 4))
+        n = mutate_message(body, length, room, depth + 1, r);
+    else n = LLVMFuzzerMutate(body, length, room);
+    varint(data, size, &key); /* behind the key */
+    const size_t head_bytes = put_varint(head, n);
+    if (size - (f->end - key) + head_bytes + n <= most) {
+        size = splice(data, size, most, key, f->end, body, n);
+        size = splice(data, size, most, key, key, head, head_bytes);
+    }
+    free(body);
+    return size;
+}
+
+static size_t mutate_message(uint8_t *data, size_t size, size_t most, int depth, uint64_t *r) {
+    static field fields[DEEPEST + 1][1024];
+    const size_t n = split(data, size, fields[depth], 1024);
+    const field *f = &fields[depth][fuzz_below(r, n)], *g = &fields[depth][fuzz_below(r, n)];
+    uint8_t copy[256];
+    size_t bytes;
+    if (!n) return LLVMFuzzerMutate(data, size, most);
+    switch (fuzz_below(r, 8)) {
+    case 0: return splice(data, size, most, f->at, f->end, NULL, 0);
+    case 1:
+    case 2:
+        bytes = g->end - g->at;
+        if (bytes > sizeof copy) break;
+        memcpy(copy, data + g->at, bytes);
+        return splice(data, size, most, f->at, fuzz_one_in(r, 2) ? f->end : f->at, copy, bytes);
+    case 3:
+        if (depth) break;
+        bytes = some_piece(copy, r);
+        return splice(data, size, most, f->at, f->at, copy, bytes);
+    default: break;
+    }
+    if (f->wire == 2) return mutate_body(data, size, most, f, depth, r);
+    if (f->wire == 0) {
+        bytes = put_varint(copy, fuzz_one_in(r, 3) ? fuzz_next(r) : fuzz_below(r, 300));
+        return splice(data, size, most, f->body, f->end, copy, bytes);
+    }
+    LLVMFuzzerMutate(data + f->body, f->end - f->body, f->end - f->body);
+    return size;
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed) {
+    uint64_t r = seed;
+    if (fuzz_one_in(&r, 20)) return LLVMFuzzerMutate(data, size, max_size);
+    for (size_t n = 1 + fuzz_below(&r, 3); n; n--) size = mutate_message(data, size, max_size, 0, &r);
+    return size;
+}
+
+/* ---- Texts ---- */
+
+/* Words of several scripts, and what the input's own pieces may be made of. */
+static size_t some_text(const uint8_t *data, size_t size, uint64_t *r, char *out, size_t most) {
+    static const char *const words[] = { "where",        " ",   "Bahnhof",      "caf\xC3\xA9",
+                                         "\xE2\x96\x81", "ABC", "\xEF\xBC\xA1", "\xF0\x9F\x98\x80",
+                                         "<ab>",         "\t",  "1999",         "\xCC\x81",
+                                         "aaaa" };
+    size_t n = 0;
+    for (size_t k = fuzz_below(r, 12); k; k--) {
+        const char *word = words[fuzz_below(r, sizeof words / sizeof *words)];
+        size_t length = strlen(word), at = fuzz_below(r, size);
+        if (fuzz_one_in(r, 3) && size) {
+            length = 1 + fuzz_below(r, 12);
+            if (length > size - at) length = size - at;
+            word = (const char *)data + at;
+        }
+        if (n + length > most) break;
+        memcpy(out + n, word, length);
+        n += length;
+    }
+    return n;
+}
+
+static void check_line(const char *why) { FUZZ_CHECK(why[0] && !strchr(why, '\n'), "refused without a good reason"); }
+
+/* ---- The tokeniser itself ---- */
+
+static void use_tokeniser(const spm *t, const uint8_t *data, size_t size, uint64_t *r) {
+    const int32_t n_pieces = spm_size(t), odd[] = { -1, 0, 1, n_pieces - 1, n_pieces, INT32_MAX, INT32_MIN };
+    char text[256], why[200] = "", *pieces = NULL, *back = NULL;
+    int32_t *ids = NULL;
+    size_t capacity = 0, room = 0, space = 0, count, bytes, length;
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        const int32_t id = odd[i];
+        const char *piece = spm_piece(t, id);
+        FUZZ_CHECK((id >= 0 && id < n_pieces) || (!piece[0] && !spm_is_unknown(t, id) && !spm_is_control(t, id)),
+                   "id %d of %d is something", (int)id, (int)n_pieces);
+        FUZZ_CHECK(spm_id(t, piece) < n_pieces, "a piece has an id that is too large");
+        if (spm_decode(t, &id, 1, &back, &space, &length, why, sizeof why)) check_line(why);
+        else
+            FUZZ_CHECK(id >= 0 && id < n_pieces && strlen(back) <= length, "id %d of %d was decoded", (int)id,
+                       (int)n_pieces);
+    }
+    for (int round = 0; round < 6; round++) {
+        const size_t n = some_text(data, size, r, text, sizeof text);
+        if (spm_encode(t, text, n, &ids, &capacity, &count, why, sizeof why)) {
+            check_line(why);
+            continue;
+        }
+        for (size_t i = 0; i < count; i++)
+            FUZZ_CHECK(ids[i] >= 0 && ids[i] < n_pieces, "id %d of %d", (int)ids[i], (int)n_pieces);
+        FUZZ_CHECK(spm_decode(t, ids, count, &back, &space, &length, why, sizeof why) == 0, "encoded, not decoded: %s",
+                   why);
+        FUZZ_CHECK(spm_encode_pieces(t, text, n, &pieces, &room, &bytes, why, sizeof why) == 0, "encoded once: %s",
+                   why);
+        FUZZ_CHECK(spm_decode_pieces(t, pieces, bytes, &back, &space, &length, why, sizeof why) == 0, "pieces: %s",
+                   why);
+    }
+    FUZZ_CHECK(spm_unk(t) < n_pieces && spm_bos(t) < n_pieces && spm_eos(t) < n_pieces, "special ids are too large");
+    free(ids), free(pieces), free(back);
+}
+
+/* ---- In a model file ---- */
+
+/* The smallest language model there is, with what text.c reads: pieces cut out of the input, ids of any kind. */
+static mw_image wrap(const uint8_t *data, size_t size, int32_t n_pieces, uint64_t *r) {
+    mw_model *m = mw_zeros(sizeof *m);
+    const size_t vocabulary = n_pieces > 1 && n_pieces < MOST_TOKENS ? (size_t)n_pieces + fuzz_below(r, 3) : 8;
+    mw_image image;
+    m->random = fuzz_next(r);
+    mw_text(m, "general.architecture", "moe-lm");
+    mw_int(m, "vocab.size", (int64_t)vocabulary);
+    mw_int(m, "model.width", 1);
+    mw_int(m, "token.bos", 0);
+    mw_int(m, "token.eos", 1);
+    mw_int(m, "decoder.layers", 1);
+    mw_lstm(m, "decoder.0.", 1, 1, 0, 0);
+    mw_random_matrix(m, "embedding.weight", MW_F32, vocabulary, 1, 1);
+    if (fuzz_below(r, 8)) mw_text(m, "tokenizer.kind", "sentencepiece");
+    if (fuzz_below(r, 8)) mw_blob(m, "tokenizer.model", MW_BYTES, data, size);
+    if (fuzz_one_in(r, 6))
+        mw_blob(m, "tokenizer.target_model", fuzz_one_in(r, 8) ? MW_TEXT : MW_BYTES, data,
+                size - size / 2 * (size_t)fuzz_one_in(r, 2));
+    if (fuzz_one_in(r, 2)) mw_int(m, "token.unk", (int64_t)fuzz_below(r, vocabulary + 1) - 1);
+    if (fuzz_one_in(r, 2)) mw_int(m, "token.pad", 2);
+    if (fuzz_one_in(r, 3)) {
+        char (*words)[16] = mw_zeros(vocabulary * sizeof *words);
+        const char **list = mw_zeros(vocabulary * sizeof *list);
+        for (size_t i = 0; i < vocabulary; i++) {
+            const size_t n = some_text(data, size, r, words[i], 12), keep = text_utf8_valid(words[i], n);
+            words[i][keep] = 0;
+            list[i] = words[i];
+        }
+        mw_texts(m, "vocabulary.pieces", list, fuzz_one_in(r, 8) ? vocabulary - 1 : vocabulary);
+        free(words), free(list);
+    }
+    if (fuzz_one_in(r, 3)) {
+        const size_t n = n_pieces > 0 && n_pieces < MOST_TOKENS ? (size_t)n_pieces : 3;
+        int64_t *ids = mw_zeros(n * sizeof *ids);
+        for (size_t i = 0; i < n; i++) ids[i] = (int64_t)fuzz_below(r, vocabulary + 1) - 1;
+        if (fuzz_one_in(r, 8)) ids[0] = (int64_t)fuzz_next(r);
+        mw_ints(m, "tokenizer.ids", ids, fuzz_one_in(r, 8) ? n - 1 : n);
+        free(ids);
+    }
+    image = mw_build(m);
+    mw_free(m);
+    return image;
+}
+
+static void check_status(moe_status status, const moe_error *e) {
+    if (status == MOE_OK) return;
+    FUZZ_CHECK(status == e->code && status != MOE_ERROR_MEMORY, "status %d: %s", (int)status, e->message);
+    check_line(e->message);
+}
+
+static void check_ids(const text_front *front, const text_ids *ids) {
+    for (size_t i = 0; i < ids->length; i++)
+        FUZZ_CHECK(ids->data[i] >= 0 && ids->data[i] < moe_model_vocabulary(front->model), "id %d", (int)ids->data[i]);
+}
+
+static void check_text(const text_bytes *t) {
+    for (size_t i = 0; i < t->length; i++)
+        FUZZ_CHECK(!strchr("\n\r\t", t->data[i]), "byte %d in a text that goes out", t->data[i]);
+}
+
+static void use_front(const text_front *front, const uint8_t *data, size_t size, uint64_t *r) {
+    const int pieces = front->vocabulary.count > 0, texts = front->tokeniser != NULL;
+    char text[256];
+    moe_error e = { MOE_OK, "", "" };
+    text_ids ids = { 0 };
+    text_bytes out = { 0 };
+    for (int round = 0; round < 4; round++) {
+        const text_line line = { text, some_text(data, size, r, text, sizeof text), 1, fuzz_one_in(r, 16) };
+        const text_options options = { .ids = !pieces && !texts ? 1 : fuzz_one_in(r, 5),
+                                       .pretokenized = !texts || fuzz_one_in(r, 5),
+                                       .truncate = fuzz_one_in(r, 2),
+                                       .calm = fuzz_one_in(r, 2),
+                                       .pairs = fuzz_one_in(r, 4) ? "--score" : NULL,
+                                       .max_source = 1 + fuzz_below(r, 20),
+                                       .max_target = 1 + fuzz_below(r, 20) };
+        text_job job = { 0 };
+        check_status(text_job_prepare(front, &options, &line, &job, &e), &e);
+        if (!job.failed) check_ids(front, &job.source_ids), check_ids(front, &job.target_ids);
+        FUZZ_CHECK(!job.failed || job.note[0], "a line failed without a note");
+        FUZZ_CHECK(job.failed || job.source_ids.length <= options.max_source, "%zu ids, %zu are allowed",
+                   job.source_ids.length, options.max_source);
+        text_bytes_free(&job.source), text_bytes_free(&job.target), text_bytes_free(&job.output);
+        text_ids_free(&job.source_ids), text_ids_free(&job.target_ids);
+        if (texts) {
+            const moe_status status = text_encode(front, text, line.length, &ids, &e);
+            check_status(status, &e);
+            if (status == MOE_OK) {
+                check_ids(front, &ids);
+                check_status(text_decode(front, ids.data, ids.length, &out, &e), &e);
+            }
+        }
+        if (texts || pieces) {
+            const moe_status status = text_parse_pieces(front, text, line.length, &ids, &e);
+            check_status(status, &e);
+            if (status == MOE_OK) check_ids(front, &ids);
+            if (status == MOE_OK) check_status(text_join_pieces(front, ids.data, ids.length, &out, &e), &e);
+        }
+        check_text(&out);
+    }
+    for (int32_t id = -1; id < 12; id++) {
+        const moe_span piece = text_piece(front, id);
+        fuzz_read(piece.data, piece.length);
+        text_is_unknown(front, id);
+        if (texts) check_status(text_decode(front, &id, 1, &out, &e), &e);
+    }
+    check_text(&out);
+    text_ids_free(&ids);
+    text_bytes_free(&out);
+}
+
+/* ---- One input ---- */
+
+int LLVMFuzzerInitialize(int *argc, char ***argv) {
+    (void)argc, (void)argv;
+    fuzz_make_folder();
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static const text_level levels[] = { TEXT_IDS_ONLY, TEXT_REQUIRED, TEXT_PIECES, TEXT_IF_THERE };
+    uint64_t r = fuzz_hash(size, data, size);
+    char why[200] = "";
+    text_front front;
+    moe_error e = { MOE_OK, "", "" };
+    spm *t = spm_new(data, size, why, sizeof why);
+    const int32_t n_pieces = t ? spm_size(t) : 0;
+    if (t) use_tokeniser(t, data, size, &r);
+    else check_line(why);
+    spm_free(t);
+    if (!t && fuzz_below(&r, 8)) return 0;
+    const mw_image image = wrap(data, size, n_pieces, &r);
+    fuzz_write(fuzz_path("model.bin"), image.data, image.bytes);
+    free(image.data);
+    const moe_status status = text_open(fuzz_path("model.bin"), levels[fuzz_below(&r, 4)], NULL, &front, &e);
+    check_status(status, &e);
+    if (status == MOE_OK) use_front(&front, data, size, &r);
+    if (status == MOE_OK) text_close(&front);
+    return 0;
+}

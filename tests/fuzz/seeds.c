@@ -1,0 +1,43 @@
+/* seeds.c - writes the models that fuzz_model begins with into a folder: every small kind in every number format. */
+#define _POSIX_C_SOURCE 200809L /* posix_memalign */
+
+#include "moe.h"
+#include "tests/engine/model_writer.h"
+
+static void write_model(const char *folder, const char *name, mw_model *m) {
+    static const moe_type types[] = { MOE_TYPE_F32, MOE_TYPE_F16, MOE_TYPE_Q8, MOE_TYPE_Q4 };
+    static unsigned number;
+    mw_image image = mw_build(m);
+    moe_model *model = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    char path[512];
+    const moe_save_params params = { .type = types[number % 4], .experts = types[(number + number / 4) % 4] };
+    number++;
+    snprintf(path, sizeof path, "%s/%s.bin", folder, name);
+    if (moe_model_open_memory(image.data, image.bytes, NULL, &model, &e) || moe_model_save(model, path, &params, &e)) {
+        fprintf(stderr, "%s: %s\n", path, e.message);
+        exit(1);
+    }
+    moe_model_close(model);
+    free(image.data);
+    mw_free(m);
+}
+
+int main(int argc, char **argv) {
+    char name[32];
+    if (argc != 2) return fprintf(stderr, "usage: seeds FOLDER\n"), 2;
+    for (int round = 0; round < 2; round++) {
+        for (int v = 0; v < MW_VARIANTS; v++) {
+            snprintf(name, sizeof name, "gnmt-%d-%d", v, round);
+            write_model(argv[1], name, mw_small(v, MW_F32, 1));
+        }
+        for (int v = 0; v < MW_TRANSFORMERS; v++) {
+            snprintf(name, sizeof name, "transformer-%d-%d", v, round);
+            write_model(argv[1], name, mw_transformer(v, MW_F32, 1));
+        }
+        write_model(argv[1], round ? "hierarchy-1" : "hierarchy-0", mw_hierarchical(MW_F32, 1));
+        write_model(argv[1], round ? "language-1" : "language-0", mw_language_model(MW_F32, 1));
+        write_model(argv[1], round ? "classifier-1" : "classifier-0", mw_classifier(MW_F32, 1));
+    }
+    return 0;
+}
