@@ -9,6 +9,7 @@ BUILD  ?= build
 BIN    ?= .
 MODEL  ?= models/en-de-fr-es.bin
 DEPS   ?= tools/install-deps
+OBJCOPY ?= objcopy
 
 ifeq ($(origin CXX),default)
 CXX := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),g++)
@@ -18,10 +19,27 @@ endif
 # multiply-add in one build and not in another would give other bytes.
 CFLAGS  ?= -g -O2
 WARN     = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror
-C_FLAGS  = -std=c11 $(WARN) -I. $(SYSTEM) $(CFLAGS) -ffp-contract=off -pthread -MMD -MP $(EXTRA)
-CXX_FLAGS = -std=c++17 $(WARN) -I. $(SYSTEM) $(CFLAGS) -ffp-contract=off -pthread -MMD -MP $(EXTRA)
-LINK     = $(CXX) $(EXTRA) $(LDFLAGS) -pthread $(filter %.o,$^) $(filter %.a,$^)
+# -fPIC and hidden names: the same objects make the programs and the shared libraries, which export what moe.h and
+# moetext.h declare and nothing else.
+COMMON   = $(WARN) -I. $(SYSTEM) $(CFLAGS) $(HARDEN) -ffp-contract=off -fPIC -fvisibility=hidden -pthread -MMD -MP \
+	   $(EXTRA)
+C_FLAGS  = -std=c11 $(COMMON) $(SPEED)
+CXX_FLAGS = -std=c++17 $(COMMON)
+LINK     = $(CXX) $(EXTRA) $(LDFLAGS) $(HARDEN_LINK) -pthread $(filter %.o,$^) $(filter %.a,$^)
 TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lm $(CUDA_LIBS)
+
+# What turns an error that slipped through into an end: checked copies (glibc's level 3 where it knows that), a guard
+# below every array on the stack, addresses that nobody can guess, tables of the linker read-only. HARDEN= leaves it
+# out, as the sanitizers do, which check more.
+ifeq ($(findstring sanitize,$(EXTRA)),)
+FORTIFY := $(shell for level in 3 2; do \
+    [ "$$(printf '\043include <string.h>\n' | $(CC) $(CFLAGS) -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$$level -E - 2>&1 \
+          >/dev/null)" ] || { echo "-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$$level"; break; }; done)
+HARDEN  ?= $(FORTIFY) -fstack-protector-strong
+ifeq ($(shell uname -s),Linux)
+HARDEN_LINK ?= $(if $(HARDEN),-pie -z relro -z now)
+endif
+endif
 
 # Homebrew keeps its headers and libraries where compilers do not look.
 ifeq ($(shell uname -s),Darwin)
@@ -50,16 +68,29 @@ CUDA_LIBS = -L$(CUBLAS_LIB) -Wl,-rpath,$(CUBLAS_LIB) -Wl,--no-as-needed -lcublas
 MOE_OBJECTS = $(BUILD)/moe-with-cuda.o $(BUILD)/moe-cuda.o
 endif
 
+# Libraries: libmoe is the engine, libmoetext the engine with text in and out.
 LIBRARY  = $(BIN)/libmoe.a
+TEXT_LIBRARY = $(BIN)/libmoetext.a
+VERSION := $(shell sed -n 's/^\#define MOE_VERSION "\(.*\)"/\1/p' moe.h)
+SONUMBER = $(firstword $(subst ., ,$(VERSION)))
+ifeq ($(shell uname -s),Darwin)
+shared_name = $(1)$(2:%=.%).dylib
+SHARED = -dynamiclib -install_name @rpath/$(call shared_name,$(1),$(SONUMBER)) -current_version $(VERSION) \
+	-Wl,-exported_symbol,'_moe*'
+else
+shared_name = $(1).so$(2:%=.%)
+SHARED = -shared -Wl,-soname,$(call shared_name,$(1),$(SONUMBER)) -Wl,--version-script,$(BUILD)/exports
+endif
+SHARED_LIBRARIES = $(foreach l,libmoe libmoetext,$(BIN)/$(call shared_name,$(l)))
 TEXT_PROGRAMS = $(addprefix $(BIN)/moe-,translate score classify info quantize calibrate routing align)
-PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-make-random $(BIN)/moe-bench
+PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-bench
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo test test-arm check install clean asan valgrind FORCE
+.PHONY: all help demo test test-arm check install uninstall clean asan valgrind fuzz fuzz-coverage FORCE
 .DEFAULT_GOAL := all
 
-all: $(PROGRAMS) $(LIBRARY)
+all: $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
 
 # Libraries that are missing are installed once, before the first compilation; see tools/install-deps --help.
 $(BUILD)/.deps-%: tools/install-deps
@@ -68,7 +99,7 @@ $(BUILD)/.deps-%: tools/install-deps
 	@touch $@
 
 # Where sources are; -MMD notes which headers each of them reads.
-vpath %.c . tools/programs tools/text tests/engine tests/text tests/cuda tests/cross
+vpath %.c . tools/programs tools/server tools/text tests/engine tests/text tests/cuda tests/cross tests/fuzz
 vpath %.cc tools/text
 -include $(wildcard $(BUILD)/*.d)
 
@@ -79,7 +110,7 @@ $(BUILD)/%.o: %.cc | $(BUILD)/.deps-build
 	$(CXX) $(CXX_FLAGS) -c $< -o $@
 
 # The engine, and what has it inside it.
-$(BUILD)/moe.o $(BUILD)/moe-with-cuda.o $(BUILD)/moe-bench.o: C_FLAGS += -O3
+$(BUILD)/moe.o $(BUILD)/moe-with-cuda.o $(BUILD)/moe-bench.o: SPEED = -O3
 
 $(BUILD)/moe-with-cuda.o: moe.c | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -DMOE_CUDA -c $< -o $@
@@ -94,14 +125,17 @@ SPM_VERSION = $(or $(shell pkg-config --modversion sentencepiece 2>/dev/null || 
 	sed -n 's/^Version: *//p'),unknown)
 $(BUILD)/spm.o: CXX_FLAGS += -DSPM_LIBRARY_VERSION='"$(firstword $(SPM_VERSION))"'
 
-# The page as lines of C strings, so that the program stays one file. \? because ?? begins a trigraph.
-$(BUILD)/routing-html.inc: tools/programs/routing.html | $(BUILD)/.deps-build
-	{ echo '/* made from $< by the Makefile */'; echo 'static const char *const routing_html[] = {'; \
+# A page as lines of C strings, so that its program stays one file. \? because ?? begins a trigraph.
+$(BUILD)/routing-html.inc: tools/programs/routing.html
+$(BUILD)/server-html.inc: tools/server/server.html
+$(BUILD)/%-html.inc: | $(BUILD)/.deps-build
+	{ echo '/* made from $< by the Makefile */'; echo 'static const char *const $*_html[] = {'; \
 	  sed -e 's/[\\"?]/\\&/g' -e 's/^/    "/' -e 's/$$/\\n",/' $<; echo '};'; } > $@.new
 	@mv $@.new $@
 
-$(BUILD)/moe-routing.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/moe-routing.o $(BUILD)/moe-server.o: C_FLAGS += -I$(BUILD)
 $(BUILD)/moe-routing.o: $(BUILD)/routing-html.inc
+$(BUILD)/moe-server.o: $(BUILD)/server-html.inc
 
 # Programs are linked again when the build with and the build without CUDA take turns.
 $(BUILD)/.objects: FORCE
@@ -112,13 +146,45 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
+TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o default_model.o settings.o align.o stream.o text.o spm.o bytes.o)
+
+# One object, whose own names a host program cannot see. Link with $(LD), not $(CC): EXTRA may name sanitizers.
+$(BUILD)/libmoetext.o: $(TEXT_OBJECTS)
+ifeq ($(shell uname -s),Darwin)
+	$(LD) -r -exported_symbol '_moetext_*' $^ -o $@
+else
+	$(LD) -r $^ -o $@
+	$(OBJCOPY) --localize-hidden $@
+endif
+
+$(TEXT_LIBRARY): $(BUILD)/libmoetext.o $(MOE_OBJECTS) $(BUILD)/.objects
+	rm -f $@
+	$(AR) rcs $@ $(filter %.o,$^)
+
+# The templates of C++ are not hidden by -fvisibility.
+$(BUILD)/exports: | $(BUILD)/.deps-build
+	echo '{ global: moe*; local: *; };' > $@
+
+$(SHARED_LIBRARIES): $(BUILD)/exports
+
+$(BIN)/$(call shared_name,libmoe): $(MOE_OBJECTS) $(BUILD)/.objects
+	$(filter-out -pie,$(LINK)) $(call SHARED,libmoe) -lm $(CUDA_LIBS) -o $@
+	ln -sf $(@F) $(BIN)/$(call shared_name,libmoe,$(SONUMBER))
+
+$(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
+	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lm $(CUDA_LIBS) -o $@
+	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
+
 # What a program with text in and out is made of beside its own object.
-$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o text.o spm.o json.o bytes.o)
+$(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o json.o) $(TEXT_OBJECTS)
 	rm -f $@
 	$(AR) rcs $@ $^
 
 $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
+
+$(BIN)/moe-server: $(BUILD)/moe-server.o $(BUILD)/detect.o $(BUILD)/libtext.a $(LIBRARY)
+	$(LINK) -lmicrohttpd -lexttextcat-2.0 $(TEXT_LIBS) -o $@
 
 $(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
@@ -129,8 +195,10 @@ $(BIN)/moe-bench: $(addprefix $(BUILD)/,moe-bench.o json.o bytes.o)
 # ---- Use -----------------------------------------------------------------------------------------------------
 
 help:
-	@echo 'make                  build libmoe.a and ./moe-translate ./moe-score ./moe-classify ./moe-info ./moe-quantize'
+	@echo 'make                  build libmoe, libmoetext (static and shared) and ./moe-translate ./moe-score'
+	@echo '                      ./moe-classify ./moe-info ./moe-quantize'
 	@echo '                      ./moe-calibrate ./moe-make-random ./moe-bench ./moe-routing ./moe-align'
+	@echo '                      ./moe-server'
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
 	@echo 'make test             build and run all tests'
@@ -139,7 +207,8 @@ help:
 	@echo 'make asan             run all tests with the address and undefined-behaviour sanitizers'
 	@echo 'make test-arm         compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)'
 	@echo 'make valgrind         run the test programs under valgrind'
-	@echo 'make install          install programs, library and header under PREFIX ($(PREFIX)), with DESTDIR'
+	@echo 'make install          install all of it, the model and completions under PREFIX ($(PREFIX)), with DESTDIR'
+	@echo 'make uninstall        remove what make install put there'
 	@echo 'make clean            remove what was built'
 	@echo
 	@echo 'Missing libraries are installed by tools/install-deps (it says which). make CC=clang works too.'
@@ -162,13 +231,14 @@ demo: all
 	@printf '\nYour turn:  ./moe-translate -m %s -t de      (one sentence per line, ^D ends)\n' $(MODEL)
 
 install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
-	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib
-	install -m 644 moe.h $(DESTDIR)$(PREFIX)/include
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' BIN='$(BIN)' PROGRAMS='$(notdir $(PROGRAMS))' \
+	    CUDA_LIBS='$(CUDA_LIBS)' tools/install install
+
+uninstall:
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' tools/install uninstall
 
 clean:
-	rm -rf build $(PROGRAMS) $(LIBRARY)
+	rm -rf build $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES) $(SHARED_LIBRARIES:=.$(SONUMBER))
 
 # ---- Tests ---------------------------------------------------------------------------------------------------
 
@@ -219,6 +289,47 @@ valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind all $(TEST_PROGRAMS)
 	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 --leak-check=full \
 	    --errors-for-leak-kinds=definite,indirect,possible" python3 tests/run $(filter-out %/test_cuda,$(TEST_PROGRAMS))
 
+# ---- Fuzzing: tests/fuzz/README.md ----
+# clang's libFuzzer; a second make builds what it instruments. The kernels are those of a release, by $(CC), and so is
+# the engine below the text programs, which `model` has to itself.
+FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
+FUZZ_TARGETS = model kernels kernels-emulated text lines routing idx convert
+SECONDS ?= 20
+FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \
+	-fno-sanitize-recover=all
+FUZZ_COVERAGE = -O1 -fsanitize=fuzzer-no-link -fprofile-instr-generate -fcoverage-mapping
+FUZZ_LINK = $(CXX) $(EXTRA) -fsanitize=fuzzer -pthread $(filter %.o,$^) $(filter %.a,$^)
+
+fuzz: $(FUZZ_TARGETS:%=fuzz-%)
+.NOTPARALLEL: fuzz
+
+$(FUZZ_TARGETS:%=fuzz-%): fuzz-%: build/fuzz/%
+	@tests/python tests/fuzz/run $* $(SECONDS)
+
+$(addprefix build/fuzz/,model text lines routing idx): build/fuzz/%: $(BUILD)/moe.o FORCE | $(BUILD)/.deps-fuzz
+	@$(MAKE) --no-print-directory BUILD=build/fuzz BIN=build/fuzz CC=$(FUZZ_CC) EXTRA='$(FUZZ_SANITIZE)' \
+	    MOE_OBJECTS=$(BUILD)/moe.o build/fuzz/fuzz_$* build/fuzz/seeds
+
+build/fuzz/kernels build/fuzz/kernels-emulated: build/fuzz/%: $(BUILD)/fuzz_%.o FORCE | $(BUILD)/.deps-fuzz
+	@mkdir -p build/fuzz
+	$(subst clang,clang++,$(FUZZ_CC)) -fsanitize=fuzzer -pthread $(filter %.o,$^) -lm -o build/fuzz/fuzz_$*
+
+build/fuzz/convert: all
+
+$(BUILD)/fuzz_kernels.o $(BUILD)/fuzz_kernels-emulated.o: SPEED = -O3
+
+$(BUILD)/fuzz_model: $(BUILD)/fuzz_model.o
+	$(FUZZ_LINK) -lm -o $@
+
+$(BUILD)/fuzz_text $(BUILD)/fuzz_lines $(BUILD)/fuzz_routing $(BUILD)/fuzz_idx: %: %.o $(BUILD)/libtext.a $(LIBRARY)
+	$(FUZZ_LINK) $(TEXT_LIBS) -o $@
+
+$(BUILD)/fuzz_routing.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/fuzz_routing.o: $(BUILD)/routing-html.inc
+
+$(BUILD)/seeds: $(BUILD)/seeds.o $(LIBRARY)
+	$(LINK) -lm -o $@
+
 # AArch64 on another machine: kernels against portable on a processor with everything, one without matrix products and
 # one without dot products, then whole models against this machine. One baseline build for all of them.
 # tests/cross/cmocka.h stands in for cmocka, and programs are static, so that a cross compiler and qemu are all it
@@ -229,7 +340,7 @@ SLOW   ?= 1
 $(BUILD)/arm-%.o: %.c | $(BUILD)/.deps-test-arm
 	$(ARM_CC) -Itests/cross $(C_FLAGS) -c $< -o $@
 
-$(BUILD)/arm-moe.o: C_FLAGS += -O3
+$(BUILD)/arm-moe.o: SPEED = -O3
 
 $(BUILD)/arm-test_kernels: $(BUILD)/arm-test_kernels.o
 	$(ARM_CC) -static $(EXTRA) -pthread $^ -lm -o $@

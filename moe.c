@@ -136,6 +136,12 @@
 #define MOE_PRINTF(fmt, args)
 #endif
 
+#if defined(__APPLE__)
+#define MOE_MTIME(file) ((file).st_mtimespec)
+#else
+#define MOE_MTIME(file) ((file).st_mtim)
+#endif
+
 #define MOE_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Tell the processor that this thread only waits. */
@@ -338,6 +344,8 @@ typedef struct moe_experts {
     moe_matrix up, down; /* [hidden, width], [width, hidden] of expert 0; the others follow every `stride` bytes */
     size_t stride;
     const float *up_bias, *down_bias; /* [count, hidden], [count, width], or NULL */
+    const struct moe_file *file;      /* that they lie in, and which of its tensors they are; NULL: none */
+    size_t tensor;
 } moe_experts;
 
 /* A row of selections, as MOE_OP_GATE makes it, is `stride` words of 32 bits: how many experts, 1 if a mask was empty,
@@ -482,7 +490,8 @@ typedef struct moe_graph {
     moe_stats *stats;                                           /* where experts are counted, or NULL */
     void (*watch)(void *watcher, const moe_node *t, int after); /* on the processor, before and after a node; or NULL */
     void *watcher;
-    size_t bytes; /* of the planned arena */
+    struct moe_damage *damage; /* where a run says that a slab is damaged, or NULL */
+    size_t bytes;              /* of the planned arena */
     int overflow;
 } moe_graph;
 
@@ -1549,6 +1558,17 @@ typedef struct moe_linear {
     const void *next; /* a hint, or NULL: the weights that will be wanted after these */
 } moe_linear;
 
+/* Of every head: scores = softmax(query . key * scale), y = sum of scores[i] value[i], one row after the other. */
+typedef struct moe_heads {
+    const float *query;       /* [heads, width] */
+    const float *const *rows; /* [n] rows of keys and values: 2 [heads, width] */
+    size_t n, heads, width;
+    float scale;
+    float *scores; /* [heads, stride]; stride: a multiple of 16 */
+    size_t stride;
+    float *y; /* [heads, width] */
+} moe_heads;
+
 typedef struct moe_kernels moe_kernels;
 struct moe_kernels {
     const char *name;
@@ -1560,16 +1580,15 @@ struct moe_kernels {
     float (*quantise)(const float *x, size_t cols, int8_t *q);
     /* One LSTM cell over one row: z[4H] in gate order i f g o, c_in[H] -> h[H], c_out[H] (may be c_in). */
     void (*lstm_cell)(const float *z, const float *c_in, size_t hidden, float forget_bias, float *h, float *c_out);
-    void (*unary)(moe_unary what, const float *x, size_t n, float *y);
+    void (*unary)(moe_unary what, const float *x, size_t n, float *y); /* all but gelu; y may be x */
     /* Additive attention score (GNMT): sum_d v[d] tanh(key[d] + query[d]). */
     float (*score_additive)(const float *key, const float *query, const float *v, size_t n);
     float (*dot)(const float *a, const float *b, size_t n);
     void (*axpy)(float a, const float *x, size_t n, float *y); /* y += a x */
-    /* A head: scores[i] = dot(query, rows[i] + at) * scale; y += weights[i] (rows[i] + at), one row after the other. */
-    void (*scores)(const float *query, const float *const *rows, size_t at, size_t n, size_t width, float scale,
-                   float *scores);
-    void (*blend)(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, float *y);
-    float (*max)(const float *x, size_t n); /* -infinity for n = 0 */
+    /* y = (x - mean) / sqrt(variance + epsilon) * weight + bias */
+    void (*norm)(const moe_norm_op *norm, const float *x, size_t n, float *y);
+    void (*heads)(const moe_heads *h, size_t rows); /* of a few rows, which often read the same keys */
+    float (*max)(const float *x, size_t n);         /* -infinity for n = 0 */
     /* y[i] = exp(x[i] - shift), returns the sum in lane order; y may be x or NULL. */
     float (*exp_sum)(const float *x, size_t n, float shift, float *y);
 };
@@ -1626,7 +1645,10 @@ static void moe_lstm_cell_portable(const float *z, const float *c_in, size_t hid
 }
 
 static void moe_unary_portable(moe_unary what, const float *x, size_t n, float *y) {
-    for (size_t i = 0; i < n; i++) y[i] = what == MOE_UNARY_SIGMOID ? moe_sigmoidf(x[i]) : moe_tanhf(x[i]);
+    for (size_t i = 0; i < n; i++) {
+        const float f = what == MOE_UNARY_TANH ? moe_tanhf(x[i]) : moe_sigmoidf(x[i]);
+        y[i] = what == MOE_UNARY_SWISH ? x[i] * f : f;
+    }
 }
 
 static float moe_score_additive_portable(const float *key, const float *query, const float *v, size_t n) {
@@ -1639,18 +1661,57 @@ static void moe_axpy_portable(float a, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i++) y[i] = y[i] + a * x[i];
 }
 
-/* A head from the kernels of a room. */
-#define MOE_HEADS_OF(room)                                                                                          \
-    static void moe_scores_##room(const float *query, const float *const *rows, size_t at, size_t n, size_t width,  \
-                                  float scale, float *scores) {                                                     \
-        for (size_t i = 0; i < n; i++) scores[i] = moe_dot_##room(query, rows[i] + at, width) * scale;              \
-    }                                                                                                               \
+/* The sum of x[i] - shift, or of its square, in lane order. This and the next are plain C that compilers turn into good
+ * vector code: other rooms compile them again for their instruction sets. */
+MOE_INLINE float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
+    float lane[MOE_LANES] = { 0 };
+    const size_t whole = n / MOE_LANES * MOE_LANES;
+    for (size_t i = 0; i < whole; i += MOE_LANES)
+        for (size_t l = 0; l < MOE_LANES; l++) {
+            const float d = x[i + l] - shift;
+            lane[l] = lane[l] + (squared ? d * d : d);
+        }
+    for (size_t l = 0; l < n - whole; l++) {
+        const float d = x[whole + l] - shift;
+        lane[l] = lane[l] + (squared ? d * d : d);
+    }
+    return moe_join_lanes(lane);
+}
+
+MOE_INLINE void moe_norm_row(const moe_norm_op *norm, const float *x, size_t n, float *y) {
+    const float mean = moe_centred_sum(x, n, 0.0f, 0) / (float)n;
+    const float scale = 1.0f / sqrtf(moe_centred_sum(x, n, mean, 1) / (float)n + norm->epsilon);
+    for (size_t c = 0; c < n; c++) y[c] = (x[c] - mean) * scale * norm->weight[c] + norm->bias[c];
+}
+
+static void moe_norm_portable(const moe_norm_op *norm, const float *x, size_t n, float *y) {
+    moe_norm_row(norm, x, n, y);
+}
+
+/* y += weights[i] (rows[i] + at), one row after the other. */
+#define MOE_BLEND_OF(room)                                                                                          \
     static void moe_blend_##room(const float *weights, const float *const *rows, size_t at, size_t n, size_t width, \
                                  float *y) {                                                                        \
         for (size_t i = 0; i < n; i++) moe_axpy_##room(weights[i], rows[i] + at, width, y);                         \
     }
 
-MOE_HEADS_OF(portable)
+/* Heads from the other kernels of a room. */
+#define MOE_HEADS_OF(room)                                                                             \
+    static void moe_heads_##room(const moe_heads *h, size_t rows) {                                    \
+        for (const moe_heads *end = h + rows; h < end; h++)                                            \
+            for (size_t head = 0; head < h->heads; head++) {                                           \
+                const size_t at = head * h->width;                                                     \
+                float *p = h->scores + head * h->stride, sum;                                          \
+                for (size_t i = 0; i < h->n; i++)                                                      \
+                    p[i] = moe_dot_##room(h->query + at, h->rows[i] + at, h->width) * h->scale;        \
+                sum = moe_exp_sum_##room(p, h->n, moe_max_##room(p, h->n), p);                         \
+                for (size_t i = 0; i < h->n; i++) p[i] = p[i] / sum;                                   \
+                memset(h->y + at, 0, h->width * sizeof(float));                                        \
+                moe_blend_##room(p, h->rows, (h->heads + head) * h->width, h->n, h->width, h->y + at); \
+            }                                                                                          \
+    }
+
+MOE_BLEND_OF(portable)
 
 /* NaN never wins a maximum: moe_topk looks for it in the sum of exponentials. */
 static float moe_max_portable(const float *x, size_t n) {
@@ -1669,6 +1730,8 @@ static float moe_exp_sum_portable(const float *x, size_t n, float shift, float *
     return moe_join_lanes(lane);
 }
 
+MOE_HEADS_OF(portable)
+
 static int moe_portable_available(void) { return 1; }
 
 static const moe_kernels moe_kernels_portable = {
@@ -1681,8 +1744,8 @@ static const moe_kernels moe_kernels_portable = {
     .score_additive = moe_score_additive_portable,
     .dot = moe_dot_portable,
     .axpy = moe_axpy_portable,
-    .scores = moe_scores_portable,
-    .blend = moe_blend_portable,
+    .heads = moe_heads_portable,
+    .norm = moe_norm_portable,
     .max = moe_max_portable,
     .exp_sum = moe_exp_sum_portable,
 };
@@ -2111,9 +2174,9 @@ MOE_AVX2 static void moe_lstm_cell_avx2(const float *z, const float *c_in, size_
 
 MOE_AVX2 static void moe_unary_avx2(moe_unary what, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i += 8) {
-        __m256 v = moe_load_avx2(x + i, n - i);
-        v = what == MOE_UNARY_SIGMOID ? moe_sigmoid_avx2(v) : moe_tanh_avx2(v);
-        moe_store_avx2(y + i, v, n - i);
+        const __m256 v = moe_load_avx2(x + i, n - i);
+        const __m256 f = what == MOE_UNARY_TANH ? moe_tanh_avx2(v) : moe_sigmoid_avx2(v);
+        moe_store_avx2(y + i, what == MOE_UNARY_SWISH ? _mm256_mul_ps(v, f) : f, n - i);
     }
 }
 
@@ -2145,11 +2208,6 @@ MOE_AVX2 static void moe_axpy_avx2(float a, const float *x, size_t n, float *y) 
         __m256 product = _mm256_mul_ps(factor, moe_load_avx2(x + i, n - i));
         moe_store_avx2(y + i, _mm256_add_ps(moe_load_avx2(y + i, n - i), product), n - i);
     }
-}
-
-MOE_AVX2 static void moe_scores_avx2(const float *query, const float *const *rows, size_t at, size_t n, size_t width,
-                                     float scale, float *scores) {
-    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx2(query, rows[i] + at, width) * scale;
 }
 
 MOE_AVX2 static void moe_blend_avx2(const float *weights, const float *const *rows, size_t at, size_t n, size_t width,
@@ -2197,17 +2255,23 @@ MOE_AVX2 static float moe_exp_sum_avx2(const float *x, size_t n, float shift, fl
     return moe_join_avx2(low, high);
 }
 
+MOE_AVX2 MOE_HEADS_OF(avx2)
+
+MOE_AVX2 static void moe_norm_avx2(const moe_norm_op *norm, const float *x, size_t n, float *y) {
+    moe_norm_row(norm, x, n, y);
+}
+
 static int moe_avx2_available(void) {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") != 0; /* asks the system too (xgetbv) */
 }
 
 /* The two rooms share all but the linear. */
-#define MOE_KERNELS_AVX2(room)                                                                                      \
-    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_avx2, \
-    .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2, .score_additive = moe_score_additive_avx2,            \
-    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .scores = moe_scores_avx2, .blend = moe_blend_avx2,                 \
-    .max = moe_max_avx2, .exp_sum = moe_exp_sum_avx2
+#define MOE_KERNELS_AVX2(room)                                                                                       \
+    .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_avx2,  \
+    .lstm_cell = moe_lstm_cell_avx2, .unary = moe_unary_avx2, .score_additive = moe_score_additive_avx2,             \
+    .dot = moe_dot_avx2, .axpy = moe_axpy_avx2, .heads = moe_heads_avx2, .norm = moe_norm_avx2, .max = moe_max_avx2, \
+    .exp_sum = moe_exp_sum_avx2
 static const moe_kernels moe_kernels_avx2 = { MOE_KERNELS_AVX2(avx2) };
 
 /* ---- AVX-VNNI: 256 bits for processors without AVX-512 ----
@@ -2458,9 +2522,21 @@ MOE_AVX512_INLINE void moe_finish_avx512(const moe_linear *l, size_t row, size_t
 /* Of a tile: [rows][blocks][16]. */
 MOE_AVX512 static void moe_finish_tile_avx512(const moe_linear *l, size_t row, size_t block, size_t rows, size_t blocks,
                                               const int32_t *sums) {
-    for (size_t at = row; at < row + rows; at++)
-        for (size_t j = block * 16; j < (block + blocks) * 16; j += 16, sums += 16)
-            moe_finish_avx512(l, at, j, _mm512_loadu_si512(sums));
+    const size_t end = (block + blocks) * 16;
+    for (size_t j = block * 16; j < end; j += 16) {
+        const __mmask16 mask = moe_mask_avx512(l->w->rows - j);
+        const __m512 scales = _mm512_loadu_ps(l->w->scales + j), zero = _mm512_setzero_ps();
+        const __m512 bias = l->bias ? _mm512_maskz_loadu_ps(mask, l->bias + j) : zero;
+        const int32_t *sum = sums + (j - block * 16);
+        float *y = l->y + row * l->y_stride + j;
+        for (size_t r = row; r < row + rows; r++, sum += blocks * 16, y += l->y_stride) {
+            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(l->scales[r]), scales);
+            __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(sum)), scale);
+            v = _mm512_add_ps(v, l->add ? _mm512_maskz_loadu_ps(mask, l->add + r * l->add_stride + j) : bias);
+            if (l->relu) v = _mm512_max_ps(zero, v);
+            _mm512_mask_storeu_ps(y, mask, v);
+        }
+    }
 }
 
 /* Four codes in every lane. */
@@ -2836,11 +2912,17 @@ MOE_AVX512 static void moe_lstm_cell_avx512(const float *z, const float *c_in, s
     }
 }
 
+MOE_AVX512_INLINE __m512 moe_unary_of_avx512(moe_unary what, __m512 v) {
+    if (what == MOE_UNARY_TANH) return moe_tanh_avx512(v);
+    return what == MOE_UNARY_SWISH ? _mm512_mul_ps(v, moe_sigmoid_avx512(v)) : moe_sigmoid_avx512(v);
+}
+
 MOE_AVX512 static void moe_unary_avx512(moe_unary what, const float *x, size_t n, float *y) {
-    for (size_t i = 0; i < n; i += 16) {
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, moe_unary_of_avx512(what, _mm512_loadu_ps(x + i)));
+    if (i < n) {
         const __mmask16 mask = moe_mask_avx512(n - i);
-        const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
-        _mm512_mask_storeu_ps(y + i, mask, what == MOE_UNARY_SIGMOID ? moe_sigmoid_avx512(v) : moe_tanh_avx512(v));
+        _mm512_mask_storeu_ps(y + i, mask, moe_unary_of_avx512(what, _mm512_maskz_loadu_ps(mask, x + i)));
     }
 }
 
@@ -2872,33 +2954,6 @@ MOE_AVX512 static void moe_axpy_avx512(float a, const float *x, size_t n, float 
     }
 }
 
-MOE_AVX512 static void moe_scores_avx512(const float *query, const float *const *rows, size_t at, size_t n,
-                                         size_t width, float scale, float *scores) {
-    for (size_t i = 0; i < n; i++) scores[i] = moe_dot_avx512(query, rows[i] + at, width) * scale;
-}
-
-MOE_AVX512 static void moe_blend_avx512(const float *weights, const float *const *rows, size_t at, size_t n,
-                                        size_t width, float *y) {
-    for (size_t c = 0; c < width; c += 64) { /* so many columns stay in registers */
-        __mmask16 mask[4];
-        __m512 sum[4];
-        MOE_UNROLL_FOR (int b = 0; b < 4; b++) {
-            const size_t first = moe_min(width, c + 16 * (size_t)b);
-            mask[b] = moe_mask_avx512(width - first);
-            sum[b] = _mm512_maskz_loadu_ps(mask[b], y + first);
-        }
-        for (size_t i = 0; i < n; i++) {
-            const __m512 weight = _mm512_set1_ps(weights[i]);
-            MOE_UNROLL_FOR (int b = 0; b < 4; b++)
-                sum[b] =
-                    _mm512_add_ps(sum[b], _mm512_mul_ps(weight, _mm512_maskz_loadu_ps(mask[b], rows[i] + at + c +
-                                                                                                   16 * (size_t)b)));
-        }
-        MOE_UNROLL_FOR (int b = 0; b < 4; b++)
-            _mm512_mask_storeu_ps(y + moe_min(width, c + 16 * (size_t)b), mask[b], sum[b]);
-    }
-}
-
 /* A largest number does not depend on the order, so four registers hide the latency. */
 MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
     const __m512 lowest = _mm512_set1_ps(moe_from_bits(0xff800000u));
@@ -2915,13 +2970,108 @@ MOE_AVX512 static float moe_max_avx512(const float *x, size_t n) {
 MOE_AVX512 static float moe_exp_sum_avx512(const float *x, size_t n, float shift, float *y) {
     const __m512 by = _mm512_set1_ps(shift);
     __m512 sum = _mm512_setzero_ps();
-    for (size_t k = 0; k < n; k += 16) {
+    size_t k = 0;
+    for (; k + 16 <= n; k += 16) {
+        const __m512 e = moe_exp_avx512(_mm512_sub_ps(_mm512_loadu_ps(x + k), by));
+        if (y) _mm512_storeu_ps(y + k, e);
+        sum = _mm512_add_ps(sum, e);
+    }
+    if (k < n) {
         const __mmask16 mask = moe_mask_avx512(n - k);
         const __m512 e = moe_exp_avx512(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + k), by));
         if (y) _mm512_mask_storeu_ps(y + k, mask, e);
         sum = _mm512_mask_add_ps(sum, mask, sum, e);
     }
     return moe_join_avx512(sum);
+}
+
+MOE_AVX512 static void moe_norm_avx512(const moe_norm_op *norm, const float *x, size_t n, float *y) {
+    moe_norm_row(norm, x, n, y);
+}
+
+/* Some columns of a row, zeros behind the last. */
+MOE_AVX512_INLINE __m512 moe_load_avx512(const float *x, size_t left) {
+    return left >= 16 ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(moe_mask_avx512(left), x);
+}
+
+/* Scores of four rows from row i on: so many are read in one go. */
+MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const size_t width) {
+    const __mmask8 mask = (__mmask8)moe_mask_avx512(moe_min(4, h->n - i));
+    const size_t heads = h->heads, stride = h->stride;
+    const __m128 scale = _mm_set1_ps(h->scale);
+    const float *query = h->query, *row[4];
+    float *scores = h->scores + i;
+    MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) row[u] = h->rows[moe_min(i + u, h->n - 1)];
+    for (size_t head = 0; head < heads; head++, scores += stride) {
+        __m512 lanes[4] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
+        MOE_UNROLL_FOR (size_t c = 0; c < width; c += 16) {
+            const __m512 q = moe_load_avx512(query + c, width - c);
+            MOE_UNROLL_FOR (size_t u = 0; u < 4; u++)
+                lanes[u] = _mm512_add_ps(lanes[u], _mm512_mul_ps(q, moe_load_avx512(row[u] + c, width - c)));
+        }
+        _mm_mask_storeu_ps(scores, mask,
+                           _mm_mul_ps(moe_join_four_avx512(lanes[0], lanes[1], lanes[2], lanes[3]), scale));
+        query += width;
+        MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) row[u] += width;
+    }
+}
+
+/* Adds rows [i, end) to `pieces` times 64 columns, or what is left of a head, from column `at` on. */
+MOE_AVX512_INLINE void moe_blend_avx512(const moe_heads *h, size_t i, size_t end, size_t at, size_t left,
+                                        const size_t pieces) {
+    const size_t first = h->heads * h->width + at;
+    const float *const *rows = h->rows, *p[4];
+    float *y = h->y + at;
+    __m512 sum[4][4];
+    MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++) {
+        p[u] = h->scores + (at + 64 * u) / h->width * h->stride;
+        MOE_UNROLL_FOR (size_t b = 0; b < 4; b++) {
+            sum[u][b] = _mm512_setzero_ps();
+            if (i && 16 * b < left) sum[u][b] = moe_load_avx512(y + 64 * u + 16 * b, left - 16 * b);
+        }
+    }
+    for (; i < end; i++) {
+        const float *value = rows[i] + first;
+        __asm__("" : "+r"(value)); /* one address, not one for each of the 16 loads */
+        MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++) {
+            const __m512 weight = _mm512_set1_ps(p[u][i]);
+            MOE_UNROLL_FOR (size_t b = 0; b < 4; b++)
+                if (16 * b < left)
+                    sum[u][b] =
+                        _mm512_add_ps(sum[u][b],
+                                      _mm512_mul_ps(weight, moe_load_avx512(value + 64 * u + 16 * b, left - 16 * b)));
+        }
+    }
+    MOE_UNROLL_FOR (size_t u = 0; u < pieces; u++)
+        MOE_UNROLL_FOR (size_t b = 0; b < 4; b++)
+            if (16 * b < left) _mm512_mask_storeu_ps(y + 64 * u + 16 * b, moe_mask_avx512(left - 16 * b), sum[u][b]);
+}
+
+MOE_AVX512 static void moe_softmax_avx512(float *p, size_t n) {
+    const __m512 sum = _mm512_set1_ps(moe_exp_sum_avx512(p, n, moe_max_avx512(p, n), p));
+    for (size_t i = 0; i < n; i += 16) _mm512_storeu_ps(p + i, _mm512_div_ps(_mm512_loadu_ps(p + i), sum));
+}
+
+/* What one row has read the next one finds in L1: 4 keys, or a quarter of the columns of 32 values. */
+MOE_AVX512 static void moe_heads_avx512(const moe_heads *h, size_t rows) {
+    enum { BLOCK = 8 };
+    const size_t width = h->width, cols = h->heads * width;
+    size_t longest = 0;
+    for (size_t r = 0; r < rows; r++) longest = moe_max(longest, h[r].n);
+    for (size_t i = 0; i < longest; i += 4)
+        for (size_t r = 0; r < rows; r++)
+            if (i < h[r].n && width == 64) moe_scores_avx512(&h[r], i, 64);
+            else if (i < h[r].n) moe_scores_avx512(&h[r], i, width);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t head = 0; head < h->heads; head++) moe_softmax_avx512(h[r].scores + head * h[r].stride, h[r].n);
+    for (size_t i = 0; i < longest; i += BLOCK)
+        for (size_t at = 0, n; at < cols; at += n) {
+            const int whole = width % 64 == 0 && at + 256 <= cols;
+            n = whole ? 256 : moe_min(64, width - at % width);
+            for (size_t r = 0; r < rows; r++)
+                if (whole && i < h[r].n) moe_blend_avx512(&h[r], i, moe_min(h[r].n, i + BLOCK), at, 64, 4);
+                else if (i < h[r].n) moe_blend_avx512(&h[r], i, moe_min(h[r].n, i + BLOCK), at, n, 1);
+        }
 }
 
 static int moe_avx512_available(void) {
@@ -2934,7 +3084,7 @@ static int moe_avx512_available(void) {
 #define MOE_KERNELS_AVX512                                                                                     \
     .name = "avx512vnni", .available = moe_avx512_available, .quantise = moe_quantise_avx512,                  \
     .lstm_cell = moe_lstm_cell_avx512, .unary = moe_unary_avx512, .score_additive = moe_score_additive_avx512, \
-    .dot = moe_dot_avx512, .axpy = moe_axpy_avx512, .scores = moe_scores_avx512, .blend = moe_blend_avx512,    \
+    .dot = moe_dot_avx512, .axpy = moe_axpy_avx512, .heads = moe_heads_avx512, .norm = moe_norm_avx512,        \
     .max = moe_max_avx512, .exp_sum = moe_exp_sum_avx512
 static const moe_kernels moe_kernels_small_avx512 = { MOE_KERNELS_AVX512, .linear = moe_linear_small_avx512 };
 static const moe_kernels moe_kernels_avx512vnni = { MOE_KERNELS_AVX512, .linear = moe_linear_avx512,
@@ -3179,8 +3329,8 @@ static const moe_kernels moe_kernels_amx = {
     .score_additive = MOE_AMX_REST(score_additive),
     .dot = MOE_AMX_REST(dot),
     .axpy = MOE_AMX_REST(axpy),
-    .scores = MOE_AMX_REST(scores),
-    .blend = MOE_AMX_REST(blend),
+    .heads = MOE_AMX_REST(heads),
+    .norm = MOE_AMX_REST(norm),
     .max = MOE_AMX_REST(max),
     .exp_sum = MOE_AMX_REST(exp_sum),
 };
@@ -3733,9 +3883,9 @@ static void moe_lstm_cell_neon(const float *z, const float *c_in, size_t hidden,
 
 static void moe_unary_neon(moe_unary what, const float *x, size_t n, float *y) {
     for (size_t i = 0; i < n; i += 4) {
-        float32x4_t v = moe_load_neon(x + i, n - i);
-        v = what == MOE_UNARY_SIGMOID ? moe_sigmoid_neon(v) : moe_tanh_neon(v);
-        moe_store_neon(y + i, v, n - i);
+        const float32x4_t v = moe_load_neon(x + i, n - i);
+        const float32x4_t f = what == MOE_UNARY_TANH ? moe_tanh_neon(v) : moe_sigmoid_neon(v);
+        moe_store_neon(y + i, what == MOE_UNARY_SWISH ? vmulq_f32(v, f) : f, n - i);
     }
 }
 
@@ -3765,8 +3915,6 @@ static void moe_axpy_neon(float a, const float *x, size_t n, float *y) {
         moe_store_neon(y + i, moe_add_product_neon(moe_load_neon(y + i, n - i), factor, moe_load_neon(x + i, n - i)),
                        n - i);
 }
-
-MOE_HEADS_OF(neon)
 
 /* A comparison, not fmax or fmaxnm: those let NaN win, or a signalling one. */
 static float moe_max_neon(const float *x, size_t n) {
@@ -3802,6 +3950,9 @@ static float moe_exp_sum_neon(const float *x, size_t n, float shift, float *y) {
     return moe_join_neon(sum);
 }
 
+MOE_BLEND_OF(neon)
+MOE_HEADS_OF(neon)
+
 static int moe_neon_available(void) { return 1; }
 
 #if defined(__APPLE__)
@@ -3832,7 +3983,7 @@ static int moe_i8mm_available(void) {
 #define MOE_KERNELS_NEON(room)                                                                                      \
     .name = #room, .available = moe_##room##_available, .linear = moe_linear_##room, .quantise = moe_quantise_neon, \
     .lstm_cell = moe_lstm_cell_neon, .unary = moe_unary_neon, .score_additive = moe_score_additive_neon,            \
-    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .scores = moe_scores_neon, .blend = moe_blend_neon,                 \
+    .dot = moe_dot_neon, .axpy = moe_axpy_neon, .heads = moe_heads_neon, .norm = moe_norm_portable,                 \
     .max = moe_max_neon, .exp_sum = moe_exp_sum_neon
 static const moe_kernels moe_kernels_neon = { MOE_KERNELS_NEON(neon) };
 static const moe_kernels moe_kernels_dotprod = { MOE_KERNELS_NEON(dotprod) };
@@ -3900,7 +4051,8 @@ static moe_status moe_choose_kernels(const char *name, const moe_kernels **out, 
 
 /* ==== 15. Threads =============================================================================================
  * Owns the worker threads of a session. Invariant: a job's tasks are claimed one by one from one atomic word
- * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. */
+ * (generation, tasks left), so that a worker which wakes late finds nothing and the caller never waits for it. A
+ * session that is cancelled ends with the task at hand. */
 
 typedef void (*moe_task_fn)(void *arg, size_t task, size_t thread);
 
@@ -3915,6 +4067,7 @@ typedef struct moe_pool {
     atomic_size_t finished;
     atomic_size_t sleepers;
     atomic_int stop;
+    atomic_int cancelled; /* tasks are passed over from here on: whoever reads their outputs looks here first */
     atomic_size_t next_id;
     moe_task_fn fn; /* these three are stable while a task of the generation is claimed */
     void *arg;
@@ -3922,12 +4075,16 @@ typedef struct moe_pool {
     int locks; /* mutex and cond are initialised */
 } moe_pool;
 
+static int moe_pool_cancelled(const moe_pool *pool) {
+    return atomic_load_explicit(&pool->cancelled, memory_order_relaxed);
+}
+
 /* Claim and run tasks of generation `generation` until none is left. */
 static void moe_pool_work(moe_pool *pool, uint64_t generation, size_t thread) {
     uint_least64_t word = atomic_load_explicit(&pool->claim, memory_order_acquire);
     while (word >> 32 == generation && (word & 0xffffffffu)) {
         if (atomic_compare_exchange_weak(&pool->claim, &word, word - 1)) {
-            pool->fn(pool->arg, pool->tasks - (size_t)(word & 0xffffffffu), thread);
+            if (!moe_pool_cancelled(pool)) pool->fn(pool->arg, pool->tasks - (size_t)(word & 0xffffffffu), thread);
             atomic_fetch_add(&pool->finished, 1);
             word = atomic_load_explicit(&pool->claim, memory_order_acquire);
         }
@@ -3962,7 +4119,7 @@ static void *moe_pool_thread(void *user) {
 static void moe_pool_run(moe_pool *pool, size_t tasks, moe_task_fn fn, void *arg) {
     uint64_t generation;
     if (pool->count <= 1 || tasks <= 1) {
-        for (size_t i = 0; i < tasks; i++) fn(arg, i, 0);
+        for (size_t i = 0; i < tasks && !moe_pool_cancelled(pool); i++) fn(arg, i, 0);
         return;
     }
     pool->fn = fn;
@@ -4016,22 +4173,23 @@ static moe_status moe_pool_start(moe_pool *pool, size_t threads, moe_error *erro
 
 /* ==== 16. Model file: reader ==================================================================================
  * Owns the bytes of a model. Invariant: after moe_file_parse every pointer that this room hands out lies inside the
- * mapping, is aligned for its type, and every count has been multiplied out without overflow.
+ * mapping or the copy of the header, is aligned for its type, and every count has been multiplied out without overflow.
  *
- * Version 1, little-endian:
+ * Versions 1 and 2, little-endian:
  *   header, 64 bytes: magic "MOEMODEL", u32 version, u32 CRC-32 of bytes [16, header_bytes), u64 header_bytes,
  *     u64 file_bytes, u32 metadata entries, u32 tensors, 24 zero bytes
  *   metadata entries, each padded to 8: u32 kind, u32 key length, key, pad to 8, then by kind
  *     INT i64 | REAL f64 | TEXT, BYTES u64 length, bytes | INTS, REALS u64 n, n values | TEXTS u64 n, n times (u64
  *     length, bytes, pad to 8)
  *   tensor directory entries, each padded to 8: u32 type, u32 layout (0 matrix or vector, 1 experts), u32 dimensions,
- *     u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name
+ *     u32 name length, u64 dims[], u64 offset, u64 bytes, u32 CRC-32, u32 zero, name; of experts in version 2 pad to 8,
+ *     dims[0] times u32 CRC-32 of a slab, and the CRC-32 before is that of these
  *   tensors at multiples of 64, experts at multiples of 4096, in directory order without overlap; less than 4096 zero
  *     bytes before each, nothing behind.
  * An experts tensor [E, hidden, width] is E slabs of equal stride (a multiple of 4096): the up matrix [hidden, width],
  * padded to 64, then the down matrix [width, hidden]; so one expert is one read. */
 
-enum { MOE_HEADER_BYTES = 64, MOE_ALIGN = 64, MOE_SLAB_ALIGN = 4096, MOE_MAX_TEXTS = 65536 };
+enum { MOE_HEADER_BYTES = 64, MOE_ALIGN = 64, MOE_SLAB_ALIGN = 4096 };
 static const char moe_magic[8] = { 'M', 'O', 'E', 'M', 'O', 'D', 'E', 'L' };
 
 typedef struct moe_meta {
@@ -4040,18 +4198,28 @@ typedef struct moe_meta {
     size_t count;     /* elements of a list, 1 for a scalar */
     const char *data; /* first value; TEXT and BYTES: the bytes; TEXTS: the first length */
     size_t length;    /* TEXT and BYTES */
+    uint32_t *texts;  /* TEXTS: [count] where they stand behind `data`: first the length, then the bytes */
     moe_span entry;   /* the whole entry as it lies in the file */
 } moe_meta;
 
 typedef struct moe_file {
     const char *data;
     size_t bytes;
+    char *header; /* [header_bytes] a copy: what was checked there stays as it was, whoever writes to the file */
     uint32_t version;
     uint64_t header_bytes;
     moe_meta *meta;
     size_t n_meta;
     moe_tensor_info *tensors;
     size_t n_tensors;
+    const moe_span **keys, **names; /* [n_meta], [n_tensors] those of metadata and tensors, sorted */
+    uint32_t *texts;                /* [n_texts] of all metadata */
+    size_t n_texts;
+    /* What is compared with a checksum at a time is a piece: a tensor, or a slab where the file has checksums of slabs.
+     */
+    size_t *pieces; /* [n_tensors] the first one of each */
+    size_t n_pieces;
+    atomic_uchar *checked; /* [n_pieces] 1: it was right; NULL: nobody wants to know */
 } moe_file;
 
 /* ---- Checksums ----
@@ -4273,6 +4441,15 @@ static uint64_t moe_tensor_bytes(const moe_tensor_info *t) {
     return moe_matrix_bytes(t->type, rows, cols);
 }
 
+static moe_status moe_parse_slabs(moe_cursor *c, moe_tensor_info *t, const char *where, moe_error *error) {
+    const size_t bytes = (size_t)t->dims[0] * sizeof *t->slabs;
+    t->slabs = (const uint32_t *)(const void *)moe_take(c, bytes);
+    moe_take_padding(c);
+    if (c->failed || moe_crc32(0, t->slabs, bytes) != t->checksum)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "the checksums of its slabs are cut off or damaged");
+    return MOE_OK;
+}
+
 static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *data_end, moe_tensor_info *t,
                                    moe_error *error) {
     char where[96];
@@ -4329,14 +4506,19 @@ static moe_status moe_parse_tensor(moe_cursor *c, const moe_file *f, uint64_t *d
             return moe_fail(error, MOE_ERROR_FORMAT, where, "byte %llu of the gap before it is not zero: damaged",
                             (unsigned long long)*data_end);
     *data_end = t->offset + t->bytes;
-    return MOE_OK;
+    return f->version > 1 && t->experts ? moe_parse_slabs(c, t, where, error) : MOE_OK;
 }
 
 static void moe_file_free(moe_file *f, const moe_allocator *a) {
+    moe_release(a, f->header, (size_t)f->header_bytes);
     moe_release(a, f->meta, f->n_meta * sizeof *f->meta);
     moe_release(a, f->tensors, f->n_tensors * sizeof *f->tensors);
-    f->meta = NULL;
-    f->tensors = NULL;
+    moe_release(a, f->keys, f->n_meta * sizeof *f->keys);
+    moe_release(a, f->names, f->n_tensors * sizeof *f->names);
+    moe_release(a, f->texts, f->n_texts * sizeof *f->texts);
+    moe_release(a, f->pieces, f->n_tensors * sizeof *f->pieces);
+    moe_release(a, f->checked, f->n_pieces * sizeof *f->checked);
+    memset(f, 0, sizeof *f);
 }
 
 static int moe_compare_spans(const void *a, const void *b) {
@@ -4345,42 +4527,79 @@ static int moe_compare_spans(const void *a, const void *b) {
     return order ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-/* Names and keys each stand once. Sorted, as a hostile file may hold millions. */
-static moe_status moe_check_unique(const void *first, size_t count, size_t stride, const char *what,
-                                   const moe_allocator *a, moe_error *error) {
-    const moe_span **order = count ? a->allocate(a->user, count * sizeof *order) : NULL;
-    moe_status status = MOE_OK;
-    if (!count) return MOE_OK;
-    if (!order) return moe_fail(error, MOE_ERROR_MEMORY, what, "no memory to check %zu names", count);
-    for (size_t i = 0; i < count; i++) order[i] = (const moe_span *)(const void *)((const char *)first + i * stride);
-    qsort(order, count, sizeof *order, moe_compare_spans);
-    for (size_t i = 1; i < count && status == MOE_OK; i++)
-        if (moe_compare_spans(&order[i - 1], &order[i]) == 0)
-            status =
-                moe_fail(error, MOE_ERROR_FORMAT, what, "'%.*s' stands twice", (int)order[i]->length, order[i]->data);
-    moe_release(a, order, count * sizeof *order);
-    return status;
+/* Sort the `count` names of which each stands `stride` bytes behind the one before. Each stands once. */
+static moe_status moe_sort_names(const void *first, size_t count, size_t stride, const char *what, const moe_span **out,
+                                 moe_error *error) {
+    for (size_t i = 0; i < count; i++) out[i] = (const moe_span *)(const void *)((const char *)first + i * stride);
+    if (count) qsort(out, count, sizeof *out, moe_compare_spans);
+    for (size_t i = 1; i < count; i++)
+        if (moe_compare_spans(&out[i - 1], &out[i]) == 0)
+            return moe_fail(error, MOE_ERROR_FORMAT, what, "'%.*s' stands twice", (int)out[i]->length, out[i]->data);
+    return MOE_OK;
 }
 
-/* The fixed part of the header; the cursor is then at the first entry. */
-static moe_status moe_parse_header(moe_cursor *c, moe_file *f, moe_error *error) {
+/* The name among those that moe_sort_names has sorted, or NULL. */
+static const void *moe_find_name(const moe_span *const *names, size_t count, const char *name) {
+    const moe_span wanted = { name, strlen(name) }, *key = &wanted;
+    const moe_span *const *found = count ? bsearch(&key, names, count, sizeof *names, moe_compare_spans) : NULL;
+    return found ? *found : NULL;
+}
+
+/* Where every text of a list stands, so that none needs a walk over those before it. */
+static void moe_index_texts(moe_file *f) {
+    uint32_t *next = f->texts;
+    for (size_t i = 0; i < f->n_meta; i++) {
+        moe_meta *m = &f->meta[i];
+        uint64_t length = 0;
+        m->texts = next;
+        for (size_t k = 0, at = 0; m->kind == MOE_META_TEXTS && k < m->count; k++) {
+            *next++ = (uint32_t)at;
+            memcpy(&length, m->data + at, 8);
+            at += 8 + moe_round_up((size_t)length, 8);
+        }
+    }
+}
+
+/* Indexes of what has been parsed. */
+static moe_status moe_index_file(moe_file *f, const moe_allocator *a, moe_error *error) {
+    f->pieces = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->pieces);
+    for (size_t i = 0; i < f->n_meta; i++)
+        if (f->meta[i].kind == MOE_META_TEXTS) f->n_texts += f->meta[i].count;
+    for (size_t i = 0; f->pieces && i < f->n_tensors; i++) {
+        f->pieces[i] = f->n_pieces;
+        f->n_pieces += f->tensors[i].slabs ? (size_t)f->tensors[i].dims[0] : 1;
+    }
+    f->keys = moe_allocate_zeroed(a, f->n_meta * sizeof *f->keys);
+    f->names = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->names);
+    f->texts = moe_allocate_zeroed(a, f->n_texts * sizeof *f->texts);
+    if (!f->pieces || !f->keys || !f->names || !f->texts)
+        return moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for the names and texts of the header");
+    moe_index_texts(f);
+    MOE_TRY(moe_sort_names(f->meta, f->n_meta, sizeof *f->meta, "metadata", f->keys, error));
+    return moe_sort_names(f->tensors, f->n_tensors, sizeof *f->tensors, "tensor directory", f->names, error);
+}
+
+/* Read the fixed part of the header and copy all of it. The cursor is then at the first entry. */
+static moe_status moe_parse_header(moe_cursor *c, moe_file *f, const moe_allocator *a, moe_error *error) {
     const size_t bytes = f->bytes;
+    char fixed[MOE_HEADER_BYTES];
     uint64_t file_bytes;
     uint32_t checksum;
     if (bytes < MOE_HEADER_BYTES)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "only %zu bytes: not a model file, or cut off", bytes);
-    if (memcmp(f->data, moe_magic, sizeof moe_magic) != 0)
+    memcpy(fixed, f->data, sizeof fixed);
+    if (memcmp(fixed, moe_magic, sizeof moe_magic) != 0)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 0", "not a moe model file (no MOEMODEL at its start)");
-    c->at = sizeof moe_magic;
+    *c = (moe_cursor){ fixed, sizeof moe_magic, sizeof fixed, 0 };
     f->version = moe_take_u32(c);
     checksum = moe_take_u32(c);
     f->header_bytes = moe_take_u64(c);
     file_bytes = moe_take_u64(c);
     f->n_meta = moe_take_u32(c);
     f->n_tensors = moe_take_u32(c);
-    if (f->version != MOE_FILE_VERSION)
-        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8", "file version %u, this program reads version %d",
-                        f->version, MOE_FILE_VERSION);
+    if (f->version < 1 || f->version > MOE_FILE_VERSION)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 8",
+                        "file version %u, this program reads versions 1 to %d", f->version, MOE_FILE_VERSION);
     if (file_bytes != bytes)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 24",
                         "the file has %zu bytes, its header says %llu: cut off or "
@@ -4389,14 +4608,24 @@ static moe_status moe_parse_header(moe_cursor *c, moe_file *f, moe_error *error)
     if (f->header_bytes < MOE_HEADER_BYTES || f->header_bytes > bytes || f->header_bytes % 8)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 16", "impossible header size %llu",
                         (unsigned long long)f->header_bytes);
-    if (moe_crc32(0, f->data + 16, (size_t)f->header_bytes - 16) != checksum)
+    if (f->header_bytes > MOE_MAX_HEADER)
+        return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 16", "a header of %llu bytes, at most %d are read",
+                        (unsigned long long)f->header_bytes, MOE_MAX_HEADER);
+    f->header = a->allocate(a->user, (size_t)f->header_bytes);
+    if (!f->header)
+        return moe_fail(error, MOE_ERROR_MEMORY, "header", "no memory for a header of %llu bytes",
+                        (unsigned long long)f->header_bytes);
+    memcpy(f->header, fixed, sizeof fixed);
+    memcpy(f->header + sizeof fixed, f->data + sizeof fixed, (size_t)f->header_bytes - sizeof fixed);
+    if (moe_crc32(0, f->header + 16, (size_t)f->header_bytes - 16) != checksum)
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 12", "the header's checksum is wrong: the file is damaged");
     for (; c->at < MOE_HEADER_BYTES; c->at++)
-        if (f->data[c->at])
+        if (fixed[c->at])
             return moe_fail(error, MOE_ERROR_UNSUPPORTED, "offset 40", "reserved header bytes are in use");
-    c->end = (size_t)f->header_bytes;
+    *c = (moe_cursor){ f->header, MOE_HEADER_BYTES, (size_t)f->header_bytes, 0 };
     /* An entry takes 24 bytes at the least, so the counts cannot ask for more memory than the file's own size. */
-    if (f->n_meta > f->header_bytes / 24 || f->n_tensors > f->header_bytes / 24)
+    if (f->n_meta > moe_min(MOE_MAX_ENTRIES, (size_t)f->header_bytes / 24) ||
+        f->n_tensors > moe_min(MOE_MAX_ENTRIES, (size_t)f->header_bytes / 24))
         return moe_fail(error, MOE_ERROR_FORMAT, "offset 32",
                         "%zu metadata entries and %zu tensors do not fit the header", f->n_meta, f->n_tensors);
     return MOE_OK;
@@ -4405,27 +4634,23 @@ static moe_status moe_parse_header(moe_cursor *c, moe_file *f, moe_error *error)
 /* Check everything but the tensors' contents. On failure nothing is left allocated. */
 static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, const moe_allocator *a,
                                  moe_error *error) {
-    moe_cursor c = { data, 0, bytes, 0 };
+    moe_cursor c = { data, 0, 0, 0 };
     uint64_t data_end;
-    size_t n_meta, n_tensors;
     moe_status status;
     memset(f, 0, sizeof *f);
     f->data = data;
     f->bytes = bytes;
-    status = moe_parse_header(&c, f, error);
-    n_meta = f->n_meta, n_tensors = f->n_tensors;
-    f->n_meta = f->n_tensors = 0; /* until there is memory for them */
-    if (status != MOE_OK) return status;
-    f->meta = moe_allocate_zeroed(a, n_meta * sizeof *f->meta);
-    f->tensors = moe_allocate_zeroed(a, n_tensors * sizeof *f->tensors);
-    f->n_meta = n_meta;
-    f->n_tensors = n_tensors;
-    if (!f->meta || !f->tensors)
-        status = moe_fail(error, MOE_ERROR_MEMORY, "directory", "no memory for %zu metadata entries and %zu tensors",
-                          n_meta, n_tensors);
-    for (size_t i = 0; i < n_meta && status == MOE_OK; i++) status = moe_parse_meta(&c, &f->meta[i], error);
+    status = moe_parse_header(&c, f, a, error);
+    if (status == MOE_OK) {
+        f->meta = moe_allocate_zeroed(a, f->n_meta * sizeof *f->meta);
+        f->tensors = moe_allocate_zeroed(a, f->n_tensors * sizeof *f->tensors);
+        if (!f->meta || !f->tensors)
+            status = moe_fail(error, MOE_ERROR_MEMORY, "directory",
+                              "no memory for %zu metadata entries and %zu tensors", f->n_meta, f->n_tensors);
+    }
+    for (size_t i = 0; i < f->n_meta && status == MOE_OK; i++) status = moe_parse_meta(&c, &f->meta[i], error);
     data_end = f->header_bytes;
-    for (size_t i = 0; i < n_tensors && status == MOE_OK; i++)
+    for (size_t i = 0; i < f->n_tensors && status == MOE_OK; i++)
         status = moe_parse_tensor(&c, f, &data_end, &f->tensors[i], error);
     if (status == MOE_OK && c.at != c.end)
         status =
@@ -4433,9 +4658,7 @@ static moe_status moe_file_parse(moe_file *f, const void *data, size_t bytes, co
     if (status == MOE_OK && data_end != bytes)
         status = moe_fail(error, MOE_ERROR_FORMAT, "end of file", "%llu bytes behind the last tensor",
                           (unsigned long long)(bytes - data_end));
-    if (status == MOE_OK) status = moe_check_unique(f->meta, n_meta, sizeof *f->meta, "metadata", a, error);
-    if (status == MOE_OK)
-        status = moe_check_unique(f->tensors, n_tensors, sizeof *f->tensors, "tensor directory", a, error);
+    if (status == MOE_OK) status = moe_index_file(f, a, error);
     if (status != MOE_OK) moe_file_free(f, a);
     return status;
 }
@@ -4447,37 +4670,80 @@ static size_t moe_broken_scale(const moe_matrix *m) {
     return row;
 }
 
-static moe_status moe_verify_slabs(const moe_file *f, const moe_tensor_info *t, const char *where, moe_error *error) {
+/* The first of n experts whose scales are not numbers >= 0; n if there is none. Binding does not read them. */
+static size_t moe_broken_slab(const moe_file *f, const moe_tensor_info *t, size_t first, size_t n) {
     const size_t hidden = (size_t)t->dims[1], width = (size_t)t->dims[2];
     uint64_t down = 0;
     const size_t stride = (size_t)moe_slab_bytes(t->type, hidden, width, &down);
-    for (size_t e = 0; e < (size_t)t->dims[0]; e++) {
-        const char *slab = f->data + t->offset + e * stride;
+    for (size_t i = 0; i < n; i++) {
+        const char *slab = f->data + t->offset + (first + i) * stride;
         const moe_matrix up = moe_matrix_view(t->type, hidden, width, slab);
         const moe_matrix low = moe_matrix_view(t->type, width, hidden, slab + down);
-        if (moe_broken_scale(&up) < hidden || moe_broken_scale(&low) < width)
-            return moe_fail(error, MOE_ERROR_FORMAT, where, "a scale of its expert %zu is not a number >= 0", e);
+        if (moe_broken_scale(&up) < hidden || moe_broken_scale(&low) < width) return i;
+    }
+    return n;
+}
+
+/* Compare a tensor, or slab `slab` of it where slabs have checksums of their own. */
+static moe_status moe_compare_piece(const moe_file *f, const moe_tensor_info *t, size_t slab, moe_error *error) {
+    const size_t pieces = t->slabs ? (size_t)t->dims[0] : 1, bytes = (size_t)t->bytes / pieces;
+    const size_t slabs = t->slabs ? 1 : t->experts ? (size_t)t->dims[0] : 0;
+    const uint32_t crc = moe_crc32(0, f->data + t->offset + slab * bytes, bytes);
+    char where[96], expert[32] = "";
+    size_t broken;
+    snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(t->name.length, 80), t->name.data);
+    if (t->slabs) snprintf(expert, sizeof expert, "expert %zu of ", slab);
+    if (crc != (t->slabs ? t->slabs[slab] : t->checksum))
+        return moe_fail(error, MOE_ERROR_FORMAT, where,
+                        "the checksum of %s%.*s is wrong: the file is damaged, get it again", expert,
+                        (int)moe_min(t->name.length, 80), t->name.data);
+    broken = moe_broken_slab(f, t, slab, slabs);
+    if (broken < slabs)
+        return moe_fail(error, MOE_ERROR_FORMAT, where, "a scale of expert %zu of %.*s is not a number >= 0",
+                        slab + broken, (int)moe_min(t->name.length, 80), t->name.data);
+    if (f->checked) atomic_store_explicit(&f->checked[f->pieces[t - f->tensors] + slab], 1, memory_order_relaxed);
+    return MOE_OK;
+}
+
+/* How a run of a graph says which piece was found damaged, + 1; 0: none. */
+typedef struct moe_damage {
+    atomic_size_t piece;
+} moe_damage;
+
+/* Whether a piece was compared and is right. */
+static int moe_piece_checked(const moe_file *f, const moe_tensor_info *t, size_t slab) {
+    return f->checked && atomic_load_explicit(&f->checked[f->pieces[t - f->tensors] + slab], memory_order_relaxed);
+}
+
+static int moe_tensor_checked(const moe_file *f, const moe_tensor_info *t) {
+    for (size_t i = 0; i < (t->slabs ? (size_t)t->dims[0] : 1); i++)
+        if (!moe_piece_checked(f, t, i)) return 0;
+    return 1;
+}
+
+/* Compare what of a tensor has not been compared yet. */
+static moe_status moe_check_tensor(const moe_file *f, const moe_tensor_info *t, moe_damage *damage, moe_error *error) {
+    for (size_t i = 0; i < (t->slabs ? (size_t)t->dims[0] : 1); i++) {
+        if (moe_piece_checked(f, t, i) || moe_compare_piece(f, t, i, error) == MOE_OK) continue;
+        if (damage) atomic_store(&damage->piece, f->pieces[t - f->tensors] + i + 1);
+        return MOE_ERROR_FORMAT;
     }
     return MOE_OK;
 }
 
-/* Compare the tensors with their checksums, and check the scales of experts, which binding does not read. */
-static moe_status moe_file_verify(const moe_file *f, moe_error *error) {
-    for (size_t i = 0; i < f->n_tensors; i++) {
-        const moe_tensor_info *t = &f->tensors[i];
-        char where[96];
-        snprintf(where, sizeof where, "tensor %.*s", (int)moe_min(t->name.length, 80), t->name.data);
-        if (moe_crc32(0, f->data + t->offset, (size_t)t->bytes) != t->checksum)
-            return moe_fail(error, MOE_ERROR_FORMAT, where, "its checksum is wrong: the file is damaged, get it again");
-        if (t->experts) MOE_TRY(moe_verify_slabs(f, t, where, error));
-    }
-    return MOE_OK;
+/* The error for what was found damaged since the last call, if anything was. */
+static moe_status moe_report_damage(const moe_file *f, moe_damage *damage, moe_error *error) {
+    const size_t found = atomic_exchange(&damage->piece, 0), piece = found - 1;
+    const moe_tensor_info *t = f->tensors + f->n_tensors;
+    if (!found) return MOE_OK;
+    do t--;
+    while (f->pieces[t - f->tensors] > piece);
+    MOE_TRY(moe_compare_piece(f, t, piece - f->pieces[t - f->tensors], error));
+    return moe_fail(error, MOE_ERROR_IO, "model", "the model's file changes while it is in use");
 }
 
 static const moe_meta *moe_find_meta(const moe_file *f, const char *key) {
-    for (size_t i = 0; i < f->n_meta; i++)
-        if (moe_span_is(f->meta[i].key, key)) return &f->meta[i];
-    return NULL;
+    return moe_find_name(f->keys, f->n_meta, key);
 }
 
 static int64_t moe_meta_int(const moe_meta *m, size_t i) {
@@ -4494,33 +4760,24 @@ static double moe_meta_real(const moe_meta *m, size_t i) {
 }
 
 static moe_span moe_meta_text(const moe_meta *m, size_t i) {
-    const char *p = m->data;
     uint64_t length;
-    if ((m->kind == MOE_META_TEXT || m->kind == MOE_META_BYTES) && i == 0) return (moe_span){ p, m->length };
+    const char *p;
+    if ((m->kind == MOE_META_TEXT || m->kind == MOE_META_BYTES) && i == 0) return (moe_span){ m->data, m->length };
     if (m->kind != MOE_META_TEXTS || i >= m->count) return (moe_span){ "", 0 };
-    for (;; i--) { /* each is a length and its bytes, padded to 8; the parser has walked them all */
-        memcpy(&length, p, 8);
-        if (i == 0) return (moe_span){ p + 8, (size_t)length };
-        p += 8 + moe_round_up((size_t)length, 8);
-    }
+    p = m->data + m->texts[i];
+    memcpy(&length, p, 8);
+    return (moe_span){ p + 8, (size_t)length };
 }
 
 static size_t moe_meta_texts(const moe_meta *m, moe_span *out, size_t n) {
-    const char *p = m->data;
-    uint64_t length;
     if (m->kind != MOE_META_TEXTS) return 0;
     n = moe_min(n, m->count);
-    for (size_t i = 0; i < n; i++, p += 8 + moe_round_up((size_t)length, 8)) {
-        memcpy(&length, p, 8);
-        out[i] = (moe_span){ p + 8, (size_t)length };
-    }
+    for (size_t i = 0; i < n; i++) out[i] = moe_meta_text(m, i);
     return n;
 }
 
 static const moe_tensor_info *moe_find_tensor(const moe_file *f, const char *name) {
-    for (size_t i = 0; i < f->n_tensors; i++)
-        if (moe_span_is(f->tensors[i].name, name)) return &f->tensors[i];
-    return NULL;
+    return moe_find_name(f->names, f->n_tensors, name);
 }
 
 /* ==== 17. Model file: writer ==================================================================================
@@ -4743,6 +5000,8 @@ typedef struct moe_save {
     size_t n_vectors;
     moe_tensor_info *tensors;
     size_t n_tensors;
+    uint32_t *sums; /* checksums of the slabs of all experts, in the order of the file */
+    size_t n_sums;  /* that are known */
     uint64_t file_bytes;
     size_t header_bytes;
     char *header, *piece;
@@ -4810,7 +5069,7 @@ static size_t moe_save_header(const moe_save *s, char *out) {
     const uint32_t version = MOE_FILE_VERSION, n_tensors = (uint32_t)s->n_tensors;
     uint32_t n_meta = 0, checksum;
     uint64_t header_bytes;
-    size_t at = MOE_HEADER_BYTES, head = 0;
+    size_t at = MOE_HEADER_BYTES, head = 0, sums = 0;
     for (size_t i = 0; s->old && i < s->old->n_meta; i++)
         if (moe_save_meta(s, &s->old->meta[i])) {
             moe_put(out, &at, s->old->meta[i].entry.data, s->old->meta[i].entry.length);
@@ -4821,6 +5080,7 @@ static size_t moe_save_header(const moe_save *s, char *out) {
         const moe_tensor_info *t = &s->tensors[i];
         const uint32_t fields[4] = { (uint32_t)t->type, t->experts ? 1 : 0, t->n_dims, (uint32_t)t->name.length };
         const uint32_t tail[2] = { t->checksum, 0 };
+        const size_t n_sums = t->experts ? (size_t)t->dims[0] : 0;
         moe_put(out, &at, fields, sizeof fields);
         moe_put(out, &at, t->dims, 8 * (size_t)t->n_dims);
         moe_put(out, &at, &t->offset, 8);
@@ -4828,6 +5088,9 @@ static size_t moe_save_header(const moe_save *s, char *out) {
         moe_put(out, &at, tail, sizeof tail);
         moe_put(out, &at, t->name.data, t->name.length);
         at = moe_round_up(at, 8);
+        moe_put(out, &at, out ? s->sums + sums : NULL, n_sums * sizeof *s->sums);
+        at = moe_round_up(at, 8);
+        sums += n_sums;
     }
     header_bytes = at;
     if (!out) return at;
@@ -4887,26 +5150,41 @@ static const moe_vector_entry *moe_save_vector(const moe_save *s, moe_span name)
     return NULL;
 }
 
-static moe_status moe_save_tensor(moe_save *s, size_t index) {
-    moe_tensor_info *t = &s->tensors[index];
+/* Piece `piece` of a tensor as it will lie in the file. */
+static moe_status moe_save_piece(moe_save *s, size_t index, size_t piece, size_t bytes, const void **data) {
+    const moe_tensor_info *t = &s->tensors[index];
     const moe_vector_entry *given = moe_save_vector(s, t->name);
     const moe_tensor_info *old = s->old && !given ? &s->old->tensors[index] : NULL;
-    const size_t bytes = (size_t)(t->bytes / moe_pieces(t));
     uint64_t down = 0;
-    if (given) {
-        t->checksum = moe_crc32(0, given->data, bytes);
-        return moe_save_bytes(s, given->data, bytes);
+    *data = given ? (const void *)given->data : s->piece;
+    if (given) return MOE_OK;
+    if (old && old->type == t->type) {
+        *data = s->old->data + old->offset + piece * bytes;
+        return MOE_OK;
     }
-    if (old && old->type == t->type) return moe_save_bytes(s, s->old->data + old->offset, (size_t)old->bytes);
-    if (t->experts) moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
-    t->checksum = 0;
+    memset(s->piece, 0, bytes);
+    MOE_TRY(moe_save_matrix(s, index, piece, 0, s->piece));
+    if (!t->experts) return MOE_OK;
+    moe_slab_bytes(t->type, t->dims[1], t->dims[2], &down);
+    return moe_save_matrix(s, index, piece, 1, s->piece + down);
+}
+
+static moe_status moe_save_tensor(moe_save *s, size_t index) {
+    moe_tensor_info *t = &s->tensors[index];
+    const size_t bytes = (size_t)(t->bytes / moe_pieces(t));
+    const void *data;
+    /* It gets a fresh checksum, so damage must be found now or never. */
+    if (s->old && !moe_save_vector(s, t->name))
+        MOE_TRY(moe_check_tensor(s->old, &s->old->tensors[index], NULL, s->error));
     for (size_t p = 0; p < moe_pieces(t); p++) {
-        memset(s->piece, 0, bytes);
-        MOE_TRY(moe_save_matrix(s, index, p, 0, s->piece));
-        if (t->experts) MOE_TRY(moe_save_matrix(s, index, p, 1, s->piece + down));
-        t->checksum = moe_crc32(t->checksum, s->piece, bytes);
-        MOE_TRY(moe_save_bytes(s, s->piece, bytes));
+        MOE_TRY(moe_save_piece(s, index, p, bytes, &data));
+        t->checksum = moe_crc32(0, data, bytes);
+        if (t->experts) s->sums[s->n_sums + p] = t->checksum;
+        MOE_TRY(moe_save_bytes(s, data, bytes));
     }
+    if (!t->experts) return MOE_OK;
+    t->checksum = moe_crc32(0, s->sums + s->n_sums, moe_pieces(t) * sizeof *s->sums);
+    s->n_sums += moe_pieces(t);
     return MOE_OK;
 }
 
@@ -4921,8 +5199,9 @@ static moe_status moe_save_all(moe_save *s) {
     return moe_save_bytes(s, s->header, s->header_bytes);
 }
 
-/* Place the tensors, whose names, types and shapes are set, and tell the sizes of header, piece and row. */
-static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
+/* Place the tensors, whose names, types and shapes are set, and tell the sizes of header, piece and row, and how many
+ * slabs there are. */
+static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest, size_t *slabs) {
     s->header_bytes = moe_save_header(s, NULL);
     s->file_bytes = s->header_bytes;
     for (size_t i = 0; i < s->n_tensors; i++) {
@@ -4931,20 +5210,22 @@ static void moe_save_plan(moe_save *s, size_t *piece_bytes, size_t *widest) {
         t->offset = moe_round_up((size_t)s->file_bytes, t->experts ? MOE_SLAB_ALIGN : MOE_ALIGN);
         s->file_bytes = t->offset + t->bytes;
         *piece_bytes = moe_max(*piece_bytes, (size_t)(t->bytes / moe_pieces(t)));
+        *slabs += t->experts ? moe_pieces(t) : 0;
         for (uint32_t d = 0; d < t->n_dims; d++) *widest = moe_max(*widest, (size_t)t->dims[d]);
     }
 }
 
 /* s->tensors are ready to be placed. */
 static moe_status moe_save_run(moe_save *s, const char *path, const moe_allocator *a, moe_error *error) {
-    size_t piece_bytes = 0, widest = 0, block_bytes = 0;
+    size_t piece_bytes = 0, widest = 0, slabs = 0, block_bytes = 0;
     moe_layout layout = { NULL, 0, 0 };
     moe_status status;
-    moe_save_plan(s, &piece_bytes, &widest);
+    moe_save_plan(s, &piece_bytes, &widest, &slabs);
     for (int pass = 0; pass < 2; pass++) {
         layout.used = 0;
         s->header = moe_carve(&layout, s->header_bytes, 1);
         s->piece = moe_carve(&layout, piece_bytes, 1);
+        s->sums = moe_carve(&layout, slabs, sizeof *s->sums);
         s->row = moe_carve(&layout, 2 * moe_round_up(widest, MOE_Q8_COLS), sizeof *s->row);
         if (pass) break;
         block_bytes = layout.used;
@@ -5230,10 +5511,14 @@ _Static_assert(sizeof(moe_gate) == sizeof(int), "a key's name is kept as an int"
 struct moe_model {
     moe_allocator allocator;
     moe_file file;
-    int mapped; /* the file is ours to unmap */
+    int mapped;         /* the file is ours to unmap */
+    int fd;             /* of a file that is mapped, not copied; -1: none */
+    struct stat opened; /* as it was then */
     moe_model_kind kind;
     int transformer;
     int32_t vocabulary, bos, eos;
+    int32_t source_vocabulary, source_end; /* of sources, whose tokens may have ids of their own */
+    int separate;                          /* they have: the languages' tags are ids of sources then */
     int source_tag, source_bos, source_eos;
     int32_t *never; /* [n_never] tokens that are never generated, suppressed ones first (moe_output_op) */
     size_t n_never, n_suppressed;
@@ -5241,7 +5526,7 @@ struct moe_model {
     const moe_meta *tags;      /* INTS */
     size_t width;              /* D */
     float embedding_scale;
-    moe_matrix source_embedding, target_embedding, output; /* [V, D] */
+    moe_matrix source_embedding, target_embedding, output; /* [V, D]; the first [source_vocabulary, D] */
     const float *output_bias;                              /* [V] or NULL */
     moe_layer *layers; /* [n_layers] of "encoder", then of "decoder" or "network"; GNMT's attention comes last */
     size_t n_layers;
@@ -5481,6 +5766,8 @@ static void moe_bind_experts(moe_reader *r, moe_layer *layer) {
                              (unsigned long long)t->dims[2], x->count, layer->hidden, layer->in);
     } else {
         slab = r->model->file.data + t->offset;
+        e->file = &r->model->file;
+        e->tensor = (size_t)(t - e->file->tensors);
         e->count = x->count;
         e->hidden = layer->hidden;
         e->stride = (size_t)moe_slab_bytes(t->type, layer->hidden, layer->in, &down);
@@ -5519,8 +5806,9 @@ static void moe_bind_mixture(moe_reader *r, moe_layer *layer) {
 }
 
 static void moe_bind_norm(moe_reader *r, moe_layer *layer) {
-    layer->norm.weight = moe_bind_vector(r, layer->in, 0, "%s.norm.weight", layer->name);
-    layer->norm.bias = moe_bind_vector(r, layer->in, 0, "%s.norm.bias", layer->name);
+    const size_t n = layer->norm_place == MOE_NORM_AFTER ? layer->out : layer->in;
+    layer->norm.weight = moe_bind_vector(r, n, 0, "%s.norm.weight", layer->name);
+    layer->norm.bias = moe_bind_vector(r, n, 0, "%s.norm.bias", layer->name);
 }
 
 /* `context`: columns of the rows that a decoder attends to. */
@@ -5561,11 +5849,11 @@ static void moe_read_layer(moe_reader *r, moe_layer *layer, const char *side, si
     moe_read_keys(r, layer);
     if (r->status != MOE_OK) return;
     if (layer->kind == MOE_LAYER_NORM) layer->norm_place = MOE_NORM_BEFORE;
-    if (layer->norm_place) moe_bind_norm(r, layer);
     if (layer->kind == MOE_LAYER_LSTM) moe_bind_lstm(r, layer, side[0] == 'e', context);
     else if (layer->kind == MOE_LAYER_MOE) moe_bind_mixture(r, layer);
     else if (layer->kind == MOE_LAYER_FFN) moe_bind_ffn(r, layer);
     else if (layer->kind != MOE_LAYER_NORM) moe_bind_heads(r, layer, context);
+    if (layer->norm_place) moe_bind_norm(r, layer);
     if (r->status == MOE_OK && layer->residual && layer->out != in)
         r->status = moe_fail(r->error, MOE_ERROR_FORMAT, layer->name,
                              "layer %s adds its input (%zu columns) to its output (%zu)", layer->name, in, layer->out);
@@ -5585,23 +5873,23 @@ static int32_t moe_read_token(moe_reader *r, const char *key, int required) {
     return (int32_t)moe_read_int(r, moe_read(r, "%s", key), required ? 0 : -1, r->model->vocabulary - 1, -1);
 }
 
-/* A list of token ids in range. */
-static const moe_meta *moe_read_tokens(moe_reader *r, const char *key) {
+/* A list of token ids below `vocabulary`. */
+static const moe_meta *moe_read_tokens(moe_reader *r, const char *key, int32_t vocabulary) {
     const moe_meta *m = moe_read(r, "%s", key);
     if (m && m->kind != MOE_META_INTS) moe_reader_fail(r, "is not a list of integers");
     for (size_t i = 0; m && r->status == MOE_OK && i < m->count; i++)
-        if (moe_meta_int(m, i) < 0 || moe_meta_int(m, i) >= r->model->vocabulary)
+        if (moe_meta_int(m, i) < 0 || moe_meta_int(m, i) >= vocabulary)
             moe_reader_fail(r, "names token %lld, the vocabulary ends at %d", (long long)moe_meta_int(m, i),
-                            (int)r->model->vocabulary - 1);
+                            (int)vocabulary - 1);
     return r->status == MOE_OK ? m : NULL;
 }
 
 static void moe_bind_embeddings(moe_reader *r, moe_model *m) {
-    size_t v = (size_t)m->vocabulary;
-    moe_bind_matrix(r, &m->source_embedding, v, m->width, 1, "%s", "embedding.weight");
+    const size_t v = (size_t)m->vocabulary, sources = (size_t)m->source_vocabulary;
+    if (!m->separate) moe_bind_matrix(r, &m->source_embedding, v, m->width, 1, "%s", "embedding.weight");
     m->target_embedding = m->source_embedding;
     if (!m->source_embedding.rows) {
-        moe_bind_matrix(r, &m->source_embedding, v, m->width, 0, "%s", "source.embedding.weight");
+        moe_bind_matrix(r, &m->source_embedding, sources, m->width, 0, "%s", "source.embedding.weight");
         moe_bind_matrix(r, &m->target_embedding, v, m->width, 0, "%s", "target.embedding.weight");
     }
 }
@@ -5695,12 +5983,15 @@ static void moe_bind_stack(moe_reader *r, moe_model *m, const char *side) {
 static void moe_read_format(moe_reader *r, moe_model *m) {
     static const char *const inits[] = { "zero", "encoder", NULL };
     m->source_tag = (int)moe_read_int(r, moe_read(r, "source.tag"), 0, m->transformer ? 2 : 1, m->languages != NULL);
-    m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, 1, 0);
+    m->source_bos = (int)moe_read_int(r, moe_read(r, "source.bos"), 0, !m->separate, 0);
     m->source_eos = (int)moe_read_int(r, moe_read(r, "source.eos"), 0, 1, 1);
     m->forced_tag = (int)moe_read_int(r, moe_read(r, "target.tag"), 0, 1, 0);
+    if (m->forced_tag && m->separate) moe_reader_fail(r, "must be 0 where the languages' tags are ids of sources");
     if (!m->transformer) m->decoder_from_encoder = moe_read_choice(r, moe_read(r, "decoder.init"), inits, 0);
     m->rules = (moe_rules)moe_read_choice(r, moe_read(r, "decode.rules"), moe_rules_names,
                                           m->transformer ? MOE_RULES_HF : MOE_RULES_PAPER);
+    m->source_end = (int32_t)moe_read_int(r, moe_read(r, "source.token.eos"), 0, m->source_vocabulary - 1,
+                                          m->separate ? -1 : m->eos);
     moe_bind_embeddings(r, m);
 }
 
@@ -5737,7 +6028,8 @@ static void moe_bind_translation(moe_reader *r, moe_model *m) {
 }
 
 static void moe_read_never(moe_reader *r, moe_model *m) {
-    const moe_meta *suppressed = moe_read_tokens(r, "token.suppressed"), *never = moe_read_tokens(r, "token.never");
+    const moe_meta *suppressed = moe_read_tokens(r, "token.suppressed", m->vocabulary),
+                   *never = moe_read_tokens(r, "token.never", m->vocabulary);
     m->n_suppressed = suppressed ? suppressed->count : 0;
     m->n_never = m->n_suppressed + (never ? never->count : 0);
     if (r->status != MOE_OK || !m->n_never) return;
@@ -5760,6 +6052,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     m->kind = kinds[architecture];
     m->transformer = architecture == 3;
     m->vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "vocab.size"), 2, INT32_MAX / 2, 0);
+    m->source_vocabulary = m->vocabulary;
     m->width = (size_t)moe_read_int(&r, moe_read(&r, "model.width"), 1, MOE_WIDEST, 0);
     if (m->kind == MOE_MODEL_CLASSIFIER) {
         m->eos = m->bos = -1;
@@ -5772,7 +6065,11 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
     moe_read_token(&r, "token.pad", 0);
     moe_read_token(&r, "token.unk", 0);
     moe_read_never(&r, m);
-    m->tags = moe_read_tokens(&r, "languages.tags");
+    if (m->kind == MOE_MODEL_TRANSLATION && moe_read(&r, "source.vocab.size")) {
+        m->separate = 1;
+        m->source_vocabulary = (int32_t)moe_read_int(&r, moe_read(&r, "source.vocab.size"), 2, INT32_MAX / 2, 0);
+    }
+    m->tags = moe_read_tokens(&r, "languages.tags", m->source_vocabulary);
     m->languages = moe_read(&r, "languages.codes");
     if (m->languages && (m->languages->kind != MOE_META_TEXTS || !m->tags || m->tags->count != m->languages->count))
         moe_reader_fail(&r, "is not a list of as many texts as languages.tags has ids");
@@ -5803,23 +6100,48 @@ static int moe_is_never(const moe_model *m, int32_t id) {
 
 /* ---- Opening and closing ---- */
 
-static moe_status moe_model_create(const void *data, size_t bytes, int mapped, const moe_model_params *params,
-                                   moe_model **out, moe_error *error) {
+/* Pages of a mapped file that somebody else writes to are no longer those that were checked, and those behind its new
+ * end are gone. This notices it, but for a change while a step runs. */
+static moe_status moe_check_unchanged(const moe_model *m, moe_error *error) {
+    const struct stat *then = &m->opened;
+    struct stat now;
+    if (m->fd < 0 ||
+        (fstat(m->fd, &now) == 0 && now.st_size == then->st_size && MOE_MTIME(now).tv_sec == MOE_MTIME(*then).tv_sec &&
+         MOE_MTIME(now).tv_nsec == MOE_MTIME(*then).tv_nsec))
+        return MOE_OK;
+    return moe_fail(error, MOE_ERROR_IO, "model",
+                    "the model's file was written to or cut off while it was in use: open it again, and replace "
+                    "such files by renaming");
+}
+
+moe_status moe_model_verify(const moe_model *m, moe_error *error) {
+    MOE_TRY(moe_check_unchanged(m, error));
+    for (size_t i = 0; i < m->file.n_tensors; i++)
+        MOE_TRY(moe_check_tensor(&m->file, &m->file.tensors[i], NULL, error));
+    return MOE_OK;
+}
+
+static moe_status moe_model_create(const void *data, size_t bytes, const moe_model_params *params, moe_model **out,
+                                   moe_error *error) {
     moe_allocator a = moe_allocator_or_default(params ? &params->allocator : NULL);
     const int verify = params ? params->verify : 0;
     moe_model *m = moe_allocate_zeroed(&a, sizeof *m);
     moe_status status;
     if (!m) return moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory for a model");
     m->allocator = a;
+    m->fd = -1;
     status = moe_file_parse(&m->file, data, bytes, &a, error);
-    if (status == MOE_OK && (verify > 0 || (verify == 0 && bytes <= MOE_VERIFY_BYTES)))
-        status = moe_file_verify(&m->file, error);
+    if (status == MOE_OK && verify >= 0) {
+        m->file.checked = moe_allocate_zeroed(&a, m->file.n_pieces * sizeof *m->file.checked);
+        if (!m->file.checked) status = moe_fail(error, MOE_ERROR_MEMORY, "model", "no memory to verify the tensors");
+    }
+    if (status == MOE_OK && (verify == 1 || (verify == 0 && bytes <= MOE_VERIFY_BYTES)))
+        status = moe_model_verify(m, error);
     if (status == MOE_OK) status = moe_bind(m, error);
     if (status != MOE_OK) {
         moe_model_close(m); /* not mapped yet: the caller unmaps */
         return status;
     }
-    m->mapped = mapped;
     *out = m;
     return MOE_OK;
 }
@@ -5828,7 +6150,7 @@ moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model
                                  moe_error *error) {
     if (!data || (uintptr_t)data % MOE_ALIGN)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "data", "the model's bytes must be aligned to %d", MOE_ALIGN);
-    return moe_model_create(data, bytes, 0, params, out, error);
+    return moe_model_create(data, bytes, params, out, error);
 }
 
 /* Memory with the contents of a file, as mmap gives it, or MAP_FAILED. */
@@ -5870,12 +6192,17 @@ moe_status moe_model_open(const char *path, const moe_model_params *params, moe_
     data = params && params->copy ? moe_read_file(fd, (size_t)info.st_size)
                                   : mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     code = errno;
-    close(fd);
-    if (data == MAP_FAILED)
-        return moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(code));
-    status = moe_model_create(data, (size_t)info.st_size, 1, params, out, error);
-    if (status != MOE_OK) munmap(data, (size_t)info.st_size);
-    return status;
+    status = data == MAP_FAILED
+                 ? moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(code))
+                 : moe_model_create(data, (size_t)info.st_size, params, out, error);
+    if (status != MOE_OK || (params && params->copy)) close(fd);
+    if (status != MOE_OK) {
+        if (data != MAP_FAILED) munmap(data, (size_t)info.st_size);
+        return status;
+    }
+    (*out)->mapped = 1;
+    if (!params || !params->copy) (*out)->fd = fd, (*out)->opened = info;
+    return MOE_OK;
 }
 
 void moe_model_close(moe_model *m) {
@@ -5884,17 +6211,21 @@ void moe_model_close(moe_model *m) {
         const char *in;
         void *out;
     } data;
+    size_t bytes;
     if (!m) return;
     a = m->allocator;
     data.in = m->file.data;
+    bytes = m->file.bytes;
     moe_release(&a, m->layers, m->n_layers * sizeof *m->layers);
     moe_release(&a, m->never, m->n_never * sizeof *m->never);
     moe_file_free(&m->file, &a);
-    if (m->mapped) munmap(data.out, m->file.bytes);
+    if (m->mapped) munmap(data.out, bytes);
+    if (m->fd >= 0) close(m->fd);
     moe_release(&a, m, sizeof *m);
 }
 
 moe_status moe_model_save(const moe_model *m, const char *path, const moe_save_params *params, moe_error *error) {
+    MOE_TRY(moe_check_unchanged(m, error));
     return moe_file_save(&m->file, &m->allocator, path, params, error);
 }
 
@@ -6013,6 +6344,7 @@ moe_tensor_info moe_model_tensor(const moe_model *m, size_t i) {
 uint64_t moe_model_file_bytes(const moe_model *m) { return m->file.bytes; }
 uint32_t moe_model_file_version(const moe_model *m) { return m->file.version; }
 int32_t moe_model_vocabulary(const moe_model *m) { return m->vocabulary; }
+int32_t moe_model_source_vocabulary(const moe_model *m) { return m->source_vocabulary; }
 size_t moe_model_language_count(const moe_model *m) { return m->languages ? m->languages->count : 0; }
 moe_span moe_model_language(const moe_model *m, size_t i) {
     return m->languages ? moe_meta_text(m->languages, i) : (moe_span){ "", 0 };
@@ -6273,8 +6605,7 @@ static void moe_compute_unary_row(const moe_run *run, const moe_node *t, size_t 
         for (size_t c = 0; c < t->cols; c++) y[c] = moe_geluf(x[c]);
         return;
     }
-    run->kernels->unary(t->unary == MOE_UNARY_TANH ? MOE_UNARY_TANH : MOE_UNARY_SIGMOID, x, t->cols, y);
-    for (size_t c = 0; t->unary == MOE_UNARY_SWISH && c < t->cols; c++) y[c] = x[c] * y[c];
+    run->kernels->unary(t->unary, x, t->cols, y);
 }
 static void moe_compute_unary(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 16 * t->cols, moe_compute_unary_row);
@@ -6296,24 +6627,9 @@ static moe_node *moe_op_norm(moe_graph *g, const moe_norm_op *norm, moe_node *x,
     return t;
 }
 
-/* The sum of x[i] - shift, or of its square, in lane order. */
-static float moe_centred_sum(const float *x, size_t n, float shift, int squared) {
-    float lane[MOE_LANES] = { 0 };
-    for (size_t i = 0; i < n; i += MOE_LANES)
-        for (size_t l = 0; l < moe_min(MOE_LANES, n - i); l++) {
-            const float d = x[i + l] - shift;
-            lane[l] = lane[l] + (squared ? d * d : d);
-        }
-    return moe_join_lanes(lane);
-}
-
 static void moe_compute_norm_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
-    const float *x = moe_row_of(t->src[0], row);
-    const float n = (float)t->cols, mean = moe_centred_sum(x, t->cols, 0.0f, 0) / n;
-    const float scale = 1.0f / sqrtf(moe_centred_sum(x, t->cols, mean, 1) / n + t->norm.epsilon);
-    float *y = moe_row_of(t, row);
-    (void)run, (void)thread;
-    for (size_t c = 0; c < t->cols; c++) y[c] = (x[c] - mean) * scale * t->norm.weight[c] + t->norm.bias[c];
+    (void)thread;
+    run->kernels->norm(&t->norm, moe_row_of(t->src[0], row), t->cols, moe_row_of(t, row));
 }
 static void moe_compute_norm(const moe_run *run, const moe_node *t) {
     moe_for_rows(run, t, run->frame->rows, 4 * t->cols, moe_compute_norm_row);
@@ -6673,25 +6989,24 @@ static moe_node *moe_op_heads(moe_graph *g, size_t heads, int within, const floa
     return t;
 }
 
-/* Per thread: the rows that a row looks at, and their scores. */
+enum { MOE_HEADS_ROWS = 4 }; /* of a task: those of a sentence read the same keys and values */
+
+/* Per thread, for each row of a task: the rows that it looks at, and their scores. */
 typedef struct moe_heads_work {
-    const float **seen; /* [threads, longest] */
-    float *scores;      /* [threads, longest] */
+    const float **seen; /* [threads, MOE_HEADS_ROWS, longest] */
+    float *scores;      /* [threads, MOE_HEADS_ROWS, heads, longest] */
     size_t longest;
 } moe_heads_work;
 
-static moe_heads_work moe_heads_layout(const moe_graph *g, moe_layout *at) {
+static moe_heads_work moe_heads_layout(const moe_graph *g, const moe_node *t, moe_layout *at) {
     moe_heads_work w;
     w.longest = moe_round_up(moe_max(g->max_source, g->max_target), 16);
-    w.seen = moe_carve(at, g->threads * w.longest, sizeof *w.seen);
-    w.scores = moe_carve(at, g->threads * w.longest, sizeof *w.scores);
+    w.seen = moe_carve(at, g->threads * MOE_HEADS_ROWS * w.longest, sizeof *w.seen);
+    w.scores = moe_carve(at, g->threads * MOE_HEADS_ROWS * t->heads.heads * w.longest, sizeof *w.scores);
     return w;
 }
 
-static void moe_heads_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) {
-    (void)t;
-    moe_heads_layout(g, at);
-}
+static void moe_heads_scratch(const moe_graph *g, const moe_node *t, moe_layout *at) { moe_heads_layout(g, t, at); }
 
 /* The rows of keys and values that a row looks at, in the order of their tokens. Returns how many. */
 static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, const float **seen) {
@@ -6709,25 +7024,50 @@ static size_t moe_heads_seen(const moe_run *run, const moe_node *t, size_t row, 
     return n;
 }
 
-static void moe_compute_heads_row(const moe_run *run, const moe_node *t, size_t row, size_t thread) {
+typedef struct moe_heads_job {
+    const moe_run *run;
+    const moe_node *t;
+    size_t rows_per_task;
+} moe_heads_job;
+
+/* In the encoder a task is some positions of a sentence, whose rows lie apart. */
+static void moe_heads_task(void *arg, size_t task, size_t thread) {
+    const moe_heads_job *job = arg;
+    const moe_run *run = job->run;
+    const moe_node *t = job->t;
+    const moe_packed *packed = t->heads.rows ? NULL : &run->frame->packed;
+    const size_t heads = t->heads.heads, width = t->cols / heads, sentences = packed ? packed->live[0] : 1;
     moe_layout at = { t->work, 0, 0 };
-    const moe_heads_work w = moe_heads_layout(run->graph, &at);
-    const moe_kernels *kernels = run->kernels;
-    const size_t width = t->cols / t->heads.heads, cols = t->cols;
-    const float scale = 1.0f / sqrtf((float)width), *query = moe_row_of(t->src[0], row);
-    const float **seen = w.seen + thread * w.longest;
-    float *scores = w.scores + thread * w.longest, *y = moe_row_of(t, row), sum;
-    const size_t n = moe_heads_seen(run, t, row, seen);
-    memset(y, 0, cols * sizeof *y);
-    for (size_t first = 0; first < cols; first += width) {
-        kernels->scores(query + first, seen, first, n, width, scale, scores);
-        sum = kernels->exp_sum(scores, n, kernels->max(scores, n), scores);
-        for (size_t i = 0; i < n; i++) scores[i] = scores[i] / sum;
-        kernels->blend(scores, seen, cols + first, n, width, y + first);
+    const moe_heads_work w = moe_heads_layout(run->graph, t, &at);
+    moe_heads h[MOE_HEADS_ROWS];
+    size_t n = 0;
+    for (; n < job->rows_per_task; n++) {
+        const size_t place = task / sentences * job->rows_per_task + n, spot = thread * MOE_HEADS_ROWS + n;
+        const float **seen = w.seen + spot * w.longest;
+        size_t row = place;
+        if (place >= (packed ? packed->steps : run->frame->rows)) break;
+        if (packed && packed->live[place] <= task % sentences) break;
+        if (packed) row = packed->first[place] + task % sentences;
+        h[n] = (moe_heads){ .query = moe_row_of(t->src[0], row),
+                            .rows = seen,
+                            .n = moe_heads_seen(run, t, row, seen),
+                            .heads = heads,
+                            .width = width,
+                            .scale = 1.0f / sqrtf((float)width),
+                            .scores = w.scores + spot * heads * w.longest,
+                            .stride = w.longest,
+                            .y = moe_row_of(t, row) };
     }
+    if (n) run->kernels->heads(h, n);
 }
+
 static void moe_compute_heads(const moe_run *run, const moe_node *t) {
-    moe_for_rows(run, t, run->frame->rows, 16384, moe_compute_heads_row);
+    const size_t rows = run->frame->rows, pays = rows / (2 * run->pool->count);
+    moe_heads_job job = { run, t, moe_max(1, moe_min(MOE_HEADS_ROWS, pays)) };
+    const moe_packed *packed = &run->frame->packed;
+    const size_t tasks = t->heads.rows ? moe_divide_up(rows, job.rows_per_task)
+                                       : packed->live[0] * moe_divide_up(packed->steps, job.rows_per_task);
+    moe_pool_run(run->pool, tasks, moe_heads_task, &job);
 }
 
 /* ==== 25. Ops: gates ==========================================================================================
@@ -6963,6 +7303,19 @@ static moe_node *moe_op_experts(moe_graph *g, const moe_experts *experts, moe_no
     return t;
 }
 
+/* Whether the slab of an expert may be read: it has been compared with its checksum, now or before. Where it is
+ * damaged, the session reports that after the run. */
+static int moe_slab_fine(const moe_graph *g, const moe_experts *e, size_t expert) {
+    const moe_tensor_info *t;
+    size_t slab;
+    if (!e->file || !e->file->checked) return 1;
+    t = &e->file->tensors[e->tensor];
+    slab = t->slabs ? expert : 0;
+    if (moe_piece_checked(e->file, t, slab) || moe_compare_piece(e->file, t, slab, NULL) == MOE_OK) return 1;
+    if (g->damage) atomic_store(&g->damage->piece, e->file->pieces[e->tensor] + slab + 1);
+    return 0;
+}
+
 /* The two matrices of an expert. Today all slabs are mapped. Experts that are read under a memory budget, with a cache
  * (room 7) that says which of them are there, or that are on another machine, belong behind this call. */
 static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up, moe_matrix *down) {
@@ -7057,6 +7410,7 @@ static void moe_expert_task(void *arg, size_t task, size_t thread) {
                           .scales = unit_scales,
                           .y = work->out + pair * out_stride,
                           .y_stride = out_stride };
+    if (!moe_slab_fine(job->run->graph, e, expert)) return;
     moe_experts_slab(e, expert, &up, &down);
     if (e->up_bias) first.bias = e->up_bias + expert * hidden;
     if (e->down_bias) second.bias = e->down_bias + expert * width;
@@ -7202,15 +7556,12 @@ static void moe_output_scratch(const moe_graph *g, const moe_node *t, moe_layout
 static float moe_find_best(const moe_kernels *kernels, const float *x, size_t n, size_t top, int32_t first_id,
                            float *seen, float *best, int32_t *ids) {
     enum { BLOCK = 64 };
-    const float lowest = moe_from_bits(0xff800000u);
-    float largest = lowest;
+    const float lowest = moe_from_bits(0xff800000u), largest = kernels->max(x, n);
     int32_t unused[MOE_MAX_BEAM + 1];
     for (size_t i = 0; i < top; i++) best[i] = lowest, ids[i] = -1;
-    for (size_t i = 0; i < n; i += BLOCK) {
+    for (size_t i = 0; i < n && !(largest < seen[top - 1]); i += BLOCK) {
         const size_t end = moe_min(n, i + BLOCK);
-        const float max = kernels->max(x + i, end - i);
-        largest = max > largest ? max : largest;
-        if (max < seen[top - 1]) continue;
+        if (kernels->max(x + i, end - i) < seen[top - 1]) continue;
         for (size_t j = i; j < end; j++)
             if (x[j] >= seen[top - 1]) {
                 moe_keep_best(best, ids, top, x[j], first_id + (int32_t)j);
@@ -7414,8 +7765,9 @@ static void moe_graph_place(moe_graph *g, char *arena) {
     }
 }
 
+/* A run that is cancelled ends in the middle: a node never reads what another one has not finished. */
 static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
-    for (size_t i = 0; i < run->graph->count; i++) {
+    for (size_t i = 0; i < run->graph->count && !moe_pool_cancelled(run->pool); i++) {
         const moe_node *t = &run->graph->nodes[i];
         if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 0);
         moe_ops[t->op].compute(run, t);
@@ -7743,6 +8095,7 @@ typedef struct moe_waiting {
 typedef struct moe_ticket {
     moe_waiting *waiting; /* NULL: something that is not reranked */
     size_t question;      /* of `waiting`; SIZE_MAX: the translation itself */
+    size_t first, n;      /* the request's tokens among those that the encoder reads */
 } moe_ticket;
 
 typedef struct moe_reranker {
@@ -7839,7 +8192,7 @@ static void moe_rerank_ask(moe_reranker *r, moe_request *q, moe_ticket *ticket) 
         if (!at->used || !at->arrival || at->asked == moe_rerank_questions(r, at)) continue;
         if (!w || at->arrival < w->arrival) w = at;
     }
-    *ticket = (moe_ticket){ w, w->asked++ };
+    *ticket = (moe_ticket){ .waiting = w, .question = w->asked++ };
     *q = (moe_request){ .force = -1 };
     q->source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].ids;
     q->n_source = w->hypotheses[w->source_tag < 0 ? 0 : ticket->question].n_ids;
@@ -7957,7 +8310,7 @@ struct moe_session {
     char *arena; /* of all graphs: one runs at a time */
     moe_memory memory;
     moe_decoder_state state;
-    atomic_int cancelled; /* by moe_session_cancel; until a call has heard of it */
+    moe_damage damage; /* that the session met in its model */
     size_t rows, encode_tokens;
     size_t n_slots;      /* batch, and with reranking those of questions */
     moe_slot *slots;     /* [n_slots]; on a device without hypotheses */
@@ -8025,7 +8378,7 @@ static double moe_meta_number(const moe_model *m, const char *key, double low, d
 
 /* Whether the model translates back as well. */
 static int moe_can_rerank(const moe_model *m) {
-    return m->attention && m->source_tag && moe_model_language_count(m) > 1;
+    return m->attention && m->source_tag && !m->separate && moe_model_language_count(m) > 1;
 }
 
 moe_session_params moe_session_params_default(const moe_model *m) {
@@ -8104,8 +8457,8 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_int("max_source", p->max_source, 2, 1 << 20, error));
     MOE_TRY(moe_check_int("max_target", p->max_target, 2, 1 << 20, error));
     MOE_TRY(moe_check_int("min_target", p->min_target, 0, p->max_target, error));
-    MOE_TRY(moe_check_int("target_tag", p->target_tag, -1, m->vocabulary - 1, error));
-    MOE_TRY(moe_check_int("source_tag", p->source_tag, -1, m->vocabulary - 1, error));
+    MOE_TRY(moe_check_int("target_tag", p->target_tag, -1, m->source_vocabulary - 1, error));
+    MOE_TRY(moe_check_int("source_tag", p->source_tag, -1, m->source_vocabulary - 1, error));
     MOE_TRY(moe_check_int("beam", p->beam, 1, MOE_MAX_BEAM, error));
     MOE_TRY(moe_check_int("nbest", p->nbest, 1, p->beam, error));
     MOE_TRY(moe_check_real("length_penalty", (double)p->length_penalty, 100, error));
@@ -8431,6 +8784,28 @@ static moe_status moe_session_allocate(moe_session *s, moe_error *error) {
     return moe_pool_start(s->pool, (size_t)s->params.threads, error);
 }
 
+/* Whether every run will read a tensor without a further look. Slabs are compared when a row goes to them, unless a
+ * device takes them all now. */
+static int moe_is_read_blindly(const moe_session *s, const moe_tensor_info *t) { return s->api || !t->slabs; }
+
+static void moe_verify_task(void *user, size_t task, size_t thread) {
+    moe_session *s = user;
+    const moe_tensor_info *t = &s->model->file.tensors[task];
+    (void)thread;
+    if (moe_is_read_blindly(s, t)) moe_check_tensor(&s->model->file, t, &s->damage, NULL);
+}
+
+/* Compare what is read blindly and has not been compared with its checksum yet. */
+static moe_status moe_session_verify(moe_session *s, moe_error *error) {
+    const moe_file *f = &s->model->file;
+    size_t left = 0;
+    MOE_TRY(moe_check_unchanged(s->model, error));
+    for (size_t i = 0; f->checked && i < f->n_tensors; i++)
+        left += moe_is_read_blindly(s, &f->tensors[i]) && !moe_tensor_checked(f, &f->tensors[i]);
+    if (left) moe_pool_run(s->pool, f->n_tensors, moe_verify_task, s);
+    return moe_report_damage(f, &s->damage, error);
+}
+
 /* The session for parameters that have been settled. */
 static moe_status moe_session_build(moe_session *settled, moe_session **out, moe_error *error) {
     moe_session *s;
@@ -8440,11 +8815,12 @@ static moe_status moe_session_build(moe_session *settled, moe_session **out, moe
     if (!s) return moe_fail(error, MOE_ERROR_MEMORY, "session", "no memory for a session");
     *s = *settled;
     status = moe_session_allocate(s, error);
+    if (status == MOE_OK) status = moe_session_verify(s, error);
     if (status != MOE_OK) {
         moe_session_free(s);
         return status;
     }
-    for (int g = 0; g < MOE_GRAPHS; g++) s->graphs[g].stats = &s->stats;
+    for (int g = 0; g < MOE_GRAPHS; g++) s->graphs[g].stats = &s->stats, s->graphs[g].damage = &s->damage;
     s->stats.bytes = s->block_bytes + 64 + sizeof *s;
     s->stats.isa = s->kernels->name;
     s->stats.device = "cpu";
@@ -8533,14 +8909,23 @@ static void moe_report_row(const moe_session *s, const moe_graph *g, size_t row,
     }
 }
 
+/* Stop if moe_session_cancel says so, and forget it. */
+static moe_status moe_heed(moe_session *s, moe_error *error) {
+    if (!moe_pool_cancelled(s->pool)) return MOE_OK;
+    atomic_store(&s->pool->cancelled, 0);
+    return moe_fail(error, MOE_ERROR_CANCELLED, "session", "cancelled");
+}
+
 /* Run one of the two graphs where the session lives. */
 static moe_status moe_session_run(moe_session *s, const moe_graph *g, const moe_frame *frame, moe_error *error) {
     const moe_run run = { s->kernels, s->pool, g, frame };
+    MOE_TRY(moe_check_unchanged(s->model, error));
     if (s->api)
         return s->api->run(s->device, g == &s->graphs[MOE_DECODER], frame, s->params.trace, s->params.trace_user,
                            error);
     moe_graph_run(&run, s->params.trace, s->params.trace_user);
-    return MOE_OK;
+    const moe_status damaged = moe_report_damage(&s->model->file, &s->damage, error);
+    return damaged ? damaged : moe_heed(s, error);
 }
 
 /* ---- Admitting and encoding ---- */
@@ -8593,9 +8978,9 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
     const int needs_target = m->forced_tag || m->source_tag == 1;
     char message[160];
     for (size_t i = 0; i < q->n_source; i++)
-        if (q->source[i] < 0 || q->source[i] >= m->vocabulary) {
+        if (q->source[i] < 0 || q->source[i] >= m->source_vocabulary) {
             snprintf(message, sizeof message, "source token %d is outside the vocabulary (0 to %d)", (int)q->source[i],
-                     (int)m->vocabulary - 1);
+                     (int)m->source_vocabulary - 1);
             return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
         }
     for (size_t i = 0; q->target && i < q->n_target; i++)
@@ -8604,9 +8989,9 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
             snprintf(message, sizeof message, "target token %d cannot be generated by this model", (int)q->target[i]);
             return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
         }
-    if (!q->raw && needs_target && (q->target_tag < 0 || q->target_tag >= m->vocabulary))
+    if (!q->raw && needs_target && (q->target_tag < 0 || q->target_tag >= m->source_vocabulary))
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the target language's tag"), 0;
-    if (q->source_tag < -1 || q->source_tag >= m->vocabulary)
+    if (q->source_tag < -1 || q->source_tag >= m->source_vocabulary)
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "the source language's tag is outside the vocabulary"), 0;
     if (!q->raw && m->source_tag == 2 && q->source_tag < 0)
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the source language's tag"), 0;
@@ -8650,13 +9035,13 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     size_t n = 0;
     if (m->source_tag && !q->raw) ids[n++] = m->source_tag == 2 ? q->source_tag : q->target_tag;
     if (m->source_bos && !q->raw) ids[n++] = m->bos;
+    s->tickets[at] = (moe_ticket){ ticket->waiting, ticket->question, n, q->n_source };
     if (q->n_source) memcpy(ids + n, q->source, q->n_source * sizeof *ids);
     n += q->n_source;
-    if (m->source_eos && !q->raw) ids[n++] = m->eos;
+    if (m->source_eos && !q->raw) ids[n++] = m->source_end;
     slot->segment = moe_extents_take(&s->by_source, at, n);
     slot->length = n;
     slot->user = q->user;
-    s->tickets[at] = *ticket;
     slot->key = 0;
     for (size_t i = 0; s->keys && i < n; i++) slot->key = moe_hash(slot->key ^ (uint64_t)ids[i]);
     slot->limit = moe_min(max_target, (limit < (double)max_target ? (size_t)limit : max_target) + offset);
@@ -8758,7 +9143,7 @@ static moe_status moe_refill(moe_session *s, size_t due, int more, moe_pull_fn p
             if (moe_reranker_full(&s->reranker) ||
                 moe_pull_request(s, pull, done, user, last, &request) != MOE_PULL_REQUEST)
                 break;
-            ticket = (moe_ticket){ moe_rerank_begin(&s->reranker, &request), SIZE_MAX };
+            ticket = (moe_ticket){ .waiting = moe_rerank_begin(&s->reranker, &request), .question = SIZE_MAX };
         }
         s->staged_slot[group] = at;
         s->staged_first[group++] = staged;
@@ -8902,12 +9287,13 @@ static moe_status moe_step_on_device(moe_session *s, moe_done_fn done, void *use
     return MOE_OK;
 }
 
-/* Tell the caller where the decoder went and looked in a row of slot `slot`. */
-static void moe_report_live(const moe_session *s, const moe_slot *slot, size_t row) {
-    const moe_model *m = s->model;
+/* Tell the caller where the decoder went and looked in a row of slot `at`. */
+static void moe_report_live(const moe_session *s, size_t at, size_t row) {
+    const moe_slot *slot = &s->slots[at];
+    const moe_ticket *ticket = &s->tickets[at];
     const float *weights =
-        s->params.attention ? s->attention + row * (size_t)s->params.max_source + m->source_tag + m->source_bos : NULL;
-    const moe_attention attention = { slot->user, slot->steps, slot->length - moe_source_extra(m), weights };
+        s->params.attention ? s->attention + row * (size_t)s->params.max_source + ticket->first : NULL;
+    const moe_attention attention = { slot->user, slot->steps, ticket->n, weights };
     if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], row, slot->user, slot->steps, s->ids[row]);
     if (s->params.attention) s->params.attention(s->params.attention_user, &attention);
 }
@@ -8934,7 +9320,7 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
     for (size_t i = 0; (s->params.routing || s->params.attention) && i < s->n_slots; i++)
         for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live && !moe_is_question(s, i); h++)
-            if (!s->slots[i].live[h].ended) moe_report_live(s, &s->slots[i], s->slots[i].live[h].row);
+            if (!s->slots[i].live[h].ended) moe_report_live(s, i, s->slots[i].live[h].row);
     s->stats.steps++;
     s->stats.rows += frame.rows;
     if (s->coverage && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
@@ -8946,29 +9332,26 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     return MOE_OK;
 }
 
-void moe_session_cancel(moe_session *s) { atomic_store(&s->cancelled, 1); }
-
-static moe_status moe_heed(moe_session *s, const char *call, moe_error *error) {
-    if (!atomic_exchange(&s->cancelled, 0)) return MOE_OK;
-    return moe_fail(error, MOE_ERROR_CANCELLED, call, "cancelled");
-}
+void moe_session_cancel(moe_session *s) { atomic_store(&s->pool->cancelled, 1); }
 
 moe_status moe_translate(moe_session *s, moe_pull_fn pull, moe_done_fn done, void *user, moe_error *error) {
     const size_t batch = (size_t)s->params.batch, questions = s->n_slots - batch;
     moe_status status = MOE_OK;
-    int answer = MOE_PULL_REQUEST;
+    int answer = MOE_PULL_REQUEST, beginning = 1;
     if (s->model->kind == MOE_MODEL_CLASSIFIER)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "translate", "this model is a classifier: it does not translate");
     while (status == MOE_OK) {
-        const size_t due = moe_rerank_due(&s->reranker);
+        const size_t due = moe_rerank_due(&s->reranker), free = moe_free_slots(s, 0, batch);
         const int ask = due && moe_free_slots(s, batch, s->n_slots) >= moe_min(due, questions / 4);
-        const int more = answer != MOE_PULL_END && moe_free_slots(s, 0, batch) >= moe_max(1, batch / 4);
+        /* The encoder takes sentences in groups; a large batch begins with several, one after the other. */
+        const int more = answer != MOE_PULL_END && free >= (beginning ? 1 : moe_max(1, batch / 4));
+        beginning = beginning && free;
         if (ask || more) {
             status = moe_refill(s, due, more, pull, done, user, &answer, error);
             if (answer == MOE_PULL_CANCEL)
                 status = moe_fail(error, MOE_ERROR_CANCELLED, "translate", "stopped by the caller");
         }
-        if (status == MOE_OK) status = moe_heed(s, "translate", error);
+        if (status == MOE_OK) status = moe_heed(s, error);
         if (status != MOE_OK) break;
         if (s->by_source.n) status = s->api ? moe_step_on_device(s, done, user, error) : moe_step(s, done, user, error);
         else if (answer == MOE_PULL_END) return MOE_OK;
@@ -9008,7 +9391,7 @@ moe_status moe_classify(moe_session *s, const float *inputs, size_t rows, int32_
             s->want[r] = -1;
             if (s->keys) s->keys[r] = moe_row_key(inputs + (row0 + r) * width, width);
         }
-        MOE_TRY(moe_heed(s, "classify", error));
+        MOE_TRY(moe_heed(s, error));
         MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
         for (size_t r = 0; r < n; r++) {
             if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], r, NULL, row0 + r, -1);

@@ -56,6 +56,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __GNUC__
+#pragma GCC visibility push(default) /* of all that a shared library keeps, this alone is seen outside */
+#endif
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -63,13 +66,16 @@ extern "C" {
 /* ---- Version and limits -------------------------------------------------------------------------------- */
 
 #define MOE_VERSION "0.1.0"
-#define MOE_FILE_VERSION 1 /* the version of model files that this library writes, and the highest that it reads */
+#define MOE_FILE_VERSION 2 /* the version of model files that this library writes; it reads this one and all before */
 
 enum {
-    MOE_MAX_BEAM = 64,          /* largest beam                                   */
-    MOE_MAX_LAYERS = 256,       /* layers on one side of a model                  */
-    MOE_MAX_THREADS = 256,      /* threads of one session                         */
-    MOE_VERIFY_BYTES = 64 << 20 /* files up to this size are verified when opened */
+    MOE_MAX_BEAM = 64,           /* largest beam                                                          */
+    MOE_MAX_LAYERS = 256,        /* layers on one side of a model                                         */
+    MOE_MAX_THREADS = 256,       /* threads of one session                                                */
+    MOE_VERIFY_BYTES = 64 << 20, /* files up to this size are verified when opened                        */
+    MOE_MAX_HEADER = 256 << 20,  /* bytes of a file before its first tensor: metadata and directory       */
+    MOE_MAX_ENTRIES = 65536,     /* metadata entries, and tensors; their names have 1 to 255 characters   */
+    MOE_MAX_TEXTS = 65536        /* texts of one metadata entry                                           */
 };
 
 const char *moe_version(void);
@@ -130,8 +136,9 @@ typedef struct moe_model moe_model;
 
 typedef struct moe_model_params {
     moe_allocator allocator; /* all zero: malloc, realloc, free */
-    int verify; /* Whether opening compares the tensors with their checksums, which reads the whole file: */
-                /* 1 always, -1 never, 0 only for files of at most MOE_VERIFY_BYTES, where it is quick    */
+    int verify; /* When the tensors are compared with their checksums: 1 at opening, which reads the whole file; */
+                /* 2 before their first use, see below; -1 never; 0 at opening if the file has at most         */
+                /* MOE_VERIFY_BYTES, where that is quick, else before their first use                          */
     int copy;   /* 1: read the file into memory of its own, in huge pages where the system has them. */
                 /* Translating is faster, opening is slower, and no other process shares the memory  */
 } moe_model_params;
@@ -140,12 +147,19 @@ typedef struct moe_model_params {
  * Errors: MOE_ERROR_IO, MOE_ERROR_FORMAT, MOE_ERROR_UNSUPPORTED, MOE_ERROR_MEMORY. */
 moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out, moe_error *error);
 
-/* The same with the bytes of a file in memory. They are not copied. They must be aligned to 64 bytes (else
+/* The same with the bytes of a file in memory. Tensors are not copied. The bytes must be aligned to 64 (else
  * MOE_ERROR_ARGUMENT) and must outlive the model. */
 moe_status moe_model_open_memory(const void *data, size_t bytes, const moe_model_params *params, moe_model **out,
                                  moe_error *error);
 
 void moe_model_close(moe_model *model); /* NULL is fine */
+
+/* Compare with its checksum whatever was not compared before. Where moe_model_params say "before their first use",
+ * moe_session_new compares all tensors but experts, and moe_translate and moe_classify compare the slab of an expert
+ * when the first row goes to it. (A file of version 1 has no checksums of slabs: moe_session_new compares its experts
+ * too, and for a GPU those of version 2 as well.) A program may prefer to call this in another thread, while sessions
+ * run. Errors: MOE_ERROR_FORMAT names the tensor and the expert. MOE_ERROR_IO. */
+moe_status moe_model_verify(const moe_model *model, moe_error *error);
 
 /* Metadata: typed key-value pairs. Keys and values belong to the model and live as long as it does. */
 typedef enum moe_meta_kind {
@@ -320,8 +334,9 @@ typedef struct moe_tensor_info {
     int experts;      /* 1: a row of expert slabs, each aligned to 4096 bytes */
     uint64_t offset;  /* from the start of the file */
     uint64_t bytes;
-    uint64_t parameters; /* trained numbers, without padding */
-    uint32_t checksum;   /* CRC-32 (IEEE) of the bytes */
+    uint64_t parameters;   /* trained numbers, without padding */
+    uint32_t checksum;     /* CRC-32 (IEEE) of the bytes; of `slabs` where there are some */
+    const uint32_t *slabs; /* experts, file version 2: [experts] CRC-32 of each slab; else NULL */
 } moe_tensor_info;
 
 size_t moe_model_tensor_count(const moe_model *model);
@@ -330,6 +345,8 @@ moe_tensor_info moe_model_tensor(const moe_model *model, size_t index); /* all z
 uint64_t moe_model_file_bytes(const moe_model *model);
 uint32_t moe_model_file_version(const moe_model *model);
 int32_t moe_model_vocabulary(const moe_model *model); /* token ids are 0 .. vocabulary-1 */
+/* The same of sources: another number where their tokens have ids of their own; the languages' tags are of these. */
+int32_t moe_model_source_vocabulary(const moe_model *model);
 size_t moe_model_language_count(const moe_model *model);
 moe_span moe_model_language(const moe_model *model, size_t i); /* "en" */
 /* The id of the token that names a language to the model; -1 if the model does not know the language. */
@@ -551,8 +568,10 @@ typedef int (*moe_pull_fn)(void *user, int wait, moe_request *request);
  * apart. */
 typedef void (*moe_done_fn)(void *user, const moe_result *result);
 
-/* Stop a session from another thread or from a signal handler. The call that is running, or else the next one, returns
- * MOE_ERROR_CANCELLED before its next step; the requests under way are dropped. */
+/* Stop a session from another thread or from a signal handler: it only sets a flag. The call that is running, or else
+ * the next one, returns MOE_ERROR_CANCELLED; the requests under way are dropped. Threads look at the flag before each
+ * task, in the middle of encoding, of a decoder step and of scoring: a few milliseconds. On a GPU the call ends with
+ * the step at hand. */
 void moe_session_cancel(moe_session *session);
 
 /* Pull requests until MOE_PULL_END, decode them together and hand over each result as soon as it is final.
@@ -576,5 +595,8 @@ int moe_isa_available(const char *name); /* 1 if this machine can run the set */
 
 #ifdef __cplusplus
 }
+#endif
+#ifdef __GNUC__
+#pragma GCC visibility pop
 #endif
 #endif /* MOE_H */

@@ -63,7 +63,8 @@ class Peer:
                    "--tgt-len", o.tgt_len, "--threads", o.threads, *options]
         self.process = subprocess.Popen([str(c) for c in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True)
-        self.name = self.read()["name"]
+        about = self.read()
+        self.name, self.tokens = about["name"], about["tokens"]
 
     def read(self):
         line = self.process.stdout.readline()

@@ -40,7 +40,7 @@ def serve(name, translate, tokens, warm_up=2):
 
     for _ in range(warm_up):
         once()
-    print(json.dumps({"name": name}), flush=True)
+    print(json.dumps({"name": name, "tokens": tokens}), flush=True)
     for line in sys.stdin:
         runs = [once() for _ in range(int(line))]
         print(json.dumps({"seconds": [round(wall, 6) for wall, _ in runs], "cpus": [round(cpus, 2) for _, cpus in runs],

@@ -170,7 +170,8 @@ def sorted_table(records, block_bytes=300):
     return bytes(out) + handles + bytes(40 - len(handles)) + struct.pack("<Q", 0xDB4775248B80FB57)
 
 
-def write_bundle(prefix, tensors, shards=2):
+def write_bundle(prefix, tensors, shards=2, change=lambda records: records):
+    """change: is given the index's records (key, value) and returns those that are to be written."""
     data = [bytearray() for _ in range(shards)]
     records = [(b"", field(1, shards) + field(3, field(1, 1)))]
     for i, (name, x) in enumerate(sorted(tensors.items())):
@@ -186,7 +187,7 @@ def write_bundle(prefix, tensors, shards=2):
         with open(f"{prefix}.data-{shard:05d}-of-{shards:05d}", "wb") as file:
             file.write(raw)
     with open(prefix + ".index", "wb") as file:
-        file.write(sorted_table(records))
+        file.write(sorted_table(change(records)))
 
 
 # ---- Random models ---------------------------------------------------------------------------------------------------

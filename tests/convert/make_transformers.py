@@ -3,7 +3,7 @@
 transformers or PyTorch, and says what transformer_numpy.py makes of them.
 
     tests/python tests/convert/make_transformers.py FAMILY FOLDER \\
-        [--layout NAME] [--dtype f32|f16|bf16] [KEY=VALUE ...]
+        [--layout NAME] [--dtype f32|f16|bf16] [--sparse] [KEY=VALUE ...]
             one checkpoint
     tests/python tests/convert/make_transformers.py --golden
             tests/golden/transformers.json anew
@@ -135,6 +135,8 @@ def shapes(c):
             pair(side + ".layer_norm", d)
     if marian:
         out["final_logits_bias"] = (1, c["decoder_vocab_size"])
+    if not c.get("tie_word_embeddings", True):
+        out["lm_head.weight"] = (c.get("decoder_vocab_size", c["vocab_size"]), d)
     return out
 
 
@@ -143,7 +145,7 @@ def tensor(name, shape, c, seed):
     d, last = c["d_model"], name.split(".")[-2:][0]
     x = uniform(name, int(np.prod(shape)), seed).reshape(shape)
     marian = c["model_type"] == "marian"
-    if last in ("shared", "embed_tokens"):
+    if last in ("shared", "embed_tokens", "lm_head"):
         x *= np.float32((3.4 if marian else 1.7) * d ** -0.5)
         x[c["eos_token_id"]] *= np.float32(2.2)
         x[c["pad_token_id"]] = 0
@@ -221,7 +223,7 @@ def write(folder, config, generation, seed=1, layout="safetensors", dtype="f32",
     os.makedirs(folder, exist_ok=True)
     if prefix is None:
         prefix = "" if config["architectures"] == ["NllbMoeModel"] else "model."
-    tensors = {(prefix if name != "final_logits_bias" else "")
+    tensors = {(prefix if name not in ("final_logits_bias", "lm_head.weight") else "")
                + name: (shape, lambda n=name, s=shape: tensor(n, s, config, seed))
                for name, shape in shapes(config).items()}
     tensors = change(tensors)
@@ -258,16 +260,104 @@ def make(folder, family, seed=None, layout="safetensors", dtype="f32", **changes
     write(folder, *configs(family, **changes), seed=SEEDS[family] if seed is None else seed, layout=layout, dtype=dtype)
 
 
+def write_sparse(folder, config, generation, seed=1, shards=20):
+    """The same in shards of bfloat16 of which each tensor has its first row only; the rest are zeros, as holes in the
+    files: a checkpoint of any size in little room."""
+    os.makedirs(folder, exist_ok=True)
+    prefix = "" if config["architectures"] == ["NllbMoeModel"] else "model."
+    names, weight_map = list(shapes(config).items()), {}
+    for k in range(shards):
+        path, part = f"model-{k + 1:05d}-of-{shards:05d}.safetensors", names[k * len(names) // shards:(k + 1) * len(
+            names) // shards]
+        head, at, rows = {}, 0, []
+        for name, shape in part:
+            count = 2 * int(np.prod(shape))
+            head[prefix + name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + count]}
+            rows.append((at, encode(first_row(name, shape, seed), "bf16")))
+            at += count
+        head = json.dumps(head).encode()
+        with open(os.path.join(folder, path), "wb") as file:
+            file.write(struct.pack("<Q", len(head)) + head)
+            file.truncate(8 + len(head) + at)
+            for place, data in rows:
+                file.seek(8 + len(head) + place)
+                file.write(data)
+        weight_map.update(dict.fromkeys((prefix + name for name, _ in part), path))
+    for name, value in (("config", config), ("generation_config", generation),
+                        ("model.safetensors.index", {"weight_map": weight_map})):
+        with open(os.path.join(folder, name + ".json"), "w", encoding="utf-8") as file:
+            json.dump(value, file)
+
+
+def first_row(name, shape, seed):
+    """What a tensor of write_sparse begins with."""
+    return uniform(name, shape[-1], seed) * np.float32(shape[-1] ** -0.5)
+
+
+# ---- fairseq ---------------------------------------------------------------------------------------------------------
+
+def fairseq_name(name):
+    """What fairseq calls a tensor; experts have their numbers in the whole."""
+    last = name.split(".")[-2:]
+    if name == "shared.weight":
+        return "decoder.embed_tokens.weight"
+    if ".ffn.experts.expert_" in name:
+        return name.replace(".ffn.experts.expert_", ".moe_layer.experts.")
+    if ".ffn.router.classifier." in name:
+        return name.replace(".ffn.router.classifier.", ".moe_layer.gate.wg.")
+    if ".ff_layer_norm." in name:
+        return name.replace(".ff_layer_norm.", ".final_layer_norm.")
+    if last[0] in ("fc1", "fc2"):
+        return name.replace(".ffn.fc", ".fc")
+    return name.replace(".cross_attention", ".encoder_attn")
+
+
+def write_fairseq(prefix, config, seed=1, per_rank=1, legacy=False, settings=None, change=lambda files: files):
+    """The same weights in fairseq's layout: PREFIX-shared.pt and PREFIX-rank-K.pt, or PREFIX.pt for a dense model.
+    change: is given {file: {tensor: array}} and returns what is to be written."""
+    from gnmt_checkpoints import Call, write_torch
+    args = {"activation_fn": "relu", "encoder_normalize_before": True, "decoder_normalize_before": True,
+            "max_source_positions": config["max_position_embeddings"], "moe_eom": config.get("moe_token_dropout", 0.0),
+            "max_target_positions": config["max_position_embeddings"], "moe_expert_count": config.get("num_experts", 0),
+            "encoder_attention_heads": config["encoder_attention_heads"], "share_all_embeddings": True,
+            "decoder_attention_heads": config["decoder_attention_heads"], "moe_second_expert_policy": "all",
+            "arch": "transformer", "langs": ["a", "b"], **(settings or {})}
+    mixture = "num_experts" in config
+    files = {prefix + ("-shared.pt" if mixture else ".pt"): {}}
+    files.update({f"{prefix}-rank-{k}.pt": {} for k in range(config.get("num_experts", 0) // per_rank)})
+    for name, shape in shapes(config).items():
+        x, name = tensor(name, shape, config, seed), fairseq_name(name) if mixture or name == "shared.weight" else name
+        parts = name.split(".moe_layer.experts.")
+        if len(parts) == 2:
+            number, _, rest = parts[1].partition(".")
+            local = f"{parts[0]}.moe_layer.experts.{int(number) % per_rank}.{rest}"
+            files[f"{prefix}-rank-{int(number) // per_rank}.pt"][local] = x
+        else:
+            files[next(iter(files))][name] = x
+    first = files[next(iter(files))]
+    first["encoder.embed_tokens.weight"] = first["decoder.output_projection.weight"] = \
+        first["decoder.embed_tokens.weight"]
+    first["encoder.embed_positions._float_tensor"] = np.zeros(1, np.float32)
+    first["decoder.version"] = np.array([3], np.float32)
+    for path, tensors in change(files).items():
+        write_torch(path, {
+            "args": None, "cfg": {"model": Call("argparse", "Namespace", state=args),
+                                  "ddp": Call("fairseq.dataclass.constants", "DDP_BACKEND_CHOICES", "c10d")},
+            "model": tensors, "optimizer_history": [{"num_updates": 7, "optimizer_name": "FairseqAdam"}],
+            "extra_state": {"metrics": [(0, "loss", "AverageMeter", {"val": 1.5, "sum": 3})]}}, legacy)
+
+
 # ---- Expectations ----------------------------------------------------------------------------------------------------
 
-def case(family, i):
+def case(family, i, config=None):
     """(source, forced token or -1, target) of the i-th random sentence: ids as the encoder reads and the decoder writes
-    them."""
-    config, r = configs(family)[0], (uniform(f"case {family}", 64, 1, 64 * i) + 1) / 2
+    them. config: another one than the family's."""
+    config, r = config or configs(family)[0], (uniform(f"case {family}", 64, 1, 64 * i) + 1) / 2
     special = {config["eos_token_id"], config["pad_token_id"], 0, 1, 2, 3, *LANGUAGES}
-    words = np.array([x for x in range(config["vocab_size"]) if x not in special])
 
     def pick(first, count):
+        size = config["vocab_size"] if first == 8 else config.get("decoder_vocab_size", config["vocab_size"])
+        words = np.array([x for x in range(size) if x not in special])
         return words[(r[first:first + count] * len(words)).astype(int)].tolist()
     end, languages = [config["eos_token_id"]], [] if config["model_type"] == "marian" else [LANGUAGES[int(x * 6)]
                                                                                             for x in r[:2]]
@@ -334,6 +424,8 @@ def main():
     parser.add_argument("--layout", default="safetensors")
     parser.add_argument("--dtype", choices=list(KINDS), default="f32")
     parser.add_argument("--shape", metavar="NAME", choices=list(SHAPES), help=", ".join(SHAPES))
+    parser.add_argument("--sparse", action="store_true",
+                        help="shards whose tensors are zeros but for their first rows, with holes for the zeros")
     parser.add_argument("--seed", type=int)
     parser.add_argument("arguments", nargs="*", metavar="FAMILY FOLDER KEY=VALUE")
     args = parser.parse_args()
@@ -342,6 +434,8 @@ def main():
     family, changes = SHAPES[args.shape] if args.shape else (args.arguments.pop(0), {})
     folder, *settings = args.arguments
     changes = {**changes, **{key: json.loads(value) for key, value in (s.split("=", 1) for s in settings)}}
+    if args.sparse:
+        return write_sparse(folder, *configs(family, **changes))
     return make(folder, family, args.seed, args.layout, args.dtype, **changes)
 
 

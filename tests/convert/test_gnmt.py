@@ -13,30 +13,24 @@ layout (MOE_TEST_GNMT, else 12; a full run takes 60). --write: make the stored
 models anew. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
-import contextlib
-import io
 import json
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 
+from converting import ROOT, TRANSLATE, convert_here, run
 from suite import Suite
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 GOLDEN = os.path.join(ROOT, "tests", "golden")
-TRANSLATE = os.path.join(BIN, "moe-translate")
 TOLERANCE = 2e-5  # of a token's log-probability
 TIE = 5e-5        # a choice whose margin is smaller in float64 may fall otherwise in float32
 BEAMS = 1, 2, 5, 10
 try:
     import numpy as np
 
-    import convert
     import gnmt_checkpoints as make
     import gnmt_numpy
     import moefile
@@ -45,15 +39,6 @@ except ImportError:
 test = Suite()
 numpy_test = test.needs(np, "NumPy")
 arguments = None
-
-
-def run(command, lines=(), status=0):
-    result = subprocess.run(command, input="".join(x + "\n" for x in lines), stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE,
-                            encoding="utf-8", timeout=300)
-    assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
-    result.lines = result.stdout.split("\n")[:-1]
-    return result
 
 
 def text(ids):
@@ -164,20 +149,6 @@ def pieces_of_a_sentencepiece_model_go_in_and_out():
 
 # ---- Random checkpoints ----------------------------------------------------------------------------------------------
 
-def convert_quietly(*command):
-    """convert.py in this process: (its complaint, or None; what it printed)."""
-    out, argv = io.StringIO(), sys.argv
-    sys.argv = ["convert.py", *command]
-    try:
-        with contextlib.redirect_stdout(out):
-            convert.main()
-        return None, out.getvalue()
-    except SystemExit as stop:
-        return str(stop.code), out.getvalue()
-    finally:
-        sys.argv = argv
-
-
 class Random:
     """A random checkpoint with its model file and its reading in NumPy."""
 
@@ -210,7 +181,7 @@ class Random:
             make.write_torch(self.input, self.checkpoint)
             self.numpy = gnmt_numpy.Moe(self.checkpoint, tag=5)
         self.model = self.path + ".bin"
-        complaint, _ = convert_quietly(self.input, "-o", self.model, *command)
+        complaint, _ = convert_here(self.input, "-o", self.model, *command)
         assert complaint is None, complaint
 
     def cases(self, count, seed, longest=40):
@@ -317,7 +288,7 @@ def refused(folder, path, layout, *words):
     """convert.py complains in one line with these words and writes nothing."""
     out = os.path.join(folder, "out")
     os.makedirs(out, exist_ok=True)
-    complaint, printed = convert_quietly(path, "-o", os.path.join(out, "model.bin"), "--from", layout)
+    complaint, printed = convert_here(path, "-o", os.path.join(out, "model.bin"), "--from", layout)
     assert complaint is not None and "\n" not in complaint and not printed, (path, complaint)
     assert all(word in complaint for word in words), (words, complaint)
     assert not os.listdir(out), os.listdir(out)
@@ -408,7 +379,7 @@ def truncated_and_damaged_files_are_refused():
             for at in r.integers(0, len(whole), 20).tolist():
                 with open(bad, "wb") as file:
                     file.write(whole[:at] + bytes([whole[at] ^ 1 << int(r.integers(8))]) + whole[at + 1:])
-                convert_quietly(bad, "-o", folder + "/unused.bin", "--from", "nvidia-gnmt")
+                convert_here(bad, "-o", folder + "/unused.bin", "--from", "nvidia-gnmt")
         m = Random("tf", 5, folder)
         parts = [".index", ".data-00000-of-00002", ".data-00001-of-00002"]
         for part in parts:
@@ -444,7 +415,7 @@ def vocabularies_are_checked_and_stored():
                 file.write("\n".join(given) + "\n")
             with open(folder + "/codes", "w") as file:
                 file.write("#version: 0.2\na b\nab c</w>\n")
-            complaint, _ = convert_quietly(m.input, "-o", out, "--from", "tf-gnmt", "--vocab", folder + "/vocab",
+            complaint, _ = convert_here(m.input, "-o", out, "--from", "tf-gnmt", "--vocab", folder + "/vocab",
                                            "--bpe",
                                            folder + "/codes", "--languages", "en", "de")
             assert complaint is None, complaint
@@ -456,7 +427,7 @@ def vocabularies_are_checked_and_stored():
         for bad in (words[1:], words + words[:1], [*words[:-1], words[0]]):
             with open(folder + "/vocab", "w") as file:
                 file.write("\n".join(bad) + "\n")
-            assert convert_quietly(m.input, "-o", folder + "/no.bin", "--from", "tf-gnmt", "--vocab",
+            assert convert_here(m.input, "-o", folder + "/no.bin", "--from", "tf-gnmt", "--vocab",
                                    folder + "/vocab")[0]
             assert not os.path.exists(folder + "/no.bin")
 
@@ -480,7 +451,7 @@ def what_torch_saves_is_read():
                  "scheduler": {"other": layer.state_dict(), "size": torch.Size([1, 2]), "kind": torch.float32}}
         for new in (True, False):
             torch.save(saved, folder + "/t.pt", _use_new_zipfile_serialization=new)
-            complaint, _ = convert_quietly(folder + "/t.pt", "-o", folder + "/t.bin", "--from", "nvidia-gnmt")
+            complaint, _ = convert_here(folder + "/t.pt", "-o", folder + "/t.bin", "--from", "nvidia-gnmt")
             assert complaint is None, complaint
             a, b = moefile.read(folder + "/t.bin")[1], moefile.read(m.model)[1]
             assert all(a[k].data == b[k].data for k in a) and a.keys() == b.keys()
@@ -500,7 +471,7 @@ def raw_text_goes_through_moses_and_bpe():
         merges = ["t h", "th e</w>", "a t</w>", "l o</w>", "a l"]
         checkpoint = make.nvidia_checkpoint(make.random_nvidia(r, 12, len(pieces), 2), 12, 2, pieces, merges)
         make.write_torch(folder + "/m.pt", checkpoint)
-        assert convert_quietly(folder + "/m.pt", "-o", folder + "/m.bin", "--from", "nvidia-gnmt")[0] is None
+        assert convert_here(folder + "/m.pt", "-o", folder + "/m.bin", "--from", "nvidia-gnmt")[0] is None
         command = [sys.executable, os.path.join(ROOT, "tools", "convert", "moses-bpe.py"), "-m", folder + "/m.bin"]
         out = run([*command, "encode"], ["the cat's, the cat.", "", "Hallo"]).lines
         assert out == ["the c@@ at &@@ a@@ p@@ o@@ s@@ ;@@ s , the c@@ at .", "", "H@@ al@@ lo"], out

@@ -19,16 +19,15 @@ import json
 import os
 import random
 import struct
-import subprocess
 import sys
 import tempfile
 
+from converting import TRANSLATE, convert_quietly, run
 from suite import Suite
 
 try:
     import numpy as np
 
-    import convert
     import make_transformers as make
     import moefile
 except ImportError:
@@ -40,8 +39,6 @@ try:
         transformers = None
 except ImportError:
     transformers = None
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TRANSLATE = os.path.join(ROOT, os.environ.get("BIN", "."), "moe-translate")
 test = Suite()
 numpy_test = test.needs(np, "NumPy")
 oracle_test = test.needs(transformers, "transformers 4.57.6 with sentencepiece")
@@ -162,7 +159,8 @@ class Checkpoint:
 
     def __init__(self, folder, kind, target_spm=None, **how):
         self.folder, self.kind, texts = folder, kind, lines()
-        self.spm = how.get("spm") or Unigram(texts, 420)
+        self.spm, self.end, self.unknown = how.get("spm") or Unigram(texts, 420), 2, 3
+        self.other = how.get("other") or Unigram([x[::-1] for x in texts], 300)
         getattr(self, kind)(texts)
 
     def nllb(self, texts):
@@ -191,19 +189,41 @@ class Checkpoint:
     def marian(self, texts, codes=("deu", "fra", "cmn_Hans")):
         """The target's model has other pieces; characters that the source's does not know are in the vocabulary with
         it."""
-        other = Unigram([x[::-1] for x in texts], 300)
-        pieces = sorted({*self.spm.pieces, *other.pieces, "☃", "🙂🙃"} - {"<s>", "</s>", "<unk>"})
+        self.end, self.unknown = 0, 1
+        pieces = sorted({*self.spm.pieces, *self.other.pieces, "☃", "🙂🙃"} - {"<s>", "</s>", "<unk>"})
         pieces = random.Random(5).sample(pieces, len(pieces))
         vocabulary = {x: i for i, x in enumerate(["</s>", "<unk>", *(f">>{c}<<" for c in codes), *pieces, "<pad>"])}
         self.languages = {code: vocabulary[f">>{code}<<"] for code in codes}
         self.encode = lambda text: [vocabulary.get(x, 1) for x in self.spm.cut(text)]
+        self.encode_target = lambda text: [vocabulary.get(x, 1) for x in self.other.cut(text)]
         self.names = {i: x for x, i in vocabulary.items() if i > 1 + len(codes) and x != "<pad>"} | {1: " \u2047 "}
         pad = len(vocabulary) - 1
         make.make(self.folder, "marian", vocab_size=pad + 1, decoder_vocab_size=pad + 1, pad_token_id=pad,
                   decoder_start_token_id=pad)
         write_bytes(self.folder + "/source.spm", self.spm.bytes)
-        write_bytes(self.folder + "/target.spm", other.bytes)
+        write_bytes(self.folder + "/target.spm", self.other.bytes)
         write_json(self.folder + "/vocab.json", vocabulary)
+
+    def separate(self, texts, codes=("deu", "fra")):
+        """Sources and targets have ids of their own, their ends and unknown tokens included."""
+        def numbered(first, pieces, seed):
+            pieces = sorted({*pieces} - {"<s>", "</s>", "<unk>"})
+            return {x: i for i, x in enumerate([*first, *random.Random(seed).sample(pieces, len(pieces)), "<pad>"])}
+        sources = numbered(["<x>", "<unk>", *(f">>{c}<<" for c in codes), "</s>"], [*self.spm.pieces, "☃"], 5)
+        targets = numbered(["</s>", "<y>", "<unk>"], self.other.pieces, 6)
+        self.end, self.unknown, pad = sources["</s>"], 1, targets["<pad>"]
+        assert pad < sources["<pad>"] and self.end != 0
+        self.languages = {code: sources[f">>{code}<<"] for code in codes}
+        self.encode = lambda text: [sources.get(x, 1) for x in self.spm.cut(text)]
+        self.encode_target = lambda text: [targets.get(x, 2) for x in self.other.cut(text)]
+        self.names = {i: x for x, i in targets.items() if x not in ("</s>", "<unk>", "<pad>")} | {2: " \u2047 "}
+        make.make(self.folder, "marian", vocab_size=len(sources), decoder_vocab_size=len(targets), pad_token_id=pad,
+                  decoder_start_token_id=pad, share_encoder_decoder_embeddings=False)
+        write_bytes(self.folder + "/source.spm", self.spm.bytes)
+        write_bytes(self.folder + "/target.spm", self.other.bytes)
+        write_json(self.folder + "/vocab.json", sources)
+        write_json(self.folder + "/target_vocab.json", targets)
+        write_json(self.folder + "/tokenizer_config.json", {"separate_vocabs": True})
 
     def decode(self, ids):
         return "".join(self.names.get(i, "") for i in ids).replace(MARK, " ")
@@ -215,43 +235,21 @@ def checkpoint(kind, **how):
         yield Checkpoint(folder + "/model", kind, **how)
 
 
-def convert_quietly(*command):
-    """convert.py in this process: its complaint, or None."""
-    argv = sys.argv
-    sys.argv = ["convert.py", *command]
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            convert.main()
-        return None
-    except SystemExit as stop:
-        return str(stop.code)
-    finally:
-        sys.argv = argv
-
-
 def converted(c):
     complaint = convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin")
     assert complaint is None, complaint
     return c.folder + ".bin"
 
 
-def run(command, given=(), status=0):
-    result = subprocess.run(command, input="".join(x + "\n" for x in given), stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE,
-                            encoding="utf-8", timeout=300)
-    assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
-    result.lines = result.stdout.split("\n")[:-1]
-    return result
-
-
-LANGUAGES = {"nllb": ["-s", "eng_Latn", "-t", "deu_Latn"], "m2m": ["-s", "en", "-t", "de"], "marian": ["-t", "deu"]}
+LANGUAGES = {"nllb": ["-s", "eng_Latn", "-t", "deu_Latn"], "m2m": ["-s", "en", "-t", "de"], "marian": ["-t", "deu"],
+             "separate": ["-t", "deu"]}
 
 
 @numpy_test
 def text_becomes_the_ids_that_the_rules_give():
     for kind, languages in LANGUAGES.items():
         with checkpoint(kind) as c:
-            unknown, texts = 3 if kind != "marian" else 1, lines()
+            unknown, texts = c.unknown, lines()
             command = [TRANSLATE, "-m", converted(c), *languages, "--json", "--beam", "1", "--max-len", "4"]
             found = [json.loads(x) for x in run(command, texts).lines]
             for text, about in zip(texts, found, strict=True):
@@ -274,8 +272,8 @@ def ids_become_the_text_that_the_rules_give():
             assert words > 100, kind
             # the tags: what comes first in the source, and in what is generated
             wanted = [[c.languages[x] for x in languages[1::2]], c.encode(texts[5])]
-            source = [*wanted[0][:1], *wanted[1], 2] if kind != "marian" else [*wanted[0], *wanted[1], 0]
-            force = ["--force", str(wanted[0][1])] if kind != "marian" else []
+            source = [*wanted[0][:1], *wanted[1], c.end]
+            force = ["--force", str(wanted[0][1])] if len(wanted[0]) == 2 else []
             raw = run([TRANSLATE, "-m", model, "--raw-ids", "--beam", "2", *force],
                       [" ".join(map(str, source))]).lines[0].split()
             assert [int(x) for x in raw[len(force) // 2:]][:len(found[5]["ids"])] == found[5]["ids"], (
@@ -289,13 +287,33 @@ def ids_become_the_text_that_the_rules_give():
 
 
 @numpy_test
+def targets_that_are_given_are_cut_as_targets():
+    for kind in ("marian", "separate"):
+        with checkpoint(kind) as c:
+            model, texts = converted(c), [x for x in lines(40) if x.strip() and "\t" not in x]
+            found = run([TRANSLATE, "-m", model, *LANGUAGES[kind], "--score", "--json"], [f"{x}\t{x}" for x in texts])
+            for text, about in zip(texts, map(json.loads, found.lines), strict=True):
+                assert about["source_ids"] == c.encode(text), (kind, text, about)
+                assert about["ids"] == c.encode_target(text), (kind, text, about["ids"], c.encode_target(text))
+            assert sum(c.encode(x) != c.encode_target(x) for x in texts) > 30, kind
+            # ids as text, too: each side has its own
+            sizes = [moefile.read_meta(model).get(x) for x in ("source.vocab.size", "vocab.size")]
+            for side, size in zip((0, 1), sizes if sizes[0] else sizes[1:] * 2):
+                pair = ["5", "5"]
+                for last, status in ((size - 2, 0), (size, 1)):
+                    pair[side] = str(last)
+                    run([TRANSLATE, "-m", model, *LANGUAGES[kind], "--score", "--ids"], ["\t".join(pair)], status)
+
+
+@numpy_test
 def languages_are_found_by_the_names_that_others_use():
     cases = {"nllb": {"de": "deu_Latn", "deu": "deu_Latn", "DEU-latn": "deu_Latn", "en": "eng_Latn", "zh": "zho_Hans",
                       "zh-TW": "zho_Hant",
                       "zh-Hant": "zho_Hant", "zh-CN": "zho_Hans", "pt-BR": "por_Latn", "ar": "arb_Arab",
                       "el": "ell_Grek", "ace": "ace_Arab"},
              "m2m": {"deu_Latn": "de", "eng": "en", "zho_Hans": "zh", "zh-Hant": "zh", "de-AT": "de", "por_Latn": "pt"},
-             "marian": {"de": "deu", "deu_Latn": "deu", "fr": "fra", "cmn": "cmn_Hans", "cmn-hans": "cmn_Hans"}}
+             "marian": {"de": "deu", "deu_Latn": "deu", "fr": "fra", "cmn": "cmn_Hans", "cmn-hans": "cmn_Hans"},
+             "separate": {"de": "deu", "fr": "fra"}}
     for kind, names in cases.items():
         with checkpoint(kind) as c:
             model, first = converted(c), LANGUAGES[kind][:-1]
@@ -308,7 +326,7 @@ def languages_are_found_by_the_names_that_others_use():
             for name in ("xx", "deutsch", "", "de" * 40):
                 assert "does not know the language" in run([TRANSLATE, "-m", model, *first, name],
                                                            status=2).stderr, (kind, name)
-            if kind != "marian":
+            if len(first) > 1:
                 assert "-s which language" in run([TRANSLATE, "-m", model, "-t", "de"], status=2).stderr
             assert "-t which language" in run([TRANSLATE, "-m", model], status=2).stderr
 
@@ -343,7 +361,7 @@ def tokenisers_that_do_not_fit_are_refused():
             assert said in refused(c), (change, refused(c))
     with checkpoint("marian") as c:
         write_json(c.folder + "/tokenizer_config.json", {"separate_vocabs": True})
-        assert "separate_vocabs" in refused(c)
+        assert "share an embedding" in refused(c), refused(c)
         os.unlink(c.folder + "/tokenizer_config.json")
         os.unlink(c.folder + "/target.spm")
         assert "target.spm is missing" in refused(c)
@@ -351,6 +369,47 @@ def tokenisers_that_do_not_fit_are_refused():
         os.unlink(c.folder + "/vocab.json")
         # ids are all that it takes
         assert "holds no tokeniser" in run([TRANSLATE, "-m", converted(c)], status=3).stderr
+
+
+@numpy_test
+def separate_vocabularies_that_do_not_fit_are_refused():
+    with checkpoint("separate") as c:
+        path = c.folder + "/target_vocab.json"
+        with open(path, encoding="utf-8") as file:
+            targets = json.load(file)
+        for change, said in (({"x": len(targets)}, "does not fit the model's vocabulary"), ({"x": 5}, "two pieces"),
+                             ({"</s>": len(targets) - 1, "<pad>": 0}, "config.json says 0")):
+            write_json(path, {**targets, **change})
+            assert said in refused(c) and "target_vocab.json" in refused(c), (change, refused(c))
+        write_json(path, {x: i for x, i in targets.items() if x != "<unk>"})
+        assert "it has no <unk>" in refused(c), refused(c)
+        os.unlink(path)
+        assert "target_vocab.json" in refused(c), refused(c)
+        write_json(path, targets)
+        write_json(c.folder + "/tokenizer_config.json", {"separate_vocabs": 3})
+        assert "separate_vocabs is 3" in refused(c), refused(c)
+        write_json(c.folder + "/tokenizer_config.json", {})
+        assert "does not say separate_vocabs" in refused(c), refused(c)
+
+
+@numpy_test
+def models_whose_separate_vocabularies_do_not_fit_are_refused_by_programs():
+    with checkpoint("separate") as c:
+        meta, tensors = moefile.read(converted(c))
+        size = meta["source.vocab.size"]
+        info = run([os.path.join(os.path.dirname(TRANSLATE), "moe-info"), c.folder + ".bin"]).stdout
+        assert f"{size} tokens of their own" in info, info
+        for change, said in (({"source.vocab.size": size - 1}, "source.embedding.weight"),
+                             ({"source.token.eos": size}, "source.token.eos"), ({"source.token.eos": None}, "missing"),
+                             ({"languages.tags": np.array([2, size])}, "languages.tags"),
+                             ({"target.tag": 1}, "target.tag"), ({"source.bos": 1}, "source.bos"),
+                             ({"source.pieces": ["x"]}, "source.pieces"),
+                             ({"source.pieces": None}, "source.pieces")):
+            bad = {k: v for k, v in {**meta, **change}.items() if v is not None}
+            moefile.write_model(c.folder + ".bad", bad, tensors)
+            assert said in run([TRANSLATE, "-m", c.folder + ".bad", "-t", "de"], status=3).stderr, change
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(c.folder + ".bad")
 
 
 @numpy_test
@@ -394,7 +453,7 @@ def transformers_cuts_as_the_rules_say():
     logging.disable(logging.WARNING)
     for kind, languages in LANGUAGES.items():
         texts = lines()
-        with checkpoint(kind, spm=Trained(texts, 300)) as c:
+        with checkpoint(kind, spm=Trained(texts, 300), other=Trained([x[::-1] for x in texts], 280)) as c:
             if kind == "nllb":
                 ids = {str(i): {"content": x, "special": True} for x, i in c.languages.items()}
                 write_json(c.folder + "/tokenizer_config.json", {"added_tokens_decoder": ids})
@@ -411,7 +470,9 @@ def transformers_cuts_as_the_rules_say():
                 wanted = there(text).input_ids
                 if kind == "nllb":
                     assert wanted[0] == c.languages["eng_Latn"] and wanted[-1] == 2
-                body = wanted[1:-1] if kind != "marian" else wanted[:-1]
+                if kind in ("marian", "separate"):
+                    assert wanted[-1] == c.end and there(text_target=text).input_ids[:-1] == c.encode_target(text)
+                body = wanted[1:-1] if kind in ("nllb", "m2m") else wanted[:-1]
                 assert c.encode(text) == body, (kind, text, c.encode(text), body)
                 differ += ours != body
             print(f"{kind}: {differ} of {len(texts)} lines are cut otherwise by the SentencePiece of the programs")

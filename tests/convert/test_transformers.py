@@ -16,17 +16,19 @@ import contextlib
 import io
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+import types
+import warnings
+from unittest import mock
 
+from converting import BIN, TRANSLATE, convert_quietly, run
 from suite import Suite
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
-TRANSLATE = os.path.join(BIN, "moe-translate")
 TOLERANCE = 2e-5  # of a token's log-probability
 try:
     import numpy as np
@@ -96,28 +98,6 @@ def steps_with_a_cache_are_what_a_whole_target_gives():
 
 # ---- The engine ------------------------------------------------------------------------------------------------------
 
-def convert_quietly(*command):
-    """convert.py in this process: its complaint, or None."""
-    argv = sys.argv
-    sys.argv = ["convert.py", *command]
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            convert.main()
-        return None
-    except SystemExit as stop:
-        return str(stop.code)
-    finally:
-        sys.argv = argv
-
-
-def run(command, lines=(), status=0):
-    result = subprocess.run(command, input="".join(x + "\n" for x in lines), capture_output=True, encoding="utf-8",
-                            timeout=300)
-    assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
-    result.lines = result.stdout.split("\n")[:-1]
-    return result
-
-
 @contextlib.contextmanager
 def converted(family, *options, **how):
     """A model file of a family's checkpoint."""
@@ -178,9 +158,6 @@ def searches_find_what_the_reading_finds():
         with converted(family) as model:
             for force, same in by_force(cases):
                 options, lines = ["--force", str(force)] if force >= 0 else [], [c["source"] for c in same]
-                for got, case in zip(translate(model, lines, *options, "--beam", "1"), same, strict=True):
-                    assert make.text(got["ids"]) == case["greedy"][0], (family, case["source"], got["ids"])
-                    assert abs(got["logprob"] - case["greedy"][1]) < 2e-4, (family, case["source"])
                 for n in make.BEAMS:
                     for early in (0, 1):
                         found = translate(model, lines, *options, "--beam", str(n), "--nbest", str(n),
@@ -191,6 +168,24 @@ def searches_find_what_the_reading_finds():
                             got = [(make.text(h["ids"]), h["score"]) for h in got["nbest"]]
                             assert [x for x, _ in got] == [x for x, _ in wanted], (where, got)
                             assert all(abs(x - y) < TOLERANCE for (_, x), (_, y) in zip(got, wanted)), where
+
+
+@numpy_test
+def beam_1_finds_what_greedy_search_finds():
+    """As in transformers, where num_beams 1 is greedy search whatever early_stopping says; all 40 cases."""
+    for family, cases in stored().items():
+        with converted(family) as model, checkpoint(family) as folder:
+            reading = transformer_numpy.Transformer(folder)
+            for case in cases[:8]:
+                best = reading.beam(ids(case["source"]), 1, force=case["force"], early_stopping=True)[0]
+                assert make.text(best.ids) == case["greedy"][0], (family, case["source"])
+            for force, same in by_force(cases):
+                options, lines = ["--force", str(force)] if force >= 0 else [], [c["source"] for c in same]
+                for early in (0, 1):
+                    found = translate(model, lines, *options, "--beam", "1", f"--early-stopping={early}")
+                    for got, case in zip(found, same, strict=True):
+                        assert make.text(got["ids"]) == case["greedy"][0], (family, case["source"], early, got["ids"])
+                        assert abs(got["logprob"] - case["greedy"][1]) < 2e-4, (family, case["source"], early)
 
 
 @numpy_test
@@ -213,7 +208,7 @@ def compare(folder, family, cases, **given):
     assert complaint is None, complaint
     penalty = ["--length-penalty", str(given["length_penalty"])] if "length_penalty" in given else []
     for i in cases:
-        source, force, target = make.case(family, i)
+        source, force, target = make.case(family, i, reading.config)
         o = reading.options({})
         logp = reading.score(source, target, o["bad_words"] if o["renormalize"] else ())
         found = translate(model, [f"{make.text(source)}\t{make.text(target)}"], "--score")[0]["token_logprobs"]
@@ -258,6 +253,13 @@ def other_settings_are_read_too():
              {}),
             ("marian", {"share_encoder_decoder_embeddings": False, "activation_function": "silu"},
              {"length_penalty": 0.5}),
+            ("marian", {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}, {}),
+            *((family, {"vocab_size": sources, "decoder_vocab_size": targets, "pad_token_id": pad,
+                        "decoder_start_token_id": pad, "share_encoder_decoder_embeddings": False,
+                        "tie_word_embeddings": tied}, {})
+              for family, sources, targets, pad, tied in (("marian", 150, 230, 140, True), ("marian", 260, 190, 180,
+                                                                                         False),
+                                                          ("marian-big", 120, 170, 119, True))),
             ("marian-big", {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1}, {})):
         with broken(family, **settings) as folder:
             assert compare(folder, family, range(4), **given) >= 2, (family, settings)
@@ -283,6 +285,76 @@ def every_container_gives_the_same_file():
                 assert complaint is None, (layout, complaint)
                 files.add(bytes_of(there + ".model"))
             assert len(files) == 1, family
+
+
+@numpy_test
+def fairseqs_files_give_the_same_model_file():
+    for family, changes in (("nllb-moe", {"per_rank": 1}), ("nllb-moe", {"per_rank": 4}), ("nllb", {}),
+                            ("nllb-moe", {"per_rank": 2, "legacy": True})):
+        with checkpoint(family) as folder:
+            config, generation = make.configs(family)
+            make.write_fairseq(folder + "/fs", config, make.SEEDS[family], **changes)
+            common = ["--type", "q8", "--experts", "q4", "--name", "x"]
+            longest = generation.get("max_new_tokens", generation.get("max_length", 0) - 1)
+            assert convert_quietly("--from", "hf", folder, "-o", folder + "/a", *common) is None
+            wanted = bytes_of(folder + "/a")
+            for name in ("/fs", "/fs-shared.pt", "/fs-rank-0.pt") if family == "nllb-moe" else ("/fs", "/fs.pt"):
+                complaint = convert_quietly("--from", "fairseq", folder + name, "-o", folder + "/b", *common, "--meta",
+                                            f"decode.max_new={longest}")
+                assert complaint is None, complaint
+                assert bytes_of(folder + "/b") == wanted, (family, name)
+
+
+@numpy_test
+def fairseqs_tokeniser_comes_as_a_file():
+    import test_hf_tokens
+    spm = test_hf_tokens.Unigram(test_hf_tokens.lines(), 420)
+    size = len(spm.pieces) + 1 + 202 + 3
+    with tempfile.TemporaryDirectory() as folder:
+        make.make(folder + "/hf", "nllb-moe", vocab_size=size)
+        make.write_fairseq(folder + "/fs", make.configs("nllb-moe", vocab_size=size)[0], make.SEEDS["nllb-moe"])
+        for name in ("/hf/sentencepiece.bpe.model", "/spm"):
+            with open(folder + name, "wb") as file:
+                file.write(spm.bytes)
+        assert convert_quietly("--from", "hf", folder + "/hf", "-o", folder + "/a", "--name", "x") is None
+        assert convert_quietly("--from", "fairseq", folder + "/fs", "-o", folder + "/b", "--name", "x", "--spm",
+                               folder + "/spm", "--meta", "decode.max_new=24") is None
+        assert bytes_of(folder + "/a") == bytes_of(folder + "/b")
+        line = run([TRANSLATE, "-m", folder + "/b", "-s", "en", "-t", "de"], ["the old house"]).lines
+        assert len(line) == 1, line
+
+
+@numpy_test
+def fairseqs_files_that_do_not_fit_are_refused():
+    def attempt(said, **how):
+        with tempfile.TemporaryDirectory() as folder:
+            config = make.configs("nllb-moe", encoder_layers=2, decoder_layers=2, num_experts=4)[0]
+            os.mkdir(folder + "/fs")
+            make.write_fairseq(folder + "/fs/c", config, **how)
+            complaint = convert_quietly("--from", "fairseq", folder + "/fs/c", "-o", folder + "/b") or "none"
+            assert said in complaint and "\n" not in complaint and os.listdir(folder) == ["fs"], (said, complaint)
+
+    def at(rank, change):
+        return lambda files: {p: change(dict(x)) if p.endswith(rank) else x for p, x in files.items()}
+
+    def drop(name):
+        return lambda tensors: {k: v for k, v in tensors.items() if k != name}
+    for setting, said in (({"moe_second_expert_policy": "sampling"}, "moe_second_expert_policy is 'sampling'"),
+                          ({"encoder_normalize_before": False}, "encoder_normalize_before"),
+                          ({"encoder_attention_heads": None}, "encoder_attention_heads is missing"),
+                          ({"encoder_attention_heads": 5}, "encoder_attention_heads 5"),
+                          ({"moe_expert_count": 64}, "moe_expert_count is 64"), ({"moe_eom": 2}, "moe_token_dropout")):
+        attempt(said, settings=setting)
+    inner = "encoder.layers.1.moe_layer.experts.0.fc1.weight"
+    attempt("rank-1.pt is missing", change=lambda files: {p: x for p, x in files.items() if "rank-1" not in p})
+    attempt("rank-0.pt is missing", change=lambda files: {p: x for p, x in files.items() if "shared" in p})
+    attempt("expert_2.fc1.weight is missing", change=at("rank-2.pt", drop(inner)))
+    attempt(f"tensor {inner} is [96, 63]", change=at("rank-3.pt", lambda t: {**t, inner: t[inner][:, 1:]}))
+    attempt("is none of an expert", change=at("rank-1.pt", lambda t: {**t, "decoder.layer_norm.bias": t[inner]}))
+    source = "encoder.embed_tokens.weight"
+    attempt("should be one, but differ", change=at("shared.pt", lambda t: {**t, source: t[source] * 2}))
+    attempt("decoder.embed_tokens.weight is missing", change=at("shared.pt", drop("decoder.embed_tokens.weight")))
+    attempt("not a checkpoint of fairseq", change=lambda files: {p: [] for p in files})
 
 
 @numpy_test
@@ -506,6 +578,66 @@ def what_was_interrupted_goes_on():
         assert interrupted is None and left == ["model.bin"] and bytes_of(out) == whole, left
 
 
+def killed_at(count, command):
+    """convert.py in a process that is killed as it computes a checksum, syncs, renames or removes a file for the
+    count-th time; False: it ended before that."""
+    child = os.fork()
+    if not child:
+        left = [count]
+
+        def deadly(function):
+            def run(*arguments, **named):
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **named)
+            return run
+        moefile.zlib = types.SimpleNamespace(crc32=deadly(moefile.zlib.crc32))
+        moefile.os = types.SimpleNamespace(**{**vars(os), **{x: deadly(getattr(os, x))
+                                                             for x in ("fsync", "replace", "unlink")}})
+        complaint = "?"
+        try:
+            complaint = convert_quietly(*command)
+        finally:
+            os._exit(complaint is not None)
+    status = os.waitpid(child, 0)[1]
+    assert status == 0 or os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
+    return status != 0
+
+
+@numpy_test
+def what_was_killed_anywhere_goes_on_to_the_same_bytes():
+    how = {"encoder_layers": 2, "decoder_layers": 2, "num_experts": 3}
+    # a process that is killed loses nothing that it has written: without waiting for the disk the test is quick
+    with mock.patch("os.fsync", lambda file: None), broken("nllb-moe", "bin-sharded", **how) as folder:
+        out = folder + ".bin"
+        command = ["--from", "hf", folder, "-o", out, "--type", "q8", "--experts", "q4", "--resume"]
+        assert convert_quietly(*command) is None
+        whole, points = bytes_of(out), 0
+        for count in range(1, 10000, 7):  # of one run
+            os.unlink(out)
+            if not killed_at(count, command):
+                break
+            points += 1
+            assert not os.path.exists(out) or bytes_of(out) == whole, count
+            assert convert_quietly(*command) is None and bytes_of(out) == whole, count
+            assert sorted(os.listdir(os.path.dirname(folder))) == ["model", "model.bin"], count
+        assert points > 20, points
+        os.unlink(out)
+        runs = 1  # and of a run that never gets far
+        while killed_at(17, command):
+            runs += 1
+        assert bytes_of(out) == whole and runs > 5, runs
+        assert sorted(os.listdir(os.path.dirname(folder))) == ["model", "model.bin"]
+        # another checkpoint, other options: not mixed into what is there
+        os.unlink(out)
+        assert killed_at(100, command)
+        assert "of another conversion" in (convert_quietly(*command, "--name", "other") or "")
+        path = os.path.join(folder, "config.json")
+        os.utime(path, (1, 1))
+        assert "of another conversion" in (convert_quietly(*command) or "")
+
+
 @numpy_test
 def a_signal_leaves_nothing_behind_without_resume():
     with tempfile.TemporaryDirectory() as folder:
@@ -602,6 +734,30 @@ def transformers_searches_as_the_reading_does():
                     assert [tokens(x) for x in out.sequences] == [x for x, _ in wanted], (family, source, n, early)
                     scores = out.sequences_scores.numpy()
                     assert np.allclose(scores, [x for _, x in wanted], rtol=0, atol=5e-6), (family, source, n)
+
+
+@oracle_test
+def transformers_has_separate_vocabularies_as_the_reading_does():
+    """Of one size: 4.57.6 does not load others, which the engine is compared with the reading alone for."""
+    for family, settings in (("marian", {"tie_word_embeddings": False}), ("marian", {}), ("marian-big", {})):
+        with broken(family, share_encoder_decoder_embeddings=False, **settings) as folder:
+            model, reading = oracle(folder, family)
+            for i in range(12):
+                source, _, target = make.case(family, i, reading.config)
+                with torch.no_grad():
+                    start = torch.tensor([[reading.start, *target[:-1]]])
+                    logits = model(**inputs(source), decoder_input_ids=start).logits[0]
+                there = torch.log_softmax(logits.double(), -1).numpy()
+                assert there.shape == (len(target), reading.vocabulary)
+                assert np.abs(there - reading.score(source, target)).max() < 2e-12, (family, settings, i)
+            # saved again, without what is tied and stored once
+            with warnings.catch_warnings(action="ignore"):
+                model.float().save_pretrained(folder + "/again")
+            for complaint in (convert_quietly("--from", "hf", folder + "/again", "-o", folder + "/a", "--name", "x"),
+                              convert_quietly("--from", "hf", folder, "-o", folder + "/b", "--name", "x")):
+                assert complaint is None, complaint
+            a, b = (moefile.read(folder + x)[1] for x in ("/a", "/b"))
+            assert {k: t.data for k, t in a.items()} == {k: t.data for k, t in b.items()}
 
 
 def main():

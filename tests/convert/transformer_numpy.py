@@ -120,7 +120,7 @@ class Transformer:
             weights.update(read_safetensors(path))
         self.w = tree({name[6:] if name.startswith("model.") else name: x for name, x in weights.items()})
         self.marian, self.mixture = c["model_type"] == "marian", c["model_type"].startswith("nllb")
-        self.width, self.vocabulary = c["d_model"], c["vocab_size"]
+        self.width, self.vocabulary = c["d_model"], c.get("decoder_vocab_size") or c["vocab_size"]
         self.act = ACTIVATIONS[c["activation_function"]]
         self.scale = math.sqrt(self.width) if c["scale_embedding"] else 1.0
         self.start = c["decoder_start_token_id"]
@@ -131,6 +131,9 @@ class Transformer:
         for side in ("encoder", "decoder"):
             own = self.w[side].get("embed_tokens")
             self.embeddings[side] = own["weight"] if own else shared
+        self.output = self.embeddings["decoder"]
+        if not c.get("tie_word_embeddings", True):
+            self.output = self.w["lm_head"]["weight"]
         self.bias = self.w["final_logits_bias"][0] if "final_logits_bias" in self.w else 0.0
         self.experts = []
 
@@ -223,7 +226,7 @@ class Transformer:
             keys, values = (np.broadcast_to(z, (len(x), *z.shape[1:])) for z in memory[i])
             x = self.sublayer(x, w[name + "_layer_norm"], lambda y: self.attend(c, "decoder", y, keys, values))
             x = self.feed_forward(x, "decoder", i, w)
-        return self.last_norm("decoder", x) @ self.embeddings["decoder"].T + self.bias, after
+        return self.last_norm("decoder", x) @ self.output.T + self.bias, after
 
     # ---- Scoring and searching ----
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# The golden sentences of the shipped model through moe-cuda.cu on the emulated device, and what the program says about devices.
+# The golden sentences of the shipped model through moe-cuda.cu on the emulated device, and what the program says about
+# devices.
 program=${BUILD:-build}/moe-translate-emulated
 model=models/en-de-fr-es.bin
 if [ ! -f "$model" ]; then echo "skip $model is missing"; exit 0; fi
@@ -13,11 +14,16 @@ verdict "--verbose and --stats name the GPU" $status
 said=$(echo | "$program" -m "$model" -t de --device cuda --gpu-memory 1 2>&1)
 test $? = 3 && case $said in *" MB are needed at least"*"1 MB are allowed"*"--device cpu"*) true ;; *) false ;; esac
 verdict "--gpu-memory that is too small is an error with advice" $?
-enough=$("$program" -m "$model" --self-test --device cuda --batch 16 --gpu-memory 1 2>&1 | sed -n 's/.* \([0-9]*\) MB are needed at least.*/\1/p')
+enough=$("$program" -m "$model" --self-test --device cuda --batch 16 --gpu-memory 1 2>&1 |
+    sed -n 's/.* \([0-9]*\) MB are needed at least.*/\1/p')
 "$program" -m "$model" --self-test --device cuda --batch 16 --gpu-memory "${enough:-1}" >/dev/null 2>&1
 verdict "golden sentences with the least --gpu-memory, which fetches experts" $?
-said=$(echo 'Good morning.' | "$program" -m "$model" -t de --batch 16 --device cuda --gpu-memory "${enough:-1}" --stats 2>&1)
-case $said in *"tokens per visit"*"experts held     "*" of 64"*"experts fetched  "*" times"*) status=0 ;; *) status=1 ;; esac
+said=$(echo 'Good morning.' |
+    "$program" -m "$model" -t de --batch 16 --device cuda --gpu-memory "${enough:-1}" --stats 2>&1)
+case $said in
+*"tokens per visit"*"experts held     "*" of 64"*"experts fetched  "*" times"*) status=0 ;;
+*) status=1 ;;
+esac
 case $said in *"experts held     64"*) status=1 ;; esac
 verdict "--stats says how many experts are held and fetched" $status
 said=$(echo 'Good morning.' | "$program" -m "$model" -t de --device cuda --stats 2>&1)

@@ -112,6 +112,7 @@ typedef struct mw_model {
     size_t n_tensors;
     uint64_t random;
     uint32_t type;       /* of matrices */
+    uint32_t version;    /* of the file; 0: the newest */
     size_t header_bytes; /* known once built */
 } mw_model;
 
@@ -386,7 +387,21 @@ static inline mw_image mw_allocate_image(size_t bytes) {
     return image;
 }
 
+/* Offsets of the fields behind the dimensions of a tensor's directory entry. */
+static inline size_t mw_at_offset(const mw_tensor *t) { return t->at + 16 + 8 * t->n_dims; }
+static inline size_t mw_at_bytes(const mw_tensor *t) { return t->at + 24 + 8 * t->n_dims; }
+static inline size_t mw_at_name(const mw_tensor *t) { return t->at + 40 + 8 * t->n_dims; }
+static inline size_t mw_at_slabs(const mw_tensor *t) { return t->at + mw_up(40 + 8 * t->n_dims + strlen(t->name), 8); }
+
+/* The checksum of a tensor in its directory entry; where slabs have their own, those into `slabs` too. */
+static inline uint32_t mw_checksums(const mw_tensor *t, int sliced, unsigned char *slabs) {
+    const size_t n = sliced && t->layout ? (size_t)t->dims[0] : 0;
+    for (size_t i = 0; i < n; i++) mw_put32(slabs + 4 * i, mw_crc(t->data + i * (t->bytes / n), t->bytes / n));
+    return n ? mw_crc(slabs, 4 * n) : mw_crc(t->data, t->bytes);
+}
+
 static inline mw_image mw_build(mw_model *m) {
+    const uint32_t version = m->version ? m->version : 2;
     size_t at = 64, header, end;
     mw_image image;
     for (size_t i = 0; i < m->n_meta; i++) {
@@ -395,7 +410,8 @@ static inline mw_image mw_build(mw_model *m) {
     }
     for (size_t i = 0; i < m->n_tensors; i++) {
         m->tensors[i].at = at;
-        at += mw_up(16 + 8 * m->tensors[i].n_dims + 24 + strlen(m->tensors[i].name), 8);
+        at = mw_at_slabs(&m->tensors[i]);
+        if (version > 1 && m->tensors[i].layout) at += mw_up(4 * (size_t)m->tensors[i].dims[0], 8);
     }
     header = end = at;
     m->header_bytes = header;
@@ -405,7 +421,7 @@ static inline mw_image mw_build(mw_model *m) {
     }
     image = mw_allocate_image(end);
     memcpy(image.data, "MOEMODEL", 8);
-    mw_put32(image.data + 8, 1);
+    mw_put32(image.data + 8, version);
     mw_put64(image.data + 16, header);
     mw_put64(image.data + 24, end);
     mw_put32(image.data + 32, (uint32_t)m->n_meta);
@@ -429,7 +445,7 @@ static inline mw_image mw_build(mw_model *m) {
         for (size_t d = 0; d < t->n_dims; d++, p += 8) mw_put64(p, t->dims[d]);
         mw_put64(p, t->offset);
         mw_put64(p + 8, t->bytes);
-        mw_put32(p + 16, mw_crc(t->data, t->bytes));
+        mw_put32(p + 16, mw_checksums(t, version > 1, image.data + mw_at_slabs(t)));
         memcpy(p + 24, t->name, strlen(t->name));
         memcpy(image.data + t->offset, t->data, t->bytes);
     }
@@ -443,10 +459,6 @@ static inline void mw_free(mw_model *m) {
     free(m);
 }
 
-/* Offsets of the fields behind the dimensions of a tensor's directory entry. */
-static inline size_t mw_at_offset(const mw_tensor *t) { return t->at + 16 + 8 * t->n_dims; }
-static inline size_t mw_at_bytes(const mw_tensor *t) { return t->at + 24 + 8 * t->n_dims; }
-static inline size_t mw_at_name(const mw_tensor *t) { return t->at + 40 + 8 * t->n_dims; }
 /* Of an entry's value behind its key. */
 static inline size_t mw_at_value(const mw_meta *e) { return e->at + mw_up(8 + strlen(e->key), 8); }
 
@@ -512,16 +524,13 @@ static inline void mw_attention(mw_model *m, const char *kind, const char *query
     if (bias) mw_random_vector(m, "attention.bias", 12, -0.3f, 0.3f);
 }
 
-/* A random model. Token ids: 0 pad, 1 unknown, 2 begin, 3 end, 4 and 5 the tags of English and German where it has
- * languages. */
-static inline mw_model *mw_small(int variant, uint32_t type, uint64_t seed) {
-    static const char *const codes[] = { "en", "de" };
-    static const int64_t tags[] = { MW_TAG_EN, MW_TAG_DE }, never[] = { 0, 1, 2, 4, 5 };
-    const int languages = variant == MW_GNMT || variant == MW_CARRIED_QUERY;
+/* A model over tokens, without layers yet. Token ids: 0 pad, 1 unknown, 2 begin, 3 end, 4 and 5 the tags of
+ * English and German where it has languages. */
+static inline mw_model *mw_begin(const char *architecture, uint32_t type, uint64_t random) {
     mw_model *m = mw_zeros(sizeof *m);
-    m->random = seed * 77 + (uint64_t)variant;
+    m->random = random;
     m->type = type;
-    mw_text(m, "general.architecture", "gnmt-moe");
+    mw_text(m, "general.architecture", architecture);
     mw_text(m, "general.name", "small random model");
     mw_int(m, "vocab.size", MW_VOCABULARY);
     mw_int(m, "model.width", MW_WIDTH);
@@ -529,11 +538,24 @@ static inline mw_model *mw_small(int variant, uint32_t type, uint64_t seed) {
     mw_int(m, "token.eos", MW_EOS);
     mw_int(m, "limit.source", 24);
     mw_int(m, "limit.target", 30);
+    return m;
+}
+
+static inline void mw_languages(mw_model *m) {
+    static const char *const codes[] = { "en", "de" };
+    static const int64_t tags[] = { MW_TAG_EN, MW_TAG_DE };
+    mw_texts(m, "languages.codes", codes, 2);
+    mw_ints(m, "languages.tags", tags, 2);
+}
+
+static inline mw_model *mw_small(int variant, uint32_t type, uint64_t seed) {
+    static const int64_t never[] = { 0, 1, 2, 4, 5 };
+    const int languages = variant == MW_GNMT || variant == MW_CARRIED_QUERY;
+    mw_model *m = mw_begin("gnmt-moe", type, seed * 77 + (uint64_t)variant);
     mw_real(m, "decode.max_len_factor", 2);
     mw_int(m, "decode.max_len_offset", 4);
     if (languages) {
-        mw_texts(m, "languages.codes", codes, 2);
-        mw_ints(m, "languages.tags", tags, 2);
+        mw_languages(m);
         mw_ints(m, "token.never", never, 5);
     }
     if (variant == MW_GNMT) {
@@ -673,16 +695,8 @@ static inline mw_model *mw_hierarchical(uint32_t type, uint64_t seed) {
 
 static inline mw_model *mw_language_model(uint32_t type, uint64_t seed) {
     static const int64_t never[] = { 0, 1, 2 };
-    mw_model *m = mw_zeros(sizeof *m);
-    m->random = seed * 77 + 101;
-    m->type = type;
-    mw_text(m, "general.architecture", "moe-lm");
-    mw_int(m, "vocab.size", MW_VOCABULARY);
-    mw_int(m, "model.width", MW_WIDTH);
-    mw_int(m, "token.bos", MW_BOS);
-    mw_int(m, "token.eos", MW_EOS);
+    mw_model *m = mw_begin("moe-lm", type, seed * 77 + 101);
     mw_ints(m, "token.never", never, 3);
-    mw_int(m, "limit.target", 30);
     mw_random_matrix(m, "embedding.weight", type, MW_VOCABULARY, MW_WIDTH, 1);
     mw_int(m, "decoder.layers", 4);
     mw_lstm(m, "decoder.0.", MW_WIDTH, 20, 16, 1);
@@ -769,26 +783,16 @@ static inline void mw_biased_moe(mw_model *m, const char *prefix, size_t n, size
 enum { MW_NLLB, MW_MARIAN, MW_PLAIN, MW_TRANSFORMERS };
 
 static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed) {
-    static const char *const codes[] = { "en", "de" }, *const activations[] = { "relu", "swish", "gelu" };
-    static const int64_t tags[] = { MW_TAG_EN, MW_TAG_DE }, unwanted[] = { 0, MW_BOS, 7 };
+    static const char *const activations[] = { "relu", "swish", "gelu" };
+    static const int64_t unwanted[] = { 0, MW_BOS, 7 };
     const char *place = variant == MW_NLLB ? "before" : variant == MW_MARIAN ? "after" : "none";
     const size_t heads = variant == MW_NLLB ? 4 : variant == MW_MARIAN ? 2 : 1;
     const int bias = variant != MW_PLAIN;
-    mw_model *m = mw_zeros(sizeof *m);
-    m->random = seed * 77 + (uint64_t)variant + 201;
-    m->type = type;
-    mw_text(m, "general.architecture", "transformer");
-    mw_int(m, "vocab.size", MW_VOCABULARY);
-    mw_int(m, "model.width", MW_WIDTH);
-    mw_int(m, "token.bos", MW_BOS);
-    mw_int(m, "token.eos", MW_EOS);
-    mw_int(m, "limit.source", 24);
-    mw_int(m, "limit.target", 30);
+    mw_model *m = mw_begin("transformer", type, seed * 77 + (uint64_t)variant + 201);
     mw_int(m, "decode.max_new", 12);
     mw_real(m, "embedding.scale", variant == MW_PLAIN ? 1 : 4);
     if (variant == MW_NLLB) {
-        mw_texts(m, "languages.codes", codes, 2);
-        mw_ints(m, "languages.tags", tags, 2);
+        mw_languages(m);
         mw_int(m, "source.tag", 2);
         mw_int(m, "target.tag", 1);
     } else {

@@ -1,14 +1,5 @@
 /* test_gating.c - gates in whole sessions: neighbours, noise, overrides, routing, thresholds that are written, models
  * without an encoder, and headers that state what no gate can do. The values of gates are in test_golden.c. */
-#if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
-#define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
-#endif
-#if defined(__APPLE__)
-#define _DARWIN_C_SOURCE
-#endif
-#include <stdlib.h>
-
 #include "moe.c"
 
 #include <setjmp.h>

@@ -459,6 +459,7 @@ static void bind_experts(const golden *g, const char *name, moe_layer *layer) {
     layer->hidden = (size_t)slabs.info->dims[1];
     layer->in = layer->out = (size_t)slabs.info->dims[2];
     moe_bind_experts(&r, layer);
+    layer->mixture.experts.file = NULL; /* it is this function's */
     if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
 }
 
@@ -526,6 +527,7 @@ static void read_mixture(const golden *g, const char *name, size_t in, int gates
     moe_read_keys(&r, layer);
     if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);
     moe_bind_mixture(&r, layer);
+    layer->mixture.experts.file = NULL; /* it is this function's */
     snprintf(missing, sizeof missing, "tensor %s.experts is missing", name);
     if (gates_only) assert_string_equal(error.message, missing);
     else if (r.status != MOE_OK) fail_msg("%s: %s", name, error.message);

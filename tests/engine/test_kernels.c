@@ -543,32 +543,65 @@ static void axpy_is_the_same_in_every_room(void **state) {
             }
 }
 
-/* Scores against dot, sums against axpy, of rows that lie anywhere. */
+/* One to four rows at a time, of which some look at the same keys and values, which lie anywhere. */
 static void heads_are_the_same_in_every_room(void **state) {
-    enum { ROWS = 5, AT = 3 };
+    enum { ROWS = 4, LONGEST = 40, STRIDE = 48, PLACES = 60 };
+    static const size_t widths[] = { 1, 7, 16, 20, 32, 64, 100, 128, 130 };
     uint64_t random = 131;
+    (void)state;
+    for (size_t room = 0; room_at(room); room++)
+        for (size_t round = 0; round < MOE_COUNT(widths) * KINDS * 6; round++) {
+            const size_t width = widths[round % MOE_COUNT(widths)], heads = 1 + mw_below(&random, 9);
+            const size_t cols = heads * width, count = 1 + mw_below(&random, ROWS);
+            const int kind = (int)(round / MOE_COUNT(widths) % KINDS);
+            float *query = numbers(&random, ROWS * cols, kind), *carried = numbers(&random, PLACES * 2 * cols, kind);
+            float *y = numbers(&random, ROWS * cols, kind), *y0 = mw_zeros(cols * sizeof *y0);
+            float *scores = mw_zeros(ROWS * heads * STRIDE * sizeof *scores);
+            const float *rows[ROWS][LONGEST];
+            moe_heads h[ROWS];
+            for (size_t r = 0; r < count; r++) {
+                h[r] = (moe_heads){ .query = query + r * cols,
+                                    .rows = rows[r],
+                                    .n = 1 + mw_below(&random, LONGEST),
+                                    .heads = heads,
+                                    .width = width,
+                                    .scale = 0.3f,
+                                    .y = y + r * cols,
+                                    .scores = scores + r * heads * STRIDE,
+                                    .stride = STRIDE };
+                for (size_t i = 0; i < h[r].n; i++)
+                    rows[r][i] = carried + (mw_below(&random, 2) ? i : mw_below(&random, PLACES)) * 2 * cols;
+            }
+            room_at(room)->heads(h, count);
+            for (size_t r = 0; r < count; r++) {
+                const moe_heads one = { h[r].query, h[r].rows, h[r].n, heads, width, 0.3f, scores, STRIDE, y0 };
+                oracle->heads(&one, 1);
+                for (size_t c = 0; c < cols; c++)
+                    CHECK(same(y0[c], h[r].y[c]),
+                          "%s, kind %d: row %zu of %zu, %zu heads of width %zu, %zu keys, column %zu: %a, portable %a",
+                          room_at(room)->name, kind, r, count, heads, width, h[r].n, c, (double)h[r].y[c],
+                          (double)y0[c]);
+            }
+            free(query), free(carried), free(y), free(y0), free(scores);
+        }
+}
+
+static void norm_is_the_same_in_every_room(void **state) {
+    uint64_t random = 132;
     (void)state;
     for (size_t room = 0; room_at(room); room++)
         for (size_t w = 0; w < WIDTHS; w++)
             for (int kind = 0; kind < KINDS; kind++) {
                 const size_t n = width_at(w);
-                const float *rows[ROWS];
-                float *query = numbers(&random, n, kind), *y0 = numbers(&random, n, kind), *y1 = copy_of(y0, n);
-                float *weights = numbers(&random, ROWS, PLAIN), scores[ROWS];
-                for (size_t i = 0; i < ROWS; i++) rows[i] = numbers(&random, n + AT, kind);
-                room_at(room)->scores(query, rows, AT, ROWS, n, 0.3f, scores);
-                room_at(room)->blend(weights, rows, AT, ROWS, n, y1);
-                for (size_t i = 0; i < ROWS; i++) {
-                    const float score = oracle->dot(query, rows[i] + AT, n) * 0.3f;
-                    CHECK(same(score, scores[i]), "%s, n %zu, kind %d: score %zu is %a, portable %a",
-                          room_at(room)->name, n, kind, i, (double)scores[i], (double)score);
-                    oracle->axpy(weights[i], rows[i] + AT, n, y0);
-                }
+                float *x = numbers(&random, n, kind), *weight = numbers(&random, n, kind);
+                float *bias = numbers(&random, n, kind), *y0 = mw_zeros(n * 4), *y1 = mw_zeros(n * 4);
+                const moe_norm_op norm = { weight, bias, 1e-5f };
+                oracle->norm(&norm, x, n, y0);
+                room_at(room)->norm(&norm, x, n, y1);
                 for (size_t i = 0; i < n; i++)
                     CHECK(same(y0[i], y1[i]), "%s, n %zu, kind %d, %zu: %a, portable %a", room_at(room)->name, n, kind,
                           i, (double)y1[i], (double)y0[i]);
-                for (size_t i = 0; i < ROWS; i++) free((void *)(uintptr_t)rows[i]);
-                free(query), free(y0), free(y1), free(weights);
+                free(x), free(weight), free(bias), free(y0), free(y1);
             }
 }
 
@@ -648,7 +681,7 @@ static void exp_sum_is_the_same_in_every_room(void **state) {
 }
 
 static void unary_is_the_same_in_every_room(void **state) {
-    static const moe_unary what[] = { MOE_UNARY_SIGMOID, MOE_UNARY_TANH };
+    static const moe_unary what[] = { MOE_UNARY_SIGMOID, MOE_UNARY_TANH, MOE_UNARY_SWISH };
     uint64_t random = 36;
     (void)state;
     for (size_t room = 0; room_at(room); room++)
@@ -678,7 +711,7 @@ static void unary_is_the_same_over_all_exponents(void **state) {
     while (bits < UINT32_MAX) {
         for (int i = 0; i < 64; i++, bits += step) x[i] = moe_from_bits((uint32_t)bits);
         for (size_t room = 0; room_at(room); room++)
-            for (int u = 0; u < 2; u++) {
+            for (int u = MOE_UNARY_SIGMOID; u <= MOE_UNARY_SWISH; u++) {
                 oracle->unary((moe_unary)u, x, 64, y0);
                 room_at(room)->unary((moe_unary)u, x, 64, y1);
                 for (int i = 0; i < 64; i++)
@@ -1877,6 +1910,7 @@ int main(void) {
         cmocka_unit_test(dot_is_the_same_in_every_room),
         cmocka_unit_test(axpy_is_the_same_in_every_room),
         cmocka_unit_test(heads_are_the_same_in_every_room),
+        cmocka_unit_test(norm_is_the_same_in_every_room),
         cmocka_unit_test(max_is_the_same_in_every_room),
         cmocka_unit_test(max_of_mixed_zeros_has_the_same_sign_in_every_room),
         cmocka_unit_test(max_ignores_nan_in_every_room),

@@ -1,13 +1,15 @@
 #!/bin/sh
-# README.md says the truth: its embedding example compiles by the README's own line and runs, without a warning, with the
-# output that is shown there; so do the demo and the commands whose output it shows. BIN says where the programs are.
+# README.md says the truth: its embedding examples are those of tools/text/examples, compile without a warning and print
+# what is shown there, the one with ids by the README's own line (tests/install has the other one's); so do the demo and
+# the commands whose output it shows. BIN says where the programs are.
 set -u
 cc=${CC:-cc}
 bin=${BIN:-.}
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 readme=README.md
-awk '/^```c$/ { inside = 1; next } /^```$/ { inside = 0 } inside' $readme > "$work/app.c"
+awk '/^```c$/ { n++; inside = 1; next } /^```$/ { inside = 0 } inside && n == 1' $readme > "$work/app.c"
+awk '/^```c$/ { n++; inside = 1; next } /^```$/ { inside = 0 } inside && n == 2' $readme > "$work/ids.c"
 awk '/^```console$/ { inside = 1; next } /^```$/ { inside = 0 } inside' $readme > "$work/console"
 ln -s "$PWD/moe.c" "$PWD/moe.h" "$PWD/models" "$work/"
 
@@ -31,12 +33,21 @@ as_shown() { # BEGINNING
     [ -n "$line" ] || { echo "$readme has no command $1"; return 1; }
     shown "$1" > "$work/shown"
     [ -s "$work/shown" ] || { echo "$readme shows no output of $line"; return 1; }
-    (cd "$work" && eval "$line" > printed) && echo >> "$work/printed" && sed -e 's/ *$//' -e '/^$/d' "$work/printed" > "$work/lines" &&
-        diff "$work/shown" "$work/lines"
+    (cd "$work" && eval "$line" > printed) && echo >> "$work/printed" &&
+        sed -e 's/ *$//' -e '/^$/d' "$work/printed" > "$work/lines" && diff "$work/shown" "$work/lines"
+}
+
+# With the static library of the build, whatever flags it was made with.
+text_compiles() {
+    sanitize=
+    ! nm "$bin/libmoetext.a" | grep -q __asan_init || sanitize=-fsanitize=address,undefined
+    # shellcheck disable=SC2086 # lists of words
+    $cc $sanitize -std=c11 -Wall -Wextra -Werror -I. -Itools/text "$work/app.c" "$bin/libmoetext.a" \
+        -lsentencepiece -lstdc++ -lm -pthread -o "$work/app"
 }
 
 compiles() {
-    line=$(command "cc ")
+    line=$(command "cc -O2 ids.c ")
     [ -n "$line" ] && case $line in *-O2*) ;; *) false ;; esac && (cd "$work" && eval "$cc ${line#cc }")
 }
 
@@ -47,22 +58,30 @@ demo() {
     while IFS= read -r line; do
         case $line in
         *' -> '*) to=${line#* -> } ;;
-        '    = '*) printf '%s\n' "$sentence" | "$bin/moe-translate" -m models/en-de-fr-es.bin -t "$to" > "$work/translated" &&
-            [ "$line" = "    = $(cat "$work/translated")" ] || { echo "$sentence: $(cat "$work/translated")"; return 1; } ;;
+        '    = '*)
+            translated=$(printf '%s\n' "$sentence" | "$bin/moe-translate" -m models/en-de-fr-es.bin -t "$to") &&
+                [ "$line" = "    = $translated" ] || { echo "$sentence: $translated"; return 1; } ;;
         '  '*) sentence=${line#  } ;;
         esac
     done < "$work/demo"
 }
 
 refused() { # what does not exist in the tests' small model: a status of the request, not of the session
-    "$work/app" tests/golden/model-base.bin xa > "$work/ids" 2> "$work/errors"
-    [ ! -s "$work/ids" ] && grep -q 'not translated: source token 1964 is outside the vocabulary' "$work/errors"
+    "$work/ids" tests/golden/model-base.bin xa > "$work/none" 2> "$work/errors"
+    [ ! -s "$work/none" ] && grep -q 'not translated: source token 1964 is outside the vocabulary' "$work/errors"
 }
 
-check 'the example is about twenty lines' test "$(wc -l < "$work/app.c")" -le 28
-check 'it has no warnings' $cc -std=c11 -Wall -Wextra -Werror -I. -fsyntax-only "$work/app.c"
+check 'the example with text is short' test "$(wc -l < "$work/app.c")" -le 16
+check 'it is the example that tests/install compiles' cmp "$work/app.c" tools/text/examples/text.c
+check 'it compiles without a warning' text_compiles
+export MOE_MODEL="$PWD/models/en-de-fr-es.bin"
+check 'it prints the translations that the README shows' as_shown './app'
+unset MOE_MODEL
+check 'the example with ids is about twenty lines' test "$(wc -l < "$work/ids.c")" -le 28
+check 'it is the example that tests/install compiles' cmp "$work/ids.c" tools/text/examples/ids.c
+check 'it has no warnings' $cc -std=c11 -Wall -Wextra -Werror -I. -fsyntax-only "$work/ids.c"
 check 'it compiles with moe.c alone, by the command of the README' compiles
-check 'it prints the ids that the README shows' as_shown './app'
+check 'it prints the ids that the README shows' as_shown './ids'
 check 'it says why a request was refused' refused
 for name in "$bin"/moe-*; do [ ! -x "$name" ] || ln -sf "$(realpath "$name")" "$work/"; done
 check 'the first command prints what the README shows' as_shown 'echo '

@@ -1,42 +1,8 @@
 /* test_session.c - sessions: parameters, requests, the promise of the same bytes, beam search, memory, broken weights.
  */
-#if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
-#define _POSIX_C_SOURCE 200809L
-#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
-#endif
-#if defined(__APPLE__)
-#define _DARWIN_C_SOURCE
-#endif
-#include <stdatomic.h>
-#include <stdlib.h>
-
-/* With an allocator of its own, the library must not go to malloc behind its back. */
-static atomic_size_t direct_allocations;
-static void *direct_malloc(size_t n) {
-    atomic_fetch_add(&direct_allocations, 1);
-    return malloc(n);
-}
-static void *direct_realloc(void *p, size_t n) {
-    atomic_fetch_add(&direct_allocations, 1);
-    return realloc(p, n);
-}
-#define malloc(n) direct_malloc(n)
-#define realloc(p, n) direct_realloc(p, n)
-#include "moe.c"
-#undef malloc
-#undef realloc
-
-#include "model_writer.h"
+#include "watched.h"
 
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
-
-#define CHECK(condition, ...)                    \
-    do {                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__); \
-    } while (0)
 
 /* ---- Helpers: models ---- */
 
@@ -77,6 +43,7 @@ typedef struct ask {
     int32_t source[LONGEST], target[LONGEST];
     size_t n_source, n_target;
     int scoring, prefix;     /* what the target is for */
+    int raw;                 /* tag, begin and end are in the source */
     int32_t tag, source_tag; /* 0: the session's */
 } ask;
 
@@ -132,6 +99,7 @@ static int pull(void *user, int wait, moe_request *r) {
         r->n_target = a->n_target;
         r->prefix = !a->scoring;
     }
+    r->raw = a->raw;
     if (a->tag) r->target_tag = a->tag;
     if (a->source_tag) r->source_tag = a->source_tag;
     r->user = &f->heard[which];
@@ -302,6 +270,19 @@ static int drop_baselines(void **state) {
     }
     free(sentences);
     return 0;
+}
+
+/* The sentences, to be changed. */
+static ask *copied_sentences(void) {
+    ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+    memcpy(asks, sentences, SENTENCES * sizeof *asks);
+    return asks;
+}
+
+/* Give the k-th sentence a target of n tokens. */
+static void give_target(ask *asks, size_t k, size_t n) {
+    asks[k].n_target = n;
+    for (size_t x = 0; x < n; x++) asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
 }
 
 /* Portable is slow: it is half of the comparisons, chosen so that every setting meets it somewhere. */
@@ -576,12 +557,11 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
     (void)state;
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
-        ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+        ask *asks = copied_sentences();
         heard *free_ones, *led, *scored;
         p.isa = NULL;
         p.batch = 6;
         p.beam = p.nbest = 1;
-        memcpy(asks, sentences, SENTENCES * sizeof *asks);
         for (size_t k = 0; k < SENTENCES; k++) asks[k].prefix = 0;
         free_ones = translate(models[i], &p, asks, SENTENCES);
         for (size_t k = 0; k < SENTENCES; k++) {
@@ -596,11 +576,7 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
         free(led), free(free_ones);
 
         p.beam = p.nbest = settings[i].beam;
-        for (size_t k = 0; k < SENTENCES; k++) {
-            asks[k].n_target = k == 7 ? (size_t)p.max_target - 1 : k % 6;
-            for (size_t x = 0; x < asks[k].n_target; x++)
-                asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
-        }
+        for (size_t k = 0; k < SENTENCES; k++) give_target(asks, k, k == 7 ? (size_t)p.max_target - 1 : k % 6);
         led = translate(models[i], &p, asks, SENTENCES);
         for (size_t k = 0; k < SENTENCES; k++) asks[k].scoring = 1;
         scored = translate(models[i], &p, asks, SENTENCES);
@@ -621,13 +597,12 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
 static void scoring_and_translating_share_a_batch(void **state) {
     fixture *f = models[1];
     moe_session_params p = setting_params(1);
-    ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+    ask *asks = copied_sentences();
     heard *out;
     (void)state;
     p.batch = 8;
     for (size_t k = 0; k < SENTENCES; k++) {
         const heard_hypothesis *y = &baselines[1][k].hypotheses[0];
-        asks[k] = sentences[k];
         if (k % 2 == 0 || y->n_ids + 1 > (size_t)p.max_target) continue;
         asks[k].scoring = 1;
         asks[k].n_target = y->n_ids;
@@ -1159,13 +1134,10 @@ static void attention_is_the_same_bytes_in_any_batch(void **state) {
     (void)state;
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
-        ask *asks = mw_zeros(SENTENCES * sizeof *asks);
-        memcpy(asks, sentences, SENTENCES * sizeof *asks);
+        ask *asks = copied_sentences();
         for (size_t k = 0; k < SENTENCES; k++) {
             asks[k].scoring = 1;
-            asks[k].n_target = k % 9;
-            for (size_t x = 0; x < asks[k].n_target; x++)
-                asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
+            give_target(asks, k, k % 9);
         }
         for (int round = 0; round < 2; round++) {
             heard *out = mw_zeros(SENTENCES * sizeof *out);
@@ -1187,6 +1159,39 @@ static void attention_is_the_same_bytes_in_any_batch(void **state) {
             assert_true(shown[0][k].tokens == asks[k].n_target + 1 && shown[0][k].n == asks[k].n_source);
         free(shown[0]), free(shown[1]), free(asks);
     }
+}
+
+/* A raw request brings tag and end with it, so it hears of their weights too. */
+static void attention_on_a_raw_request_covers_all_of_its_tokens(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    ask asks[2] = { { .source = { 9, 17, 8 }, .n_source = 3, .target = { 11, 12 }, .n_target = 2, .scoring = 1 },
+                    { .source = { MW_TAG_EN, 9, 17, 8, MW_EOS },
+                      .n_source = 5,
+                      .target = { 11, 12 },
+                      .n_target = 2,
+                      .scoring = 1,
+                      .raw = 1 } };
+    heard out[2];
+    attention_shown shown[2] = { { .n = 0 } };
+    attention_watch watch = { out, shown };
+    moe_session_params p = params_for(f->model);
+    moe_session *s;
+    (void)state;
+    p.attention = watch_attention;
+    p.attention_user = &watch;
+    s = new_session(f, &p);
+    translate_with(s, asks, 2, NULL, 0, out);
+    assert_int_equal(shown[0].n, 3);
+    assert_int_equal(shown[1].n, 5);
+    assert_int_equal(shown[1].tokens, 3);
+    for (size_t t = 0; t < shown[1].tokens; t++) {
+        double sum = 0;
+        for (size_t i = 0; i < 5; i++) sum += (double)shown[1].weights[t][i];
+        CHECK(fabs(sum - 1) < 1e-5, "weights of token %zu add up to %g", t, sum);
+        assert_memory_equal(shown[1].weights[t] + 1, shown[0].weights[t], 3 * sizeof(float));
+    }
+    moe_session_free(s);
+    drop(f);
 }
 
 /* ---- Limits ---- */
@@ -1324,11 +1329,10 @@ static void targets_up_to_max_target_are_taken_and_longer_ones_refused(void **st
 
 static void broken_requests_come_back_alone_and_the_others_go_on(void **state) {
     fixture *f = models[1];
-    ask *asks = mw_zeros(SENTENCES * sizeof *asks);
+    ask *asks = copied_sentences();
     moe_session_params p = setting_params(1);
     heard *out;
     (void)state;
-    memcpy(asks, sentences, SENTENCES * sizeof *asks);
     asks[1].source[0] = -1;
     asks[3].source[asks[3].n_source - 1] = MW_VOCABULARY;
     asks[4].n_source = LONGEST;
@@ -1515,6 +1519,93 @@ static void a_cancelled_session_can_be_used_again(void **state) {
             moe_session_free(s);
             free(out);
         }
+}
+
+/* Cancels a session once it has seen `after` nodes, and counts those that it sees then. */
+typedef struct cancel_in_graph {
+    moe_session *session;
+    size_t after, seen, late;
+} cancel_in_graph;
+
+static void cancel_after_node(void *user, const char *name, const float *data, size_t rows, size_t cols,
+                              size_t stride) {
+    cancel_in_graph *c = user;
+    (void)data, (void)rows, (void)cols, (void)stride;
+    if (strstr(name, ".probabilities")) return; /* shown with its gate */
+    c->late += c->seen > c->after;
+    if (c->seen++ == c->after) moe_session_cancel(c->session);
+}
+
+static void a_call_ends_in_the_middle_of_a_graph(void **state) {
+    (void)state;
+    for (size_t i = 0; i < settings_in_use(); i += 4)
+        for (size_t after = 0; after < 400; after = after * 3 / 2 + 1) {
+            moe_session_params p = setting_params(i);
+            cancel_in_graph c = { .after = after };
+            heard *out = mw_zeros(SENTENCES * sizeof *out);
+            request_feed feed = { .asks = sentences, .n = SENTENCES, .heard = out };
+            p.threads = 1 + (int)(i / 4) % 2;
+            p.isa = NULL;
+            p.trace = cancel_after_node;
+            p.trace_user = &c;
+            moe_session *s = c.session = new_session(models[i], &p);
+            assert_int_equal(moe_translate(s, pull, done, &feed, NULL), MOE_ERROR_CANCELLED);
+            CHECK(!c.late, "setting %zu: %zu nodes were run after a cancel at node %zu", i, c.late, after);
+            for (size_t k = 0; k < SENTENCES; k++)
+                if (out[k].delivered) assert_memory_equal(&out[k], &baselines[i][k], sizeof out[k]);
+            c.seen = SIZE_MAX / 2, c.after = SIZE_MAX;
+            translate_with(s, sentences, SENTENCES, NULL, 0, out);
+            assert_same(baselines[i], out, SENTENCES, "a run that ended in a graph");
+            moe_session_free(s);
+            free(out);
+        }
+}
+
+/* Another thread cancels at any moment, in the middle of a task too: the run ends or is through, and the next is whole.
+ */
+typedef struct canceller {
+    moe_session *session;
+    unsigned microseconds;
+} canceller;
+
+static void *cancel_later(void *user) {
+    const canceller *c = user;
+    const struct timespec t = { 0, (long)c->microseconds * 1000 };
+    nanosleep(&t, NULL);
+    moe_session_cancel(c->session);
+    return NULL;
+}
+
+static void another_thread_can_cancel_at_any_moment(void **state) {
+    (void)state;
+    size_t cancelled = 0;
+    for (size_t i = 1; i < settings_in_use(); i += 6) {
+        moe_session_params p = setting_params(i);
+        p.threads = 2;
+        p.isa = NULL;
+        moe_session *s = new_session(models[i], &p);
+        heard *out = mw_zeros(SENTENCES * sizeof *out);
+        for (unsigned round = 0; round < 12; round++) {
+            canceller c = { s, 200 * round };
+            request_feed feed = { .asks = sentences, .n = SENTENCES, .heard = out };
+            pthread_t thread;
+            memset(out, 0, SENTENCES * sizeof *out);
+            assert_int_equal(pthread_create(&thread, NULL, cancel_later, &c), 0);
+            const moe_status status = moe_translate(s, pull, done, &feed, NULL);
+            assert_int_equal(pthread_join(thread, NULL), 0);
+            assert_true(status == MOE_OK || status == MOE_ERROR_CANCELLED);
+            cancelled += status == MOE_ERROR_CANCELLED;
+            for (size_t k = 0; k < SENTENCES; k++)
+                if (out[k].delivered) assert_memory_equal(&out[k], &baselines[i][k], sizeof out[k]);
+            feed = (request_feed){ .heard = out };
+            if (!status) assert_int_equal(moe_translate(s, pull, done, &feed, NULL), MOE_ERROR_CANCELLED);
+        }
+        translate_with(s, sentences, SENTENCES, NULL, 0, out);
+        assert_same(baselines[i], out, SENTENCES, "runs that another thread cancelled");
+        moe_session_free(s);
+        free(out);
+    }
+    assert_true(cancelled > 0);
 }
 
 /* Work goes on while the caller has nothing: a request that was pulled comes back though no other follows. */
@@ -2202,6 +2293,7 @@ int main(void) {
         cmocka_unit_test(pruned_hypotheses_are_within_the_margin),
         cmocka_unit_test(coverage_penalty_is_that_of_eq_14),
         cmocka_unit_test(attention_is_the_same_bytes_in_any_batch),
+        cmocka_unit_test(attention_on_a_raw_request_covers_all_of_its_tokens),
         cmocka_unit_test(target_is_cut_at_the_length_limit),
         cmocka_unit_test(no_translation_is_shorter_than_the_least_length),
         cmocka_unit_test(sources_up_to_max_source_are_served_and_longer_ones_refused),
@@ -2213,6 +2305,8 @@ int main(void) {
         cmocka_unit_test(an_empty_source_and_an_empty_target_can_be_scored),
         cmocka_unit_test(no_requests_at_all_is_fine),
         cmocka_unit_test(a_cancelled_session_can_be_used_again),
+        cmocka_unit_test(a_call_ends_in_the_middle_of_a_graph),
+        cmocka_unit_test(another_thread_can_cancel_at_any_moment),
         cmocka_unit_test(work_goes_on_while_the_caller_has_nothing),
         cmocka_unit_test(impossible_parameters_are_refused_by_name),
         cmocka_unit_test(parameters_at_their_limits_work),

@@ -177,7 +177,7 @@ def expert_cases(c):
 
 def moe_settings(**settings):
     """A described MoE layer."""
-    return moefile.describe_moe(moefile.Entries(settings))
+    return moefile.describe_mixture(moefile.Entries(settings))
 
 
 def gate_weights(c, layer, width, bias=False, noise=False, seen=None):

@@ -159,6 +159,25 @@ def translation(seed=1, pieces=1, **mixture):
     return m.meta, m.tensors
 
 
+def transformer(seed=1, pieces=1, **mixture):
+    """Self-attention and a mixture, then attention to the source in the decoder."""
+    m = begin("transformer", seed, VOCABULARY, WIDTH)
+    tokens(m, pieces)
+    m.meta.update({"source.tag": 0, "decode.max_new": 20, "encoder.layers": 2, "decoder.layers": 3})
+    m.matrix("positions.weight", 32, WIDTH, 1)
+    for name, kind in (("encoder.0", "attention"), ("decoder.0", "attention"), ("decoder.1", "cross")):
+        m.meta.update({name + ".kind": kind, name + ".heads": 2, name + ".norm": "before"})
+        for part, rows in (("qkv", 3), ("out", 1)) if kind == "attention" else (("q", 1), ("kv", 2), ("out", 1)):
+            m.matrix("%s.%s.weight" % (name, part), rows * WIDTH, WIDTH)
+            m.vector("%s.%s.bias" % (name, part), rows * WIDTH)
+    for name in ("encoder.1", "decoder.2"):
+        m.mixture(name, WIDTH, **dict({"experts": 4, "output": "none", "norm": "before"}, **mixture))
+    for name in ("encoder.0", "encoder.1", "decoder.0", "decoder.1", "decoder.2"):
+        m.vector(name + ".norm.weight", WIDTH, 0.3, 1)
+        m.vector(name + ".norm.bias", WIDTH)
+    return m.meta, m.tensors
+
+
 def classifier(seed=1, width=6, classes=4, **mixture):
     """Deep MoE: two dense mixtures of linear experts with MLP gates."""
     m = begin("deep-moe", seed, classes, width)

@@ -373,13 +373,38 @@ def bench_forces_the_length_of_translations():
     for o in models:
         nodes = [n for n in out if n["what"] == "profile" and (n["batch"], n["beam"]) == (o["batch"], o["beam"])]
         assert abs(sum(n["share"] for n in nodes) - 1) < 0.01, nodes
+        names = [n["node"] for n in nodes]
+        assert len(set(names)) == len(names) and "decoder.*.cell" in names and "decoder.logits" in names, names
+
+
+@test
+def bench_translates_given_sentences():
+    """Each with a length of its own: the tokens per second say how many there were."""
+    lines = [(4, -1, 6), (9, -1, 3), (2, -1, 12), (7, 20, 5)]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        for target, force, source in lines:
+            print(target, force, *range(40, 40 + source), file=file)
+        file.flush()
+        options = ["-m", MODEL, "--batch", "2", "--beam", "2", "--threads", "1", "--reps", "1",
+                   "--sentences", file.name]
+        for extra in ([], ["--no-mmap"]):
+            [o] = [o for o in bench(*options, *extra) if o["what"] == "model"]
+            assert (o["sentences"], o["src_len"], o["tgt_len"]) == (4, 6.5, 5.5), o
+            assert abs(o["tok_s"] * o["ms_median"] / 1000 - 22) < 0.1, "not 22 tokens: %r" % o
+    for text in ("", "5 -1\n", "5 -1 4 x\n", "1 -1 4\n", "5 -1 4\n5 -2 4\n", "5 -1 99999999999\n"):
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write(text)
+            file.flush()
+            result = run([BENCH, "-m", MODEL, "--sentences", file.name])
+            assert result.returncode == 2 and result.complaint and not result.text, (text, result)
 
 
 @test
 def bench_usage_errors():
     for options in (["--layer", "nonsense"], ["--layer", "moe", "-m", MODEL], ["--rows", "0"], ["--rows", "1,"],
                     ["--type", "q5"],
-                    ["--isa", "nonsense"], ["--reps", "4"], ["--layer", "moe", "--experts", "2", "--k", "3"], ["stray"],
+                    ["--isa", "nonsense"], ["--reps", "0"], ["--sentences", "/nonexistent/file"],
+                     ["--layer", "moe", "--experts", "2", "--k", "3"], ["stray"],
                     ["-m", MODEL, "--src-len", "1"]):
         result = run([BENCH] + options)
         assert result.returncode == 2 and result.complaint and not result.text, (options, result.returncode)

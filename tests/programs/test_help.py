@@ -15,7 +15,6 @@ from suite import Skip, Suite
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
 COLUMNS = 80
-WIDE = {"tools/train/train.py"}  # its head comment is the help, and has longer lines today
 test = Suite()
 
 
@@ -28,7 +27,7 @@ def sources(pattern):
     return sorted(glob.glob(pattern, root_dir=ROOT, recursive=True))
 
 
-def help_of(*command, wide=False):
+def help_of(*command):
     done = subprocess.run([*command, "--help"], cwd=ROOT, env=dict(os.environ, COLUMNS=str(COLUMNS)), encoding="utf-8",
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
     missing = re.search(r"ModuleNotFoundError: No module named '(numpy|torch|sentencepiece|sacrebleu)'", done.stderr)
@@ -37,7 +36,7 @@ def help_of(*command, wide=False):
     assert done.returncode == 0 and not done.stderr, (done.returncode, done.stderr[-500:])
     assert re.match("usage: ", done.stdout, re.I), done.stdout[:100]
     long = [line for line in done.stdout.splitlines() if len(line) > COLUMNS]
-    assert wide or not long, long
+    assert not long, long
     return done.stdout
 
 
@@ -62,7 +61,7 @@ def of_program(source):
 
 
 def of_script(path):
-    return lambda: help_of(*(["tests/python"] if path.endswith(".py") else []), path, wide=path in WIDE)
+    return lambda: help_of(*(["tests/python"] if path.endswith(".py") else []), path)
 
 
 def add(path, function):

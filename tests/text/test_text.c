@@ -351,8 +351,8 @@ static void capitals_come_and_go(void **state) {
                                          "NATO AND",
                                          "THE END is NEAR",
                                          "A B C D E",
-                                         "STRA\xC3\x9F"
-                                         "E AUF UND",
+                                         ("STRA\xC3\x9F"
+                                          "E AUF UND"),
                                          "12 34 56 78",
                                          "NATO" };
     char line[64];

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""tools/train/gating.py, the gates and losses of training: against their definitions, written out one element at a time; against
-tools/convert/reference.py to 1e-5; and the gradient of every loss against finite differences in float64.
+"""tools/train/gating.py, the gates and losses of training: against their definitions, written out one element at a
+time; against tools/convert/reference.py to 1e-5; and the gradient of every loss against finite differences in float64.
 
 Usage: tests/python tests/train/test_gating.py [WORD]      with WORD only the tests whose names have it
 
-Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. It needs PyTorch, NumPy and SentencePiece:
-tools/install-deps --test puts them into .venv. What hangs on a choice (masks) is held fixed while differences are taken.
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. It needs PyTorch, NumPy and
+SentencePiece: tools/install-deps --test puts them into .venv. What hangs on a choice (masks) is held fixed while
+differences are taken.
 """
 import ast
 import contextlib
@@ -36,7 +37,8 @@ ROWS, N, K = 24, 8, 3
 
 
 def normal(*shape, seed=1, dtype=None):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + 1000 * sum(shape)), dtype=dtype or torch.float64)
+    random = torch.Generator().manual_seed(seed + 1000 * sum(shape))
+    return torch.randn(*shape, generator=random, dtype=dtype or torch.float64)
 
 
 def close(a, b, tolerance=1e-12):
@@ -63,7 +65,7 @@ def differentiable(function, *inputs):
     assert torch.autograd.gradcheck(function, [x.detach().clone().requires_grad_() for x in inputs], atol=1e-7)
 
 
-# ---- Gates -------------------------------------------------------------------------------------------------------------
+# ---- Gates -----------------------------------------------------------------------------------------------------------
 
 @test
 def dense_gates_are_softmax():
@@ -156,13 +158,14 @@ def mlp_features_are_rectified_maps():
     close(gating.mlp_features(x, w)[3, 2], max(0.0, float(x[3] @ w[2])))
 
 
-# ---- Two levels --------------------------------------------------------------------------------------------------------
+# ---- Two levels ------------------------------------------------------------------------------------------------------
 
 GROUPS, INSIDE = 4, 3
 
 
 def layer_of(**settings):
-    return moefile.describe_moe(moefile.Entries({"experts": GROUPS * INSIDE, "groups": GROUPS, "hidden": 1, **settings}))
+    shape = {"experts": GROUPS * INSIDE, "groups": GROUPS, "hidden": 1}
+    return moefile.describe_mixture(moefile.Entries({**shape, **settings}))
 
 
 def weights_of(seed=1):
@@ -230,7 +233,7 @@ def groups_without_rows_are_no_trouble():
     assert mask.sum().item() == 3 and not gradient.view(3, 3)[[0, 2]].any()
 
 
-# ---- Losses ------------------------------------------------------------------------------------------------------------
+# ---- Losses ----------------------------------------------------------------------------------------------------------
 
 @test
 def importance_loss_is_its_definition():
@@ -271,7 +274,8 @@ def load_of_two_levels_is_its_definition():
         rows = [n for n in range(len(row)) if group[n] == i]
         for j in range(INSIDE):
             close(got[i, j], above_chance[:, i].sum() * sum(chance[n, j] for n in rows) / len(rows))
-    close(gating.importance(gate.weights), [sum(gate.weights[r, e] for r in range(ROWS)) for e in range(GROUPS * INSIDE)])
+    sums = [sum(gate.weights[r, e] for r in range(ROWS)) for e in range(GROUPS * INSIDE)]
+    close(gating.importance(gate.weights), sums)
 
 
 def importance_loss_of(weights):
@@ -329,7 +333,8 @@ def losses_of_bengio_are_their_definitions():
     column = [[p[r, i].item() for r in range(ROWS)] for i in range(N)]
     close(gating.mean_activation_loss(p, target), sum(abs(sum(c) / ROWS - target) for c in column))
     activations = logits().sigmoid()  # some rows' mean is over the target, some under it
-    close(gating.example_activation_loss(activations, 0.5), sum(abs(sum(row) / N - 0.5) for row in activations.tolist()) / ROWS)
+    wanted = sum(abs(sum(row) / N - 0.5) for row in activations.tolist()) / ROWS
+    close(gating.example_activation_loss(activations, 0.5), wanted)
     close(gating.variance_loss(p), -sum(variance(c) for c in column))
 
 
@@ -364,11 +369,12 @@ def statistics_of_balance():
     assert abs(found["cv_load"] - math.sqrt(2) / 3) < 1e-6
 
 
-# ---- Trainers ----------------------------------------------------------------------------------------------------------
+# ---- Trainers --------------------------------------------------------------------------------------------------------
 
 def program(name):
     """A trainer whose file name is no module name."""
-    spec = importlib.util.spec_from_file_location(name.replace("-", "_"), os.path.join(ROOT, "tools", "train", name + ".py"))
+    path = os.path.join(ROOT, "tools", "train", name + ".py")
+    spec = importlib.util.spec_from_file_location(name.replace("-", "_"), path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -382,20 +388,25 @@ def lm_batch():
     return lm.Batch([np.array(x) for x in TEXTS], "cpu")
 
 
+def lm_options(**more):
+    return types.SimpleNamespace(**{"width": 12, "hidden": 10, "experts": 6, "expert_hidden": 9, "k": 2, **more})
+
+
 def every_language_model():
     """(kind of gate, groups, a small model with it) for gates of one level and of two."""
     for gate in ("noisy", "balanced"):
         for groups in (0, 2):
-            options = types.SimpleNamespace(width=12, hidden=10, experts=6, expert_hidden=9, k=2, gate=gate, groups=groups)
-            yield gate, groups, filled(lm.LanguageModel(lm.make_config(options, 40)))
+            yield gate, groups, filled(lm.LanguageModel(lm.make_config(lm_options(gate=gate, groups=groups), 40)))
 
 
 def converted(checkpoint, folder):
-    """The reference's model of a checkpoint, by way of a model file, which --back turns into the same checkpoint again."""
+    """The reference's model of a checkpoint, by way of a model file, which --back turns into the same checkpoint
+    again."""
     path = lambda name: os.path.join(folder, name)
     torch.save(checkpoint, path("model.pt"))
-    settings = {"licence": "", "attribution": "", "spm": "", "preset": None, "type": "f32", "meta": [], "description": ""}
-    convert.convert(types.SimpleNamespace(input=path("model.pt"), output=path("model.bin"), layout="moe", name="x", **settings))
+    settings = {"licence": "", "attribution": "", "spm": "", "preset": None, "type": "f32", "meta": [],
+                "description": "", "layout": "moe", "name": "x"}
+    convert.convert(types.SimpleNamespace(input=path("model.pt"), output=path("model.bin"), **settings))
     convert.back(types.SimpleNamespace(input=path("model.bin"), output=path("back.pt"), spm=""))
     back = torch.load(path("back.pt"), weights_only=True)
     assert back["config"] == checkpoint["config"] and back["weights"].keys() == checkpoint["weights"].keys()
@@ -431,6 +442,11 @@ def checkpoint_of(model):
             "weights": {name: weight.detach().clone() for name, weight in model.weights.items()}}
 
 
+def logprobs_of(oracle, source, target):
+    """By the reference's model, of a target that ends with its end token."""
+    return torch.log_softmax(oracle.forced_logits(source, target[:-1]), 1)[torch.arange(len(target)), target]
+
+
 @test
 def translation_models_of_one_and_two_levels_are_read_as_they_were_trained():
     for gate in ("noisy", "balanced"):
@@ -441,12 +457,11 @@ def translation_models_of_one_and_two_levels_are_read_as_they_were_trained():
             loss = float(model.loss(batch, 0.0).detach())
             with tempfile.TemporaryDirectory() as folder:
                 oracle = converted(checkpoint_of(model), folder)
-            rows = torch.cat([torch.log_softmax(oracle.forced_logits(s, t[:-1]), 1)[torch.arange(len(t)), t] for s, t in ids])
-            close(loss, -rows.mean(), 1e-5)
+            close(loss, -torch.cat([logprobs_of(oracle, *pair) for pair in ids]).mean(), 1e-5)
             model.training = True
             model.loss(batch, 0.1).backward()  # every weight has its part in it, thresholds too
             for name, weight in model.weights.items():
-                assert weight.grad.any() or name.endswith(".threshold"), f"{gate}, {groups} groups: no gradient of {name}"
+                assert weight.grad.any() or name.endswith(".threshold"), f"{gate}, {groups}: no gradient of {name}"
 
 
 IDS = [([4, 9, 20, 31, 3], [8, 12, 33, 3]), ([5, 30, 3], [22, 3]), ([6, 11, 13, 14, 15, 3], [17, 18, 3]),
@@ -515,7 +530,8 @@ def every_gate():
 
 
 def balanced_levels(model, x):
-    """What the trainer's balanced gates do with rows x: (weights' name, Gate, softmax, row groups or None) of every level."""
+    """What the trainer's balanced gates do with rows x: (weights' name, Gate, softmax, row groups or None) of every
+    level."""
     k = model.config["encoder"][2]["k"]
     if not model.config["encoder"][2].get("groups"):
         yield ("encoder.2.gate", *model._balanced("encoder.2.gate", x, k), None)
@@ -570,7 +586,8 @@ def thresholds_are_pulled_by_the_count_less_m_and_learned():
                 with torch.no_grad():
                     for name, _, p, group in balanced_levels(model, x):
                         a, b = model.span[name + ".threshold"]
-                        now, change = model.weights[name + ".threshold"].grad, moved[a - optimizer.end:b - optimizer.end]
+                        now = model.weights[name + ".threshold"].grad
+                        change = moved[a - optimizer.end:b - optimizer.end]
                         assert change.any() and not (now * change > 0).any()
                         now.zero_()
 
@@ -632,7 +649,8 @@ def loss_less_cross_entropy_is_the_weighted_squares_of_variation():
                 watched.gates.clear()
                 loss[weights] = float(model.loss(batch, 0.0).detach())
             importance, load = (sum(x) for x in zip(*(balance_of(model, *entry) for entry in watched.gates)))
-        assert importance > 0.01 and (load > 0.001) == (gate == "noisy"), f"{gate}, {groups} groups: {importance}, {load}"
+        about = f"{gate}, {groups} groups: {importance}, {load}"
+        assert importance > 0.01 and (load > 0.001) == (gate == "noisy"), about
         plain = loss[0.0, 0.0]
         close(loss[0.7, 0.0] - plain, 0.7 * importance, 2e-5)
         close(loss[0.3, 0.5] - plain, 0.3 * importance + 0.5 * load, 2e-5)
@@ -646,7 +664,8 @@ def loss_less_cross_entropy_is_the_weighted_squares_of_variation():
 @test
 def noisy_gates_begin_at_zero_and_balanced_ones_apart():
     for groups in (0, 2):
-        noisy, balanced = (train.Model(small(train.make_config("cpu", 40, gate, 2, groups))) for gate in ("noisy", "balanced"))
+        noisy, balanced = (train.Model(small(train.make_config("cpu", 40, gate, 2, groups)))
+                           for gate in ("noisy", "balanced"))
         for model in (noisy, balanced):
             for name, weight in model.weights.items():
                 if name.endswith(".bias"):  # of an LSTM: forget gates begin open
@@ -683,38 +702,61 @@ def dropout_is_on_the_output_of_embedding_and_every_layer():
         model.training = True
         model.loss(batch_of(), 0.0)
         layers = len(model.config["encoder"]) + len(model.config["decoder"])
-        assert [x for x, _, _ in calls] == [False] + [True] * layers  # one call for both embeddings; then what a residual gets
+        # one call for both embeddings; then what a residual gets
+        assert [x for x, _, _ in calls] == [False] + [True] * layers
         assert len({seed for _, seed, _ in calls}) == 1 + layers and {rate for _, _, rate in calls} == {0.25}
     finally:
         train.DropoutAdd.apply = before
 
 
+def compared_with_the_reference(model):
+    """The reference's model of a trainer's model, whose loss and gradients it has."""
+    with tempfile.TemporaryDirectory() as folder:
+        oracle = converted(checkpoint_of(model), folder)
+    for value in oracle.w.values():
+        for part in value if isinstance(value, tuple) else (value,):
+            part.requires_grad_()
+    wanted, loss = -torch.cat([logprobs_of(oracle, s, t) for s, t in IDS]).mean(), model.loss(batch_of(), 0.0)
+    close(loss.detach(), wanted.detach(), 1e-5)
+    wanted.backward()
+    loss.backward()
+    seen = set()
+    for name, weight in model.weights.items():
+        if name.endswith(".threshold") or name.endswith(".noise"):
+            continue
+        if ".experts." in name:
+            up, down = oracle.w[name.rsplit(".", 1)[0]]
+            wanted = (up if name.endswith("w_up") else down).grad.transpose(1, 2)
+        else:
+            wanted = oracle.w[name].grad
+            wanted = wanted.t() if train.of_gate(name) else wanted
+        close(weight.grad / wanted.abs().max(), wanted / wanted.abs().max(), 2e-4)
+        seen.add(name.split(".")[-2])
+    groups = any(layer.get("groups") for layer in model.config["encoder"])
+    assert {"gate", "experts", "embedding", "attention"} | ({"parent"} if groups else set()) <= seen
+    return oracle
+
+
 @test
 def gradients_are_those_of_the_reference():
-    for gate, groups, model in every_gate():
-        with tempfile.TemporaryDirectory() as folder:
-            oracle = converted(checkpoint_of(model), folder)
-        for value in oracle.w.values():
-            for part in value if isinstance(value, tuple) else (value,):
-                part.requires_grad_()
-        loss = 0.0
-        for s, t in IDS:
-            loss = loss - torch.log_softmax(oracle.forced_logits(s, t[:-1]), 1)[torch.arange(len(t)), torch.tensor(t)].sum()
-        (loss / sum(len(t) for _, t in IDS)).backward()
-        model.loss(batch_of(), 0.0).backward()
-        seen = set()
-        for name, weight in model.weights.items():
-            if name.endswith(".threshold") or name.endswith(".noise"):
-                continue
-            if ".experts." in name:
-                up, down = oracle.w[name.rsplit(".", 1)[0]]
-                wanted = (up if name.endswith("w_up") else down).grad.transpose(1, 2)
-            else:
-                wanted = oracle.w[name].grad
-                wanted = wanted.t() if train.of_gate(name) else wanted
-            close(weight.grad / wanted.abs().max(), wanted / wanted.abs().max(), 2e-4)
-            seen.add(name.split(".")[-2])
-        assert {"gate", "experts", "embedding", "attention"} | ({"parent"} if groups else set()) <= seen
+    for _, _, model in every_gate():
+        compared_with_the_reference(model)
+
+
+@test
+def product_attention_is_the_references():
+    model = filled(train.Model(small(train.make_config("cpu", 40, "balanced", 2, attention="product"))))
+    with torch.no_grad():
+        model.weights["attention.w_key"].mul_(2)  # so that it matters which kind it is
+        model.weights["attention.v"].mul_(5)
+    oracle = compared_with_the_reference(model)
+    assert oracle.meta["attention.kind"] == "product"
+    for source, _ in IDS:
+        wanted = oracle.translate(source[1:-1], source[0], beam=1, length_penalty=0.0)[0].ids
+        got = model.greedy([source])[0]
+        n = min(len(got), len(wanted))
+        assert n > 1 and got[:n] == wanted[:n], (got, wanted)
+    refused(lambda: train.make_config("cpu", 40, "balanced", 2, attention="dot"), "kind: unknown value 'dot'")
 
 
 @test
@@ -764,8 +806,8 @@ def experts_that_nothing_uses_get_half_of_the_work_of_busy_ones():
     assert abs(losses[1][1] - losses[0][1]) < 0.02, losses
     assert torch.equal(model.weights["encoder.2.experts.w_up"][idle], model.weights["encoder.2.experts.w_up"][busy])
     changed = {key for key, (a, b) in model.span.items() if not torch.equal(before[a:b], resume["weights"][a:b])}
-    assert {key for key in changed if key.startswith("encoder.2.")} == {name + ".weight", name + ".threshold", "encoder.2.experts.w_up",
-                                                                       "encoder.2.experts.w_down"}
+    assert {key for key in changed if key.startswith("encoder.2.")} == {
+        name + ".weight", name + ".threshold", "encoder.2.experts.w_up", "encoder.2.experts.w_down"}
     a, b = model.span["encoder.2.experts.w_up"]
     v = resume["optimizer"]["v"][a:b].view(model.weights["encoder.2.experts.w_up"].shape)
     assert torch.equal(v[idle], v[busy]) and len({float(x.sum()) for x in v}) == 5  # all others have their own
@@ -819,7 +861,8 @@ def digits_in(folder, count):
     for name, array in (("t10k-images-idx3-ubyte", random.integers(0, 256, (count, 28, 28), np.uint8)),
                         ("t10k-labels-idx1-ubyte", random.integers(0, 10, count, np.uint8))):
         with gzip.open(os.path.join(folder, name + ".gz"), "wb") as file:
-            file.write(bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes())
+            sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
+            file.write(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
 
 
 @test
@@ -833,8 +876,8 @@ def deep_moe_is_held_back_at_first_and_free_in_the_end():
             phases.append(network.totals and [(id(x), x.margin, float(x.total.sum())) for x in network.totals])
         return forward(network, x)
     digits.Network.forward = watched
-    options = dict(experts=[3, 2], hidden=[5, 4], gate_hidden=[6, 7], network="mixture", seed=1, epochs=2, fine_tune=1, margin=4.0,
-                   batch=10, rate=0.01, momentum=0.9, weight_decay=0.0)
+    options = dict(experts=[3, 2], hidden=[5, 4], gate_hidden=[6, 7], network="mixture", seed=1, epochs=2, fine_tune=1,
+                   margin=4.0, batch=10, rate=0.01, momentum=0.9, weight_decay=0.0)
     with tempfile.TemporaryDirectory() as folder:
         digits_in(folder, 40)
         digits.train(types.SimpleNamespace(data=folder, losses=None, **options), lambda text: None)
@@ -859,7 +902,7 @@ def mutual_information_is_its_definition():
     close(information(halves, labels), 1 + 0.9 * math.log2(0.9) + 0.1 * math.log2(0.1), 1e-6)
 
 
-# ---- Files -------------------------------------------------------------------------------------------------------------
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 @test
 def files_are_read_and_written_without_pytorch():
@@ -874,21 +917,39 @@ def files_are_read_and_written_without_pytorch():
 def layers_that_cannot_be_are_refused_by_the_name_of_the_field():
     def described(**settings):
         given = {"kind": "moe", "experts": 12, "hidden": 4, "gate": "topk", "k": 2, **settings}
-        return moefile.describe_layer({f"encoder.2.{key}": value for key, value in given.items()}, "encoder", 2)
+        meta = {f"encoder.2.{key}": value for key, value in given.items()}
+        return moefile.describe_layer({"general.architecture": "gnmt-moe", **meta}, "encoder", 2)
 
     layer = described(groups=3, **{"parent.k": 3})
     assert (layer.parent.gate, layer.parent.k, layer.parent.empty, layer.k) == ("topk", 3, "top1", 2)
     assert described(groups=4).parent.k == 2 and described().parent is None
     assert described(groups=3, gate="softmax", k=0).parent.gate == "softmax"
     for key, settings in {
-            "groups": {"groups": 5}, "k": {"k": 0}, "parent.k": {"groups": 3, "parent.k": 4}, "gate": {"gate": "batchwise"},
-            "parent.gate": {"groups": 3, "parent.gate": "noisy"}, "empty": {"empty": "all"}, "gate.relu": {"gate.relu": 2},
-            "parent.empty": {"groups": 3, "parent.empty": 0}, "gate.hidden": {"gate.hidden": -1}, "expert": {"expert": "conv"},
+            "groups": {"groups": 5}, "k": {"k": 0}, "parent.k": {"groups": 3, "parent.k": 4},
+            "gate": {"gate": "batchwise"}, "parent.gate": {"groups": 3, "parent.gate": "noisy"},
+            "empty": {"empty": "all"}, "gate.relu": {"gate.relu": 2}, "parent.empty": {"groups": 3, "parent.empty": 0},
+            "gate.hidden": {"gate.hidden": -1}, "expert": {"expert": "conv"},
             "activation": {"activation": "none"}, "experts": {"experts": 0}, "output": {"output": "tanh"}}.items():
         refused(lambda settings=settings: described(**settings), f"encoder.2.{key}:")
     refused(lambda: described(k=13), "encoder.2.k: 13 is not from 1 to 12")
     refused(lambda: described(groups=3, k=5), "encoder.2.k: 5 is not from 1 to 4")
     refused(lambda: described(groups=2, k=3, experts=6), "encoder.2.parent.k: 3 is not from 1 to 2")
+
+
+@test
+def trainers_make_no_layers_that_no_file_may_have():
+    for change, words in (({"groups": 4}, "groups: 4 groups do not divide 6"), ({"k": 0}, "k: 0 is not from 1 to 6"),
+                          ({"groups": 2, "k": 4}, "k: 4 is not from 1 to 3"),
+                          ({"groups": 2, "k": 3}, "parent.k: 3 is not from 1 to 2"),
+                          ({"expert_hidden": 0}, "hidden: 0 is not from 1"),
+                          ({"hidden": 1 << 21}, "hidden: 2097152 is not")):
+        options = lm_options(**{"gate": "noisy", "groups": 0, **change})
+        refused(lambda options=options: lm.make_config(options, 40), words)
+    refused(lambda: train.make_config("cpu", 40, "balanced", 2, 5), "groups: 5 groups do not divide 32")
+    assert {said: meant for said, meant in gating.GATES.values()}.items() <= convert.GATE.items()
+    mixture = gating.mixture_config("noisy", experts=6, hidden=9, k=2)
+    for key in gating.WRITTEN:
+        assert mixture[key] == moefile.key_of("moe", key).default
 
 
 @test
@@ -898,7 +959,8 @@ def thresholds_that_are_missing_or_no_numbers_are_refused():
         refused(lambda name=name: moefile.check_model(meta, {k: v for k, v in tensors.items() if k != name}), name)
         value = tensors[name].array()
         value[1] = np.nan
-        refused(lambda name=name, value=value: moefile.check_model(meta, {**tensors, name: moefile.Tensor.encode(value)}), name)
+        changed = {**tensors, name: moefile.Tensor.encode(value)}
+        refused(lambda changed=changed: moefile.check_model(meta, changed), name)
     moefile.check_model(meta, tensors)
 
 

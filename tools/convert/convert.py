@@ -34,6 +34,7 @@ before the residual: teacher-forced loss on 720 Tatoeba dev pairs 1.794 nats; wi
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -43,20 +44,22 @@ import time
 
 import numpy as np
 
+import fairseq
 import gnmt
 import hf
+import hf_tokens
 import moefile
 import torchfile
+from hf_json import short
 from moefile import FormatError
 
 QUERY = {"state": "state", "output": "output", "output of decoder.0 at the previous step, zero at first": "state"}
 GATE = {"softmax": "softmax", "topk": "topk", "noisy top-k": "topk", "threshold": "threshold",
         "batchwise/threshold": "threshold"}
-LSTM = {"type", "hidden", "proj", "residual", "forget_bias", "merge", "input", "context"}
-MOE = {"type", "experts", "k", "hidden", "gate", "empty", "activation", "output", "scale", "residual", "groups",
-       "parent_gate",
-       "parent_k", "parent_empty", "gate_hidden", "gate_relu", "gate_bias", "expert", "expert_bias"}
-ATTENTION = {"type", "size", "query", "layer", "start", "bias"}
+WORDS = {"lstm": ("type", "input"), "moe": ("type", "gate_bias", "expert_bias"),  # of configs alone
+         "gnmt-attention": ("type", "bias")}
+MIXTURE = "experts", "k", "hidden", "gate", "empty", "output", "scale", "activation", "residual"  # are always written
+LEVELS = "groups", "parent.gate", "parent.k", "parent.empty"  # of a hierarchy
 KNOWN = {"arch", "vocab_size", "d_model", "embed_scale", "shared_embedding", "pad", "unk", "bos", "eos", "languages",
          "never_generated", "gate_order", "output_weight", "output_bias", "encoder", "decoder", "attention",
          "inputs", "classes", "class_names", "network"}
@@ -66,53 +69,80 @@ TRANSPOSED = tuple(f".{x}.{y}" for x in ("gate", "parent") for y in ("weight", "
 
 # ---- Configuration -> metadata ---------------------------------------------------------------------------------------
 
-def known(name, given, keys):
-    for key in given:
-        if key not in keys:
-            raise FormatError(f"config: {name} has an unknown key {key!r}")
-
-
 def choose(name, value, table):
-    if value not in table:
-        raise FormatError(f"config: {name} is {value!r}, this program knows {', '.join(map(repr, table))}")
+    if not isinstance(value, (str, bool, int)) or value not in table:
+        raise FormatError(f"config: {name} is {short(value)}, this program knows {', '.join(map(repr, table))}")
     return table[value]
 
 
-def layer_meta(name, layer):
-    """Metadata of one layer, without its prefix."""
-    kind = layer.get("type")
-    if kind == "moe":
-        known(name, layer, MOE)
-        gate = choose(name + " gate", layer["gate"], GATE)
-        meta = {"kind": "moe", "experts": layer["experts"], "k": 0 if gate == "softmax" else layer["k"],
-                "hidden": layer["hidden"], "gate": gate, "empty": layer.get("empty", "top1"),
-                "output": layer.get("output", "sigmoid"), "scale": float(layer.get("scale", 1)),
-                "activation": layer.get("activation", "relu"), "residual": int(layer.get("residual", True))}
-        if layer.get("groups"):
-            above = choose(name + " parent_gate", layer.get("parent_gate", layer["gate"]), GATE)
-            meta.update({"groups": layer["groups"], "parent.gate": above,
-                         "parent.k": 0 if above == "softmax" else layer.get("parent_k", meta["k"]),
-                         "parent.empty": layer.get("parent_empty", meta["empty"])})
-        for key, value in (("gate.hidden", layer.get("gate_hidden", 0)),
-                           ("gate.relu", int(layer.get("gate_relu", False)))):
-            if value:
-                meta[key] = value
-        return {**meta, "expert": layer["expert"]} if "expert" in layer else meta
-    known(name, layer, LSTM)
-    two = choose(name + " type", kind, {"lstm": 0, "lstmp": 0, "bi-lstm": 1, "bi-lstmp": 1})
-    proj = layer.get("proj", 0)
-    if kind.endswith("p") != (proj > 0):
-        raise FormatError(f"config: {name} is {kind!r} with proj {proj}")
-    meta = {"kind": "lstm", "hidden": layer["hidden"], "proj": proj}
+def value_of(config, key, kind, default=None):
+    """A value of a config, which is untrusted input; `default` None: required."""
+    value = config.get(key, default)
+    if value is None:
+        raise FormatError(f"config: key {key!r} is missing")
+    if kind is float and type(value) is int and abs(value) < 1 << 53:
+        value = float(value)
+    if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
+        raise FormatError(f"config: {key} is {short(value)}, which is no {kind.__name__}")
+    return value
+
+
+def list_of(config, key, kind, default=None):
+    """The same of a list of values of a kind."""
+    values = value_of(config, key, list, default)
+    for value in values:
+        if type(value) is not kind:
+            raise FormatError(f"config: {key} holds {short(value)}, which is no {kind.__name__}")
+    return values
+
+
+def settings_of(name, kind, layer):
+    """The settings that a layer of a config has under the keys of the file, of those that it may have."""
+    rows = {row.field: row.key for row in moefile.LAYERS[kind] if row.key != "kind"}
+    for word in layer:
+        if word not in rows and word not in WORDS[kind]:
+            raise FormatError(f"config: {name} has an unknown key {short(word)}")
+    return {key: layer[field] for field, key in rows.items() if field in layer}
+
+
+def with_defaults(kind, keys, settings):
+    """The settings under some keys, in their order, each with its default where it is not there."""
+    found = {}
+    for key in keys:
+        row = moefile.key_of(kind, key)
+        found[key] = settings.get(key, found[row.inherits] if row.inherits else row.default)
+        if found[key] is None:
+            raise KeyError(key)
+    return found
+
+
+def mixture_meta(name, layer):
+    given = settings_of(name, "moe", layer)
+    for key in {"gate", "parent.gate"} & set(given):
+        given[key] = choose(f"{name} {key.replace('.', '_')}", given[key], GATE)
+    settings = with_defaults("moe", MIXTURE + LEVELS * bool(given.get("groups")), given)
+    for gate, k in ("gate", "k"), ("parent.gate", "parent.k"):
+        if settings.get(gate) == "softmax":
+            settings[k] = 0
+    settings.update({key: value for key, value in given.items() if value and key not in MIXTURE + LEVELS})
+    return moefile.layer_meta(name, "moe", **settings)
+
+
+def lstm_meta(name, layer):
+    given = settings_of(name, "lstm", layer)
+    two = choose(name + " type", layer.get("type"), {"lstm": 0, "lstmp": 0, "bi-lstm": 1, "bi-lstmp": 1})
+    settings = with_defaults("lstm", ("hidden", "proj"), given)
+    moefile.layer_meta(name, "lstm", **settings)  # or what is compared here may be no numbers
+    if layer["type"].endswith("p") != (settings["proj"] > 0):
+        raise FormatError(f"config: {name} is {layer['type']!r} with proj {short(settings['proj'])}")
     if two:
-        meta.update(bidirectional=1, merge=layer.get("merge", "concat"))
-    meta["residual"] = choose(name + " residual", layer.get("residual", False),
-                              {False: 0, True: 1, "embedding part": 1})
-    meta["forget_bias"] = float(layer.get("forget_bias", 0))
+        settings.update(bidirectional=1, **with_defaults("lstm", ("merge",), given))
+    settings.update(with_defaults("lstm", ("residual", "forget_bias"), given))
+    settings["residual"] = choose(name + " residual", settings["residual"], {False: 0, True: 1, "embedding part": 1})
     if name.startswith("decoder"):
-        given = choose(name + " input", layer.get("input", ""), {"": "none", "embedding, context": "previous"})
-        meta["context"] = layer.get("context", given)
-    return meta
+        read = choose(name + " input", layer.get("input", ""), {"": "none", "embedding, context": "previous"})
+        settings["context"] = given.get("context", read)
+    return moefile.layer_meta(name, "lstm", **settings)
 
 
 def config_meta(config):
@@ -121,46 +151,57 @@ def config_meta(config):
     choose("arch", arch, SIDES)
     meta = {"general.architecture": arch, **(classifier_meta if arch == "deep-moe" else token_meta)(config)}
     for side in SIDES[arch]:
-        meta[side + ".layers"] = len(config[side])
-        for i, layer in enumerate(config[side]):
-            meta.update({f"{side}.{i}.{key}": v for key, v in layer_meta(f"{side}.{i}", layer).items()})
+        meta[side + ".layers"] = len(value_of(config, side, list))
+        for i, layer in enumerate(list_of(config, side, dict)):
+            meta.update((mixture_meta if layer.get("type") == "moe" else lstm_meta)(f"{side}.{i}", layer))
     if arch == "gnmt-moe":
         meta.update(attention_meta(config))
     for key, value in config.items():
+        if not isinstance(key, str):
+            raise FormatError(f"config: {short(key)} is no key")
         if key not in KNOWN and isinstance(value, (int, float, str)):
             meta["training." + key.lower()] = int(value) if isinstance(value, bool) else value
-    meta["training.config"] = json.dumps(config)
+    try:
+        meta["training.config"] = json.dumps(config)
+    except (TypeError, ValueError, RecursionError):
+        raise FormatError("config: it holds something else than numbers, texts, lists and dictionaries") from None
     return meta
 
 
 def classifier_meta(config):
-    names = config.get("class_names", [])
-    return {"vocab.size": config["classes"], "model.width": config["inputs"],
+    names = list_of(config, "class_names", str, [])
+    return {"vocab.size": value_of(config, "classes", int), "model.width": value_of(config, "inputs", int),
             **({"classes.names": names} if names else {})}
 
 
 def token_meta(config):
     choose("gate_order", config.get("gate_order", "i f g o"), {"i f g o": 1})
-    meta = {"vocab.size": config["vocab_size"], "model.width": config["d_model"],
-            "embedding.scale": float(config.get("embed_scale", 1))}
+    meta = {"vocab.size": value_of(config, "vocab_size", int), "model.width": value_of(config, "d_model", int),
+            "embedding.scale": value_of(config, "embed_scale", float, 1.0)}
     for key in ("pad", "unk", "bos", "eos"):
-        meta["token." + key] = config.get(key, -1)
-    meta["token.never"] = np.array(config.get("never_generated", []), np.int64)
+        meta["token." + key] = value_of(config, key, int, -1)
+    meta["token.never"] = ids_of(list_of(config, "never_generated", int, []), "never_generated")
     if config["arch"] == "gnmt-moe":
-        languages = config.get("languages", {})
+        languages = value_of(config, "languages", dict, {})
         meta.update({"source.tag": int(bool(languages)), "source.bos": 0, "source.eos": 1})
-        meta["languages.codes"] = list(languages)
-        meta["languages.tags"] = np.array(list(languages.values()), np.int64)
+        meta["languages.codes"] = list_of({"languages": list(languages)}, "languages", str)
+        meta["languages.tags"] = ids_of(list(languages.values()), "languages")
     return meta
+
+
+def ids_of(ids, key):
+    if not all(type(x) is int and 0 <= x < moefile.MAX_VOCABULARY for x in ids):
+        raise FormatError(f"config: {key} holds {short(ids)}, which are no token ids")
+    return np.array(ids, np.int64)
 
 
 def attention_meta(config):
     """Attention and what the decoder does by default."""
-    a = config["attention"]
-    known("attention", a, ATTENTION)
-    return {"attention.kind": a["type"], "attention.size": a["size"], "attention.layer": a.get("layer", 0),
-            "attention.query": choose("attention query", a["query"], QUERY),
-            "attention.start": a.get("start", "query"), "decoder.init": "zero",
+    a = value_of(config, "attention", dict)
+    given = {"kind": a["type"], **settings_of("attention", "gnmt-attention", a)}
+    settings = with_defaults("gnmt-attention", ("kind", "size", "layer", "query", "start"), given)
+    settings["query"] = choose("attention query", settings["query"], QUERY)
+    return {**moefile.layer_meta("attention", "gnmt-attention", **settings), "decoder.init": "zero",
             "decode.beam": 4, "decode.length_penalty": 0.6, "decode.length_constant": 5.0,
             "decode.coverage_penalty": 0.0, "decode.prune": 0.0, "decode.max_len_factor": 2.0,
             "decode.max_len_offset": 10, "limit.source": 512, "limit.target": 512}
@@ -231,13 +272,18 @@ def read_checkpoint(path, extra=None):
     if not isinstance(config, dict) or not isinstance(weights, dict) or not all(
             isinstance(x, torchfile.Tensor) for x in weights.values()):
         raise FormatError("it has no config, or its weights are no tensors")
-    weights = {name: tensor.array().astype(np.float32) for name, tensor in weights.items()}
-    try:
-        meta = {**(extra or general("", "", "", "")), **config_meta(config)}
-    except KeyError as error:
-        raise FormatError(f"config: key {error} is missing") from None
+    read = gnmt.reader(weights)
+    weights = {name: read(name) for name in weights}
+    meta = {**(extra or general("", "", "", "")), **checked_meta(config)}
     m = moefile.describe(meta)
     return m, meta, checkpoint_weights(config, m, weights)
+
+
+def checked_meta(config):
+    try:
+        return config_meta(config)
+    except KeyError as error:
+        raise FormatError(f"config: key {error} is missing") from None
 
 
 def back(args):
@@ -246,7 +292,12 @@ def back(args):
     m, meta, weights = moefile.read_model(args.input)
     if "training.config" not in meta:
         raise FormatError("it has no training.config: it was converted by an older convert.py")
-    config, out = json.loads(meta["training.config"]), {}
+    try:
+        config, out = json.loads(meta["training.config"]), {}
+        assert isinstance(config, dict)
+    except (TypeError, ValueError, RecursionError, AssertionError):
+        raise FormatError("its training.config is no JSON object") from None
+    checked_meta(config)
     for name, array in weights.items():
         if isinstance(array, tuple):
             out[name + ".w_up"], out[name + ".w_down"] = (x.transpose(0, 2, 1) for x in array)
@@ -258,11 +309,13 @@ def back(args):
     out = {name: np.array(array, np.float32) for name, array in out.items()}
     checkpoint_weights(config, m, out)
     out = {name: torch.from_numpy(array) for name, array in out.items()}
-    if args.spm:
-        with open(args.spm, "wb") as file:
-            file.write(meta["tokenizer.model"])
-    torch.save({"format": "moe-checkpoint-1", "config": config, "weights": out}, args.output + ".partial")
-    os.replace(args.output + ".partial", args.output)
+    if args.spm and not isinstance(meta.get("tokenizer.model"), bytes):
+        raise FormatError("it holds no SentencePiece model for --spm")
+    with contextlib.ExitStack() as files:
+        if args.spm:
+            files.enter_context(moefile.new_file(args.spm)).write(meta["tokenizer.model"])
+        torch.save({"format": "moe-checkpoint-1", "config": config, "weights": out},
+                   files.enter_context(moefile.new_file(args.output)))
     return out
 
 
@@ -295,8 +348,8 @@ def convert(args):
     for path in (args.licence, args.attribution):
         texts.append(open(path, encoding="utf-8").read() if path else "")
     meta = general(name, args.description, *texts)
-    if args.layout == "hf":
-        return convert_hf(args, meta)
+    if args.layout in ("hf", "fairseq"):
+        return convert_transformer(args, meta)
     if args.layout == "moe":
         m, meta, weights = read_checkpoint(args.input, meta)
         weights = {tensor: lambda array=array: array for tensor, array in weights.items()}
@@ -306,13 +359,10 @@ def convert(args):
         meta.update(found)
         m = moefile.describe(meta)
     if args.spm:
-        import sentencepiece
-        with open(args.spm, "rb") as file:
-            pieces = file.read()
-        size = sentencepiece.SentencePieceProcessor(model_proto=pieces).get_piece_size()
-        if size != m.vocabulary:
-            raise FormatError(f"{args.spm} has {size} pieces, the model {m.vocabulary}")
-        meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": pieces})
+        data, pieces = hf_tokens.read_pieces(args.spm)
+        if len(pieces) != m.vocabulary:
+            raise FormatError(f"{args.spm} has {len(pieces)} pieces, the model {m.vocabulary}")
+        meta.update({"tokenizer.kind": "sentencepiece", "tokenizer.model": data})
     if m.architecture != "deep-moe":
         meta.setdefault("tokenizer.kind", "none")
     for setting in args.meta:
@@ -322,6 +372,8 @@ def convert(args):
     expected = moefile.shapes(m, weights)
     for tensor in expected:  # one at a time: a checkpoint may be as large as this machine's memory
         array = weights[tensor]()
+        if not all(np.isfinite(x).all() for x in (array if isinstance(array, tuple) else (array,))):
+            raise FormatError(f"tensor {tensor} holds values that are not finite")
         try:
             tensors[tensor] = moefile.Tensor.encode(array, moefile.F32 if expected[tensor][2] else kind)
         except FormatError as error:
@@ -363,10 +415,13 @@ def progress_line(began):
     return show
 
 
-def convert_hf(args, meta):
-    """A folder of Hugging Face's layout, tensor by tensor."""
-    began = time.monotonic()
-    found = hf.read_hf(args.input, lambda message: print(message, file=sys.stderr))
+def convert_transformer(args, meta):
+    """A folder of Hugging Face's layout, or fairseq's files, tensor by tensor."""
+    began, say = time.monotonic(), lambda message: print(message, file=sys.stderr)
+    if args.layout == "fairseq":
+        found = fairseq.read_fairseq(args.input, args.spm, say)
+    else:
+        found = hf.read_hf(args.input, say)
     meta.update(found.meta)
     meta["general.architecture"] = "transformer"
     for setting in args.meta:
@@ -375,7 +430,9 @@ def convert_hf(args, meta):
     m, kinds = moefile.describe(meta), moefile.TYPES
     tensors = {}
     for name, (layout, dims, f32) in moefile.shapes(m, found.tensors).items():
-        rows = found.tensors.pop(name)
+        rows = found.tensors.pop(name, None)
+        if rows is None:
+            raise FormatError(f"tensor {name} is missing, which the settings call for")
         if layout == moefile.EXPERTS:
             kind = kinds[args.experts or args.type]
             pieces = lambda rows=rows, kind=kind: expert_pieces(*rows, kind)
@@ -385,26 +442,16 @@ def convert_hf(args, meta):
             pieces = (lambda rows=rows, kind=kind, n=n, k=k: moefile.encode_blocks(rows.blocks(), kind, n,
                                                                                    k)) if k else (
                 lambda rows=rows: map(moefile.encode_vector, rows.blocks()))
-        tensors[name] = kind, layout, dims, named(name, pieces)
+        tensors[name] = kind, layout, dims, pieces
     if found.tensors:
         raise FormatError(f"tensor {next(iter(found.tensors))} has no place in the model file")
     journal = None
     if args.resume:
         about = repr((sorted(meta.items(), key=lambda x: x[0]), [(n, t[:3]) for n, t in tensors.items()],
-                      hf.identity(args.input)))
+                      found.identity))
         journal = moefile.Journal(args.output, about.encode())
     moefile.write_pieces(args.output, meta, tensors, journal, progress_line(began))
     return tensors
-
-
-def named(name, pieces):
-    """The same pieces; what is wrong with one says of which tensor it is."""
-    def run():
-        try:
-            yield from pieces()
-        except FormatError as error:
-            raise error if name in str(error) else FormatError(f"tensor {name}: {error}") from None
-    return run
 
 
 def translate_ids(program, model, language, sources):
@@ -425,7 +472,10 @@ def add_golden(args):
     if meta.get("tokenizer.kind") != "sentencepiece":
         raise FormatError(f"{args.input} has no tokenizer")
     import sentencepiece
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=meta["tokenizer.model"])
+    try:
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=meta["tokenizer.model"])
+    except RuntimeError:
+        raise FormatError("its tokenizer.model is no SentencePiece model, or damaged") from None
     with open(args.golden, encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]
     if any(len(row) != 3 for row in rows):
@@ -459,22 +509,25 @@ def parse_arguments():
                         help="write a checkpoint (train.py --init takes it), and the vocabulary to "
                         "the file that --spm names")
     group = parser.add_argument_group("converting")
-    group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf"], default="moe",
+    group.add_argument("--from", dest="layout", choices=["moe", *gnmt.READERS, "hf", "fairseq"], default="moe",
                        help="who wrote the checkpoint: this project's trainer (moe), NVIDIA's PyTorch GNMT, "
                             "tensorflow/nmt "
                             "or MLPerf (tf-gnmt: CHECKPOINT is the prefix, such as translate.ckpt-340000), or Hugging "
                             "Face "
-                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model) (default: "
-                            "moe)")
+                            "(hf: CHECKPOINT is the folder of an NLLB, NLLB-MoE, M2M-100 or Marian model), or "
+                            "fairseq (CHECKPOINT is what PREFIX-shared.pt and PREFIX-rank-0.pt, ... of NLLB-MoE begin "
+                            "with, or one file of a dense NLLB or M2M-100) (default: moe)")
     group.add_argument("--preset", choices=list(gnmt.PRESETS),
                        help="decode defaults to write into the file (default: those "
                        "of the program that wrote the checkpoint)")
-    group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only)")
+    group.add_argument("--spm", metavar="FILE", help="SentencePiece model to put into the file (none: token ids only); "
+                       "with fairseq NLLB's")
     group.add_argument("--type", choices=list(moefile.TYPES), default="f32",
                        help="number format of matrices and experts; gates and vectors stay f32 (default: f32)")
-    group.add_argument("--experts", choices=list(moefile.TYPES), help="number format of experts, if another (hf)")
+    group.add_argument("--experts", choices=list(moefile.TYPES),
+                       help="number format of experts, if another (hf, fairseq)")
     group.add_argument("--resume", action="store_true",
-                       help="hf: what is finished when the program is stopped stays beside OUT, and the "
+                       help="hf, fairseq: what is finished when the program is stopped stays beside OUT, and the "
                        "same command goes on from there")
     group.add_argument("--name", metavar="TEXT", help="general.name (default: the checkpoint's file name)")
     group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")
@@ -508,6 +561,8 @@ def main():
         tensors = back(args) if args.back else add_golden(args) if args.golden else convert(args)
     except KeyboardInterrupt:
         sys.exit(130)
+    except MemoryError:
+        sys.exit(f"convert.py: {args.input}: it needs more memory than there is")
     except (FormatError, OSError, UnicodeDecodeError) as error:
         where = "" if isinstance(error, OSError) else f"{args.input}: "
         sys.exit(f"convert.py: {where}{error}")

@@ -49,24 +49,24 @@ def reader(tensors):
         array = tensors[name].array()
         if array.dtype.kind != "f":
             raise FormatError(f"tensor {name} holds {array.dtype} numbers")
-        array = array.astype(np.float32)
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32)
         if not np.isfinite(array).all():
             raise FormatError(f"tensor {name} holds values that are not finite")
         return array
     return read
 
 
-def lstm_meta(prefix, hidden, **more):
-    return {f"{prefix}.{key}": value for key, value in {"kind": "lstm", "hidden": hidden, "proj": 0, **more}.items()}
+def lstm_meta(name, hidden, **more):
+    return moefile.layer_meta(name, "lstm", hidden=hidden, proj=0, **more)
 
 
 def model_meta(vocabulary, hidden, encoder, decoder):
     """Metadata but for layers, tokens and decoding."""
     return {"vocab.size": vocabulary, "model.width": hidden, "embedding.scale": 1.0, "source.tag": 0,
-            "encoder.layers": encoder, "decoder.layers": decoder, "attention.kind": "additive",
-            "attention.size": hidden,
-            "attention.layer": 0, "attention.query": "state", "attention.start": "zero", "limit.source": 512,
-            "limit.target": 512}
+            "encoder.layers": encoder, "decoder.layers": decoder,
+            **moefile.layer_meta("attention", "gnmt-attention", kind="additive", size=hidden, layer=0, query="state",
+                                 start="zero"), "limit.source": 512, "limit.target": 512}
 
 
 def attention_vector(v, gain):
@@ -75,7 +75,8 @@ def attention_vector(v, gain):
     norm = np.sqrt((v * v).sum())
     if norm == 0:
         raise FormatError("the attention vector is zero: it has no direction")
-    return (v / norm * float(gain)).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return (v / norm * float(gain)).astype(np.float32)
 
 
 def vocabulary_meta(pieces, size, where):
@@ -152,10 +153,11 @@ def nvidia_tokenizer_meta(tokenizer, size):
     if not isinstance(names, dict) or not all(type(i) is int and 0 <= i < size for i in names):
         raise FormatError(f"its tokenizer's idx2tok is no dictionary of ids below {size}")
     meta = vocabulary_meta([names.get(i, "") for i in range(size)], size, "its tokenizer")
-    codes, version = getattr(bpe, "bpe_codes", None), getattr(bpe, "version", None)
+    bpe = bpe if isinstance(bpe, torchfile.Object) else torchfile.Object()
+    codes, version = bpe.get("bpe_codes"), bpe.get("version")
     if not isinstance(codes, dict) or version not in ((0, 1), (0, 2)):
         raise FormatError("its tokenizer's BPE has no merges, or an unknown version")
-    if getattr(bpe, "vocab", None) or getattr(bpe, "glossaries", None):
+    if bpe.get("vocab") or bpe.get("glossaries"):
         raise FormatError("its tokenizer's BPE has a vocabulary filter or glossaries, which are not supported")
     if not all(isinstance(pair, tuple) and len(pair) == 2
                and all(isinstance(x, str) and x and " " not in x for x in pair)
@@ -225,7 +227,7 @@ def read_nvidia(path, options):
         cell(f"encoder.{i}" if i else "encoder.0.fwd", f"encoder.rnn_layers.{i}.")
         meta.update(lstm_meta(f"decoder.{i}", hidden, residual=int(i >= 2), context="current" if i else "none"))
         cell(f"decoder.{i}", f"decoder.rnn_layers.{i - 1}." if i else "decoder.att_rnn.rnn.")
-    meta.update({"encoder.0.bidirectional": 1, "encoder.0.merge": "concat"})
+    meta.update(moefile.layer_meta("encoder.0", "lstm", bidirectional=1, merge="concat"))
     cell("encoder.0.bwd", "encoder.rnn_layers.0.", "_reverse")
     attn = "decoder.att_rnn.attn."
     put("attention.w_key", attn + "linear_k.weight")

@@ -22,11 +22,11 @@ import numpy as np
 import hf_tokens
 import moefile
 import torchfile
-from hf_json import read_json
+from hf_json import parse_json, read_json, short
 from moefile import FormatError
 
 BLOCK = 1 << 24  # numbers at a time, about
-LARGEST_HEADER = 1 << 27
+LARGEST_HEADER, LARGEST_DIMENSION = 1 << 25, 1 << 40
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 SIZES = {**{kind: np.dtype(d).itemsize for kind, d in DTYPES.items()}, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
          "U8": 1,
@@ -100,10 +100,11 @@ def read_safetensors(path):
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
             raise FormatError(f"{path}: not a safetensors file, or cut off")
         try:
-            header = json.loads(file.read(length), object_pairs_hook=lambda pairs: pairs)
-        except (ValueError, RecursionError):
+            header = parse_json(file.read(length), lambda pairs: pairs)
+        except ValueError:
             raise FormatError(f"{path}: its header is not JSON") from None
-    if not isinstance(header, list) or len({name for name, _ in header}) != len(header):
+    if not isinstance(header, list) or not all(isinstance(x, tuple) for x in header) \
+            or len({name for name, _ in header}) != len(header):
         raise FormatError(f"{path}: its header is no object, or names a tensor twice")
     out, spans = {}, []
     for name, about in header:
@@ -112,10 +113,11 @@ def read_safetensors(path):
         about = dict(about) if isinstance(about, list) and all(isinstance(x, tuple) for x in about) else {}
         kind, shape, place = about.get("dtype"), about.get("shape"), about.get("data_offsets")
         if not (isinstance(shape, list) and isinstance(place, list) and len(place) == 2
-                and all(type(x) is int and 0 <= x < 1 << 62 for x in shape + place)):
+                and len(shape) <= torchfile.MOST_DIMENSIONS
+                and all(type(x) is int and 0 <= x < LARGEST_DIMENSION for x in shape + place)):
             raise FormatError(f"{path}: tensor {name} has no dtype, shape and data_offsets")
         if not isinstance(kind, str) or kind not in SIZES:
-            raise FormatError(f"{path}: tensor {name} holds {str(kind)[:20]} numbers, which are not known")
+            raise FormatError(f"{path}: tensor {name} holds {short(kind)} numbers, which are not known")
         begin, end = place
         if end - begin != math.prod(shape) * SIZES[kind] or end > size - 8 - length:
             raise FormatError(f"{path}: tensor {name} does not fit its place in the file: damaged or cut off")
@@ -129,6 +131,7 @@ def read_safetensors(path):
     return out
 
 
+MOST_NAMES = 8  # that the same bytes may have: an embedding has four
 TORCH_KINDS = {"<f4": "F32", "<f2": "F16", "<f8": "F64", torchfile.BFLOAT16: "BF16"}
 
 
@@ -140,16 +143,23 @@ def read_torch(path):
         raise FormatError(f"{path}: {error}") from None
     if isinstance(checkpoint, dict) and isinstance(checkpoint.get("model"), dict):
         checkpoint = checkpoint["model"]
-    if not isinstance(checkpoint, dict) or not all(isinstance(name, str) for name in checkpoint):
+    return stored_tensors(path, checkpoint)
+
+
+def stored_tensors(path, state):
+    """Stored tensors of a state_dict."""
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise FormatError(f"{path}: no state_dict of tensors")
     out = {}
-    for name, t in checkpoint.items():
+    for name, t in state.items():
         if not isinstance(t, torchfile.Tensor):
             raise FormatError(f"{path}: {name} is no tensor")
         kind = TORCH_KINDS.get(t.storage.kind, "I64")
         if kind in DTYPES and not t.contiguous():
             raise FormatError(f"{path}: tensor {name} is a transposed or cut view, which is not supported")
         out[name] = Stored(name, t.shape, kind, path, t.open, (path, t.storage.key, t.offset, t.shape))
+    if sum(math.prod(t.shape) for t in out.values()) > MOST_NAMES * os.path.getsize(path):
+        raise FormatError(f"{path}: its tensors share their bytes, and are far larger than it is")
     return out
 
 
@@ -211,14 +221,14 @@ class Config:
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind or least is not None and value < least or most is not None and value > most:
-            raise FormatError(f"{self.path}: {key} is {value!r}, which is not supported")
+            raise FormatError(f"{self.path}: {key} is {short(value)}, which is not supported")
         return value
 
     def only(self, key, *values):
         """Refuses what is there and none of these; the first is the default."""
         if self.values.get(key) is not None and self.values[key] not in values:
-            raise FormatError(f"{self.path}: {key} is {self.values[key]!r}: only {' or '.join(map(repr, values))} is "
-                              f"supported")
+            raise FormatError(f"{self.path}: {key} is {short(self.values[key])}: only "
+                              f"{' or '.join(map(repr, values))} is supported")
 
 
 def read_config(c):
@@ -226,13 +236,20 @@ def read_config(c):
     model_type = c.get("model_type", str)
     if model_type not in FAMILIES:
         raise FormatError(
-            f"{c.path}: model_type is {model_type!r}, this program knows {', '.join(map(repr, FAMILIES))}")
+            f"{c.path}: model_type is {short(model_type)}, this program knows {', '.join(map(repr, FAMILIES))}")
     family, architectures = FAMILIES[model_type]
     given = c.values.get("architectures") or [architectures[0]]
     if not isinstance(given, list) or len(given) != 1 or given[0] not in architectures:
-        raise FormatError(f"{c.path}: architectures is {given!r}, this program knows {' and '.join(architectures)}")
-    m = types.SimpleNamespace(family=family, width=c.get("d_model", int, least=4, most=1 << 20),
-                              vocabulary=c.get("vocab_size", int, least=4, most=1 << 24), sides={})
+        raise FormatError(f"{c.path}: architectures is {short(given)}, this program knows "
+                          f"{' and '.join(architectures)}")
+    m = types.SimpleNamespace(family=family, width=c.get("d_model", int, least=4, most=1 << 20), sides={}, shared=True,
+                              vocabulary=c.get("vocab_size", int, least=4, most=1 << 24), experts=0)
+    m.source_vocabulary = m.vocabulary
+    if family == "marian":
+        m.shared = c.get("share_encoder_decoder_embeddings", bool, True)
+        if m.shared:
+            c.only("decoder_vocab_size", m.vocabulary)
+        m.vocabulary = c.get("decoder_vocab_size", int, m.vocabulary, least=4, most=1 << 24)
     for side in ("encoder", "decoder"):
         heads = c.get(side + "_attention_heads", int, least=1, most=m.width)
         if m.width % heads:
@@ -241,21 +258,18 @@ def read_config(c):
                                               ffn=c.get(side + "_ffn_dim", int, least=1, most=1 << 24), step=0)
     activation = c.get("activation_function", str)
     if activation not in ACTIVATIONS:
-        raise FormatError(f"{c.path}: activation_function is {activation!r}, this program knows "
+        raise FormatError(f"{c.path}: activation_function is {short(activation)}, this program knows "
                           f"{', '.join(ACTIVATIONS)}")
     m.activation = ACTIVATIONS[activation]
     m.scale = math.sqrt(m.width) if c.get("scale_embedding", bool, False) else 1.0
     m.positions = c.get("max_position_embeddings", int, 512 if family == "marian" else 1024, least=2, most=1 << 16)
     m.start = c.get("decoder_start_token_id", int, least=0, most=m.vocabulary - 1)
-    m.pad = c.get("pad_token_id", int, least=0, most=m.vocabulary - 1)
+    m.pad = c.get("pad_token_id", int, least=0, most=min(m.vocabulary, m.source_vocabulary) - 1)
     m.eos = c.get("eos_token_id", int, least=0, most=m.vocabulary - 1)
     m.tied = c.get("tie_word_embeddings", bool, True)
-    m.shared, m.experts = True, 0
     c.only("is_encoder_decoder", True)
     c.only("quantization_config", None)
     if family == "marian":
-        m.shared = c.get("share_encoder_decoder_embeddings", bool, True)
-        c.only("decoder_vocab_size", m.vocabulary)
         c.only("normalize_before", False)
         c.only("normalize_embedding", False)
         c.only("add_final_layer_norm", False)
@@ -303,7 +317,8 @@ def decode_meta(c, m):
         c.only("forced_eos_token_id", m.eos, [m.eos])
         meta["decode.force_end"] = 1
     words = c.values.get("bad_words_ids") or []
-    if not all(isinstance(w, list) and len(w) == 1 and type(w[0]) is int and 0 <= w[0] < m.vocabulary for w in words):
+    if not isinstance(words, list) or not all(isinstance(w, list) and len(w) == 1 and type(w[0]) is int
+                                              and 0 <= w[0] < m.vocabulary for w in words):
         raise FormatError(f"{c.path}: bad_words_ids holds something else than single tokens")
     if words:
         key = "token.never" if c.get("renormalize_logits", bool, False) else "token.suppressed"
@@ -317,20 +332,20 @@ IGNORED = re.compile(r"(encoder|decoder)\.(embed_positions\.(weights?|_float_ten
 TIED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
 
 
-def m2m_positions(count, width):
-    """Rows 2, 3, ... of M2M-100's table (transformer.md, section 1): float32, each operation rounded once. PyTorch's
-    exp is off by one step in some frequencies, and its table by 1.5e-5 at most in 1026 rows of width 1024 (torch 2.13.0
-    on x86-64)."""
+def m2m_positions(first, count, width):
+    """Rows first + 2, first + 3, ... of M2M-100's table (transformer.md, section 1): float32, each operation rounded
+    once. PyTorch's exp is off by one step in some frequencies, and its table by 1.5e-5 at most in 1026 rows of width
+    1024 (torch 2.13.0 on x86-64)."""
     half = width // 2
     step = np.float32(math.log(10000) / (half - 1))
     frequency = np.exp((np.arange(half, dtype=np.float32) * -step).astype(np.float64)).astype(np.float32)
-    angle = (np.arange(2, 2 + count, dtype=np.float32)[:, None] * frequency).astype(np.float64)
+    angle = (np.arange(first + 2, first + 2 + count, dtype=np.float32)[:, None] * frequency).astype(np.float64)
     return np.pad(np.concatenate([np.sin(angle), np.cos(angle)], 1).astype(np.float32), ((0, 0), (0, width % 2)))
 
 
-def marian_positions(count, width):
+def marian_positions(first, count, width):
     """Sines, then cosines, of p / 10000^(2i / width), made in float64."""
-    angle = np.arange(count)[:, None] / np.power(10000, 2 * np.arange((width + 1) // 2) / width)
+    angle = np.arange(first, first + count)[:, None] / np.power(10000, 2 * np.arange((width + 1) // 2) / width)
     return np.concatenate([np.sin(angle), np.cos(angle[:, :width // 2])], 1).astype(np.float32)
 
 
@@ -343,19 +358,16 @@ class Builder:
     def take(self, name, *shape):
         t = self.stored.get(name)
         if t is None:
-            raise FormatError(f"tensor {name} is missing: config.json calls for {list(shape)}")
+            raise FormatError(f"tensor {name} is missing: the configuration calls for {list(shape)}")
         if t.kind not in DTYPES:
             raise FormatError(f"tensor {t.name} holds {t.kind} numbers: only F32, F16 and BF16 are supported")
         if t.shape != shape:
-            raise FormatError(f"tensor {t.name} is {list(t.shape)}: config.json calls for {list(shape)}")
+            raise FormatError(f"tensor {t.name} is {list(t.shape)}: the configuration calls for {list(shape)}")
         self.taken.add(name)
         return t
 
     def put(self, name, *stored):
         self.tensors[name] = Rows((sum(t.shape[0] for t in stored), *stored[0].shape[1:]), [t.read for t in stored])
-
-    def put_array(self, name, array):
-        self.tensors[name] = Rows(array.shape, [lambda _: [array]])
 
     def linear(self, name, rows, cols, *sources):
         """Weight and bias; several sources lie on top of each other."""
@@ -366,13 +378,12 @@ class Builder:
         for part in (".weight", ".bias"):
             self.put(name + ".norm" + part, self.take(source + part, width))
 
-    def layer(self, side, **meta):
+    def layer(self, side, kind, **settings):
         """The name of the next sub-layer of a side."""
-        count = self.meta.get(side + ".layers", 0)
-        self.meta[side + ".layers"] = count + 1
-        for key, value in meta.items():
-            self.meta[f"{side}.{count}.{key}"] = value
-        return f"{side}.{count}"
+        name = f"{side}.{self.meta.get(side + '.layers', 0)}"
+        self.meta[side + ".layers"] = self.meta.get(side + ".layers", 0) + 1
+        self.meta.update(moefile.layer_meta(name, kind, **settings))
+        return name
 
 
 def put_attention(b, m, side, source, kind, norm):
@@ -424,14 +435,14 @@ def put_side(b, m, side):
         b.norm(b.layer(side, kind="norm", epsilon=1e-5), side + ".layer_norm", d)
 
 
-def put_tied(b, m, name, names, say):
+def put_tied(b, m, name, names, vocabulary, say):
     """One of several tensors that should be equal, and are."""
     there = [x for x in names if x in b.stored]
-    found = [b.take(x, m.vocabulary, m.width) for x in there or names[:1]]
+    found = [b.take(x, vocabulary, m.width) for x in there or names[:1]]
     for other in found[1:]:
         if other.place == found[0].place:
             continue
-        if m.vocabulary * m.width > 1 << 26:
+        if vocabulary * m.width > 1 << 26:
             say(f"comparing {other.name} with {found[0].name}")
         rows = max(1, BLOCK // m.width)
         if other.kind != found[0].kind or not all(np.array_equal(x, y)
@@ -443,23 +454,24 @@ def put_tied(b, m, name, names, say):
 def put_embeddings(b, m, say):
     outside = ("lm_head.weight",) if m.tied else ()
     if m.shared:
-        put_tied(b, m, "embedding.weight", TIED[:3] + outside, say)
+        put_tied(b, m, "embedding.weight", TIED[:3] + outside, m.vocabulary, say)
     else:
-        put_tied(b, m, "source.embedding.weight", TIED[1:2], say)
-        put_tied(b, m, "target.embedding.weight", TIED[2:3] + outside, say)
+        put_tied(b, m, "source.embedding.weight", TIED[1:2], m.source_vocabulary, say)
+        put_tied(b, m, "target.embedding.weight", TIED[2:3] + outside, m.vocabulary, say)
     if not m.tied:
         b.put("output.weight", b.take("lm_head.weight", m.vocabulary, m.width))
     if m.family == "marian" and "final_logits_bias" in b.stored:
         bias = b.take("final_logits_bias", 1, m.vocabulary)
         b.tensors["output.bias"] = Rows((m.vocabulary,), [lambda rows: (x.reshape(-1) for x in bias.read(rows))])
-    table = (marian_positions if m.family == "marian" else m2m_positions)(m.positions, m.width)
-    b.put_array("positions.weight", table)
+    table = marian_positions if m.family == "marian" else m2m_positions
+    b.tensors["positions.weight"] = Rows((m.positions, m.width), [
+        lambda rows: (table(at, min(rows, m.positions - at), m.width) for at in range(0, m.positions, rows))])
 
 
-def identity(folder):
+def identity(paths):
     """What tells one checkpoint from another without reading it: files, sizes, times."""
-    about = [(e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in os.scandir(folder) if e.is_file()]
-    return sorted(about)
+    about = [(os.path.basename(path), os.stat(path)) for path in paths]
+    return sorted((name, x.st_size, x.st_mtime_ns) for name, x in about)
 
 
 def without_prefix(stored):
@@ -484,17 +496,21 @@ def read_hf(folder, say=lambda message: None):
     path = os.path.join(folder, "generation_config.json")
     if os.path.exists(path):
         generation = Config(path, read_json(path))
-    decode = decode_meta(generation, m)
-    b = Builder(without_prefix(open_checkpoint(folder)))
-    tokens = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale, "token.bos": m.start,
-              "token.eos": m.eos,
-              "token.pad": m.pad, "source.bos": 0, "source.eos": 1, "limit.source": m.positions,
-              "limit.target": m.positions}
+    files = [entry.path for entry in os.scandir(folder) if entry.is_file()]
+    return build(m, open_checkpoint(folder), generation, hf_tokens.read_tokens(folder, m), files, say)
+
+
+def build(m, stored, generation, tokens, files, say):
+    """Metadata and tensors of what config.json describes; `stored`: by the names of transformers."""
+    decode, b = decode_meta(generation, m), Builder(without_prefix(stored))
+    meta = {"vocab.size": m.vocabulary, "model.width": m.width, "embedding.scale": m.scale, "token.bos": m.start,
+            "token.eos": m.eos, "token.pad": m.pad, "source.bos": 0, "source.eos": 1, "limit.source": m.positions,
+            "limit.target": m.positions}
     put_embeddings(b, m, say)
     for side in ("encoder", "decoder"):
         put_side(b, m, side)
     for name, t in b.stored.items():
         if name not in b.taken and not IGNORED.match(name):
-            raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what config.json describes")
-    return types.SimpleNamespace(meta={**tokens, **b.meta, **decode, **hf_tokens.read_tokens(folder, m)},
-                                 tensors=b.tensors)
+            raise FormatError(f"tensor {t.name} {list(t.shape)} is not part of what the configuration describes")
+    return types.SimpleNamespace(meta={**meta, **b.meta, **decode, **tokens}, tensors=b.tensors,
+                                 identity=identity(files))

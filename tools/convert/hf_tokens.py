@@ -4,7 +4,8 @@
 
 NLLB    sentencepiece.bpe.model: id = piece + 1, but for <s> <pad> </s> <unk> 0 to 3; language codes follow
 M2M-100 sentencepiece.bpe.model gives pieces as text, vocab.json their ids; language codes __xx__ follow
-Marian  source.spm cuts, target.spm joins, vocab.json gives ids to the pieces of both; languages are entries >>xx<<
+Marian  source.spm cuts, target.spm joins, vocab.json gives ids to the pieces of both, or, with separate_vocabs, to
+        those of sources, and target_vocab.json to those of targets; languages are entries >>xx<<
 
 Without such files a model file takes ids only.
 """
@@ -14,11 +15,13 @@ import re
 import numpy as np
 
 import moefile
-from hf_json import read_json
+from hf_json import read_json, short
 from moefile import FormatError
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+NO_TOKENS = {"tokenizer.kind": "none", "source.tag": 0}
 LARGEST_MODEL = 64 << 20  # SPM_MAX_MODEL in spm.h
+MOST_PIECES = 1 << 20
 # In the order of their ids, for checkpoints whose files do not name them: facts of fairseq's dictionaries.
 NLLB_CODES = """
 ace_Arab ace_Latn acm_Arab acq_Arab aeb_Arab afr_Latn ajp_Arab aka_Latn amh_Ethi apc_Arab arb_Arab ars_Arab ary_Arab
@@ -86,6 +89,8 @@ def read_pieces(path):
             if number == 1 and isinstance(value, bytes):
                 about = dict(fields(value))
                 pieces.append((about[1].decode(), about.get(3, NORMAL)))
+                if len(pieces) > MOST_PIECES:
+                    raise FormatError(f"{path}: more than {MOST_PIECES} pieces")
     except (IndexError, KeyError, AttributeError, UnicodeDecodeError):
         raise FormatError(f"{path}: not a SentencePiece model, or damaged") from None
     if not pieces:
@@ -93,34 +98,47 @@ def read_pieces(path):
     return data, pieces
 
 
-def read_vocabulary(path, m):
-    """vocab.json: {piece: id}, every id once and inside the model's vocabulary."""
+def read_vocabulary(path, size, **wanted):
+    """vocab.json: {piece: id}, every id once and inside the model's vocabulary; wanted: of some pieces the ids."""
     vocabulary = read_json(path)
     ids = list(vocabulary.values())
-    if not all(type(i) is int and 0 <= i < m.vocabulary for i in ids):
-        raise FormatError(f"{path}: it does not fit the model's vocabulary of {m.vocabulary}: ids are integers below "
-                          f"that")
+    if not all(type(i) is int and 0 <= i < size for i in ids):
+        raise FormatError(f"{path}: it does not fit the model's vocabulary of {size}: ids are integers below that")
     if len(set(ids)) != len(ids):
         raise FormatError(f"{path}: an id stands for two pieces")
-    for piece, wanted in (("</s>", m.eos), ("<pad>", m.pad)):
-        if vocabulary.get(piece) != wanted:
-            raise FormatError(f"{path}: {piece} is {vocabulary.get(piece)}, config.json says {wanted}")
-    if "<unk>" not in vocabulary:
-        raise FormatError(f"{path}: it has no <unk>")
+    for piece, i in wanted.items():
+        if vocabulary.get(piece) != i:
+            raise FormatError(f"{path}: {piece} is {vocabulary.get(piece)}, config.json says {i}")
+    for piece in ("</s>", "<unk>"):
+        if piece not in vocabulary:
+            raise FormatError(f"{path}: it has no {piece}")
     return vocabulary
+
+
+def names_of(vocabulary, size, path):
+    """The piece of every id; "": none."""
+    if size > moefile.MAX_TEXTS:
+        raise FormatError(f"{path}: {size} tokens are more than the {moefile.MAX_TEXTS} texts of a model file")
+    names = {i: piece for piece, i in vocabulary.items()}
+    return [names.get(i, "") for i in range(size)]
+
+
+def sources_meta(m, end):
+    """Where sources have token ids of their own."""
+    return {"source.vocab.size": m.source_vocabulary, "source.token.eos": end}
 
 
 def named_codes(folder, pattern):
     """{code: id or None}: the language codes that a tokeniser's files name, in their order."""
     found = {}
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+    for name in ("tokenizer_config.json", "special_tokens_map.json") if folder else ():
         path = os.path.join(folder, name)
         values = read_json(path) if os.path.exists(path) else {}
         added, more = values.get("added_tokens_decoder"), values.get("additional_special_tokens")
         for token, about in added.items() if isinstance(added, dict) else ():
             content = about.get("content") if isinstance(about, dict) else None
             code = pattern.fullmatch(content) if isinstance(content, str) else None
-            if code and token.isdecimal():
+            if code and re.fullmatch("[0-9]{1,9}", token):
                 found[code[1]] = int(token)
         if found:
             return found
@@ -160,7 +178,7 @@ def nllb_meta(folder, m, path):
 
 def m2m_meta(folder, m, path):
     data, pieces = read_pieces(path)
-    vocabulary = read_vocabulary(os.path.join(folder, "vocab.json"), m)
+    vocabulary = read_vocabulary(os.path.join(folder, "vocab.json"), m.vocabulary, **{"</s>": m.eos, "<pad>": m.pad})
     ids = np.array([vocabulary.get(piece, -1) for piece, _ in pieces], np.int64)
     for i, (_, kind) in enumerate(pieces):
         if kind == UNKNOWN:
@@ -170,22 +188,31 @@ def m2m_meta(folder, m, path):
 
 
 def marian_meta(folder, m):
-    source, target = (os.path.join(folder, side + ".spm") for side in ("source", "target"))
-    path = os.path.join(folder, "tokenizer_config.json")
-    if os.path.exists(path) and read_json(path).get("separate_vocabs"):
-        raise FormatError(f"{path}: separate_vocabs is not supported")
-    vocabulary = read_vocabulary(os.path.join(folder, "vocab.json"), m)
-    if m.vocabulary > moefile.MAX_TEXTS:
-        raise FormatError(f"vocab.json: {m.vocabulary} tokens are more than the {moefile.MAX_TEXTS} texts of a model "
-                          f"file")
-    names = {i: piece for piece, i in vocabulary.items()}
-    meta = {"tokenizer.model": read_pieces(source)[0],
-            "vocabulary.pieces": [names.get(i, "") for i in range(m.vocabulary)],
-            "token.unk": vocabulary["<unk>"], "source.tag": 0}
-    second = read_pieces(target)[0]
+    source, target, path = (os.path.join(folder, x) for x in ("source.spm", "target.spm", "vocab.json"))
+    meta, second = {"tokenizer.model": read_pieces(source)[0]}, read_pieces(target)[0]
+    about = os.path.join(folder, "tokenizer_config.json")
+    separate = os.path.exists(about) and read_json(about).get("separate_vocabs")
+    if separate not in (None, False, True):
+        raise FormatError(f"{about}: separate_vocabs is {short(separate)}")
+    if separate and m.shared:
+        raise FormatError(f"{about}: separate_vocabs, but config.json says that sources and targets share an embedding")
+    if separate:
+        sources = read_vocabulary(path, m.source_vocabulary)
+        path = os.path.join(folder, "target_vocab.json")
+        vocabulary = read_vocabulary(path, m.vocabulary, **{"</s>": m.eos})
+    else:
+        if m.source_vocabulary != m.vocabulary:
+            raise FormatError(f"{path}: it does not fit: sources have {m.source_vocabulary} tokens, targets "
+                              f"{m.vocabulary}, and tokenizer_config.json does not say separate_vocabs")
+        sources = vocabulary = read_vocabulary(path, m.vocabulary, **{"</s>": m.eos, "<pad>": m.pad})
+    meta.update({"vocabulary.pieces": names_of(vocabulary, m.vocabulary, path), "token.unk": vocabulary["<unk>"],
+                 "source.tag": 0})
+    if separate:
+        meta.update({**sources_meta(m, sources["</s>"]), "source.token.unk": sources["<unk>"],
+                     "source.pieces": names_of(sources, m.source_vocabulary, path)})
     if second != meta["tokenizer.model"]:
         meta["tokenizer.target_model"] = second
-    codes = {piece[2:-2]: i for piece, i in sorted(vocabulary.items(), key=lambda x: x[1])
+    codes = {piece[2:-2]: i for piece, i in sorted(sources.items(), key=lambda x: x[1])
              if re.fullmatch(">>[^<>]+<<", piece)}
     if codes:
         meta.update({"languages.codes": list(codes), "languages.tags": np.array(list(codes.values()), np.int64),
@@ -203,7 +230,7 @@ def read_tokens(folder, m):
         wanted = ["sentencepiece.bpe.model"] + ["vocab.json"] * (m.family == "m2m" and "vocab.json" in there)
     missing = [name for name in wanted if name not in there]
     if missing == wanted:
-        return {"tokenizer.kind": "none", "source.tag": 0}
+        return {**NO_TOKENS, **(sources_meta(m, m.eos) if m.source_vocabulary != m.vocabulary else {})}
     if missing:
         raise FormatError(f"{missing[0]} is missing beside {', '.join(sorted(there))}")
     path = os.path.join(folder, "sentencepiece.bpe.model")

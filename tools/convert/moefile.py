@@ -8,21 +8,26 @@
 The same container holds test data: any metadata, any tensors. `describe` and `shapes` say what makes it a model.
 Everything in a file is checked; what does not fit raises FormatError with the place in its message.
 """
+import contextlib
+import fcntl
 import os
 import re
+import secrets
 import struct
 import types
+import typing
 import zlib
 
 import numpy as np
 
-MAGIC, VERSION, HEADER = b"MOEMODEL", 1, 64
+MAGIC, VERSION, HEADER = b"MOEMODEL", 1, 64  # what is written here; moe.c writes version 2, which can be read too
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
 F32, F16, BF16, Q8, Q4 = range(5)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4}
 MATRIX, EXPERTS = 0, 1
 TENSOR_ALIGN, EXPERT_ALIGN = 64, 4096
-MAX_LAYERS, MAX_TEXTS = 256, 65536
+MAX_LAYERS, MAX_TEXTS = 256, 65536  # as in moe.c, like what follows
+MAX_VOCABULARY, MAX_BEAM, LONGEST = (2**31 - 1) // 2, 64, 1 << 16
 Q4_GROUP = 32
 
 
@@ -303,21 +308,30 @@ def pad8(data):
     return data + bytes(-len(data) % 8)
 
 
+def utf8(text):
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise FormatError(f"a text is no Unicode: {text[:40]!r}") from None
+
+
 def pack_value(value):
     """(kind, bytes) of a metadata value."""
     if isinstance(value, (bool, np.bool_)):
         raise FormatError("a metadata value is a bool")
     if isinstance(value, (int, np.integer)):
+        if not -2**63 <= value < 2**63:
+            raise FormatError("a metadata value is an integer of more than 64 bits")
         return INT, struct.pack("<q", value)
     if isinstance(value, (float, np.floating)):
         return REAL, struct.pack("<d", value)
     if isinstance(value, str):
-        value = value.encode()
+        value = utf8(value)
         return TEXT, struct.pack("<Q", len(value)) + value
     if isinstance(value, (bytes, bytearray)):
         return BYTES, struct.pack("<Q", len(value)) + bytes(value)
     if all(isinstance(x, str) for x in value) and not isinstance(value, np.ndarray):
-        texts = [x.encode() for x in value]
+        texts = [utf8(x) for x in value]
         return TEXTS, struct.pack("<Q", len(texts)) + b"".join(pad8(struct.pack("<Q", len(x)) + x) for x in texts)
     array = np.asarray(value)
     if array.ndim == 1 and array.dtype.kind in "iu":
@@ -414,70 +428,127 @@ def pack_header(meta, tensors, checksums):
     return MAGIC + struct.pack("<II", VERSION, zlib.crc32(fixed + head)) + fixed + head, offsets, end
 
 
+def written_file(path):
+    """Where to write what is to be found under a path: through symbolic links, and not in place of a device."""
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FormatError(f"{path} is there, and no regular file")
+    return path
+
+
+def finish_file(file, temporary, path):
+    file.flush()
+    os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def new_file(path):
+    """A file to write, which appears whole under its name or not at all."""
+    path = written_file(path)
+    temporary = f"{path}.{secrets.token_hex(6)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            finish_file(file, temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
 class Journal:
     """What an interrupted write_pieces has finished: FILE.partial holds the bytes, FILE.partial.log a line per tensor,
     behind one that says what is being written."""
 
     def __init__(self, path, about):
+        path = written_file(path)
         self.partial, self.path, self.done = path + ".partial", path + ".partial.log", {}
-        first = f"{zlib.crc32(about):08x} {len(about)}\n"
-        if os.path.exists(self.path) and os.path.exists(self.partial):
-            with open(self.path, encoding="ascii") as file:
+        self.first = f"moe-journal {VERSION} {zlib.crc32(about):08x} {len(about)}\n"
+
+    @contextlib.contextmanager
+    def open(self, path):
+        """FILE.partial to go on with; it is locked, and follows no link."""
+        descriptor = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        with open(descriptor, "r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise FormatError(f"{self.partial} is being written by another program") from None
+            self.read(os.fstat(descriptor).st_size)
+            try:
+                yield file
+                finish_file(file, self.partial, written_file(path))
+                os.unlink(self.path)
+            except FormatError:
+                for left in self.partial, self.path:
+                    os.unlink(left)
+                raise
+
+    def read(self, size):
+        """What is finished; begins anew where there is nothing yet."""
+        lines = []
+        if os.path.exists(self.path):
+            with open(self.path, encoding="ascii", errors="replace") as file:
                 lines = file.readlines()
-            if lines[:1] == [first]:
-                pairs = [line.split() for line in lines[1:] if line.endswith("\n")]
-                self.done = {int(index): int(checksum) for index, checksum in pairs}
-        if not self.done:
-            with open(self.path, "w", encoding="ascii") as file:
-                file.write(first)
+        if size and lines[:1] != [self.first]:
+            raise FormatError(f"{self.partial} is of another conversion: of another checkpoint, or with other options; "
+                              f"remove it, and begin anew")
+        for line in lines[1:] if size else ():  # killed behind the renaming, it left its lines without the bytes
+            if not re.fullmatch("[0-9]+ [0-9]+\n", line):
+                break  # what was being written as the machine stopped, and what follows
+            index, checksum = map(int, line.split())
+            self.done[index] = checksum
+        with open(self.path + ".new", "w", encoding="ascii") as file:
+            file.writelines([self.first, *(f"{index} {checksum}\n" for index, checksum in self.done.items())])
+        os.replace(self.path + ".new", self.path)
 
     def add(self, index, checksum):
         with open(self.path, "a", encoding="ascii") as file:
             file.write(f"{index} {checksum}\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def write_tensor(file, size, pieces, moved):
+    """The checksum of a tensor of `size` bytes, written where the file stands."""
+    checksum, left = 0, size
+    for piece in pieces():
+        checksum, left = zlib.crc32(piece, checksum), left - len(piece)
+        if left < 0:
+            break
+        file.write(piece)
+        moved(size - left)
+    if left:
+        raise FormatError("its bytes do not fit its shape")
+    return checksum
 
 
 def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
     """Writes a file whose tensors come piece by piece: name -> (type, layout, dims, function that yields bytes). The
     file appears whole under its name or not at all; with a Journal what was interrupted stays beside it, and is gone on
     with by the next call."""
-    specs = {name: t[:3] for name, t in tensors.items()}
-    header, offsets, end = pack_header(meta, specs, [0] * len(tensors))
-    temporary, checksums = journal.partial if journal else f"{path}.{os.getpid()}.tmp", []
-    try:
-        with open(temporary, "r+b" if journal and journal.done else "wb" if journal else "xb") as file:
-            file.truncate(end)
-            for index, ((name, (type, layout, dims, pieces)), offset) in enumerate(zip(tensors.items(), offsets)):
-                progress(offset, end, name)
-                checksum = journal.done.get(index) if journal else None
-                if checksum is None:
-                    checksum, size = 0, tensor_bytes(type, layout, dims)
-                    file.seek(offset)
-                    for piece in pieces():
-                        checksum, size = zlib.crc32(piece, checksum), size - len(piece)
-                        if size < 0:
-                            break
-                        file.write(piece)
-                        progress(offset + tensor_bytes(type, layout, dims) - size, end, name)
-                    if size:
-                        raise FormatError(f"{name}: its bytes do not fit its shape {dims}")
-                    if journal:
-                        file.flush()
-                        os.fsync(file.fileno())
-                        journal.add(index, checksum)
-                checksums.append(checksum)
-            file.seek(0)
-            file.write(pack_header(meta, specs, checksums)[0])
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        if journal:
-            os.unlink(journal.path)
-    except BaseException as problem:
-        if not journal or isinstance(problem, FormatError):
-            for left in [temporary] + ([journal.path] if journal else []):
-                if os.path.exists(left):
-                    os.unlink(left)
-        raise
+    specs, checksums = {name: t[:3] for name, t in tensors.items()}, []
+    _, offsets, end = pack_header(meta, specs, [0] * len(tensors))
+    with journal.open(path) if journal else new_file(path) as file:
+        file.truncate(end)
+        for index, ((name, t), offset) in enumerate(zip(tensors.items(), offsets)):
+            progress(offset, end, name)
+            checksum = journal.done.get(index) if journal else None
+            if checksum is None:
+                file.seek(offset)
+                try:
+                    checksum = write_tensor(file, tensor_bytes(*t[:3]), t[3],
+                                            lambda done, at=offset, name=name: progress(at + done, end, name))
+                except FormatError as error:
+                    raise error if name in str(error) else FormatError(f"tensor {name}: {error}") from None
+                if journal:
+                    file.flush()
+                    os.fsync(file.fileno())
+                    journal.add(index, checksum)
+            checksums.append(checksum)
+        file.seek(0)
+        file.write(pack_header(meta, specs, checksums)[0])
 
 
 def write_model(path, meta, tensors):
@@ -493,8 +564,8 @@ def read_header(file):
     if len(start) < HEADER or start[:8] != MAGIC:
         raise FormatError("not a model file")
     version, crc, header_bytes, file_bytes, n_meta, n_tensors = struct.unpack_from("<IIQQII", start, 8)
-    if version != VERSION:
-        raise FormatError(f"version {version}, this program reads {VERSION}")
+    if version not in (1, 2):
+        raise FormatError(f"version {version}, this program reads 1 and 2")
     if file_bytes != size:
         raise FormatError(f"{size} bytes long, its header says {file_bytes}")
     if not HEADER <= header_bytes <= file_bytes or header_bytes % 8:
@@ -505,6 +576,7 @@ def read_header(file):
     if any(data[40:HEADER]):
         raise FormatError("reserved header bytes are not zero")
     cursor, meta = Cursor(data, HEADER), {}
+    cursor.version = version
     for _ in range(n_meta):
         key, value = unpack_entry(cursor)
         if key in meta:
@@ -537,6 +609,10 @@ def read(path):
         cursor.align()
         if name in tensors or not name or zero:
             raise FormatError(f"bad directory entry of tensor {name!r}")
+        slabs = b""  # checksums of them, in version 2
+        if cursor.version > 1 and layout == EXPERTS:
+            slabs = cursor.take(4 * dims[0])
+            cursor.align()
         expected = round_up(end, EXPERT_ALIGN if layout == EXPERTS else TENSOR_ALIGN)
         if 0 in dims or size != tensor_bytes(kind, layout, dims) or offset != expected or size > file_bytes - offset:
             raise FormatError(f"{name}: wrong shape, size or place")
@@ -544,8 +620,12 @@ def read(path):
             raise FormatError(f"gap before {name} is not zero")
         end = offset + size
         tensors[name] = Tensor(kind, layout, dims, data[offset:end])
-        if zlib.crc32(tensors[name].data) != crc:
+        if zlib.crc32(slabs or tensors[name].data) != crc:
             raise FormatError(f"{name}: checksum differs")
+        for i in range(len(slabs) // 4):
+            begin, stride = offset + i * (size // dims[0]), size // dims[0]
+            if zlib.crc32(data[begin:begin + stride]) != int.from_bytes(slabs[4 * i:4 * i + 4], "little"):
+                raise FormatError(f"{name}: checksum of expert {i} differs")
     if cursor.at != header_bytes or end != file_bytes:
         raise FormatError("bytes left over")
     return meta, tensors
@@ -559,73 +639,196 @@ class Entries:
     def __init__(self, meta, prefix=""):
         self.meta, self.prefix = meta, prefix
 
-    def get(self, key, default=None, values=None, least=None):
-        """The value of a key; `default` None: required. Its type is the default's or that of `values` / `least`."""
-        name = self.prefix + key
+    def get(self, key, default=None, values=None, kind=None):
+        """The value of a key; `default` None: required. Its type is `kind`, else the default's, else str."""
+        name, want = self.prefix + key, kind or (str if default is None else type(default))
         value = self.meta.get(name, default)
         if value is None:
             raise FormatError(f"metadata key {name} is missing")
-        if isinstance(default, float) and isinstance(value, int):
+        if want is float and type(value) is int:
             value = float(value)
-        want = type(default) if default is not None else int if least is not None else str
-        if not isinstance(value, want):
+        if not isinstance(value, want) or isinstance(value, bool):
             raise FormatError(f"{name}: wrong kind")
-        if values is not None and value not in values or least is not None and value < least:
+        if values is not None and value not in values:
             raise FormatError(f"{name}: unknown value {value!r}")
-        if isinstance(value, float) and not np.isfinite(value):
-            raise FormatError(f"{name}: not finite")
         return value
 
     def within(self, key, least, most, default=None):
-        """An integer from `least` to `most`."""
-        value = self.get(key, default, least=-2**63)
+        """A number from `least` to `most`, of the type of `least`."""
+        value = self.get(key, default, kind=type(least))
         if not least <= value <= most:
             raise FormatError(f"{self.prefix}{key}: {value} is not from {least} to {most}")
         return value
 
+    def tokens(self, key, vocabulary):
+        """A list of token ids, perhaps empty."""
+        value = self.meta.get(self.prefix + key, ())
+        if len(value) and (not isinstance(value, (list, tuple, np.ndarray))
+                           or not all(isinstance(x, (int, np.integer)) for x in value)):
+            raise FormatError(f"{self.prefix}{key}: no list of token ids")
+        if len(value) and not 0 <= min(value) <= max(value) < vocabulary:
+            raise FormatError(f"{self.prefix}{key}: a token id is outside the vocabulary")
+        return [int(x) for x in value]
 
-GATES, EMPTY = ("softmax", "topk", "threshold"), ("top1", "zero")
+    def texts(self, key, count=None):
+        """A list of texts, perhaps empty, else of `count`."""
+        value = self.get(key, [])
+        if count is not None and len(value) not in (0, count) or not all(isinstance(x, str) for x in value):
+            raise FormatError(f"{self.prefix}{key}: no list of {count} texts")
+        return value
 
 
-def describe_level(e, prefix, n, default=None):
-    """One level of gates over n experts or groups as a namespace: gate, what it is; k, how many it wants for a token;
-    empty, what an empty mask gives. default: the level whose values stand in for absent keys."""
-    gate = e.get(prefix + "gate", default and default.gate, GATES)
-    k = e.within(prefix + "k", 0 if gate == "softmax" else 1, n, default.k if default else 0 if gate == "softmax"
-                 else None)
-    return types.SimpleNamespace(gate=gate, k=k,
-                                 empty=e.get(prefix + "empty", default.empty if default else "top1", EMPTY))
+# ---- Layers ----------------------------------------------------------------------------------------------------------
+# moe_keys of moe.c, room 17, in Python: what the settings of a layer are called, what they may be, and what they are
+# where a file does not say. tests/convert/test_keys.py compares the two tables. Converters and trainers write, and
+# everything reads, by this one.
+
+WIDEST = 1 << 20
 
 
-def describe_moe(e):
+class Key(typing.NamedTuple):
+    """A setting of a layer, which the file has under NAME.KEY. kind "count" and "flag": INT; "real": REAL or INT; all
+    three from `low` to `high`; "name": TEXT, one of `names`. A missing key takes the value of the key that it
+    `inherits`, else the default; without either it is required."""
+    key: str
+    kind: str
+    low: float = 0
+    high: float = 0
+    names: tuple = ()
+    default: typing.Any = None
+    inherits: str = None
+
+    @property
+    def field(self):
+        """What the key is called in a namespace, and in the config of a checkpoint."""
+        return self.key.replace(".", "_")
+
+
+def count_key(key, least, default=None, inherits=None):
+    return Key(key, "count", least, WIDEST, default=default, inherits=inherits)
+
+
+def flag_key(key, default):
+    return Key(key, "flag", 0, 1, default=default)
+
+
+def real_key(key, low, high, default):
+    return Key(key, "real", low, high, default=default)
+
+
+def name_key(key, names, default=None, inherits=None):
+    return Key(key, "name", names=tuple(names.split()), default=default, inherits=inherits)
+
+
+EPSILON = real_key("epsilon", 0, 1, 1e-5)
+NORM = name_key("norm", "none before after", "none"), EPSILON
+GATES, EMPTY = "softmax topk threshold", "top1 zero"
+LAYERS = {
+    "lstm": (count_key("hidden", 1), flag_key("residual", 0), count_key("proj", 0, 0),
+             real_key("forget_bias", -100, 100, 0.0), flag_key("bidirectional", 0),
+             name_key("merge", "concat sum", "concat"), name_key("context", "none previous current", "none")),
+    "moe": (count_key("hidden", 1), flag_key("residual", 1), count_key("experts", 1), count_key("groups", 0, 0),
+            name_key("gate", GATES), count_key("k", 0, 0), name_key("empty", EMPTY, "top1"),
+            name_key("parent.gate", GATES, inherits="gate"), count_key("parent.k", 0, inherits="k"),
+            name_key("parent.empty", EMPTY, inherits="empty"), count_key("gate.hidden", 0, 0), flag_key("gate.relu", 0),
+            name_key("expert", "mlp linear", "mlp"), name_key("activation", "relu none", "relu"),
+            name_key("output", "none sigmoid", "sigmoid"), real_key("scale", -1e6, 1e6, 1.0), *NORM),
+    "attention": (count_key("heads", 1), flag_key("residual", 1), *NORM),
+    "cross": (count_key("heads", 1), flag_key("residual", 1), *NORM),
+    "ffn": (count_key("hidden", 1), name_key("activation", "relu gelu swish"), flag_key("residual", 1), *NORM),
+    "norm": (EPSILON,),
+    "gnmt-attention": (name_key("kind", "additive product"), count_key("size", 1), count_key("layer", 0, 0),
+                       name_key("query", "state output"), name_key("start", "query zero", "query")),
+}
+KINDS = {"gnmt-moe": ("lstm", "moe"), "moe-lm": ("lstm", "moe"), "deep-moe": ("moe",),
+         "transformer": ("attention", "cross", "ffn", "moe", "norm")}  # of the layers of a side
+
+
+def key_of(kind, key):
+    """A row of the table."""
+    for row in LAYERS[kind]:
+        if row.key == key:
+            return row
+    raise FormatError(f"a layer of kind {kind} knows no key {key}")
+
+
+def setting(name, row, value):
+    """The value of a setting as a number or text of its kind, or FormatError."""
+    whole = isinstance(value, (int, np.integer)) and (row.kind == "flag" or not isinstance(value, bool))
+    if not (isinstance(value, str) if row.kind == "name"
+            else whole or row.kind == "real" and isinstance(value, (float, np.floating))):
+        raise FormatError(f"{name}: wrong kind")
+    if row.kind == "name":
+        if value not in row.names:
+            raise FormatError(f"{name}: unknown value {value!r}")
+        return value
+    if not row.low <= value <= row.high:
+        raise FormatError(f"{name}: {value} is not from {row.low} to {row.high}")
+    return float(value) if row.kind == "real" else int(value)
+
+
+def layer_meta(name, kind, /, **settings):
+    """Metadata of a layer, in the order of the settings; all but GNMT's attention have their kind in front."""
+    meta = {} if kind == "gnmt-attention" else {name + ".kind": kind}
+    for key, value in settings.items():
+        meta[f"{name}.{key}"] = setting(f"{name}.{key}", key_of(kind, key), value)
+    return meta
+
+
+def read_layer(e, kind):
+    """The settings of a layer, whose keys begin with the prefix of `e`, as a namespace, dots as underscores."""
+    found = {}
+    for row in LAYERS[kind]:
+        name = e.prefix + row.key
+        if name in e.meta:
+            found[row.field] = setting(name, row, e.meta[name])
+        else:
+            found[row.field] = found[key_of(kind, row.inherits).field] if row.inherits else row.default
+        if found[row.field] is None:
+            raise FormatError(f"metadata key {name} is missing")
+    return types.SimpleNamespace(**{"kind": kind, **found})
+
+
+def check_level(e, prefix, level, n):
+    """How many of n experts or groups one level of gates wants."""
+    least = int(level.gate != "softmax")
+    if (least or e.prefix + prefix + "k" in e.meta) and not least <= level.k <= n:
+        raise FormatError(f"{e.prefix}{prefix}k: {level.k} is not from {least} to {n}")
+
+
+def describe_mixture(e):
     """A MoE layer as a namespace. `parent` is the level over the groups, or None where there is one level only."""
-    experts, groups = e.get("experts", least=1), e.get("groups", 0, least=0)
-    if groups and experts % groups:
-        raise FormatError(f"{e.prefix}groups: {groups} groups do not divide {experts} experts")
-    child = describe_level(e, "", experts // (groups or 1))
-    kind = e.get("expert", "mlp", ("mlp", "linear"))
-    return types.SimpleNamespace(
-        kind="moe", experts=experts, groups=groups, **vars(child), hidden=e.get("hidden", least=1),
-        parent=describe_level(e, "parent.", groups, child) if groups else None,
-        gate_hidden=e.get("gate.hidden", 0, least=0), gate_relu=e.get("gate.relu", 0, (0, 1)), expert=kind,
-        activation=e.get("activation", "relu", ("relu", "none") if kind == "linear" else ("relu",)),
-        output=e.get("output", "sigmoid", ("none", "sigmoid")), scale=e.get("scale", 1.0),
-        residual=e.get("residual", 1, (0, 1)))
+    x = read_layer(e, "moe")
+    if x.groups and x.experts % x.groups:
+        raise FormatError(f"{e.prefix}groups: {x.groups} groups do not divide {x.experts} experts")
+    if x.expert == "mlp" and x.activation != "relu":
+        raise FormatError(f"{e.prefix}activation: {x.activation!r} in experts with a hidden layer")
+    if x.expert == "linear" and x.hidden > (2**31 - 1) // x.experts:
+        raise FormatError(f"{e.prefix}hidden: {x.hidden} is too much for {x.experts} experts")
+    x.parent = types.SimpleNamespace(gate=x.parent_gate, k=x.parent_k, empty=x.parent_empty) if x.groups else None
+    del x.parent_gate, x.parent_k, x.parent_empty
+    check_level(e, "", x, x.experts // (x.groups or 1))
+    if x.groups:
+        check_level(e, "parent.", x.parent, x.groups)
+    return x
 
 
 def describe_layer(meta, side, index):
-    """One layer of a side as a namespace."""
-    e = Entries(meta, f"{side}.{index}.")
-    kind = e.get("kind", values=("moe",) if side == "network" else ("lstm", "moe"))
-    if kind == "moe":
-        return describe_moe(e)
-    return types.SimpleNamespace(
-        kind=kind, hidden=e.get("hidden", least=1), proj=e.get("proj", 0, least=0),
-        bidirectional=e.get("bidirectional", 0, (0, 1) if side == "encoder" else (0,)),
-        merge=e.get("merge", "concat", ("concat", "sum")), residual=e.get("residual", 0, (0, 1)),
-        forget_bias=e.get("forget_bias", 0.0),
-        context=e.get("context", "none", ("none", "previous", "current")
-                      if side == "decoder" and meta["general.architecture"] == "gnmt-moe" else ("none",)))
+    """A layer of a side as a namespace."""
+    e, architecture = Entries(meta, f"{side}.{index}."), meta["general.architecture"]
+    x = e.get("kind", values=KINDS[architecture])
+    x = describe_mixture(e) if x == "moe" else read_layer(e, x)
+    if x.kind == "lstm" and x.bidirectional and side != "encoder":
+        raise FormatError(f"{e.prefix}bidirectional: what comes later is not known in a decoder")
+    if x.kind == "lstm" and x.context != "none" and (side != "decoder" or architecture != "gnmt-moe"):
+        raise FormatError(f"{e.prefix}context: {x.context!r}, where there is nothing to attend to")
+    if x.kind == "cross" and side != "decoder":
+        raise FormatError(f"{e.prefix}kind: 'cross' in an encoder, which has nothing to attend to")
+    if x.kind in ("attention", "cross") and meta["model.width"] % x.heads:
+        raise FormatError(f"{e.prefix}heads: they do not divide the width")
+    if x.kind == "norm":
+        x.norm, x.residual = "before", 0
+    return x
 
 
 def describe_side(meta, side):
@@ -633,96 +836,89 @@ def describe_side(meta, side):
     return [describe_layer(meta, side, i) for i in range(count)]
 
 
+# ---- Models ----------------------------------------------------------------------------------------------------------
+
 def describe_tokens(e):
     """What models over tokens have in common: vocabulary, embedding, special tokens."""
     if e.get("tokenizer.kind", "none", ("sentencepiece", "bpe", "none")) == "sentencepiece":
         e.get("tokenizer.model", b"")
-    m = types.SimpleNamespace(
-        vocabulary=e.get("vocab.size", least=1), width=e.get("model.width", least=1),
-        scale=e.get("embedding.scale", 1.0),
-        bos=e.get("token.bos", least=0), eos=e.get("token.eos", least=0), unk=e.get("token.unk", -1),
-        pad=e.get("token.pad", -1), never=[int(x) for x in e.meta.get("token.never", [])])
-    if len(e.get("vocabulary.pieces", [])) not in (0, m.vocabulary):
-        raise FormatError("vocabulary.pieces has not one text for each token")
-    if max([m.bos, m.eos, m.unk, m.pad, *m.never]) >= m.vocabulary or min([0, *m.never]) < 0:
-        raise FormatError("a token id is outside the vocabulary")
+    m = types.SimpleNamespace(vocabulary=e.within("vocab.size", 2, MAX_VOCABULARY),
+                              width=e.within("model.width", 1, WIDEST),
+                              scale=e.within("embedding.scale", -1e6, 1e6, 1.0))
+    last = m.vocabulary - 1
+    m.bos, m.eos = e.within("token.bos", 0, last), e.within("token.eos", 0, last)
+    m.unk, m.pad = e.within("token.unk", -1, last, -1), e.within("token.pad", -1, last, -1)
+    m.never = e.tokens("token.never", m.vocabulary)
+    e.texts("vocabulary.pieces", m.vocabulary)
     return m
+
+
+def describe_sources(e, m):
+    """Sources may have token ids of their own; languages' tags are ids of sources."""
+    m.separate = "source.vocab.size" in e.meta
+    m.source_vocabulary = e.within("source.vocab.size", 2, MAX_VOCABULARY, m.vocabulary)
+    m.source_end = e.within("source.token.eos", 0, m.source_vocabulary - 1, None if m.separate else m.eos)
+    m.source_unk = e.within("source.token.unk", -1, m.source_vocabulary - 1, m.unk)
+    m.source_bos, m.source_eos = e.get("source.bos", 0, (0, 1)), e.get("source.eos", 1, (0, 1))
+    e.texts("source.pieces", m.source_vocabulary)
+    if m.separate and (m.source_bos or e.get("target.tag", 0)):
+        raise FormatError("source.bos and target.tag must be 0 where sources have token ids of their own")
+    codes, tags = e.texts("languages.codes"), e.tokens("languages.tags", m.source_vocabulary)
+    if len(codes) != len(tags) or len(set(codes)) != len(codes):
+        raise FormatError("languages.codes and languages.tags do not go together")
+    m.languages = dict(zip(codes, tags))
+
+
+def describe_limits(e, m):
+    """How long sources and targets may be, what a search does by default."""
+    m.limit_source, m.limit_target = (e.within(f"limit.{x}", 2, LONGEST, 512) for x in ("source", "target"))
+    m.length_constant, m.prune = e.within("decode.length_constant", 0.0, 1e6, 5.0), e.within("decode.prune", 0.0, 1e6,
+                                                                                             0.0)
+    m.coverage_penalty, m.rerank = (e.within("decode." + x, 0.0, 100.0, 0.0) for x in ("coverage_penalty", "rerank"))
+    m.max_len_factor = e.within("decode.max_len_factor", 0.0, 1e6, 2.0)
+    m.max_len_offset = e.within("decode.max_len_offset", 0, LONGEST, 10)
 
 
 def describe_translation(meta):
     """"gnmt-moe": an encoder, and a decoder with attention to it."""
     e = Entries(meta)
     m = describe_tokens(e)
-    codes, tags = e.get("languages.codes", []), [int(x) for x in meta.get("languages.tags", [])]
-    m.languages = dict(zip(codes, tags))
-    m.source_tag, m.source_bos = e.get("source.tag", int(bool(codes)), (0, 1)), e.get("source.bos", 0, (0, 1))
-    m.source_eos = e.get("source.eos", 1, (0, 1))
+    describe_sources(e, m)
+    describe_limits(e, m)
+    m.source_tag = e.get("source.tag", int(bool(m.languages)), (0, 1))
     m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
-    m.attention = types.SimpleNamespace(
-        kind=e.get("attention.kind", values=("additive", "product")), size=e.get("attention.size", least=1),
-        layer=e.get("attention.layer", 0, least=0), query=e.get("attention.query", values=("state", "output")),
-        start=e.get("attention.start", "query", ("query", "zero")))
-    m.beam, m.length_penalty = e.get("decode.beam", 4, least=1), e.get("decode.length_penalty", 0.6)
-    m.length_constant, m.coverage_penalty = e.get("decode.length_constant", 5.0), e.get("decode.coverage_penalty", 0.0)
-    m.prune, m.max_len_factor = e.get("decode.prune", 0.0), e.get("decode.max_len_factor", 2.0)
-    m.max_len_offset, m.rerank = e.get("decode.max_len_offset", 10), e.get("decode.rerank", 0.0)
+    m.attention = read_layer(Entries(meta, "attention."), "gnmt-attention")
+    m.beam = e.within("decode.beam", 1, MAX_BEAM, 4)
+    m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 0.6)
     m.rules = e.get("decode.rules", "paper", ("paper", "nvidia", "tf", "mlperf"))
     m.init = e.get("decoder.init", "zero", ("zero", "encoder"))
-    m.limit_source, m.limit_target = e.get("limit.source", 512, least=1), e.get("limit.target", 512, least=1)
     if m.init == "encoder":
         sides = [[x for x in side if x.kind == "lstm"] for side in (m.encoder, m.decoder)]
         if [(x.hidden, x.proj) for x in sides[0]] != [(x.hidden, x.proj) for x in sides[1]]:
             raise FormatError('decoder.init is "encoder", but the sides have not the same lstm layers')
-    if len(codes) != len(tags) or len(set(codes)) != len(codes):
-        raise FormatError("languages.codes and languages.tags do not go together")
-    if not 0 <= min([0, *tags]) or max([0, *tags]) >= m.vocabulary:
-        raise FormatError("a token id is outside the vocabulary")
     layer = m.attention.layer
     if layer >= len(m.decoder) or m.decoder[layer].kind != "lstm":
         raise FormatError(f"attention.layer: decoder.{layer} is no lstm layer")
     for i, x in enumerate(m.decoder):
         if x.kind == "lstm" and x.context == "current" and i <= layer:
             raise FormatError(f"decoder.{i}.context: the current context is known after layer {layer} only")
+    if m.attention.start == "query" and {"previous", "current"} <= {x.context for x in m.decoder if x.kind == "lstm"}:
+        raise FormatError("attention.start: must be zero where layers read both the previous and the current context")
     return m
-
-
-def describe_sublayer(meta, side, index):
-    """One sub-layer of a Transformer as a namespace."""
-    e = Entries(meta, f"{side}.{index}.")
-    kind = e.get("kind", values=("attention", "ffn", "moe", "norm") + ("cross",) * (side == "decoder"))
-    norm = e.get("norm", "none", ("none", "before", "after")) if kind != "norm" else "alone"
-    about = {"kind": kind, "norm": norm, "epsilon": e.get("epsilon", 1e-5), "residual": e.get("residual", 1, (0, 1))}
-    if kind == "moe":
-        return types.SimpleNamespace(**{**vars(describe_moe(e)), **about})
-    if kind == "ffn":
-        about.update(hidden=e.get("hidden", least=1), activation=e.get("activation", values=("relu", "gelu", "swish")))
-    if kind in ("attention", "cross"):
-        about["heads"] = e.get("heads", least=1)
-        if e.meta["model.width"] % about["heads"]:
-            raise FormatError(f"{e.prefix}heads: they do not divide the width")
-    return types.SimpleNamespace(**about)
 
 
 def describe_transformer(meta):
     """"transformer": an encoder and a decoder of sub-layers, attention to it among them."""
     e = Entries(meta)
     m = describe_tokens(e)
-    codes, tags = e.get("languages.codes", []), [int(x) for x in meta.get("languages.tags", [])]
-    m.languages = dict(zip(codes, tags))
+    describe_sources(e, m)
+    describe_limits(e, m)
     m.source_tag, m.target_tag = e.get("source.tag", 0, (0, 1, 2)), e.get("target.tag", 0, (0, 1))
-    m.source_bos, m.source_eos = e.get("source.bos", 0, (0, 1)), e.get("source.eos", 1, (0, 1))
-    for side in ("encoder", "decoder"):
-        count = e.within(side + ".layers", 1, MAX_LAYERS)
-        setattr(m, side, [describe_sublayer(meta, side, i) for i in range(count)])
-    m.rules, m.beam = e.get("decode.rules", "hf", ("hf",)), e.get("decode.beam", 1, least=1)
-    m.length_penalty, m.early_stopping = e.get("decode.length_penalty", 1.0), e.get("decode.early_stopping", 0, (0, 1))
-    m.max_new, m.force_end = e.get("decode.max_new", 200, least=1), e.get("decode.force_end", 0, (0, 1))
-    m.suppressed = [int(x) for x in meta.get("token.suppressed", [])]
-    m.limit_source, m.limit_target = e.get("limit.source", 512, least=1), e.get("limit.target", 512, least=1)
-    if len(codes) != len(tags) or len(set(codes)) != len(codes):
-        raise FormatError("languages.codes and languages.tags do not go together")
-    if min([0, *tags, *m.suppressed]) < 0 or max([0, *tags, *m.suppressed]) >= m.vocabulary:
-        raise FormatError("a token id is outside the vocabulary")
+    m.encoder, m.decoder = describe_side(meta, "encoder"), describe_side(meta, "decoder")
+    m.rules, m.beam = e.get("decode.rules", "hf", ("hf",)), e.within("decode.beam", 1, MAX_BEAM, 1)
+    m.length_penalty = e.within("decode.length_penalty", 0.0, 100.0, 1.0)
+    m.early_stopping, m.force_end = (e.get("decode." + x, 0, (0, 1)) for x in ("early_stopping", "force_end"))
+    m.max_new, m.suppressed = e.within("decode.max_new", 1, LONGEST, 200), e.tokens("token.suppressed", m.vocabulary)
     return m
 
 
@@ -737,11 +933,9 @@ def describe_classifier(meta):
     """"deep-moe": MoE layers one after the other (Eigen et al. 2013), then a linear layer and a softmax over
     classes."""
     e = Entries(meta)
-    m = types.SimpleNamespace(vocabulary=e.get("vocab.size", least=2), width=e.get("model.width", least=1),
-                              languages={},
-                              network=describe_side(meta, "network"), names=e.get("classes.names", []))
-    if len(m.names) not in (0, m.vocabulary):
-        raise FormatError("classes.names has not one text for each class")
+    m = types.SimpleNamespace(vocabulary=e.within("vocab.size", 2, MAX_VOCABULARY),
+                              width=e.within("model.width", 1, WIDEST), languages={})
+    m.network, m.names = describe_side(meta, "network"), e.texts("classes.names", m.vocabulary)
     return m
 
 
@@ -803,33 +997,37 @@ def shapes(m, present=()):
         add_if_present(name + ".experts.bias", x.experts * x.hidden)
         return x.hidden
 
-    def add_sublayer(name, x):
-        d = m.width
-        pairs = {"attention": ((".qkv", 3 * d, d), (".out", d, d)),
-                 "cross": ((".q", d, d), (".kv", 2 * d, d), (".out", d, d)),
-                 "ffn": ((".up", getattr(x, "hidden", 0), d), (".down", d, getattr(x, "hidden", 0)))}
+    def add_layer(name, x, width):
+        """Returns the width that leaves it."""
+        if x.kind == "lstm":
+            return add_lstm(name, x, width + (m.width if x.context != "none" else 0))
         if x.norm != "none":
-            add(name + ".norm.weight", d)
-            add(name + ".norm.bias", d)
+            columns = x.hidden if x.norm == "after" and x.kind == "moe" and x.expert == "linear" else width
+            add(name + ".norm.weight", columns)
+            add(name + ".norm.bias", columns)
+        hidden = getattr(x, "hidden", 0)
+        pairs = {"attention": ((".qkv", 3 * width, width), (".out", width, width)),
+                 "cross": ((".q", width, width), (".kv", 2 * width, m.width), (".out", width, width)),
+                 "ffn": ((".up", hidden, width), (".down", width, hidden))}
         for part, rows, cols in pairs.get(x.kind, ()):
             add(name + part + ".weight", rows, cols)
             add(name + part + ".bias", rows)
-        if x.kind == "moe":
-            add_moe(name, x, d)
+        if x.kind != "moe":
+            return width
+        after = add_moe(name, x, width)
+        if m.architecture == "transformer" and x.expert == "mlp":
             add(name + ".experts.up_bias", x.experts * x.hidden)
-            add(name + ".experts.down_bias", x.experts * d)
+            add(name + ".experts.down_bias", x.experts * width)
+        return after
 
     def add_side(side, layers):
         """Returns the width that leaves it."""
         width = m.width
         for i, x in enumerate(layers):
             name = f"{side}.{i}"
-            if x.kind == "lstm":
-                after = add_lstm(name, x, width + (m.width if x.context != "none" else 0))
-            else:
-                if side != "network" and width != m.width:
-                    raise FormatError(f"{name}: experts read width {width}, the model has {m.width}")
-                after = add_moe(name, x, width)
+            if x.kind != "lstm" and side != "network" and width != m.width:
+                raise FormatError(f"{name}: it reads width {width}, the model has {m.width}")
+            after = add_layer(name, x, width)
             if x.residual and after != width:
                 raise FormatError(f"{name}: residual between widths {width} and {after}")
             width = after
@@ -848,18 +1046,15 @@ def shapes(m, present=()):
         add("output.weight", m.vocabulary, add_side("network", m.network))
     else:
         separate = m.architecture in ("gnmt-moe", "transformer") and ("source.embedding.weight" in present
-                                                     or "target.embedding.weight" in present)
-        for name in ("source.embedding.weight", "target.embedding.weight") if separate else ("embedding.weight",):
-            add(name, m.vocabulary, m.width)
+                                                     or "target.embedding.weight" in present or m.separate)
+        if separate:
+            add("source.embedding.weight", m.source_vocabulary, m.width)
+        add("target.embedding.weight" if separate else "embedding.weight", m.vocabulary, m.width)
         if m.architecture == "transformer":
             add("positions.weight", max(m.limit_source, m.limit_target), m.width, f32=True)
-            for side in ("encoder", "decoder"):
-                for i, x in enumerate(getattr(m, side)):
-                    add_sublayer(f"{side}.{i}", x)
-        else:
-            if m.architecture == "gnmt-moe":
-                add_side("encoder", m.encoder)
-            add_side("decoder", m.decoder)
+        if m.architecture != "moe-lm":
+            add_side("encoder", m.encoder)
+        add_side("decoder", m.decoder)
         add_if_present("output.weight", m.vocabulary, m.width)
     add_if_present("output.bias", m.vocabulary)
     return out

@@ -254,13 +254,21 @@ def mixture(x, g, experts, columns, scale=1.0):
     return y
 
 
+def layer_norm(x, layer, w):
+    """Ba et al. 2016 (arXiv 1607.06450), over the columns of each row."""
+    return torch.nn.functional.layer_norm(x, x.shape[1:], w["norm.weight"], w["norm.bias"], layer.epsilon)
+
+
 def moe_layer(x, layer, w, normal=None, batchwise=False):
-    """(y, what moe_gate gives): the gate, the experts, a sigmoid over their sum (App. C, E), the residual."""
-    gates = moe_gate(x, layer, w, normal, batchwise)
-    y = mixture(x, gates["gate"], *expert_functions(layer, w), layer.scale)
+    """(y, what moe_gate gives): the gate, the experts, a sigmoid over their sum (App. C, E), the residual; a norm of
+    what they read, or of the result, where the layer says so."""
+    inputs = layer_norm(x, layer, w) if layer.norm == "before" else x
+    gates = moe_gate(inputs, layer, w, normal, batchwise)
+    y = mixture(inputs, gates["gate"], *expert_functions(layer, w), layer.scale)
     if layer.output == "sigmoid":
         y = torch.sigmoid(y)
-    return (x + y if layer.residual else y), gates
+    y = x + y if layer.residual else y
+    return (layer_norm(y, layer, w) if layer.norm == "after" else y), gates
 
 
 # ---- Ops: attention, output ------------------------------------------------------------------------------------------
@@ -334,7 +342,7 @@ class Model:
         m = self.m
         if m.source_tag and tag is None:
             raise ValueError("this model needs a target language")
-        return [tag] * m.source_tag + [m.bos] * m.source_bos + list(pieces) + [m.eos] * m.source_eos
+        return [tag] * m.source_tag + [m.bos] * m.source_bos + list(pieces) + [m.source_end] * m.source_eos
 
     def encode(self, ids):
         """The encoder over one sentence's tokens: ids [T] -> memory [T, d]."""

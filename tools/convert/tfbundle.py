@@ -24,6 +24,7 @@ from moefile import FormatError
 TABLE_MAGIC = 0xDB4775248B80FB57
 TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 10: "?", 14: "bfloat16", 19: "<f2"}
 LARGEST_INDEX = 1 << 26
+LONGEST_NAME, MOST_DIMENSIONS = 4096, 8
 
 # ---- CRC-32C ---------------------------------------------------------------------------------------------------------
 # Table-driven, two bytes at a time, in many lanes at once: lane i checks the i-th piece of the data. The pieces' sums
@@ -131,10 +132,14 @@ def number(value, name):
 
 # ---- The index -------------------------------------------------------------------------------------------------------
 
-def block(data, handle):
-    """Keys and values of a block."""
+def place(handle):
+    """Offset and size."""
     offset, at = varint(handle, 0)
-    size, at = varint(handle, at)
+    return offset, varint(handle, at)[0]
+
+
+def block(data, offset, size):
+    """Keys and values of a block."""
     if offset > len(data) or size + 5 > len(data) - offset or size < 4:
         raise FormatError("the index is damaged or cut off: a block lies outside of it")
     whole = data[offset:offset + size + 1]
@@ -150,8 +155,8 @@ def block(data, handle):
         shared, at = varint(whole, at)
         fresh, at = varint(whole, at)
         length, at = varint(whole, at)
-        if shared > len(key) or fresh + length > len(whole) - at:
-            raise FormatError("the index is damaged: an entry runs past its block")
+        if shared > len(key) or fresh + length > len(whole) - at or shared + fresh > LONGEST_NAME:
+            raise FormatError("the index is damaged: an entry runs past its block, or its name is too long")
         key = key[:shared] + whole[at:at + fresh]
         at += fresh
         yield key, whole[at:at + length]
@@ -167,12 +172,18 @@ def table(path):
         data = file.read()
     if struct.unpack_from("<Q", data, size - 8)[0] != TABLE_MAGIC:
         raise FormatError(f"{path} is no index, or is cut off: its magic number is missing")
-    handles, records = data[size - 48:size - 8], {}
+    handles, records, end, names = data[size - 48:size - 8], {}, 0, 0
     _, at = varint(handles, 0)
     _, at = varint(handles, at)
-    for _, handle in block(data, handles[at:]):
-        for key, value in block(data, handle):
-            records[key] = value
+    for _, handle in block(data, *place(handles[at:])):
+        offset, length = place(handle)
+        if offset < end:
+            raise FormatError(f"{path} is damaged: a block overlaps the one before it")
+        end = offset + length
+        for key, value in block(data, offset, length):
+            records[key], names = value, names + len(key)
+            if names > 16 * size + (1 << 20):  # beginnings that names share are stored once
+                raise FormatError(f"{path} is damaged: its names are far longer than it is")
     return records
 
 
@@ -199,12 +210,16 @@ class Tensor:
 
 
 def read_shape(data, name):
+    if not isinstance(data, bytes):
+        raise FormatError(f"the record of {name} is damaged")
     shape = []
     for field, dimension in fields(data):
         if field == 2 and isinstance(dimension, bytes):
             shape.append(next((number(value, name) for key, value in fields(dimension) if key == 1), 0))
         elif field == 3:
             raise FormatError(f"tensor {name} has no shape")
+    if len(shape) > MOST_DIMENSIONS or max(shape, default=0) >= 1 << 40:
+        raise FormatError(f"tensor {name} has an impossible shape")
     return tuple(shape)
 
 
@@ -215,10 +230,10 @@ def open_bundle(prefix):
     header = dict(fields(records.pop(b"", b"")))
     shards = number(header.get(1, 0), "the header")
     if not 1 <= shards <= 99999 or header.get(2, 0) != 0:
-        raise FormatError("the index has no header, or its numbers are big-endian")
-    tensors = {}
+        raise FormatError(f"{prefix}.index has no header, or its numbers are big-endian")
+    tensors, spans = {}, []
     for key, record in records.items():
-        name = key.decode("utf-8", "replace")
+        name = key.decode("utf-8", "backslashreplace")
         f = dict(fields(record))
         if 7 in f:
             raise FormatError(f"tensor {name} is stored in slices: save it whole")
@@ -234,5 +249,10 @@ def open_bundle(prefix):
             raise FormatError(f"{path} is missing")
         if offset > os.path.getsize(path) or size > os.path.getsize(path) - offset:
             raise FormatError(f"tensor {name} lies outside {os.path.basename(path)}: cut off")
+        spans.append((shard, offset, offset + size, name))
         tensors[name] = Tensor(name, path, kind, shape, offset, struct.unpack("<I", f[6])[0])
+    spans.sort()
+    for before, after in zip(spans, spans[1:]):
+        if after[0] == before[0] and after[1] < before[2]:
+            raise FormatError(f"the records of tensors {before[3]} and {after[3]} name the same bytes: damaged")
     return tensors

@@ -3,14 +3,17 @@
     checkpoint = torchfile.load("model.pt")      # dicts, lists, strings, numbers; a Tensor where a tensor was
     checkpoint["state_dict"]["bias"].array()     # a NumPy array, read from the file now
 
-A checkpoint is untrusted input: a pickle names what is to be called when it is read. Here it can name only what KNOWN
-lists, and each entry is a stand-in from this file that holds what it is given and does nothing; another name is
-refused, and named. Both containers are read: the zip archive of PyTorch 1.6 and later, and the row of pickles and raw
-storages of before.
+A checkpoint is untrusted input. A pickle is a program for a small machine with a stack; the machine here knows the
+instructions of protocols 2 to 5 and calls nothing by name: KNOWN lists the names that may stand in a checkpoint, and
+each has a stand-in from this file that holds what it is given and does nothing. Another name is refused, and named.
+What is read stays within a fixed multiple of the file's size: numbers of objects, lengths, storages, shapes and strides
+are compared with the bytes that are there before anything is made of them.
+
+Both containers are read: the zip archive of PyTorch 1.6 and later, and the row of pickles and raw storages of before.
 """
-import collections
+import contextlib
+import io
 import os
-import pickle
 import struct
 import zipfile
 
@@ -18,7 +21,12 @@ import numpy as np
 
 from moefile import FormatError
 
-LARGEST_PICKLE = 1 << 28
+LARGEST_PICKLE = 1 << 26  # bytes
+MOST_OBJECTS = 1 << 22    # that a pickle may make: about a gigabyte
+MOST_DIMENSIONS = 8
+LARGEST_INTEGER = 16      # bytes
+LONGEST_NAME = 1000
+LONGEST_KEY = 8           # parts of a dictionary's key
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 BFLOAT16 = "bfloat16"  # NumPy has none
 STORAGES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2", "BFloat16Storage": BFLOAT16,
@@ -28,36 +36,39 @@ STORAGES = {"FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2",
 
 # ---- Stand-ins -------------------------------------------------------------------------------------------------------
 
-class Dict(dict):
-    """OrderedDict and defaultdict: a dict. Attributes (the _metadata of a state_dict) are kept and not looked at."""
+class Name:
+    """A name that is referred to and never called, such as a dtype."""
 
-    def __init__(self, *arguments):
-        dict.__init__(self, *[a for a in arguments if isinstance(a, (dict, list, tuple))])
+    def __init__(self, name):
+        self.name = name
 
 
 class Object:
     """An instance of a known class: its attributes, none of its methods."""
 
     def __init__(self, *arguments):
-        self.arguments = arguments
+        self.arguments, self.attributes = arguments, {}
 
-    def __setstate__(self, state):
-        if isinstance(state, dict):
-            self.__dict__.update(state)
+    def get(self, name, default=None):
+        return self.attributes.get(name, default)
 
 
 class Tensor:
     """A tensor's place in a storage; `array` reads it."""
 
     def __init__(self, storage, offset, shape, stride):
-        numbers = [offset, *shape, *stride]
-        if not isinstance(storage, Storage) or len(shape) != len(stride) or not all(type(x) is int and x >= 0
-                                                                                    for x in numbers):
+        if not isinstance(storage, Storage) or not isinstance(shape, tuple) or not isinstance(stride, tuple) \
+                or not len(shape) == len(stride) <= MOST_DIMENSIONS \
+                or not all(type(x) is int and 0 <= x < 1 << 62 for x in (offset, *shape, *stride)):
             raise FormatError("a tensor without a storage, or with an impossible shape")
-        last = offset + sum((n - 1) * step for n, step in zip(shape, stride))
-        if 0 not in shape and last >= storage.count:
-            raise FormatError(f"a tensor {list(shape)} reaches past the end of its storage of {storage.count} numbers")
-        self.storage, self.offset, self.shape, self.stride = storage, offset, tuple(shape), tuple(stride)
+        self.storage, self.offset, self.shape, self.stride = storage, offset, shape, stride
+        count, last = 1, offset + sum((n - 1) * step for n, step in zip(shape, stride))
+        for n in shape:
+            count *= n
+        # a stride of 0 makes many numbers of one: no checkpoint needs that
+        if count > storage.count or count and last >= storage.count:
+            raise FormatError(f"a tensor {list(shape)} with strides {list(stride)} reaches past the end of its storage "
+                              f"of {storage.count} numbers")
 
     def contiguous(self):
         """Whether its numbers lie one behind the other, the last dimension fastest."""
@@ -77,76 +88,264 @@ class Tensor:
     def array(self):
         """Its numbers; bfloat16 as float32."""
         data = self.storage.read()
+        if 0 in self.shape:
+            return np.zeros(self.shape, data.dtype)
         if self.storage.kind == BFLOAT16:
             data = (data.astype(np.uint32) << 16).view(np.float32)
         steps = [step * data.itemsize for step in self.stride]
-        return np.lib.stride_tricks.as_strided(data[self.offset:], self.shape, steps,
-                                               writeable=False) if 0 not in self.shape \
-            else np.zeros(self.shape, data.dtype)
+        return np.lib.stride_tricks.as_strided(data[self.offset:], self.shape, steps, writeable=False)
 
 
-def rebuild_tensor(storage, offset, shape, stride, *_):
+def make_dict(*arguments):
+    """OrderedDict and defaultdict: a dict. Attributes (the _metadata of a state_dict) are not looked at."""
+    out = {}
+    for argument in arguments:
+        for pair in argument.items() if isinstance(argument, dict) else argument if isinstance(argument, list) else ():
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise FormatError("a dictionary of something else than pairs")
+            out[checked_key(pair[0])] = pair[1]
+    return out
+
+
+def make_size(shape=()):
+    return tuple(shape) if isinstance(shape, (tuple, list)) else Name("Size")
+
+
+def make_tensor(storage=None, offset=None, shape=None, stride=None, *_):
     return Tensor(storage, offset, shape, stride)
 
 
-def rebuild_parameter(tensor, *_):
+def make_parameter(tensor=None, *_):
     return tensor
 
 
-class Name:
-    """A name that is referred to and never called, such as a dtype."""
+MAKERS = {("collections", "OrderedDict"): make_dict, ("collections", "defaultdict"): make_dict,
+          ("functools", "partial"): Object, ("argparse", "Namespace"): Object, ("subword_nmt.apply_bpe", "BPE"): Object,
+          ("apply_bpe", "BPE"): Object, ("torch", "Size"): make_size, ("torch", "device"): Object,
+          ("torch._utils", "_rebuild_tensor"): make_tensor, ("torch._utils", "_rebuild_tensor_v2"): make_tensor,
+          ("torch._utils", "_rebuild_parameter"): make_parameter}
+NAMES = {(module, name) for module in ("torch", "torch.cuda") for name in STORAGES} \
+    | {("torch", name) for name in ("float16", "bfloat16", "float32", "float64", "int64", "int32", "bool")} \
+    | {(module, "int") for module in ("builtins", "__builtin__")}
 
-    def __init__(self, name):
-        self.name = name
+
+class Maker:
+    """A known class or function of another program, and what stands in for what it gives."""
+
+    def __init__(self, name, make):
+        self.name, self.make = name, make
 
 
-KNOWN = {("collections", "OrderedDict"): Dict, ("collections", "defaultdict"): Dict, ("functools", "partial"): Object,
-         ("argparse", "Namespace"): Object, ("subword_nmt.apply_bpe", "BPE"): Object, ("apply_bpe", "BPE"): Object,
-         ("torch", "Size"): lambda shape=(): tuple(shape), ("torch", "device"): Object,
-         ("torch._utils", "_rebuild_tensor"): rebuild_tensor, ("torch._utils", "_rebuild_tensor_v2"): rebuild_tensor,
-         ("torch._utils", "_rebuild_parameter"): rebuild_parameter}
-KNOWN.update({(module, name): Name(name) for module in ("torch", "torch.cuda") for name in STORAGES})
-KNOWN.update({("torch", name): Name(name) for name in ("float16", "bfloat16", "float32", "float64", "int64", "int32",
-                                                       "bool")})
-KNOWN.update({(module, "int"): Name("int") for module in ("builtins", "__builtin__")})
+def known(module, name, more):
+    """The stand-in for a name; `more`: beginnings of modules whose classes may stand in the checkpoint too."""
+    if (module, name) in MAKERS:
+        return Maker(name, MAKERS[module, name])
+    if (module, name) in NAMES:
+        return Name(name)
+    if any(module == x or module.startswith(x + ".") for x in more) and "." not in name:
+        return Maker(name, Object)
+    raise FormatError(f"its pickle asks for {module[:100]}.{name[:100]}, which has no place in a checkpoint: nothing "
+                      f"was run")
+
+
+def checked_key(key):
+    """Keys are flat: hashing deeply nested tuples would exhaust the stack."""
+    if isinstance(key, tuple) and len(key) > LONGEST_KEY:
+        raise FormatError(f"a dictionary's key of {len(key)} parts")
+    for x in key if isinstance(key, tuple) else (key,):
+        if x is not None and not isinstance(x, (str, bytes, int, float)):
+            raise FormatError("a dictionary's key is no text and no number")
+    return key
 
 
 # ---- Pickles ---------------------------------------------------------------------------------------------------------
 
-class Unpickler(pickle.Unpickler):
-    """An unpickler that knows KNOWN and nothing else; `storage` makes a Storage of a persistent id."""
+class Bytes:
+    """A file from where it stands, of which `left` bytes may be read."""
 
-    def __init__(self, file, storage):
-        pickle.Unpickler.__init__(self, file, encoding="utf-8")
-        self.storage = storage
+    def __init__(self, file, left):
+        self.file, self.left, self.at = file, left, 0
 
-    def find_class(self, module, name):
-        if (module, name) not in KNOWN:
-            raise FormatError(f"its pickle asks for {module}.{name}, which has no place in a checkpoint: nothing was "
-                              f"run")
-        return KNOWN[module, name]
+    def count(self, data):
+        self.left, self.at = self.left - len(data), self.at + len(data)
+        return data
 
-    def persistent_load(self, about):
+    def take(self, size):
+        data = self.count(self.file.read(size) if size <= self.left else b"")
+        if len(data) < size:
+            raise FormatError(f"{size} bytes are wanted, which are not there: it is cut off, or too large")
+        return data
+
+    def number(self, size, signed=False):
+        return int.from_bytes(self.take(size), "little", signed=signed)
+
+    def line(self):
+        data = self.count(self.file.readline(min(self.left, LONGEST_NAME)))
+        if not data.endswith(b"\n"):
+            raise FormatError("a name does not end")
+        return data[:-1]
+
+
+class Machine:
+    """Runs a pickle: `load` gives its object. storage: makes a Storage of what a persistent id says."""
+
+    def __init__(self, file, storage, more):
+        self.bytes, self.storage, self.more = Bytes(file, LARGEST_PICKLE), storage, more
+        self.stack, self.marks, self.memo, self.made = [], [], {}, 0
+
+    def load(self):
+        try:
+            while (code := self.bytes.take(1)) != b".":
+                if code not in STEPS:
+                    raise FormatError(f"instruction {code!r} is not one of protocols 2 to 5")
+                STEPS[code](self)
+            return self.pop()
+        except FormatError as error:
+            raise FormatError(f"its pickle is broken, or not one of a checkpoint, at byte {self.bytes.at}: "
+                              f"{error}") from None
+
+    def count(self, objects):
+        self.made += objects
+        if self.made > MOST_OBJECTS:
+            raise FormatError(f"it makes more than {MOST_OBJECTS} objects")
+
+    def push(self, x):
+        self.count(1)
+        self.stack.append(x)
+
+    def pop(self):
+        if len(self.stack) <= (self.marks[-1] if self.marks else 0):
+            raise FormatError("its stack is empty")
+        return self.stack.pop()
+
+    def top(self, *kinds):
+        """What the next instruction changes."""
+        if not self.stack or not isinstance(self.stack[-1], kinds):
+            raise FormatError("an instruction does not fit what is on the stack")
+        return self.stack[-1]
+
+    def marked(self):
+        """What lies above the last mark, which goes."""
+        if not self.marks:
+            raise FormatError("there is no mark")
+        at = self.marks.pop()
+        items, self.stack[at:] = self.stack[at:], []
+        return items
+
+    def protocol(self):
+        version = self.bytes.number(1)
+        if not 2 <= version <= 5:
+            raise FormatError(f"protocol {version}, this program reads 2 to 5")
+
+    def text(self, width, strict):
+        """`width`: bytes of its length; not strict: a string of Python 2, which may hold bytes."""
+        data = self.bytes.take(self.bytes.number(width))
+        try:
+            self.push(data.decode())
+        except UnicodeDecodeError:
+            if strict:
+                raise FormatError("a text is not UTF-8") from None
+            self.push(data)
+
+    def long(self, width):
+        size = self.bytes.number(width)
+        if size > LARGEST_INTEGER:
+            raise FormatError(f"an integer of {size} bytes")
+        self.push(self.bytes.number(size, True))
+
+    def tuple(self, size):
+        self.push(tuple([self.pop() for _ in range(size)][::-1]))
+
+    def put(self, key):
+        self.memo[key] = self.top(object)
+
+    def get(self, key):
+        if key not in self.memo:
+            raise FormatError(f"place {key} of its memory is empty")
+        self.push(self.memo[key])
+
+    def append(self, items):
+        into = self.top(list, set)
+        if isinstance(into, list):
+            into.extend(items)
+        else:
+            into.update(map(checked_key, items))
+
+    def set_items(self, items):
+        if len(items) % 2:
+            raise FormatError("a key without a value")
+        into = self.top(dict)
+        for key, value in zip(items[::2], items[1::2]):
+            into[checked_key(key)] = value
+
+    def names(self, module, name):
+        try:
+            module, name = (x.decode() if isinstance(x, bytes) else x for x in (module, name))
+        except UnicodeDecodeError:
+            raise FormatError("a name is not UTF-8") from None
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise FormatError("a name is no text")
+        self.push(known(module, name, self.more))
+
+    def reduce(self):
+        arguments, function = self.pop(), self.pop()
+        if not isinstance(function, Maker) or not isinstance(arguments, tuple):
+            raise FormatError("something is called that is no class")
+        self.count(sum(len(x) for x in arguments if isinstance(x, (dict, list, tuple))))
+        try:
+            self.push(function.make(*arguments))
+        except TypeError:
+            raise FormatError(f"{function.name} of {len(arguments)} arguments") from None
+
+    def build(self):
+        state, target = self.pop(), self.top(dict, Object)
+        if isinstance(target, Object) and isinstance(state, dict):
+            self.count(len(state))
+            target.attributes.update(state)
+
+    def persistent(self):
+        about = self.pop()
         if not isinstance(about, tuple) or len(about) < 5 or about[0] != "storage" or not isinstance(about[1], Name):
-            raise FormatError("its pickle refers to something that is no storage")
+            raise FormatError("it refers to something that is no storage")
         kind, key, count = STORAGES.get(about[1].name), about[2], about[4]
-        if kind is None or not isinstance(key, str) or type(count) is not int or count < 0:
-            raise FormatError("its pickle refers to an impossible storage")
+        if self.storage is None or kind is None or not isinstance(key, str) or type(count) is not int or count < 0:
+            raise FormatError("it refers to an impossible storage")
         if len(about) > 5 and about[5] is not None:
             raise FormatError("it holds views of storages, as PyTorch before 0.4 wrote them")
-        return self.storage(key, kind, count)
+        self.push(self.storage(key, kind, count))
 
 
-def unpickle(file, storage=lambda *_: None):
+STEPS = {  # what an instruction does; "mark" and "stop" have no better names
+    b"\x80": Machine.protocol, b"\x95": lambda m: m.bytes.take(8),
+    b"N": lambda m: m.push(None), b"\x88": lambda m: m.push(True), b"\x89": lambda m: m.push(False),
+    b"K": lambda m: m.push(m.bytes.number(1)), b"M": lambda m: m.push(m.bytes.number(2)),
+    b"J": lambda m: m.push(m.bytes.number(4, True)), b"\x8a": lambda m: m.long(1), b"\x8b": lambda m: m.long(4),
+    b"G": lambda m: m.push(struct.unpack(">d", m.bytes.take(8))[0]),
+    b"X": lambda m: m.text(4, True), b"\x8c": lambda m: m.text(1, True), b"\x8d": lambda m: m.text(8, True),
+    b"T": lambda m: m.text(4, False), b"U": lambda m: m.text(1, False),
+    b"B": lambda m: m.push(m.bytes.take(m.bytes.number(4))), b"C": lambda m: m.push(m.bytes.take(m.bytes.number(1))),
+    b"\x8e": lambda m: m.push(m.bytes.take(m.bytes.number(8))),
+    b"\x96": lambda m: m.push(m.bytes.take(m.bytes.number(8))),
+    b"(": lambda m: m.marks.append(len(m.stack)), b"0": Machine.pop, b"1": Machine.marked,
+    b"2": lambda m: m.push(m.top(object)),
+    b")": lambda m: m.push(()), b"\x85": lambda m: m.tuple(1), b"\x86": lambda m: m.tuple(2),
+    b"\x87": lambda m: m.tuple(3), b"t": lambda m: m.push(tuple(m.marked())),
+    b"]": lambda m: m.push([]), b"l": lambda m: m.push(m.marked()), b"a": lambda m: m.append([m.pop()]),
+    b"e": lambda m: m.append(m.marked()), b"\x8f": lambda m: m.push(set()), b"\x90": lambda m: m.append(m.marked()),
+    b"\x91": lambda m: m.push(set(map(checked_key, m.marked()))),
+    b"}": lambda m: m.push({}), b"s": lambda m: m.set_items([m.pop(), m.pop()][::-1]),
+    b"u": lambda m: m.set_items(m.marked()),
+    b"q": lambda m: m.put(m.bytes.number(1)), b"r": lambda m: m.put(m.bytes.number(4)),
+    b"\x94": lambda m: m.put(len(m.memo)), b"h": lambda m: m.get(m.bytes.number(1)),
+    b"j": lambda m: m.get(m.bytes.number(4)),
+    b"c": lambda m: m.names(m.bytes.line(), m.bytes.line()),
+    b"\x93": lambda m: m.names(*[m.pop(), m.pop()][::-1]),
+    b"R": Machine.reduce, b"\x81": Machine.reduce, b"b": Machine.build, b"Q": Machine.persistent}
+
+
+def unpickle(file, storage=None, more=()):
     """The next object of a file of pickles."""
-    try:
-        return Unpickler(file, storage).load()
-    except (FormatError, OSError):
-        raise
-    except MemoryError:
-        raise FormatError("its pickle asks for more memory than there is") from None
-    except Exception as error:  # noqa: BLE001 - broken pickles fail in every way there is
-        raise FormatError(f"its pickle is broken or cut off ({type(error).__name__}: {error})") from None
+    return Machine(file, storage, more).load()
 
 
 # ---- Containers ------------------------------------------------------------------------------------------------------
@@ -159,7 +358,7 @@ class Storage:
 
     def read(self):
         dtype = np.dtype("<u2" if self.kind == BFLOAT16 else self.kind)
-        return np.frombuffer(self.source.read(self.key, self.count * dtype.itemsize), dtype, self.count)
+        return np.frombuffer(self.source.read(self.key, self.bytes()), dtype, self.count)
 
     def itemsize(self):
         return 2 if self.kind == BFLOAT16 else np.dtype(self.kind).itemsize
@@ -171,21 +370,37 @@ class Storage:
 class Source:
     """What both containers share: storages by key, and the bytes of the one that was read last."""
 
-    def __init__(self, path):
-        self.path, self.storages, self.last = path, {}, (None, b"")
+    def __init__(self, path, more):
+        self.path, self.more, self.size = path, more, os.path.getsize(path)
+        self.storages, self.last = {}, (None, b"")
 
     def storage(self, key, kind, count):
         found = self.storages.setdefault(key, Storage(self, key, kind, count))
         if (found.kind, found.count) != (kind, count):
-            raise FormatError(f"storage {key} is described in two ways")
+            raise FormatError(f"storage {key[:100]} is described in two ways")
+        if found.bytes() > self.room(key):
+            raise FormatError(f"storage {key[:100]} has {self.room(key)} bytes, its tensors need {found.bytes()}: cut "
+                              f"off")
         return found
 
     def read(self, key, size):
         if self.last[0] != key:
             self.last = key, self.fetch(key)
         if len(self.last[1]) < size:
-            raise FormatError(f"storage {key} has {len(self.last[1])} bytes, its tensors need {size}: cut off")
+            raise FormatError(f"storage {key[:100]} has {len(self.last[1])} bytes, its tensors need {size}: cut off")
         return self.last[1]
+
+
+@contextlib.contextmanager
+def reading(what):
+    """What zipfile raises for damaged archives becomes one kind of error."""
+    try:
+        yield
+    except FormatError:
+        raise
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError, OverflowError, RuntimeError, ValueError,
+            struct.error):
+        raise FormatError(f"{what} is damaged or cut off") from None
 
 
 class Entry:
@@ -201,24 +416,21 @@ class Entry:
         self.file.close()
 
     def seek(self, offset, whence):
-        self.file.seek(offset, whence)
+        with reading(f"storage {self.key[:100]}"):
+            self.file.seek(offset, whence)
 
     def read(self, count):
-        try:
+        with reading(f"storage {self.key[:100]}"):
             return self.file.read(count)
-        except (zipfile.BadZipFile, EOFError, OSError, struct.error):
-            raise FormatError(f"storage {self.key} is damaged or cut off") from None
 
 
 class ZipSource(Source):
     """PyTorch 1.6 and later: NAME/data.pkl and NAME/data/KEY, uncompressed."""
 
-    def __init__(self, path):
-        Source.__init__(self, path)
-        try:
+    def __init__(self, path, more):
+        Source.__init__(self, path, more)
+        with reading("the zip archive"):
             self.zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error):
-            raise FormatError("a damaged or cut off zip archive") from None
         pickles = [name for name in self.zip.namelist() if name.split("/")[1:] == ["data.pkl"]]
         if len(pickles) != 1:
             raise FormatError("a zip archive, but not one of torch.save: it has no data.pkl")
@@ -228,37 +440,35 @@ class ZipSource(Source):
         try:
             about = self.zip.getinfo(self.prefix + name)
         except KeyError:
-            raise FormatError(f"its archive has no {name}") from None
-        if about.compress_type != zipfile.ZIP_STORED or about.file_size > os.path.getsize(self.path):
-            raise FormatError(f"{name} is compressed: torch.save does not do that")
+            raise FormatError(f"its archive has no {name[:100]}") from None
+        if about.compress_type != zipfile.ZIP_STORED or about.file_size != about.compress_size:
+            raise FormatError(f"{name[:100]} is compressed: torch.save does not do that")
+        if not 0 <= about.header_offset <= self.size - about.file_size:
+            raise FormatError(f"{name[:100]} lies outside of its archive: cut off")
         return about
 
+    def room(self, key):
+        return self.entry("data/" + key).file_size
+
     def open(self, key):
-        entry = self.entry("data/" + key)
-        if entry.file_size < self.storages[key].bytes():
-            raise FormatError(f"storage {key} has {entry.file_size} bytes, its tensors need "
-                              f"{self.storages[key].bytes()}: cut off")
-        try:
-            return Entry(self.zip.open(entry), key)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, struct.error):
-            raise FormatError(f"storage {key} is damaged or cut off") from None
+        with reading(f"storage {key[:100]}"):
+            return Entry(self.zip.open(self.entry("data/" + key)), key)
 
     def fetch(self, key):
-        try:
-            return self.zip.read(self.entry("data/" + key))
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, struct.error):
-            raise FormatError(f"storage {key} is damaged or cut off") from None
+        with self.open(key) as file:
+            return file.read(self.room(key))
 
     def load(self):
-        if self.prefix + "byteorder" in self.zip.namelist() and self.zip.read(self.entry("byteorder")) != b"little":
-            raise FormatError("its numbers are big-endian")
-        if self.entry("data.pkl").file_size > LARGEST_PICKLE:
-            raise FormatError("its pickle is too large")
-        try:
-            with self.zip.open(self.entry("data.pkl")) as file:
-                return unpickle(file, self.storage)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, struct.error):
-            raise FormatError("data.pkl is damaged or cut off") from None
+        if self.prefix + "byteorder" in self.zip.namelist():
+            with reading("byteorder"):
+                if self.zip.read(self.entry("byteorder")) != b"little":
+                    raise FormatError("its numbers are big-endian")
+        about = self.entry("data.pkl")
+        if about.file_size > LARGEST_PICKLE:
+            raise FormatError(f"its pickle has {about.file_size} bytes, at most {LARGEST_PICKLE} are read")
+        with reading("data.pkl"):
+            data = self.zip.read(about)
+        return unpickle(io.BytesIO(data), self.storage, self.more)
 
 
 class LegacySource(Source):
@@ -266,24 +476,29 @@ class LegacySource(Source):
     order of the keys, each storage's length as an int64 and its numbers."""
 
     def load(self):
-        size = os.path.getsize(self.path)
         with open(self.path, "rb") as file:
             if unpickle(file) != LEGACY_MAGIC or unpickle(file) != LEGACY_PROTOCOL:
                 raise FormatError("not a file of torch.save")
             machine = unpickle(file)
-            if not isinstance(machine, dict) or not machine.get("little_endian", False):
+            if not isinstance(machine, dict) or machine.get("little_endian") is not True:
                 raise FormatError("its numbers are big-endian")
-            checkpoint, keys = unpickle(file, self.storage), unpickle(file)
-            if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(self.storages):
+            checkpoint, keys = unpickle(file, self.storage, self.more), unpickle(file)
+            if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) \
+                    or sorted(keys) != sorted(self.storages):
                 raise FormatError("its list of storages is not that of its tensors")
             self.places, at = {}, file.tell()
             for key in keys:
                 storage, head = self.storages[key], file.read(8)
-                if len(head) < 8 or struct.unpack("<q", head)[0] != storage.count or storage.bytes() > size - at - 8:
-                    raise FormatError(f"storage {key} has another length than its tensors say: damaged or cut off")
+                if len(head) < 8 or struct.unpack("<q", head)[0] != storage.count \
+                        or storage.bytes() > self.size - at - 8:
+                    raise FormatError(f"storage {key[:100]} has another length than its tensors say: damaged or cut "
+                                      f"off")
                 self.places[key] = at + 8, storage.bytes()
                 at = file.seek(at + 8 + storage.bytes())
         return checkpoint
+
+    def room(self, _):
+        return self.size
 
     def open(self, key):
         file = open(self.path, "rb")
@@ -295,10 +510,11 @@ class LegacySource(Source):
             return file.read(self.places[key][1])
 
 
-def load(path):
-    """The checkpoint in a file of torch.save; FormatError where there is none, or one that is not only data."""
+def load(path, more=()):
+    """The checkpoint in a file of torch.save; FormatError where there is none, or one that is not only data. more:
+    modules whose classes may stand in it too, as objects without methods."""
     with open(path, "rb") as file:
         start = file.read(4)
     if start != b"PK\3\4" and start[:1] != b"\x80":
         raise FormatError("not a file of torch.save")
-    return (ZipSource(path) if start == b"PK\3\4" else LegacySource(path)).load()
+    return (ZipSource if start == b"PK\3\4" else LegacySource)(path, more).load()

@@ -13,6 +13,7 @@
 
 #include "moe.h"
 #include "tools/programs/program.h"
+#include "tools/text/align.h"
 #include "tools/text/text.h"
 
 #include <errno.h>
@@ -31,15 +32,13 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-align -m MODEL -s LANG -t LANG [OPTION]...\n"
+    fputs("Usage: moe-align [-m MODEL] -s LANG -t LANG [OPTION]...\n"
           "Says which words of a text and its translation belong together. Lines of\n"
           "standard input are source TAB translation, in UTF-8. Each gives one line such as\n"
           "0-0 1-2 2-1, in the same order (the format of Moses): the number of a word of\n"
           "the source, and of a word of the translation, both from 0. Spaces separate\n"
           "words.\n"
-          "\n"
-          "  -m, --model FILE          a translation model\n"
-          "  -s, --source LANG         language of the source, such as en\n"
+          "\n" PROGRAM_HELP_MODEL "  -s, --source LANG         language of the source, such as en\n"
           "  -t, --target LANG         language of the translation. A model that knows no\n"
           "                            languages needs neither\n"
           "  -i, --input FILE          read this file instead of standard input\n"
@@ -100,7 +99,7 @@ static int parse_options(int argc, char **argv, options *o) {
     if (status >= 0) return status;
     if (optind < argc)
         return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
-    if (!o->common.model) return program_usage_error("say which model with -m");
+    if ((status = program_default_model(&o->common)) >= 0) return status;
     if (o->common.ids && o->common.pretokenized)
         return program_usage_error("--ids and --pretokenized do not go together");
     if (o->share > 1.0f) return program_usage_error("--share is at most 1");
@@ -123,7 +122,8 @@ typedef struct pair {
         struct pair *pair;
         float *weights; /* [ids of the side that is written, ids of the side that is looked at] */
         size_t capacity;
-    } looks[2]; /* at the source, at the translation */
+    } looks[2];  /* at the source, at the translation */
+    int waiting; /* requests under way */
     int failed;
     char note[256];
 } pair;
@@ -170,14 +170,15 @@ static moe_status read_pair(const text_front *front, const program_common *o, co
     const size_t source = tab ? (size_t)(tab - line->data) : line->length;
     char why[64];
     p->line = line->number;
-    p->failed = 0;
+    p->failed = p->waiting = 0;
     for (int i = 0; i < 2; i++) p->sides[i].ids.length = p->sides[i].word.length = p->sides[i].words = 0;
     text_line_usable(line, why, sizeof why);
     if (*why) refuse(p, why);
     else if (!tab && line->length) refuse(p, "it is not source TAB translation: there is no TAB");
     if (p->failed || !tab) return MOE_OK;
     moe_status status = read_side(front, o, line->data, source, most, &p->sides[0], p, error);
-    return status ? status : read_side(front, o, tab + 1, line->length - source - 1, most, &p->sides[1], p, error);
+    const text_front targets = text_front_of_targets(front);
+    return status ? status : read_side(&targets, o, tab + 1, line->length - source - 1, most, &p->sides[1], p, error);
 }
 
 /* ==== 3. Looking ======================================================================================== */
@@ -193,8 +194,7 @@ typedef struct app {
     size_t most;     /* tokens of a side that can be a source and a target */
     pair pairs[LINES];
     size_t n, next; /* pairs; requests made of them */
-    float *fit;     /* [capacity] of link_words */
-    size_t capacity;
+    text_aligner aligner;
     text_bytes block;
     program_output out;
     program_progress progress;
@@ -231,6 +231,7 @@ static int pull(void *user, int wait, moe_request *request) {
                                   .source_tag = -1,
                                   .user = &p->looks[at] };
         a->next++;
+        p->waiting++;
         return MOE_PULL_REQUEST;
     }
     return MOE_PULL_END;
@@ -248,55 +249,35 @@ static void look(void *user, const moe_attention *attention) {
 static void done(void *user, const moe_result *result) {
     app *a = user;
     const struct look *l = result->user;
+    l->pair->waiting--;
     if (result->status) refuse(l->pair, result->message);
     else a->progress.tokens += result->hypotheses[0].n_ids;
 }
 
 /* ==== 4. Links ========================================================================================== */
 
-/* How much each word of one side looks at each word of the other, into fit [words of `written`, words of `read`]: the
- * largest weight among their pieces, divided by the sum for the word. */
-static void look_of_words(const side *written, const side *read, const float *weights, float *fit) {
-    memset(fit, 0, written->words * read->words * sizeof *fit);
-    for (size_t j = 0; j < written->ids.length; j++)
-        for (size_t i = 0; i < read->ids.length; i++) {
-            float *at = &fit[(size_t)written->word.data[j] * read->words + (size_t)read->word.data[i]];
-            if (weights[j * read->ids.length + i] > *at) *at = weights[j * read->ids.length + i];
-        }
-    for (size_t j = 0; j < written->words; j++) {
-        float sum = 0.0f;
-        for (size_t i = 0; i < read->words; i++) sum += fit[j * read->words + i];
-        for (size_t i = 0; i < read->words && sum > 0.0f; i++) fit[j * read->words + i] /= sum;
-    }
+typedef struct linked {
+    text_bytes *out;
+    const char *between;
+} linked;
+
+static moe_status write_link(void *user, size_t source, size_t target, moe_error *error) {
+    linked *l = user;
+    (void)error;
+    text_printf(l->out, "%s%zu-%zu", l->between, source, target);
+    l->between = " ";
+    return MOE_OK;
 }
 
 /* Append the links of a pair to `out`. */
 static moe_status link_words(app *a, const pair *p, text_bytes *out, moe_error *error) {
-    const side *source = &p->sides[0], *target = &p->sides[1];
-    const size_t n = source->words, m = target->words;
-    const char *between = "";
-    if (!source->ids.length || !target->ids.length) return MOE_OK;
-    if (grow(&a->fit, &a->capacity, 2 * n * m + n + m, error)) return error->code;
-    float *fit = a->fit, *back = fit + n * m,
-          *best = back + n * m; /* [m, n], [n, m], [n] of the source's words and [m] */
-    look_of_words(target, source, p->looks[0].weights, fit);
-    if (a->directions == 2) look_of_words(source, target, p->looks[1].weights, back);
-    memset(best, 0, (n + m) * sizeof *best);
-    for (size_t j = 0; j < m; j++)
-        for (size_t i = 0; i < n; i++) {
-            float *at = &fit[j * n + i];
-            if (a->directions == 2) *at *= back[i * m + j];
-            if (*at > best[i]) best[i] = *at;
-            if (*at > best[n + j]) best[n + j] = *at;
-        }
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < m; j++) {
-            const float at = fit[j * n + i];
-            if (!(at > 0.0f) || at < a->options->share * best[i] || at < a->options->share * best[n + j]) continue;
-            text_printf(out, "%s%zu-%zu", between, i, j);
-            between = " ";
-        }
-    return MOE_OK;
+    text_side sides[2];
+    linked l = { out, "" };
+    for (int i = 0; i < 2; i++)
+        sides[i] = (text_side){ p->sides[i].word.data, p->sides[i].ids.length, p->sides[i].words };
+    if (!sides[0].tokens || !sides[1].tokens) return MOE_OK;
+    return text_align(&a->aligner, &sides[0], &sides[1], p->looks[0].weights,
+                      a->directions == 2 ? p->looks[1].weights : NULL, a->options->share, write_link, &l, error);
 }
 
 /* ==== 5. Lines ========================================================================================== */
@@ -314,10 +295,12 @@ static text_read read_lines(app *a, text_reader *reader) {
     return state;
 }
 
+/* Up to the first line that is not finished: a signal may have come. */
 static void write_lines(app *a) {
     a->block.length = 0;
     for (size_t k = 0; k < a->n && !a->trouble.code; k++) {
         pair *p = &a->pairs[k];
+        if (p->waiting || (k + 1) * (size_t)a->directions > a->next) break;
         if (p->failed) program_complain("line %llu: %s", (unsigned long long)p->line, p->note);
         else if (link_words(a, p, &a->block, &a->trouble)) return;
         text_append(&a->block, "\n", 1);
@@ -334,6 +317,7 @@ static int align(app *a, int in) {
     const program_common *o = &a->options->common;
     text_reader reader;
     text_read state = TEXT_READ_LINE;
+    moe_error e;
     int problem = 0; /* errno of reading */
     moe_status status = MOE_OK;
     text_reader_init(&reader, in, &program_signal);
@@ -344,8 +328,9 @@ static int align(app *a, int in) {
         if (state == TEXT_READ_ERROR) problem = errno;
         a->next = 0;
         if (a->trouble.code) break;
-        status = moe_translate(a->session, pull, done, a, &a->trouble);
-        if (!status) write_lines(a);
+        status = moe_translate(a->session, pull, done, a, &e);
+        if (!status || status == MOE_ERROR_CANCELLED) write_lines(a);
+        if (status && !a->trouble.code) a->trouble = e;
     }
     program_progress_hide();
     text_reader_free(&reader);
@@ -383,11 +368,11 @@ int main(int argc, char **argv) {
     int in, status = program_begin("moe-align");
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
-    program_handle_signals();
 
     a.options = &o;
     status = program_open(&o.common, MOE_MODEL_TRANSLATION, program_level(&o.common), &a.front);
     if (status >= 0) return status;
+    program_handle_signals();
     moe_session_params params = moe_session_params_default(a.front.model);
     program_apply(&o.common, &params);
     params.beam = params.nbest = 1;
@@ -398,7 +383,7 @@ int main(int argc, char **argv) {
     const size_t room = (size_t)params.max_source, end = (size_t)params.max_target - 1;
     a.most = room < a.front.source_extra ? 0 : room - a.front.source_extra < end ? room - a.front.source_extra : end;
     status = choose_languages(&a);
-    if (status < 0) status = program_session(&o.common, a.front.model, &params, "an alignment", &a.session);
+    if (status < 0) status = program_session(&o.common, &a.front, &params, "an alignment", &a.session);
     if (status < 0) {
         status = program_open_streams(&o.common, &in, &a.out);
         if (status < 0) status = align(&a, in);
@@ -410,9 +395,9 @@ int main(int argc, char **argv) {
             text_ids_free(&a.pairs[k].sides[i].word);
             free(a.pairs[k].looks[i].weights);
         }
-    free(a.fit);
+    text_aligner_free(&a.aligner);
     text_bytes_free(&a.block);
-    moe_session_free(a.session);
+    program_session_free(a.session);
     text_close(&a.front);
     return status;
 }

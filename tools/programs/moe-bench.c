@@ -48,7 +48,13 @@ static void usage(FILE *to) {
           "      --src-len N      tokens of a source, tag and end included (default: 25)\n"
           "      --tgt-len N      tokens of a target, which has exactly this length\n"
           "                       (default: 25)\n"
-          "      --profile        how long each node of the graphs took, in one more run of\n"
+          "      --sentences FILE translate these instead, as many at once as --batch says,\n"
+          "                       from a file with numbers: a line has the tokens that its\n"
+          "                       target shall have, the first of them (-1: the model's\n"
+          "                       choice), and the ids that the encoder reads\n"
+          "      --no-mmap        read the models into memory of their own, as with\n"
+          "                       moe-translate\n"
+          "      --profile        how long the nodes of the graphs took, in one more run of\n"
           "                       every model\n"
           "\n"
           "Layers\n"
@@ -67,8 +73,8 @@ static void usage(FILE *to) {
           "      --isa LIST       kernels to use (default: MOE_ISA, else auto); auto is the\n"
           "                       best set that this machine can run\n"
           "      --threads N      threads (default: one per processor)\n"
-          "      --reps N         repetitions, at least 5 (default: 5); in each the\n"
-          "                       configurations take turns, after a warm-up\n"
+          "      --reps N         repetitions (default: 5); in each the configurations take\n"
+          "                       turns, after a warm-up\n"
           "  -h, --help           this text\n"
           "  -V, --version        version\n"
           "\n",
@@ -94,9 +100,10 @@ static void usage(FILE *to) {
           "Models: tok_s is target tokens of best hypotheses per second of the median\n"
           "repetition, encoder included; ms_per_step is its time per decoder step; rss_mb\n"
           "is the peak memory of a process that does this only, mapped model included. With\n"
-          "--profile there are also lines with \"what\": \"profile\": one for each node that\n"
-          "took 0.2 % of a run or more, one for all other nodes, and one for the time\n"
-          "outside of nodes.\n"
+          "--sentences src_len and tgt_len are means. With --profile there are also lines\n"
+          "with \"what\": \"profile\": one for each kind of node that took 0.2 % of a run or\n"
+          "more, one for all others, and one for the time outside of nodes. A node of every\n"
+          "layer is one kind: decoder.*.units.\n"
           "\n",
           to);
     fputs("roofline_share is bound / ms_median. The bound of a call is the sum over its\n"
@@ -138,12 +145,28 @@ typedef struct text_list {
     size_t count;
 } text_list;
 
+typedef struct sentence {
+    const int32_t *ids; /* [n] what the encoder reads or, where they were made up, pieces of text */
+    size_t n;
+    int32_t force; /* the first token of the target; -1: none */
+    int target;    /* tokens that the target shall have */
+} sentence;
+
+typedef struct sentences {
+    sentence *all; /* [count] */
+    size_t count;
+    int32_t *ids; /* theirs, one behind the other */
+    int longest_source, longest_target;
+    double sources, targets; /* tokens of all */
+} sentences;
+
 typedef struct options {
     const char *models[MAX_LIST];
     size_t n_models;
     text_list layers, types, isas;
     int_list rows, batch, beam;
-    int experts, k, width, hidden, vocabulary, src_len, tgt_len, threads, reps, profile;
+    int experts, k, width, hidden, vocabulary, src_len, tgt_len, threads, reps, profile, no_mmap;
+    sentences given; /* --sentences; count 0: none */
 } options;
 
 static int bad_usage(const char *name, const char *text, const char *wanted) {
@@ -188,6 +211,61 @@ static int parse_int(const char *name, const char *text, int low, int high, int 
     if (list.count != 1) return bad_usage(name, text, "one number");
     *out = list.values[0];
     return 1;
+}
+
+static void free_sentences(sentences *s) {
+    free(s->all);
+    free(s->ids);
+    *s = (sentences){ .all = NULL };
+}
+
+/* The numbers of a line; false where there is something else. */
+static int parse_sentence(char *line, sentence *s, int32_t *ids) {
+    long v[2] = { 0, 0 };
+    *s = (sentence){ .ids = ids };
+    for (int i = 0;; i++) {
+        char *end;
+        long number;
+        errno = 0;
+        number = strtol(line, &end, 10);
+        if (end == line) break;
+        if (errno || number < -1 || number > INT32_MAX) return 0;
+        if (i < 2) v[i] = number;
+        else ids[s->n++] = (int32_t)number;
+        line = end;
+    }
+    s->target = (int)v[0];
+    s->force = (int32_t)v[1];
+    return line[strspn(line, " \r\n")] == '\0' && s->n > 0 && s->n < 1 << 16 && v[0] > 1 && v[0] < 1 << 16;
+}
+
+/* Every number takes two bytes of the file at least. */
+static int read_sentences(const char *path, sentences *out) {
+    FILE *file = fopen(path, "r");
+    struct stat info;
+    char *line = NULL;
+    size_t room = 0, n = 0, size;
+    int good = file && fstat(fileno(file), &info) == 0;
+    size = good && info.st_size > 0 ? (size_t)info.st_size / 2 + 1 : 1;
+    free_sentences(out);
+    out->all = calloc(size, sizeof *out->all);
+    out->ids = calloc(size, sizeof *out->ids);
+    good = good && out->all && out->ids;
+    while (good && n < size && getline(&line, &room, file) > 0) {
+        sentence *s = &out->all[out->count++];
+        good = parse_sentence(line, s, out->ids + n);
+        n += s->n;
+        out->longest_source = (int)moe_max((size_t)out->longest_source, s->n);
+        out->longest_target = (int)moe_max((size_t)out->longest_target, (size_t)s->target);
+        out->sources += (double)s->n;
+        out->targets += s->target;
+    }
+    if (!good || !out->count)
+        fprintf(stderr, "moe-bench: %s: line %zu is missing or not what --help says of --sentences\n", path,
+                moe_max(1, out->count));
+    free(line);
+    if (file) fclose(file);
+    return good && out->count;
 }
 
 /* ==== 2. Results ========================================================================================= */
@@ -612,9 +690,9 @@ enum { FUNCTION = 30 }; /* float operations of an exp, a tanh, a sigmoid */
 
 /* How a graph is being run. */
 typedef struct load {
-    double rows, steps, sentences,
-        source;      /* rows of every tensor; encoder: time steps, sentences; decoder: source tokens */
-    double resident; /* weights that the graph reads over and over */
+    double rows, steps, sentences, source; /* rows of every tensor; encoder: time steps; sentences; their tokens */
+    double target;                         /* decoder: tokens so far */
+    double resident;                       /* weights that the graph reads over and over */
 } load;
 
 typedef struct cost {
@@ -676,6 +754,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
     case MOE_OP_QUANTISE: c.floating += rows * cols * 6; break;
     case MOE_OP_LINEAR: add_product(&c, t->linear.w, rows); break;
     case MOE_OP_ADD: c.floating += rows * cols; break;
+    case MOE_OP_NORM: c.floating += rows * cols * 9; break;
     case MOE_OP_UNARY: c.floating += rows * cols * FUNCTION; break;
     case MOE_OP_LSTM_STEP:
         add_product(&c, &t->lstm.cell->w_x, rows);
@@ -694,6 +773,12 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
         const double size = (double)t->src[0]->cols;
         c.floating += rows * l->source * (size * (FUNCTION + 3) + FUNCTION + 2 * cols);
         c.inputs += l->sentences * l->source * (size + cols) * 4;
+        break;
+    }
+    case MOE_OP_HEADS: { /* at best the hypotheses of a sentence share their tokens */
+        const double seen = t->heads.rows && t->heads.within ? l->target : l->source;
+        c.floating += rows * seen * (4 * cols + (double)t->heads.heads * (FUNCTION + 3));
+        c.inputs += l->sentences * seen * 2 * cols * 4;
         break;
     }
     case MOE_OP_GATE:
@@ -728,11 +813,22 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
     return c;
 }
 
-/* Nodes from `first` on, or only those of the name and op of `like`. */
+/* 1 if the nodes are the same but for the number of their layer. */
+static int same_kind(const moe_node *a, const moe_node *b) {
+    const char *x = a->name, *y = b->name;
+    for (; a->op == b->op && *x == *y && *x; x++, y++) {
+        if (*x != '.') continue;
+        x += strspn(x + 1, "0123456789");
+        y += strspn(y + 1, "0123456789");
+    }
+    return a->op == b->op && *x == *y;
+}
+
+/* Nodes from `first` on, or only those of the kind of `like`. */
 static cost graph_cost(const machine *m, const moe_graph *g, size_t first, const moe_node *like, const load *l) {
     cost sum = { 0, 0, 0, 0, 0 };
     for (size_t i = first; i < g->count; i++) {
-        if (like && (g->nodes[i].op != like->op || strcmp(g->nodes[i].name, like->name))) continue;
+        if (like && !same_kind(&g->nodes[i], like)) continue;
         const cost c = node_cost(m, &g->nodes[i], l);
         sum.integer += c.integer;
         sum.floating += c.floating;
@@ -1004,8 +1100,8 @@ static double time_stream(const layer_bench *b, moe_pool *pool, size_t rep) {
 
 static void report_layer(report *r, const options *o, layer_bench *b) {
     const stack *s = b->of;
-    const load at = { (double)b->rows, 1, (double)moe_divide_up(b->rows, (size_t)o->beam.values[0]), (double)o->src_len,
-                      graph_weights(&b->graph) };
+    const load at = { (double)b->rows,    1, (double)moe_divide_up(b->rows, (size_t)o->beam.values[0]),
+                      (double)o->src_len, 1, graph_weights(&b->graph) };
     const cost c = graph_cost(b->machine, &b->graph, b->inputs, NULL, &at);
     const size_t vocabulary = s->output.rows;
     record out;
@@ -1086,12 +1182,12 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
 
 /* ==== 6. Models ======================================================================================== */
 
-/* The cost of every node of a session's graphs, by name. */
+/* The cost of every kind of node of a session's graphs. */
 typedef struct profile {
     struct {
         moe_node like;
         double seconds;
-    } nodes[256]; /* names and ops */
+    } nodes[256];
     size_t count;
     double begin; /* of the node that runs */
 } profile;
@@ -1101,36 +1197,47 @@ typedef struct model_bench {
     const moe_model *model;
     const machine *machine;
     moe_session *session;
-    int batch, beam, sent;
-    int32_t *source; /* [batch, pieces] */
-    size_t pieces, tokens, shorter;
+    int batch, beam;
+    sentences made;
+    const sentences *text; /* `made`, or what the user gave */
+    size_t sent, tokens, shorter;
     int broken;
     double *seconds;
     double wall, busy, steps, rss_mb;
 } model_bench;
 
+/* A request has no limit on its length of its own, but the session takes it from its parameters right after this. */
 static int pull_source(void *user, int wait, moe_request *q) {
     model_bench *b = user;
+    const sentence *next;
     (void)wait;
-    if (b->sent == b->batch) return MOE_PULL_END;
-    q->source = b->source + (size_t)b->sent++ * b->pieces;
-    q->n_source = b->pieces;
+    if (b->sent == b->text->count) return MOE_PULL_END;
+    next = &b->text->all[b->sent++];
+    q->source = next->ids;
+    q->n_source = next->n;
+    q->raw = b->text != &b->made;
+    q->force = next->force;
+    q->user = (void *)(uintptr_t)next;
+    b->session->params.max_len_offset = next->target;
     return MOE_PULL_REQUEST;
 }
 
 static void count_result(void *user, const moe_result *result) {
     model_bench *b = user;
     const moe_hypothesis *h = result->hypotheses;
+    const sentence *of = result->user;
+    size_t tokens;
     if (result->status != MOE_OK || !result->n_hypotheses) {
         if (!b->broken) fprintf(stderr, "moe-bench: %s: %s\n", b->path, result->message);
         b->broken = 1;
         return;
     }
-    b->tokens += h->n_ids + (size_t)h->finished;
-    b->shorter += h->n_ids + (size_t)h->finished < (size_t)b->session->params.max_target;
+    tokens = h->n_ids + (size_t)h->finished + (size_t)(b->text == &b->made && b->model->forced_tag);
+    b->tokens += tokens;
+    b->shorter += tokens < (size_t)of->target;
 }
 
-/* Translate the batch once; seconds, or a negative number. */
+/* Translate all sentences once; seconds, or a negative number. */
 static double translate_batch(model_bench *b) {
     const uint64_t steps = b->session->stats.steps;
     moe_error e;
@@ -1148,27 +1255,43 @@ static double translate_batch(model_bench *b) {
     return b->broken ? -1 : begin;
 }
 
-static moe_status make_model_bench(const options *o, model_bench *b, moe_error *e) {
-    moe_session_params p = moe_session_params_default(b->model);
+/* A batch of sentences of random ids. */
+static moe_status make_sentences(const options *o, const model_bench *b, sentences *out, moe_error *e) {
     const moe_model *m = b->model;
     const int extra = m->source_tag + m->source_bos + m->source_eos;
+    const size_t count = (size_t)b->batch, pieces = (size_t)(o->src_len - extra);
     uint64_t random = 7;
     if (o->src_len <= extra)
         return moe_fail(e, MOE_ERROR_ARGUMENT, "src-len", "--src-len must be above %d for this model", extra);
-    b->pieces = (size_t)(o->src_len - extra);
-    b->source = malloc((size_t)b->batch * b->pieces * sizeof *b->source);
-    b->seconds = calloc((size_t)o->reps, sizeof *b->seconds);
-    if (!b->source || !b->seconds) return moe_fail(e, MOE_ERROR_MEMORY, "batch", "memory ran out");
-    for (size_t i = 0; i < (size_t)b->batch * b->pieces; i++) {
+    *out = (sentences){ .all = calloc(count, sizeof *out->all),
+                        .count = count,
+                        .ids = calloc(count * pieces, sizeof *out->ids),
+                        .longest_source = (int)moe_max(2, (size_t)o->src_len),
+                        .longest_target = o->tgt_len,
+                        .sources = (double)count * o->src_len,
+                        .targets = (double)count * o->tgt_len };
+    if (!out->all || !out->ids) return moe_fail(e, MOE_ERROR_MEMORY, "batch", "memory ran out");
+    for (size_t i = 0; i < count; i++) out->all[i] = (sentence){ out->ids + i * pieces, pieces, -1, o->tgt_len };
+    for (size_t i = 0; i < count * pieces; i++) {
         random = random * 6364136223846793005u + 1442695040888963407u;
-        b->source[i] = (int32_t)((random >> 33) % (uint64_t)m->vocabulary);
+        out->ids[i] = (int32_t)((random >> 33) % (uint64_t)m->source_vocabulary);
     }
+    return MOE_OK;
+}
+
+static moe_status make_model_bench(const options *o, model_bench *b, moe_error *e) {
+    moe_session_params p = moe_session_params_default(b->model);
+    const moe_model *m = b->model;
+    b->text = o->given.count ? &o->given : &b->made;
+    if (!o->given.count) MOE_TRY(make_sentences(o, b, &b->made, e));
+    b->seconds = calloc((size_t)o->reps, sizeof *b->seconds);
+    if (!b->seconds) return moe_fail(e, MOE_ERROR_MEMORY, "batch", "memory ran out");
     p.threads = (int)b->machine->threads;
     p.batch = b->batch;
     p.beam = b->beam;
     p.nbest = 1;
-    p.max_source = (int)moe_max(2, (size_t)o->src_len);
-    p.max_target = p.min_target = p.max_len_offset = o->tgt_len;
+    p.max_source = b->text->longest_source;
+    p.max_target = p.min_target = p.max_len_offset = b->text->longest_target;
     p.max_len_factor = 0;
     p.prune = p.rerank = 0;
     p.isa = b->machine->kernels->name;
@@ -1178,11 +1301,15 @@ static moe_status make_model_bench(const options *o, model_bench *b, moe_error *
 
 static void free_model_bench(model_bench *b) {
     moe_session_free(b->session);
-    free(b->source);
+    free_sentences(&b->made);
     free(b->seconds);
     b->session = NULL;
-    b->source = NULL;
     b->seconds = NULL;
+}
+
+static moe_status open_model(const options *o, const char *path, moe_model **out, moe_error *e) {
+    const moe_model_params params = { .copy = o->no_mmap };
+    return moe_model_open(path, &params, out, e);
 }
 
 /* Peak memory of a process that opens the model, makes the session and translates once; 0 where that failed, and the
@@ -1196,7 +1323,7 @@ static double probe_memory(const options *o, const model_bench *like) {
         model_bench b = *like;
         moe_model *m;
         moe_error e;
-        if (moe_model_open(b.path, NULL, &m, &e)) _exit(1);
+        if (open_model(o, b.path, &m, &e)) _exit(1);
         b.model = m;
         _exit(make_model_bench(o, &b, &e) || translate_batch(&b) < 0);
     }
@@ -1208,24 +1335,28 @@ static double probe_memory(const options *o, const model_bench *like) {
 #endif
 }
 
-/* The least time of the whole batch: groups through the encoder as the session admits them, then step by step. Of all
- * nodes, or of those with the name and op of `like`. */
-static double model_bound(const options *o, const model_bench *b, const moe_node *like) {
+/* The least time of all sentences: groups through the encoder as the session admits them, then step by step, of which
+ * the first has one row a sentence. Sentences of several lengths count as so many of the mean lengths, whose batches
+ * are always full. Of all nodes, or of those of the kind of `like`. */
+static double model_bound(const model_bench *b, const moe_node *like) {
     const moe_session *s = b->session;
-    const size_t batch = (size_t)b->batch, max_source = (size_t)s->params.max_source;
-    const size_t most = (s->encode_tokens - max_source) / (size_t)o->src_len + 1;
+    const double all = (double)b->text->count, source = b->text->sources / all, target = b->text->targets / all;
+    const double batch = fmin(all, b->batch),
+                 most = floor((double)(s->encode_tokens - (size_t)s->params.max_source) / source) + 1;
     double seconds = 0;
-    load at = { 0, (double)o->src_len, 0, (double)o->src_len, graph_weights(&s->graphs[MOE_ENCODER]) };
-    for (size_t done = 0; done < batch; done += most) {
-        at.sentences = (double)moe_min(most, batch - done);
-        at.rows = at.sentences * (double)o->src_len;
+    load at = { 0, source, 0, source, 0, graph_weights(&s->graphs[MOE_ENCODER]) };
+    for (double done = 0; done < all; done += most) {
+        at.sentences = fmin(most, all - done);
+        at.rows = at.sentences * source;
         seconds += graph_cost(b->machine, &s->graphs[MOE_ENCODER], 0, like, &at).seconds;
     }
     at.resident = graph_weights(&s->graphs[MOE_DECODER]);
-    at.sentences = (double)batch;
-    for (int step = 0; step < o->tgt_len; step++) {
-        at.rows = (double)batch * (step ? b->beam : 1);
-        seconds += graph_cost(b->machine, &s->graphs[MOE_DECODER], 0, like, &at).seconds;
+    at.sentences = batch;
+    for (double step = 0; step < target; step++) {
+        const double part = fmin(1, target - step) * all / batch;
+        at.rows = batch * (step > 0 ? b->beam : 1);
+        at.target = step + 1;
+        seconds += part * graph_cost(b->machine, &s->graphs[MOE_DECODER], 0, like, &at).seconds;
     }
     return seconds;
 }
@@ -1252,10 +1383,21 @@ static void note_node(void *watcher, const moe_node *t, int after) {
         p->begin = at;
         return;
     }
-    while (i < p->count && (p->nodes[i].like.op != t->op || strcmp(p->nodes[i].like.name, t->name))) i++;
+    while (i < p->count && !same_kind(&p->nodes[i].like, t)) i++;
     if (i == MOE_COUNT(p->nodes)) return;
     if (i == p->count) p->nodes[p->count++].like = *t; /* its seconds are 0 */
     p->nodes[i].seconds += at - p->begin;
+}
+
+/* The name of a kind of node: decoder.*.units. */
+static void name_kind(const moe_node *t, char *out) {
+    for (const char *x = t->name; *x; x++) {
+        const size_t digits = *x == '.' ? strspn(x + 1, "0123456789") : 0;
+        *out++ = *x;
+        if (digits) *out++ = '*';
+        x += digits;
+    }
+    *out = '\0';
 }
 
 static void report_node(report *r, const model_bench *b, const char *node, const char *op, double seconds, double whole,
@@ -1280,7 +1422,7 @@ static void report_node(report *r, const model_bench *b, const char *node, const
 }
 
 /* One more run under the clock. Time outside of all nodes is the search's and the queue's. */
-static int profile_model(report *r, const options *o, model_bench *b) {
+static int profile_model(report *r, model_bench *b) {
     profile *p = calloc(1, sizeof *p);
     moe_graph *graphs = b->session->graphs;
     double whole, rest, small = 0, small_bound = 0;
@@ -1299,9 +1441,11 @@ static int profile_model(report *r, const options *o, model_bench *b) {
                 whole * 1e3);
     for (size_t i = 0; i < p->count; i++) {
         const moe_node *t = &p->nodes[i].like;
-        const double seconds = p->nodes[i].seconds, bound = model_bound(o, b, t);
+        const double seconds = p->nodes[i].seconds, bound = model_bound(b, t);
+        char name[2 * sizeof t->name];
+        name_kind(t, name);
         if (seconds < 0.002 * whole) small += seconds, small_bound += bound;
-        else report_node(r, b, t->name, moe_ops[t->op].name, seconds, whole, bound);
+        else report_node(r, b, name, moe_ops[t->op].name, seconds, whole, bound);
     }
     report_node(r, b, "smaller ones", "all", small, whole, small_bound);
     report_node(r, b, "search and queue", "none", rest, whole, 0);
@@ -1311,7 +1455,7 @@ static int profile_model(report *r, const options *o, model_bench *b) {
 
 static void report_model(report *r, const options *o, model_bench *b) {
     const timing t = sum_up(b->seconds, (size_t)o->reps);
-    const double share = model_bound(o, b, NULL) / t.median, tok_s = (double)b->tokens / t.median;
+    const double share = model_bound(b, NULL) / t.median, tok_s = (double)b->tokens / t.median;
     const double ms_per_step = t.median * 1e3 / b->steps, cpu_share = b->busy / b->wall / (double)b->machine->threads;
     const char *isa = b->machine->kernels->name;
     char model[128], type[16];
@@ -1325,8 +1469,9 @@ static void report_model(report *r, const options *o, model_bench *b) {
     json_whole(&out.json, "threads", (int64_t)b->machine->threads);
     json_whole(&out.json, "batch", b->batch);
     json_whole(&out.json, "beam", b->beam);
-    json_whole(&out.json, "src_len", o->src_len);
-    json_whole(&out.json, "tgt_len", o->tgt_len);
+    json_whole(&out.json, "sentences", (int64_t)b->text->count);
+    json_digits(&out.json, "src_len", b->text->sources / (double)b->text->count, 4);
+    json_digits(&out.json, "tgt_len", b->text->targets / (double)b->text->count, 4);
     json_digits(&out.json, "tok_s", tok_s, 5);
     json_digits(&out.json, "ms_per_step", ms_per_step, 4);
     json_digits(&out.json, "ms_median", t.median * 1e3, 5);
@@ -1340,15 +1485,15 @@ static void report_model(report *r, const options *o, model_bench *b) {
         fprintf(stderr, "%-24s %-6s %-10s %5d %4d %9.1f %9.3f %10.2f %8.1f %7.0f %%\n", model, type, isa, b->batch,
                 b->beam, tok_s, ms_per_step, t.least * 1e3, b->rss_mb, 100 * share);
     if (b->shorter)
-        fprintf(stderr, "moe-bench: %s: %zu of %d translations ended before --tgt-len %d\n", model, b->shorter,
-                b->batch, o->tgt_len);
+        fprintf(stderr, "moe-bench: %s: %zu of %zu translations are shorter than they should be\n", model, b->shorter,
+                b->text->count);
 }
 
 /* Open all models and make all sessions before anything is measured, so that errors show at once. */
 static int open_models(report *r, const options *o, moe_model **models, model_bench *benches, size_t n) {
     moe_error e;
     for (size_t i = 0; i < o->n_models; i++)
-        if (moe_model_open(o->models[i], NULL, &models[i], &e)) {
+        if (open_model(o, o->models[i], &models[i], &e)) {
             clear(r);
             return fprintf(stderr, "moe-bench: %s: %s\n", o->models[i], e.message), EXIT_MODEL;
         }
@@ -1382,7 +1527,7 @@ static int bench_models(report *r, const options *o, model_bench *benches, size_
         fprintf(stderr, "%-24s %-6s %-10s %5s %4s %9s %9s %10s %8s %9s\n", "model", "type", "kernels", "batch", "beam",
                 "tok/s", "ms/step", "ms min", "MB", "of bound");
     for (size_t i = 0; i < n && !code; i++) report_model(r, o, &benches[i]);
-    for (size_t i = 0; i < n && !code && o->profile; i++) code = profile_model(r, o, &benches[i]);
+    for (size_t i = 0; i < n && !code && o->profile; i++) code = profile_model(r, &benches[i]);
     return code;
 }
 
@@ -1405,7 +1550,9 @@ static int parse_options(int argc, char **argv, options *o) {
         VOCABULARY,
         ISA,
         THREADS,
-        REPS
+        REPS,
+        SENTENCES,
+        NO_MMAP
     };
     static const char layers[] = "moe,lstm,dense,softmax,attention";
     static const struct option known[] = { { "batch", required_argument, NULL, BATCH },
@@ -1424,6 +1571,8 @@ static int parse_options(int argc, char **argv, options *o) {
                                            { "isa", required_argument, NULL, ISA },
                                            { "threads", required_argument, NULL, THREADS },
                                            { "reps", required_argument, NULL, REPS },
+                                           { "sentences", required_argument, NULL, SENTENCES },
+                                           { "no-mmap", no_argument, NULL, NO_MMAP },
                                            { "help", no_argument, NULL, 'h' },
                                            { "version", no_argument, NULL, 'V' },
                                            { NULL, 0, NULL, 0 } };
@@ -1460,7 +1609,9 @@ static int parse_options(int argc, char **argv, options *o) {
         case VOCABULARY: good = parse_int("vocabulary", optarg, 2, 1 << 20, &o->vocabulary); break;
         case ISA: good = parse_texts("isa", optarg, &o->isas); break;
         case THREADS: good = parse_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads); break;
-        case REPS: good = parse_int("reps", optarg, 5, 10000, &o->reps); break;
+        case REPS: good = parse_int("reps", optarg, 1, 10000, &o->reps); break;
+        case SENTENCES: good = read_sentences(optarg, &o->given); break;
+        case NO_MMAP: o->no_mmap = 1; break;
         case 'h': usage(stdout); exit(fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE);
         case 'V': printf("moe-bench %s\n", moe_version()); exit(fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE);
         default: fputs("Try moe-bench --help\n", stderr); return 0;
@@ -1532,6 +1683,7 @@ int main(int argc, char **argv) {
     else if (!code && n) code = bench_models(&r, &o, benches, n);
     for (size_t i = 0; i < n; i++) free_model_bench(&benches[i]);
     for (size_t i = 0; i < o.n_models; i++) moe_model_close(models[i]);
+    free_sentences(&o.given);
     if (pool) moe_pool_free(pool, pool->count);
     free(pool);
     free(benches);

@@ -289,6 +289,8 @@ static void classify(app *a, size_t first, size_t n) {
     } else if (status == MOE_ERROR_NUMERIC) {
         if (a->owners[first]->routing) a->owners[first]->routing->n_entries = 0;
         fail_row(a->owners[first], "gives not-a-number: its numbers are too large, or the model's weights are broken");
+    } else if (status == MOE_ERROR_CANCELLED) {
+        stop(a, program_stopped(&a->options->common, &a->out));
     } else if (status) {
         program_complain("%s", e.message);
         stop(a, EXIT_MODEL);
@@ -598,12 +600,12 @@ int main(int argc, char **argv) {
     int in, status = program_begin("moe-classify");
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
-    program_handle_signals();
 
     const program_common *c = &o.common;
     text_front front;
     status = program_open(c, MOE_MODEL_CLASSIFIER, TEXT_IDS_ONLY, &front);
     if (status >= 0) return status;
+    program_handle_signals();
     moe_session_params params = moe_session_params_default(front.model);
     app a = { .options = &o,
               .model = front.model,
@@ -616,7 +618,7 @@ int main(int argc, char **argv) {
     params.beam = params.nbest = (int)a.top;
     a.batch = (size_t)params.batch;
     if (c->routing) params.routing = see_routing, params.routing_user = &a;
-    status = program_session(c, front.model, &params, "a row's class", &a.session);
+    status = program_session(c, &front, &params, "a row's class", &a.session);
     if (status < 0 && !app_allocate(&a)) out_of_memory(&a), status = a.status;
     if (status < 0) {
         status = program_open_streams(c, &in, &a.out);
@@ -625,7 +627,7 @@ int main(int argc, char **argv) {
         status = program_close_streams(c, in, &a.out, status);
     }
     app_free(&a);
-    moe_session_free(a.session);
+    program_session_free(a.session);
     text_close(&front);
     return status;
 }

@@ -371,6 +371,8 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
         printf("  %-18s %d tokens, tokeniser: %s%s\n", "vocabulary", (int)moe_model_vocabulary(m),
                get_text(m, "tokenizer.kind", "none", a, sizeof a),
                moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "" : ", its pieces listed");
+        if (moe_model_meta_find(m, "source.vocab.size") >= 0)
+            printf("  %-18s %d tokens of their own\n", "sources", (int)moe_model_source_vocabulary(m));
     }
 
     printf("\nArchitecture: %s\n", get_text(m, "general.architecture", "?", a, sizeof a));

@@ -130,13 +130,13 @@ typedef struct app {
 
 static app *app_of(const program_flow *flow) { return (app *)(uintptr_t)flow; }
 
-static void app_ask(program_flow *flow, text_job *job, moe_request *request) {
+static void app_ask(text_stream *stream, text_job *job, moe_request *request) {
     static const int32_t nothing[1] = { 0 }; /* ids of an empty text: a target is told from none by its pointer */
-    app *a = app_of(flow);
+    app *a = (app *)(void *)stream;
     request->target = job->source_ids.data ? job->source_ids.data : nothing;
     request->n_target = job->source_ids.length;
-    if (flow->options->routing && !(job->extra = routing_begin(&a->routing, job->line)))
-        flow->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    if (a->flow.options->routing && !(job->extra = routing_begin(&a->routing, job->line)))
+        stream->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
 }
 
 static void app_see(program_flow *flow, text_job *job, const moe_result *result) {
@@ -187,9 +187,9 @@ static void app_totals(const program_flow *flow, const moe_session *session, dou
             fprintf(stderr, "                 %.6g per word (%llu), %.6g per character (%llu)\n",
                     perplexity(a->text_nats, (double)a->words), (unsigned long long)a->words,
                     perplexity(a->text_nats, (double)a->characters), (unsigned long long)a->characters);
-        if (flow->unknown_pieces)
-            fprintf(stderr, "unknown pieces   %llu of %llu\n", (unsigned long long)flow->unknown_pieces,
-                    (unsigned long long)flow->pieces);
+        if (flow->stream.unknown_pieces)
+            fprintf(stderr, "unknown pieces   %llu of %llu\n", (unsigned long long)flow->stream.unknown_pieces,
+                    (unsigned long long)flow->stream.pieces);
     }
     if (flow->options->stats) {
         fprintf(stderr,
@@ -209,16 +209,14 @@ int main(int argc, char **argv) {
     int status = program_begin("moe-score");
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
-    program_handle_signals();
 
     text_front front;
     status = program_open(&o, MOE_MODEL_LANGUAGE, program_level(&o), &front);
     if (status >= 0) return status;
-    app a = { .flow = { .options = &o,
-                        .front = &front,
+    program_handle_signals();
+    app a = { .flow = { .stream = { .front = &front, .blank_too = 1, .ask = app_ask },
+                        .options = &o,
                         .done_word = "scored",
-                        .blank_too = 1,
-                        .ask = app_ask,
                         .see = app_see,
                         .line = app_line,
                         .leave = app_leave,
@@ -228,15 +226,15 @@ int main(int argc, char **argv) {
     program_apply(&o, &params);
     params.beam = params.nbest = 1;
     if (o.routing) params.routing = routing_keep_of_job;
-    a.flow.line_options = (text_options){ .ids = o.ids,
-                                          .pretokenized = o.pretokenized,
-                                          .truncate = o.truncate,
-                                          .max_source = (size_t)params.max_target,
-                                          .max_target = (size_t)params.max_target };
-    status = program_session(&o, front.model, &params, "a line's score", &session);
+    a.flow.stream.options = (text_options){ .ids = o.ids,
+                                            .pretokenized = o.pretokenized,
+                                            .truncate = o.truncate,
+                                            .max_source = (size_t)params.max_target,
+                                            .max_target = (size_t)params.max_target };
+    status = program_session(&o, &front, &params, "a line's score", &session);
     if (status < 0) status = program_routing_open(&o, &front, &a.routing);
     if (status < 0) status = program_routing_close(&a.routing, program_flow_run(&a.flow, session));
-    moe_session_free(session);
+    program_session_free(session);
     text_close(&front);
     return status;
 }

@@ -40,12 +40,11 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-translate -m MODEL -t LANG [OPTION]...\n"
-          "Translates lines of UTF-8 text from standard input. Each line in gives one line\n"
-          "out, in the same order.\n"
+    fputs("Usage: moe-translate [-m MODEL] -t LANG [OPTION]... [TEXT]...\n"
+          "Translates TEXT, or else lines of UTF-8 text from standard input. Each line in\n"
+          "gives one line out, in the same order.\n"
           "\n"
-          "Files and languages\n"
-          "  -m, --model FILE          the model\n"
+          "Files and languages\n" PROGRAM_HELP_MODEL
           "  -t, --target LANG         language to translate into, such as de\n"
           "  -s, --source LANG         language of the input. NLLB and M2M-100 want to be\n"
           "                            told. Other models find it out, for --rerank alone\n"
@@ -135,7 +134,7 @@ static void usage(FILE *to) {
           "                            it: slower, same bytes\n"
           "\n"
           "      --self-test           translate the sentences that the model file holds\n"
-          "                            and compare; needs only -m\n"
+          "                            and compare\n"
           "  -h, --help                this text\n"
           "  -V, --version             version of moe and of SentencePiece, and the kernels\n"
           "                            of this build\n"
@@ -149,7 +148,8 @@ static void usage(FILE *to) {
           to);
     fputs(PROGRAM_HELP_EXIT("all translated", "some lines were not (or the self-test failed)"), to);
     fputs("\n"
-          "Example: echo 'Good morning!' | moe-translate -m models/en-de-fr-es.bin -t de\n",
+          "Examples: moe-translate -t de 'Good morning!'\n"
+          "          moe-translate -m models/en-de-fr-es.bin -t de < in.txt > out.txt\n",
           to);
 }
 
@@ -240,9 +240,8 @@ static int parse_options(int argc, char **argv, options *o) {
         }
     }
     if (status >= 0) return status;
-    if (optind < argc)
-        return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
-    if (!common->model) return program_usage_error("say which model with -m");
+    if ((status = program_words(common, argc - optind, argv + optind)) >= 0) return status;
+    if ((status = program_default_model(common)) >= 0) return status;
     if (o->beam > 0 && o->nbest > o->beam)
         return program_usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
     moe_session_params preset = { 0 };
@@ -260,7 +259,7 @@ static int parse_options(int argc, char **argv, options *o) {
             "--split does not go together with --json, --nbest, --score, --prefix, --routing, --ids or --pretokenized");
     if (o->split < 0) o->split = whole ? 0 : 120;
     if (o->self_test && (o->score || o->prefix || common->ids || common->pretokenized || common->json ||
-                         common->input || common->output || common->routing))
+                         common->input || common->text || common->output || common->routing))
         return program_usage_error("--self-test reads and writes nothing else");
     if (o->self_test && (common->gating || common->noise))
         return program_usage_error("--self-test is for the model's own gates");
@@ -320,13 +319,9 @@ static moe_hypothesis scored(const options *o, const text_job *job, const moe_re
 /* A hypothesis as text, as ids (--ids) or as pieces (--pretokenized). */
 static moe_status append_translation(const text_front *front, const options *o, const text_job *job,
                                      const moe_hypothesis *h, text_bytes *out, moe_error *error) {
-    const size_t begin = out->length;
-    moe_status status = MOE_OK;
-    if (o->common.pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
-    else if (o->common.ids) text_append_ids(out, h->ids, h->n_ids);
-    else status = text_decode(front, h->ids, h->n_ids, out, error);
-    if (shows_end(o, h)) text_printf(out, h->n_ids ? " %d" : "%d", (int)o->end);
-    if (!status && job->shouted && !out->failed) text_shout(out->data + begin, out->length - begin);
+    const text_options form = { .ids = o->common.ids, .pretokenized = o->common.pretokenized };
+    moe_status status = text_job_write(front, &form, job, h->ids, h->n_ids, out, error);
+    if (!status && shows_end(o, h)) text_printf(out, h->n_ids ? " %d" : "%d", (int)o->end);
     return status;
 }
 
@@ -432,8 +427,8 @@ static void raw_target(const options *o, const text_ids *target, moe_request *re
     request->force = request->target_tag = -1;
 }
 
-static void app_ask(program_flow *flow, text_job *job, moe_request *request) {
-    app *a = (app *)(void *)flow;
+static void app_ask(text_stream *stream, text_job *job, moe_request *request) {
+    app *a = (app *)(void *)stream;
     request->source = ids_of(&job->source_ids);
     request->n_source = job->source_ids.length;
     request->raw = a->options->raw;
@@ -454,16 +449,16 @@ static void app_see(program_flow *flow, text_job *job, const moe_result *result)
     }
     if (!a->second) return;
     routing_sentence *sentence = routing_begin(&a->routing, job->line);
-    if (!sentence) flow->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    if (!sentence) flow->stream.trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
     else if (!best->finished) sentence->steps = best->n_ids; /* the end was never asked for */
     job->extra = sentence;
-    if (!a->options->score) text_ids_set(&job->target_ids, best->ids, best->n_ids, &flow->trouble);
+    if (!a->options->score) text_ids_set(&job->target_ids, best->ids, best->n_ids, &flow->stream.trouble);
 }
 
 static moe_status app_line(program_flow *flow, text_job *job, const moe_result *result, moe_error *error) {
     app *a = (app *)(void *)flow;
-    return a->options->common.json ? json_line(flow->front, a->options, job, result, error)
-                                   : plain_line(flow->front, a->options, job, result, error);
+    return a->options->common.json ? json_line(flow->stream.front, a->options, job, result, error)
+                                   : plain_line(flow->stream.front, a->options, job, result, error);
 }
 
 static void app_stats(const program_flow *f, const moe_session *session, double elapsed) {
@@ -479,10 +474,11 @@ static void app_stats(const program_flow *f, const moe_session *session, double 
             "kernels          %s\n"
             "device           %s\n",
             (unsigned long long)f->progress.lines, (unsigned long long)f->progress.failed,
-            (unsigned long long)s.source_tokens, (unsigned long long)f->unknown_pieces, (unsigned long long)f->pieces,
-            (unsigned long long)s.target_tokens, elapsed, elapsed > 0 ? (double)s.target_tokens / elapsed : 0.0,
-            (unsigned long long)s.steps, s.steps ? (double)s.rows / (double)s.steps : 0.0, program_resident(),
-            (double)s.bytes / 1048576.0, s.isa ? s.isa : "?", s.device ? s.device : "?");
+            (unsigned long long)s.source_tokens, (unsigned long long)f->stream.unknown_pieces,
+            (unsigned long long)f->stream.pieces, (unsigned long long)s.target_tokens, elapsed,
+            elapsed > 0 ? (double)s.target_tokens / elapsed : 0.0, (unsigned long long)s.steps,
+            s.steps ? (double)s.rows / (double)s.steps : 0.0, program_resident(), (double)s.bytes / 1048576.0,
+            s.isa ? s.isa : "?", s.device ? s.device : "?");
     if (s.device_bytes) fprintf(stderr, "device memory    %.1f MiB\n", (double)s.device_bytes / 1048576.0);
     program_expert_stats(&s);
 }
@@ -560,8 +556,9 @@ static int begin_routing(app *a, const moe_session_params *params) {
     p.log = NULL;
     p.routing = routing_keep_of_job;
     a->second_batch = (size_t)p.batch;
-    if (moe_session_new(a->flow.front->model, &p, &a->second, &e)) return program_complain("%s", e.message), EXIT_MODEL;
-    return program_routing_open(o, a->flow.front, &a->routing);
+    if (program_session_new(a->flow.stream.front->model, &p, &a->second, &e))
+        return program_complain("%s", e.message), EXIT_MODEL;
+    return program_routing_open(o, a->flow.stream.front, &a->routing);
 }
 
 /* Write the rest of the routing if all went well; else remove the file. */
@@ -575,7 +572,7 @@ static int end_routing(app *a, int status) {
     }
     status = program_routing_close(&a->routing, status);
     text_queue_free(&a->translated);
-    moe_session_free(a->second);
+    program_session_free(a->second);
     return status;
 }
 
@@ -639,7 +636,8 @@ static const char *self_test_text(self_test *t, ptrdiff_t source, ptrdiff_t targ
     if (!verdict) {
         out.length = 0;
         ids = moe_model_meta_text(t->front->model, t->target_ids, i);
-        if (text_parse_ids(t->front, ids.data, ids.length, &t->ids, &e) ||
+        const text_front targets = text_front_of_targets(t->front);
+        if (text_parse_ids(&targets, ids.data, ids.length, &t->ids, &e) ||
             text_decode(t->front, t->ids.data, t->ids.length, &out, &e) ||
             !span_is(moe_model_meta_text(t->front->model, (size_t)target, i), &out))
             verdict = "this version of SentencePiece joins the translation differently";
@@ -719,23 +717,21 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
 static int run(const options *o, const text_front *front, moe_session *session, const moe_session_params *params) {
     const program_common *c = &o->common;
     app a = { .options = o,
-              .flow = { .options = c,
-                        .front = front,
+              .flow = { .stream = { .front = front, .split = (size_t)o->split, .ask = app_ask },
+                        .options = c,
                         .done_word = "translated",
-                        .split = o->split,
-                        .ask = app_ask,
                         .see = app_see,
                         .line = app_line,
                         .stats = c->stats ? app_stats : NULL } };
-    a.flow.line_options = (text_options){ .ids = c->ids,
-                                          .pretokenized = c->pretokenized,
-                                          .truncate = c->truncate,
-                                          .pairs = o->score    ? "--score"
-                                                   : o->prefix ? "--prefix"
-                                                               : NULL,
-                                          .calm = !c->ids && !c->pretokenized && !o->score && !o->prefix,
-                                          .max_source = (size_t)params->max_source,
-                                          .max_target = (size_t)params->max_target + (size_t)(o->raw != 0) };
+    a.flow.stream.options = (text_options){ .ids = c->ids,
+                                            .pretokenized = c->pretokenized,
+                                            .truncate = c->truncate,
+                                            .pairs = o->score    ? "--score"
+                                                     : o->prefix ? "--prefix"
+                                                                 : NULL,
+                                            .calm = !c->ids && !c->pretokenized && !o->score && !o->prefix,
+                                            .max_source = (size_t)params->max_source,
+                                            .max_target = (size_t)params->max_target + (size_t)(o->raw != 0) };
     int status = -1;
     if (c->routing) {
         a.flow.leave = app_leave;
@@ -769,12 +765,12 @@ int main(int argc, char **argv) {
     int status = program_begin("moe-translate");
     if (status < 0) status = parse_options(argc, argv, &o);
     if (status >= 0) return status;
-    program_handle_signals();
 
     text_front front;
     const program_common *c = &o.common;
     status = program_open(c, MOE_MODEL_TRANSLATION, o.self_test ? TEXT_IF_THERE : program_level(c), &front);
     if (status >= 0) return status;
+    program_handle_signals();
     moe_session_params params = moe_session_params_default(front.model);
     moe_session *session = NULL;
     apply_options(&o, &params);
@@ -784,9 +780,9 @@ int main(int argc, char **argv) {
     if (o.score && c->max_len < 0 && o.longest > params.max_target)
         params.max_target = o.longest; /* which may be longer than what is translated by itself */
     status = choose_language(&o, &front, &params);
-    if (!status) status = program_session(c, front.model, &params, "a translation", &session);
+    if (!status) status = program_session(c, &front, &params, "a translation", &session);
     if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
-    moe_session_free(session);
+    program_session_free(session);
     text_close(&front);
     return status;
 }

@@ -3,11 +3,13 @@
 #define _DARWIN_C_SOURCE
 
 #include "tools/programs/program.h"
+#include "tools/text/moetext.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +27,9 @@ static int closed[3]; /* standard streams that were closed when the program bega
 
 static char temporary[4096]; /* the name of a file that grows, "": there is none */
 
+/* Sessions that a signal stops. Only the main thread takes signals, so they are there while the handler runs. */
+static moe_session *volatile stoppable[4];
+
 static void on_signal(int number) {
     if (program_signal) { /* the second ends a run that is stuck, in a write for instance */
         if (*temporary) unlink(temporary);
@@ -32,6 +37,8 @@ static void on_signal(int number) {
         raise(number);
     }
     program_signal = number;
+    for (size_t i = 0; i < sizeof stoppable / sizeof *stoppable; i++)
+        if (stoppable[i]) moe_session_cancel(stoppable[i]);
 }
 
 int program_begin(const char *name) {
@@ -83,6 +90,8 @@ void program_expert_stats(const moe_stats *s) {
                 (unsigned long long)s->expert_fetches, (double)s->expert_fetch_bytes / 1048576.0,
                 (unsigned long long)s->expert_hits);
 }
+
+static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };
 
 /* ---- 2. Messages --------------------------------------------------------------------------------------- */
 
@@ -220,12 +229,39 @@ int program_check_kind(const char *path, const moe_model *model, moe_model_kind 
     return EXIT_USAGE;
 }
 
+int program_default_model(program_common *o) {
+    static char path[4096];
+    moe_error e;
+    if (o->model) return -1;
+    if (moetext_default_model(path, sizeof path, &e))
+        return program_usage_error("say which model with -m, or set MOE_MODEL");
+    o->model = path;
+    return -1;
+}
+
+int program_words(program_common *o, int count, char *const *words) {
+    static text_bytes text; /* until the program ends */
+    if (!count) return -1;
+    if (o->input) return program_usage_error("'%s' is one word too many: the text comes from -i", words[0]);
+    for (int i = 0; i < count; i++) {
+        if (i) text_append(&text, " ", 1);
+        text_append_string(&text, words[i]);
+    }
+    if (!text.length || text.data[text.length - 1] != '\n') text_append(&text, "\n", 1);
+    if (text.failed) return program_complain("%s", no_memory.message), EXIT_MODEL;
+    o->text = text.data;
+    return -1;
+}
+
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front) {
-    const moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 0 };
+    const moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2 };
     moe_error e;
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);
-    if (status < 0 && text_open_tokeniser(front, level, &e)) {
+    if (status < 0 &&
+        (text_begin_tokeniser(front, level, &e) ||
+         (!o->no_verify && moe_model_file_bytes(front->model) <= MOE_VERIFY_BYTES && /* as opening would, but */
+          moe_model_verify(front->model, &e)))) {                                    /* beside the tokeniser  */
         program_file_error(o->model, &e);
         status = EXIT_MODEL;
     }
@@ -257,13 +293,39 @@ void program_apply(const program_common *o, moe_session_params *p) {
     p->noise_seed = o->noise_seed;
 }
 
-int program_session(const program_common *o, const moe_model *model, const moe_session_params *params, const char *unit,
+moe_status program_session_new(const moe_model *model, const moe_session_params *params, moe_session **session,
+                               moe_error *error) {
+    sigset_t stops, before;
+    sigemptyset(&stops);
+    sigaddset(&stops, SIGHUP);
+    sigaddset(&stops, SIGINT);
+    sigaddset(&stops, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &stops, &before); /* the session's threads inherit it */
+    const moe_status status = moe_session_new(model, params, session, error);
+    for (size_t i = 0; !status && i < sizeof stoppable / sizeof *stoppable; i++)
+        if (!stoppable[i]) {
+            stoppable[i] = *session;
+            break;
+        }
+    if (!status && program_signal) moe_session_cancel(*session);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
+void program_session_free(moe_session *session) {
+    for (size_t i = 0; i < sizeof stoppable / sizeof *stoppable; i++)
+        if (stoppable[i] == session) stoppable[i] = NULL;
+    moe_session_free(session);
+}
+
+int program_session(const program_common *o, text_front *front, const moe_session_params *params, const char *unit,
                     moe_session **session) {
     moe_error e;
-    moe_status made = moe_session_new(model, params, session, &e);
+    moe_status made = program_session_new(front->model, params, session, &e);
     if (made)
         return program_complain("%s", e.message),
                made == MOE_ERROR_ARGUMENT || made == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
+    if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     if (!o->quiet && params->gating && strcmp(params->gating, moe_gate_name(MOE_GATE_BATCHWISE)) == 0)
         program_complain("batchwise gating: %s depends on what shares its batch", unit);
     return -1;
@@ -338,11 +400,12 @@ static int open_output(const program_common *o, int in, program_output *out) {
 
 int program_open_streams(const program_common *o, int *in, program_output *out) {
     const char *victim;
-    *in = STDIN_FILENO;
+    *in = o->text ? -1 : STDIN_FILENO;
     *out = (program_output){ .fd = STDOUT_FILENO, .name = "standard output" };
     if (o->input && (*in = open(o->input, O_RDONLY)) < 0)
         return program_complain("%s: %s", o->input, strerror(errno)), EXIT_INPUT_OUTPUT;
-    if (!o->input && closed[0]) return program_complain("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
+    if (!o->input && !o->text && closed[0])
+        return program_complain("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
     if (!o->output && closed[1]) return program_complain("standard output is closed; use -o FILE"), EXIT_INPUT_OUTPUT;
     if (o->routing && (victim = would_overwrite(o, o->routing, *in))) {
         program_complain("%s: this is the %s, and would be overwritten", o->routing, victim);
@@ -402,17 +465,11 @@ int program_routing_close(routing_file *file, int status) {
 
 /* ---- 5. Flow ------------------------------------------------------------------------------------------- */
 
-static const moe_error no_memory = { .code = MOE_ERROR_MEMORY, .message = "out of memory" };
-
-static int must_stop(const program_flow *f) {
-    return program_signal || f->out.error || f->read_error || f->trouble.code;
-}
-
 /* Write all lines that are final now, in one write. */
 static void drain(program_flow *f) {
     text_bytes *block = &f->block;
     size_t whole = 0; /* bytes of whole lines */
-    for (text_job *job; !f->trouble.code && (job = text_queue_first(&f->queue)); text_queue_remove(&f->queue)) {
+    for (text_job *job; !f->stream.trouble.code && (job = text_queue_first(&f->queue)); text_queue_remove(&f->queue)) {
         if (job->failed || (job->cut && !f->options->quiet))
             program_complain("line %llu: %s", (unsigned long long)job->line, job->note);
         if (block->length > whole && job->output.length) text_append(block, " ", 1);
@@ -425,10 +482,10 @@ static void drain(program_flow *f) {
             f->progress.lines++;
             f->line_failed = 0;
         }
-        if (f->leave && f->leave(f, job, &f->trouble)) break;
+        if (f->leave && f->leave(f, job, &f->stream.trouble)) break;
     }
     if (block->failed) {
-        f->trouble = no_memory;
+        f->stream.trouble = no_memory;
         return;
     }
     if (whole) {
@@ -438,86 +495,42 @@ static void drain(program_flow *f) {
     program_progress_show(&f->progress);
 }
 
-static void finish(program_flow *f, text_job *job, const moe_result *result) {
+static program_flow *flow_of(text_stream *stream) { return (program_flow *)(void *)stream; }
+
+static int flow_next(text_stream *stream, int wait, text_line *line) {
+    program_flow *f = flow_of(stream);
+    if (program_signal || f->out.error) return MOE_PULL_CANCEL;
+    switch (text_reader_next(&f->reader, wait, line)) {
+    case TEXT_READ_LINE: return MOE_PULL_REQUEST;
+    case TEXT_READ_LATER: return MOE_PULL_LATER;
+    case TEXT_READ_END: return MOE_PULL_END;
+    case TEXT_READ_ERROR: f->read_error = errno; return MOE_PULL_CANCEL;
+    default: return MOE_PULL_CANCEL;
+    }
+}
+
+static text_job *flow_add(text_stream *stream, const text_line *line, int more) {
+    text_job *job = text_queue_add(&flow_of(stream)->queue);
+    (void)line;
+    if (job) job->more = more;
+    return job;
+}
+
+static void flow_finish(text_stream *stream, text_job *job, const moe_result *result) {
+    program_flow *f = flow_of(stream);
     moe_error e = no_memory;
-    moe_status status = f->line(f, job, result, &e);
+    if (program_signal || f->out.error) return;
+    if (result && !result->status && result->n_hypotheses) {
+        f->progress.tokens += result->hypotheses[0].n_ids + (result->hypotheses[0].finished != 0);
+        f->see(f, job, result);
+    }
+    const moe_status status = f->stream.trouble.code ? f->stream.trouble.code : f->line(f, job, result, &e);
     if (status || job->output.failed) {
-        f->trouble = status ? e : no_memory;
+        if (!f->stream.trouble.code) f->stream.trouble = status ? e : no_memory;
         return;
     }
     job->finished = 1;
     drain(f);
-}
-
-static int is_long(const program_flow *f, const text_line *line) {
-    const size_t length = line->length, most = (size_t)f->split;
-    char why[64];
-    if (!most || length <= most) return 0;
-    text_line_usable(line, why, sizeof why);
-    return !*why && text_utf8_count(line->data, length) > most;
-}
-
-/* The next line, or the next sentence of a long one; *more: others follow. */
-static text_read next_text(program_flow *f, int wait, text_line *line, int *more) {
-    *more = 0;
-    if (!f->rest.length) {
-        text_read state = text_reader_next(&f->reader, wait, line);
-        if (state != TEXT_READ_LINE || !is_long(f, line)) return state;
-        f->rest = *line;
-    }
-    *line = f->rest;
-    line->length = text_sentence(line->data, line->length);
-    f->rest.data += line->length;
-    f->rest.length -= line->length;
-    *more = f->rest.length > 0;
-    return TEXT_READ_LINE;
-}
-
-static int flow_pull(void *user, int wait, moe_request *request) {
-    program_flow *f = user;
-    for (;;) {
-        int more;
-        text_line line;
-        if (must_stop(f)) return MOE_PULL_CANCEL;
-        switch (next_text(f, wait, &line, &more)) {
-        case TEXT_READ_LINE: break;
-        case TEXT_READ_LATER: return MOE_PULL_LATER;
-        case TEXT_READ_END: return MOE_PULL_END;
-        case TEXT_READ_STOP: return MOE_PULL_CANCEL;
-        default: f->read_error = errno; return MOE_PULL_CANCEL;
-        }
-        text_job *job = text_queue_add(&f->queue);
-        if (!job) {
-            f->trouble = no_memory;
-            return MOE_PULL_CANCEL;
-        }
-        job->more = more;
-        if (text_job_prepare(f->front, &f->line_options, &line, job, &f->trouble)) return MOE_PULL_CANCEL;
-        if (job->failed || (job->blank && !f->blank_too)) {
-            finish(f, job, NULL);
-            continue;
-        }
-        f->pieces += job->source_ids.length;
-        for (size_t i = 0; i < job->source_ids.length; i++)
-            f->unknown_pieces += (uint64_t)text_is_unknown(f->front, job->source_ids.data[i]);
-        request->user = job;
-        f->ask(f, job, request);
-        return must_stop(f) ? MOE_PULL_CANCEL : MOE_PULL_REQUEST;
-    }
-}
-
-static void flow_done(void *user, const moe_result *result) {
-    program_flow *f = user;
-    text_job *job = result->user;
-    if (must_stop(f)) return;
-    if (result->status) {
-        job->failed = 1;
-        snprintf(job->note, sizeof job->note, "%s", result->message);
-    } else if (result->n_hypotheses) {
-        f->progress.tokens += result->hypotheses[0].n_ids + (result->hypotheses[0].finished != 0);
-        f->see(f, job, result);
-    }
-    finish(f, job, result);
 }
 
 static int flow_through(program_flow *f, moe_session *session) {
@@ -528,7 +541,7 @@ static int flow_through(program_flow *f, moe_session *session) {
     f->progress.begin = program_seconds();
 
     moe_error e = { .code = MOE_OK };
-    moe_status status = moe_translate(session, flow_pull, flow_done, f, &e);
+    moe_status status = text_stream_run(&f->stream, session, &e);
     double elapsed = program_seconds() - f->progress.begin;
     program_progress_hide();
 
@@ -542,9 +555,9 @@ static int flow_through(program_flow *f, moe_session *session) {
                          (unsigned long long)f->reader.lines);
         return EXIT_INPUT_OUTPUT;
     }
-    if (f->trouble.code)
-        return program_complain("%s", f->trouble.message),
-               f->trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+    if (f->stream.trouble.code)
+        return program_complain("%s", f->stream.trouble.message),
+               f->stream.trouble.code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
     if (program_signal) return program_stopped(o, &f->out);
     if (status) return program_complain("%s", e.message), EXIT_MODEL;
     if (f->stats) f->stats(f, session, elapsed);
@@ -557,6 +570,13 @@ static int flow_through(program_flow *f, moe_session *session) {
 int program_flow_run(program_flow *f, moe_session *session) {
     int in, status = program_open_streams(f->options, &in, &f->out);
     text_reader_init(&f->reader, in, &program_signal);
+    if (status < 0 && f->options->text && !text_reader_take(&f->reader, f->options->text)) {
+        program_complain("%s", no_memory.message);
+        status = EXIT_MODEL;
+    }
+    f->stream.next = flow_next;
+    f->stream.add = flow_add;
+    f->stream.finish = flow_finish;
     if (status < 0) status = flow_through(f, session);
     status = program_close_streams(f->options, in, &f->out, status);
     text_reader_free(&f->reader);

@@ -12,7 +12,7 @@
 
 #include "moe.h"
 #include "tools/programs/routing.h"
-#include "tools/text/text.h"
+#include "tools/text/stream.h"
 
 #include <signal.h>
 #include <stdint.h>
@@ -39,7 +39,8 @@ extern volatile sig_atomic_t program_signal; /* the number of a signal that aske
  * at descriptor 1 would be written to. So this opens /dev/null in its place, for input so that it cannot be read and
  * for output so that it cannot be written, and remembers that it was closed. */
 int program_begin(const char *name);
-/* The first SIGHUP, SIGINT or SIGTERM sets program_signal, the second ends the program. */
+/* The first SIGHUP, SIGINT or SIGTERM sets program_signal and stops the sessions below, the second ends the program.
+ * Before this call the first one does. */
 void program_handle_signals(void);
 double program_seconds(void);
 double program_resident(void);                     /* MiB, the largest so far */
@@ -70,6 +71,7 @@ int program_float(const char *name, const char *text, float *out); /* not negati
 typedef struct program_common {
     void (*usage)(FILE *to); /* set by the program */
     const char *model, *input, *output, *routing, *isa, *gating;
+    char *text;                  /* input from the command line; NULL: there is none */
     int threads, batch, max_len; /* -1: not given */
     int noise;
     uint64_t noise_seed;
@@ -115,6 +117,10 @@ enum {
         "max-len", required_argument, NULL, PROGRAM_MAX_LEN                                                 \
     }
 
+#define PROGRAM_HELP_MODEL                                                               \
+    "  -m, --model FILE          the model (default: MOE_MODEL, else the one that was\n" \
+    "                            installed, else the one in the repository)\n"
+
 #define PROGRAM_HELP_GATES(unit)                                                           \
     "Gates\n"                                                                              \
     "      --gating NAME         use this gate in every mixture instead of the\n"          \
@@ -147,7 +153,12 @@ enum {
 
 /* Takes an option from getopt that the program does not handle itself; --help and --version end here. */
 int program_option(program_common *o, int c);
-/* Open the model as the options say; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it is of another kind. */
+/* Where no model was named, the default one: -1, or a complaint and EXIT_USAGE. */
+int program_default_model(program_common *o);
+/* The words of the command line, joined by spaces, become the input: -1, or a complaint and the exit status. */
+int program_words(program_common *o, int count, char *const *words);
+/* Open the model as the options say, and begin its tokeniser; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it
+ * is of another kind. */
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front);
 /* -1 if the model is of this kind. Else a complaint, which names its kind and the program for it, and EXIT_USAGE. */
 int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind);
@@ -157,9 +168,13 @@ int program_ask_language(const text_front *front, const char *what);
 text_level program_level(const program_common *o);
 /* Copy the options for threads, batch, kernels, gates, noise, log and longest line into the parameters. */
 void program_apply(const program_common *o, moe_session_params *params);
-/* A session, or a complaint and the exit status. `unit` names the thing that depends on its batch under batchwise
- * gating: "a translation". */
-int program_session(const program_common *o, const moe_model *model, const moe_session_params *params, const char *unit,
+/* A session that a signal stops: moe_translate and moe_classify return MOE_ERROR_CANCELLED. */
+moe_status program_session_new(const moe_model *model, const moe_session_params *params, moe_session **session,
+                               moe_error *error);
+void program_session_free(moe_session *session); /* NULL is fine */
+/* A session, and the tokeniser that program_open has begun; or a complaint and the exit status. `unit` names the thing
+ * that depends on its batch under batchwise gating: "a translation". */
+int program_session(const program_common *o, text_front *front, const moe_session_params *params, const char *unit,
                     moe_session **session);
 
 /* ---- 4. Input and output ------------------------------------------------------------------------------- */
@@ -198,16 +213,12 @@ int program_routing_close(routing_file *file, int status);
 /* moe_translate pulls a request whenever it has room for another. Each pull reads a line and queues a job; a finished
  * job waits in the queue until those before it are finished, then leaves at once. A line that cannot be used is a job
  * that is finished from the start, so it keeps its place. A line that is split is several jobs in a row. The program
- * sets the first part, zero the rest. */
+ * sets the first part, and of the stream front, options, split, blank_too and ask; zero the rest. */
 typedef struct program_flow program_flow;
 struct program_flow {
+    text_stream stream; /* first, because its functions get a pointer to it */
     const program_common *options;
-    const text_front *front;
-    text_options line_options;
-    const char *done_word; /* "translated" */
-    int blank_too;         /* an empty line is a request as well */
-    int split;             /* lines of more characters than this go sentence by sentence; 0: every line stays whole */
-    void (*ask)(program_flow *flow, text_job *job, moe_request *request);     /* fill the request: ids and all else */
+    const char *done_word;                                                    /* "translated" */
     void (*see)(program_flow *flow, text_job *job, const moe_result *result); /* a result with a hypothesis */
     moe_status (*line)(program_flow *flow, text_job *job, const moe_result *result,
                        moe_error *error); /* job->output; NULL: no result */
@@ -218,13 +229,10 @@ struct program_flow {
     text_reader reader;
     text_queue queue;
     text_bytes block; /* lines on their way to one write; parts of a line wait in it for the others */
-    text_line rest;   /* of a line that is split; it lies in the reader */
     int line_failed;  /* a part of the line that is leaving */
     program_output out;
     program_progress progress;
-    uint64_t pieces, unknown_pieces; /* of the ids that were asked for */
-    int read_error;                  /* errno */
-    moe_error trouble;               /* code set: memory ran out, or worse */
+    int read_error; /* errno */
 };
 
 /* Does everything from opening input and output to the last complaint; gives the exit status. */

@@ -129,7 +129,8 @@ static void append_entry(routing_file *f, const routing_sentence *s, const routi
     json_text(&j, "layer", f->layers[e->layer]);
     json_whole(&j, "position", (int64_t)e->position);
     if (e->token >= 0) {
-        moe_span piece = text_piece(f->front, e->token);
+        const int source = f->layers[e->layer][0] == 'e'; /* encoder.0 */
+        moe_span piece = source ? text_source_piece(f->front, e->token) : text_piece(f->front, e->token);
         json_whole(&j, "id", e->token);
         if (piece.data) json_clean(&j, "token", piece.data, piece.length);
     }

@@ -2,9 +2,10 @@
 //
 // Contents
 //   1. Checks       what SentencePiece follows in a model without looking is looked at here
-//   2. Life         spm_new, spm_free
-//   3. Text and ids spm_encode, spm_decode
-//   4. Pieces       properties of single ids
+//   2. Memory       what a call can take is put aside before it
+//   3. Life         spm_new, spm_free
+//   4. Text and ids spm_encode, spm_decode
+//   5. Pieces       properties of single ids
 #include "spm.h"
 
 #include <sentencepiece_processor.h>
@@ -19,6 +20,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #ifndef SPM_LIBRARY_VERSION
@@ -27,6 +29,9 @@
 
 struct spm {
     sentencepiece::SentencePieceProcessor processor;
+    std::string normaliser; // its character map
+    size_t joining = 1;     // bytes of the longest replacement in a text that was joined
+    size_t unknown = 5;     // bytes that stand for an unknown token there
 };
 
 namespace {
@@ -46,6 +51,8 @@ void say(char *error, size_t error_size, const char *message) {
 //     array of 32 although more are counted;
 //   - user-defined pieces that begin with one another are collected in an array of 64 in the same way;
 //   - a byte piece that is not spelled <0xHH> ends the program when it is decoded.
+// It also takes stack for every byte of the longest piece, and memory for every sentence that the model holds to test
+// itself (field 4) and for the word that stands for unknown pieces (44 in field 2). So their lengths have limits.
 
 struct bad_model : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -108,11 +115,14 @@ class fields {
 uint32_t darts_offset(uint32_t unit) { return (unit >> 10) << ((unit & (1u << 9)) >> 6); }
 bool darts_has_leaf(uint32_t unit) { return (unit >> 8) & 1; }
 uint32_t darts_label(uint32_t unit) { return unit & ((1u << 31) | 0xff); }
+uint32_t darts_value(uint32_t unit) { return unit & 0x7fffffffu; }
 
-void check_character_map(view map) {
+// Returns the bytes of the longest replacement.
+size_t check_character_map(view map) {
     constexpr int most_matches = 32; // Normalizer::kMaxTrieResultsSize
     const bad_model broken("the tokeniser's normalisation table is damaged");
-    if (map.empty()) return;
+    size_t longest = 0;
+    if (map.empty()) return longest;
     if (map.size() <= 4) throw broken;
     uint32_t trie_bytes;
     std::memcpy(&trie_bytes, map.data(), 4);
@@ -148,7 +158,10 @@ void check_character_map(view map) {
     auto enter = [&](uint32_t i) {
         uint32_t base = i ^ darts_offset(units[i]);
         if ((base | 0xff) >= units.size()) throw broken;
-        if (darts_has_leaf(units[i]) && i != 0 && (units[base] & 0x7fffffffu) >= strings.size()) throw broken;
+        if (darts_has_leaf(units[i]) && i != 0) {
+            if (darts_value(units[base]) >= strings.size()) throw broken;
+            longest = std::max(longest, std::strlen(strings.data() + darts_value(units[base])));
+        }
         matches[i] = open;
         path.push_back({ i, first[base], first[base + 1], 0 });
     };
@@ -168,12 +181,41 @@ void check_character_map(view map) {
         if (matches[child] == unseen) enter(child); // `here` may be gone after this
         else here.best = std::max(here.best, matches[child]);
     }
+    return longest;
+}
+
+// How many bytes a text has at the most when a checked character map has replaced its longest matches. A space takes
+// three then, and so does the one that is put before the text.
+size_t normalised_bytes(view map, view text) {
+    uint32_t trie_bytes = 0, unit;
+    size_t bytes = 3;
+    if (!map.empty()) std::memcpy(&trie_bytes, map.data(), 4);
+    auto at = [&](size_t i) { return std::memcpy(&unit, map.data() + 4 + 4 * i, 4), unit; };
+    for (size_t begin = 0; begin < text.size();) {
+        size_t end = begin + 1, length = text[begin] == ' ' ? 3 : 1;
+        for (size_t i = begin, node = trie_bytes ? darts_offset(at(0)) : 0; trie_bytes && i < text.size(); i++) {
+            auto byte = static_cast<unsigned char>(text[i]);
+            node ^= byte;
+            if (darts_label(at(node)) != byte) break;
+            const bool leaf = darts_has_leaf(unit);
+            node ^= darts_offset(unit);
+            if (!leaf) continue;
+            length = 3 * std::strlen(map.data() + 4 + trie_bytes + darts_value(at(node))); // spaces, perhaps
+            end = i + 1;
+        }
+        bytes += length;
+        begin = end;
+    }
+    return bytes;
 }
 
 bool is_byte_piece(view piece) {
     auto hex = [](char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'F'); };
     return piece.size() == 6 && piece.substr(0, 3) == "<0x" && hex(piece[3]) && hex(piece[4]) && piece[5] == '>';
 }
+
+// The most bytes that cutting a text takes; measured: 200 a byte.
+size_t encode_bytes(size_t length) { return (size_t(1) << 14) + 256 * length; }
 
 void check_user_defined(std::vector<view> pieces) {
     constexpr size_t most_nested = 64; // kResultSize in PrefixMatcher::PrefixMatch
@@ -186,39 +228,91 @@ void check_user_defined(std::vector<view> pieces) {
     }
 }
 
-void check_model(view model) {
-    std::vector<view> user_defined;
-    size_t pieces = 0;
+// One piece; its text.
+view check_piece(view message, uint64_t *type) {
+    view text;
+    *type = 1;
+    for (fields piece(message); piece.next();) {
+        if (piece.number == 1 && piece.wire == 2) text = piece.bytes;
+        if (piece.number == 3 && piece.wire == 0) *type = piece.value;
+        if (piece.number == 2 && piece.wire == 5) {
+            auto bits = static_cast<uint32_t>(piece.value);
+            float score;
+            std::memcpy(&score, &bits, 4);
+            if (!std::isfinite(score)) throw bad_model("a piece of the tokeniser has a score that is no number");
+        }
+    }
+    if (text.empty() || text.find('\0') != view::npos)
+        throw bad_model("a piece of the tokeniser is empty or holds a NUL byte");
+    if (text.size() > SPM_MAX_PIECE) throw bad_model("a piece of the tokeniser is longer than 1024 bytes");
+    if (*type == 6 && !is_byte_piece(text)) throw bad_model("a byte piece of the tokeniser is not spelled <0xHH>");
+    return text;
+}
+
+// Returns the most bytes that loading takes, and sets what `made` keeps of the model.
+size_t check_model(view model, spm *made) {
+    constexpr size_t most_samples = 1 << 20;
+    std::vector<view> user_defined, samples;
+    size_t pieces = 0, text_bytes = 0, sample_bytes = 0;
     for (fields top(model); top.next();) {
         if (top.wire != 2) continue;
         if (top.number == 1) {
             if (++pieces > SPM_MAX_PIECES) throw bad_model("the tokeniser has too many pieces");
-            view text;
-            uint64_t type = 1;
-            for (fields piece(top.bytes); piece.next();) {
-                if (piece.number == 1 && piece.wire == 2) text = piece.bytes;
-                if (piece.number == 3 && piece.wire == 0) type = piece.value;
-                if (piece.number == 2 && piece.wire == 5) {
-                    auto bits = static_cast<uint32_t>(piece.value);
-                    float score;
-                    std::memcpy(&score, &bits, 4);
-                    if (!std::isfinite(score))
-                        throw bad_model("a piece of the tokeniser has a score that is no number");
-                }
-            }
-            if (text.empty() || text.find('\0') != view::npos)
-                throw bad_model("a piece of the tokeniser is empty or holds a NUL byte");
-            if (type == 6 && !is_byte_piece(text))
-                throw bad_model("a byte piece of the tokeniser is not spelled <0xHH>");
+            uint64_t type;
+            view text = check_piece(top.bytes, &type);
+            text_bytes += text.size();
             if (type == 4) user_defined.push_back(text);
         } else if (top.number == 3 || top.number == 5) {
             for (fields rules(top.bytes); rules.next();)
-                if (rules.number == 2 && rules.wire == 2) check_character_map(rules.bytes);
+                if (rules.number == 2 && rules.wire == 2) {
+                    size_t longest = check_character_map(rules.bytes);
+                    if (top.number == 3) made->normaliser = rules.bytes;
+                    else made->joining = std::max(made->joining, longest);
+                }
+        } else if (top.number == 2) {
+            for (fields rules(top.bytes); rules.next();)
+                if (rules.number == 44 && rules.wire == 2) made->unknown = rules.bytes.size();
+            if (made->unknown > SPM_MAX_PIECE) throw bad_model("the tokeniser's word for unknown pieces is too long");
+        } else if (top.number == 4) {
+            samples.push_back(top.bytes);
         }
     }
+    for (view sample : samples) sample_bytes += normalised_bytes(made->normaliser, sample);
+    if (sample_bytes > most_samples) throw bad_model("the tokeniser's sentences to test itself are too long");
     if (!pieces) throw bad_model("the tokeniser is not a SentencePiece model: it has no pieces");
     check_user_defined(std::move(user_defined));
+    // Measured with SentencePiece 0.1.97: 340 bytes for a piece of seven letters, 15 for a byte of a long piece. Its
+    // tables double when they are full, so take twice as much.
+    return (size_t(1) << 18) + 400 * pieces + 32 * text_bytes + 3 * model.size() + encode_bytes(sample_bytes);
 }
+
+// ---- 2. Memory ----------------------------------------------------------------------------------------------
+//
+// SentencePiece does not survive an allocation that fails: it follows a pointer that it did not get, or its destructors
+// end the program. So every call into it first puts aside as much memory as it can take. Where operator new then finds
+// none, it asks the handler below, which gives that back, and tries again. The handler belongs to the process, as there
+// is no other; it is set once and passes on what is none of its business.
+
+thread_local void *aside; // of the call that this thread is in
+std::new_handler next_handler;
+
+void give_back() {
+    if (aside) std::free(std::exchange(aside, nullptr));
+    else if (next_handler) next_handler();
+    else throw std::bad_alloc();
+}
+
+class put_aside {
+  public:
+    explicit put_aside(size_t bytes) {
+        static const bool set = (next_handler = std::set_new_handler(give_back), true);
+        aside = set ? std::malloc(bytes) : nullptr;
+        if (!aside) throw std::bad_alloc();
+    }
+    ~put_aside() { std::free(std::exchange(aside, nullptr)); }
+    put_aside(const put_aside &) = delete;
+    put_aside &operator=(const put_aside &) = delete;
+};
 
 // Grow a malloc'ed buffer to hold at least n items.
 template <class T> void reserve(T **buffer, size_t *capacity, size_t n) {
@@ -254,20 +348,46 @@ void give(const std::string &out, char **buffer, size_t *capacity, size_t *lengt
     *length = out.size();
 }
 
+void give_begins(const sentencepiece::ImmutableSentencePieceText &pieces, uint32_t **begins, size_t *capacity,
+                 size_t *count) {
+    const size_t n = pieces.pieces_size();
+    reserve(begins, capacity, n);
+    for (size_t i = 0; i < n; i++) (*begins)[i] = pieces.pieces(static_cast<int>(i)).begin();
+    *count = n;
+}
+
 bool in_range(const spm *t, int32_t id) { return t && id >= 0 && id < t->processor.GetPieceSize(); }
+
+void check_ids(const spm *t, const int32_t *ids, size_t count) {
+    if (count > SPM_MAX_TEXT) throw std::length_error("more than 16 Mi token ids");
+    for (size_t i = 0; i < count; i++)
+        if (!in_range(t, ids[i]))
+            throw std::out_of_range("token id " + std::to_string(ids[i]) + " is not in the tokeniser");
+}
+
+// The most bytes that joining pieces takes, which have `bytes` bytes together.
+size_t decode_bytes(const spm *t, size_t pieces, size_t bytes) {
+    return (size_t(1) << 14) + 512 * pieces + 8 * (bytes + pieces * t->unknown) * t->joining;
+}
+
+size_t pieces_bytes(const spm *t, const int32_t *ids, size_t count) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++) bytes += t->processor.IdToPiece(ids[i]).size();
+    return bytes;
+}
 
 } // namespace
 
-// ---- 2. Life ------------------------------------------------------------------------------------------------
+// ---- 3. Life ------------------------------------------------------------------------------------------------
 
 extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t error_size) {
     spm *made = nullptr;
     spm *result = guarded<spm *>(error, error_size, nullptr, [&]() -> spm * {
         if (!bytes || !size) throw bad_model("the tokeniser is empty");
-        if (size > SPM_MAX_MODEL) throw bad_model("the tokeniser is larger than 64 MiB");
+        if (size > SPM_MAX_MODEL) throw bad_model("the tokeniser is larger than 32 MiB");
         view model(static_cast<const char *>(bytes), size);
-        check_model(model);
         made = new spm;
+        const put_aside memory(check_model(model, made));
         auto status = made->processor.LoadFromSerializedProto(model);
         if (!status.ok())
             throw bad_model(std::string("SentencePiece refuses the tokeniser: ") + status.error_message());
@@ -279,13 +399,14 @@ extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t erro
 
 extern "C" void spm_free(spm *tokeniser) { delete tokeniser; }
 
-// ---- 3. Text and ids ----------------------------------------------------------------------------------------
+// ---- 4. Text and ids ----------------------------------------------------------------------------------------
 
 extern "C" int spm_encode(const spm *t, const char *text, size_t length, int32_t **ids, size_t *capacity, size_t *count,
                           char *error, size_t error_size) {
     *count = 0;
     return guarded<int>(error, error_size, -1, [&]() {
         check_text(text, length);
+        const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
         std::vector<int> out;
         auto status = t->processor.Encode(view(text, length), &out);
         if (!status.ok()) throw std::runtime_error(status.error_message());
@@ -300,10 +421,8 @@ extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t count, char *
                           char *error, size_t error_size) {
     *length = 0;
     return guarded<int>(error, error_size, -1, [&]() {
-        if (count > SPM_MAX_TEXT) throw std::length_error("more than 16 Mi token ids");
-        for (size_t i = 0; i < count; i++)
-            if (!in_range(t, ids[i]))
-                throw std::out_of_range("token id " + std::to_string(ids[i]) + " is not in the tokeniser");
+        check_ids(t, ids, count);
+        const put_aside memory(decode_bytes(t, count, pieces_bytes(t, ids, count)));
         std::vector<int> in;
         if (count) in.assign(ids, ids + count);
         std::string out;
@@ -314,11 +433,34 @@ extern "C" int spm_decode(const spm *t, const int32_t *ids, size_t count, char *
     });
 }
 
+extern "C" int spm_encode_begins(const spm *t, const char *text, size_t length, uint32_t **begins, size_t *capacity,
+                                 size_t *count, char *error, size_t error_size) {
+    *count = 0;
+    return guarded<int>(error, error_size, -1, [&]() {
+        check_text(text, length);
+        const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
+        give_begins(t->processor.EncodeAsImmutableProto(view(text, length)), begins, capacity, count);
+        return 0;
+    });
+}
+
+extern "C" int spm_decode_begins(const spm *t, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
+                                 size_t *count, char *error, size_t error_size) {
+    *count = 0;
+    return guarded<int>(error, error_size, -1, [&]() {
+        check_ids(t, ids, n);
+        const put_aside memory(decode_bytes(t, n, pieces_bytes(t, ids, n)));
+        give_begins(t->processor.DecodeIdsAsImmutableProto({ ids, ids + n }), begins, capacity, count);
+        return 0;
+    });
+}
+
 extern "C" int spm_encode_pieces(const spm *t, const char *text, size_t length, char **pieces, size_t *capacity,
                                  size_t *bytes, char *error, size_t error_size) {
     *bytes = 0;
     return guarded<int>(error, error_size, -1, [&]() {
         check_text(text, length);
+        const put_aside memory(encode_bytes(normalised_bytes(t->normaliser, view(text, length))));
         std::vector<std::string> out;
         auto status = t->processor.Encode(view(text, length), &out);
         if (!status.ok()) throw std::runtime_error(status.error_message());
@@ -334,6 +476,7 @@ extern "C" int spm_decode_pieces(const spm *t, const char *pieces, size_t bytes,
     *length = 0;
     return guarded<int>(error, error_size, -1, [&]() {
         if (bytes > SPM_MAX_TEXT) throw std::length_error("more than 16 MiB of pieces");
+        const put_aside memory(decode_bytes(t, static_cast<size_t>(std::count(pieces, pieces + bytes, '\0')), bytes));
         std::vector<std::string> in;
         for (size_t at = 0; at < bytes; at += in.back().size() + 1) in.emplace_back(pieces + at);
         std::string out;
@@ -344,7 +487,7 @@ extern "C" int spm_decode_pieces(const spm *t, const char *pieces, size_t bytes,
     });
 }
 
-// ---- 4. Pieces ----------------------------------------------------------------------------------------------
+// ---- 5. Pieces ----------------------------------------------------------------------------------------------
 
 extern "C" int32_t spm_size(const spm *t) { return t->processor.GetPieceSize(); }
 

@@ -19,8 +19,9 @@ extern "C" {
 #endif
 
 enum {
-    SPM_MAX_MODEL = 64 << 20, /* bytes of a model that spm_new accepts                                    */
-    SPM_MAX_PIECES = 1 << 22, /* pieces of a model                                                        */
+    SPM_MAX_MODEL = 32 << 20, /* bytes of a model that spm_new accepts                                    */
+    SPM_MAX_PIECES = 1 << 20, /* pieces of a model                                                        */
+    SPM_MAX_PIECE = 1024,     /* bytes of a piece                                                         */
     SPM_MAX_TEXT = 16 << 20   /* bytes of one text to encode, ids of one sequence to decode               */
 };
 
@@ -28,7 +29,11 @@ typedef struct spm spm;
 
 /* Make a tokeniser from the bytes of a .model file, which are copied. They are untrusted input: what the library
  * would follow without looking (its normalisation trie, byte pieces) is checked here first.
- * NULL on failure, with one line in error[error_size] (which may be NULL). */
+ * NULL on failure, with one line in error[error_size] (which may be NULL).
+ *
+ * Memory: SentencePiece ends in a segmentation fault where an allocation fails. So this call and those below take a
+ * block as large as all that they can need before they begin; where there is no such block, they fail, and nothing has
+ * happened. The first call sets the new-handler of the process, which passes on to the one that was there. */
 spm *spm_new(const void *bytes, size_t size, char *error, size_t error_size);
 void spm_free(spm *tokeniser); /* NULL is fine */
 
@@ -46,8 +51,16 @@ int spm_encode(const spm *tokeniser, const char *text, size_t length, int32_t **
 int spm_decode(const spm *tokeniser, const int32_t *ids, size_t count, char **text, size_t *capacity, size_t *length,
                char *error, size_t error_size);
 
-/* The same where pieces are texts, each ended by a NUL, one behind the other: for models whose ids are not
- * SentencePiece's own. What the tokeniser has no piece for comes out as it is written, and joins in as it is. */
+/* Where the piece of each id lies: from byte begins[i] on in the text that spm_encode cuts into ids, or in the text
+ * that spm_decode makes of ids. *begins is a buffer like *ids above, with *count elements. */
+int spm_encode_begins(const spm *tokeniser, const char *text, size_t length, uint32_t **begins, size_t *capacity,
+                      size_t *count, char *error, size_t error_size);
+int spm_decode_begins(const spm *tokeniser, const int32_t *ids, size_t n, uint32_t **begins, size_t *capacity,
+                      size_t *count, char *error, size_t error_size);
+
+/* Ids of text and text of ids where pieces are texts, each ended by a NUL, one behind the other: for models whose ids
+ * are not SentencePiece's own. What the tokeniser has no piece for comes out as it is written, and joins in as it is.
+ */
 int spm_encode_pieces(const spm *tokeniser, const char *text, size_t length, char **pieces, size_t *capacity,
                       size_t *bytes, char *error, size_t error_size);
 int spm_decode_pieces(const spm *tokeniser, const char *pieces, size_t bytes, char **text, size_t *capacity,

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -213,16 +214,14 @@ static int32_t piece_find(const text_vocabulary *v, const char *data, size_t len
     return -1;
 }
 
-/* A model without a list of pieces has an empty vocabulary. */
-static moe_status open_vocabulary(text_front *front, moe_error *error) {
-    text_vocabulary *v = &front->vocabulary;
-    ptrdiff_t list = moe_model_meta_find(front->model, "vocabulary.pieces");
+/* A model without a list of pieces has an empty vocabulary of `size` tokens. */
+static moe_status open_list(const text_front *front, const char *key, int32_t size, text_vocabulary *v,
+                            moe_error *error) {
+    ptrdiff_t list = moe_model_meta_find(front->model, key);
     if (list < 0) return MOE_OK;
     v->count = moe_model_meta_length(front->model, (size_t)list);
-    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_TEXTS ||
-        v->count != (size_t)moe_model_vocabulary(front->model))
-        return fail(error, MOE_ERROR_FORMAT, "vocabulary.pieces", "it is not a list of %d texts, one for each token",
-                    (int)moe_model_vocabulary(front->model));
+    if (moe_model_meta_kind(front->model, (size_t)list) != MOE_META_TEXTS || v->count != (size_t)size)
+        return fail(error, MOE_ERROR_FORMAT, key, "it is not a list of %d texts, one for each token", (int)size);
     v->pieces = malloc(v->count * sizeof *v->pieces);
     if (!v->pieces) return out_of_memory(error);
     moe_model_meta_texts(front->model, (size_t)list, v->pieces, v->count);
@@ -233,6 +232,21 @@ static moe_status open_vocabulary(text_front *front, moe_error *error) {
             return out_of_memory(error);
     }
     return MOE_OK;
+}
+
+/* The lists of pieces of targets, and of sources where they have token ids of their own. */
+static moe_status open_vocabulary(text_front *front, moe_error *error) {
+    const moe_model *m = front->model;
+    moe_status status = open_list(front, "vocabulary.pieces", moe_model_vocabulary(m), &front->vocabulary, error);
+    if (!status && moe_model_meta_find(m, "source.vocab.size") >= 0)
+        status = open_list(front, "source.pieces", moe_model_source_vocabulary(m), &front->sources, error);
+    if (!status && moe_model_meta_find(m, "source.vocab.size") >= 0 && front->vocabulary.count && !front->sources.count)
+        return fail(error, MOE_ERROR_FORMAT, "source.pieces", "sources have token ids of their own, without texts");
+    return status;
+}
+
+static const text_vocabulary *vocabulary_of(const text_front *front) {
+    return !front->of_targets && front->sources.count ? &front->sources : &front->vocabulary;
 }
 
 /* The model's ids of SentencePiece's pieces, where the file lists them. */
@@ -272,8 +286,11 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
     ptrdiff_t kind = moe_model_meta_find(front->model, "tokenizer.kind");
     ptrdiff_t bytes = moe_model_meta_find(front->model, "tokenizer.model");
     moe_span name = { "none", 4 };
-    int64_t unknown = meta_int(front->model, "token.unk", -1);
-    front->unknown = unknown >= 0 && unknown < moe_model_vocabulary(front->model) ? (int32_t)unknown : -1;
+    const int64_t unknown = meta_int(front->model, "token.unk", -1),
+                  of_sources = meta_int(front->model, "source.token.unk", unknown);
+    front->unknown =
+        of_sources >= 0 && of_sources < moe_model_source_vocabulary(front->model) ? (int32_t)of_sources : -1;
+    front->target_unknown = unknown >= 0 && unknown < moe_model_vocabulary(front->model) ? (int32_t)unknown : -1;
     if (kind >= 0) name = moe_model_meta_text(front->model, (size_t)kind, 0);
     if (!span_is(name, "sentencepiece") || bytes < 0) {
         moe_status status = open_vocabulary(front, error);
@@ -296,8 +313,49 @@ moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *e
     if (spm_size(front->tokeniser) > moe_model_vocabulary(front->model))
         return fail(error, MOE_ERROR_FORMAT, "tokenizer.model", "the tokeniser has %d pieces, the model only %d tokens",
                     (int)spm_size(front->tokeniser), (int)moe_model_vocabulary(front->model));
-    front->unknown = spm_unk(front->tokeniser);
+    front->unknown = front->target_unknown = spm_unk(front->tokeniser);
     return MOE_OK;
+}
+
+struct text_loading {
+    pthread_t thread;
+    text_front *front;
+    text_level level;
+    moe_status status;
+    moe_error error;
+};
+
+static void *load_tokeniser(void *user) {
+    struct text_loading *l = user;
+    l->status = text_open_tokeniser(l->front, l->level, &l->error);
+    return NULL;
+}
+
+moe_status text_begin_tokeniser(text_front *front, text_level level, moe_error *error) {
+    struct text_loading *l = level == TEXT_IDS_ONLY ? NULL : calloc(1, sizeof *l);
+    pthread_attr_t stack;
+    if (!l || pthread_attr_init(&stack)) {
+        free(l);
+        return text_open_tokeniser(front, level, error);
+    }
+    l->front = front;
+    l->level = level;
+    pthread_attr_setstacksize(&stack, 4 << 20); /* SentencePiece takes some for every byte of the longest piece */
+    if (pthread_create(&l->thread, &stack, load_tokeniser, l)) free(l);
+    else front->loading = l;
+    pthread_attr_destroy(&stack);
+    return front->loading ? MOE_OK : text_open_tokeniser(front, level, error);
+}
+
+moe_status text_wait_tokeniser(text_front *front, moe_error *error) {
+    struct text_loading *l = front->loading;
+    if (!l) return MOE_OK;
+    pthread_join(l->thread, NULL);
+    const moe_status status = l->status;
+    if (status && error) *error = l->error;
+    free(l);
+    front->loading = NULL;
+    return status;
 }
 
 const char *text_file_error(const char *file, const moe_error *error, char *out, size_t size) {
@@ -308,7 +366,7 @@ const char *text_file_error(const char *file, const moe_error *error, char *out,
 
 moe_status text_open(const char *path, text_level level, const moe_model_params *params, text_front *front,
                      moe_error *error) {
-    *front = (text_front){ .unknown = -1 };
+    *front = (text_front){ .unknown = -1, .target_unknown = -1 };
     moe_status status = moe_model_open(path, params, &front->model, error);
     if (status) return status;
     front->source_extra = source_extra(front->model);
@@ -318,14 +376,25 @@ moe_status text_open(const char *path, text_level level, const moe_model_params 
 }
 
 void text_close(text_front *front) {
+    text_wait_tokeniser(front, NULL);
     spm_free(front->tokeniser);
     spm_free(front->joiner);
     free(front->map.ids);
     free(front->map.pieces);
     free(front->vocabulary.pieces);
     text_index_free(&front->vocabulary.index);
+    free(front->sources.pieces);
+    text_index_free(&front->sources.index);
     moe_model_close(front->model);
     *front = (text_front){ 0 };
+}
+
+text_front text_front_of_targets(const text_front *front) {
+    text_front targets = *front;
+    if (front->joiner) targets.tokeniser = front->joiner;
+    targets.unknown = front->target_unknown;
+    targets.of_targets = 1;
+    return targets;
 }
 
 void text_languages(const text_front *front, text_bytes *out) {
@@ -433,7 +502,7 @@ static moe_status append_id(text_ids *ids, int32_t id, moe_error *error);
 /* Pieces as texts, looked up in the vocabulary. */
 static moe_status encode_pieces(const text_front *front, const char *text, size_t length, text_ids *ids,
                                 moe_error *error) {
-    const text_vocabulary *v = &front->vocabulary;
+    const text_vocabulary *v = vocabulary_of(front);
     char why[200] = "", *pieces = NULL;
     size_t capacity = 0, bytes = 0, n;
     moe_status status = MOE_OK;
@@ -460,7 +529,7 @@ static moe_status check_known(const text_ids *ids, moe_error *error) {
 
 moe_status text_encode(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
     char why[200] = "";
-    if (front->vocabulary.count) {
+    if (vocabulary_of(front)->count) {
         moe_status status = encode_pieces(front, text, length, ids, error);
         return status ? status : check_known(ids, error);
     }
@@ -558,7 +627,7 @@ static moe_status append_id(text_ids *ids, int32_t id, moe_error *error) {
 
 /* The id of a piece; -1 if there is no such piece, -2 if memory ran out. */
 static int32_t piece_id(const text_front *front, const char *piece, size_t length) {
-    const text_vocabulary *v = &front->vocabulary;
+    const text_vocabulary *v = vocabulary_of(front);
     if (v->count) return piece_find(v, piece, length);
     text_bytes name = { 0 };
     text_append(&name, piece, length);
@@ -603,6 +672,12 @@ moe_span text_piece(const text_front *front, int32_t id) {
     return (moe_span){ piece, strlen(piece) };
 }
 
+moe_span text_source_piece(const text_front *front, int32_t id) {
+    const text_vocabulary *v = &front->sources;
+    if (!v->count) return text_piece(front, id);
+    return id >= 0 && (size_t)id < v->count ? v->pieces[id] : (moe_span){ NULL, 0 };
+}
+
 moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out,
                             moe_error *error) {
     size_t begin = out->length;
@@ -620,7 +695,8 @@ moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t 
 int text_is_unknown(const text_front *front, int32_t id) { return id >= 0 && id == front->unknown; }
 
 moe_status text_parse_ids(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error) {
-    const int32_t vocabulary = moe_model_vocabulary(front->model);
+    const int32_t vocabulary =
+        front->of_targets ? moe_model_vocabulary(front->model) : moe_model_source_vocabulary(front->model);
     ids->length = 0;
     for (size_t i = 0;;) {
         while (i < length && is_blank(text[i])) i++;
@@ -650,6 +726,12 @@ moe_status text_parse_ids(const text_front *front, const char *text, size_t leng
 
 void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop) {
     *reader = (text_reader){ .fd = fd, .stop = stop };
+}
+
+int text_reader_take(text_reader *reader, const char *text) {
+    text_append_string(&reader->buffer, text);
+    reader->at_end = 1;
+    return !reader->buffer.failed;
 }
 
 size_t text_line_usable(const text_line *line, char *why, size_t size) {
@@ -714,6 +796,7 @@ text_read text_reader_next(text_reader *r, int wait, text_line *line) {
             line->data = data + r->begin;
             line->length = stop - r->begin;
             line->number = ++r->lines;
+            line->given = NULL;
             r->begin = r->searched = end ? stop + 1 : stop;
             r->skipping = !end && !r->at_end;
             if (end && line->length && line->data[line->length - 1] == '\r') line->length--;
@@ -741,24 +824,25 @@ static void note(text_job *job, int *flag, const char *format, ...)
     ;
 
 static void note(text_job *job, int *flag, const char *format, ...) {
-    if (job->cut || job->failed) {
-        *flag = 1;
-        return;
-    }
+    const int first = !job->cut && !job->failed;
     *flag = 1;
+    if (job->failed && !job->status) job->status = MOE_ERROR_ARGUMENT;
+    if (!first) return;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(job->note, sizeof job->note, format, arguments);
     va_end(arguments);
 }
 
+static const char *before_option(const text_options *options) { return options->option ? options->option : "--"; }
+
 /* How much of a line is fit for use: all of it, or with `truncate` what comes before the first trouble. */
 static size_t usable(const text_options *options, const text_line *line, text_job *job) {
     char why[64];
     const size_t length = text_line_usable(line, why, sizeof why);
     if (*why)
-        note(job, options->truncate ? &job->cut : &job->failed, "%s%s", why,
-             options->truncate ? ": cut there" : "; --truncate would cut it there");
+        note(job, options->truncate ? &job->cut : &job->failed, options->truncate ? "%s: cut there" : "%s; %s%s", why,
+             before_option(options), "truncate would cut it there");
     return length;
 }
 
@@ -781,7 +865,7 @@ static moe_status to_ids(const text_front *front, const text_options *options, c
 
 /* Whether a piece is <0x80> to <0xBF>: the one before it begins the character. */
 static int continues_character(const text_front *front, int32_t id) {
-    const moe_span piece = text_piece(front, id);
+    const moe_span piece = front->of_targets ? text_piece(front, id) : text_source_piece(front, id);
     return piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 && memchr("89AB", piece.data[3], 4) &&
            piece.data[5] == '>';
 }
@@ -792,8 +876,9 @@ static void limit_ids(const text_front *front, const text_options *options, cons
     if (job->failed || ids->length <= limit) return;
     if (!options->truncate) {
         note(job, &job->failed,
-             "the %s has %zu tokens, at most %zu fit; --truncate would cut it, --max-len allows more", what,
-             ids->length, limit);
+             "the %s has %zu tokens, at most %zu fit; %struncate would cut it, %smax-len allows more", what,
+             ids->length, limit, before_option(options), before_option(options));
+        job->status = MOE_ERROR_LIMIT;
         return;
     }
     size_t keep = limit;
@@ -809,17 +894,24 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     job->line = line->number;
     size_t length = usable(options, line, job);
     if (job->failed) return MOE_OK; /* source stays empty: what is left of it is not what was written */
-    const char *tab = options->pairs && length ? memchr(line->data, '\t', length) : NULL;
-    size_t source = tab ? (size_t)(tab - line->data) : length;
+    const char *tab = options->pairs && !line->given && length ? memchr(line->data, '\t', length) : NULL;
+    const size_t source = tab ? (size_t)(tab - line->data) : length;
     text_append(&job->source, line->data, source);
     if (tab) text_append(&job->target, tab + 1, length - source - 1);
-    else text_append(&job->target, "", 0);
+    else text_append(&job->target, line->given, line->given ? line->given_length : 0);
     if (job->source.failed || job->target.failed) return out_of_memory(error);
-    if (options->pairs && length && !tab) {
+    const int pair = tab || line->given;
+    if (line->given && (text_utf8_valid(line->given, line->given_length) < line->given_length ||
+                        (line->given_length && memchr(line->given, '\0', line->given_length)))) {
+        note(job, &job->failed, "the target is not UTF-8, or has a NUL byte");
+        return MOE_OK;
+    }
+    if (options->pairs && length && !pair) {
         note(job, &job->failed, "%s wants source TAB target, and there is no TAB", options->pairs);
         return MOE_OK;
     }
 
+    const text_front targets = text_front_of_targets(front);
     moe_status status;
     job->shouted = options->calm && text_is_shouted(job->source.data, job->source.length);
     if (job->shouted) {
@@ -831,15 +923,49 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     } else {
         status = to_ids(front, options, &job->source, &job->source_ids, job, error);
     }
-    if (!status && tab && !job->failed) status = to_ids(front, options, &job->target, &job->target_ids, job, error);
+    if (!status && pair && !job->failed) status = to_ids(&targets, options, &job->target, &job->target_ids, job, error);
     if (status || job->failed) return status;
     size_t room = options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
     limit_ids(front, options, "line", room, &job->source_ids, job);
-    if (tab)
-        limit_ids(front, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids, job);
+    if (pair)
+        limit_ids(&targets, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids,
+                  job);
     /* White space only: no pieces, nothing to say. A score of nothing given nothing is no use either. */
     job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
     return MOE_OK;
+}
+
+moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job, const int32_t *ids,
+                          size_t count, text_bytes *out, moe_error *error) {
+    const size_t begin = out->length;
+    moe_status status = MOE_OK;
+    if (options->pretokenized) status = text_join_pieces(front, ids, count, out, error);
+    else if (options->ids) text_append_ids(out, ids, count);
+    else status = text_decode(front, ids, count, out, error);
+    if (!status && out->failed) return out_of_memory(error);
+    if (!status && job->shouted) text_shout(out->data + begin, out->length - begin);
+    return status;
+}
+
+void text_job_clear(text_job *job) {
+    text_clear(&job->source);
+    text_clear(&job->target);
+    text_clear(&job->output);
+    job->source_ids.length = job->target_ids.length = 0;
+    job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
+    job->note[0] = '\0';
+    job->line = 0;
+    job->status = MOE_OK;
+    job->extra = NULL;
+    job->next = NULL;
+}
+
+void text_job_free(text_job *job) {
+    text_bytes_free(&job->source);
+    text_bytes_free(&job->target);
+    text_bytes_free(&job->output);
+    text_ids_free(&job->source_ids);
+    text_ids_free(&job->target_ids);
 }
 
 text_job *text_queue_add(text_queue *queue) {
@@ -850,15 +976,7 @@ text_job *text_queue_add(text_queue *queue) {
         job = calloc(1, sizeof *job);
         if (!job) return NULL;
     }
-    text_clear(&job->source);
-    text_clear(&job->target);
-    text_clear(&job->output);
-    job->source_ids.length = job->target_ids.length = 0;
-    job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
-    job->note[0] = '\0';
-    job->line = 0;
-    job->extra = NULL;
-    job->next = NULL;
+    text_job_clear(job);
     if (queue->last) queue->last->next = job;
     else queue->first = job;
     queue->last = job;
@@ -880,11 +998,7 @@ void text_queue_free(text_queue *queue) {
     for (int list = 0; list < 2; list++) {
         for (text_job *job = list ? queue->spare : queue->first, *next; job; job = next) {
             next = job->next;
-            text_bytes_free(&job->source);
-            text_bytes_free(&job->target);
-            text_bytes_free(&job->output);
-            text_ids_free(&job->source_ids);
-            text_ids_free(&job->target_ids);
+            text_job_free(job);
             free(job);
         }
     }
@@ -904,12 +1018,13 @@ static int next_field(moe_span *rest, moe_span *field) {
 
 static moe_status read_pair(const text_front *front, const text_options *options, moe_span rest, int targets_wanted,
                             text_pair *p, moe_error *error) {
+    const text_front targets = text_front_of_targets(front);
     moe_span fields[3], *source = &fields[2];
     char code[32];
     moe_status status = MOE_OK;
     if (moe_model_get_kind(front->model) == MOE_MODEL_LANGUAGE) {
         p->has_target = 1;
-        return parse_text(front, options, rest.data, rest.length, &p->target, error);
+        return parse_text(&targets, options, rest.data, rest.length, &p->target, error);
     }
     int n = 0;
     while (n < 3 && next_field(&rest, &fields[n])) n++;
@@ -921,7 +1036,7 @@ static moe_status read_pair(const text_front *front, const text_options *options
     if (moe_model_language_count(front->model)) status = text_language(front, code, &p->tag, error);
     if (!status) status = parse_text(front, options, source->data, source->length, &p->source, error);
     p->has_target = targets_wanted || rest.length;
-    if (!status && p->has_target) status = parse_text(front, options, rest.data, rest.length, &p->target, error);
+    if (!status && p->has_target) status = parse_text(&targets, options, rest.data, rest.length, &p->target, error);
     return status;
 }
 

@@ -7,7 +7,7 @@
  *   text_sample  a text that is read whole, to measure with.
  *
  * A program's loop is: text_reader_next -> text_queue_add -> text_job_prepare -> moe_translate's pull and done ->
- * text_job.output -> text_queue_first. Section 5 of tools/programs/program.c is that loop.
+ * text_job.output -> text_queue_first. stream.c is that loop.
  *
  * Nothing here prints or exits. Functions that return moe_status fill the caller's moe_error.
  */
@@ -70,10 +70,13 @@ typedef struct text_front {
     spm *joiner;    /* of what the model writes; NULL: the same */
     text_map map;
     text_vocabulary vocabulary;
-    int32_t special[3]; /* ids that are no text: begin, end, padding */
-    int32_t unknown;    /* id of pieces that are not in the vocabulary; -1: there is none */
+    text_vocabulary sources;         /* of sources, where those have ids of their own; count 0: the same */
+    int of_targets;                  /* what is cut and looked up is a target: text_front_of_targets */
+    int32_t special[3];              /* ids that are no text: begin, end, padding */
+    int32_t unknown, target_unknown; /* ids of pieces that are not in the vocabulary; -1: there is none */
     size_t
         source_extra; /* tokens that the session adds to a source: tag, begin, end; to a language model's text: end */
+    struct text_loading *loading; /* a tokeniser that was begun */
 } text_front;
 
 /* "FILE: WHERE: MESSAGE" for a file that could not be used; messages about input and output name the file themselves.
@@ -93,6 +96,15 @@ moe_status text_open(const char *path, text_level level, const moe_model_params 
 void text_close(text_front *front);
 /* The tokeniser later, for a model that was opened with TEXT_IDS_ONLY. *front can be closed in any case. */
 moe_status text_open_tokeniser(text_front *front, text_level level, moe_error *error);
+/* The same in a thread of its own, while the caller makes a session. Until text_wait_tokeniser has returned, the caller
+ * may look at the model alone, and *front must stay where it is. Without a thread to be had, text_begin_tokeniser does
+ * all the work. */
+moe_status text_begin_tokeniser(text_front *front, text_level level, moe_error *error);
+moe_status text_wait_tokeniser(text_front *front, moe_error *error); /* MOE_OK where nothing was begun */
+
+/* The same front end for what the model writes: targets may be cut otherwise than sources, and have other ids. It is
+ * borrowed: not to be closed. */
+text_front text_front_of_targets(const text_front *front);
 
 /* Sets *tag of a language's code, which may be written as the model has it or as other models do: "de" finds "deu_Latn"
  * and "pt-BR" finds "pt". An unknown language is MOE_ERROR_ARGUMENT, with the known ones in the message. */
@@ -108,11 +120,12 @@ moe_status text_parse_pieces(const text_front *front, const char *text, size_t l
 /* The other way, appended to *out. No line break and no TAB, as with text_decode. */
 moe_status text_join_pieces(const text_front *front, const int32_t *ids, size_t count, text_bytes *out,
                             moe_error *error);
-/* What the vocabulary calls an id; `data` NULL: there is none, or no vocabulary. */
+/* What the vocabulary calls an id of a target, and of a source; `data` NULL: there is none, or no vocabulary. */
 moe_span text_piece(const text_front *front, int32_t id);
+moe_span text_source_piece(const text_front *front, int32_t id);
 /* 1 if the id stands for a piece that the vocabulary does not know. */
 int text_is_unknown(const text_front *front, int32_t id);
-/* "12 7 350": decimal ids separated by spaces. Every id must be in the model's vocabulary. */
+/* "12 7 350": decimal ids separated by spaces. Every id must be in the model's vocabulary of sources, or of targets. */
 moe_status text_parse_ids(const text_front *front, const char *text, size_t length, text_ids *ids, moe_error *error);
 
 /* ---- 4. Lines in --------------------------------------------------------------------------------------- */
@@ -130,8 +143,10 @@ typedef enum text_read {
 typedef struct text_line {
     const char *data; /* valid until the next call; without its "\n" or "\r\n" */
     size_t length;
-    uint64_t number; /* 1 for the first                                */
-    int too_long;    /* more than TEXT_MAX_LINE bytes: the rest is gone */
+    uint64_t number;   /* 1 for the first                                */
+    int too_long;      /* more than TEXT_MAX_LINE bytes: the rest is gone */
+    const char *given; /* [given_length] the target, NULL: there is none, or it is in `data` (text_options.pairs) */
+    size_t given_length;
 } text_line;
 
 typedef struct text_reader {
@@ -145,6 +160,8 @@ typedef struct text_reader {
 
 /* The descriptor stays the caller's. */
 void text_reader_init(text_reader *reader, int fd, const volatile sig_atomic_t *stop);
+/* Lines of a text, which is copied, in place of those of a descriptor; 0: no memory. */
+int text_reader_take(text_reader *reader, const char *text);
 /* The next line. `wait` 0 never blocks. A last line without a line break counts; a byte order mark at the very
  * beginning does not. Lines may hold NUL bytes. */
 text_read text_reader_next(text_reader *reader, int wait, text_line *line);
@@ -156,13 +173,14 @@ void text_reader_free(text_reader *reader);
 /* ---- 5. Jobs ------------------------------------------------------------------------------------------- */
 
 typedef struct text_options {
-    int ids;           /* lines are token ids                                                */
-    int pretokenized;  /* lines are pieces of the model's vocabulary                         */
-    const char *pairs; /* lines are source TAB target, as this option asks for; NULL: they are not */
-    int truncate;      /* cut what cannot be used whole, and say so, rather than refuse it    */
-    int calm;          /* what is written in capitals is encoded as in small letters: few models have learned those */
-    size_t max_source; /* tokens, source_extra included: moe_session_params; of a language model its max_target */
-    size_t max_target; /* tokens, end included                                                */
+    const char *option; /* what messages write before an option's name; NULL: "--" */
+    int ids;            /* lines are token ids                                                */
+    int pretokenized;   /* lines are pieces of the model's vocabulary                         */
+    const char *pairs;  /* lines are source TAB target, as this option asks for; NULL: they are not */
+    int truncate;       /* cut what cannot be used whole, and say so, rather than refuse it    */
+    int calm;           /* what is written in capitals is encoded as in small letters: few models have learned those */
+    size_t max_source;  /* tokens, source_extra included: moe_session_params; of a language model its max_target */
+    size_t max_target;  /* tokens, end included                                                */
 } text_options;
 
 typedef struct text_job {
@@ -170,10 +188,11 @@ typedef struct text_job {
     uint64_t line;
     text_bytes source, target; /* as read, cut if so */
     text_ids source_ids, target_ids;
-    int blank;   /* nothing to translate: the output is an empty line */
-    int shouted; /* it was in capitals, so should its translation be */
-    int cut;     /* `note` says what was cut */
-    int failed;  /* `note` says why there is no output */
+    int blank;         /* nothing to translate: the output is an empty line */
+    int shouted;       /* it was in capitals, so should its translation be */
+    int cut;           /* `note` says what was cut */
+    int failed;        /* `note` says why there is no output */
+    moe_status status; /* why it failed */
     char note[256];
     text_bytes output; /* the caller's, without line break */
     int finished;      /* the caller sets it when `output` is final */
@@ -185,6 +204,13 @@ typedef struct text_job {
  * status: what is returned is MOE_OK or MOE_ERROR_MEMORY. */
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
                             moe_error *error);
+
+/* What the model wrote for a job, appended to *out in the form of its line: text in the capitals of the line, pieces or
+ * ids. */
+moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job, const int32_t *ids,
+                          size_t count, text_bytes *out, moe_error *error);
+void text_job_clear(text_job *job); /* blank again, with the memory that it has */
+void text_job_free(text_job *job);  /* what it holds, not the job */
 
 /* Lines out, in order. All zero is empty. Jobs are used again: a long run allocates for its widest moment only. */
 typedef struct text_queue {

@@ -1,13 +1,16 @@
 """Training data for moe: reading the corpus, the vocabulary, the mix of sources, batches.
 
-The corpus is a folder of `train/*.tsv.xz` and `dev/*.tsv.xz` files: a header row of language codes, then one row per unit
-and one column per language; any two non-empty cells of a row are a pair, usable in both directions.
+The corpus is a folder of `train/*.tsv.xz` and `dev/*.tsv.xz` files: a header row of language codes, then one row per
+unit and one column per language; any two non-empty cells of a row are a pair, usable in both directions.
 
-`prepare` turns it into a cache: a SentencePiece model trained on a balanced sample and, for every file and language, the
-pieces of all cells as one flat uint16 array with offsets. Beside the files it makes two tables of noise out of Tatoeba, so that
-ordinary input works, one of everyday sentences as people type them, one of phrases around the rarer words, one of rows with
-other names, three of what dictionaries have that are installed, and one of Spanish that a program made of French. `Mixture` draws pairs from that cache by shares of target
-tokens, each source shuffled without replacement, and cuts them into batches of sentences of like length.
+`prepare` turns it into a cache: a SentencePiece model trained on a balanced sample and, for every file and language,
+the pieces of all cells as one flat uint16 array with offsets. Beside the files it makes two tables of noise out of
+Tatoeba, so that ordinary input works, one of everyday sentences as people type them, one of phrases around the rarer
+words, one of rows with other names, three of what the installed dictionaries have, and one of Spanish that a program
+made of French.
+
+`Mixture` draws pairs from that cache by shares of target tokens, each source shuffled without replacement, and cuts
+them into batches of sentences of like length.
 """
 import glob
 import json
@@ -20,6 +23,7 @@ import numpy as np
 import sentencepiece
 
 import dictionaries
+import everyday
 import names
 import phrases
 import pivot
@@ -41,16 +45,18 @@ SHARES = {
     "picard": (0.0005, 0), "cryptpad": (0.0005, 0),
     "everyday.en-de": (0.060, 0), "everyday.en-fr": (0.055, 0), "everyday.en-es": (0.055, 0),
     "everyday.de-fr": (0, 0.025), "everyday.de-es": (0, 0.025), "everyday.fr-es": (0, 0.025), "phrases": (0.012, 0.012),
-    # Made here: see pivot.py, dictionaries.py, phrases.py (aligned), names.py, noise_tables and typed_table.
+    # Made here: see everyday.py (everyday.written), pivot.py, dictionaries.py, phrases.py (aligned), names.py,
+    # noise_tables and typed_table.
+    "everyday.written": (0.050, 0.050),
     "pivot": (0.060, 0.020),
-    "dictionaries": (0.120, 0.030), "bridged": (0.030, 0), "nouns": (0.100, 0), "aligned": (0.115, 0), "names": (0.090, 0.010),
-    "typed": (0.036, 0.020), "noise": (0.032, 0.012), "same": (0.004, 0.004),
+    "dictionaries": (0.120, 0.030), "bridged": (0.030, 0), "nouns": (0.100, 0), "aligned": (0.115, 0),
+    "names": (0.090, 0.010), "typed": (0.036, 0.020), "noise": (0.032, 0.012), "same": (0.004, 0.004),
 }
 
 MADE = {"pivot": "es"}  # a language that a program wrote, so that nothing is translated into it: file -> language
 
 
-# ---- Reading -----------------------------------------------------------------------------------------------------------
+# ---- Reading ---------------------------------------------------------------------------------------------------------
 
 def read_table(path):
     """The columns of one corpus file: language -> list of cells (empty string: no translation)."""
@@ -68,7 +74,7 @@ def read_dev(corpus, name, source, target, limit):
     return [a for a, _ in pairs], [b for _, b in pairs]
 
 
-# ---- Noise -------------------------------------------------------------------------------------------------------------
+# ---- Noise -----------------------------------------------------------------------------------------------------------
 
 EMOJI = [chr(c) for low, high in ((0x1F600, 0x1F64F), (0x1F300, 0x1F5FF), (0x1F680, 0x1F6C5), (0x1F90C, 0x1F9FF))
          for c in range(low, high)] + "\u2764\ufe0f \u2600\ufe0f \u2615 \u2705 \u2b50 \u263a\ufe0f".split()
@@ -83,9 +89,10 @@ def a_word(r, low=2, high=9):
 
 def an_address(r):
     host = a_word(r, 3, 10) + "." + r.choice("com org net de fr es eu io co.uk gov edu info".split())
-    return r.choice((f"https://www.{host}/{a_word(r)}", f"http://{host}", f"https://{host}/{a_word(r)}/{r.randint(1, 999)}",
-                     f"www.{host}", host, f"{a_word(r)}@{host}", f"{a_word(r)}.{a_word(r)}@{host}", f"@{a_word(r)}",
-                     f"#{a_word(r)}", f"/{a_word(r)}/{a_word(r)}.{r.choice('txt pdf py c html'.split())}"))
+    return r.choice((f"https://www.{host}/{a_word(r)}", f"http://{host}",
+                     f"https://{host}/{a_word(r)}/{r.randint(1, 999)}", f"www.{host}", host, f"{a_word(r)}@{host}",
+                     f"{a_word(r)}.{a_word(r)}@{host}", f"@{a_word(r)}", f"#{a_word(r)}",
+                     f"/{a_word(r)}/{a_word(r)}.{r.choice('txt pdf py c html'.split())}"))
 
 
 def a_number(r):
@@ -113,7 +120,8 @@ def some_signs(r):
 
 def some_markup(r, cells):
     tag, name = r.choice("p b i li a div span h1 td".split()), a_word(r, 1, 6)
-    before = r.choice((f"<{tag}>", f"<{tag} class=\"{name}\">", f"<{tag} id=\"{name}\">", f"<a href=\"{an_address(r)}\">"))
+    before = r.choice((f"<{tag}>", f"<{tag} class=\"{name}\">", f"<{tag} id=\"{name}\">",
+                       f"<a href=\"{an_address(r)}\">"))
     return [f"{before}{cell}</{before[1:].split()[0].rstrip('>')}>" for cell in cells]
 
 
@@ -143,17 +151,18 @@ def noisy_row(r, cells, more):
         return cells
     if roll < 0.85:
         return some_markup(r, cells)
-    what = r.choice((an_address, a_number, an_emoji, some_signs, some_signs, lambda r: foreign_words(r, r.randint(1, 6)),
-                     lambda r: foreign_words(r, r.randint(1, 6)), lambda r: " ".join(copied(r) for _ in range(r.randint(1, 5))),
+    what = r.choice((an_address, a_number, an_emoji, some_signs, some_signs,
+                     lambda r: foreign_words(r, r.randint(1, 6)), lambda r: foreign_words(r, r.randint(1, 6)),
+                     lambda r: " ".join(copied(r) for _ in range(r.randint(1, 5))),
                      lambda r: r.choice(LETTERS) * r.randint(3, 60), lambda r: " ".join([a_word(r)] * r.randint(2, 20)),
                      lambda r: f"{a_word(r)}({a_word(r)}, {r.randint(0, 99)});"))(r)
     return [what] * len(cells)
 
 
 def noise_tables(tables, rows, seed):
-    """Two tables made of short plain sentences. "noise": capitals, no capitals, things that are copied (numbers, addresses, emoji,
-    unknown scripts, markup), several sentences in a row, nothing but such things. "same": sentences that are in the target language
-    already, which stay as they are."""
+    """Two tables made of short plain sentences. "noise": capitals, no capitals, things that are copied (numbers,
+    addresses, emoji, unknown scripts, markup), several sentences in a row, nothing but such things. "same": sentences
+    that are in the target language already, which stay as they are."""
     r = random.Random(seed)
     noise, same = {language: [] for language in LANGUAGES}, {language: [] for language in LANGUAGES}
     sources = [table for name, table in sorted(tables.items()) if name.startswith("tatoeba")]
@@ -196,7 +205,7 @@ def typed_table(tables, seed):
     return typed
 
 
-# ---- Vocabulary and cache ----------------------------------------------------------------------------------------------
+# ---- Vocabulary and cache --------------------------------------------------------------------------------------------
 
 def train_vocabulary(tables, path, size, sentences_per_language, seed):
     """Trains the shared unigram vocabulary on the same number of sentences of each language, drawn by the shares."""
@@ -232,6 +241,7 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
         name = os.path.basename(path)[:-len(".tsv.xz")]
         if name in SHARES:
             tables[name] = read_table(path)
+    tables["everyday.written"] = everyday.everyday_table(seed=1, kept_apart=everyday.phrasebook())
     if vocabulary:
         with open(vocabulary, "rb") as source, open(model, "wb") as target:
             target.write(source.read())
@@ -239,7 +249,7 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
         log("training the vocabulary")
         train_vocabulary(tables, model, vocabulary_size, 80_000, seed=1)
     pieces = sentencepiece.SentencePieceProcessor(model_file=model)
-    known = {cell for path in glob.glob(os.path.join(corpus, "dev", "*.tsv.xz")) + glob.glob(os.path.join(corpus, "test", "*.tsv.xz"))
+    known = {cell for part in ("dev", "test") for path in glob.glob(os.path.join(corpus, part, "*.tsv.xz"))
              for cells in read_table(path).values() for cell in cells if cell}
     tables.update(noise_tables(tables, 120_000, seed=1), names=names.name_table(tables, 240_000, seed=1),
                   typed=typed_table(tables, seed=1), aligned=phrases.phrase_table(tables, "en", seed=1, log=log),
@@ -258,11 +268,11 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
     return model
 
 
-# ---- The mix -----------------------------------------------------------------------------------------------------------
+# ---- The mix ---------------------------------------------------------------------------------------------------------
 
 class Source:
-    """All usable pairs of one file, with or without English, in shuffled epochs without replacement. The pairs of "same" are
-    those of a sentence with itself; nothing is translated into what a program wrote."""
+    """All usable pairs of one file, with or without English, in shuffled epochs without replacement. The pairs of
+    "same" are those of a sentence with itself; nothing is translated into what a program wrote."""
 
     def __init__(self, name, arrays, english, max_pieces, max_ratio, seed):
         self.name, self.arrays, self.seed = name, arrays, seed
@@ -378,5 +388,5 @@ class Mixture:
 
     def report(self):
         """One line per source: share, pairs, mean target length."""
-        return [f"{s.name:22s} share {share:.3f}  pairs {len(s.pairs):8d}  mean target tokens {s.lengths[:, 1].mean():.1f}"
-                for s, share in zip(self.sources, self.shares)]
+        return [f"{s.name:22s} share {share:.3f}  pairs {len(s.pairs):8d}  "
+                f"mean target tokens {s.lengths[:, 1].mean():.1f}" for s, share in zip(self.sources, self.shares)]

@@ -1,12 +1,13 @@
-"""Gates of mixtures of experts and what keeps them balanced, for training: PyTorch, differentiable, shared by the trainers.
+"""Gates of mixtures of experts and what keeps them balanced, for training: PyTorch, differentiable, shared by the
+trainers.
 
-Shapes are written [rows, n]: a row is a token (or an example), n the experts of one level of gates. Equations "eq N" and
-"App. X" are those of Shazeer et al. 2017 (arXiv 1701.06538), "Bengio" is Bengio et al. 2015 (arXiv 1511.06297), "Deep MoE" is
-Eigen et al. 2013 (arXiv 1312.4314). reference.py computes the same for inference, one plain function per equation, and
-tests/train/test_gating.py compares the two.
+Shapes are written [rows, n]: a row is a token (or an example), n the experts of one level of gates. Equations "eq N"
+and "App. X" are those of Shazeer et al. 2017 (arXiv 1701.06538), "Bengio" is Bengio et al. 2015 (arXiv 1511.06297),
+"Deep MoE" is Eigen et al. 2013 (arXiv 1312.4314). reference.py computes the same for inference, one plain function per
+equation, and tests/train/test_gating.py compares the two.
 
-A gate gives a Gate. With two levels (App. B: a groups of b experts, expert i * b + j is E_ij) the parent's gate decides the
-pairs (row, group), a child's gate is computed for every pair [pairs, b], and `two_level` puts them together:
+A gate gives a Gate. With two levels (App. B: a groups of b experts, expert i * b + j is E_ij) the parent's gate decides
+the pairs (row, group), a child's gate is computed for every pair [pairs, b], and `two_level` puts them together:
 
     parent = noisy_topk(...)                     # [rows, a]
     row, group = pairs(parent)                   # sorted by group
@@ -19,6 +20,8 @@ import typing
 import torch
 import torch.nn.functional as F
 
+import moefile  # a link to tools/convert's
+
 
 class Gate(typing.NamedTuple):
     weights: torch.Tensor  # [rows, n] G(x), zero where not selected
@@ -26,7 +29,7 @@ class Gate(typing.NamedTuple):
     empty: torch.Tensor    # [rows] booleans: the mask selected nobody, and the policy for that stepped in
 
 
-# ---- Gates -------------------------------------------------------------------------------------------------------------
+# ---- Gates -----------------------------------------------------------------------------------------------------------
 
 def mlp_features(x, weight, bias=None):
     """What an MLP gate's last layer reads (Deep MoE, section 3): relu(W x + b). x [rows, d], weight [units, d] ->
@@ -53,8 +56,8 @@ def topk(logits, k):
 
 def noisy_topk(clean, deviation, k, normal):
     """eq 3 to 5 and App. A: (Gate, chance) of clean logits x W_g [rows, n], deviation softplus(x W_noise) [rows, n] and
-    standard normal numbers [rows, n]. chance [rows, n] is P(x, i) of eq 8 and 9, the probability that expert i is selected
-    given new noise on i alone; it has the gradient that the choice has not."""
+    standard normal numbers [rows, n]. chance [rows, n] is P(x, i) of eq 8 and 9, the probability that expert i is
+    selected given new noise on i alone; it has the gradient that the choice has not."""
     noisy = clean + normal * deviation
     n = noisy.shape[1]
     top = noisy.topk(min(k + 1, n))
@@ -66,8 +69,8 @@ def noisy_topk(clean, deviation, k, normal):
 
 
 def kth_excluding(top, mask, k):
-    """App. A: kth_excluding(H(x), k, i), the k-th largest of the other elements. top [rows, k + 1]: the largest ones, falling;
-    mask [rows, n]: which are the k largest -> [rows, n]."""
+    """App. A: kth_excluding(H(x), k, i), the k-th largest of the other elements. top [rows, k + 1]: the largest ones,
+    falling; mask [rows, n]: which are the k largest -> [rows, n]."""
     return torch.where(mask, top[:, k:], top[:, k - 1:k])
 
 
@@ -83,8 +86,8 @@ def threshold_mask(p, threshold):
 
 
 def masked(p, mask, policy="top1"):
-    """eq 16: the Gate of softmax values p [rows, n] restricted to a mask. Rows whose mask is empty get the best expert alone
-    ("top1") or nobody ("zero")."""
+    """eq 16: the Gate of softmax values p [rows, n] restricted to a mask. Rows whose mask is empty get the best expert
+    alone ("top1") or nobody ("zero")."""
     with torch.no_grad():
         empty = ~mask.any(1)
         if policy == "top1":
@@ -95,7 +98,7 @@ def masked(p, mask, policy="top1"):
     return Gate(g / (total if policy == "top1" else total + empty[:, None]), mask, empty)
 
 
-# ---- Two levels of gates -----------------------------------------------------------------------------------------------
+# ---- Two levels of gates ---------------------------------------------------------------------------------------------
 
 def pairs(parent):
     """(row, group) of all pairs that a parent's Gate selects, sorted by group: the rows X(i) of every group i."""
@@ -109,8 +112,8 @@ def of_pairs(values, row, group, groups):
 
 
 def batchwise_groups(p, threshold, group, groups, k):
-    """eq 18 inside each group over its own rows X(i), and the gradient of eq 20 with respect to the thresholds, divided by
-    |X(i)|: (mask [pairs, b], gradient [groups * b]). p [pairs, b], group [pairs], threshold [groups * b]."""
+    """eq 18 inside each group over its own rows X(i), and the gradient of eq 20 with respect to the thresholds, divided
+    by |X(i)|: (mask [pairs, b], gradient [groups * b]). p [pairs, b], group [pairs], threshold [groups * b]."""
     masks, gradient = torch.zeros_like(p, dtype=torch.bool), torch.zeros_like(threshold).view(groups, -1)
     for i in group.unique().tolist():
         own = group == i
@@ -120,7 +123,8 @@ def batchwise_groups(p, threshold, group, groups, k):
 
 
 def two_level(parent, child, row, group):
-    """eq 12: the Gate [rows, a * b] whose weights are Gp_i * G_ij; empty: nobody was selected by the choice of either level."""
+    """eq 12: the Gate [rows, a * b] whose weights are Gp_i * G_ij; empty: nobody was selected by the choice of either
+    level."""
     (rows, groups), b = parent.mask.shape, child.mask.shape[1]
     weights = parent.weights.new_zeros(rows, groups, b).index_put(
         (row, group), parent.weights[row, group][:, None] * child.weights)
@@ -129,7 +133,7 @@ def two_level(parent, child, row, group):
     return Gate(weights.view(rows, -1), mask.view(rows, -1), empty)
 
 
-# ---- Losses ------------------------------------------------------------------------------------------------------------
+# ---- Losses ----------------------------------------------------------------------------------------------------------
 
 def cv_squared(values):
     """The squared coefficient of variation of eq 7 and 11: variance / mean^2 of values [n]."""
@@ -157,7 +161,8 @@ def load_inside(chance, group, groups):
 
 
 def load_two_level(primary, inside, size):
-    """eq 14: Load_H,ij = Load_primary,i * Load_i(X(i))_j / |X(i)|. primary [a], inside [a, b], size [a]: |X(i)| -> [a * b]."""
+    """eq 14: Load_H,ij = Load_primary,i * Load_i(X(i))_j / |X(i)|. primary [a], inside [a, b], size [a]: |X(i)| -> [a *
+    b]."""
     return ((primary / size.clamp(min=1))[:, None] * inside).flatten()
 
 
@@ -195,8 +200,9 @@ def variance_loss(p):
 
 
 class RunningTotals:
-    """The balancing constraint of Deep MoE, section 3: while an expert's total of assignments exceeds the mean by more than a
-    margin, its gate is zero and the others share its part. In a second phase of training, fine-tuning, it is left out.
+    """The balancing constraint of Deep MoE, section 3: while an expert's total of assignments exceeds the mean by more
+    than a margin, its gate is zero and the others share its part. In a second phase of training, fine-tuning, it is
+    left out.
 
     The totals are of the gates so constrained, up to the batch before: a batch is one step."""
 
@@ -211,7 +217,38 @@ class RunningTotals:
         return constrained
 
 
-# ---- Statistics --------------------------------------------------------------------------------------------------------
+# ---- Configs ---------------------------------------------------------------------------------------------------------
+
+GATES = {"balanced": ("batchwise/threshold", "threshold"), "noisy": ("noisy top-k", "topk"),
+         "dense": ("softmax", "softmax")}  # what a gate is called in the config of a checkpoint, and in a model file
+WRITTEN = "empty", "activation", "output", "residual"  # what a config says of a mixture even where it is the default
+
+
+def allowed(kind, /, **settings):
+    """The settings of a layer, once they are such as a model file may have; else the program ends and says why."""
+    keys = {row.field: row.key for row in moefile.LAYERS[kind]}
+    e = moefile.Entries({keys[field]: value for field, value in settings.items()})
+    try:
+        moefile.describe_mixture(e) if kind == "moe" else moefile.read_layer(e, kind)
+    except moefile.FormatError as error:
+        raise SystemExit(f"there can be no such {kind} layer: {error}") from None
+    return settings
+
+
+def lstm_config(type, **settings):
+    """An LSTM layer for the config of a checkpoint."""
+    return {"type": type, **allowed("lstm", **settings)}
+
+
+def mixture_config(gate, **settings):
+    """A mixture for the config of a checkpoint; what is not said is as in a model file that does not say it."""
+    said, meant = GATES[gate]
+    rows = {row.field: row for row in moefile.LAYERS["moe"]}
+    defaults = {field: (bool if rows[field].kind == "flag" else str)(rows[field].default) for field in WRITTEN}
+    return {"type": "moe", **defaults, **allowed("moe", gate=meant, **settings), "gate": said}
+
+
+# ---- Statistics ------------------------------------------------------------------------------------------------------
 
 def cv(values):
     """Coefficient of variation of values [n], as the paper's Table 6 reports it."""
@@ -220,4 +257,5 @@ def cv(values):
 
 def statistics(importances, loads):
     """Balance as in the paper's Table 6, of sums [n] over many rows: CV(Importance), CV(Load), max / mean Load."""
-    return {"cv_importance": cv(importances), "cv_load": cv(loads), "max_load": float(loads.max() / loads.float().mean())}
+    return {"cv_importance": cv(importances), "cv_load": cv(loads),
+            "max_load": float(loads.max() / loads.float().mean())}

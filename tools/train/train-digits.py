@@ -83,9 +83,10 @@ def jitter(digits, random):
 def make_config(o):
     """The config of a network: what the checkpoint carries and the network is built from."""
     def layer(experts, hidden, gate_hidden):
-        return {"type": "moe", "experts": experts, "hidden": hidden, "expert": "linear", "activation": "relu",
-                "expert_bias": True, "gate": "softmax", "gate_hidden": gate_hidden if experts > 1 else 0,
-                "gate_relu": experts > 1, "gate_bias": experts > 1, "output": "none", "residual": False}
+        mixture = gating.mixture_config("dense", experts=experts, hidden=hidden, expert="linear", output="none",
+                                        residual=False, gate_hidden=gate_hidden if experts > 1 else 0,
+                                        gate_relu=experts > 1)
+        return {**mixture, "expert_bias": True, "gate_bias": experts > 1}
     mixtures = [layer(n, h, g) for n, h, g in zip(o.experts, o.hidden, o.gate_hidden)]
     second = o.hidden[1]
     network = {"mixture": mixtures, "single": [mixtures[0], layer(1, second, 0)],

@@ -78,25 +78,31 @@ void cell_backward(float *z, const float *previous, const float *c, const float 
     }
 }
 
-/* ---- Additive attention of one decoder step over the packed source
+/* ---- Attention of one decoder step over the packed source
  * ---------------------------------------------------- */
 
 /* Target row r looks at sentence column[r] of the source, which has length[r] positions; position s lies in row
    offset[s] + column[r] of key [*, a] and memory [*, d]. p [n, S] receives the probabilities; row r of the context goes
-   to context + r * stride. */
+   to context + r * stride. A score is the sum of v tanh(key + query) or, with `product`, of v key tanh(query). */
 void attention_forward(const float *query, const float *key, const float *memory, const float *v, const int32_t *column,
                        const int32_t *length, const int32_t *offset, float *p, float *context, int64_t n, int64_t S,
-                       int64_t a, int64_t d, int64_t stride) {
+                       int64_t a, int64_t d, int64_t stride, int64_t product) {
 #pragma omp parallel for schedule(dynamic, 4)
     for (int64_t r = 0; r < n; r++) {
         const float *q = query + r * a;
-        float *prob = p + r * S, *out = context + r * stride, top = -1e30f, sum = 0.0f;
+        float *prob = p + r * S, *out = context + r * stride, top = -1e30f, sum = 0.0f, asked[a];
         int count = length[r];
+        for (int64_t j = 0; j < a; j++) asked[j] = product ? v[j] * tanh_(q[j]) : q[j];
         for (int s = 0; s < count; s++) {
             const float *k = key + (int64_t)(offset[s] + column[r]) * a;
             float score = 0.0f;
+            if (product) {
 #pragma omp simd reduction(+ : score)
-            for (int64_t j = 0; j < a; j++) score += v[j] * tanh_(k[j] + q[j]);
+                for (int64_t j = 0; j < a; j++) score += k[j] * asked[j];
+            } else {
+#pragma omp simd reduction(+ : score)
+                for (int64_t j = 0; j < a; j++) score += v[j] * tanh_(k[j] + asked[j]);
+            }
             prob[s] = score;
             top = score > top ? score : top;
         }
@@ -120,7 +126,7 @@ void attention_forward(const float *query, const float *key, const float *memory
 void attention_backward(const float *dcontext, const float *query, const float *key, const float *memory,
                         const float *v, const int32_t *column, const int32_t *length, const int32_t *offset,
                         const float *p, float *dquery, float *dkey, float *dmemory, float *dv, int64_t n, int64_t S,
-                        int64_t a, int64_t d, int64_t stride) {
+                        int64_t a, int64_t d, int64_t stride, int64_t product) {
     extern int omp_get_thread_num(void);
 #pragma omp parallel
     {
@@ -128,7 +134,8 @@ void attention_backward(const float *dcontext, const float *query, const float *
 #pragma omp for schedule(dynamic, 4)
         for (int64_t r = 0; r < n; r++) {
             const float *q = query + r * a, *prob = p + r * S, *up = dcontext + r * stride;
-            float *dq = dquery + r * a, mean = 0.0f, dp[length[r]];
+            float *dq = dquery + r * a, mean = 0.0f, dp[length[r]], t_q[a];
+            for (int64_t j = 0; product && j < a; j++) t_q[j] = tanh_(q[j]);
             for (int s = 0; s < length[r]; s++) {
                 int64_t row = offset[s] + column[r];
                 const float *m = memory + row * d;
@@ -146,6 +153,14 @@ void attention_backward(const float *dcontext, const float *query, const float *
                 int64_t row = offset[s] + column[r];
                 const float *k = key + row * a;
                 float *dk = dkey + row * a, ds = prob[s] * (dp[s] - mean);
+                if (product) {
+#pragma omp simd
+                    for (int64_t j = 0; j < a; j++) {
+                        dk[j] += ds * v[j] * t_q[j];
+                        dq[j] += ds * k[j]; /* so far of v tanh(query) */
+                    }
+                    continue;
+                }
 #pragma omp simd
                 for (int64_t j = 0; j < a; j++) {
                     float t = tanh_(k[j] + q[j]), g = ds * v[j] * (1.0f - t * t);
@@ -153,6 +168,10 @@ void attention_backward(const float *dcontext, const float *query, const float *
                     dq[j] += g;
                     own[j] += ds * t;
                 }
+            }
+            for (int64_t j = 0; product && j < a; j++) {
+                own[j] += dq[j] * t_q[j];
+                dq[j] *= v[j] * (1.0f - t_q[j] * t_q[j]);
             }
         }
     }
@@ -475,7 +494,8 @@ void lstm_backward(float *z, const float *w_r, const float *w_proj, const float 
 void attentive_forward(float *z, const float *bias, const float *w, const float *w_proj, const float *w_query, float *c,
                        float *h, float *y, float *s, float *q, const float *key, const float *memory, const float *v,
                        const int32_t *column, const int32_t *length, const int32_t *offset, float *p,
-                       const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d, int64_t a, int64_t S) {
+                       const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d, int64_t a, int64_t S,
+                       int64_t product) {
     int64_t n = widest(steps, count), D = d + P, words = packed_words(n, D > H ? D : H);
     uint32_t *scratch = room(words + packed_words(4 * H, D) + packed_words(P, H) + packed_words(a, P));
     uint32_t *both = scratch + words, *project = both + packed_words(4 * H, D), *ask = project + packed_words(P, H);
@@ -486,7 +506,8 @@ void attentive_forward(float *z, const float *bias, const float *w, const float 
         float *now = z + t->at * 4 * H, *input = s + t->at * D, *query = q + t->at * a;
         for (int64_t r = 0; r < t->rows; r++) memcpy(input + r * D + d, y + (t->last + r) * P, P * sizeof *y);
         times(y + t->last * P, ask, query, t->rows, a, P, 0, scratch);
-        attention_forward(query, key, memory, v, column, length, offset, p + t->at * S, input, t->n, S, a, d, D);
+        attention_forward(query, key, memory, v, column, length, offset, p + t->at * S, input, t->n, S, a, d, D,
+                          product);
         times(input, both, now, t->n, 4 * H, D, 1, scratch);
         cell_forward(now, bias, c + t->last * H, c + t->at * H, h + t->at * H, t->n, t->rows, H);
         times(h + t->at * H, project, y + t->at * P, t->n, P, H, 0, scratch);
@@ -498,7 +519,7 @@ void attentive_backward(float *z, const float *w, const float *w_proj, const flo
                         const float *q, float *dq, const float *key, float *dkey, const float *memory, float *dmemory,
                         const float *v, float *dv, const int32_t *column, const int32_t *length, const int32_t *offset,
                         const float *p, const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d,
-                        int64_t a, int64_t S) {
+                        int64_t a, int64_t S, int64_t product) {
     int64_t n = widest(steps, count), D = d + P, longest = 4 * H > P ? 4 * H : P;
     int64_t words = packed_words(n, a > longest ? a : longest);
     uint32_t *scratch = room(words + packed_words(D, 4 * H) + packed_words(H, P) + packed_words(P, a));
@@ -513,7 +534,7 @@ void attentive_backward(float *z, const float *w, const float *w_proj, const flo
         cell_backward(now, c + t->last * H, c + t->at * H, dh, carry, t->n, t->rows, H);
         times(now, both, ds, t->n, D, 4 * H, 0, scratch);
         attention_backward(ds, q + t->at * a, key, memory, v, column, length, offset, p + t->at * S, dq + t->at * a,
-                           dkey, dmemory, dv, t->n, S, a, d, D);
+                           dkey, dmemory, dv, t->n, S, a, d, D, product);
         for (int64_t r = 0; r < t->rows; r++)
             for (int64_t j = 0; j < P; j++) back[r * P + j] += ds[r * D + d + j];
         times(dq + t->at * a, ask, back, t->rows, P, a, 1, scratch);

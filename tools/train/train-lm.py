@@ -137,13 +137,9 @@ class Batch:
 # ---- Model -----------------------------------------------------------------------------------------------------------
 
 def make_config(o, vocabulary):
-    lstm = {"type": "lstmp", "hidden": o.hidden, "proj": o.width, "residual": True}
-    moe = {"type": "moe", "experts": o.experts, "k": o.k, "hidden": o.expert_hidden,
-           "gate": {"balanced": "batchwise/threshold", "noisy": "noisy top-k"}[o.gate], "empty": "top1",
-           "activation": "relu",
-           "output": "sigmoid", "residual": True, **({"groups": o.groups} if o.groups else {})}
-    if o.groups and o.experts % o.groups or not 1 <= o.k <= min(o.groups or o.experts, o.experts // (o.groups or 1)):
-        raise SystemExit(f"{o.experts} experts in {o.groups} groups, {o.k} wanted of each level: that cannot be")
+    lstm = gating.lstm_config("lstmp", hidden=o.hidden, proj=o.width, residual=True)
+    moe = gating.mixture_config(o.gate, experts=o.experts, k=o.k, hidden=o.expert_hidden,
+                                **({"groups": o.groups} if o.groups else {}))
     return {"arch": "moe-lm", "vocab_size": vocabulary, "d_model": o.width, "embed_scale": float(math.isqrt(o.width)),
             "pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS, "never_generated": [PAD, BOS], "decoder": [lstm, moe, lstm],
             "gate_order": "i f g o"}

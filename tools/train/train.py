@@ -1,35 +1,54 @@
 #!/usr/bin/env python3
-"""Trains a GNMT-MoE translation model for moe (PyTorch, CPU or one CUDA device).
+"""Trains a GNMT-MoE translation model for moe, with PyTorch, on the CPU or on one
+CUDA device.
 
-    train.py prepare --corpus DIR --cache DIR        vocabulary and tokenised corpus (train does it too when missing)
-    train.py train   --corpus DIR --out DIR ...      trains, or goes on where the checkpoint in --out stopped
-    train.py check                                   every hand-written backward pass against autograd
-    train.py evaluate --corpus DIR --model FILE ...  dev loss, greedy BLEU and gate statistics of an inference checkpoint
-    train.py average FILE=WEIGHT ... -o FILE         weighted mean of inference checkpoints of one model's runs
-    train.py revive --out DIR --cache DIR            gives experts that nothing uses half of the work of busy ones (a stopped run)
+    train.py prepare --corpus DIR --cache DIR
+        makes vocabulary and tokenised corpus (train does it too when missing)
+    train.py train --corpus DIR --out DIR ...
+        trains, or goes on where the checkpoint in --out stopped
+    train.py check
+        compares every hand-written backward pass with autograd
+    train.py evaluate --corpus DIR --model FILE ...
+        dev loss, greedy BLEU and gate statistics of an inference checkpoint
+    train.py average FILE=WEIGHT ... -o FILE
+        weighted mean of inference checkpoints of one model's runs
+    train.py revive --out DIR --cache DIR
+        gives experts that nothing uses half of the work of busy ones (a stopped
+        run)
 
-The model is the one of "Outrageously Large Neural Networks" (Shazeer et al. 2017, appendix E), sized by a recipe: LSTM layers
-with projection, a bidirectional bottom layer, one MoE layer in the encoder and one in the decoder, additive attention, tied
-embeddings. Gates: strictly balanced (appendix F: batchwise mask in training, learned thresholds at inference) or noisy top-k
-(section 2.1) with importance and load losses; of one level, or with --groups of two (appendix B). They are in gating.py.
+The model is the one of "Outrageously Large Neural Networks" (Shazeer et al.
+2017, appendix E), sized by a recipe: LSTM layers with projection, a
+bidirectional bottom layer, one MoE layer in the encoder and one in the decoder,
+attention (additive or appendix G's), tied embeddings. Gates are strictly
+balanced (appendix F: batchwise mask in training, learned thresholds at
+inference) or noisy top-k (section 2.1) with importance and load losses, of one
+level, or with --groups of two (appendix B). They are in gating.py.
 
 Files in --out
-    resume.pt    everything that training needs to go on: weights, optimizer, average, position in the data, elapsed time
-    model.pt     inference checkpoint, layout "moe-checkpoint-1", averaged weights, what convert.py reads
+    resume.pt        everything that training needs to go on: weights,
+                     optimizer, average, position in the data, elapsed time
+    model.pt         inference checkpoint, layout "moe-checkpoint-1", averaged
+                     weights, what convert.py reads
     model-spm.model  the SentencePiece vocabulary that belongs to it
-    curve.csv    one row per evaluation
-    minutes      if present: overrides --minutes while training runs
-    pid          of the running trainer; SIGTERM or SIGINT makes it save and stop, SIGSTOP and SIGCONT pause it
+    curve.csv        one row per evaluation
+    minutes          if present: overrides --minutes while training runs
+    pid              of the running trainer; SIGTERM or SIGINT makes it save and
+                     stop, SIGSTOP and SIGCONT pause it
 
-The learning rate follows elapsed training time, not steps: warm-up, constant, then linear to zero at the end of --minutes.
-A step counts 10 s at most, so that a paused trainer does not use up its schedule. With --tokens it follows the tokens instead,
-so that models can be compared that saw the same batches.
+The learning rate follows elapsed training time, not steps: warm-up, constant,
+then linear to zero at the end of --minutes. A step counts 10 s at most, so that
+a paused trainer does not use up its schedule. With --tokens the rate follows
+the tokens instead, so that models can be compared that saw the same batches.
 
-How it is made fast on a CPU: sequences are packed (nothing is padding), each LSTM layer does its input product for all steps
-at once and only the recurrent product per step, experts run one dense product each over the tokens sorted by expert, and
-what is left is fused in train-kernels.c. Products go through torch.mm, except with bf16 where the CPU has AVX-512 BF16 but no
-AMX: there whole layers run in train-kernels.c. On CUDA the same functions use plain torch operations. With glibc 6 % of the
-time went into malloc's lists: LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) saves it, and half the memory.
+How it is made fast on a CPU: sequences are packed (nothing is padding), each
+LSTM layer does its input product for all steps at once and only the recurrent
+product per step, experts run one dense product each over the tokens sorted by
+expert, and what is left is fused in train-kernels.c. Products go through
+torch.mm, except with bf16 where the CPU has AVX-512 BF16 but no AMX: there
+whole layers run in train-kernels.c. On CUDA the same functions use plain torch
+operations. With glibc 6 % of the time went into malloc's lists:
+LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) saves it, and
+half the memory.
 """
 import argparse
 import csv
@@ -56,10 +75,11 @@ import torch.nn.functional as F  # noqa: E402
 
 import data  # noqa: E402
 import gating  # noqa: E402
+import moefile  # noqa: E402
 from data import BOS, EOS, LANGUAGES, PAD, TAG, UNK  # noqa: E402
 
 
-# ---- Kernels -----------------------------------------------------------------------------------------------------------
+# ---- Kernels ---------------------------------------------------------------------------------------------------------
 
 class CpuKernels:
     """The fused C kernels, called on dense float32 tensors."""
@@ -73,8 +93,8 @@ class CpuKernels:
         if not os.path.exists(library):
             os.makedirs(folder, exist_ok=True)
             part = f"{library}.{os.getpid()}"
-            subprocess.run(["gcc", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC", source, "-o", part,
-                            "-lm"], check=True)
+            subprocess.run(["gcc", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC", source,
+                            "-o", part, "-lm"], check=True)
             os.replace(part, library)
         self.c = ctypes.CDLL(library)
         self.c.sum_of_squares.restype = ctypes.c_double
@@ -84,8 +104,8 @@ class CpuKernels:
 
     @staticmethod
     def _args(*values):
-        return [ctypes.c_void_p(v.data_ptr()) if isinstance(v, torch.Tensor) else
-                ctypes.c_float(v) if isinstance(v, float) else ctypes.c_int64(v) if isinstance(v, int) else v for v in values]
+        return [ctypes.c_void_p(v.data_ptr()) if isinstance(v, torch.Tensor) else ctypes.c_float(v)
+                if isinstance(v, float) else ctypes.c_int64(v) if isinstance(v, int) else v for v in values]
 
     def cell_forward(self, z, bias, before, c, h, p):
         self.c.cell_forward(*self._args(z, bias, before, c, h, len(z), p, h.shape[1]))
@@ -93,14 +113,15 @@ class CpuKernels:
     def cell_backward(self, z, before, c, dh, carry, p):
         self.c.cell_backward(*self._args(z, before, c, dh, carry, len(z), p, c.shape[1]))
 
-    def attention_forward(self, q, key, memory, v, place, p, context):
+    def attention_forward(self, q, key, memory, v, place, p, context, product):
         self.c.attention_forward(*self._args(q, key, memory, v, place.column, place.length, place.offset, p, context,
-                                             len(q), p.shape[1], key.shape[1], memory.shape[1], context.stride(0)))
+                                             len(q), p.shape[1], key.shape[1], memory.shape[1], context.stride(0),
+                                             int(product)))
 
-    def attention_backward(self, dcontext, q, key, memory, v, place, p, dq, dkey, dmemory, dv):
-        self.c.attention_backward(*self._args(dcontext, q, key, memory, v, place.column, place.length, place.offset, p, dq,
-                                              dkey, dmemory, dv, len(q), p.shape[1], key.shape[1], memory.shape[1],
-                                              dcontext.stride(0)))
+    def attention_backward(self, dcontext, q, key, memory, v, place, p, dq, dkey, dmemory, dv, product):
+        self.c.attention_backward(*self._args(dcontext, q, key, memory, v, place.column, place.length, place.offset, p,
+                                              dq, dkey, dmemory, dv, len(q), p.shape[1], key.shape[1],
+                                              memory.shape[1], dcontext.stride(0), int(product)))
 
     def cross_entropy(self, logits, target, loss, smoothing, scale):
         self.c.cross_entropy(*self._args(logits, target, loss, *logits.shape, float(smoothing), float(scale)))
@@ -146,15 +167,17 @@ class CpuKernels:
     def lstm_backward(self, z, w_r, w_proj, c, dy, steps):
         self.c.lstm_backward(*self._args(z, w_r, w_proj, c, dy, steps, len(steps), c.shape[1], dy.shape[1]))
 
-    def attentive_forward(self, z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place, p, steps):
+    def attentive_forward(self, z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place, p, steps, product):
         self.c.attentive_forward(*self._args(z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place.column,
                                              place.length, place.offset, p, steps, len(steps), c.shape[1], y.shape[1],
-                                             memory.shape[1], key.shape[1], p.shape[1]))
+                                             memory.shape[1], key.shape[1], p.shape[1], int(product)))
 
-    def attentive_backward(self, z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv, place, p, steps):
+    def attentive_backward(self, z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv, place, p,
+                           steps, product):
         self.c.attentive_backward(*self._args(z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv,
-                                              place.column, place.length, place.offset, p, steps, len(steps), c.shape[1],
-                                              dy.shape[1], memory.shape[1], key.shape[1], p.shape[1]))
+                                              place.column, place.length, place.offset, p, steps, len(steps),
+                                              c.shape[1], dy.shape[1], memory.shape[1], key.shape[1], p.shape[1],
+                                              int(product)))
 
     def experts_forward(self, taken, w_up, w_down, u, v, counts):
         self.c.experts_forward(*self._args(taken, w_up, w_down, u, v, counts, *w_up.shape))
@@ -168,8 +191,8 @@ class CpuKernels:
         return y
 
     def scatter_add(self, x, index, weight, y, factor=1.0):
-        self.c.scatter_add(*self._args(x, index, ctypes.c_void_p(0) if weight is None else weight, y, len(index), x.shape[1],
-                                       float(factor)))
+        self.c.scatter_add(*self._args(x, index, ctypes.c_void_p(0) if weight is None else weight, y, len(index),
+                                       x.shape[1], float(factor)))
 
     def scatter_backward(self, dy, x, index, weight):
         dx, dweight = torch.empty_like(x), torch.empty_like(weight)
@@ -220,20 +243,27 @@ class TorchKernels:
         inside = position[None] < place.length[:n, None]
         return torch.where(inside, place.offset[:S][None] + place.column[:n, None], 0).long(), inside
 
-    def attention_forward(self, q, key, memory, v, place, p, context):
+    def attention_forward(self, q, key, memory, v, place, p, context, product):
         rows, inside = self._rows(place, len(q), p.shape[1])
-        score = ((key[rows] + q[:, None]).tanh() @ v).masked_fill(~inside, -math.inf)
-        p.copy_(score.softmax(1))
+        q = q[:, None]
+        score = (key[rows] * q.tanh() if product else (key[rows] + q).tanh()) @ v
+        p.copy_(score.masked_fill(~inside, -math.inf).softmax(1))
         context.copy_((p[:, None] @ memory[rows])[:, 0])
 
-    def attention_backward(self, dcontext, q, key, memory, v, place, p, dq, dkey, dmemory, dv):
+    def attention_backward(self, dcontext, q, key, memory, v, place, p, dq, dkey, dmemory, dv, product):
         rows, inside = self._rows(place, len(q), p.shape[1])
         dp = (memory[rows] @ dcontext[:, :, None])[:, :, 0]
-        ds = p * (dp - (p * dp).sum(1, keepdim=True))
-        t = (key[rows] + q[:, None]).tanh()
-        g = ds[:, :, None] * v * (1 - t * t) * inside[:, :, None]
-        dq.copy_(g.sum(1))
-        dv[0] += (ds[:, :, None] * t).sum((0, 1))
+        ds = (p * (dp - (p * dp).sum(1, keepdim=True)))[:, :, None] * inside[:, :, None]
+        if product:
+            t, k = q[:, None].tanh(), key[rows]
+            dq.copy_((ds * v * k * (1 - t * t)).sum(1))
+            dv[0] += (ds * k * t).sum((0, 1))
+            g = ds * v * t
+        else:
+            t = (key[rows] + q[:, None]).tanh()
+            g = ds * v * (1 - t * t)
+            dq.copy_(g.sum(1))
+            dv[0] += (ds * t).sum((0, 1))
         dkey.index_add_(0, rows.flatten(), g.flatten(0, 1))
         dmemory.index_add_(0, rows.flatten(), (p[:, :, None] * dcontext[:, None]).flatten(0, 1))
 
@@ -325,10 +355,10 @@ def mm_add(a, b, out):
     return out.add_(mm(a, b)) if half else out.addmm_(a, b)
 
 
-# ---- Packed sequences --------------------------------------------------------------------------------------------------
+# ---- Packed sequences ------------------------------------------------------------------------------------------------
 
 class Packed:
-    """The shape of packed sequences: step t holds rows offset[t] .. offset[t] + count[t], one for each longer sentence."""
+    """The shape of packed sequences: step t holds rows offset[t] .. offset[t] + count[t], one per longer sentence."""
 
     def __init__(self, lengths):
         self.lengths = np.asarray(lengths)  # falling
@@ -370,7 +400,8 @@ class Batch:
     def __init__(self, pairs, device):
         order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]))
         self.source = Packed([len(pairs[i][0]) for i in order])
-        self.source_ids = torch.as_tensor(self.source.pack([pairs[i][0] for i in order]).astype(np.int64), device=device)
+        ids = self.source.pack([pairs[i][0] for i in order]).astype(np.int64)
+        self.source_ids = torch.as_tensor(ids, device=device)
         column = np.empty(len(pairs), np.int64)
         column[order] = np.arange(len(pairs))
         order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][1]))
@@ -382,7 +413,7 @@ class Batch:
         self.place = Place(column[order], self.source, device)
 
 
-# ---- Layers with hand-written backward passes --------------------------------------------------------------------------
+# ---- Layers with hand-written backward passes ------------------------------------------------------------------------
 
 # The gradients of weights are added to their .grad right here: autograd would do it in one more pass over memory.
 
@@ -436,11 +467,11 @@ class Lstm(torch.autograd.Function):
 
 
 class AttentiveLstm(torch.autograd.Function):
-    """The bottom decoder layer: an LSTM that reads [embedding, context]; the context is the additive attention over memory
-    with the layer's previous output as the query."""
+    """The bottom decoder layer: an LSTM that reads [embedding, context]; the context is the attention over memory with
+    the layer's previous output as the query, additive or, with `product`, App. G's."""
 
     @staticmethod
-    def forward(ctx, x, memory, key, w_x, w_r, bias, w_proj, w_query, v, packed, place):
+    def forward(ctx, x, memory, key, w_x, w_r, bias, w_proj, w_query, v, packed, place, product):
         d, m, P, H, steps = x.shape[1], memory.shape[1], len(w_proj), w_proj.shape[1], packed.steps()
         z = mm(x, w_x[:, :d].t())
         w = torch.cat((w_x[:, d:], w_r), 1)
@@ -450,7 +481,7 @@ class AttentiveLstm(torch.autograd.Function):
         p = x.new_empty(len(x), place.positions)
         if fused:
             kernels.attentive_forward(z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place, p,
-                                      torch.tensor(steps))
+                                      torch.tensor(steps), product)
         else:
             both, project, ask = right(w.t()), right(w_proj.t()), right(w_query.t())
             for at, n, last, rows in steps:
@@ -458,12 +489,12 @@ class AttentiveLstm(torch.autograd.Function):
                 if rows:
                     s[now, m:] = y[last:last + n]
                     mm(y[last:last + n], ask, q[now])
-                kernels.attention_forward(q[now], key, memory, v, place, p[now], s[now, :m])
+                kernels.attention_forward(q[now], key, memory, v, place, p[now], s[now, :m], product)
                 mm_add(s[now], both, z[now])
                 kernels.cell_forward(z[now], bias, c[last:last + rows], c[now], h[now], rows)
                 mm(h[now], project, y[now])
         ctx.save_for_backward(x, memory, key, w_x, w_r, bias, w_proj, w_query, v, w, z, c, h, s, q, p)
-        ctx.steps, ctx.place = steps, place
+        ctx.steps, ctx.place, ctx.product = steps, place, product
         return y
 
     @staticmethod
@@ -474,8 +505,8 @@ class AttentiveLstm(torch.autograd.Function):
         dq, dkey, dmemory = torch.empty_like(q), torch.zeros_like(key), torch.zeros_like(memory)
         dv = v.new_zeros(torch.get_num_threads(), len(v))
         if fused:
-            kernels.attentive_backward(z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv, ctx.place, p,
-                                       torch.tensor(ctx.steps))
+            kernels.attentive_backward(z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv,
+                                       ctx.place, p, torch.tensor(ctx.steps), ctx.product)
         else:
             widest = ctx.steps[0][1]
             carry, dh = torch.zeros_like(c[:widest]), torch.empty_like(c[:widest])
@@ -486,7 +517,8 @@ class AttentiveLstm(torch.autograd.Function):
                 mm(dy[now], project, dh[:n])
                 kernels.cell_backward(z[now], c[last:last + rows], c[now], dh[:n], carry, rows)
                 mm(z[now], both, ds[:n])
-                kernels.attention_backward(ds[:n, :m], q[now], key, memory, v, ctx.place, p[now], dq[now], dkey, dmemory, dv)
+                kernels.attention_backward(ds[:n, :m], q[now], key, memory, v, ctx.place, p[now], dq[now], dkey,
+                                           dmemory, dv, ctx.product)
                 if rows:
                     dy[last:last + n] += ds[:n, m:]
                     mm_add(dq[now], ask, dy[last:last + n])
@@ -498,11 +530,11 @@ class AttentiveLstm(torch.autograd.Function):
         mm_add(dq.t(), s[:, m:], w_query.grad)
         bias.grad += z.sum(0)
         v.grad += dv.sum(0)
-        return (mm(z, w_x[:, :d]), dmemory, dkey, *[None] * 8)
+        return (mm(z, w_x[:, :d]), dmemory, dkey, *[None] * 9)
 
 
 class Experts(torch.autograd.Function):
-    """sum over (row, expert) of weight * w_down(relu(w_up(x[row]))); the lists are sorted by expert, counts[e] entries each."""
+    """The sum over (row, expert) of weight * w_down(relu(w_up(x[row]))); lists sorted by expert, counts[e] of each."""
 
     @staticmethod
     def forward(ctx, x, weight, row, counts, w_up, w_down):
@@ -597,27 +629,26 @@ class DropoutAdd(torch.autograd.Function):
         return dy if ctx.both else None, kernels.dropout_add(None, dy.contiguous(), ctx.seed, ctx.rate), None, None
 
 
-# ---- Model -------------------------------------------------------------------------------------------------------------
+# ---- Model -----------------------------------------------------------------------------------------------------------
 
-def make_config(recipe, vocabulary, gate, k=None, groups=0):
+def make_config(recipe, vocabulary, gate, k=None, groups=0, attention="additive"):
     """The config of a recipe: what the checkpoint carries and the model is built from."""
     d, H, experts, default_k = {"cpu": (256, 512, 32, 2), "gpu": (512, 1024, 32, 2 if groups else 4)}[recipe]
-    lstm = {"type": "lstmp", "hidden": H, "proj": d, "residual": True}
-    moe = {"type": "moe", "experts": experts, "k": k or default_k, "hidden": H,
-           "gate": {"balanced": "batchwise/threshold", "noisy": "noisy top-k", "dense": "softmax"}[gate], "empty": "top1",
-           "activation": "relu", "output": "sigmoid", "residual": True, **({"groups": groups} if groups else {})}
-    if groups and not (groups > 0 and experts % groups == 0 and 1 <= moe["k"] <= min(groups, experts // groups)):
-        raise SystemExit(f"{experts} experts in {groups} groups, {moe['k']} wanted of each level: that cannot be")
+    k = default_k if k is None else k
+    if gate == "dense" and groups:
+        raise SystemExit("--gate dense has one expert: no --groups")
     if gate == "dense":  # one expert as wide as k of them (the paper's MoE-1-Wide)
-        if groups:
-            raise SystemExit("--gate dense has one expert: no --groups")
-        moe.update(experts=1, k=1, hidden=moe["k"] * H)
+        moe = gating.mixture_config(gate, experts=1, k=1, hidden=k * H)
+    else:
+        moe = gating.mixture_config(gate, experts=experts, k=k, hidden=H, **({"groups": groups} if groups else {}))
+    lstm = gating.lstm_config("lstmp", hidden=H, proj=d, residual=True)
+    gating.allowed("gnmt-attention", kind=attention, size=d, query="state")
     return {"arch": "gnmt-moe", "vocab_size": vocabulary, "d_model": d, "embed_scale": float(math.isqrt(d)),
             "shared_embedding": True, "pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS, "languages": dict(TAG),
             "never_generated": [PAD, UNK, BOS, *TAG.values()],
-            "encoder": [{"type": "bi-lstmp", "hidden": H // 2, "proj": d // 2, "residual": True}, lstm, moe, lstm],
+            "encoder": [gating.lstm_config("bi-lstmp", hidden=H // 2, proj=d // 2, residual=True), lstm, moe, lstm],
             "decoder": [{**lstm, "residual": "embedding part", "input": "embedding, context"}, moe, lstm],
-            "attention": {"type": "additive", "size": d,
+            "attention": {"type": attention, "size": d,
                           "query": "output of decoder.0 at the previous step, zero at first"},
             "gate_order": "i f g o"}
 
@@ -641,7 +672,8 @@ def weight_shapes(config):
                 shapes[f"{name}.{gate}.weight"] = (d, width), 0.0
                 shapes[f"{name}.{gate}.noise"] = (d, width), 0.0
                 continue
-            shapes[f"{name}.{gate}.weight"] = (d, width), 0.5 * d ** -0.5  # equal columns would send every expert the same tokens
+            # equal columns would send every expert the same tokens
+            shapes[f"{name}.{gate}.weight"] = (d, width), 0.5 * d ** -0.5
             if layer["gate"] != "softmax":
                 shapes[f"{name}.{gate}.threshold"] = (width,), 0.0
         shapes[name + ".experts.w_up"] = (n, d, h), (2 / d) ** 0.5
@@ -678,7 +710,7 @@ def of_gate(name):
 
 
 class Meeting:
-    """Where replicas of a model meet, each with its part of a batch in a thread of its own, for what needs the whole batch."""
+    """Where replicas of a model, each in its own thread with its part of a batch, meet for what needs all of it."""
 
     def __init__(self, members):
         self.members, self.given, self.barrier = members, [None] * members, Barrier(members)
@@ -700,6 +732,7 @@ class Model:
     def __init__(self, config, device="cpu", seed=1, share=None):
         """`share`: a model whose weights this one uses too, with gradients of its own (for another thread)."""
         self.config, self.device = config, device
+        self.product = config.get("attention", {}).get("type") == "product"
         shapes = weight_shapes(config)
         names = sorted(shapes, key=lambda x: (x.endswith(".threshold"), orthogonalised(x, shapes[x][0])))  # stable
         size = {x: math.prod(shapes[x][0]) for x in names}
@@ -744,7 +777,7 @@ class Model:
 
     def _lstm(self, name, x, packed, reverse=False):
         w = self.weights
-        return Lstm.apply(x, w[name + ".w_x"], w[name + ".w_r"], w[name + ".bias"], w[name + ".w_proj"], packed, reverse)
+        return Lstm.apply(x, *(w[name + part] for part in (".w_x", ".w_r", ".bias", ".w_proj")), packed, reverse)
 
     def _all_rows(self, own):
         """(The rows of all replicas, which of them are this one's)."""
@@ -753,12 +786,12 @@ class Model:
         return torch.cat(given), slice(before, before + len(own))
 
     def _total(self, own):
-        """The sum over all replicas. The others' parts are constants here, so their gradients add up to that of the whole."""
+        """The sum over all replicas. The others' parts are constants here: the gradients add up to the whole's."""
         given = self.meeting.exchange(self.number, own.detach())
         return sum(given[:self.number] + given[self.number + 1:], own)
 
     def _balanced(self, name, x, k, *pairs):
-        """Appendix F: (Gate, softmax) of one level. pairs: row, group and the number of groups, for the level inside groups."""
+        """Appendix F: (Gate, softmax) of one level. pairs: row, group, number of groups, for the level inside them."""
         p, threshold = x @ self.weights[name + ".weight"], self.weights[name + ".threshold"]
         p = (gating.of_pairs(p, *pairs) if pairs else p).softmax(1)
         with torch.no_grad():
@@ -803,15 +836,17 @@ class Model:
             row, group = gating.pairs(parent)
             child, found = level(name + ".gate", x, k, row, group, groups)
             gate = gating.two_level(parent, child, row, group)
-            shares = gate.weights if noisy else gating.two_level(parent, child._replace(weights=found), row, group).weights
+            shares = gate.weights
+            if not noisy:
+                shares = gating.two_level(parent, child._replace(weights=found), row, group).weights
             if noisy and self.training:
                 loads = gating.load_two_level(*map(self._total, (
                     gating.load(above), gating.load_inside(found, group, groups), group.bincount(minlength=groups))))
             above = self._importance(name + ".parent", parent, parent.weights if noisy else above)
             if not noisy and self.training:
                 loss = self.w_importance * gating.importance_loss(self._total(above))
-        # Balanced gates are level by count; what they are level in here is the softmax before the mask (eq 6 and 13 of it), for
-        # where a few experts have most of that, the others are given tokens that hardly ask for them.
+        # Balanced gates are level by count; what they are level in here is the softmax before the mask (eq 6 and 13 of
+        # it), for where a few experts have most of that, the others are given tokens that hardly ask for them.
         importance = self._importance(name + ".gate", gate, shares)
         if self.training:
             loss = loss + self.w_importance * gating.importance_loss(self._total(importance))
@@ -819,10 +854,11 @@ class Model:
         return gate
 
     def _importance(self, name, gate, shares):
-        """eq 6 of what a gate gives every expert, noted with the rest of the gate's statistics where they are wanted."""
+        """eq 6 of what a gate gives every expert, noted with the gate's other statistics where they are wanted."""
         importance = gating.importance(shares)
         if self.gate_statistics is not None:
-            self.gate_statistics.setdefault(name, []).append((gate.mask.sum(0), gate.empty.sum(), len(shares), importance))
+            found = gate.mask.sum(0), gate.empty.sum(), len(shares), importance
+            self.gate_statistics.setdefault(name, []).append(found)
         return importance
 
     def _moe(self, name, layer, x):
@@ -846,8 +882,10 @@ class Model:
         return x, self.keys(x)
 
     def keys(self, memory):
+        """What queries meet: memory W^T, or its tanh (App. G), once for a sentence."""
         w = self.weights["attention.w_key"]
-        return F.linear(memory.bfloat16(), w.bfloat16()).float() if half else F.linear(memory, w)
+        key = F.linear(memory.bfloat16(), w.bfloat16()).float() if half else F.linear(memory, w)
+        return key.tanh() if self.product else key
 
     def decode(self, x, memory, key, packed, place):
         w = self.weights
@@ -855,16 +893,17 @@ class Model:
             name = f"decoder.{i}"
             if i == 0:
                 y = AttentiveLstm.apply(x, memory, key, w[name + ".w_x"], w[name + ".w_r"], w[name + ".bias"],
-                                        w[name + ".w_proj"], w["attention.w_query"], w["attention.v"], packed, place)
+                                        w[name + ".w_proj"], w["attention.w_query"], w["attention.v"], packed, place,
+                                        self.product)
             else:
                 y = self._moe(name, layer, x) if layer["type"] == "moe" else self._lstm(name, x, packed)
             x = self._drop(x, y)
         return x
 
     def loss(self, batch, smoothing, share=1.0):
-        """Mean loss per target token: to train on when training (label smoothing, balance losses), in nats. `share`: what part
-        of a batch this is, in another replica's company. Its loss counts with that share, and so does the value of the balance
-        losses, which are of the whole batch; their gradient is of this part only as it is."""
+        """Mean loss per target token: to train on when training (label smoothing, balance losses), in nats. `share`:
+        what part of a batch this is, in another replica's company. Its loss counts with that share, and so does the
+        value of the balance losses, which are of the whole batch; their gradient is of this part only as it is."""
         self.balance_loss = torch.zeros((), device=self.device)
         ids = torch.cat((batch.source_ids, batch.target_in))
         source, target = self.embed(ids).split((batch.source.rows, batch.target.rows))
@@ -877,7 +916,7 @@ class Model:
 
     @torch.no_grad()
     def greedy(self, sources, limit=80):
-        """Greedy translations (lists of ids, without eos) of lists of source ids, one step for all sentences at a time."""
+        """Greedy translations (lists of ids, without eos) of lists of source ids, step by step for all at once."""
         order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
         packed = Packed([len(sources[i]) for i in order])
         ids = torch.as_tensor(packed.pack([np.asarray(sources[i]) for i in order]).astype(np.int64), device=self.device)
@@ -901,8 +940,8 @@ class Model:
                 inputs = x
                 if i == 0:
                     context = torch.empty_like(memory[:n])
-                    kernels.attention_forward(mm(r, w["attention.w_query"].t()), key, memory, w["attention.v"], place, p,
-                                              context)
+                    query = mm(r, w["attention.w_query"].t())
+                    kernels.attention_forward(query, key, memory, w["attention.v"], place, p, context, self.product)
                     inputs = torch.cat((x, context), 1)
                 z = mm_add(r, w[name + ".w_r"].t(), mm(inputs, w[name + ".w_x"].t()))
                 now, h = torch.empty_like(c), torch.empty_like(c)
@@ -923,7 +962,7 @@ class Model:
         return translations
 
 
-# ---- Checkpoints -------------------------------------------------------------------------------------------------------
+# ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
 def write_atomically(value, path):
     torch.save(value, path + ".part")
@@ -947,9 +986,10 @@ def read_inference(path):
 
 
 def average(files, shares, first=()):
-    """The weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): runs that went on from each other err in
-    different directions. What the checkpoints say of their training becomes the largest of it; all else must agree. `first`: what
-    the names of weights begin with that are the first checkpoint's alone, as those of a mixture whose experts were revived."""
+    """The weighted mean of inference checkpoints (Wortsman et al. 2022, "Model soups"): runs that went on from each
+    other err in different directions. What the checkpoints say of their training becomes the largest of it; all else
+    must agree. `first`: what the names of weights begin with that are the first checkpoint's alone, as those of a
+    mixture whose experts were revived."""
     about = ("target_tokens_seen", "training_minutes")
     configs = [file["config"] for file in files]
     if any({**x, **dict.fromkeys(about)} != {**configs[0], **dict.fromkeys(about)} for x in configs):
@@ -969,7 +1009,7 @@ def load_inference(path, device="cpu"):
     return model
 
 
-# ---- Evaluation --------------------------------------------------------------------------------------------------------
+# ---- Evaluation ------------------------------------------------------------------------------------------------------
 
 @torch.no_grad()
 def summed_loss(model, batches):
@@ -1022,7 +1062,8 @@ class Evaluation:
             row.update({f"{name}.empty": round(float(sum(x[1] for x in entries)) / rows, 4),
                         f"{name}.experts": round(float(load.sum()) / rows, 3),
                         f"{name}.cv_importance": round(gating.cv(sum(x[3] for x in entries)), 3),
-                        f"{name}.cv": round(gating.cv(load), 3), f"{name}.max": round(float(load.max() / load.mean()), 2),
+                        f"{name}.cv": round(gating.cv(load), 3),
+                        f"{name}.max": round(float(load.max() / load.mean()), 2),
                         f"{name}.dead": int((load == 0).sum())})
         return row
 
@@ -1035,16 +1076,17 @@ class Evaluation:
         model.training, model.gate_statistics = False, {}
         loss, tokens = summed_loss(model, ([(np.array(a[i]), np.array(b[i])) for i in order[at:at + 100]]
                                            for at in range(0, len(order), 100)))
-        statistics, model.gate_statistics = model.gate_statistics, None  # not of greedy: finished sentences run on in it
+        # not of greedy: finished sentences run on in it
+        statistics, model.gate_statistics = model.gate_statistics, None
         texts = self.pieces.decode(model.greedy(a))
         return (name, "news_loss" if name.startswith("news") else "dev_loss", loss, tokens,
                 round(BLEU().corpus_score(texts, [references]).score, 2), statistics)
 
 
-# ---- Training ----------------------------------------------------------------------------------------------------------
+# ---- Training --------------------------------------------------------------------------------------------------------
 
 class Optimizer:
-    """Adam, or Adam with Muon (momentum, orthogonalised by Newton-Schulz steps) for the matrices of LSTM and attention."""
+    """Adam, or Adam with Muon (momentum, orthogonalised by Newton-Schulz steps) for matrices of LSTM and attention."""
 
     def __init__(self, model, kind, betas=(0.9, 0.98)):
         self.model, self.kind, self.betas, self.steps = model, kind, betas, 0
@@ -1065,8 +1107,8 @@ class Optimizer:
         w, g, end = self.model.flat, self.model.grad, self.adam_end
         norm = kernels.norm(g[:self.end])
         scale = min(1.0, clip / (norm + 1e-6))
-        kernels.adam(w[:end], g[:end], self.m[:end], self.v, rate, b1, b2, 1e-9, 1 - b1 ** self.steps, 1 - b2 ** self.steps,
-                     scale)
+        kernels.adam(w[:end], g[:end], self.m[:end], self.v, rate, b1, b2, 1e-9, 1 - b1 ** self.steps,
+                     1 - b2 ** self.steps, scale)
         for _ in pool.map(lambda name: self._muon(name, muon_rate, scale), self.matrices):
             pass
         w[self.end:] -= threshold_rate * g[self.end:]
@@ -1097,9 +1139,9 @@ class Optimizer:
 
 
 def orthogonal(g, steps=5):
-    """Nearly the nearest orthogonal matrix: Newton-Schulz with the quintic of Muon. Every iterate is a polynomial of the small
-    Gram matrix times g, so the iteration runs on that polynomial and touches g only at both ends.
-    Powers of the Gram matrix need float32, whatever the precision of the model's products."""
+    """Nearly the nearest orthogonal matrix: Newton-Schulz with the quintic of Muon. Every iterate is a polynomial of
+    the small Gram matrix times g, so the iteration runs on that polynomial and touches g only at both ends. Powers of
+    the Gram matrix need float32, whatever the precision of the model's products."""
     tall = g.shape[0] > g.shape[1]
     g = g / (g.norm() + 1e-7)
     product = kernels.symmetric if kernels.has_products and min(g.shape) % 32 == 0 else lambda a, b: a.t() @ b
@@ -1115,7 +1157,7 @@ def orthogonal(g, steps=5):
 
 
 def schedule(step, fraction, warmup, decay_from):
-    """Factor of the learning rate: linear warm-up over steps, constant, linear to zero over time from decay_from to 1."""
+    """Factor of the learning rate: linear warm-up over steps, constant, linear to zero over time from decay_from on."""
     return min(1.0, (step + 1) / warmup) * max(0.0, min(1.0, (1.0 - fraction) / (1.0 - decay_from)))
 
 
@@ -1142,7 +1184,7 @@ class Trainer:
             start = read_inference(options.init)
             config = start["config"]  # and so what it says of its training, which is added to
         else:
-            config = make_config(options.recipe, size, options.gate, options.k, options.groups)
+            config = make_config(options.recipe, size, options.gate, options.k, options.groups, options.attention)
         if config["vocab_size"] != size:
             raise SystemExit(f"the vocabulary has {size} pieces, the model {config['vocab_size']}")
         self.model = Model(config, options.device, options.seed)
@@ -1159,8 +1201,8 @@ class Trainer:
             self.mixture.restore(resume["mixture"])
             self.elapsed, self.tokens, self.step = resume["elapsed"], resume["tokens"], resume["step"]
             self.since_evaluation = resume["since_evaluation"]
-        # One replica and thread per core, each with its share of the batch and one-thread products: in this way the threads
-        # meet once a step, not in every product, which also suffers less from other load on the machine.
+        # One replica and thread per core, each with its share of the batch and one-thread products: in this way the
+        # threads meet once a step, not in every product, which also suffers less from other load on the machine.
         workers = options.threads if options.device == "cpu" else 1
         self.replicas = [self.model] + [Model(config, options.device, share=self.model) for _ in range(workers - 1)]
         balanced = any(x.get("gate") == "batchwise/threshold" for x in config["encoder"])
@@ -1187,11 +1229,12 @@ class Trainer:
                           "optimizer": self.optimizer.state(), "mixture": self.mixture.state(), "elapsed": self.elapsed,
                           "tokens": self.tokens, "step": self.step, "since_evaluation": self.since_evaluation},
                          self.resume_path)
-        averaged = {name: self.average[a:b].view_as(self.model.weights[name]) for name, (a, b) in self.model.span.items()}
-        before = self.model.config
-        write_atomically(inference_checkpoint(before, averaged, target_tokens_seen=before.get("target_tokens_seen", 0) + self.tokens,
-                                              training_minutes=round(before.get("training_minutes", 0) + self.elapsed / 60, 1)),
-                         self.model_path)
+        before, averaged = self.model.config, {}
+        for name, (a, b) in self.model.span.items():
+            averaged[name] = self.average[a:b].view_as(self.model.weights[name])
+        about = {"target_tokens_seen": before.get("target_tokens_seen", 0) + self.tokens,
+                 "training_minutes": round(before.get("training_minutes", 0) + self.elapsed / 60, 1)}
+        write_atomically(inference_checkpoint(before, averaged, **about), self.model_path)
 
     def evaluate(self, rate):
         weights = self.model.flat.clone()
@@ -1207,7 +1250,8 @@ class Trainer:
             with open(path, newline="") as file:
                 columns = next(csv.reader(file))
         with open(path, "a", newline="") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore")  # a file of an older trainer has fewer columns
+            # a file of an older trainer has fewer columns
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
             if not file.tell():
                 writer.writeheader()
             writer.writerow(row)
@@ -1228,7 +1272,7 @@ class Trainer:
         self.stopped = True
 
     def gradients(self, pairs):
-        """The gradients of a batch, split among the replicas, in self.model.grad; returns mean loss and target tokens."""
+        """The gradients of a batch, split among the replicas, in self.model.grad; returns mean loss and tokens."""
         tokens = sum(len(target) for _, target in pairs)
         meeting = Meeting(min(len(self.replicas), len(pairs)))
 
@@ -1275,11 +1319,12 @@ class Trainer:
             batch_tokens = round(o.batch_tokens * (1 + (o.batch_growth - 1) * growth), -2)
             longest = o.longest if self.elapsed > o.short_minutes * 60 else o.short_pieces
             loss, tokens = self.gradients(self.mixture.next(batch_tokens, longest))
-            norm = self.optimizer.step(o.rate * factor, o.muon_rate * factor, o.threshold_rate * max(0.1, factor), o.clip,
-                                       self.pool)
+            norm = self.optimizer.step(o.rate * factor, o.muon_rate * factor, o.threshold_rate * max(0.1, factor),
+                                       o.clip, self.pool)
             self.step += 1
             self.tokens += tokens
-            if self.step % 4 == 0:  # the average follows the weights at 1 / (a share of the steps so far), at most 1 / ema
+            if self.step % 4 == 0:
+                # the average follows the weights at 1 / (a share of the steps so far), at most 1 / ema
                 kernels.average(self.average, model.flat, min(1.0, 4 * max(1 / o.ema, 10 / self.step)))
             if not math.isfinite(loss):
                 raise SystemExit(f"loss {loss} at step {self.step}: not saved")
@@ -1292,9 +1337,11 @@ class Trainer:
             if now - shown > (1 if sys.stderr.isatty() else 30):
                 shown = now
                 speed = sum(x[1] for x in window) / sum(x[0] for x in window)
-                progress(f"{self.elapsed / 60:6.1f} min, {100 * fraction:.0f} %  step {self.step}  {self.tokens / 1e6:.2f} M tokens  "
-                         f"{speed:.0f} tokens/s  loss {sum(self.losses) / len(self.losses):.3f}  gradient {norm:.2f}  "
-                         f"rate {o.rate * factor:.2e}  batch {batch_tokens:.0f}  ETA {self.elapsed / 60 * (1 / fraction - 1):.0f} min")
+                ahead = self.elapsed / 60 * (1 / fraction - 1)
+                progress(f"{self.elapsed / 60:6.1f} min, {100 * fraction:.0f} %  step {self.step}  "
+                         f"{self.tokens / 1e6:.2f} M tokens  {speed:.0f} tokens/s  "
+                         f"loss {sum(self.losses) / len(self.losses):.3f}  gradient {norm:.2f}  "
+                         f"rate {o.rate * factor:.2e}  batch {batch_tokens:.0f}  ETA {ahead:.0f} min")
             end = self.minutes() * 60 if self.step % 20 == 0 else end
             if self.since_evaluation > o.evaluate_every * 60:
                 self.since_evaluation = 0.0
@@ -1308,7 +1355,7 @@ class Trainer:
         log("stopped: saved, can go on" if self.stopped else "finished")
 
 
-# ---- Experts that nothing uses -----------------------------------------------------------------------------------------
+# ---- Experts that nothing uses ---------------------------------------------------------------------------------------
 
 REVIVED = 0.3  # share of the mean importance under which an expert is given other work
 APART = 0.7    # standard deviation of what sets the logits of the two halves of an expert's work apart
@@ -1332,8 +1379,8 @@ def gate_inputs(model, mixture, batches):
 
 
 def halves(x, p, expert):
-    """What sets two halves of an expert's work apart: a direction in x [rows, d] in which the rows that it has most of (p [rows, n])
-    differ most, added to its gate's column for one half and taken from it for the other."""
+    """What sets two halves of an expert's work apart: a direction in x [rows, d] in which the rows that it has most of
+    (p [rows, n]) differ most, added to its gate's column for one half and taken from it for the other."""
     rows = x[p[:, expert].topk(max(2, len(x) // p.shape[1])).indices]
     mean = F.normalize(rows.mean(0), dim=0)
     rows = rows - (rows @ mean)[:, None] * mean  # a direction in which the mean row lies on neither side
@@ -1343,8 +1390,8 @@ def halves(x, p, expert):
 
 @torch.no_grad()
 def revive(out, cache, batches=16):
-    """Of a stopped run: every expert with next to no importance, whose gate the losses cannot reach (their gradient is proportional
-    to the softmax), becomes a copy of one of the busiest, and the two get half of its work each."""
+    """Of a stopped run: every expert with next to no importance, whose gate the losses cannot reach (their gradient is
+    proportional to the softmax), becomes a copy of one of the busiest, and the two get half of its work each."""
     path = os.path.join(out, "resume.pt")
     resume = torch.load(path, weights_only=True)
     model = Model(resume["config"])
@@ -1356,11 +1403,13 @@ def revive(out, cache, batches=16):
         for expert, busy in zip(idle, share.argsort(descending=True).tolist()):
             apart = halves(x, p, busy)
             for flat in resume["weights"], resume["average"]:
-                w = {key: flat[a:b].view(model.weights[key].shape) for key, (a, b) in model.span.items() if key.startswith(layer + ".")}
+                w = {key: flat[a:b].view(model.weights[key].shape) for key, (a, b) in model.span.items()
+                     if key.startswith(layer + ".")}
                 w[name + ".weight"][:, expert] = w[name + ".weight"][:, busy] - apart
                 w[name + ".weight"][:, busy] += apart
                 threshold = w[name + ".threshold"]
-                threshold[[expert, busy]] = threshold[busy] / (1 + threshold[busy])  # the softmax has the same logit twice now
+                # the softmax has the same logit twice now
+                threshold[[expert, busy]] = threshold[busy] / (1 + threshold[busy])
                 for key in layer + ".experts.w_up", layer + ".experts.w_down":
                     w[key][expert] = w[key][busy]
             for key in name + ".weight", layer + ".experts.w_up", layer + ".experts.w_down":
@@ -1368,11 +1417,12 @@ def revive(out, cache, batches=16):
                     part = state[slice(*model.span[key])].view(model.weights[key].shape)
                     part = part.t() if key == name + ".weight" else part
                     part[expert] = part[busy]
-            log(f"{name}: expert {expert} with {share[expert]:.3f} of the mean importance gets half of the work of {busy} with {share[busy]:.2f}")
+            log(f"{name}: expert {expert} with {share[expert]:.3f} of the mean importance gets half of the work of "
+                f"{busy} with {share[busy]:.2f}")
     write_atomically(resume, path)
 
 
-# ---- Self-check --------------------------------------------------------------------------------------------------------
+# ---- Self-check ------------------------------------------------------------------------------------------------------
 
 def check():
     """Every hand-written backward pass (and C kernel) against autograd on plain torch code; raises if one is wrong."""
@@ -1423,7 +1473,8 @@ def check():
         return run
 
     for M, N, K in (1, 1, 1), (3, 40, 65), (70, 33, 34), (45, 64, 200):
-        for a, b in itertools.product((torch.randn(M, K), torch.randn(K, M).t()), (torch.randn(K, N), torch.randn(N, K).t())):
+        for a, b in itertools.product((torch.randn(M, K), torch.randn(K, M).t()),
+                                      (torch.randn(K, N), torch.randn(N, K).t())):
             start = torch.randn(M, N + 3)
             got = mm_add(a, b, start.clone()[:, 1:N + 1])
             if half:
@@ -1444,18 +1495,19 @@ def check():
     target, source = Packed([5, 5, 3, 1]), Packed([6, 4, 4, 2])
     weights = [random(4 * H, d), random(4 * H, P), random(4 * H), random(P, H)]
     for reverse in False, True:
-        compare("lstm" + " reversed" * reverse, lambda *x: Lstm.apply(*x, target, reverse), lstm_reference(target, reverse),
-                [torch.randn(target.rows, d), *weights])
+        compare("lstm" + " reversed" * reverse, lambda *x: Lstm.apply(*x, target, reverse),
+                lstm_reference(target, reverse), [torch.randn(target.rows, d), *weights])
 
     column = np.array([2, 0, 3, 1])
     place = Place(column, source, "cpu")
 
-    def attentive_reference(x, memory, key, w_x, w_r, bias, w_proj, w_query, v):
+    def attentive_reference(product, x, memory, key, w_x, w_r, bias, w_proj, w_query, v):
         memories, keys, result = by_sentence(source, memory), by_sentence(source, key), []
         for b, sentence in enumerate(by_sentence(target, x)):
             r, c, out = x.new_zeros(1, P), x.new_zeros(1, H), []
             for row in sentence:
-                p = ((keys[column[b]] + r @ w_query.t()).tanh() @ v).softmax(0)
+                k, q = keys[column[b]], r @ w_query.t()
+                p = ((k * q.tanh() if product else (k + q).tanh()) @ v).softmax(0)
                 context = p @ memories[column[b]]
                 c, h = cell(torch.cat((row, context))[None] @ w_x.t() + r @ w_r.t() + bias, c)
                 r = h @ w_proj.t()
@@ -1463,9 +1515,11 @@ def check():
             result.append(out)
         return repacked(target, result)
 
-    compare("attentive lstm", lambda *x: AttentiveLstm.apply(*x, target, place), attentive_reference,
-            [torch.randn(target.rows, d), torch.randn(source.rows, P), torch.randn(source.rows, a), random(4 * H, d + P),
-             *weights[1:], random(a, P), random(a)])
+    for product in False, True:
+        compare("attentive lstm" + ", product" * product, lambda *x: AttentiveLstm.apply(*x, target, place, product),
+                lambda *x: attentive_reference(product, *x),
+                [torch.randn(target.rows, d), torch.randn(source.rows, P), torch.randn(source.rows, a),
+                 random(4 * H, d + P), *weights[1:], random(a, P), random(a)])
 
     row, counts = torch.tensor([0, 3, 1, 2, 0, 3]), [2, 0, 4]
 
@@ -1510,7 +1564,7 @@ def check():
     close("norm", torch.tensor(kernels.norm(g)), g.norm())
 
 
-# ---- Command line ------------------------------------------------------------------------------------------------------
+# ---- Command line ----------------------------------------------------------------------------------------------------
 
 def log(text):
     if sys.stderr.isatty():
@@ -1530,7 +1584,8 @@ def arguments():
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(name, text):
-        return commands.add_parser(name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        return commands.add_parser(name, help=text, description=text,
+                                   formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 
     def place(p):
         p.add_argument("--corpus", required=True, help="folder with train/ and dev/")
@@ -1551,12 +1606,18 @@ def arguments():
                    help="cpu: d 256, LSTM 512, 32 experts of 512, k 2, 8,000 pieces; "
                         "gpu: d 512, LSTM 1024, 32 experts of 1024, k 4, 16,000 pieces")
     p.add_argument("--gate", choices=("balanced", "noisy", "dense"), default="balanced",
-                   help="strictly balanced with thresholds, noisy top-k, or one expert with the multiply-adds of k for comparison")
+                   help="strictly balanced with thresholds, noisy top-k, or one expert with the multiply-adds of k for "
+                        "comparison")
     p.add_argument("--k", type=int, help="experts per token (default: of the recipe); with --groups: of each level (2)")
-    p.add_argument("--groups", type=int, default=0, help="two levels of gates (appendix B): groups of experts; 0: one level")
-    p.add_argument("--minutes", type=float, default=145, help="training time in all, over all resumes: end of the schedule")
+    p.add_argument("--groups", type=int, default=0,
+                   help="two levels of gates (appendix B): groups of experts; 0: one level")
+    p.add_argument("--attention", choices=moefile.key_of("gnmt-attention", "kind").names, default="additive",
+                   help="additive as GNMT's, or the product of appendix G, which is one product of matrices")
+    p.add_argument("--minutes", type=float, default=145,
+                   help="training time in all, over all resumes: end of the schedule")
     p.add_argument("--tokens", type=float, help="train for so many million target tokens instead of --minutes")
-    p.add_argument("--batch-tokens", type=float, default=2000, help="tokens per batch, mean of source and target, at first")
+    p.add_argument("--batch-tokens", type=float, default=2000,
+                   help="tokens per batch, mean of source and target, at first")
     p.add_argument("--batch-growth", type=float, default=1.4, help="factor that the batch reaches at half time")
     p.add_argument("--importance", type=float,
                    help="weight of the importance loss (default: 0.1 for balanced gates, 0.01 for noisy ones)")
@@ -1585,8 +1646,10 @@ def arguments():
     p.add_argument("--cache", help="folder of the tokenised corpus: the loss on 40,000 tokens of the training mix too")
 
     p = command("average", "weighted mean of inference checkpoints")
-    p.add_argument("models", nargs="+", metavar="FILE=WEIGHT", help="moe-checkpoint-1 files; weights are divided by their sum")
-    p.add_argument("--first", nargs="+", default=[], metavar="PREFIX", help="weights whose names begin so are the first model's")
+    p.add_argument("models", nargs="+", metavar="FILE=WEIGHT",
+                   help="moe-checkpoint-1 files; weights are divided by their sum")
+    p.add_argument("--first", nargs="+", default=[], metavar="PREFIX",
+                   help="weights whose names begin so are the first model's")
     p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
 
     p = command("revive", "give experts that nothing uses half of the work of busy ones, in a stopped run")

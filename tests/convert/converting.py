@@ -1,0 +1,39 @@
+"""What the tests of converters share: convert.py run in this process, and programs run in others."""
+import contextlib
+import io
+import os
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
+TRANSLATE = os.path.join(BIN, "moe-translate")
+
+
+def convert_here(*command):
+    """convert.py in this process: (its complaint, or None; what it printed)."""
+    import convert  # wants NumPy, which not every test of converters has
+    out, argv = io.StringIO(), sys.argv
+    sys.argv = ["convert.py", *command]
+    try:
+        with contextlib.redirect_stdout(out):
+            convert.main()
+        return None, out.getvalue()
+    except SystemExit as stop:
+        return str(stop.code), out.getvalue()
+    finally:
+        sys.argv = argv
+
+
+def convert_quietly(*command):
+    """Its complaint, or None."""
+    return convert_here(*command)[0]
+
+
+def run(command, lines=(), status=0):
+    """A program that is given lines and has to end with a status: what subprocess.run gives, and `lines` it printed."""
+    result = subprocess.run(command, input="".join(x + "\n" for x in lines), capture_output=True, encoding="utf-8",
+                            timeout=300)
+    assert result.returncode == status, f"{' '.join(command)}: status {result.returncode}: {result.stderr}"
+    result.lines = result.stdout.split("\n")[:-1]
+    return result

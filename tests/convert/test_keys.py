@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""The keys of layers: tools/convert/moefile.py and moe.c say the same of every one.
+
+Usage: tests/python tests/convert/test_keys.py [WORD]      with WORD only the tests whose names have it
+
+The tables are compared row by row; then what both make of files in which one key is missing, out of range, or of
+another kind: both take the file, or both refuse it. It compiles keys.c, which has moe.c inside it, and runs moe-info.
+A norm, which no golden model of a mixture has, is compared with reference.py.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+from converting import BIN, ROOT, convert_quietly, run
+from suite import Skip, Suite
+
+INFO, CLASSIFY = (os.path.join(BIN, name) for name in ("moe-info", "moe-classify"))
+GOLDEN = os.path.join(ROOT, "tests", "golden")
+try:
+    import numpy as np
+
+    import convert
+    import make_transformers
+    import moefile
+except ImportError:
+    np = None
+try:
+    import reference
+except ImportError:
+    reference = None
+test = Suite()
+numpy_test = test.needs(np, "NumPy")
+
+
+# ---- The tables ------------------------------------------------------------------------------------------------------
+
+def engine_table():
+    """(kinds of layers, {(kind of layer, key): (kind, range or names, default)}) of moe.c."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "keys")
+        source = os.path.join(ROOT, "tests", "convert", "keys.c")
+        command = [*os.environ.get("CC", "cc").split(), "-std=c11", "-w", "-O0", "-I" + ROOT, "-pthread",
+                   "-ffp-contract=off", source, "-o", program, "-lm"]
+        subprocess.run(command, check=True)
+        lines = run([program]).lines
+    rows = [line.split("\t") for line in lines]
+    table = {tuple(row[:2]): tuple(row[2:]) for row in rows if len(row) > 1}
+    assert len(table) == sum(len(row) > 1 for row in rows), "a key stands twice in moe.c"
+    return [row[0] for row in rows if len(row) == 1], table
+
+
+def python_table():
+    """The same of moefile.py."""
+    number, table = (lambda x: f"{float(x):.17g}"), {}
+    for kind, rows in moefile.LAYERS.items():
+        for row in rows:
+            allowed = " ".join(row.names) if row.kind == "name" else f"{number(row.low)} {number(row.high)}"
+            default = (f"as {row.inherits}" if row.inherits else "required" if row.default is None
+                       else row.default if row.kind == "name" else number(row.default))
+            assert (kind, row.key) not in table, f"{kind}: {row.key} stands twice in moefile.py"
+            table[kind, row.key] = row.kind, allowed, default
+    return list(moefile.LAYERS), table
+
+
+@numpy_test
+def every_key_is_the_same_in_both_tables():
+    (kinds, theirs), (ours, table) = engine_table(), python_table()
+    assert sorted(kinds) == sorted(ours), f"kinds of layers: {kinds} in moe.c, {ours} in moefile.py"
+    problems = [f"{name}: {theirs.get(name, 'missing')} in moe.c, {table.get(name, 'missing')} in moefile.py"
+                for name in sorted(theirs.keys() | table.keys()) if theirs.get(name) != table.get(name)]
+    assert not problems, "; ".join(problems)
+    assert len(table) > 40, "a table of nothing"
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+def values_of(row):
+    """What to try under a key; None: leave it out."""
+    yield None
+    if row.kind == "name":
+        yield from row.names
+        yield from ("", "all", row.names[0].upper(), 0)
+        return
+    yield from dict.fromkeys((int(row.low) - 1, int(row.low), 1, 2, 5, int(row.high), int(row.high) + 1))
+    yield from (0.5, "1", [1], float("nan"))
+
+
+def small_models(folder):
+    """(name, metadata, tensors) of small models with layers of every kind."""
+    for name in ("base", "product", "hierarchy-threshold", "language-hierarchy", "deep", "deep-sparse"):
+        yield name, *moefile.read(os.path.join(GOLDEN, f"model-{name}.bin"))
+    sizes = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 2, "decoder_layers": 2}
+    for family in ("nllb-moe", "marian"):
+        checkpoint, path = os.path.join(folder, family), os.path.join(folder, family + ".bin")
+        make_transformers.make(checkpoint, family, **sizes)
+        complaint = convert_quietly("--from", "hf", checkpoint, "-o", path)
+        assert complaint is None, complaint
+        yield family, *moefile.read(path)
+
+
+def layers_to_try(m, seen):
+    """(name, kind) of layers of a described model of which none like them is among those seen."""
+    for side in ("encoder", "decoder", "network"):
+        for i, x in enumerate(getattr(m, side, ())):
+            sort = m.architecture, side, x.kind, getattr(x, "gate", 0), getattr(x, "groups", 0) > 0
+            if sort not in seen:
+                seen.add(sort)
+                yield f"{side}.{i}", x.kind
+    if m.architecture == "gnmt-moe" and m.attention.kind not in seen:
+        seen.add(m.attention.kind)
+        yield "attention", "gnmt-attention"
+
+
+def verdicts(folder, meta, tensors):
+    """(What Python says against a file, what the engine says); "" where it is taken."""
+    path = os.path.join(folder, "tried.bin")
+    moefile.write_model(path, meta, tensors)
+    try:
+        expected = moefile.shapes(moefile.describe(moefile.read_meta(path)), tensors)
+        moefile.check_model(meta, {name: tensors[name] for name in expected if name in tensors})  # others do no harm
+        ours = ""
+    except moefile.FormatError as error:
+        ours = str(error)
+    done = subprocess.run([INFO, path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8")
+    assert done.returncode in (0, 3), f"moe-info: status {done.returncode}: {done.stderr}"
+    return ours, done.stderr.strip() if done.returncode else ""
+
+
+def changes(m, meta, seen):
+    """(what is changed, metadata) for every key of every kind of layer in a model, and for kinds of layers."""
+    for name, kind in layers_to_try(m, seen):
+        for row in moefile.LAYERS[kind]:
+            for value in values_of(row):
+                key = f"{name}.{row.key}"
+                if value is not None:
+                    yield f"{key} = {value!r}", {**meta, key: value}
+                elif key in meta:
+                    yield f"no {key}", {k: v for k, v in meta.items() if k != key}
+        if kind != "gnmt-attention":
+            for other in [*moefile.LAYERS, "", "softmax", 1]:
+                yield f"{name}.kind = {other!r}", {**meta, name + ".kind": other}
+
+
+@numpy_test
+def both_take_or_refuse_the_same_files():
+    problems, taken, refused, seen = [], set(), set(), set()
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        for model, meta, tensors in small_models(folder):
+            m = moefile.check_model(meta, tensors)
+            assert verdicts(folder, meta, tensors) == ("", ""), model
+            for what, changed in changes(m, meta, seen):
+                ours, theirs = verdicts(folder, changed, tensors)
+                if bool(ours) != bool(theirs):
+                    problems.append(f"{model}, {what}: '{ours}' by moefile.py, '{theirs}' by moe.c")
+                (refused if theirs else taken).add(what)
+    assert not problems, f"{len(problems)}: " + "; ".join(problems[:20])
+    assert len(taken) > 100 and len(refused) > 300, (len(taken), len(refused))
+
+
+@numpy_test
+def a_norm_is_computed_where_it_stands():
+    if reference is None:
+        raise Skip("no PyTorch here")
+    random = np.random.default_rng(5)
+    meta, tensors = moefile.read(os.path.join(GOLDEN, "model-deep.bin"))
+    wide = meta["network.0.hidden"]  # linear experts: a norm behind them has as many columns as they have outputs
+    for place, right, wrong in ("before", 33, wide), ("after", wide, 33):
+        def tried(columns):
+            vectors = {f"network.0.norm.{x}": moefile.Tensor.encode(random.standard_normal(columns).astype(np.float32))
+                       for x in ("weight", "bias")}
+            return {**meta, "network.0.norm": place, "network.0.epsilon": 0.5}, {**tensors, **vectors}
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.bin")
+            moefile.write_model(path, *tried(right))
+            x = random.standard_normal((5, 33)).astype(np.float32)
+            numbers = [" ".join(f"{v:.9g}" for v in row) for row in x]
+            lines = run([CLASSIFY, "-m", path, "--json", "--top", "7"], numbers).lines
+            wanted = reference.load(path, reference.torch.float64).classify(reference.torch.from_numpy(x).double())
+            for line, row in zip(lines, wanted.tolist(), strict=True):
+                got = {y["class"]: y["logprob"] for y in json.loads(line)["top"]}
+                assert max(abs(got[i] - p) for i, p in enumerate(row)) < 1e-5, (place, got, row)
+            ours, theirs = verdicts(folder, *tried(wrong))
+            assert "network.0.norm" in ours and "network.0.norm" in theirs, (place, ours, theirs)
+
+
+# ---- Writing ---------------------------------------------------------------------------------------------------------
+
+@numpy_test
+def what_no_file_may_say_is_not_written():
+    for settings in ({"hiden": 4}, {"hidden": 0}, {"hidden": 4.5}, {"hidden": True}, {"hidden": 1 << 21},
+                     {"residual": 2}, {"forget_bias": 101}, {"forget_bias": float("nan")}, {"merge": "both"},
+                     {"merge": 1}, {"heads": 2}):
+        try:
+            moefile.layer_meta("encoder.0", "lstm", **settings)
+        except moefile.FormatError as error:
+            assert next(iter(settings)) in str(error), error
+            continue
+        raise AssertionError(f"{settings} are written")
+    written = moefile.layer_meta("encoder.0", "lstm", hidden=np.int64(4), residual=True, forget_bias=1)
+    assert written == {"encoder.0.kind": "lstm", "encoder.0.hidden": 4, "encoder.0.residual": 1,
+                       "encoder.0.forget_bias": 1.0}
+    assert [type(x) for x in written.values()] == [str, int, int, float]
+
+
+@numpy_test
+def configs_of_checkpoints_know_the_same_settings():
+    layer = {"type": "moe", "experts": 6, "hidden": 4, "gate": "noisy top-k", "k": 1}
+    meta = convert.mixture_meta("encoder.1", {**layer, "groups": 3, "parent_k": 2, "gate_relu": True})
+    described = moefile.describe_mixture(moefile.Entries(meta, "encoder.1."))
+    assert (described.gate, described.k, described.parent.gate, described.parent.k) == ("topk", 1, "topk", 2)
+    assert described.gate_relu == 1 and described.groups == 3 and "encoder.1.parent.empty" in meta
+    for row in moefile.LAYERS["moe"]:  # what a config leaves out is at the default of the file
+        plain = moefile.describe_mixture(moefile.Entries(convert.mixture_meta("encoder.1", layer), "encoder.1."))
+        if row.default is not None and row.key != "k":
+            assert getattr(plain, row.field) == row.default, row.key
+    for wrong in ({"experts": 0}, {"units": 4}, {"kind": "moe"}, {"gate": "hard"},
+                  {"groups": 3, "parent_gate": "hard"}):
+        try:
+            convert.mixture_meta("encoder.1", {**layer, **wrong})
+        except moefile.FormatError as error:
+            assert list(wrong)[-1] in str(error), error
+            continue
+        raise AssertionError(f"{wrong} is taken")
+
+
+if __name__ == "__main__":
+    sys.exit(test.run(*sys.argv[1:2]))

@@ -1,0 +1,630 @@
+/* test_damage.c - what a program that uses the library may count on when files are damaged or change, when there are
+ * threads and processes, and at the limits of files: the policies of moe.h, from the outside.
+ */
+#if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
+#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
+#endif
+#include "moe.h"
+
+#include "model_writer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
+    } while (0)
+
+/* ---- Helpers ---- */
+
+static char directory[64], path_buffer[4][128];
+
+static const char *in_directory(const char *name) {
+    static int next;
+    char *path = path_buffer[next++ % 4];
+    snprintf(path, sizeof *path_buffer, "%s/%s", directory, name);
+    return path;
+}
+
+static void write_file(const char *path, const void *data, size_t bytes) {
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* What a session gives for a few sentences, as bytes to compare. */
+typedef struct outcome {
+    moe_status status;
+    moe_error error;
+    size_t delivered, length;
+    unsigned char bytes[4096];
+} outcome;
+
+typedef struct work {
+    size_t next, n;
+    outcome *out;
+} work;
+
+static const int32_t sentences[][5] = { { 6, 7, 8, 9, 10 }, { 11 }, { 30, 31, 32 }, { 20, 21, 22, 23 }, { 39, 6 } };
+static const size_t lengths[] = { 5, 1, 3, 4, 2 };
+enum { SENTENCES = sizeof lengths / sizeof *lengths };
+
+static int pull(void *user, int wait, moe_request *r) {
+    work *w = user;
+    (void)wait;
+    if (w->next == w->n) return MOE_PULL_END;
+    r->source = sentences[w->next];
+    r->n_source = lengths[w->next];
+    r->user = (void *)(uintptr_t)w->next++;
+    return MOE_PULL_REQUEST;
+}
+
+/* Each sentence has its own place, as they finish in any order. */
+static void done(void *user, const moe_result *r) {
+    outcome *o = ((work *)user)->out;
+    unsigned char *at = o->bytes + sizeof o->bytes / SENTENCES * (size_t)(uintptr_t)r->user;
+    o->delivered++;
+    if (r->status != MOE_OK || !r->n_hypotheses) return;
+    memcpy(at, &r->hypotheses[0].logprob, 4);
+    memcpy(at + 4, r->hypotheses[0].ids, r->hypotheses[0].n_ids * 4);
+    o->length += r->hypotheses[0].n_ids;
+}
+
+static moe_session_params parameters(const moe_model *model, int threads) {
+    moe_session_params p = moe_session_params_default(model);
+    p.threads = threads;
+    p.batch = 3;
+    p.beam = 2;
+    p.device = "cpu";
+    p.target_tag = moe_model_language_tag(model, "de");
+    return p;
+}
+
+static outcome translate_with(moe_session *session, size_t n) {
+    outcome o;
+    work w = { 0, n, &o };
+    memset(&o, 0, sizeof o);
+    o.status = moe_translate(session, pull, done, &w, &o.error);
+    return o;
+}
+
+/* In a session of its own; a failure to make it is the outcome, too. */
+static outcome translate(const moe_model *model, size_t n, int threads) {
+    const moe_session_params p = parameters(model, threads);
+    moe_session *session = NULL;
+    outcome o;
+    memset(&o, 0, sizeof o);
+    o.status = moe_session_new(model, &p, &session, &o.error);
+    if (o.status == MOE_OK) o = translate_with(session, n);
+    moe_session_free(session);
+    return o;
+}
+
+static void assert_same(const outcome *a, const outcome *b) {
+    CHECK(a->status == MOE_OK, "%s", a->error.message);
+    CHECK(b->status == MOE_OK, "%s", b->error.message);
+    assert_int_equal(a->delivered, b->delivered);
+    assert_true(a->length > 0);
+    assert_memory_equal(a->bytes, b->bytes, sizeof a->bytes);
+}
+
+static moe_model *open_as(mw_image image, int verify) {
+    const moe_model_params params = { .verify = verify };
+    moe_model *model = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    CHECK(moe_model_open_memory(image.data, image.bytes, &params, &model, &e) == MOE_OK, "%s", e.message);
+    return model;
+}
+
+static moe_model *open_path(const char *path, int verify, int copy) {
+    const moe_model_params params = { .verify = verify, .copy = copy };
+    moe_model *model = NULL;
+    moe_error e = { MOE_OK, "", "" };
+    CHECK(moe_model_open(path, &params, &model, &e) == MOE_OK, "%s", e.message);
+    return model;
+}
+
+enum { AT_OPENING = 1, BEFORE_USE = 2, NEVER = -1 };
+
+/* ---- Damage, compared before the first use ---- */
+
+static void opening_reads_no_tensor_where_use_is_to_compare_them(void **state) {
+    (void)state;
+    for (uint32_t version = 1; version <= 2; version++) {
+        mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
+        mw_image image;
+        m->version = version;
+        image = mw_build(m);
+        for (size_t i = 0; i < m->n_tensors; i++) {
+            const mw_tensor *t = &m->tensors[i];
+            const moe_model_params params = { .verify = AT_OPENING };
+            moe_model *model;
+            moe_error e;
+            image.data[t->offset + t->bytes / 3] ^= 1;
+            assert_int_equal(moe_model_open_memory(image.data, image.bytes, &params, &model, &e), MOE_ERROR_FORMAT);
+            assert_non_null(strstr(e.where, t->name));
+            model = open_as(image, BEFORE_USE);
+            assert_int_equal(moe_model_verify(model, &e), MOE_ERROR_FORMAT); /* on demand, it does */
+            assert_non_null(strstr(e.message, t->name));
+            moe_model_close(model);
+            moe_model_close(open_as(image, NEVER));
+            image.data[t->offset + t->bytes / 3] ^= 1;
+        }
+        free(image.data);
+        mw_free(m);
+    }
+}
+
+/* Tensors that every run reads are compared when a session is made; of version 1 that is all of them. */
+static void a_session_is_not_made_of_damaged_tensors(void **state) {
+    (void)state;
+    for (uint32_t version = 1; version <= 2; version++)
+        for (int threads = 1; threads <= 3; threads += 2) {
+            mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+            mw_image image;
+            m->version = version;
+            image = mw_build(m);
+            for (size_t i = 0; i < m->n_tensors; i++) {
+                const mw_tensor *t = &m->tensors[i];
+                moe_model *model = open_as(image, BEFORE_USE);
+                outcome o;
+                image.data[t->offset + t->bytes - 2] ^= 0x10;
+                o = translate(model, 0, threads);
+                if (t->layout && version == 2) {
+                    assert_int_equal(o.status, MOE_OK); /* no row went to an expert */
+                } else {
+                    assert_int_equal(o.status, MOE_ERROR_FORMAT);
+                    assert_non_null(strstr(o.error.message, t->name));
+                    assert_non_null(strstr(o.error.message, "checksum"));
+                }
+                moe_model_close(model);
+                image.data[t->offset + t->bytes - 2] ^= 0x10;
+            }
+            free(image.data);
+            mw_free(m);
+        }
+}
+
+static void a_damaged_slab_is_named_when_a_row_goes_to_it_and_never_used(void **state) {
+    size_t refused = 0, unused = 0;
+    (void)state;
+    for (uint32_t type = 0; type < 4; type += 3)
+        for (int threads = 1; threads <= 3; threads += 2) {
+            mw_model *m = mw_small(MW_GNMT, type, 1);
+            mw_image image;
+            moe_model *model;
+            outcome wanted[SENTENCES + 1];
+            for (int side = 0; side < 2; side++) { /* one expert for a token, so that some have none */
+                mw_text(m, side ? "decoder.1.gate" : "encoder.1.gate", "topk");
+                mw_int(m, side ? "decoder.1.k" : "encoder.1.k", 1);
+            }
+            image = mw_build(m);
+            model = open_as(image, BEFORE_USE);
+            for (size_t n = 1; n <= SENTENCES; n++) wanted[n] = translate(model, n, threads);
+            moe_model_close(model);
+            for (size_t i = 0; i < m->n_tensors; i++) {
+                const mw_tensor *t = &m->tensors[i];
+                const size_t stride = t->layout ? t->bytes / (size_t)t->dims[0] : 0;
+                for (size_t x = 0; t->layout && x < t->dims[0]; x++)
+                    for (size_t n = 1; n <= SENTENCES; n += SENTENCES - 1) {
+                        unsigned char *byte = image.data + t->offset + x * stride + stride / 5;
+                        moe_session *session = NULL;
+                        moe_session_params p;
+                        moe_error e;
+                        outcome o;
+                        char name[64];
+                        model = open_as(image, BEFORE_USE);
+                        p = parameters(model, threads);
+                        *byte ^= 4;
+                        assert_int_equal(moe_session_new(model, &p, &session, &e), MOE_OK);
+                        o = translate_with(session, n);
+                        if (o.status == MOE_OK) {
+                            assert_same(&o, &wanted[n]);
+                            unused++;
+                        } else {
+                            assert_int_equal(o.status, MOE_ERROR_FORMAT);
+                            snprintf(name, sizeof name, "expert %zu of %s ", x, t->name);
+                            CHECK(strstr(o.error.message, name), "'%s' does not say %s", o.error.message, name);
+                            o = translate_with(session, n); /* and again */
+                            assert_int_equal(o.status, MOE_ERROR_FORMAT);
+                            *byte ^= 4;
+                            o = translate_with(session, n);
+                            assert_same(&o, &wanted[n]);
+                            *byte ^= 4;
+                            refused++;
+                        }
+                        *byte ^= 4;
+                        moe_session_free(session);
+                        moe_model_close(model);
+                    }
+            }
+            free(image.data);
+            mw_free(m);
+        }
+    print_message("# %zu damaged slabs refused, %zu were not used\n", refused, unused);
+    assert_true(refused > 20 && unused > 0);
+}
+
+static void a_scale_of_an_expert_that_is_no_number_is_damage(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
+    const float wrong = -1;
+    mw_image image;
+    moe_model *model;
+    outcome o;
+    (void)state;
+    for (size_t i = 0; i < m->n_tensors; i++) {
+        mw_tensor *t = &m->tensors[i];
+        const size_t rows = (size_t)t->dims[1], cols = (size_t)t->dims[2];
+        for (size_t x = 0; t->layout && x < t->dims[0]; x++)
+            memcpy(t->data + x * (t->bytes / t->dims[0]) + mw_up(rows, 16) * mw_up(cols, 64), &wrong, 4);
+    }
+    image = mw_build(m); /* checksums are right */
+    model = open_as(image, BEFORE_USE);
+    o = translate(model, SENTENCES, 2);
+    assert_int_equal(o.status, MOE_ERROR_FORMAT);
+    assert_non_null(strstr(o.error.message, "a scale of expert"));
+    moe_model_close(model);
+    free(image.data);
+    mw_free(m);
+}
+
+/* Steady state does not read twice: what was right once is not compared again. */
+static void what_was_right_is_not_compared_again(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    mw_image image = mw_build(m);
+    moe_model *model = open_as(image, BEFORE_USE);
+    outcome first, o;
+    (void)state;
+    first = translate(model, SENTENCES, 2);
+    o = translate(model, SENTENCES, 2);
+    assert_same(&first, &o);
+    for (size_t i = 0; i < m->n_tensors; i++) /* in the last bytes of padding, which no product reads */
+        if (m->tensors[i].layout) image.data[m->tensors[i].offset + m->tensors[i].bytes - 1] ^= 1;
+    moe_model_close(model);
+    model = open_as(image, NEVER);
+    o = translate(model, SENTENCES, 2);
+    assert_same(&first, &o);
+    moe_model_close(model);
+    model = open_as(image, BEFORE_USE);
+    o = translate(model, SENTENCES, 2);
+    assert_int_equal(o.status, MOE_ERROR_FORMAT); /* it is looked at the first time... */
+    for (size_t i = 0; i < m->n_tensors; i++)
+        if (m->tensors[i].layout) image.data[m->tensors[i].offset + m->tensors[i].bytes - 1] ^= 1;
+    assert_int_equal(moe_model_verify(model, NULL), MOE_OK);
+    for (size_t i = 0; i < m->n_tensors; i++)
+        if (m->tensors[i].layout) image.data[m->tensors[i].offset + m->tensors[i].bytes - 1] ^= 1;
+    o = translate(model, SENTENCES, 2); /* ...and not the second */
+    assert_same(&first, &o);
+    moe_model_close(model);
+    free(image.data);
+    mw_free(m);
+}
+
+static void slab_checksums_that_do_not_fit_their_own_are_refused(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    mw_image image = mw_build(m);
+    moe_model *model = NULL;
+    moe_error e;
+    (void)state;
+    for (size_t i = 0; i < m->n_tensors; i++) {
+        const mw_tensor *t = &m->tensors[i];
+        if (!t->layout) continue;
+        image.data[mw_at_slabs(t) + 5] ^= 1;
+        mw_seal(image);
+        assert_int_equal(moe_model_open_memory(image.data, image.bytes, NULL, &model, &e), MOE_ERROR_FORMAT);
+        assert_non_null(strstr(e.where, t->name));
+        image.data[mw_at_slabs(t) + 5] ^= 1;
+    }
+    mw_seal(image);
+    moe_model_close(open_as(image, 0));
+    free(image.data);
+    mw_free(m);
+}
+
+/* ---- Threads and processes ---- */
+
+typedef struct worker {
+    const moe_model *model;
+    outcome out[8];
+} worker;
+
+static void *work_in_thread(void *user) {
+    worker *w = user;
+    for (size_t i = 0; i < 8; i++) w->out[i] = translate(w->model, SENTENCES, 1 + (int)i % 2);
+    return NULL;
+}
+
+/* Each of them compares whatever it comes to first. */
+static void threads_share_a_model_that_is_compared_as_they_use_it(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
+    mw_image image = mw_build(m);
+    moe_model *model = open_as(image, BEFORE_USE);
+    static worker workers[4];
+    pthread_t threads[4];
+    moe_model *checked = open_as(image, AT_OPENING);
+    const outcome wanted = translate(checked, SENTENCES, 1);
+    (void)state;
+    for (size_t i = 0; i < 4; i++) {
+        workers[i].model = model;
+        assert_int_equal(pthread_create(&threads[i], NULL, work_in_thread, &workers[i]), 0);
+    }
+    assert_int_equal(moe_model_verify(model, NULL), MOE_OK); /* meanwhile */
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        for (size_t k = 0; k < 8; k++) assert_same(&workers[i].out[k], &wanted);
+    }
+    moe_model_close(model);
+    moe_model_close(checked);
+    free(image.data);
+    mw_free(m);
+}
+
+/* A child has the model of its parent, and makes sessions of its own. */
+static void a_child_process_uses_the_model_of_its_parent(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
+    mw_image image = mw_build(m);
+    moe_model *model;
+    moe_session *session = NULL;
+    moe_session_params p;
+    moe_error e;
+    outcome wanted, o;
+    int result = 0;
+    pid_t child;
+    (void)state;
+    write_file(in_directory("model.bin"), image.data, image.bytes);
+    model = open_path(in_directory("model.bin"), BEFORE_USE, 0);
+    p = parameters(model, 3);
+    assert_int_equal(moe_session_new(model, &p, &session, &e), MOE_OK);
+    wanted = translate_with(session, SENTENCES);
+    child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        o = translate(model, SENTENCES, 2);
+        _exit(o.status == MOE_OK && memcmp(o.bytes, wanted.bytes, sizeof o.bytes) == 0 ? 0 : 1);
+    }
+    o = translate_with(session, SENTENCES);
+    assert_same(&o, &wanted);
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_int_equal(result, 0);
+    moe_session_free(session);
+    moe_model_close(model);
+    free(image.data);
+    mw_free(m);
+}
+
+/* ---- Files that change ---- */
+
+typedef enum change { CUT, GROWN, OVERWRITTEN, REPLACED, REMOVED, CHANGES } change;
+
+static void change_file(const char *path, change what, mw_image image) {
+    const int fd = what == REMOVED || what == REPLACED ? -1 : open(path, O_WRONLY);
+    const struct timespec moment = { 0, 20000000 };
+    nanosleep(&moment, NULL); /* the clock of file times may tick 100 times a second */
+    if (what == CUT) assert_int_equal(ftruncate(fd, 4096), 0);
+    if (what == GROWN) assert_int_equal(ftruncate(fd, (off_t)image.bytes + 4096), 0);
+    if (what == OVERWRITTEN) assert_int_equal(pwrite(fd, image.data, 64, 0), 64);
+    if (what == REMOVED) assert_int_equal(unlink(path), 0);
+    if (what == REPLACED) {
+        write_file(in_directory("other"), "another file", 12);
+        assert_int_equal(rename(in_directory("other"), path), 0);
+    }
+    if (fd >= 0) assert_int_equal(close(fd), 0);
+}
+
+/* Who writes to a model that is in use does harm: the next step is an error, not a signal. Renaming and removing do
+ * none, and none of it reaches a copy. */
+static void a_mapped_file_that_changes_is_an_error_and_a_copy_is_none_the_worse(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_Q8, 1);
+    mw_image image = mw_build(m);
+    const char *path = "model.bin";
+    (void)state;
+    for (int what = 0; what < CHANGES; what++)
+        for (int copy = 0; copy < 2; copy++) {
+            const int harm = !copy && what != REPLACED && what != REMOVED;
+            moe_model *model;
+            moe_session *session = NULL;
+            moe_session_params p;
+            moe_error e;
+            outcome wanted, o;
+            write_file(in_directory(path), image.data, image.bytes);
+            model = open_path(in_directory(path), BEFORE_USE, copy);
+            p = parameters(model, 2);
+            assert_int_equal(moe_session_new(model, &p, &session, &e), MOE_OK);
+            wanted = translate_with(session, SENTENCES);
+            change_file(in_directory(path), (change)what, image);
+            o = translate_with(session, SENTENCES);
+            if (harm) {
+                assert_int_equal(o.status, MOE_ERROR_IO);
+                CHECK(strstr(o.error.message, "written to or cut off"), "%s", o.error.message);
+                assert_int_equal(o.delivered, 0);
+                assert_int_equal(moe_model_verify(model, &e), MOE_ERROR_IO);
+                assert_int_equal(moe_session_new(model, &p, &(moe_session *){ NULL }, &e), MOE_ERROR_IO);
+                assert_int_equal(moe_model_save(model, in_directory("saved.bin"), &(moe_save_params){ .n_vectors = 0 },
+                                                &e),
+                                 MOE_ERROR_IO);
+            } else {
+                assert_same(&o, &wanted);
+                assert_int_equal(moe_model_verify(model, &e), MOE_OK);
+            }
+            moe_session_free(session);
+            moe_model_close(model);
+            unlink(in_directory(path));
+        }
+    free(image.data);
+    mw_free(m);
+}
+
+/* ---- Limits ---- */
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Least seconds of looking at all languages and texts of a model that knows n languages. */
+static double look_at_languages(size_t n) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    const char **codes = mw_zeros(n * sizeof *codes);
+    char *names = mw_zeros(n * 8);
+    int64_t *tags = mw_zeros(n * sizeof *tags);
+    mw_image image;
+    double least = 1e9;
+    for (size_t i = 0; i < n; i++) {
+        snprintf(names + 8 * i, 8, "x%zu", i);
+        codes[i] = names + 8 * i;
+        tags[i] = MW_TAG_DE;
+    }
+    mw_texts(m, "languages.codes", codes, n);
+    mw_ints(m, "languages.tags", tags, n);
+    image = mw_build(m);
+    for (int round = 0; round < 5; round++) {
+        const double begin = seconds();
+        moe_model *model = open_as(image, NEVER);
+        const ptrdiff_t list = moe_model_meta_find(model, "languages.codes");
+        char last[16];
+        size_t length = 0;
+        assert_int_equal(moe_model_language_count(model), n);
+        for (size_t i = 0; i < n; i++) {
+            length += moe_model_language(model, i).length;
+            length -= moe_model_meta_text(model, (size_t)list, i).length;
+        }
+        assert_int_equal(length, 0);
+        snprintf(last, sizeof last, "x%zu", n - 1);
+        assert_int_equal(moe_model_language_tag(model, last), MW_TAG_DE);
+        moe_model_close(model);
+        if (seconds() - begin < least) least = seconds() - begin;
+    }
+    free(image.data), free(codes), free(names), free(tags);
+    mw_free(m);
+    return least;
+}
+
+static void looking_at_all_languages_takes_linear_time(void **state) {
+    const double few = look_at_languages(4096), many = look_at_languages(65536);
+    (void)state;
+    print_message("# 65,536 languages: %.1f ms\n", 1e3 * many);
+    CHECK(many < 64 * few, "16 times the languages take %.0f times as long", many / few); /* squared: 256 times */
+}
+
+/* Fields of the fixed header beyond what moe.h states. */
+static void headers_beyond_the_limits_are_refused(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    mw_image image = mw_build(m);
+    moe_model *model = NULL;
+    moe_error e;
+    const uint64_t beyond = (uint64_t)MOE_MAX_HEADER + 8;
+    int fd = open(in_directory("header.bin"), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    (void)state;
+    assert_true(fd >= 0);
+    mw_put64(image.data + 16, beyond);
+    mw_put64(image.data + 24, beyond);
+    assert_int_equal(pwrite(fd, image.data, 64, 0), 64);
+    assert_int_equal(ftruncate(fd, (off_t)beyond), 0);
+    assert_int_equal(moe_model_open(in_directory("header.bin"), NULL, &model, &e), MOE_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(e.message, "header"));
+    close(fd);
+    unlink(in_directory("header.bin"));
+    free(image.data);
+    image = mw_allocate_image(64 + 24 * ((size_t)MOE_MAX_ENTRIES + 2));
+    memcpy(image.data, "MOEMODEL", 8);
+    mw_put32(image.data + 8, 2);
+    mw_put64(image.data + 16, image.bytes);
+    mw_put64(image.data + 24, image.bytes);
+    for (size_t field = 32; field <= 36; field += 4) {
+        mw_put32(image.data + field, MOE_MAX_ENTRIES + 1);
+        mw_seal(image);
+        assert_int_equal(moe_model_open_memory(image.data, image.bytes, NULL, &model, &e), MOE_ERROR_FORMAT);
+        assert_string_equal(e.where, "offset 32");
+        mw_put32(image.data + field, 0);
+    }
+    free(image.data);
+    mw_free(m);
+}
+
+/* A tensor of 5 GB, nearly all of it a hole in the file, lies before all others. */
+static void offsets_beyond_4_gigabytes_are_read(void **state) {
+    const uint64_t rows = (uint64_t)5 << 18, bytes = rows * 4096; /* f32 [rows, 1024] */
+    mw_model *plain = mw_small(MW_GNMT, MW_Q8, 1), *m = mw_small(MW_GNMT, MW_Q8, 1);
+    mw_image image = mw_build(plain), small;
+    moe_model *model = open_as(image, AT_OPENING);
+    const outcome wanted = translate(model, SENTENCES, 2);
+    mw_tensor *spare;
+    outcome o;
+    int fd = open(in_directory("large.bin"), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    (void)state;
+    assert_true(fd >= 0);
+    moe_model_close(model);
+    free(image.data);
+    spare = mw_add_tensor(m, "spare", MW_F32, 0, 4096);
+    spare->n_dims = 2, spare->dims[0] = 1, spare->dims[1] = 1024;
+    {
+        const mw_tensor last = *spare;
+        memmove(m->tensors + 1, m->tensors, (m->n_tensors - 1) * sizeof *m->tensors);
+        m->tensors[0] = last;
+    }
+    small = mw_build(m);
+    mw_put64(small.data + m->tensors[0].at + 16, rows);
+    mw_put64(small.data + mw_at_bytes(&m->tensors[0]), bytes);
+    mw_put64(small.data + 24, small.bytes + bytes - 4096);
+    for (size_t i = 1; i < m->n_tensors; i++)
+        mw_put64(small.data + mw_at_offset(&m->tensors[i]), m->tensors[i].offset + bytes - 4096);
+    mw_seal(small);
+    assert_int_equal(pwrite(fd, small.data, m->header_bytes, 0), (ssize_t)m->header_bytes);
+    for (size_t i = 1; i < m->n_tensors; i++) {
+        const mw_tensor *t = &m->tensors[i];
+        assert_int_equal(pwrite(fd, t->data, t->bytes, (off_t)(t->offset + bytes - 4096)), (ssize_t)t->bytes);
+    }
+    close(fd);
+    model = open_path(in_directory("large.bin"), NEVER, 0);
+    assert_true(moe_model_file_bytes(model) > (uint64_t)1 << 32);
+    o = translate(model, SENTENCES, 2);
+    assert_same(&o, &wanted);
+    moe_model_close(model);
+    unlink(in_directory("large.bin"));
+    free(small.data);
+    mw_free(m);
+    mw_free(plain);
+}
+
+static int make_directory(void **state) {
+    (void)state;
+    snprintf(directory, sizeof directory, "/tmp/moe-damage-XXXXXX");
+    return mkdtemp(directory) ? 0 : -1;
+}
+
+static int remove_directory(void **state) {
+    (void)state;
+    unlink(in_directory("model.bin"));
+    return rmdir(directory);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(opening_reads_no_tensor_where_use_is_to_compare_them),
+        cmocka_unit_test(a_session_is_not_made_of_damaged_tensors),
+        cmocka_unit_test(a_damaged_slab_is_named_when_a_row_goes_to_it_and_never_used),
+        cmocka_unit_test(a_scale_of_an_expert_that_is_no_number_is_damage),
+        cmocka_unit_test(what_was_right_is_not_compared_again),
+        cmocka_unit_test(slab_checksums_that_do_not_fit_their_own_are_refused),
+        cmocka_unit_test(threads_share_a_model_that_is_compared_as_they_use_it),
+        cmocka_unit_test(a_child_process_uses_the_model_of_its_parent),
+        cmocka_unit_test(a_mapped_file_that_changes_is_an_error_and_a_copy_is_none_the_worse),
+        cmocka_unit_test(looking_at_all_languages_takes_linear_time),
+        cmocka_unit_test(headers_beyond_the_limits_are_refused),
+        cmocka_unit_test(offsets_beyond_4_gigabytes_are_read),
+    };
+    return cmocka_run_group_tests_name("damage", tests, make_directory, remove_directory);
+}

@@ -1,0 +1,42 @@
+/* watched.h - moe.c inside a test program, and a count of the times that it went to malloc itself: with an allocator
+ * of its own it must not do so behind that one's back. */
+#ifndef WATCHED_H
+#define WATCHED_H
+
+#if !defined(_POSIX_C_SOURCE) && !defined(__APPLE__)
+#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* as moe.c, which comes after system headers here */
+#endif
+#if defined(__APPLE__)
+#define _DARWIN_C_SOURCE
+#endif
+#include <stdatomic.h>
+#include <stdlib.h>
+
+static atomic_size_t direct_allocations;
+static void *direct_malloc(size_t n) {
+    atomic_fetch_add(&direct_allocations, 1);
+    return malloc(n);
+}
+static void *direct_realloc(void *p, size_t n) {
+    atomic_fetch_add(&direct_allocations, 1);
+    return realloc(p, n);
+}
+#define malloc(n) direct_malloc(n)
+#define realloc(p, n) direct_realloc(p, n)
+#include "moe.c"
+#undef malloc
+#undef realloc
+
+#include "model_writer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
+    } while (0)
+
+#endif /* WATCHED_H */

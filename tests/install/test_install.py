@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""make install into an empty prefix, and everything that it puts there, used from another folder.
+
+Usage: tests/python tests/install/test_install.py
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN and BUILD say where the build is. The examples of
+tools/text/examples are compiled with what pkg-config says.
+"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from suite import Skip, Suite
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN, BUILD = os.environ.get("BIN", "."), os.environ.get("BUILD", "build")
+EXAMPLES = os.path.join(ROOT, "tools/text/examples")
+MAC = sys.platform == "darwin"
+SUFFIX = "dylib" if MAC else "so"
+WORK = tempfile.mkdtemp()
+PREFIX = WORK + "/prefix"
+GERMAN = "Guten Morgen, mein Freund.\nWo ist mein Buch?\n"
+test = Suite()
+
+
+def run(*command, data="", status=0, cwd=WORK, **more):
+    """A program far from the repository and without its environment."""
+    clean = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG", "TMPDIR", "ASAN_OPTIONS", "LSAN_OPTIONS")}
+    env = dict(clean, PATH=PREFIX + "/bin:" + os.environ["PATH"], PKG_CONFIG_PATH=PREFIX + "/lib/pkgconfig", **more)
+    done = subprocess.run(command, input=data.encode(), cwd=cwd, env=env, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, timeout=300)
+    out, complaint = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == status, (command, done.returncode, out[-500:], complaint[-1500:])
+    return out + (complaint if status else "")
+
+
+def make(target, prefix, **variables):
+    """`-o all`: what is built is not looked at again, as other flags may have made it."""
+    return run("make", "-s", "-o", "all", target, "PREFIX=" + prefix, "BIN=" + BIN, "BUILD=" + BUILD,
+               *(f"{k}={v}" for k, v in variables.items()), cwd=ROOT)
+
+
+def files_in(folder):
+    return sorted(os.path.relpath(os.path.join(path, name), folder) for path, _, names in os.walk(folder)
+                  for name in names)
+
+
+def exports(library, *flags):
+    out = run("nm", *flags, library)
+    return {f[-1].lstrip("_") for f in map(str.split, out.splitlines()) if len(f) == 3 and f[1] in "TDBRCWV"}
+
+
+def is_sanitized():
+    return "__asan_init" in run("nm", os.path.join(ROOT, BIN, "libmoe.a"))
+
+
+def compiled(source, package, static=False):
+    """The path of an example that was compiled with the words of pkg-config."""
+    if not shutil.which("pkg-config"):
+        raise Skip("no pkg-config here")
+    plus = source.endswith(".cc")
+    out = os.path.join(WORK, source + (".static" if static else ""))
+    words = run("pkg-config", "--cflags", "--libs", *(["--static"] if static else []), package).split()
+    if static:  # the archives of moe, not its shared libraries
+        words = [f"{PREFIX}/lib/lib{w[2:]}.a" if w in ("-lmoe", "-lmoetext") else w for w in words]
+    sanitize = ["-fsanitize=address,undefined"] if is_sanitized() else []
+    compiler = os.environ.get("CXX" if plus else "CC") or ("c++" if plus else "cc")
+    run(*compiler.split(), "-std=c++17" if plus else "-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", *sanitize,
+        os.path.join(EXAMPLES, source), *words, "-Wl,-rpath," + PREFIX + "/lib", "-o", out)
+    return out
+
+
+# ---- What is there --------------------------------------------------------------------------------------------------
+
+
+@test
+def it_installs_into_an_empty_prefix_and_lists_what_it_put_there():
+    make("install", PREFIX)
+    listed = [x for x in open(PREFIX + "/share/moe/installed").read().split("\n") if x]
+    assert [x for x in listed if not os.path.isdir(os.path.join(PREFIX, x))] == \
+        [x for x in files_in(PREFIX) if x != "share/moe/installed"]
+    assert len(set(listed)) == len(listed) and listed == sorted(listed)
+    for name in ("bin/moe-translate", "include/moe.h", "include/moetext.h", "lib/libmoe.a", "lib/libmoetext.a",
+                 "lib/libmoe." + SUFFIX, "lib/libmoetext." + SUFFIX, "share/moe/en-de-fr-es.bin"):
+        assert name in listed, name
+
+
+@test
+def a_staged_tree_names_the_final_prefix_and_nothing_else():
+    make("install", "/opt/moe", DESTDIR=WORK + "/stage")
+    assert files_in(WORK + "/stage/opt/moe") == files_in(PREFIX)
+    assert os.listdir(WORK + "/stage") == ["opt"] and os.listdir(WORK + "/stage/opt") == ["moe"]
+    text = open(WORK + "/stage/opt/moe/lib/pkgconfig/moetext.pc").read()
+    assert "prefix=/opt/moe\n" in text and WORK not in text
+    moved = run(WORK + "/stage/opt/moe/bin/moe-translate", "-t", "de", "Good morning!")
+    assert moved == "Guten Morgen!\n", moved
+
+
+@test
+def shared_libraries_have_a_number_and_export_nothing_foreign():
+    version = re.search(r'MOE_VERSION "(.*)"', open(PREFIX + "/include/moe.h").read())[1]
+    for name, wanted in ("libmoe", {"moe_translate"}), ("libmoetext", {"moe_translate", "moetext_translate"}):
+        links = [f"{name}.{SUFFIX}", f"{name}.0.{SUFFIX}" if MAC else f"{name}.{SUFFIX}.0"]
+        real = f"{name}.{version}.{SUFFIX}" if MAC else f"{name}.{SUFFIX}.{version}"
+        for link in links:
+            assert os.readlink(f"{PREFIX}/lib/{link}") == real, link
+        if not MAC:
+            assert f"[{name}.so.0]" in run("readelf", "-d", f"{PREFIX}/lib/{real}")
+        found = exports(f"{PREFIX}/lib/{real}", *(["-gU"] if MAC else ["-D", "--defined-only"]))
+        foreign = {x for x in found if not x.startswith(("moe_", "moetext_")) and "asan" not in x and "ubsan" not in x}
+        assert wanted <= found and not foreign, foreign
+        assert not any(x.startswith("moetext_") for x in found) or name == "libmoetext"
+    archived = exports(PREFIX + "/lib/libmoetext.a", "-g", "--defined-only")
+    mine = {x for x in archived if re.match(r"(text|spm|json|is|grown|settings)_", x)}
+    assert "moetext_translate" in archived and not mine, mine
+
+
+@test
+def headers_declare_what_the_library_exports():
+    for library, headers in (("libmoe", ["moe.h"]), ("libmoetext", ["moe.h", "moetext.h"])):
+        text = "".join(open(f"{PREFIX}/include/{h}").read() for h in headers)
+        text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+        declared = set(re.findall(r"^[a-z][\w \*]*?\b(moe(?:text)?_\w+)\(", text, re.M))
+        found = exports(f"{PREFIX}/lib/{library}.{SUFFIX}", *(["-gU"] if MAC else ["-D", "--defined-only"]))
+        assert declared - {"moe_cuda"} == {x for x in found if x.startswith("moe")} - {"moe_cuda"}, declared ^ found
+
+
+# ---- Programs -------------------------------------------------------------------------------------------------------
+
+
+@test
+def moe_translate_finds_its_model_and_takes_words():
+    assert run("moe-translate", "-t", "de", "Good morning, my friend.") == GERMAN.split("\n")[0] + "\n"
+    assert run("moe-translate", "-t", "de", "Where", "is", "my", "book?") == GERMAN.split("\n")[1] + "\n"
+    assert run("moe-translate", "-t", "de", "Good morning, my friend.\nWhere is my book?") == GERMAN
+    assert run("moe-translate", "-t", "de", data="Good morning, my friend.\nWhere is my book?\n") == GERMAN
+    assert run("moe-translate", "-t", "de", "") == "\n"
+    assert "Guten" in run("moe-translate", "-t", "de", "--json", "Good morning!")
+    named = os.path.join(ROOT, "tests/golden/model-base.bin")
+    assert "tokeniser" in run("moe-translate", "-t", "xa", "Good morning!", MOE_MODEL=named, status=3)
+    assert run("moe-translate", "-t", "xa", "--ids", "5 6", MOE_MODEL=named).strip()
+    assert "No such file" in run("moe-translate", "-t", "de", "Hello", MOE_MODEL="/no/such/model", status=3)
+    assert "too many" in run("moe-translate", "-t", "de", "-i", "/dev/null", "Hello", status=2)
+
+
+@test
+def every_program_runs():
+    model, out = PREFIX + "/share/moe/en-de-fr-es.bin", WORK + "/out.bin"
+    assert "passed, 0 failed" in run("moe-translate", "--self-test")
+    assert run("moe-align", "-s", "en", "-t", "de", data="my book\tmein Buch\n") == "0-0 1-1\n"
+    assert "en de fr es" in run("moe-info", model)
+    lm, digits = ROOT + "/models/lm-en.bin", ROOT + "/models/digits.bin"
+    assert len(run("moe-score", "-q", "-m", lm, data="A sentence.\n").split("\t")) == 3
+    assert run("moe-classify", "-m", digits, data=" ".join(["0"] * 1369) + "\n").strip()
+    assert "lm-131072" in run("moe-make-random", "--help")
+    run("moe-quantize", digits, out, "q8")
+    pairs = WORK + "/pairs.tsv"
+    with open(pairs, "w", encoding="utf-8") as file:
+        file.write("en\tde\tWhere is my book?\tWo ist mein Buch?\n" * 8)
+    run("moe-calibrate", "-q", "-m", model, "-o", WORK + "/thresholds.bin", "--text", pairs)
+    run("moe-translate", "-t", "de", "--routing", WORK + "/r.jsonl", "Thank you!")
+    run("moe-routing", WORK + "/r.jsonl", "-o", WORK + "/page.html")
+    assert "<html" in open(WORK + "/page.html", encoding="utf-8").read()
+    run("moe-bench", "--help")
+    for program in glob.glob(PREFIX + "/bin/*"):
+        assert not re.search(r"\.debug_info", run("readelf", "-S", program)) if not MAC else True, program
+
+
+# ---- Embedding ------------------------------------------------------------------------------------------------------
+
+
+@test
+def the_example_with_text_prints_the_translations():
+    assert run(compiled("text.c", "moetext")) == GERMAN
+    static = compiled("text.c", "moetext", static=True)
+    assert run(static, MOE_MODEL=PREFIX + "/share/moe/en-de-fr-es.bin") == GERMAN
+    assert "MOE_MODEL" in run(static, status=1)  # it lies elsewhere than the model
+
+
+@test
+def the_example_with_ids_prints_ids():
+    model = PREFIX + "/share/moe/en-de-fr-es.bin"
+    for package in "moe", "moetext":
+        for static in False, True:
+            assert run(compiled("ids.c", package, static), model, "de").split() == \
+                "1747 392 4731 266 1680 2962 264".split(), (package, static)
+
+
+@test
+def the_example_in_cxx_hands_over_lines_as_they_are_finished():
+    program = compiled("stream.cc", "moetext")
+    out = run(program, "target=fr;beam=2;rerank=0", data="Where is my book?\nThank you!\n\n")
+    assert sorted(out.splitlines()) == ["1\tOù est mon livre ?", "2\tMerci !", "3\t"], out
+    assert "option beam wants" in run(program, "beam=many", status=1)
+
+
+# ---- Completions and manual -----------------------------------------------------------------------------------------
+
+
+def completed(program, *words):
+    return run("bash", "-c", 'source "$1"; shift; f=$1; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); $f; '
+               'printf "%s\\n" "${COMPREPLY[@]}"', "bash", f"{PREFIX}/share/bash-completion/completions/{program}",
+               "_" + program.replace("-", "_"), program, *words).split()
+
+
+@test
+def bash_completes_options_and_files():
+    assert completed("moe-translate", "--be") == ["--beam"]
+    assert completed("moe-translate", "--no") == ["--noise", "--no-mmap", "--no-verify"]
+    assert completed("moe-translate", "-m", PREFIX + "/share/moe/en") == [PREFIX + "/share/moe/en-de-fr-es.bin"]
+    assert completed("moe-translate", "--beam", "") == []
+    for path in glob.glob(PREFIX + "/share/bash-completion/completions/*"):
+        run("bash", "-n", path)
+        program = os.path.basename(path)
+        names = set(re.findall(r"^  (?:-., |    )(--[a-z-]+)", run(program, "--help"), re.M))
+        assert names <= set(completed(program, "-")), (program, names - set(completed(program, "-")))
+
+
+@test
+def zsh_and_fish_have_the_same_options():
+    for path in glob.glob(PREFIX + "/share/bash-completion/completions/*"):
+        program = os.path.basename(path)
+        names = {x for x in completed(program, "-") if x.startswith("--")}
+        zsh = open(f"{PREFIX}/share/zsh/site-functions/_{program}", encoding="utf-8").read()
+        fish = open(f"{PREFIX}/share/fish/vendor_completions.d/{program}.fish", encoding="utf-8").read()
+        assert set(re.findall(r"(--[a-z-]+)[=\[}]", zsh)) == names, program
+        assert {"--" + x for x in re.findall(r" -l ([a-z-]+)", fish)} == names, program
+        for shell, extension in ("zsh", zsh), ("fish", fish):
+            if shutil.which(shell):
+                run(shell, "-n", data=extension)
+
+
+@test
+def there_is_a_manual_page_for_every_program():
+    if not shutil.which("help2man"):
+        raise Skip("no help2man here")
+    for program in os.listdir(PREFIX + "/bin"):
+        page = open(f"{PREFIX}/share/man/man1/{program}.1", encoding="utf-8").read()
+        assert page.count(".SH") >= 3 and "--help" in page.replace("\\-", "-"), program
+
+
+# ---- Again and away -------------------------------------------------------------------------------------------------
+
+
+@test
+def uninstalling_removes_that_and_nothing_else():
+    def everything():
+        return sorted(os.path.join(path, x) for path, folders, names in os.walk(other) for x in folders + names)
+
+    other = WORK + "/other"
+    for name in "bin/mine", "lib/pkgconfig/mine.pc", "share/moe/mine.bin":
+        os.makedirs(os.path.dirname(f"{other}/{name}"), exist_ok=True)
+        open(f"{other}/{name}", "w").close()
+    os.makedirs(other + "/include")
+    before = everything()
+    for _ in range(2):  # the second one goes over the first
+        make("install", other)
+    make("uninstall", other)
+    assert everything() == before, set(everything()) ^ set(before)
+    run("make", "-s", "uninstall", "PREFIX=" + other, cwd=ROOT, status=2)
+    make("uninstall", PREFIX)
+    assert os.listdir(PREFIX) == [], os.listdir(PREFIX)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(test.run(*sys.argv[1:]))
+    finally:
+        shutil.rmtree(WORK)

@@ -1,0 +1,425 @@
+#!/usr/bin/env python3
+"""tools/python/moe_translate: documents keep every byte of their structure, whatever a translator makes of the text.
+
+Usage: tests/python tests/package/test_documents.py
+
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
+"""
+
+import html
+import random
+import re
+import sys
+from html.parser import HTMLParser
+
+import polib
+from markdown_it import MarkdownIt
+from moe_translate.documents import FORMATS, format_of, translate_document
+from moe_translate.segments import Mark, Segment
+from suite import Suite
+
+test = Suite()
+TAG = re.compile(r"(<[^<>]*>)")
+
+
+# ---- Translators -------------------------------------------------------
+
+
+def same(texts):
+    return list(texts)
+
+
+def louder(texts):
+    """Capitals, tags as they are: a translator that does all as it should."""
+    return ["".join(part if part.startswith("<") else part.upper() for part in TAG.split(text)) for text in texts]
+
+
+def careless(texts):
+    """Capitals without tags."""
+    return [TAG.sub("", text).upper() for text in texts]
+
+
+def wild(texts):
+    """Tags twice, in another order, torn, made up; signs that mean something in a document."""
+    r, out = random.Random(len(texts)), []
+    for text in texts:
+        parts = TAG.split(text.upper())
+        r.shuffle(parts)
+        out.append("".join(parts) + r.choice(("", "<x1>", "</x9>", " & <b> \" ' > # * _ ` | [x](y) {0}", "\\", "--")))
+    return out
+
+
+TRANSLATORS = (same, louder, careless, wild)
+
+
+# ---- HTML --------------------------------------------------------------
+
+
+class Shape(HTMLParser):
+    """Tags with their attributes that are no text, comments, and the text of elements that are kept."""
+
+    def __init__(self, data):
+        super().__init__(convert_charrefs=False)
+        self.found, self.text, self.kept = [], [], 0
+        self.feed(data)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append(
+            (tag, [(k, None if k in ("alt", "title", "placeholder", "aria-label") else v) for k, v in attrs])
+        )
+        self.kept += tag in ("script", "style", "pre", "code")
+
+    def handle_endtag(self, tag):
+        self.found.append("/" + tag)
+        self.kept -= tag in ("script", "style", "pre", "code") and self.kept > 0
+
+    def handle_data(self, data):
+        (self.found if self.kept else self.text).append(data)
+
+    def handle_comment(self, data):
+        self.found.append("!" + data)
+
+    handle_decl = handle_pi = unknown_decl = handle_comment
+
+    def handle_entityref(self, name):
+        self.text.append(html.unescape(f"&{name};"))
+
+    def handle_charref(self, name):
+        self.text.append(html.unescape(f"&#{name};"))
+
+
+WORDS = "the old house stands near a river where people sell fresh fish every morning".split()
+
+
+def sentence(r):
+    return " ".join(r.choice(WORDS) for _ in range(r.randint(1, 9))).capitalize() + r.choice(".!?")
+
+
+def inline_html(r, depth=0):
+    kind = r.randrange(9 if depth < 3 else 3)
+    if kind < 3:
+        return sentence(r)
+    if kind == 3:
+        return r.choice(
+            ("&amp;", "&lt;x&gt;", "&#233;", "&nbsp;", "&copy;", "<br>", "<br/>", "<img src=a.png alt='A cat'>")
+        )
+    if kind == 4:
+        return f"<code>{r.choice(('a &lt; b', 'x = <b>1</b>', 'ls'))}</code>"
+    if kind == 5:
+        return f'<span translate="no">{sentence(r)} <i>kept</i></span>'
+    name = r.choice(("b", "i", "em", "a href='x?a=1&b=2' title=\"The link\"", "span class=y", "strong", "sub"))
+    return f"<{name}>" + " ".join(inline_html(r, depth + 1) for _ in range(r.randint(0, 3))) + f"</{name.split()[0]}>"
+
+
+def a_page(seed):
+    r = random.Random(seed)
+    out = [
+        "<!DOCTYPE html>\n<html><head><title>",
+        sentence(r),
+        "</title><style>p { color: red }</style></head>\n<body class=x>\n",
+    ]
+    for _ in range(r.randint(1, 8)):
+        block = r.choice(("p", "h1", "li", "td", "div", "blockquote"))
+        text = r.choice((" ", "\n  ")).join(inline_html(r) for _ in range(r.randint(1, 5)))
+        out.append(
+            r.choice((f"<{block}>{text}</{block}>\n", f"<{block}>{text}\n", f"<{block}><b>{text}</b></{block}>"))
+        )
+        if r.random() < 0.3:
+            out.append(
+                r.choice(
+                    (
+                        "<!-- a comment <p> -->",
+                        '<script>if (a < b) "x"</script>',
+                        "<pre>  keep\n  this</pre>",
+                        "<hr/>",
+                        "<input placeholder='Your name' value=v>",
+                        "</div>",
+                        "<?php echo ?>",
+                    )
+                )
+            )
+    return "".join(out) + "</body></html>\n"
+
+
+@test
+def pages_keep_their_structure():
+    for seed in range(200):
+        page = a_page(seed)
+        wanted = Shape(page)
+        for translator in TRANSLATORS:
+            assert Shape(translate_document(page, "html", translator)).found == wanted.found, (
+                seed,
+                translator.__name__,
+                page,
+            )
+        plain = " ".join("".join(Shape(translate_document(page, "html", same)).text).split())
+        assert plain == " ".join("".join(wanted.text).split()), (seed, page)
+
+
+@test
+def a_page_is_translated():
+    page = (
+        '<p>Click <b>Save</b> to keep <a href="x?a=1&b=2">this</a>&nbsp;file.\n <code>a < b</code> ends.</p>'
+        '<img alt="A &quot;cat&quot;" src=x.png><p class="notranslate">Name</p>'
+    )
+    assert translate_document(page, "html", louder) == (
+        '<p>CLICK <b>SAVE</b> TO KEEP <a href="x?a=1&b=2">THIS</a>\u00a0FILE. <code>a < b</code> ENDS.</p>'
+        '<img alt="A &quot;CAT&quot;" src=x.png><p class="notranslate">Name</p>'
+    )
+    assert translate_document("<p>Click <b>Save</b> now.</p>", "html", careless) == "<p>CLICK <b>SAVE</b> NOW.</p>"
+    assert translate_document("<p>One</p>", "html", lambda texts: ["a < b & c"]) == "<p>a &lt; b &amp; c</p>"
+
+
+@test
+def the_translator_sees_sentences_with_tags():
+    seen = []
+    translate_document(
+        "<p>Click <b>Save</b> or <img src=a>!</p><p>\n 12 </p><p><i>All</i></p>",
+        "html",
+        lambda texts: seen.extend(texts) or texts,
+    )
+    assert seen == ["Click <x1>Save</x1> or <x2/>!", "All"]
+
+
+# ---- Markdown ----------------------------------------------------------
+
+
+def inline_markdown(r, depth=0):
+    kind = r.randrange(9 if depth < 2 else 3)
+    if kind < 3:
+        return sentence(r)
+    inner = inline_markdown(r, depth + 1) if kind > 5 else ""
+    return {
+        3: "`a * b`",
+        4: "<https://x.org/a_b>",
+        5: r.choice(("\\*", "&amp;", "snake_case_word", "3 * 4", "![A cat](c.png)")),
+        6: f"**{inner}**",
+        7: f"*{inner}*",
+        8: f'[{inner}](http://x.org/y_z "T")',
+    }[kind]
+
+
+def a_text(seed):
+    r = random.Random(seed)
+    out = [r.choice(("", "---\ntitle: x\n---\n"))]
+    for _ in range(r.randint(1, 7)):
+        line = " ".join(inline_markdown(r) for _ in range(r.randint(1, 3)))
+        more = " ".join(inline_markdown(r) for _ in range(r.randint(1, 3)))
+        out.append(
+            r.choice(
+                (
+                    f"# {line}\n\n",
+                    f"{line}\n{more}\n\n",
+                    f"{line}  \n{more}\n\n",
+                    f"{line}\\\n{more}\n\n",
+                    f"> {line}\n> {more}\n\n",
+                    f"1. {line}\n2. {more}\n   wrapped\n\n",
+                    f"- {line}\n  - {more}\n\n",
+                    f"| {line.replace('|', '')} | B |\n|---|:-:|\n| c | *d* |\n\n",
+                    "```py\nx = 1 # no\n```\n\n",
+                    f"Title\n=====\n\n{line}\n\n",
+                    "<div>\nraw\n</div>\n\n",
+                    "    indented code\n\n",
+                    "* * *\n\n",
+                )
+            )
+        )
+    return "".join(out)
+
+
+def markdown_shape(text):
+    parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+
+    def walk(tokens):
+        for token in tokens:
+            if token.type in ("text", "softbreak", "text_special"):
+                continue
+            yield (
+                token.type,
+                token.tag,
+                token.markup,
+                token.info,
+                token.attrs.get("href") or token.attrs.get("src"),
+                token.content if token.type in ("fence", "code_block", "html_block", "code_inline") else "",
+            )
+            if token.type == "inline":  # emphasis may be in another order
+                yield tuple(sorted(map(str, walk(token.children))))
+
+    return list(walk(parser.parse(text)))
+
+
+@test
+def markdown_keeps_its_structure():
+    for seed in range(300):
+        text = a_text(seed)
+        wanted = markdown_shape(text)
+        for translator in TRANSLATORS:
+            got = translate_document(text, "markdown", translator)
+            assert markdown_shape(got) == wanted, (seed, translator.__name__, text, got)
+
+
+@test
+def markdown_is_translated():
+    text = (
+        '---\ntitle: x\n---\n# A *long* title\n\nA [link](http://x.y/z "T") and `code`,\nwrapped with **bold**.  \n'
+        "Behind a break.\n\n| A b | c |\n|---|---|\n| d | *e* |\n"
+    )
+    assert translate_document(text, "markdown", louder) == (
+        '---\ntitle: x\n---\n# A *LONG* TITLE\n\nA [LINK](http://x.y/z "T") AND `code`, WRAPPED WITH **BOLD**.  \n'
+        "BEHIND A BREAK.\n\n| A B | C |\n|---|---|\n| D | *E* |\n"
+    )
+    assert translate_document("A [link](u) *and*.\n", "markdown", careless) == "A [LINK](u) *AND*.\n"
+    assert translate_document("Text\n", "markdown", lambda texts: ["# Text"]) == "Text\n"  # it would be a title
+
+
+# ---- Subtitles ---------------------------------------------------------
+
+
+def a_film(seed, newline="\n"):
+    r = random.Random(seed)
+    out, number, clock = [], 0, 1000
+    for _ in range(r.randint(1, 12)):
+        words = sentence(r).split()
+        if r.random() < 0.3:
+            at = r.randrange(len(words))
+            words[at] = f"<i>{words[at]}</i>"
+        cuts = sorted(r.sample(range(1, len(words)), min(len(words) - 1, r.randint(0, 2))))
+        for begin, end in zip([0, *cuts], [*cuts, len(words)]):
+            number, clock = number + 1, clock + 2345
+            text = " ".join(words[begin:end])
+            if r.random() < 0.3:
+                text = text.replace(" ", "\n", 1)
+            if r.random() < 0.1:
+                text = "- Yes.\n- No, " + text
+            out.append(
+                f"{number}\n00:00:{clock // 1000:02},{clock % 1000:03} --> 00:01:{clock // 1000 % 60:02},000\n"
+                f"{text}\n\n"
+            )
+    return "".join(out).replace("\n", newline)
+
+
+@test
+def films_keep_their_structure():
+    for seed in range(200):
+        newline = ("\n", "\r\n")[seed % 2]
+        film = a_film(seed, newline)
+        for translator in TRANSLATORS:
+            got = translate_document(film, "subtitles", translator)
+            assert got.count("\r\n") == got.count("\n") * (newline == "\r\n"), (seed, translator.__name__)
+            cues, wanted = got.split(newline * 2), film.split(newline * 2)
+            assert [cue.split(newline)[:2] for cue in cues] == [cue.split(newline)[:2] for cue in wanted], (
+                seed,
+                film,
+                got,
+            )
+            assert all(
+                len(cue.split(newline)) >= min(3, len(other.split(newline))) for cue, other in zip(cues, wanted)
+            ), (seed, film, got)
+        words = [word for cue in cues for word in cue.split(newline)[2:]]
+        assert words or not film
+
+
+@test
+def a_sentence_is_translated_whole_across_cues():
+    film = (
+        "1\n00:00:01,000 --> 00:00:03,000\nI think that we should\ngo home now,\n\n"
+        "2\n00:00:03,500 --> 00:00:05,000\nbecause it is <i>late</i>.\n\n"
+        "3\n00:00:06,000 --> 00:00:07,000\n- Yes.\n- No.\n"
+    )
+    seen = []
+    got = translate_document(film, "subtitles", lambda texts: seen.extend(texts) or louder(texts))
+    assert seen == ["I think that we should go home now, because it is <x1>late</x1>.", "- Yes.", "- No."]
+    assert got == (
+        "1\n00:00:01,000 --> 00:00:03,000\nI THINK THAT WE\nSHOULD GO HOME NOW,\n\n"
+        "2\n00:00:03,500 --> 00:00:05,000\nBECAUSE IT IS <i>LATE</i>.\n\n"
+        "3\n00:00:06,000 --> 00:00:07,000\n- YES.\n- NO.\n"
+    )
+    vtt = "WEBVTT\n\nNOTE hello there\n\nintro\n00:01.000 --> 00:02.000 align:start\nGood day.\n"
+    assert translate_document(vtt, "subtitles", louder) == vtt.replace("Good day.", "GOOD DAY.")
+
+
+# ---- PO ----------------------------------------------------------------
+
+PO = """msgid ""
+msgstr ""
+"Content-Type: text/plain; charset=UTF-8\\n"
+"Plural-Forms: nplurals=2; plural=(n != 1);\\n"
+
+#. A comment
+#: a.c:1
+#, c-format
+msgid "Hello \\"%s\\"\\n"
+msgstr ""
+
+msgid "Done"
+msgstr "Fertig"
+
+msgctxt "verb"
+msgid ""
+"Open "
+"it"
+msgstr ""
+
+#: b.c
+msgid "One file"
+msgid_plural "Many files"
+msgstr[0] ""
+msgstr[1] ""
+
+#~ msgid "Old"
+#~ msgstr ""
+"""
+
+
+@test
+def messages_without_a_translation_get_one():
+    got = translate_document(PO, "po", louder)
+    file = polib.pofile(got)
+    entries = {entry.msgid: entry for entry in file}
+    assert entries['Hello "%s"\n'].msgstr == 'HELLO "%S"\n' and entries['Hello "%s"\n'].flags == ["fuzzy", "c-format"]
+    assert entries["Done"].msgstr == "Fertig" and not entries["Done"].flags
+    assert entries["Open it"].msgstr == "OPEN IT" and entries["Open it"].msgctxt == "verb"
+    assert entries["One file"].msgstr_plural == {0: "ONE FILE", 1: "MANY FILES"} and entries["One file"].fuzzy
+    assert [line for line in got.splitlines() if not line.startswith(("msgstr", "#, "))] == [
+        line for line in PO.splitlines() if not line.startswith(("msgstr", "#, "))
+    ]
+    assert translate_document(got, "po", careless) == got, "what is translated stays, fuzzy or not"
+
+
+@test
+def overwriting_is_asked_for():
+    assert 'msgstr "DONE"' in translate_document(PO, "po", louder, overwrite=True)
+
+
+# ---- Text and the rest -------------------------------------------------
+
+
+@test
+def lines_stay_lines():
+    assert translate_document("One.\r\n\n  Two.  \n...\nThree", "text", louder) == "ONE.\r\n\n  TWO.  \n...\nTHREE"
+
+
+@test
+def tags_that_are_not_the_sources_are_refused():
+    segment = Segment(["Click ", Mark("<b>", "open"), "Save", Mark("</b>", "close"), " now"])
+    assert segment.source() == "Click <x1>Save</x1> now"
+    assert segment.accept("Jetzt <x1>Sichern</x1>!") == "Jetzt <b>Sichern</b>!"
+    for bad in ("Jetzt", "<x1>Jetzt", "</x1>Jetzt<x1>", "<x1>a</x1><x1>b</x1>", "<x2>a</x2>", "<x1/>a</x1>"):
+        assert segment.accept(bad) is None, bad
+
+
+@test
+def formats_are_known_by_ending():
+    assert [format_of("a/b" + endings[0].upper()) for endings in FORMATS.values()] == list(FORMATS)
+    assert format_of("a.docx") is None
+    try:
+        translate_document("", "docx", same)
+    except ValueError as error:
+        assert "docx" in str(error) and "markdown" in str(error)
+    else:
+        raise AssertionError("an unknown format")
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

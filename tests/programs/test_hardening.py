@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""The programs as the linker left them: position-independent, tables read-only before main, every function bound at
+the start, guards on the stack, checked copies (the Makefile's HARDEN)."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from suite import Suite
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
+PROGRAMS = ("translate", "score", "classify", "info", "quantize", "calibrate", "routing", "align", "make-random",
+            "bench")
+test = Suite()
+elf_test = test.needs(shutil.which("readelf") and sys.platform == "linux" or None, "readelf")
+
+
+def read(program, *options):
+    """What readelf says; None of a build with sanitizers, which has checks of its own."""
+    path = os.path.join(BIN, "moe-" + program)
+    said = subprocess.run(["readelf", "-W", *options, path], capture_output=True, text=True, check=True).stdout
+    return None if "__asan_init" in said or "__tsan_init" in said else said
+
+
+@elf_test
+def programs_are_position_independent():
+    for program in PROGRAMS:
+        assert re.search(r"Type:\s+DYN", read(program, "-h")), program
+
+
+@elf_test
+def the_linkers_tables_are_read_only_and_bound_at_the_start():
+    for program in PROGRAMS:
+        said = read(program, "-l", "-d", "--dyn-syms")
+        assert said is None or "GNU_RELRO" in said, program
+        assert said is None or re.search(r"\(FLAGS_1\).*NOW", said) or "BIND_NOW" in said, program
+
+
+@elf_test
+def stacks_have_guards_and_copies_are_checked():
+    for program in PROGRAMS:
+        said = read(program, "--dyn-syms")
+        if said is None:
+            continue
+        assert "__stack_chk_fail" in said, program
+        checked = set(re.findall(r"\b__\w+_chk\b", said)) - {"__stack_chk_fail"}
+        assert "__snprintf_chk" in checked or "__vsnprintf_chk" in checked, (program, checked)
+
+
+@elf_test
+def no_stack_is_executable():
+    for program in PROGRAMS:
+        stack = re.search(r"GNU_STACK.*", read(program, "-l"))
+        assert stack and "E" not in stack[0].split()[-2], (program, stack)
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

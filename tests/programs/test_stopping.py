@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Signals end a program in the middle of its work, at once and with whole lines.
+
+Usage: tests/python tests/programs/test_stopping.py
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are. How long stopping
+takes on an idle machine, tests/bench/stop.py measures; here the bound is generous.
+"""
+import array
+import fcntl
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+from suite import Suite
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
+MODEL, DIGITS, LM = (f"{ROOT}/models/{x}.bin" for x in ("en-de-fr-es", "digits", "lm-en"))
+TRANSLATE, ALIGN, SCORE, CLASSIFY, CALIBRATE = (f"{BIN}/moe-{x}" for x in
+                                                ("translate", "align", "score", "classify", "calibrate"))
+SECONDS = 2  # from the signal to the exit
+SIGNALS = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
+test = Suite()
+
+for number in SIGNALS:  # under nohup, or behind "&", the programs would rightly ignore it
+    signal.signal(number, signal.SIG_DFL)
+
+
+def sentences(count, words=60):
+    """Long ones, all different."""
+    r = random.Random(5)
+    known = ("the house of my old teacher stands near a river and nobody in this city knows why it was never sold to "
+             "the man who wanted to buy it when he was young").split()
+    return ["The " + " ".join(r.choice(known) for _ in range(words)) + "." for _ in range(count)]
+
+
+def start(command, lines):
+    text = tempfile.TemporaryFile()
+    text.write("".join(line + "\n" for line in lines).encode())
+    text.seek(0)
+    return subprocess.Popen(command, stdin=text, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+
+
+def stopped(process, number, out=b""):
+    """Sends the signal; (exit status, all of the output, the complaint)."""
+    begin = time.monotonic()
+    process.send_signal(number)
+    rest, complaint = process.communicate(timeout=60)
+    took = time.monotonic() - begin
+    assert took < SECONDS, f"{took:.1f} s from the signal to the exit"
+    return process.returncode, out + rest, complaint.decode()
+
+
+def settle(process, seconds):
+    time.sleep(seconds)
+    assert process.poll() is None, f"it ended by itself: {process.communicate()[1].decode()[-300:]}"
+
+
+@test
+def long_lines_under_way_are_left():
+    """All of them: the program has nothing more to read, where it would notice."""
+    command = [TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--beam", "32"]
+    for delay, number in zip((0.3, 1.0, 2.0), SIGNALS):
+        process = start(command, sentences(32))
+        settle(process, delay)
+        status, out, complaint = stopped(process, number)
+        assert status == 128 + number, status
+        assert f"stopped by signal {int(number)}; {out.count(10)} whole lines" in complaint, complaint
+        assert not out or out.endswith(b"\n")
+
+
+@test
+def one_long_line_is_left():
+    process = start([TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--beam", "64", "--max-len", "2000"],
+                    sentences(1, 1000))
+    settle(process, 1.0)
+    status, out, _ = stopped(process, signal.SIGTERM)
+    assert (status, out) == (128 + signal.SIGTERM, b""), (status, out)
+
+
+@test
+def lines_that_were_finished_are_written_whole_and_in_order():
+    lines = sentences(6, 5) + sentences(200, 60)
+    begun = [TRANSLATE, "-m", MODEL, "-t", "de", "--split", "0", "--batch", "2"]
+    data = ("\n".join(lines[:12]) + "\n").encode()
+    full = subprocess.run(begun + ["-q"], input=data, stdout=subprocess.PIPE, check=True)
+    process = start(begun, lines)
+    first = b""
+    while first.count(b"\n") < 6:
+        first += os.read(process.stdout.fileno(), 65536)
+    status, out, _ = stopped(process, signal.SIGINT, first)
+    assert status == 128 + signal.SIGINT and out.endswith(b"\n") and out.count(b"\n") >= 6
+    whole = full.stdout.splitlines()
+    assert out.splitlines()[:12] == whole[:out.count(b"\n")], "wrong lines"
+
+
+@test
+def scoring_aligning_and_routing_are_left_too():
+    lines = sentences(400)
+    pairs = [f"{x}\t{y}" for x, y in zip(lines, lines[::-1])]
+    with tempfile.TemporaryDirectory() as folder:
+        for command, text in (([TRANSLATE, "-m", MODEL, "-t", "de", "--score"], pairs),
+                              ([ALIGN, "-m", MODEL, "-s", "en", "-t", "de"], pairs),
+                              ([SCORE, "-m", LM], lines * 20),
+                              ([TRANSLATE, "-m", MODEL, "-t", "de", "--beam", "1", "--routing", folder + "/r"], lines)):
+            process = start(command, text)
+            settle(process, 0.5)
+            status, out, complaint = stopped(process, signal.SIGTERM)
+            assert status == 128 + signal.SIGTERM, (command, status, complaint)
+            assert not out or out.endswith(b"\n"), command
+            assert "whole lines were written" in complaint, complaint
+        assert os.listdir(folder) == [], os.listdir(folder)
+
+
+@test
+def classifying_is_left():
+    r = random.Random(3)
+    rows = [" ".join(str(r.random()) for _ in range(1369)) for _ in range(50)] * 60
+    process = start([CLASSIFY, "-m", DIGITS, "--threads", "1"], rows)
+    settle(process, 0.3)
+    status, out, complaint = stopped(process, signal.SIGINT)
+    assert status == 128 + signal.SIGINT and (not out or out.endswith(b"\n")), (status, complaint)
+    assert f"{out.count(10)} whole lines were written" in complaint, complaint
+
+
+@test
+def what_writes_files_leaves_none():
+    with tempfile.TemporaryDirectory() as folder:
+        with open(folder + "/pairs", "w", encoding="utf-8") as file:
+            file.writelines(f"en\tde\t{x}\t{x}\n" for x in sentences(2000))
+        process = start([CALIBRATE, "-m", MODEL, "-o", folder + "/out", "--text", folder + "/pairs"], [])
+        settle(process, 1.0)
+        status = stopped(process, signal.SIGTERM)[0]
+        assert status in (128 + signal.SIGTERM, -signal.SIGTERM), status
+        assert os.listdir(folder) == ["pairs"], os.listdir(folder)
+
+
+@test
+def a_second_signal_ends_what_the_first_cannot():
+    """A pipe that nobody reads: the write in which the program is stuck goes on after the first signal."""
+    process = start([TRANSLATE, "-m", MODEL, "-t", "de", "--beam", "1", "--json"], sentences(40, 8) * 20)
+    waiting, before, same = array.array("i", [0]), 0, 0
+    while same < 10:  # nothing more comes: the pipe is full
+        time.sleep(0.1)
+        fcntl.ioctl(process.stdout.fileno(), termios.FIONREAD, waiting)
+        same = same + 1 if waiting[0] == before > 16384 else 0
+        before = waiting[0]
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == -signal.SIGTERM
+    process.communicate()
+
+
+@test
+def a_signal_while_the_model_is_opened_ends_it():
+    process = start([TRANSLATE, "-m", MODEL, "-t", "de"], [])
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM), process.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(test.run(*sys.argv[1:]))

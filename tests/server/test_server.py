@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+"""moe-server: LibreTranslate's interface, limits, many clients at once, an end that loses nothing.
+
+Usage: tests/python tests/server/test_server.py      (BIN: where the programs are)
+
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from suite import Suite
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = ROOT / os.environ.get("BIN", ".")
+MODEL = ROOT / "models/en-de-fr-es.bin"
+FAST = ["--set", "beam=3", "--set", "rerank=0", "--threads", "1"]
+LINES = [
+    "Where is my book?",
+    "It rains.",
+    "Good morning! How are you?",
+    "We have known each other for ten years.",
+    "One. " * 5,
+]
+
+test = Suite()
+
+
+class Server:
+    def __init__(self, *options, fast=True):
+        command = [str(BIN / "moe-server"), "-m", str(MODEL), "--port", "0", *(FAST if fast else []), *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        for line in self.process.stderr:
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)/", line):
+                self.port = int(found[1])
+                return
+        raise AssertionError("the server did not start")
+
+    def ask(self, path, body=None, kind="application/json", method=None):
+        """(status, the JSON that comes back, or its text)."""
+        data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": kind} if data else {}, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                status, text = reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read().decode()
+        with contextlib.suppress(ValueError):
+            return status, json.loads(text)
+        return status, text
+
+    def translate(self, q, target="de", **more):
+        return self.ask("/translate", {"q": q, "source": "en", "target": target, **more})
+
+    def stop(self, with_signal=signal.SIGTERM, limit=30):
+        """Seconds until it ended, and how."""
+        begin = time.monotonic()
+        self.process.send_signal(with_signal)
+        status = self.process.wait(limit)
+        self.process.stderr.close()
+        return time.monotonic() - begin, status
+
+
+@contextlib.contextmanager
+def serving(*options, **named):
+    server = Server(*options, **named)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            assert server.stop()[1] == 0
+
+
+def moe_translate(lines, target):
+    command = [
+        str(BIN / "moe-translate"),
+        "-q",
+        "-m",
+        str(MODEL),
+        "-s",
+        "en",
+        "-t",
+        target,
+        "--beam",
+        "3",
+        "--rerank",
+        "0",
+    ]
+    return subprocess.run(
+        command, input="\n".join(lines) + "\n", stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.split("\n")[:-1]
+
+
+@test
+def translations_are_those_of_moe_translate():
+    with serving() as server:
+        for target in ("de", "fr"):
+            wanted = moe_translate(LINES, target)
+            assert server.translate(LINES, target) == (200, {"translatedText": wanted})
+            assert server.translate(LINES[0], target) == (200, {"translatedText": wanted[0]})
+        assert server.translate([])[1] == {"translatedText": []}
+        assert server.translate("")[1] == {"translatedText": ""}
+        assert server.translate("One.\n\nTwo.")[1]["translatedText"].count("\n") == 2
+
+
+@test
+def forms_and_multipart_are_understood():
+    wanted = moe_translate(LINES[:1], "de")[0]
+    fields = {"q": LINES[0], "source": "en", "target": "de"}
+    with serving() as server:
+        form = urllib.parse.urlencode(fields).encode()
+        assert server.ask("/translate", form, "application/x-www-form-urlencoded")[1] == {"translatedText": wanted}
+        parts = "".join(f'--xx\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n' for k, v in fields.items())
+        assert server.ask("/translate", (parts + "--xx--\r\n").encode(), "multipart/form-data; boundary=xx")[1] == {
+            "translatedText": wanted
+        }
+        long = {**fields, "q": "It rains. " * 130}  # longer than the buffer of the form's reader
+        status, answer = server.ask(
+            "/translate", urllib.parse.urlencode(long).encode(), "application/x-www-form-urlencoded"
+        )
+        assert status == 200 and answer["translatedText"].count(".") > 100
+
+
+@test
+def alternatives_details_and_detected_languages():
+    with serving() as server:
+        _, answer = server.ask(
+            "/translate", {"q": LINES[0], "source": "auto", "target": "de", "alternatives": 2, "details": True}
+        )
+        assert len(answer["alternatives"]) == 2 and answer["translatedText"] not in answer["alternatives"]
+        assert answer["detectedLanguage"]["language"] == "en" and 0 <= answer["detectedLanguage"]["confidence"] <= 100
+        assert [19 - 4 - 3, 16] == answer["details"]["alignment"][-2][:2] or answer["details"]["alignment"]
+        _, answers = server.ask("/translate", {"q": LINES[:2], "source": "auto", "target": "de", "alternatives": 1})
+        assert [len(x) for x in answers["alternatives"]] == [1, 1] and len(answers["detectedLanguage"]) == 2
+        assert server.ask("/detect", {"q": "Wo ist mein Buch geblieben?"})[1][0]["language"] == "de"
+        assert server.ask("/detect", {"q": "Je ne sais pas où est mon livre."})[1][0]["language"] == "fr"
+
+
+@test
+def alignments_count_characters():
+    with serving() as server:
+        text = "Où est le café ?"
+        _, answer = server.ask("/translate", {"q": text, "source": "fr", "target": "en", "details": True})
+        words = [text[a:b] for a, b, _, _ in answer["details"]["alignment"]]
+        assert words and all(word and word == word.strip() for word in words) and "café" in words, words
+
+
+@test
+def finished_texts_are_streamed():
+    with serving() as server:
+        status, text = server.translate(LINES, stream=True)
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert status == 200 and sorted(line["index"] for line in lines) == list(range(len(LINES)))
+        wanted = moe_translate(LINES, "de")
+        assert all(line["translatedText"] == wanted[line["index"]] for line in lines)
+
+
+@test
+def addresses_of_libretranslate():
+    with serving() as server:
+        _, languages = server.ask("/languages")
+        assert [x["code"] for x in languages] == ["en", "de", "fr", "es"] and languages[1]["name"] == "German"
+        assert languages[0]["targets"] == ["en", "de", "fr", "es"]
+        assert server.ask("/health") == (200, {"status": "ok"})
+        settings = server.ask("/frontend/settings")[1]
+        assert settings["language"]["source"]["code"] == "auto" and settings["keyRequired"] is False
+        server.translate(LINES)
+        figures = server.ask("/metrics")[1]
+        assert f"moe_texts_total {len(LINES)}\n" in figures and 'moe_requests_total{status="2xx"} 4\n' in figures
+        status, page = server.ask("/")
+        assert status == 200 and page.startswith("<!DOCTYPE html>") and page.rstrip().endswith("</html>")
+
+
+@test
+def mistakes_are_named():
+    with serving("--max-body", "16", "--max-texts", "3") as server:
+        for body, status, word in (
+            ({"q": "a", "target": "xx"}, 400, "xx is not supported"),
+            ({"q": "a", "source": "yy", "target": "de"}, 400, "yy is not supported"),
+            ({"q": "a"}, 400, "missing target"),
+            ({"target": "de"}, 400, "missing q"),
+            ({"q": [1], "target": "de"}, 400, "no text"),
+            (b"{", 400, "JSON"),
+            (b"[]", 400, "JSON"),
+            (b'{"q":"\xff","target":"de"}', 400, "UTF-8"),
+            ({"q": ["a"] * 4, "target": "de"}, 413, "texts"),
+            ({"q": "a" * 20000, "target": "de"}, 413, "too large"),
+        ):
+            got = server.ask("/translate", body)
+            assert got[0] == status and word in got[1]["error"], (body, got)
+        assert server.ask("/nowhere")[0] == 404 and server.ask("/translate")[0] == 405
+        assert server.ask("/translate", b"q=a", "text/plain")[0] in (400, 415)
+        assert server.translate("It rains.")[0] == 200
+
+
+@test
+def broken_clients_do_no_harm():
+    with serving() as server:
+        for data in (
+            b"",
+            b"GET",
+            b"POST /translate HTTP/1.1\r\nContent-Length: 99\r\n\r\n{",
+            b"\0" * 5000,
+            b"GET / HTTP/9\r\n\r\n",
+            b"POST /translate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            b"A" * 200000,
+        ):
+            with socket.create_connection(("127.0.0.1", server.port), 5) as raw:
+                with contextlib.suppress(OSError):
+                    raw.sendall(data)
+        body = json.dumps({"q": ["This is a long sentence about the weather."] * 200, "target": "de"}).encode()
+        for _ in range(5):  # gone while their texts are being translated
+            raw = socket.create_connection(("127.0.0.1", server.port), 5)
+            raw.sendall(
+                b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                % len(body)
+                + body
+            )
+            time.sleep(0.05)
+            raw.close()
+        slow = socket.create_connection(("127.0.0.1", server.port), 60)  # byte by byte
+        for byte in b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n":
+            slow.sendall(bytes([byte]))
+            time.sleep(0.002)
+        assert b'"ok"' in slow.makefile("rb").read()
+        assert server.translate("It rains.")[0] == 200
+
+
+@test
+def keys_rates_and_queues():
+    with tempfile.NamedTemporaryFile("w") as keys:
+        keys.write("first-key\nsecond-key\n")
+        keys.flush()
+        with serving("--api-keys", keys.name) as server:
+            assert (
+                server.translate("It rains.")[0] == 403 and server.translate("It rains.", api_key="first-ke")[0] == 403
+            )
+            assert server.translate("It rains.", api_key="second-key")[0] == 200 and server.ask("/languages")[0] == 200
+    with serving("--rate", "3") as server:
+        statuses = [server.ask("/languages")[0] for _ in range(8)]
+        assert 429 in statuses and statuses[:2] == [200, 200]
+    with serving("--max-queue", "10") as server:
+        assert server.translate(["It rains."] * 11)[0] == 429 and server.translate(["It rains."] * 5)[0] == 200
+
+
+@test
+def late_answers_are_504():
+    with serving("--timeout", "1", "--set", "batch=1", fast=False) as server:
+        status, answer = server.translate(["This is a long sentence about the weather and the people in it."] * 900)
+        assert status == 504 and "too long" in answer["error"]
+        assert server.process.poll() is None
+
+
+@test
+def many_clients_share_batches():
+    with serving() as server:
+        wanted, wrong = dict(zip(LINES, moe_translate(LINES, "de"))), []
+
+        def client(number):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+            for i in range(6):
+                line = LINES[(number + i) % len(LINES)]
+                connection.request(
+                    "POST",
+                    "/translate",
+                    json.dumps({"q": line, "source": "en", "target": "de"}),
+                    {"Content-Type": "application/json"},
+                )
+                reply = connection.getresponse()
+                status, text = reply.status, reply.read()
+                if status != 200 or json.loads(text)["translatedText"] != wanted[line]:
+                    wrong.append((number, line, status))
+
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong, wrong[:3]
+        figures = server.ask("/metrics")[1]
+        rows, steps = (int(re.search(rf"moe_decoder_{what}_total (\d+)", figures)[1]) for what in ("rows", "steps"))
+        assert rows > 6 * steps, "clients were decoded one by one"  # 3 rows a text
+
+
+@test
+def ending_loses_nothing():
+    server, answers = Server(), []
+
+    def client():
+        answers.append(server.translate(LINES * 10))
+
+    threads = [threading.Thread(target=client) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    figures = "moe_texts_waiting 0"
+    while sum(int(x) for x in re.findall(r"^moe_texts_(?:waiting|total) (\d+)", figures, re.M)) < 8 * 50 - 64:
+        time.sleep(0.02)
+        figures = server.ask("/metrics")[1]  # until all have asked; a batch is under way
+    status = server.stop(limit=60)[1]
+    for thread in threads:
+        thread.join()
+    assert status == 0 and len(answers) == 8
+    wanted = moe_translate(LINES, "de") * 10
+    assert all(answer == (200, {"translatedText": wanted}) for answer in answers), answers[0]
+    with contextlib.closing(socket.socket()) as closed:
+        assert closed.connect_ex(("127.0.0.1", server.port)) != 0
+
+
+@test
+def a_taken_port_is_said():
+    with serving() as server:
+        other = subprocess.run(
+            [str(BIN / "moe-server"), "-m", str(MODEL), "--port", str(server.port)],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+        )
+        assert other.returncode == 4 and str(server.port) in other.stderr
+    for arguments, status in ((["--port", "99999"], 2), (["-m", "none.bin"], 4), (["--set", "beem=4"], 2), (["x"], 2)):
+        got = subprocess.run(
+            [str(BIN / "moe-server"), "-m", str(MODEL), *arguments], stderr=subprocess.PIPE, text=True, timeout=30
+        )
+        assert got.returncode == status and got.stderr.startswith("moe-server: "), (arguments, got)
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

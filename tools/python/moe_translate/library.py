@@ -1,0 +1,153 @@
+"""libmoetext through ctypes: the types and functions of moetext.h, nothing else."""
+
+import ctypes
+import ctypes.util
+import os
+import pathlib
+import sys
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    c_char,
+    c_char_p,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_ssize_t,
+    c_uint,
+    c_uint8,
+    c_void_p,
+)
+
+OK, CANCELLED = 0, 8  # moe_status
+PULL_REQUEST, PULL_END, PULL_LATER, PULL_CANCEL = 1, 0, -1, -2
+NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
+
+
+class Error(ctypes.Structure):  # moe_error
+    _fields_ = [("code", c_int), ("message", c_char * 256), ("where", c_char * 96)]
+
+
+class OptionInfo(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("values", c_char_p), ("help", c_char_p), ("of_model", c_int)]
+
+
+class Request(ctypes.Structure):
+    _fields_ = [
+        ("text", c_char_p),
+        ("length", c_size_t),
+        ("source", c_char_p),
+        ("target", c_char_p),
+        ("task", c_int),
+        ("given", c_char_p),
+        ("given_length", c_size_t),
+        ("user", c_void_p),
+    ]
+
+
+class Link(ctypes.Structure):
+    _fields_ = [
+        ("source_begin", c_size_t),
+        ("source_end", c_size_t),
+        ("target_begin", c_size_t),
+        ("target_end", c_size_t),
+    ]
+
+
+class Hypothesis(ctypes.Structure):
+    _fields_ = [
+        ("text", c_void_p),
+        ("length", c_size_t),
+        ("score", c_float),
+        ("logprob", c_float),
+        ("reverse", c_float),
+        ("finished", c_int),
+        ("n_ids", c_size_t),
+        ("ids", POINTER(c_int32)),
+        ("n_logprobs", c_size_t),
+        ("token_logprobs", POINTER(c_float)),
+        ("n_links", c_size_t),
+        ("links", POINTER(Link)),
+    ]
+
+
+class Result(ctypes.Structure):
+    _fields_ = [
+        ("user", c_void_p),
+        ("status", c_int),
+        ("message", c_char_p),
+        ("flags", c_uint),
+        ("n_parts", c_size_t),
+        ("n_source_ids", c_size_t),
+        ("source_ids", POINTER(c_int32)),
+        ("n_hypotheses", c_size_t),
+        ("hypotheses", POINTER(Hypothesis)),
+    ]
+
+
+class Rows(ctypes.Structure):
+    _fields_ = [
+        ("n", c_size_t),
+        ("bytes", c_void_p),
+        ("offsets", POINTER(c_int64)),
+        ("statuses", POINTER(c_uint8)),
+        ("messages", POINTER(c_char_p)),
+        ("scores", POINTER(c_float)),
+        ("strings", POINTER(c_char_p)),
+    ]
+
+
+PULL = CFUNCTYPE(c_int, c_void_p, c_int, POINTER(Request))
+DONE = CFUNCTYPE(None, c_void_p, POINTER(Result))
+
+FUNCTIONS = {  # name: (result, arguments)
+    "moe_status_name": (c_char_p, [c_int]),
+    "moetext_version": (c_char_p, []),
+    "moetext_option": (OptionInfo, [c_size_t]),
+    "moetext_model_open": (c_int, [c_char_p, c_char_p, POINTER(c_void_p), POINTER(Error)]),
+    "moetext_model_close": (None, [c_void_p]),
+    "moetext_model_meta": (c_char_p, [c_void_p, c_char_p]),
+    "moetext_model_language_count": (c_size_t, [c_void_p]),
+    "moetext_model_language": (c_char_p, [c_void_p, c_size_t]),
+    "moetext_model_language_find": (c_ssize_t, [c_void_p, c_char_p]),
+    "moetext_model_needs_source": (c_int, [c_void_p]),
+    "moetext_new": (c_int, [c_void_p, c_char_p, POINTER(c_void_p), POINTER(Error)]),
+    "moetext_free": (None, [c_void_p]),
+    "moetext_cancel": (None, [c_void_p]),
+    "moetext_forgive": (None, [c_void_p]),
+    "moetext_translate": (c_int, [c_void_p, PULL, DONE, c_void_p, POINTER(Error)]),
+    "moetext_translate_rows": (
+        c_int,
+        [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_char_p, c_char_p, POINTER(Rows), POINTER(Error)],
+    ),
+}
+
+
+def candidates():
+    """Where the library may be: MOE_LIBRARY, this package, the repository that this package lies in, the system."""
+    here = pathlib.Path(__file__).resolve().parent
+    if os.environ.get("MOE_LIBRARY"):
+        yield os.environ["MOE_LIBRARY"]
+        return
+    yield from (str(path) for path in (here / NAME, here.parents[2] / NAME) if path.exists())
+    yield ctypes.util.find_library("moetext") or NAME
+
+
+def load():
+    tried = []
+    for path in candidates():
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            tried.append(str(error))
+            continue
+        for name, (result, arguments) in FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        return library
+    raise ImportError(
+        "libmoetext is not here: build it with `make` in the repository of moe, or `make install` it, or "
+        "name it in MOE_LIBRARY. Tried: " + "; ".join(tried)
+    )

@@ -1,0 +1,199 @@
+"""Text to translate, cut out of a document, with the markup inside it.
+
+A document is a list of strings, which stay as they are, and Segments. A Segment's items are texts and Marks. A
+translator sees the texts with numbered tags in the place of marks ("Click <x1>Save</x1>."), and puts the tags where
+they belong. Where it loses one, or nests them wrongly, the texts between the marks are translated one by one instead:
+the document keeps its structure in any case.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+TAG = re.compile(r"<(/?)x(\d+)(/?)>")
+SPACE = re.compile(r"[ \t\r\n\f]+")
+WORD = re.compile(r"[^\W\d_]")
+
+
+@dataclass
+class Mark:
+    """Markup inside a sentence. kind: "open" and "close" come in pairs, "single" stands alone. `parts`: strings and
+    Segments that `raw` is made of where there is something to translate in it."""
+
+    raw: str
+    kind: str = "single"
+    parts: list = field(default_factory=list)
+
+
+@dataclass
+class Segment:
+    """`escape` makes a text as the document writes it of one that a reader sees; the items have it as a reader does."""
+
+    items: list
+    escape: object = str
+    check: object = None  # raw text of a translation -> False: not as it should be
+    _before: list = field(default_factory=list, repr=False)
+    _after: list = field(default_factory=list, repr=False)
+
+    def __post_init__(self):
+        items = merge(self.items)
+        pair_up(items)
+        # Markup and space around all text stay outside.
+        while items and (isinstance(items[0], Mark) and items[0].kind == "single" or blank(items[0])):
+            self._before.append(items.pop(0))
+        while items and (isinstance(items[-1], Mark) and items[-1].kind == "single" or blank(items[-1])):
+            self._after.insert(0, items.pop())
+        if len(items) > 1 and isinstance(items[0], Mark) and closing(items, 0) == len(items) - 1:
+            inner = Segment(items[1:-1], self.escape)
+            self._before += [items[0], *inner._before]
+            self._after = [*inner._after, items[-1], *self._after]
+            items = inner.items
+        elif items:
+            if isinstance(items[0], str) and items[0] != items[0].lstrip():
+                self._before.append(items[0][: len(items[0]) - len(items[0].lstrip())])
+                items[0] = items[0].lstrip()
+            if isinstance(items[-1], str) and items[-1] != items[-1].rstrip():
+                self._after.insert(0, items[-1][len(items[-1].rstrip()) :])
+                items[-1] = items[-1].rstrip()
+        self.items = items
+
+    def source(self):
+        """What the translator sees; "" if there are no words."""
+        if not any(isinstance(item, str) and WORD.search(item) for item in self.items):
+            return ""
+        names = self._names()
+        return "".join(
+            SPACE.sub(" ", item) if isinstance(item, str) else names[at] for at, item in enumerate(self.items)
+        )
+
+    def accept(self, translation):
+        """The raw text of a translation; None if its tags are not those of the source, well nested."""
+        names = {name: self.items[at] for at, name in self._names().items()}
+        out, open_tags, end = [], [], 0
+        for tag in TAG.finditer(translation):
+            mark = names.pop(tag[0], None)
+            if mark is None:
+                return None
+            if mark.kind == "open":
+                open_tags.append(tag[2])
+            elif mark.kind == "close" and (not open_tags or open_tags.pop() != tag[2]):
+                return None
+            out += [self.escape(translation[end : tag.start()]), mark.raw]
+            end = tag.end()
+        if names or open_tags:
+            return None
+        return self._checked("".join(out) + self.escape(translation[end:]), None)
+
+    def marks(self):
+        return [item for item in (*self._before, *self.items, *self._after) if isinstance(item, Mark)]
+
+    def pieces(self):
+        """The texts between the marks, to be translated one by one."""
+        return [
+            SPACE.sub(" ", item).strip() if isinstance(item, str) and WORD.search(item) else "" for item in self.items
+        ]
+
+    def accept_pieces(self, translations):
+        out = []
+        for item, translation in zip(self.items, translations, strict=True):
+            if isinstance(item, Mark):
+                out.append(item.raw)
+            elif not translation:
+                out.append(self.escape(item))
+            else:
+                left, right = item[: len(item) - len(item.lstrip())], item[len(item.rstrip()) :]
+                out.append(left + self.escape(translation) + right)
+        return self._checked("".join(out), self.original())
+
+    def original(self):
+        return self._whole("".join(item.raw if isinstance(item, Mark) else self.escape(item) for item in self.items))
+
+    def _checked(self, raw, otherwise):
+        whole = self._whole(raw)
+        return whole if self.check is None or self.check(whole) else otherwise
+
+    def _whole(self, raw):
+        text = [item.raw if isinstance(item, Mark) else self.escape(item) for item in (*self._before, *self._after)]
+        return "".join(text[: len(self._before)]) + raw + "".join(text[len(self._before) :])
+
+    def _names(self):
+        """Item number -> tag."""
+        names, stack, number = {}, [], 0
+        for at, item in enumerate(self.items):
+            if isinstance(item, Mark) and item.kind == "close":
+                names[at] = f"</x{stack.pop()}>"
+            elif isinstance(item, Mark):
+                number += 1
+                names[at] = f"<x{number}>" if item.kind == "open" else f"<x{number}/>"
+                if item.kind == "open":
+                    stack.append(number)
+        return names
+
+
+def blank(item):
+    return isinstance(item, str) and not item.strip()
+
+
+def merge(items):
+    """Neighbouring texts as one; empty ones go."""
+    merged = []
+    for item in items:
+        if isinstance(item, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += item
+        elif item != "":
+            merged.append(item)
+    return merged
+
+
+def closing(items, at):
+    """Where the mark that opens at `at` is closed; None if it does not open."""
+    depth = 0
+    if items[at].kind != "open":
+        return None
+    for i in range(at, len(items)):
+        if isinstance(items[i], Mark):
+            depth += {"open": 1, "close": -1, "single": 0}[items[i].kind]
+            if not depth:
+                return i
+    return None
+
+
+def pair_up(items):
+    """Marks without a partner become single."""
+    stack = []
+    for item in items:
+        if isinstance(item, Mark) and item.kind == "open":
+            stack.append(item)
+        elif isinstance(item, Mark) and item.kind == "close":
+            if stack:
+                stack.pop()
+            else:
+                item.kind = "single"
+    for item in stack:
+        item.kind = "single"
+
+
+def translate_segments(segments, translate):
+    """The raw text of each segment, translated, by its id()."""
+    segments = [segment for segment in segments if segment.source()]
+    texts = translate([segment.source() for segment in segments]) if segments else []
+    done = {id(segment): segment.accept(text) for segment, text in zip(segments, texts, strict=True)}
+    broken = [segment for segment in segments if done[id(segment)] is None]
+    pieces = [piece for segment in broken for piece in segment.pieces() if piece]
+    translated = iter(translate(pieces) if pieces else [])
+    for segment in broken:
+        done[id(segment)] = segment.accept_pieces([next(translated) if piece else "" for piece in segment.pieces()])
+    return done
+
+
+def joined(parts, done):
+    return "".join(part if isinstance(part, str) else done.get(id(part)) or part.original() for part in parts)
+
+
+def translate_parts(parts, translate):
+    """The document of `parts`, translated. `translate`: list of texts -> list of translations."""
+    segments = [part for part in parts if isinstance(part, Segment)]
+    marks = [mark for segment in segments for mark in segment.marks() if mark.parts]
+    inside = translate_segments([part for mark in marks for part in mark.parts if isinstance(part, Segment)], translate)
+    for mark in marks:
+        mark.raw = joined(mark.parts, inside)
+    return joined(parts, translate_segments(segments, translate))

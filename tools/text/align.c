@@ -1,0 +1,68 @@
+/* align.c - align.h says what this is and has the contract. */
+#include "tools/text/align.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* How much each word of one side looks at each word of the other, into fit [words of `written`, words of `read`]: the
+ * largest weight among their tokens, divided by the sum for the word. */
+static void look_of_words(const text_side *written, const text_side *read, const float *weights, float *fit) {
+    memset(fit, 0, written->words * read->words * sizeof *fit);
+    for (size_t j = 0; j < written->tokens; j++)
+        for (size_t i = 0; i < read->tokens && written->word[j] >= 0; i++) {
+            if (read->word[i] < 0) continue;
+            float *at = &fit[(size_t)written->word[j] * read->words + (size_t)read->word[i]];
+            if (weights[j * read->tokens + i] > *at) *at = weights[j * read->tokens + i];
+        }
+    for (size_t j = 0; j < written->words; j++) {
+        float sum = 0.0f;
+        for (size_t i = 0; i < read->words; i++) sum += fit[j * read->words + i];
+        for (size_t i = 0; i < read->words && sum > 0.0f; i++) fit[j * read->words + i] /= sum;
+    }
+}
+
+static int reserve(text_aligner *a, size_t n, size_t m) {
+    const size_t most = SIZE_MAX / sizeof(float) / 4;
+    if (n && m > most / n) return 0;
+    const size_t wanted = 2 * n * m + n + m;
+    if (wanted <= a->capacity) return 1;
+    float *grown = realloc(a->fit, wanted * sizeof *grown);
+    if (!grown) return 0;
+    a->fit = grown;
+    a->capacity = wanted;
+    return 1;
+}
+
+moe_status text_align(text_aligner *a, const text_side *source, const text_side *target, const float *forward,
+                      const float *back, float share, text_link_fn link, void *user, moe_error *error) {
+    const size_t n = source->words, m = target->words;
+    moe_status status = MOE_OK;
+    if (!n || !m) return MOE_OK;
+    if (!reserve(a, n, m)) {
+        if (error) *error = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+        return MOE_ERROR_MEMORY;
+    }
+    float *fit = a->fit, *other = fit + n * m,      /* [m, n], [n, m] */
+                             *best = other + n * m; /* [n] of the source's words and [m] */
+    look_of_words(target, source, forward, fit);
+    if (back) look_of_words(source, target, back, other);
+    memset(best, 0, (n + m) * sizeof *best);
+    for (size_t j = 0; j < m; j++)
+        for (size_t i = 0; i < n; i++) {
+            float *at = &fit[j * n + i];
+            if (back) *at *= other[i * m + j];
+            if (*at > best[i]) best[i] = *at;
+            if (*at > best[n + j]) best[n + j] = *at;
+        }
+    for (size_t i = 0; i < n && !status; i++)
+        for (size_t j = 0; j < m && !status; j++) {
+            const float at = fit[j * n + i];
+            if (at > 0.0f && !(at < share * best[i]) && !(at < share * best[n + j])) status = link(user, i, j, error);
+        }
+    return status;
+}
+
+void text_aligner_free(text_aligner *a) {
+    free(a->fit);
+    *a = (text_aligner){ 0 };
+}

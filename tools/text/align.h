@@ -1,0 +1,29 @@
+/* align.h - which words of a text and its translation belong together, by where a model looks. */
+#ifndef TEXT_ALIGN_H
+#define TEXT_ALIGN_H
+
+#include "moe.h"
+
+/* One side of a pair: the word that each of its tokens belongs to; -1: to none. */
+typedef struct text_side {
+    const int32_t *word; /* [tokens] */
+    size_t tokens, words;
+} text_side;
+
+/* Scratch, used again. All zero is empty. */
+typedef struct text_aligner {
+    float *fit;
+    size_t capacity;
+} text_aligner;
+
+typedef moe_status (*text_link_fn)(void *user, size_t source_word, size_t target_word, moe_error *error);
+
+/* Two words fit as well as the model attends to the one when it writes the other. `forward` [target tokens, source
+ * tokens] are the weights where it writes the target. `back` [source tokens, target tokens] are those where it writes
+ * the source, and the product of both directions counts; NULL: there are none. Two words are linked unless one of them
+ * fits another word more than 1 / share times as well. Links come by source word, then by target word. */
+moe_status text_align(text_aligner *aligner, const text_side *source, const text_side *target, const float *forward,
+                      const float *back, float share, text_link_fn link, void *user, moe_error *error);
+void text_aligner_free(text_aligner *aligner);
+
+#endif

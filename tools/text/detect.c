@@ -1,0 +1,119 @@
+#define _POSIX_C_SOURCE 200809L /* mkstemp, fdopen */
+
+#include "tools/text/detect.h"
+#include "tools/text/bytes.h"
+
+#include <errno.h>
+#include <libexttextcat/textcat.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ENOUGH = 1000 }; /* bytes of a text that are looked at */
+
+static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",
+                                       "/opt/homebrew/share/libexttextcat/" };
+
+/* Codes of three letters for which the fingerprints have two. */
+static const char *const short_codes[][2] = {
+    { "eng", "en" }, { "deu", "de" }, { "fra", "fr" }, { "spa", "es" }, { "ita", "it" }, { "por", "pt" },
+    { "nld", "nl" }, { "pol", "pl" }, { "ces", "cs" }, { "rus", "ru" }, { "ukr", "uk" }, { "swe", "sv" },
+    { "dan", "da" }, { "fin", "fi" }, { "hun", "hu" }, { "ron", "ro" }, { "bul", "bg" }, { "ell", "el" },
+    { "tur", "tr" }, { "arb", "ar" }, { "heb", "he" }, { "hin", "hi" }, { "jpn", "ja" }, { "kor", "ko" },
+    { "vie", "vi" }, { "tha", "th" }, { "cat", "ca" }, { "eus", "eu" }, { "glg", "gl" }, { "hrv", "hr" },
+    { "slk", "sk" }, { "slv", "sl" }, { "lit", "lt" }, { "lvs", "lv" }, { "est", "et" },
+};
+
+struct text_detector {
+    void *handle;
+    candidate_t *candidates;
+};
+
+/* The fingerprint of a language, "de.lm", where `folder` has it. */
+static int has_fingerprint(const char *folder, const char *code, char *name, size_t size) {
+    size_t letters = strspn(code, "abcdefghijklmnopqrstuvwxyz");
+    char path[256];
+    if (letters < 2 || letters > 3) return 0;
+    snprintf(name, size, "%.*s", (int)letters, code);
+    for (size_t i = 0; letters == 3 && i < sizeof short_codes / sizeof *short_codes; i++)
+        if (strcmp(name, short_codes[i][0]) == 0) snprintf(name, size, "%s", short_codes[i][1]);
+    snprintf(path, sizeof path, "%s%s.lm", folder, name);
+    return access(path, R_OK) == 0;
+}
+
+/* The library wants a file that lists fingerprints: it calls language number i "i". How many there are, or -1. */
+static int write_list(const char *folder, const char *const *codes, size_t n, char *path, size_t size) {
+    int found = 0;
+    snprintf(path, size, "%s/moe-detect-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    int fd = mkstemp(path);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+    if (!file) return -1;
+    for (size_t i = 0; i < n; i++) {
+        char name[8];
+        if (!has_fingerprint(folder, codes[i], name, sizeof name)) continue;
+        fprintf(file, "%s.lm %zu\n", name, i);
+        found++;
+    }
+    return fclose(file) ? -1 : found;
+}
+
+static moe_status refuse(moe_error *error, moe_status code, const char *message) {
+    if (error) {
+        *error = (moe_error){ .code = code };
+        snprintf(error->message, sizeof error->message, "%s", message);
+        snprintf(error->where, sizeof error->where, "language detection");
+    }
+    return code;
+}
+
+moe_status text_detector_open(const char *const *codes, size_t n, text_detector **out, moe_error *error) {
+    const char *folder = NULL;
+    for (size_t i = 0; i < sizeof folders / sizeof *folders && !folder; i++)
+        if (access(folders[i], R_OK) == 0) folder = folders[i];
+    if (!folder) return refuse(error, MOE_ERROR_UNSUPPORTED, "libexttextcat's data files are not installed");
+    char path[4096];
+    int found = write_list(folder, codes, n, path, sizeof path);
+    text_detector *detector = found > 0 ? calloc(1, sizeof *detector) : NULL;
+    if (detector) detector->handle = special_textcat_Init(path, folder);
+    if (detector && detector->handle) {
+        textcat_SetProperty(detector->handle, TCPROP_UTF8AWARE, TC_TRUE);
+        textcat_SetProperty(detector->handle, TCPROP_MINIMUM_DOCUMENT_SIZE, 1);
+        detector->candidates = textcat_GetClassifyFullOutput(detector->handle);
+    }
+    if (found >= 0) unlink(path);
+    if (found < 0) return refuse(error, MOE_ERROR_IO, "no temporary file could be written; see TMPDIR");
+    if (!found)
+        return refuse(error, MOE_ERROR_UNSUPPORTED, "no fingerprint of any of the model's languages is installed");
+    if (!detector || !detector->candidates) {
+        text_detector_close(detector);
+        return refuse(error, MOE_ERROR_MEMORY, "out of memory");
+    }
+    *out = detector;
+    return MOE_OK;
+}
+
+void text_detector_close(text_detector *detector) {
+    if (!detector) return;
+    if (detector->candidates) textcat_ReleaseClassifyFullOutput(detector->handle, detector->candidates);
+    if (detector->handle) textcat_Done(detector->handle);
+    free(detector);
+}
+
+ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, float *confidence) {
+    *confidence = 0;
+    length = text_utf8_cut(text, length, ENOUGH);
+    int n = length ? textcat_ClassifyFull(detector->handle, text, length, detector->candidates) : 0;
+    const candidate_t *best = NULL, *second = NULL;
+    for (int i = 0; i < n; i++) {
+        const candidate_t *c = &detector->candidates[i];
+        if (!best || c->score < best->score) second = best, best = c;
+        else if (!second || c->score < second->score) second = c;
+    }
+    if (!best) return -1;
+    /* Scores are distances: 0.1 further away makes it nearly sure. */
+    float gap =
+        second ? ((float)second->score - (float)best->score) / (float)(second->score > 0 ? second->score : 1) : 1;
+    *confidence = gap > 0.1f ? 1 : gap * 10;
+    return (ptrdiff_t)strtol(best->name, NULL, 10);
+}

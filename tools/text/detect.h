@@ -1,0 +1,19 @@
+/* detect.h - which of a few languages a text is in, by libexttextcat's fingerprints of them. */
+#ifndef TEXT_DETECT_H
+#define TEXT_DETECT_H
+
+#include "moe.h"
+
+typedef struct text_detector text_detector; /* one thread at a time may use it */
+
+/* Choose among the `n` languages whose codes begin with ISO 639-1 or 639-3 names ("de", "deu_Latn"); those that the
+ * library has no fingerprint of are never found. Errors: MOE_ERROR_UNSUPPORTED (it has none of them, or its data files
+ * are not installed), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
+moe_status text_detector_open(const char *const *codes, size_t n, text_detector **out, moe_error *error);
+void text_detector_close(text_detector *detector); /* NULL is fine */
+
+/* The number of the language that `text` is in, -1 if it has no letters. *confidence: from 0 to 1, how far the next
+ * likely language is. */
+ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, float *confidence);
+
+#endif

@@ -1,0 +1,246 @@
+/* settings.c - settings.h says what this is; moetext_option shows the table. */
+#include "tools/text/settings.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- 1. The table -------------------------------------------------------------------------------------- */
+
+typedef enum kind { WHOLE, REAL, WORD } kind;
+
+typedef struct option {
+    const char *name, *help;
+    size_t offset; /* in text_settings */
+    size_t size;   /* of a WORD */
+    kind kind;
+    int of_model, low, high;  /* of a WHOLE; of a REAL the largest value, 0: none */
+    const char *const *words; /* names of 0, 1, ... of a WHOLE; NULL: it is a number */
+    const char *values;
+} option;
+
+#define AT(field) .offset = offsetof(text_settings, field)
+#define WHOLE_OF(field, least, most, shown) AT(field), .kind = WHOLE, .low = least, .high = most, .values = shown
+#define REAL_OF(field, most, shown) AT(field), .kind = REAL, .high = most, .values = shown
+#define WORD_OF(field, shown) AT(field), .kind = WORD, .size = sizeof((text_settings *)0)->field, .values = shown
+
+static const char *const forms[] = { "text", "pieces", "ids", NULL };
+
+static const option table[] = {
+    { "verify", "look for damage when the model is opened (default: 1 up to 64 MiB)", WHOLE_OF(verify, 0, 1, "0 or 1"),
+      .of_model = 1 },
+    { "copy", "read the model into memory of its own: faster, but slower to start (default: 0)",
+      WHOLE_OF(copy, 0, 1, "0 or 1"), .of_model = 1 },
+    { "form", "what goes in and comes out: text, the model's pieces or its token ids (default: text)",
+      WHOLE_OF(form, 0, 2, "text, pieces or ids"), .of_model = 1, .words = forms },
+    { "target", "language to translate into, where a text names none", WORD_OF(target, "a language of the model") },
+    { "source", "language of texts that name none", WORD_OF(source, "a language of the model") },
+    { "preset", "search as the engine of a checkpoint does (default: the model's)",
+      WORD_OF(preset, "paper, nvidia, tf, mlperf or hf") },
+    { "beam", "hypotheses that each step keeps; 1 is greedy (default: the model's)",
+      WHOLE_OF(beam, 1, MOE_MAX_BEAM, "1 to 64") },
+    { "nbest", "translations given of a text (default: 1)", WHOLE_OF(nbest, 1, MOE_MAX_BEAM, "1 to 64") },
+    { "rerank", "weight of the input's probability given the translation; 0 is fast (default: the model's)",
+      REAL_OF(rerank, 0, "0 or more") },
+    { "length-penalty", "alpha of the GNMT length penalty; 0 is none (default: the model's)",
+      REAL_OF(length_penalty, 0, "0 or more") },
+    { "coverage-penalty", "beta of the GNMT coverage penalty; 0 is none (default: the model's)",
+      REAL_OF(coverage_penalty, 0, "0 or more") },
+    { "prune", "drop hypotheses that are worse than the best one by this log-probability; 0 is never",
+      REAL_OF(prune, 0, "0 or more") },
+    { "early-stopping", "with Hugging Face's search: stop when as many as the beam have ended (default: the model's)",
+      WHOLE_OF(early_stopping, 0, 1, "0 or 1") },
+    { "max-len", "longest sentence and translation in tokens; of a Transformer only the translation",
+      WHOLE_OF(max_len, 4, 1 << 16, "4 to 65536") },
+    { "split", "lines of more characters go sentence by sentence; 0 is never (default: 120)",
+      WHOLE_OF(split, 0, 1 << 20, "0 to 1048576") },
+    { "truncate", "cut a line where its first unusable part begins, rather than refuse it (default: 0)",
+      WHOLE_OF(truncate, 0, 1, "0 or 1") },
+    { "capitals", "translate lines in capitals as if in small letters, and back into capitals (default: 1)",
+      WHOLE_OF(capitals, 0, 1, "0 or 1") },
+    { "alignment", "link the words of text and translation: more time and memory (default: 0)",
+      WHOLE_OF(alignment, 0, 1, "0 or 1") },
+    { "share", "two words are linked unless one fits another 1 / share times as well (default: 0.7)",
+      REAL_OF(share, 1, "0 to 1") },
+    { "threads", "threads that compute (default: one per processor)",
+      WHOLE_OF(threads, 1, MOE_MAX_THREADS, "1 to 256") },
+    { "batch", "sentences decoded at once (default: 32)", WHOLE_OF(batch, 1, 4096, "1 to 4096") },
+    { "batch-tokens", "source tokens decoded at once, about: many short sentences or few long ones",
+      WHOLE_OF(batch_tokens, 1, 1 << 24, "1 to 16777216") },
+    { "gating", "use this gate in every mixture instead of the model's own",
+      WORD_OF(gating, "softmax, topk, threshold or batchwise") },
+    { "noise", "add noise to the gates' logits, as in training; a seed (default: no noise)",
+      WHOLE_OF(noise, 0, INT32_MAX, "0 or more") },
+    { "isa", "kernels to use (default: the best of this machine)", WORD_OF(isa, "a name of moe_isa_names") },
+    { "device", "what computes (default: a GPU if one works)", WORD_OF(device, "cpu, cuda or cuda:N") },
+    { "gpu-memory", "MiB of the GPU's memory to take (default: all that is free)",
+      WHOLE_OF(gpu_memory, 1, 1 << 30, "1 or more") },
+};
+
+enum { OPTIONS = sizeof table / sizeof *table };
+
+moetext_option_info moetext_option(size_t i) {
+    if (i >= OPTIONS) return (moetext_option_info){ 0 };
+    return (moetext_option_info){ table[i].name, table[i].values, table[i].help, table[i].of_model };
+}
+
+/* ---- 2. Setting ---------------------------------------------------------------------------------------- */
+
+text_settings text_settings_none(void) {
+    text_settings s;
+    memset(&s, 0, sizeof s);
+    for (size_t i = 0; i < OPTIONS; i++) {
+        void *at = (char *)&s + table[i].offset;
+        if (table[i].kind == WHOLE) *(int *)at = -1;
+        if (table[i].kind == REAL) *(float *)at = NAN;
+    }
+    return s;
+}
+
+static moe_status refuse(moe_error *error, const char *name, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+
+static moe_status refuse(moe_error *error, const char *name, const char *format, ...) {
+    if (!error) return MOE_ERROR_ARGUMENT;
+    va_list arguments;
+    va_start(arguments, format);
+    error->code = MOE_ERROR_ARGUMENT;
+    vsnprintf(error->message, sizeof error->message, format, arguments);
+    snprintf(error->where, sizeof error->where, "%s", name);
+    va_end(arguments);
+    return MOE_ERROR_ARGUMENT;
+}
+
+/* 1 if both are the same name, where '_' is as good as '-'. */
+static int same_name(const char *a, const char *b) {
+    for (; *a && *b; a++, b++)
+        if ((*a == '_' ? '-' : *a) != (*b == '_' ? '-' : *b)) return 0;
+    return *a == *b;
+}
+
+static const option *find(const char *name) {
+    for (size_t i = 0; i < OPTIONS; i++)
+        if (same_name(table[i].name, name)) return &table[i];
+    return NULL;
+}
+
+/* 1 if `value` is a value of this option, which is set then. */
+static int take(text_settings *s, const option *o, const char *value) {
+    void *at = (char *)s + o->offset;
+    char *end;
+    errno = 0;
+    if (o->kind == WORD) {
+        if (!*value || strlen(value) >= o->size) return 0;
+        memcpy(at, value, strlen(value) + 1);
+        return 1;
+    }
+    if (o->kind == REAL) {
+        const float x = strtof(value, &end);
+        if (end == value || *end || !isfinite(x) || x < 0 || (o->high && x > (float)o->high)) return 0;
+        *(float *)at = x;
+        return 1;
+    }
+    for (int i = 0; o->words && o->words[i]; i++)
+        if (strcmp(o->words[i], value) == 0) return *(int *)at = i, 1;
+    const long n = strtol(value, &end, 10);
+    if (o->words || end == value || *end || errno || n < o->low || n > o->high) return 0;
+    *(int *)at = (int)n;
+    return 1;
+}
+
+moe_status text_settings_set(text_settings *s, const char *name, const char *value, const char *before,
+                             moe_error *error) {
+    const option *o = find(name);
+    moe_session_params preset = { 0 };
+    moe_gate gate;
+    if (!o) return refuse(error, name, "there is no option '%.60s'", name);
+    if (!take(s, o, value) || (strcmp(o->name, "preset") == 0 && !moe_session_params_preset(&preset, value)) ||
+        (strcmp(o->name, "gating") == 0 && !moe_gate_parse(value, &gate)))
+        return refuse(error, o->name, "%s%s wants %s, not '%.60s'", before, o->name, o->values, value);
+    return MOE_OK;
+}
+
+/* data[*begin .. *end) without the spaces at both ends. */
+static void trim(const char *data, size_t *begin, size_t *end) {
+    while (*begin < *end && (data[*begin] == ' ' || data[*begin] == '\t' || data[*begin] == '\n')) ++*begin;
+    while (*begin < *end && (data[*end - 1] == ' ' || data[*end - 1] == '\t' || data[*end - 1] == '\n')) --*end;
+}
+
+/* "name=value", [length]; *given has a bit for each option that was set before. */
+static moe_status parse_part(text_settings *s, const char *part, size_t length, uint64_t *given, moe_error *error) {
+    enum { LONGEST = 256 };
+    const char *equals = memchr(part, '=', length);
+    size_t begin = 0, end = equals ? (size_t)(equals - part) : length;
+    size_t value = end + 1, last = length;
+    char name[LONGEST], text[LONGEST];
+    trim(part, &begin, &end);
+    if (equals) trim(part, &value, &last);
+    if (end - begin >= LONGEST || (equals && last - value >= LONGEST))
+        return refuse(error, "options", "an option is longer than %d bytes", LONGEST - 1);
+    memcpy(name, part + begin, end - begin);
+    name[end - begin] = '\0';
+    if (!equals) return refuse(error, name, "option '%.60s' has no value: write it as name=value", name);
+    memcpy(text, part + value, last - value);
+    text[last - value] = '\0';
+    const option *o = find(name);
+    const uint64_t bit = o ? (uint64_t)1 << (o - table) : 0;
+    if (*given & bit) return refuse(error, o->name, "option %s is given twice", o->name);
+    *given |= bit;
+    return text_settings_set(s, name, text, "option ", error);
+}
+
+moe_status text_settings_parse(text_settings *s, const char *options, moe_error *error) {
+    uint64_t given = 0;
+    moe_status status = MOE_OK;
+    _Static_assert(OPTIONS <= 64, "a bit for each option");
+    for (const char *at = options ? options : ""; *at && !status;) {
+        size_t begin = 0, length = strcspn(at, ";"), end = length;
+        trim(at, &begin, &end);
+        if (begin < end) status = parse_part(s, at + begin, end - begin, &given, error);
+        at += length + (at[length] == ';');
+    }
+    if (!status && s->beam > 0 && s->nbest > s->beam)
+        return refuse(error, "nbest", "option nbest %d is more than beam %d keeps", s->nbest, s->beam);
+    return status;
+}
+
+/* ---- 3. Applying --------------------------------------------------------------------------------------- */
+
+static void apply_real(float setting, float *parameter) {
+    if (!isnan(setting)) *parameter = setting;
+}
+
+void text_settings_apply(const text_settings *s, moe_session_params *p) {
+    if (s->batch_tokens > 0) { /* short sentences have about eight tokens */
+        p->batch_tokens = s->batch_tokens;
+        p->batch = s->batch_tokens < 8 ? 1 : s->batch_tokens / 8 > 4096 ? 4096 : s->batch_tokens / 8;
+    }
+    if (s->threads > 0) p->threads = s->threads;
+    if (s->batch > 0) p->batch = s->batch;
+    if (s->max_len > 0) {
+        p->max_target = s->max_len;
+        if (p->rules != MOE_RULES_HF) p->max_source = s->max_len;
+        else p->max_len_factor = 0, p->max_len_offset = s->max_len; /* counts what is generated */
+    }
+    if (s->preset[0]) moe_session_params_preset(p, s->preset);
+    if (s->nbest > 0) p->nbest = s->nbest;
+    if (s->beam > 0) p->beam = s->beam;
+    else if (p->beam < p->nbest) p->beam = p->nbest;
+    if (p->nbest > p->beam) p->nbest = p->beam; /* the model's default, with a narrower beam */
+    apply_real(s->length_penalty, &p->length_penalty);
+    apply_real(s->coverage_penalty, &p->coverage_penalty);
+    apply_real(s->prune, &p->prune);
+    apply_real(s->rerank, &p->rerank);
+    if (s->early_stopping >= 0) p->early_stopping = s->early_stopping;
+    if (s->isa[0]) p->isa = s->isa;
+    if (s->device[0]) p->device = s->device;
+    if (s->gpu_memory > 0) p->device_memory = (size_t)s->gpu_memory << 20;
+    if (s->gating[0]) p->gating = s->gating;
+    if (s->noise >= 0) p->noise = 1, p->noise_seed = (uint64_t)s->noise;
+}

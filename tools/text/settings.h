@@ -1,0 +1,34 @@
+/* settings.h - what a user can ask of a translation, by name: the options of libmoetext and of moe-translate. */
+#ifndef TEXT_SETTINGS_H
+#define TEXT_SETTINGS_H
+
+#include "tools/text/moetext.h"
+
+#include <stddef.h>
+
+enum { TEXT_SPLIT = 120 }; /* characters of a line that is not split, unless the settings say otherwise */
+
+typedef enum text_form { TEXT_FORM_TEXT, TEXT_FORM_PIECES, TEXT_FORM_IDS } text_form;
+
+/* Numbers are -1 and floats NaN where nothing is said; texts are "". */
+typedef struct text_settings {
+    int verify, copy; /* moe_model_params */
+    int form;         /* text_form */
+    char target[32], source[32], preset[16], isa[32], device[32], gating[16];
+    int beam, nbest, early_stopping, max_len, split, truncate, capitals, alignment;
+    float rerank, length_penalty, coverage_penalty, prune, share;
+    int threads, batch, batch_tokens, gpu_memory, noise;
+} text_settings;
+
+text_settings text_settings_none(void);
+
+/* Sets one option. `before` stands before the name in messages: "--" of programs, "option " of the library. */
+moe_status text_settings_set(text_settings *settings, const char *name, const char *value, const char *before,
+                             moe_error *error);
+/* "beam=4;target=de"; NULL: nothing. */
+moe_status text_settings_parse(text_settings *settings, const char *options, moe_error *error);
+
+/* The settings that a session knows, languages left out: they need the tokens of a model. */
+void text_settings_apply(const text_settings *settings, moe_session_params *params);
+
+#endif

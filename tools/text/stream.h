@@ -1,0 +1,33 @@
+/* stream.h - texts through moe_translate: each is prepared, cut into sentences where it is long, asked and answered.
+ *
+ * moetext.c and the programs with lines in and out (program_flow) are its two users, and so cut, calm and shout alike.
+ * A text is one job, or several in a row whose `more` is set but for the last. The user owns the jobs and says what
+ * becomes of them.
+ */
+#ifndef TEXT_STREAM_H
+#define TEXT_STREAM_H
+
+#include "tools/text/text.h"
+
+typedef struct text_stream text_stream;
+struct text_stream {
+    /* The user's; all functions may set `trouble`, which ends the run. */
+    const text_front *front;
+    text_options options;
+    size_t split;  /* texts of more characters than this go sentence by sentence; 0: every text stays whole */
+    int blank_too; /* a blank text is a request as well */
+    /* The next text: an answer of moe_pull_fn. The text stays valid until the next call. */
+    int (*next)(text_stream *stream, int wait, text_line *line);
+    text_job *(*add)(text_stream *stream, const text_line *line, int more); /* a blank job; NULL: no memory */
+    void (*ask)(text_stream *stream, text_job *job, moe_request *request);  /* fill the request: ids and all else */
+    void (*finish)(text_stream *stream, text_job *job, const moe_result *result); /* result NULL: it was not asked */
+
+    uint64_t pieces, unknown_pieces; /* of the ids that were asked for */
+    moe_error trouble;               /* code set: memory ran out, or worse */
+    text_line rest;                  /* of a text that is split; it lies where `next` has it */
+};
+
+/* Until the end of the texts. Trouble is returned like any failure of moe_translate. */
+moe_status text_stream_run(text_stream *stream, moe_session *session, moe_error *error);
+
+#endif
