@@ -705,16 +705,10 @@ typedef struct moe_products {
 /* The tile of a block: x expert, y first row or pair, z rows; z 0: none. */
 MOE_DEVICE int4 moe_tile_of(const moe_products *p) {
     const int tile = (int)(blockIdx.x % (unsigned)p->tiles_at_most);
-    int4 t;
-    if (p->tiles) {
-        t = p->tiles[tile];
-        if (p->n_tiles && tile >= *p->n_tiles) t.z = 0;
-        return t;
-    }
-    t.x = 0;
-    t.y = tile * MOE_TILE;
-    t.z = p->rows - t.y < MOE_TILE ? p->rows - t.y : MOE_TILE;
-    t.w = 0;
+    const int row = tile * MOE_TILE;
+    int4 t = { 0, row, p->rows - row < MOE_TILE ? p->rows - row : MOE_TILE, 0 };
+    if (p->tiles) t = p->tiles[tile];
+    if (p->tiles && p->n_tiles && tile >= *p->n_tiles) t.z = 0;
     return t;
 }
 
@@ -1145,11 +1139,7 @@ __global__ void moe_k_offsets(moe_routes a) {
         const int count = a.count[e];
         a.first[e] = a.count[e] = pairs;
         for (int i = 0; i < count; i += MOE_TILE, tiles++) {
-            int4 tile;
-            tile.x = e;
-            tile.y = pairs + i;
-            tile.z = count - i < MOE_TILE ? count - i : MOE_TILE;
-            tile.w = 0;
+            const int4 tile = { e, pairs + i, count - i < MOE_TILE ? count - i : MOE_TILE, 0 };
             a.tiles[tiles] = tile;
         }
         pairs += count;
@@ -1581,9 +1571,37 @@ static void moe_tiles(moe_device *d, const moe_products *p) {
     else MOE_LAUNCH(d, moe_k_float_products, tiles * moe_blocks((size_t)p->w.rows, 32), MOE_BLOCK, *p);
 }
 
-/* p with x, rows, addend and y set; of a quantised matrix x is codes. */
-static void moe_linear(moe_device *d, moe_products p) {
+static moe_products moe_products_of(const moe_weights *w, const moe_node *x, size_t rows) {
+    moe_products p;
+    memset(&p, 0, sizeof p);
+    p.w = *w;
+    p.x = x->data;
+    p.x_stride = x->stride;
+    p.x_scales = x->scales;
+    p.rows = (int)rows;
+    return p;
+}
+
+/* The same of rows that are no node's; of a quantised matrix their codes are taken. */
+static moe_products moe_products_at(const moe_weights *w, const float *x, size_t x_stride, const int8_t *codes,
+                                    const float *scales, size_t rows) {
+    moe_products p;
+    memset(&p, 0, sizeof p);
+    p.w = *w;
+    p.x = moe_quantised(w->type) ? (const void *)codes : (const void *)x;
+    p.x_stride = moe_quantised(w->type) ? moe_code_stride(x_stride) : x_stride;
+    p.x_scales = scales;
+    p.rows = (int)rows;
+    return p;
+}
+
+/* y = p; of `add`, if it is not NULL, the rows are added. */
+static void moe_linear(moe_device *d, moe_products p, const float *add, size_t add_stride, float *y, size_t y_stride) {
     const size_t slice = d->n_sums / (size_t)p.w.rows_padded;
+    p.add = add;
+    p.add_stride = add_stride;
+    p.y = y;
+    p.y_stride = y_stride;
     if (p.rows == 0) return;
     if (!moe_quantised(p.w.type) || (size_t)p.rows <= MOE_FEW_ROWS) {
         p.tiles_at_most = (int)moe_blocks((size_t)p.rows, MOE_TILE);
@@ -1597,17 +1615,6 @@ static void moe_linear(moe_device *d, moe_products p) {
     }
 }
 
-static moe_products moe_products_of(const moe_weights *w, const moe_node *x, int rows) {
-    moe_products p;
-    memset(&p, 0, sizeof p);
-    p.w = *w;
-    p.x = x->data;
-    p.x_stride = x->stride;
-    p.x_scales = x->scales;
-    p.rows = rows;
-    return p;
-}
-
 static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t cols, int8_t *q, size_t q_stride,
                          float *scales, size_t rows, const int *count) {
     if (rows)
@@ -1616,16 +1623,11 @@ static void moe_quantise(moe_device *d, const float *x, size_t x_stride, size_t 
 }
 
 static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
-    moe_products p = moe_products_of(&b->w, n->src[0], (int)rows);
+    const moe_node *add = n->linear.add ? n->src[1] : NULL;
+    moe_products p = moe_products_of(&b->w, n->src[0], rows);
     p.bias = b->bias;
     p.relu = n->linear.relu;
-    if (n->linear.add) {
-        p.add = (const float *)n->src[1]->data;
-        p.add_stride = n->src[1]->stride;
-    }
-    p.y = (float *)n->data;
-    p.y_stride = n->stride;
-    moe_linear(d, p);
+    moe_linear(d, p, add ? (const float *)add->data : NULL, add ? add->stride : 0, (float *)n->data, n->stride);
 }
 
 /* ---- Recurrences ---- */
@@ -1633,27 +1635,21 @@ static void moe_run_linear(moe_device *d, const moe_node *n, const moe_bound *b,
 static void moe_run_lstm_step(moe_device *d, const moe_node *n, const moe_bound *b, size_t rows) {
     const moe_node *c = n->src[2];
     const moe_cell *cell = n->lstm.cell;
-    float *h = (float *)n->data;
-    moe_products p = moe_products_of(&b->w, n->src[0], (int)rows);
+    float *h = (float *)n->data, *z = d->lstm.z;
+    moe_products p = moe_products_of(&b->w, n->src[0], rows);
     p.bias = b->bias;
-    p.y = d->lstm.z;
-    p.y_stride = 4 * cell->hidden;
-    moe_linear(d, p);
-    p = moe_products_of(&b->w_r, n->src[1], (int)rows);
-    p.y = d->lstm.z;
-    p.y_stride = 4 * cell->hidden;
-    p.add = p.y;
-    p.add_stride = p.y_stride;
-    moe_linear(d, p);
-    MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, d->lstm.z, 4 * cell->hidden, (const float *)c->data, c->stride,
+    moe_linear(d, p, NULL, 0, z, 4 * cell->hidden);
+    moe_linear(d, moe_products_of(&b->w_r, n->src[1], rows), z, 4 * cell->hidden, z, 4 * cell->hidden);
+    MOE_LAUNCH(d, moe_k_lstm_cell, rows, MOE_BLOCK, z, 4 * cell->hidden, (const float *)c->data, c->stride,
                (int)cell->hidden, cell->forget_bias, h, n->stride, h + cell->hidden, n->stride);
 }
 
 static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound *b, const moe_packed *f,
                                size_t sentences) {
     const size_t hidden = n->lstm.cell->hidden, state = n->cols, r_stride = moe_code_stride(state),
-                 h_stride = moe_code_stride(hidden);
-    const int codes = moe_quantised(b->w_r.type), h_codes = moe_quantised(b->w_proj.type);
+                 h_stride = moe_code_stride(hidden), x_stride = n->src[0]->stride;
+    const int codes = moe_quantised(b->w_r.type), h_codes = moe_quantised(b->w_proj.type),
+              projects = n->lstm.cell->w_proj.rows > 0;
     float *c = d->lstm.c, *h = d->lstm.h;
     /* every sentence starts from a zero state */
     MOE_CUDA_TRY(d, cudaMemsetAsync(c, 0, sentences * hidden * sizeof *c, d->stream));
@@ -1665,34 +1661,16 @@ static void moe_run_lstm_layer(moe_device *d, const moe_node *n, const moe_bound
     }
     for (size_t i = 0; i < f->steps; i++) {
         const size_t step = n->lstm.backward ? f->steps - 1 - i : i, live = f->live[step], first = f->first[step];
+        const float *x = (const float *)n->src[0]->data + first * x_stride;
         float *out = (float *)n->data + first * n->stride;
-        moe_products p;
-        memset(&p, 0, sizeof p);
-        p.w = b->w_r;
-        p.x = codes ? (const void *)d->lstm.r_codes : (const void *)d->lstm.r;
-        p.x_stride = codes ? r_stride : state;
-        p.x_scales = d->lstm.r_scales;
-        p.rows = (int)live;
-        p.add = (const float *)n->src[0]->data + first * n->src[0]->stride;
-        p.add_stride = n->src[0]->stride;
-        p.y = d->lstm.z;
-        p.y_stride = 4 * hidden;
-        moe_linear(d, p);
+        moe_linear(d, moe_products_at(&b->w_r, d->lstm.r, state, d->lstm.r_codes, d->lstm.r_scales, live), x, x_stride,
+                   d->lstm.z, 4 * hidden);
         MOE_LAUNCH(d, moe_k_lstm_cell, live, MOE_BLOCK, d->lstm.z, 4 * hidden, c, hidden, (int)hidden,
-                   n->lstm.cell->forget_bias, n->lstm.cell->w_proj.rows ? h : out,
-                   n->lstm.cell->w_proj.rows ? hidden : n->stride, c, hidden);
-        if (n->lstm.cell->w_proj.rows) {
-            if (h_codes) moe_quantise(d, h, hidden, hidden, d->lstm.h_codes, h_stride, d->lstm.h_scales, live, NULL);
-            memset(&p, 0, sizeof p);
-            p.w = b->w_proj;
-            p.x = h_codes ? (const void *)d->lstm.h_codes : (const void *)h;
-            p.x_stride = h_codes ? h_stride : hidden;
-            p.x_scales = d->lstm.h_scales;
-            p.rows = (int)live;
-            p.y = out;
-            p.y_stride = n->stride;
-            moe_linear(d, p);
-        }
+                   n->lstm.cell->forget_bias, projects ? h : out, projects ? hidden : n->stride, c, hidden);
+        if (h_codes) moe_quantise(d, h, hidden, hidden, d->lstm.h_codes, h_stride, d->lstm.h_scales, live, NULL);
+        if (projects)
+            moe_linear(d, moe_products_at(&b->w_proj, h, hidden, d->lstm.h_codes, d->lstm.h_scales, live), NULL, 0, out,
+                       n->stride);
         if (codes) moe_quantise(d, out, n->stride, state, d->lstm.r_codes, r_stride, d->lstm.r_scales, live, NULL);
         else
             MOE_LAUNCH(d, moe_k_scatter, live, MOE_BLOCK, out, n->stride, (const int32_t *)NULL, (const int32_t *)NULL,
@@ -1955,12 +1933,12 @@ static void moe_run_groups(moe_device *d, const moe_node *n, const moe_products 
 static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, moe_routes a, size_t pairs,
                                 int by_gemm) {
     const moe_node *x = n->src[0];
-    const int codes = moe_quantised(b->up.type);
     const size_t hidden = n->experts->hidden, tiles = pairs / MOE_TILE + moe_least(pairs, n->experts->count),
                  rows = (size_t)a.rows;
     size_t experts = 0, hits = 0;
     moe_group all;
-    moe_products up = moe_products_of(&b->up, x, 0), down = moe_products_of(&b->down, x, 0);
+    moe_products up = moe_products_of(&b->up, x, 0),
+                 down = moe_products_at(&b->down, d->moe.units, hidden, d->moe.codes, d->moe.code_scales, 0);
     MOE_CUDA_TRY(d, cudaMemsetAsync(a.count, 0, n->experts->count * sizeof *a.count, d->stream));
     MOE_LAUNCH(d, moe_k_count, rows, MOE_BLOCK, a);
     MOE_LAUNCH(d, moe_k_offsets, 1, MOE_BLOCK, a);
@@ -1975,9 +1953,6 @@ static void moe_run_expert_rows(moe_device *d, const moe_node *n, moe_bound *b, 
     up.tiles = down.tiles = a.tiles;
     up.y = d->moe.units;
     up.y_stride = hidden;
-    down.x = codes ? (const void *)d->moe.codes : (const void *)d->moe.units;
-    down.x_stride = codes ? moe_code_stride(hidden) : hidden;
-    down.x_scales = d->moe.code_scales;
     down.y = d->moe.out;
     down.y_stride = n->cols;
     if (by_gemm && pairs) {
@@ -2071,7 +2046,7 @@ static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b,
     a.top_ids = d->top_ids;
     for (size_t row = 0; row < rows; row += slice) {
         const size_t some = moe_least(rows - row, slice);
-        a.p = moe_products_of(&b->w, n->src[0], (int)some);
+        a.p = moe_products_of(&b->w, n->src[0], some);
         a.p.bias = b->bias;
         if (by_gemm) {
             moe_gemm(d, &b->w, 0, (const int8_t *)a.p.x + row * a.p.x_stride, a.p.x_stride, (int)some, d->sums);
@@ -2654,6 +2629,8 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     const size_t rows = d->rows, top = d->graphs[1].top, up = MOE_UP * rows;
     const size_t attention = moe_times(d, d->graphs[1].rows, d->graphs[1].max_source);
     const size_t host_ints = moe_largest(need->experts + 1, moe_largest(rows, 4)), inputs = rows * need->input_cols;
+    int32_t **const parts[MOE_UP] = { &d->ids,         &d->parents, &d->segment,  &d->length,    &d->want, &d->hold,
+                                      &d->destination, &d->last,    &d->sentence, &d->positions, &d->first };
     size_t down, chain;
     d->n_sums = moe_least(moe_largest(MOE_SUMS, need->outputs * 32), need->outputs * moe_largest(rows, need->pairs));
     d->sums = (int32_t *)moe_take(d, d->n_sums, sizeof *d->sums, what);
@@ -2706,17 +2683,7 @@ static void moe_take_scratch(moe_device *d, const moe_needs *need) {
     if (chain) d->chain_host = (int32_t *)(void *)(d->inputs_host + inputs);
     d->down_host = (char *)(d->inputs_host + inputs + chain);
     memset(d->up_host, 0, up * sizeof *d->up_host);
-    d->ids = d->up;
-    d->parents = d->ids + rows;
-    d->segment = d->parents + rows;
-    d->length = d->segment + rows;
-    d->want = d->length + rows;
-    d->hold = d->want + rows;
-    d->destination = d->hold + rows;
-    d->last = d->destination + rows;
-    d->sentence = d->last + rows;
-    d->positions = d->sentence + rows;
-    d->first = d->positions + rows;
+    for (size_t i = 0; i < MOE_UP; i++) *parts[i] = d->up + i * rows;
     d->top_logprobs = (float *)(void *)d->down;
     d->want_logprob = d->top_logprobs + d->graphs[1].rows * top;
     d->top_ids = (int32_t *)(void *)(d->want_logprob + d->graphs[1].rows);

@@ -1831,7 +1831,7 @@ MOE_AVX2_INLINE __m256 moe_load_weights_avx2(moe_type type, const void *w, size_
         memcpy(tail, halves, n * sizeof *halves);
         halves = tail;
     }
-    bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)halves));
+    bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)halves));
     if (type == MOE_TYPE_BF16) return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
     {
         __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fff)), 13);
@@ -1925,8 +1925,8 @@ MOE_AVX2_INLINE __m256i moe_four_avx2(const int8_t *codes) {
 /* Sums of a tile, [rows][16], to floats. In a function of its own, or gcc keeps sums in memory while they grow. */
 MOE_AVX2 static void moe_finish_avx2(const moe_linear *l, size_t row, size_t block, size_t rows, const int32_t *sums) {
     for (size_t r = 0; r < rows; r++, sums += 16)
-        moe_q8_finish_avx2(l, row + r, block * 16, _mm256_loadu_si256((const __m256i *)(const void *)sums),
-                           _mm256_loadu_si256((const __m256i *)(const void *)(sums + 8)));
+        moe_q8_finish_avx2(l, row + r, block * 16, _mm256_loadu_si256((const void *)sums),
+                           _mm256_loadu_si256((const void *)(sums + 8)));
 }
 
 /* A tile: up to 4 rows by a block of 16 outputs of a Q8 matrix. maddubs multiplies |w| (unsigned) by
@@ -1944,12 +1944,12 @@ MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start,
     int32_t sums[4 * 16];
     __m256i low[4], high[4];
     MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-        low[r] = invert ? _mm256_loadu_si256((const __m256i *)(const void *)start) : zero;
-        high[r] = invert ? _mm256_loadu_si256((const __m256i *)(const void *)(start + 8)) : zero;
+        low[r] = invert ? _mm256_loadu_si256((const void *)start) : zero;
+        high[r] = invert ? _mm256_loadu_si256((const void *)(start + 8)) : zero;
     }
     for (size_t i = 0; i < lines; i++, w += 64, x += 4) {
-        __m256i w0 = _mm256_loadu_si256((const __m256i *)(const void *)w), a0 = _mm256_abs_epi8(w0);
-        __m256i w1 = _mm256_loadu_si256((const __m256i *)(const void *)(w + 32)), a1 = _mm256_abs_epi8(w1);
+        __m256i w0 = _mm256_loadu_si256((const void *)w), a0 = _mm256_abs_epi8(w0);
+        __m256i w1 = _mm256_loadu_si256((const void *)(w + 32)), a1 = _mm256_abs_epi8(w1);
         if (invert) w0 = _mm256_cmpgt_epi8(zero, w0), w1 = _mm256_cmpgt_epi8(zero, w1);
         moe_fetch_avx2(w);
         MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
@@ -1961,8 +1961,8 @@ MOE_AVX2_INLINE void moe_q8_sums_avx2(const moe_linear *l, const int32_t *start,
         }
     }
     MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
-        _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16), low[r]);
-        _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16 + 8), high[r]);
+        _mm256_storeu_si256((void *)(sums + r * 16), low[r]);
+        _mm256_storeu_si256((void *)(sums + r * 16 + 8), high[r]);
     }
     moe_finish_avx2(l, row, block, (size_t)rows, sums);
 }
@@ -1980,11 +1980,11 @@ MOE_AVX2 static void moe_negative_avx2(const moe_matrix *m, size_t block, int32_
     __m256i sum[2] = { zero, zero };
     for (size_t i = 0; i < m->cols_padded / 4; i++, w += 64)
         MOE_UNROLL_FOR (int h = 0; h < 2; h++) {
-            const __m256i v = _mm256_min_epi8(zero, _mm256_loadu_si256((const __m256i *)(const void *)(w + h * 32)));
+            const __m256i v = _mm256_min_epi8(zero, _mm256_loadu_si256((const void *)(w + h * 32)));
             sum[h] = _mm256_sub_epi32(sum[h], _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), ones));
         }
-    _mm256_storeu_si256((__m256i *)(void *)start, sum[0]);
-    _mm256_storeu_si256((__m256i *)(void *)(start + 8), sum[1]);
+    _mm256_storeu_si256((void *)start, sum[0]);
+    _mm256_storeu_si256((void *)(start + 8), sum[1]);
 }
 
 /* The same for Q4. Nibbles are code + 8, unsigned, so maddubs needs no signs, and its 16-bit sums hold a whole group
@@ -2012,7 +2012,7 @@ MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start,
             MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) /* a unit is 16 rows x 8 columns */
                 MOE_UNROLL_FOR (int h = 0; h < halves; h++) {
                     const uint8_t *at = w + (g * 4 + u) * 64 + (half + h) * 32;
-                    const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)at);
+                    const __m256i bytes = _mm256_loadu_si256((const void *)at);
                     if (half + h == 0) moe_fetch_avx2(at);
                     const __m256i w0 = _mm256_and_si256(bytes, nibble);
                     const __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
@@ -2027,7 +2027,7 @@ MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start,
                     }
                 }
             MOE_UNROLL_FOR (int h = 0; h < halves; h++) {
-                const __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16 + (half + h) * 8));
+                const __m128i eight = _mm_loadl_epi64((const void *)(subs + g * 16 + (half + h) * 8));
                 const __m256i sub = _mm256_and_si256(_mm256_cvtepi8_epi32(eight), low_half);
                 MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                     int16_t x_sum;
@@ -2040,7 +2040,7 @@ MOE_AVX2_INLINE void moe_tile_q4_avx2(const moe_linear *l, const int32_t *start,
         }
         MOE_UNROLL_FOR (int r = 0; r < rows; r++)
             MOE_UNROLL_FOR (int h = 0; h < halves; h++)
-                _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16 + (half + h) * 8), sum[r][h]);
+                _mm256_storeu_si256((void *)(sums + r * 16 + (half + h) * 8), sum[r][h]);
     }
     moe_finish_avx2(l, row, block, (size_t)rows, sums);
 }
@@ -2052,26 +2052,17 @@ typedef void (*moe_tile_fn_avx2)(const moe_linear *l, const int32_t *start, size
     target static void name##_##rows(const moe_linear *l, const int32_t *start, size_t row, size_t block) { \
         name(l, start, row, block, rows);                                                                   \
     }
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 1)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 2)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 3)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q8_avx2, 4)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 1)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 2)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 3)
-MOE_TILE_AVX2(MOE_AVX2, moe_tile_q4_avx2, 4)
-static const moe_tile_fn_avx2 moe_tiles_q8_avx2[] = {
-    moe_tile_q8_avx2_1,
-    moe_tile_q8_avx2_2,
-    moe_tile_q8_avx2_3,
-    moe_tile_q8_avx2_4,
-};
-static const moe_tile_fn_avx2 moe_tiles_q4_avx2[] = {
-    moe_tile_q4_avx2_1,
-    moe_tile_q4_avx2_2,
-    moe_tile_q4_avx2_3,
-    moe_tile_q4_avx2_4,
-};
+#define MOE_TILES_AVX2(target, name) \
+    MOE_TILE_AVX2(target, name, 1)   \
+    MOE_TILE_AVX2(target, name, 2)   \
+    MOE_TILE_AVX2(target, name, 3)   \
+    MOE_TILE_AVX2(target, name, 4)
+MOE_TILES_AVX2(MOE_AVX2, moe_tile_q8_avx2)
+MOE_TILES_AVX2(MOE_AVX2, moe_tile_q4_avx2)
+static const moe_tile_fn_avx2 moe_tiles_q8_avx2[] = { moe_tile_q8_avx2_1, moe_tile_q8_avx2_2, moe_tile_q8_avx2_3,
+                                                      moe_tile_q8_avx2_4 };
+static const moe_tile_fn_avx2 moe_tiles_q4_avx2[] = { moe_tile_q4_avx2_1, moe_tile_q4_avx2_2, moe_tile_q4_avx2_3,
+                                                      moe_tile_q4_avx2_4 };
 
 /* 128 * sum of a row of codes, from the sums of 32. */
 MOE_AVX2 static int32_t moe_taken_avx2(const int8_t *codes, size_t cols_padded) {
@@ -2079,7 +2070,7 @@ MOE_AVX2 static int32_t moe_taken_avx2(const int8_t *codes, size_t cols_padded) 
     __m256i sum = _mm256_setzero_si256();
     __m128i four;
     for (size_t g = 0; g < cols_padded / MOE_CODE_GROUP; g += 16) /* the sums end on a line of 32 */
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(sums + 2 * g)),
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_loadu_si256((const void *)(sums + 2 * g)),
                                                       _mm256_set1_epi16(128)));
     four = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
@@ -2152,11 +2143,11 @@ MOE_AVX2 static float moe_quantise_avx2(const float *x, size_t cols, int8_t *q) 
         __m256i v = _mm256_sub_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(0x4b400000));
         __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
         __m128i bytes = _mm_max_epi8(_mm_packs_epi16(words, words), _mm_set1_epi8(-127));
-        _mm_storel_epi64((__m128i *)(void *)(q + c), bytes);
+        _mm_storel_epi64((void *)(q + c), bytes);
     }
     memset(q + cols, 0, moe_code_bytes(cols) - cols);
     for (size_t c = 0; c < padded; c += MOE_CODE_GROUP) {
-        const __m256i codes = _mm256_loadu_si256((const __m256i *)(const void *)(q + c));
+        const __m256i codes = _mm256_loadu_si256((const void *)(q + c));
         const __m256i fours = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
         __m128i t = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
         t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
@@ -2314,8 +2305,8 @@ MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *
         MOE_UNROLL_FOR (int i = 0; i < lines; i++) low[r][i] = high[r][i] = _mm256_set1_epi32(i ? 0 : -start[r]);
     for (size_t k = 0; k < l->w->cols_padded; k += 4 * (size_t)lines)
         MOE_UNROLL_FOR (int i = 0; i < lines; i++, w += 64, x += 4) {
-            const __m256i w0 = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)w), bias);
-            const __m256i w1 = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(const void *)(w + 32)), bias);
+            const __m256i w0 = _mm256_xor_si256(_mm256_loadu_si256((const void *)w), bias);
+            const __m256i w1 = _mm256_xor_si256(_mm256_loadu_si256((const void *)(w + 32)), bias);
             moe_fetch_avx2(w);
             MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
                 const __m256i four = moe_four_avx2(x + (size_t)r * code_bytes);
@@ -2328,8 +2319,8 @@ MOE_AVXVNNI_INLINE void moe_tile_q8_avxvnni(const moe_linear *l, const int32_t *
             low[r][0] = _mm256_add_epi32(low[r][0], low[r][i]);
             high[r][0] = _mm256_add_epi32(high[r][0], high[r][i]);
         }
-        _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16), low[r][0]);
-        _mm256_storeu_si256((__m256i *)(void *)(sums + r * 16 + 8), high[r][0]);
+        _mm256_storeu_si256((void *)(sums + r * 16), low[r][0]);
+        _mm256_storeu_si256((void *)(sums + r * 16 + 8), high[r][0]);
     }
     moe_finish_avx2(l, row, block, (size_t)rows, sums);
 }
@@ -2349,7 +2340,7 @@ MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *
         __m256i sum[4];
         MOE_UNROLL_FOR (int r = 0; r < rows; r++) sum[r] = _mm256_setzero_si256();
         for (size_t g = 0; g < groups; g++) {
-            const __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(subs + g * 16 + half * 8));
+            const __m128i eight = _mm_loadl_epi64((const void *)(subs + g * 16 + half * 8));
             const __m256i sub = _mm256_and_si256(_mm256_cvtepi8_epi32(eight), low_half);
             __m256i low[4], high[4];
             MOE_UNROLL_FOR (int r = 0; r < rows; r++) {
@@ -2360,7 +2351,7 @@ MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *
             }
             MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) { /* a unit is 16 rows x 8 columns */
                 const char *at = w + (g * 4 + u) * 64 + half * 32;
-                const __m256i bytes = _mm256_loadu_si256((const __m256i *)(const void *)at);
+                const __m256i bytes = _mm256_loadu_si256((const void *)at);
                 const __m256i w0 = _mm256_and_si256(bytes, nibble),
                               w1 = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
                 if (half == 0) moe_fetch_avx2(at);
@@ -2374,31 +2365,20 @@ MOE_AVXVNNI_INLINE void moe_tile_q4_avxvnni(const moe_linear *l, const int32_t *
                 sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(_mm256_add_epi32(low[r], high[r]), sub));
         }
         MOE_UNROLL_FOR (int r = 0; r < rows; r++)
-            _mm256_storeu_si256((__m256i *)(void *)(sums + (size_t)r * 16 + half * 8), sum[r]);
+            _mm256_storeu_si256((void *)(sums + (size_t)r * 16 + half * 8), sum[r]);
     }
     moe_finish_avx2(l, row, block, (size_t)rows, sums);
 }
 
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 1)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 2)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 3)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 4)
+MOE_TILES_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni)
 MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 5)
 MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q8_avxvnni, 6)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 1)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 2)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 3)
-MOE_TILE_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni, 4)
-static const moe_tile_fn_avx2 moe_tiles_q8_avxvnni[] = {
-    moe_tile_q8_avxvnni_1, moe_tile_q8_avxvnni_2, moe_tile_q8_avxvnni_3,
-    moe_tile_q8_avxvnni_4, moe_tile_q8_avxvnni_5, moe_tile_q8_avxvnni_6,
-};
-static const moe_tile_fn_avx2 moe_tiles_q4_avxvnni[] = {
-    moe_tile_q4_avxvnni_1,
-    moe_tile_q4_avxvnni_2,
-    moe_tile_q4_avxvnni_3,
-    moe_tile_q4_avxvnni_4,
-};
+MOE_TILES_AVX2(MOE_AVXVNNI, moe_tile_q4_avxvnni)
+static const moe_tile_fn_avx2 moe_tiles_q8_avxvnni[] = { moe_tile_q8_avxvnni_1, moe_tile_q8_avxvnni_2,
+                                                         moe_tile_q8_avxvnni_3, moe_tile_q8_avxvnni_4,
+                                                         moe_tile_q8_avxvnni_5, moe_tile_q8_avxvnni_6 };
+static const moe_tile_fn_avx2 moe_tiles_q4_avxvnni[] = { moe_tile_q4_avxvnni_1, moe_tile_q4_avxvnni_2,
+                                                         moe_tile_q4_avxvnni_3, moe_tile_q4_avxvnni_4 };
 
 static void moe_linear_avxvnni(const moe_linear *l, size_t row0, size_t row1, size_t block0, size_t block1) {
     if (l->w->type == MOE_TYPE_Q8)
@@ -2625,7 +2605,7 @@ MOE_AVX512_INLINE void moe_q4_sums_avx512(const moe_matrix *m, const int8_t *x, 
             }
         }
         MOE_UNROLL_FOR (int b = 0; b < blocks; b++) {
-            const __m128i sixteen = _mm_loadu_si128((const __m128i *)(const void *)(sub + (size_t)b * groups * 16));
+            const __m128i sixteen = _mm_loadu_si128((const void *)(sub + (size_t)b * groups * 16));
             const __m512i factor = _mm512_and_si512(_mm512_cvtepi8_epi32(sixteen), low_half);
             MOE_UNROLL_FOR (int r = 0; r < rows; r++) sum[r][b] = _mm512_dpwssd_epi32(sum[r][b], part[r][b], factor);
         }
@@ -2748,7 +2728,7 @@ MOE_AVX512_INLINE void moe_q4_lines_avx512(const moe_matrix *m, const int8_t *x,
     const int8_t *x_sums = x + m->cols_padded;
     const __m512i nibble = _mm512_set1_epi8(15), low_half = _mm512_set1_epi32(0xffff);
     for (size_t k = 0; k < m->cols_padded; k += MOE_Q4_GROUP, sub += 16, x_sums += 2, w += 256, x += MOE_Q4_GROUP) {
-        const __m128i sixteen = _mm_loadu_si128((const __m128i *)(const void *)sub);
+        const __m128i sixteen = _mm_loadu_si128((const void *)sub);
         const __m512i factor = _mm512_and_si512(_mm512_cvtepi8_epi32(sixteen), low_half);
         __m512i low[3], high[3];
         moe_fetch_avx512(w + MOE_AHEAD, 4);
@@ -2903,7 +2883,7 @@ MOE_AVX512 static float moe_quantise_avx512(const float *x, size_t cols, int8_t 
     for (size_t c = 0; c < padded; c += 16) { /* to the nearest even, as moe_round; within 127 since |x| <= amax */
         const __m512 v = _mm512_maskz_loadu_ps(c < cols ? moe_mask_avx512(cols - c) : 0, x + c);
         const __m128i codes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, factor)));
-        _mm_storeu_si128((__m128i *)(void *)(q + c), codes);
+        _mm_storeu_si128((void *)(q + c), codes);
     }
     memset(sums, 0, moe_code_bytes(cols) - padded);
     for (size_t c = 0; c < padded; c += 2 * MOE_CODE_GROUP) {
@@ -4288,13 +4268,12 @@ __attribute__((target("pclmul"))) static uint32_t moe_crc_clmul(uint32_t crc, co
     const __m128i by_64 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4), by_16 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
     uint8_t last[16];
     __m128i x[4];
-    for (int i = 0; i < 4; i++) x[i] = _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i));
+    for (int i = 0; i < 4; i++) x[i] = _mm_loadu_si128((const void *)(p + 16 * i));
     x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)crc));
     for (p += 64, bytes -= 64; bytes >= 64; p += 64, bytes -= 64)
-        for (int i = 0; i < 4; i++)
-            x[i] = moe_crc_fold(x[i], by_64, _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)));
+        for (int i = 0; i < 4; i++) x[i] = moe_crc_fold(x[i], by_64, _mm_loadu_si128((const void *)(p + 16 * i)));
     for (int i = 1; i < 4; i++) x[0] = moe_crc_fold(x[0], by_16, x[i]);
-    _mm_storeu_si128((__m128i *)(void *)last, x[0]);
+    _mm_storeu_si128((void *)last, x[0]);
     return moe_crc_bits(moe_crc_bits(0, last, sizeof last), p, bytes);
 }
 #endif
