@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """A peer of moe-bench: CTranslate2, targets of a forced length.
 
-    peer_ctranslate2.py --folder DIR                      a Transformer-base of random weights: 6 + 6 layers of width
-                                                          512 with 2048 hidden units, 8 heads and 32,000 tokens (60
-                                                          million parameters, of which a target token uses 42 million
-                                                          with the output)
-    peer_ctranslate2.py --folder DIR --checkpoint FROM    a checkpoint of tests/convert/make_transformers.py (dense),
-                                                          token i of which is called w<i>
+    peer_ctranslate2.py --folder DIR
+        a Transformer-base of random weights: 6 + 6 layers of width 512 with
+        2048 hidden units, 8 heads and 32,000 tokens (60 million parameters, of
+        which a target token uses 42 million with the output)
+    peer_ctranslate2.py --folder DIR --checkpoint FROM
+        a checkpoint of tests/convert/make_transformers.py (dense), token i of
+        which is called w<i>
 
-The model is made in --folder where it is not there yet. --sentences FILE: what moe-bench translates with this option.
-The library has no lengths for each sentence: --batch sentences whose targets are about as long go together, and each of
-them gets the mean of their lengths, so that none waits for another. --score FILE prints the log-probabilities of these
-sentences' own first tokens instead, as targets.
+The model is made in --folder where it is not there yet. --sentences FILE: what
+moe-bench translates with this option. The library has no lengths for each
+sentence: --batch sentences whose targets are about as long go together, and
+each of them gets the mean of their lengths, so that none waits for another.
+--score FILE prints the log-probabilities of these sentences' own first tokens
+instead, as targets.
 
-The wheel's own OpenMP sleeps between the pools of the library's main thread and its worker, which costs it most of its
-speed on few processors; Intel's does not. Memory that is freed stays in the heap, and comes in huge pages. Measured
-without, CTranslate2 is several times slower: do not quote that.
+The wheel's own OpenMP sleeps between the pools of the library's main thread
+and its worker, which costs it most of its speed on few processors; Intel's
+does not. Memory that is freed stays in the heap, and comes in huge pages.
+Measured without, CTranslate2 is several times slower: do not quote that.
 """
 import argparse
 import json

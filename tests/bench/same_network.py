@@ -1,22 +1,30 @@
 #!/usr/bin/env python3
 """moe beside CTranslate2 on one network: the same random weights in both, 8 bits.
 
-    same_network.py check                       do both compute the same? Small networks of either family in float32,
-                                                then --network in 8 bits: log-probabilities of random targets
-    same_network.py run --batch 32 >> results   one line of the table: both take turns, --rounds times
-    same_network.py table results               Markdown: medians of the rounds' ratios
+    same_network.py check
+        do both compute the same? Small networks of either family in float32,
+        then --network in 8 bits: log-probabilities of random targets
+    same_network.py run --batch 32 >> results
+        one line of the table: both take turns, --rounds times
+    same_network.py table results
+        Markdown: medians of the rounds' ratios
 
-A checkpoint in Hugging Face's layout, from a seed (tests/convert/make_transformers.py), is converted by
-tools/convert/convert.py and, for CTranslate2, by peer_ctranslate2.py. --lengths forced: --batch sentences of 25 ids,
-25 tokens each. --lengths real: every n-th sentence of newstest2014 (--corpus) in pieces of the shipped model, and
-targets as long as the reference. moe takes these as they come and gives each its own length. CTranslate2 has one length
-for a call: it gets sentences sorted by the length of their targets, and each batch their mean, so that nothing waits
-for a longer neighbour. That is more than it could know in use.
+A checkpoint in Hugging Face's layout, from a seed
+(tests/convert/make_transformers.py), is converted by tools/convert/convert.py
+and, for CTranslate2, by peer_ctranslate2.py. --lengths forced: --batch
+sentences of 25 ids, 25 tokens each. --lengths real: every n-th sentence of
+newstest2014 (--corpus) in pieces of the shipped model, and targets as long as
+the reference. moe takes these as they come and gives each its own length.
+CTranslate2 has one length for a call: it gets sentences sorted by the length
+of their targets, and each batch their mean, so that nothing waits for a longer
+neighbour. That is more than it could know in use.
 
-Run it with a Python that has the packages (numpy, ctranslate2, intel-openmp, sentencepiece), while nothing else runs:
+Run it with a Python that has the packages (numpy, ctranslate2, intel-openmp,
+sentencepiece), while nothing else runs:
 
-    python3 -m venv venv && venv/bin/pip install numpy ctranslate2==4.8.5 intel-openmp sentencepiece
-    venv/bin/python tests/bench/same_network.py run --network opus-base --batch 32
+    python3 -m venv venv
+    venv/bin/pip install numpy ctranslate2==4.8.5 intel-openmp sentencepiece
+    venv/bin/python tests/bench/same_network.py run --network opus-base
 """
 import argparse
 import collections

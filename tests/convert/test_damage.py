@@ -590,7 +590,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show", type=int, default=20, help="findings to print (20)")
     parser.add_argument("--only", default="", help="tests whose name contains this")
-    parser.add_argument("--work", choices=list(KINDS) if np else [], help="cases of this kind in this process")
+    parser.add_argument("--work", metavar="KIND", choices=list(KINDS) if np else [],
+                        help="cases of this kind in this process")
     if sys.argv[1:2] in (["--convert"], ["--pickles"]):  # by this script itself
         return convert_alone(sys.argv[2:]) if sys.argv[1] == "--convert" else try_pickles()
     arguments = parser.parse_args()

@@ -481,7 +481,7 @@ def bad_lines_in_json_have_an_error():
 def usage_errors():
     for options in (["--beam", "x"], ["--beam", "0"], ["--beam", "2", "--nbest", "3"], ["--threads", "-1"],
                     ["--nonsense"],
-                    ["--batch", ""], ["--prune", "nan"], ["stray"], ["--isa", "nonsense"], ["-t", "xx"], ["-s", "xx"]):
+                    ["--batch", ""], ["--prune", "nan"], ["--isa", "nonsense"], ["-t", "xx"], ["-s", "xx"]):
         result = run(DE + options, "Hello\n")
         assert result.returncode == 2 and not result.text and result.complaint, (options, result.returncode)
     assert run([TRANSLATE], "").returncode == 2

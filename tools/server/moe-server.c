@@ -920,6 +920,9 @@ static enum MHD_Result answer_metrics(server *s, ask *a) {
     COUNTER("decoder_steps_total", s->stats.steps);
     COUNTER("decoder_rows_total", s->stats.rows);
 #undef COUNTER
+    size_t open = 0;
+    for (const ask *other = s->waiting; other; other = other->next) open++;
+    text_printf(&out, "# TYPE moe_requests_open gauge\nmoe_requests_open %zu\n", open);
     text_printf(&out, "# TYPE moe_texts_waiting gauge\nmoe_texts_waiting %zu\n", s->n_queued);
     text_printf(&out, "# TYPE moe_session_bytes gauge\nmoe_session_bytes %llu\n", (unsigned long long)s->stats.bytes);
     text_append_string(&out, "# TYPE moe_request_seconds histogram\n");
