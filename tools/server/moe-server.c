@@ -197,7 +197,7 @@ struct ask {
     struct MHD_PostProcessor *form;
     ask *next, *before; /* all asks in state ASK_WAITING */
     ask_state state;
-    int route, suspended, timed_out;
+    int route, suspended, timed_out, failed; /* failed: the decoder ended before its texts were finished */
     text_bytes body;
     int too_large;
     double begin;
@@ -401,7 +401,7 @@ static void fail_all(server *s) {
         ask *a = s->waiting;
         for (size_t i = 0; i < a->n_items; i++)
             if (a->items[i].taken && !a->items[i].answer.length) a->items[i].status = MOE_ERROR_DEVICE;
-        a->n_taken = 0;
+        a->n_taken = 0, a->failed = 1;
         ask_finish(s, a);
     }
 }
@@ -807,7 +807,7 @@ static enum MHD_Result answer_translate(server *s, ask *a) {
     if (a->state == ASK_DONE && a->timed_out)
         return send_error(s, a, MHD_HTTP_GATEWAY_TIMEOUT, "this took too long; send less at once");
     if (a->state == ASK_DONE)
-        return s->broken ? send_error(s, a, MHD_HTTP_INTERNAL_SERVER_ERROR, "the translator failed")
+        return a->failed ? send_error(s, a, MHD_HTTP_INTERNAL_SERVER_ERROR, "the translator failed")
                          : send_translations(s, a);
     check_translation(s, a, &r);
     if (!r.status) find_source(s, a);
