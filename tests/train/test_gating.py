@@ -504,7 +504,7 @@ def replicas_give_the_gradient_of_the_whole_batch():
                     for name, weight in whole.items():
                         assert weight.any() or "threshold" in name, f"{gate}, {groups} groups: no gradient of {name}"
                         scale = max(1e-3, float(weight.abs().max()))
-                        close(parts[name] / scale, weight / scale, 2e-5)
+                        close(parts[name] / scale, weight / scale, 1e-4)
 
 
 @test
