@@ -3133,7 +3133,8 @@ static int moe_amx_available(void) {
 }
 #endif
 
-typedef uint8_t moe_u8x64 __attribute__((vector_size(64)));
+typedef uint8_t moe_u8x64 __attribute__((vector_size(64), may_alias)); /* so that it is stored without memcpy, of */
+                                                                        /* which _FORTIFY_SOURCE=3 makes a call    */
 typedef uint16_t moe_u16x32 __attribute__((vector_size(64)));
 typedef uint32_t moe_u32x16 __attribute__((vector_size(64)));
 typedef int32_t moe_i32x16 __attribute__((vector_size(64)));
@@ -3164,8 +3165,9 @@ MOE_AMX_INLINE void moe_amx_configure(size_t height, int pair) {
     MOE_TILE_LOADCONFIG(&config);
 }
 
-/* Columns [k0, k1) of a block of a Q4 matrix as Q8 has them. There is no product of bytes, but a nibble n times |sub|
- * stays below 256, so one of 16 bits does two: (n - 8) s is n s - 8 s, and (15 - n) |s| - 7 |s| where s is negative. */
+/* Columns [k0, k1) of a block of a Q4 matrix as Q8 has them, to `out`, aligned to 64. There is no product of bytes, but
+ * a nibble n times |sub| stays below 256, so one of 16 bits does two: (n - 8) s is n s - 8 s, and (15 - n) |s| - 7 |s|
+ * where s is negative. */
 MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0, size_t k1, int8_t *out) {
     const uint8_t *codes = (const uint8_t *)m->data + (block * m->cols_padded + k0) * 8;
     const int8_t *subs = m->subs + (block * m->cols_padded + k0) / MOE_Q4_GROUP * 16;
@@ -3185,12 +3187,9 @@ MOE_AMX_INLINE void moe_amx_expand(const moe_matrix *m, size_t block, size_t k0,
         offset = (moe_u8x64)((magnitude * 8 - (magnitude & negative)) * 0x01010101u);
         for (size_t unit = 0; unit < 4; unit++, codes += 64, out += 128) {
             moe_u16x32 nibbles;
-            moe_u8x64 low, high;
             memcpy(&nibbles, codes, sizeof nibbles);
-            low = (moe_u8x64)(((nibbles & 0x0f0f) ^ flip) * factor) - offset;
-            high = (moe_u8x64)(((nibbles >> 4 & 0x0f0f) ^ flip) * factor) - offset;
-            memcpy(out, &low, sizeof low);
-            memcpy(out + 64, &high, sizeof high);
+            *(moe_u8x64 *)out = (moe_u8x64)(((nibbles & 0x0f0f) ^ flip) * factor) - offset;
+            *(moe_u8x64 *)(out + 64) = (moe_u8x64)(((nibbles >> 4 & 0x0f0f) ^ flip) * factor) - offset;
         }
     }
 }
