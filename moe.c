@@ -3134,7 +3134,7 @@ static int moe_amx_available(void) {
 #endif
 
 typedef uint8_t moe_u8x64 __attribute__((vector_size(64), may_alias)); /* so that it is stored without memcpy, of */
-                                                                        /* which _FORTIFY_SOURCE=3 makes a call    */
+                                                                       /* which _FORTIFY_SOURCE=3 makes a call    */
 typedef uint16_t moe_u16x32 __attribute__((vector_size(64)));
 typedef uint32_t moe_u32x16 __attribute__((vector_size(64)));
 typedef int32_t moe_i32x16 __attribute__((vector_size(64)));

@@ -906,9 +906,10 @@ static void amx_expands_and_finishes_as_portable_does(void **state) {
         linear_case c = make_linear(&random, MOE_TYPE_Q4, rows, in, out, (int)(round % 3), round % 2 ? MIXED : BROKEN);
         const size_t cols = c.matrix.cols_padded, k0 = mw_below(&random, cols / 64) * 64,
                      n = (rows - 1) * c.y_stride + out;
-        int8_t *line = mw_zeros((cols - k0) * 16);
+        int8_t *line = aligned_alloc(64, (cols - k0) * 16); /* 64 columns are 1024 bytes */
         int32_t *sums = mw_zeros(rows * 64);
         float *y = guarded(n);
+        assert_non_null(line);
         expand(&c.matrix, block, k0, cols, line);
         for (size_t k = k0; k < cols; k++)
             for (size_t j = 0; j < 16; j++)
