@@ -359,7 +359,8 @@ def hostile_strings_stay_text():
             assert p.tags == plain.tags and p.scripts[1] == plain.scripts[1], "other tags or script: %r" % hostile
             assert p.data["model"] == p.data["layers"][0]["layer"] == hostile, p.data["model"]
             assert [t[0] for t in p.data["tokens"]] == HOSTILE, p.data["tokens"]
-            visible = re.sub("[\x00-\x08\x0b-\x1f\x7f]", "\ufffd", hostile).replace("\t", " ").replace("\n", " ")
+            visible = re.sub("[\x00-\x08\x0b-\x1f\x7f\u2028-\u202e\u2066-\u2069]", "\ufffd", hostile)
+            visible = visible.replace("\t", " ").replace("\n", " ")
             assert p.title == ("" if options else "Routing of ") + visible, (p.title, visible)
             block = text[text.index('id="data">') + 10: text.rindex("<script>")]
             assert not set("<>&'\u2028\u2029") & set(block[: block.index("</script>")]), "not escaped"

@@ -86,6 +86,20 @@ static void cleaned_text_holds_no_controls(void **state) {
     text_bytes_free(&out);
 }
 
+/* Nor turn what stands behind its own text: only U+2028 .. U+202E and U+2066 .. U+2069 of U+2000 .. U+20FF are taken. */
+static void cleaned_text_turns_no_direction(void **state) {
+    (void)state;
+    for (unsigned c = 0x2000; c < 0x2100; c++) {
+        const int harm = (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+        char text[8] = "a", wanted[8] = "a\xEF\xBF\xBDz";
+        text_bytes out = { 0 };
+        strcpy(text + 1 + encode_utf8(c, text + 1), "z");
+        text_append_clean(&out, text, 5);
+        assert_string_equal(out.data, harm ? wanted : text);
+        text_bytes_free(&out);
+    }
+}
+
 static void floats_read_back(void **state) {
     (void)state;
     for (uint32_t bits = 1; bits < 0x7F800000u; bits += 65521) {
@@ -465,6 +479,7 @@ int main(void) {
         cmocka_unit_test(short_strings_agree_with_a_plain_decoder),
         cmocka_unit_test(cuts_fall_between_characters),
         cmocka_unit_test(cleaned_text_holds_no_controls),
+        cmocka_unit_test(cleaned_text_turns_no_direction),
         cmocka_unit_test(floats_read_back),
         cmocka_unit_test(strings_are_escaped_as_far_as_they_must),
         cmocka_unit_test(values_stand_apart_in_both_layouts),

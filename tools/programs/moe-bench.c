@@ -20,6 +20,7 @@
 
 #include "tools/text/json.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <math.h>
 #include <sys/resource.h>
@@ -1533,6 +1534,13 @@ static int bench_models(report *r, const options *o, model_bench *benches, size_
 
 /* ==== 7. Main ============================================================================================ */
 
+/* What was printed is there: EXIT_DONE, or a complaint and EXIT_INPUT_OUTPUT. */
+static int printed(void) {
+    if (!fflush(stdout) && !ferror(stdout)) return EXIT_DONE;
+    fprintf(stderr, "moe-bench: standard output: %s\n", strerror(errno));
+    return EXIT_INPUT_OUTPUT;
+}
+
 static int parse_options(int argc, char **argv, options *o) {
     enum {
         BATCH = 256,
@@ -1612,8 +1620,8 @@ static int parse_options(int argc, char **argv, options *o) {
         case REPS: good = parse_int("reps", optarg, 1, 10000, &o->reps); break;
         case SENTENCES: good = read_sentences(optarg, &o->given); break;
         case NO_MMAP: o->no_mmap = 1; break;
-        case 'h': usage(stdout); exit(fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE);
-        case 'V': printf("moe-bench %s\n", moe_version()); exit(fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE);
+        case 'h': usage(stdout); exit(printed());
+        case 'V': printf("moe-bench %s\n", moe_version()); exit(printed());
         default: fputs("Try moe-bench --help\n", stderr); return 0;
         }
     }

@@ -637,10 +637,7 @@ int main(int argc, char **argv) {
     if (got) status = program_file_error(file, &e);
     if (got == MOE_ERROR_ARGUMENT && file == o.common.model) status = EXIT_USAGE; /* nothing is wrong with it */
     if (!status && !o.common.quiet) print_table(&c);
-    if (!status && (fflush(stdout) || ferror(stdout))) {
-        program_complain("standard output: %s", strerror(errno));
-        status = EXIT_INPUT_OUTPUT;
-    }
+    if (!status) status = program_printed();
     free_calibration(&c);
     text_close(&front);
     return status;

@@ -519,6 +519,21 @@ static void read_input(app *a, int fd) {
 
 /* ==== 7. Labels ========================================================================================= */
 
+/* Up to `count` labels. Memory grows with what the file holds, not with what it says. 0: there is none. */
+static int read_all_labels(app *a, int fd, size_t count) {
+    size_t room = 0, got = 1;
+    for (a->n_labels = 0; got && (a->n_labels < count || !room); a->n_labels += got) {
+        if (a->n_labels == room) {
+            room = room ? 2 * room : 4096;
+            unsigned char *grown = realloc(a->labels, room);
+            if (!grown) return out_of_memory(a), 0;
+            a->labels = grown;
+        }
+        got = read_bytes(a, fd, a->labels + a->n_labels, (count < room ? count : room) - a->n_labels);
+    }
+    return a->status < 0;
+}
+
 static void read_labels(app *a) {
     unsigned char head[8] = { 0 }, more;
     const char *file = a->options->labels;
@@ -534,10 +549,9 @@ static void read_labels(app *a) {
             input_error(a, head[0] == 0x1F ? "it is compressed: gzip -dc it first"
                                            : "it is not an IDX file of labels (bytes, one dimension)");
     } else {
-        a->n_labels = big_endian(head + 4);
-        if (!(a->labels = malloc(a->n_labels + !a->n_labels))) out_of_memory(a);
-        else if (read_bytes(a, fd, a->labels, a->n_labels) != a->n_labels || read_bytes(a, fd, &more, 1))
-            input_error(a, "it does not hold %zu labels", a->n_labels);
+        const size_t count = big_endian(head + 4);
+        if (read_all_labels(a, fd, count) && !program_signal && (a->n_labels != count || read_bytes(a, fd, &more, 1)))
+            input_error(a, "it does not hold %zu labels", count);
         for (size_t i = 0; i < a->n_labels && a->status < 0; i++)
             if (a->labels[i] >= a->classes) {
                 program_complain("%s: label %zu is %d, but the model has %zu classes", file, i + 1, a->labels[i],

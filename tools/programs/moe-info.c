@@ -53,8 +53,10 @@ static int64_t get_int(const moe_model *m, const char *key, int64_t otherwise) {
     return i < 0 ? otherwise : moe_model_meta_int(m, (size_t)i, 0);
 }
 
-/* A text of the file in the caller's buffer, cleaned and cut to fit. */
-static const char *get_text(const moe_model *m, const char *key, const char *otherwise, char *out, size_t size) {
+/* A text of the file in the caller's buffer, cleaned and cut to fit. Here and below *lost becomes 1 where memory ran out
+ * and something is missing. */
+static const char *get_text(const moe_model *m, const char *key, const char *otherwise, char *out, size_t size,
+                            int *lost) {
     ptrdiff_t i = moe_model_meta_find(m, key);
     text_bytes clean = { 0 };
     if (i >= 0) {
@@ -65,6 +67,7 @@ static const char *get_text(const moe_model *m, const char *key, const char *oth
     size_t keep = text_utf8_cut(found, strlen(found), size - 1);
     memcpy(out, found, keep);
     out[keep] = '\0';
+    *lost |= clean.failed;
     text_bytes_free(&clean);
     return out;
 }
@@ -228,7 +231,7 @@ static const char *kind_of(const moe_model *m) {
 
 /* ==== 4. Pages ========================================================================================== */
 
-static void print_layers(const moe_model *m) {
+static void print_layers(const moe_model *m, int *lost) {
     for (size_t at = 0; at < moe_model_layer_count(m); at++) {
         const moe_layer_info layer = moe_model_layer(m, at);
         const char *dot = strchr(layer.name, '.');
@@ -240,6 +243,7 @@ static void print_layers(const moe_model *m) {
         }
         describe_layer(m, at, &words);
         printf("  %.*s %-10s %s\n", (int)(dot - layer.name), layer.name, dot + 1, words.failed ? "?" : words.data);
+        *lost |= words.failed;
         text_bytes_free(&words);
     }
 }
@@ -269,10 +273,10 @@ static void append_value(const moe_model *m, size_t i, text_bytes *out) {
 }
 
 /* A line of a page; a long value is cut where a character ends. */
-static void print_value(const char *label, int label_length, const text_bytes *value) {
+static void print_value(const char *label, int label_length, const text_bytes *value, int *lost) {
     size_t shown = value->length;
     if (value->failed) {
-        printf("  %-18.*s ?\n", label_length, label);
+        *lost = 1;
         return;
     }
     if (shown > LONGEST_VALUE)
@@ -283,7 +287,7 @@ static void print_value(const char *label, int label_length, const text_bytes *v
 }
 
 /* Entries whose key begins with a prefix, without it. */
-static void print_entries(const moe_model *m, const char *title, const char *prefix) {
+static void print_entries(const moe_model *m, const char *title, const char *prefix, int *lost) {
     int any = 0;
     for (size_t i = 0; i < moe_model_meta_count(m); i++) {
         moe_span key = moe_model_meta_key(m, i);
@@ -292,40 +296,41 @@ static void print_entries(const moe_model *m, const char *title, const char *pre
         append_value(m, i, &value);
         if (!any++) printf("\n%s\n", title);
         size_t skip = strlen(prefix);
-        print_value(key.data + skip, (int)(key.length - skip), &value);
+        print_value(key.data + skip, (int)(key.length - skip), &value, lost);
         text_bytes_free(&value);
     }
 }
 
-static void print_text(const moe_model *m, const char *label, const char *key) {
+static void print_text(const moe_model *m, const char *label, const char *key, int *lost) {
     ptrdiff_t i = moe_model_meta_find(m, key);
     if (i < 0) return;
     text_bytes value = { 0 };
     append_value(m, (size_t)i, &value);
-    if (value.failed || value.length) print_value(label, (int)strlen(label), &value);
+    if (value.failed || value.length) print_value(label, (int)strlen(label), &value, lost);
     text_bytes_free(&value);
 }
 
 /* A text entry with its lines. */
-static void print_lines(const moe_model *m, const char *key) {
+static void print_lines(const moe_model *m, const char *key, int *lost) {
     ptrdiff_t i = moe_model_meta_find(m, key);
     moe_span s = i < 0 ? (moe_span){ "", 0 } : moe_model_meta_text(m, (size_t)i, 0);
     for (size_t at = 0, end; at < s.length; at = end + 1) {
         text_bytes line = { 0 };
         for (end = at; end < s.length && s.data[end] != '\n';) end++;
         text_append_clean(&line, s.data + at, end - at);
-        puts(line.failed ? "?" : line.data);
+        if (!line.failed) puts(line.data);
+        *lost |= line.failed;
         text_bytes_free(&line);
     }
 }
 
-static void print_attribution(const moe_model *m) {
-    print_lines(m, "general.licence");
+static void print_attribution(const moe_model *m, int *lost) {
+    print_lines(m, "general.licence", lost);
     putchar('\n');
-    print_lines(m, "general.attribution");
+    print_lines(m, "general.attribution", lost);
 }
 
-static void print_tensors(const moe_model *m) {
+static void print_tensors(const moe_model *m, int *lost) {
     printf("\nTensors\n  %-34s %-5s %-18s %12s %12s %8s\n", "name", "type", "shape", "offset", "bytes", "crc-32");
     for (size_t i = 0; i < moe_model_tensor_count(m); i++) {
         moe_tensor_info t = moe_model_tensor(m, i);
@@ -338,11 +343,12 @@ static void print_tensors(const moe_model *m) {
         text_append_clean(&name, t.name.data, t.name.length);
         printf("  %-34s %-5s %-18s %12llu %12llu %08x\n", name.failed ? "?" : name.data, moe_type_name(t.type), shape,
                (unsigned long long)t.offset, (unsigned long long)t.bytes, (unsigned)t.checksum);
+        *lost |= name.failed;
         text_bytes_free(&name);
     }
 }
 
-static void print_pages(const text_front *front, const char *path, int tensors, int checked) {
+static void print_pages(const text_front *front, const char *path, int tensors, int checked, int *lost) {
     const moe_model *m = front->model;
     char a[64], c[32], d[32];
     count n = count_all(m);
@@ -350,38 +356,39 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
            (unsigned)moe_model_file_version(m));
     if (checked) printf("Checksums of all %zu tensors are right.\n", moe_model_tensor_count(m));
     printf("\nModel\n");
-    print_text(m, "name", "general.name");
-    print_text(m, "description", "general.description");
-    print_text(m, "licence", "general.licence");
-    print_text(m, "attribution", "general.attribution");
+    print_text(m, "name", "general.name", lost);
+    print_text(m, "description", "general.description", lost);
+    print_text(m, "licence", "general.licence", lost);
+    print_text(m, "attribution", "general.attribution", lost);
     printf("  %-18s %s\n", "kind",
            moe_model_get_kind(m) == MOE_MODEL_TRANSLATION ? "translates: moe-translate"
            : moe_model_get_kind(m) == MOE_MODEL_LANGUAGE  ? "says how probable a text is: moe-score"
                                                           : "says what class a row of numbers is of: moe-classify");
     if (moe_model_get_kind(m) == MOE_MODEL_CLASSIFIER) {
         printf("  %-18s %zu\n  %-18s %d\n", "inputs", moe_model_width(m), "classes", (int)moe_model_vocabulary(m));
-        print_text(m, "names", "classes.names");
+        print_text(m, "names", "classes.names", lost);
     } else {
         text_bytes languages = { 0 };
         text_languages(front, &languages);
         if (languages.failed || languages.length)
             printf("  %-18s %s\n", "languages", languages.failed ? "?" : languages.data);
         else if (moe_model_get_kind(m) == MOE_MODEL_TRANSLATION) printf("  %-18s one direction only\n", "languages");
+        *lost |= languages.failed;
         text_bytes_free(&languages);
         printf("  %-18s %d tokens, tokeniser: %s%s\n", "vocabulary", (int)moe_model_vocabulary(m),
-               get_text(m, "tokenizer.kind", "none", a, sizeof a),
+               get_text(m, "tokenizer.kind", "none", a, sizeof a, lost),
                moe_model_meta_find(m, "vocabulary.pieces") < 0 ? "" : ", its pieces listed");
         if (moe_model_meta_find(m, "source.vocab.size") >= 0)
             printf("  %-18s %d tokens of their own\n", "sources", (int)moe_model_source_vocabulary(m));
     }
 
-    printf("\nArchitecture: %s\n", get_text(m, "general.architecture", "?", a, sizeof a));
+    printf("\nArchitecture: %s\n", get_text(m, "general.architecture", "?", a, sizeof a, lost));
     if (moe_model_get_kind(m) != MOE_MODEL_CLASSIFIER)
         printf("  %-18s width %lld\n", "embedding", (long long)get_int(m, "model.width", 0));
-    print_layers(m);
+    print_layers(m, lost);
     if (moe_model_meta_find(m, "decoder.init") >= 0 || moe_model_meta_find(m, "attention.kind") >= 0)
         printf("  %-18s %s\n", "decoder begins",
-               strcmp(get_text(m, "decoder.init", "zero", a, sizeof a), "encoder") == 0
+               strcmp(get_text(m, "decoder.init", "zero", a, sizeof a, lost), "encoder") == 0
                    ? "with the encoder's last states"
                    : "with zeros");
 
@@ -397,21 +404,23 @@ static void print_pages(const text_front *front, const char *path, int tensors, 
     size_t bytes = 0;
     moe_error e;
     p.threads = 1; /* the same figure on every machine */
-    if (moe_session_bytes(m, &p, &bytes, &e)) printf("  %-18s cannot be said: %s\n", "a session", e.message);
+    const moe_status sized = moe_session_bytes(m, &p, &bytes, &e);
+    *lost |= sized == MOE_ERROR_MEMORY;
+    if (sized) printf("  %-18s cannot be said: %s\n", "a session", e.message);
     else if (moe_model_get_kind(m) != MOE_MODEL_TRANSLATION)
         printf("  %-18s %s beside the file: batch %d, 1 thread\n", "a session", human_bytes(bytes, c), p.batch);
     else
         printf("  %-18s %s beside the file: batch %d, beam %d, %d source and %d target tokens, 1 thread\n", "a session",
                human_bytes(bytes, c), p.batch, p.beam, p.max_source, p.max_target);
 
-    print_entries(m, "Decoding, unless told otherwise", "decode.");
-    print_entries(m, "Training", "training.");
-    print_entries(m, "Data", "source.licences");
-    print_entries(m, "Quality of this file, as measured by its maker", "quality.");
+    print_entries(m, "Decoding, unless told otherwise", "decode.", lost);
+    print_entries(m, "Training", "training.", lost);
+    print_entries(m, "Data", "source.licences", lost);
+    print_entries(m, "Quality of this file, as measured by its maker", "quality.", lost);
     ptrdiff_t golden = moe_model_meta_find(m, "golden.source_ids");
     size_t sentences = golden < 0 ? 0 : moe_model_meta_length(m, (size_t)golden);
     if (sentences) printf("\n%zu test sentences inside: moe-translate -m %s --self-test\n", sentences, path);
-    if (tensors) print_tensors(m);
+    if (tensors) print_tensors(m, lost);
 }
 
 /* ==== 5. JSON =========================================================================================== */
@@ -506,7 +515,7 @@ static void json_mixtures(json *j, const moe_model *m) {
         json_whole(j, "gate_hidden", get_int(m, key, 0));
         json_bool(j, "noise", x.noise);
         snprintf(key, sizeof key, "%s.expert", x.layer);
-        json_text(j, "expert", get_text(m, key, "mlp", word, sizeof word));
+        json_text(j, "expert", get_text(m, key, "mlp", word, sizeof word, &j->out->failed));
         json_whole(j, "hidden", (int64_t)x.hidden);
         json_close(j, '}');
     }
@@ -571,7 +580,9 @@ static int print_json(const text_front *front, const char *path, int checked) {
     json_whole(&j, "parameters_in_experts", (int64_t)n.expert_parameters);
     json_whole(&j, "parameters_per_token", (int64_t)n.active);
     json_types(&j, &n);
-    if (moe_session_bytes(m, &p, &bytes, NULL)) json_null(&j, "session_bytes");
+    const moe_status sized = moe_session_bytes(m, &p, &bytes, NULL);
+    out.failed |= sized == MOE_ERROR_MEMORY;
+    if (sized) json_null(&j, "session_bytes");
     else json_whole(&j, "session_bytes", (int64_t)bytes);
     json_layers(&j, m);
     json_mixtures(&j, m);
@@ -595,7 +606,7 @@ int main(int argc, char **argv) {
                                            { "help", no_argument, NULL, 'h' },
                                            { "version", no_argument, NULL, 'V' },
                                            { NULL, 0, NULL, 0 } };
-    int tensors = 0, attribution = 0, check = 0, as_json = 0, status = program_begin("moe-info");
+    int tensors = 0, attribution = 0, check = 0, as_json = 0, lost = 0, status = program_begin("moe-info");
     if (status >= 0) return status;
     for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {
         switch (c) {
@@ -603,8 +614,8 @@ int main(int argc, char **argv) {
         case ATTRIBUTION: attribution = 1; break;
         case CHECK: check = 1; break;
         case JSON: as_json = 1; break;
-        case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
-        case 'V': printf("moe-info %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        case 'h': usage(stdout); return program_printed();
+        case 'V': printf("moe-info %s\n", moe_version()); return program_printed();
         default: fputs("Try moe-info --help\n", stderr); return EXIT_USAGE;
         }
     }
@@ -615,13 +626,11 @@ int main(int argc, char **argv) {
     moe_error e;
     if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e);
     status = EXIT_DONE;
-    if (attribution) print_attribution(front.model);
+    if (attribution) print_attribution(front.model, &lost);
     else if (as_json) status = print_json(&front, path, check);
-    else print_pages(&front, path, tensors, check);
-    if (!status && (fflush(stdout) || ferror(stdout))) {
-        program_complain("standard output: %s", strerror(errno));
-        status = EXIT_INPUT_OUTPUT;
-    }
+    else print_pages(&front, path, tensors, check, &lost);
+    if (lost) program_complain("out of memory: what is printed is not complete"), status = EXIT_MODEL;
+    if (!status) status = program_printed();
     text_close(&front);
     return status;
 }

@@ -11,6 +11,7 @@
 
 #include "moe.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -358,6 +359,13 @@ static int describe_preset(maker *m, const char *name) {
     return 0;
 }
 
+/* What was printed is there: EXIT_DONE, or a complaint and EXIT_INPUT_OUTPUT. */
+static int printed(void) {
+    if (!fflush(stdout) && !ferror(stdout)) return EXIT_DONE;
+    fprintf(stderr, "moe-make-random: standard output: %s\n", strerror(errno));
+    return EXIT_INPUT_OUTPUT;
+}
+
 int main(int argc, char **argv) {
     enum { PRESET = 256, TYPE, EXPERTS, SEED };
     static const struct option known[] = { { "preset", required_argument, NULL, PRESET },
@@ -377,8 +385,8 @@ int main(int argc, char **argv) {
         case EXPERTS: experts = optarg; break;
         case SEED: seed = optarg; break;
         case 'o': out = optarg; break;
-        case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
-        case 'V': printf("moe-make-random %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        case 'h': usage(stdout); return printed();
+        case 'V': printf("moe-make-random %s\n", moe_version()); return printed();
         default: fputs("Try moe-make-random --help\n", stderr); return EXIT_USAGE;
         }
     }

@@ -249,8 +249,8 @@ int main(int argc, char **argv) {
         case EXPERTS: experts = optarg; break;
         case MEASURE: sample_path = optarg; break;
         case IDS: ids = 1; break;
-        case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
-        case 'V': printf("moe-quantize %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        case 'h': usage(stdout); return program_printed();
+        case 'V': printf("moe-quantize %s\n", moe_version()); return program_printed();
         default: fputs("Try moe-quantize --help\n", stderr); return EXIT_USAGE;
         }
     }

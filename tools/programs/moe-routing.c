@@ -129,8 +129,8 @@ static int parse_options(int argc, char **argv, options *o) {
         case EXPERTS: bad = program_int("experts", optarg, 0, 1 << 24, &o->experts); break;
         case SENTENCES: bad = program_int("sentences", optarg, 0, 1 << 24, &o->sentences); break;
         case JSON: o->json = 1; break;
-        case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
-        case 'V': printf("moe-routing %s\n", moe_version()); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        case 'h': usage(stdout); return program_printed();
+        case 'V': printf("moe-routing %s\n", moe_version()); return program_printed();
         default: fputs("Try moe-routing --help\n", stderr); return EXIT_USAGE; /* getopt said why */
         }
     }

@@ -702,8 +702,8 @@ static int run_self_test(const text_front *front, moe_session *session, const ch
         moe_stats s = moe_session_stats(session);
         printf("%zu sentences: %zu passed, %zu failed (kernels %s, SentencePiece %s)\n", n, n - failed, failed,
                s.isa ? s.isa : "?", front->tokeniser ? spm_library_version() : "not used");
-        status = fflush(stdout) || ferror(stdout) ? EXIT_INPUT_OUTPUT : failed ? EXIT_SOME_LINES : EXIT_DONE;
-        if (status == EXIT_INPUT_OUTPUT) program_complain("standard output: %s", strerror(errno));
+        status = program_printed();
+        if (!status && failed) status = EXIT_SOME_LINES;
     }
     for (size_t i = 0; i < n; i++) text_bytes_free(&t.results[i].got), text_bytes_free(&t.results[i].message);
     free(t.results);

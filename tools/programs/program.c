@@ -113,10 +113,21 @@ void program_progress_show(program_progress *p) {
     progress_shown = 1;
 }
 
+/* A message may quote a model file, a line of text or a file's name: it is cleaned, without memory, because that may be
+ * what the message is about. */
 static void say(const char *format, va_list arguments, const char *end) {
+    char line[4096];
+    const char *instead;
+    const int n = vsnprintf(line, sizeof line, format, arguments);
+    const size_t length = n < 0 ? 0 : (size_t)n < sizeof line ? (size_t)n : sizeof line - 1;
     program_progress_hide();
     fprintf(stderr, "%s: ", program_name);
-    vfprintf(stderr, format, arguments);
+    for (size_t i = 0, skip; i < length; i += skip) {
+        const size_t run = text_fit(line + i, length - i, &skip, &instead);
+        fwrite(line + i, 1, run, stderr);
+        if (skip) fputs(instead, stderr);
+        i += run;
+    }
     fputs(end, stderr);
 }
 
@@ -140,6 +151,13 @@ int program_file_error(const char *file, const moe_error *error) {
     char line[512];
     program_complain("%s", text_file_error(file, error, line, sizeof line));
     return error->code == MOE_ERROR_IO ? EXIT_INPUT_OUTPUT : EXIT_MODEL;
+}
+
+int program_printed(void) {
+    errno = 0;
+    if (!fflush(stdout) && !ferror(stdout)) return EXIT_DONE;
+    program_complain("standard output: %s", strerror(errno ? errno : EIO));
+    return EXIT_INPUT_OUTPUT;
 }
 
 static void log_line(void *user, const char *message) {
@@ -207,11 +225,11 @@ int program_option(program_common *o, int c) {
     case PROGRAM_IDS: o->ids = 1; break;
     case PROGRAM_PRETOKENIZED: o->pretokenized = 1; break;
     case PROGRAM_TRUNCATE: o->truncate = 1; break;
-    case 'h': o->usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+    case 'h': o->usage(stdout); return program_printed();
     case 'V':
         printf("%s %s (SentencePiece %s; kernels: %s)\n", program_name, moe_version(), spm_library_version(),
                moe_isa_names());
-        return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        return program_printed();
     default: fprintf(stderr, "Try %s --help\n", program_name); return EXIT_USAGE; /* getopt said why */
     }
     return -1;

@@ -49,10 +49,13 @@ void program_expert_stats(const moe_stats *stats); /* statistics of experts, if 
 /* ---- 2. Messages --------------------------------------------------------------------------------------- */
 
 PROGRAM_PRINTF(1, 2)
-void program_complain(const char *format, ...); /* "NAME: ...", a line; progress goes out of the way */
+void program_complain(const char *format, ...); /* "NAME: ...", a line fit for a terminal; progress goes out of the way */
 PROGRAM_PRINTF(1, 2) int program_usage_error(const char *format, ...); /* with "; see NAME --help"; gives EXIT_USAGE */
 /* Complain of a file that could not be used; gives EXIT_MODEL, or EXIT_INPUT_OUTPUT where the system refused. */
 int program_file_error(const char *file, const moe_error *error);
+
+/* What was printed to standard output is there: EXIT_DONE, or a complaint and EXIT_INPUT_OUTPUT. */
+int program_printed(void);
 
 typedef struct program_progress {
     int on;

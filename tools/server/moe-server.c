@@ -125,10 +125,10 @@ static int take_option(options *o, int c) {
     switch (c) {
     case 'm': o->model = optarg; return -1;
     case 'q': o->quiet = 1; return -1;
-    case 'h': usage(stdout); return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+    case 'h': usage(stdout); return program_printed();
     case 'V':
         printf("moe-server %s, SentencePiece %s\n", moetext_version(), moetext_tokeniser_version());
-        return fflush(stdout) ? EXIT_INPUT_OUTPUT : EXIT_DONE;
+        return program_printed();
     case OPTION_HOST: o->host = optarg; return -1;
     case OPTION_KEYS: o->keys = optarg; return -1;
     case OPTION_ORIGIN: o->origin = optarg; return -1;

@@ -50,25 +50,36 @@ void text_append_float(text_bytes *bytes, float value) {
     text_append_string(bytes, digits);
 }
 
+/* Bytes of the character of valid UTF-8 at `s` if a terminal must not get it, else 0: controls (C1 is C2 80 .. C2 9F),
+ * what ends lines, and what makes text run the other way up to a mark that may never come. */
+static size_t unfit(const unsigned char *s) {
+    if (s[0] < 0x20 || s[0] == 0x7F) return 1;
+    if (s[0] == 0xC2) return s[1] < 0xA0 ? 2 : 0;
+    if (s[0] != 0xE2) return 0;
+    const int lines_and_overrides = s[1] == 0x80 && s[2] >= 0xA8 && s[2] <= 0xAE; /* U+2028 .. U+202E */
+    const int isolates = s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9;            /* U+2066 .. U+2069 */
+    return lines_and_overrides || isolates ? 3 : 0;
+}
+
+size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead) {
+    const size_t good = text_utf8_valid(data, length);
+    *instead = "\xEF\xBF\xBD";
+    for (size_t run = 0; run < good; run++) {
+        if (!(*skip = unfit((const unsigned char *)data + run))) continue;
+        if (data[run] == '\n' || data[run] == '\t') *instead = " ";
+        return run;
+    }
+    *skip = good < length;
+    return good;
+}
+
 void text_append_clean(text_bytes *bytes, const char *data, size_t length) {
-    size_t i = 0;
-    while (i < length) {
-        size_t good = text_utf8_valid(data + i, length - i), run = 0;
-        while (run < good) {
-            unsigned char c = (unsigned char)data[i + run];
-            /* C1 controls are C2 80 .. C2 9F */
-            int c1 = c == 0xC2 && (unsigned char)data[i + run + 1] < 0xA0;
-            if (c < 0x20 || c == 0x7F || c1) {
-                text_append(bytes, data + i, run);
-                text_append_string(bytes, c == '\n' || c == '\t' ? " " : "\xEF\xBF\xBD");
-                i += run + 1 + (size_t)c1, good -= run + 1 + (size_t)c1, run = 0;
-            } else {
-                run++;
-            }
-        }
+    const char *instead;
+    for (size_t i = 0, skip; i < length; i += skip) {
+        const size_t run = text_fit(data + i, length - i, &skip, &instead);
         text_append(bytes, data + i, run);
+        if (skip) text_append_string(bytes, instead);
         i += run;
-        if (i < length) text_append_string(bytes, "\xEF\xBF\xBD"), i++;
     }
     text_append(bytes, "", 0);
 }

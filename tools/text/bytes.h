@@ -27,8 +27,12 @@ void text_printf(text_bytes *bytes, const char *format, ...) /* at most 511 byte
 #endif
     ;
 void text_append_float(text_bytes *bytes, float value); /* the shortest decimal that reads back as this float */
-/* Bytes from an untrusted source, fit for a terminal: control characters and what is not UTF-8 become U+FFFD. */
+/* Bytes from an untrusted source, fit for a terminal: control characters, those that turn the direction of writing, and
+ * what is not UTF-8 become U+FFFD; line ends and TABs become spaces. */
 void text_append_clean(text_bytes *bytes, const char *data, size_t length);
+/* The same without memory: how many bytes are fit, how many behind them are not (0: the end), and what stands for them.
+ */
+size_t text_fit(const char *data, size_t length, size_t *skip, const char **instead);
 void text_bytes_free(text_bytes *bytes);
 
 /* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */

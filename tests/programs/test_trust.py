@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""The programs where something is wrong: outputs that take nothing, input that wants memory, text that moves a terminal.
+
+Usage: tests/python tests/programs/test_trust.py
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
+"""
+import contextlib
+import glob
+import os
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+
+import small_models
+from suite import Suite
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
+MODEL, DIGITS, LM = (f"{ROOT}/models/{x}.bin" for x in ("en-de-fr-es", "digits", "lm-en"))
+PROGRAMS = sorted(os.path.basename(x)[:-2] for x in glob.glob(ROOT + "/tools/*/moe-*.c"))
+SANITIZED = "asan" in BIN  # shadow memory does not fit below a limit on addresses
+test = Suite()
+
+
+def program(name):
+    return os.path.join(BIN, "moe-" + name)
+
+
+def run(name, *options, data=b"", address_space=None, **keywords):
+    def limit():
+        if address_space and not SANITIZED:
+            resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+    result = subprocess.run([program(name), *map(str, options)], input=data.encode() if isinstance(data, str) else data,
+                            stdout=keywords.pop("stdout", subprocess.PIPE), stderr=subprocess.PIPE, timeout=120,
+                            preexec_fn=limit, **keywords)
+    result.text, result.complaint = (result.stdout or b"").decode(), result.stderr.decode()
+    return result
+
+
+@contextlib.contextmanager
+def small(made):
+    """A folder with this model in it: (the model's path, the folder)."""
+    with tempfile.TemporaryDirectory() as folder:
+        small_models.write(folder + "/model.bin", *made)
+        yield folder + "/model.bin", folder
+
+
+# ---- Outputs that take nothing -----------------------------------------------------------------------------------------
+
+ROUTING = ('{"model":"m","layers":[{"layer":"a","experts":2,"groups":0,"k":1,"gate":"softmax"}]}\n'
+           '{"line":1,"layer":"a","position":0,"id":5,"token":"x","experts":[0],"weights":[1],"empty":false}\n')
+
+
+@test
+def nothing_is_printed_to_a_full_disk_in_silence():
+    """--help and --version of every program, and whatever else it prints to standard output."""
+    row = " ".join(["0"] * 1369) + "\n"
+    work = {"translate": (["-m", MODEL, "-t", "de"], "Hello\n"), "align": (["-m", MODEL, "-s", "en", "-t", "de"],
+                                                                         "Hello\tHallo\n"),
+            "score": (["-m", LM], "Hello\n"), "classify": (["-m", DIGITS], row), "info": ([MODEL], ""),
+            "routing": (["-", "-o", "-"], ROUTING), "quantize": None, "calibrate": None, "make-random": None,
+            "server": None, "bench": (["--layer", "lstm", "--rows", "1", "--reps", "1", "--width", "16",
+                                       "--hidden", "16"], "")}
+    assert sorted(work) == [x.removeprefix("moe-") for x in PROGRAMS], PROGRAMS
+    more = [("translate", ["-m", MODEL, "--self-test"]), ("routing", ["--json", "-"])]
+    more += [("info", [option, MODEL]) for option in ("--json", "--tensors", "--attribution")]
+    with open("/dev/full", "wb") as full:
+        for name, how in work.items():
+            calls = [(["--help"], ""), (["--version"], "")] + ([how] if how else [])
+            for options, data in calls + [(x, ROUTING if name == "routing" else "") for n, x in more if n == name]:
+                result = run(name, *options, data=data, stdout=full)
+                said = result.complaint.strip().splitlines()[-1:]
+                assert result.returncode == 4 and said and "moe-" + name in said[0], (name, options, result)
+
+
+@test
+def the_full_disk_is_named():
+    with open("/dev/full", "wb") as full:
+        for name in PROGRAMS:
+            result = run(name.removeprefix("moe-"), "--help", stdout=full)
+            assert result.complaint == f"{name}: standard output: No space left on device\n", result
+
+
+# ---- Input that wants memory ---------------------------------------------------------------------------------------------
+
+
+@test
+def labels_take_the_memory_of_their_file_and_not_of_its_header():
+    """Eight bytes that promise 4 GB."""
+    with small(small_models.classifier()) as (model, folder):
+        with open(folder + "/labels", "wb") as file:
+            file.write(struct.pack(">II", 0x801, 0xFFFFFFFF))
+        result = run("classify", "-m", model, "--labels", folder + "/labels", data="1 2 3 4 5 6\n",
+                     address_space=1 << 30)
+        assert result.returncode == 4 and "does not hold 4294967295 labels" in result.complaint, result
+        with open(folder + "/labels", "wb") as file:  # more than one portion of the reader
+            file.write(struct.pack(">II", 0x801, 9000) + bytes(9000))
+        result = run("classify", "-m", model, "--labels", folder + "/labels", data="1 2 3 4 5 6\n" * 9000)
+        assert result.returncode == 0 and "of 9000)" in result.complaint, result.complaint
+
+
+# ---- Text that moves a terminal ------------------------------------------------------------------------------------------
+
+HARMFUL = ["\x1b[2J", "\x07", "\x7f", "\x9b31m", "\u202e", "\u2066", "\u2067", "\u2028", "\u2029"]
+
+
+def fit_for_a_terminal(text):
+    bad = [c for c in text if c not in "\n\t" and (ord(c) < 32 or 0x7f <= ord(c) < 0xa0 or 0x2028 <= ord(c) <= 0x202e
+                                             or 0x2066 <= ord(c) <= 0x2069)]
+    assert not bad, (bad, text[:500])
+
+
+@test
+def messages_and_pages_send_nothing_to_a_terminal():
+    text = "x".join(HARMFUL) + "Z"
+    meta, tensors = small_models.classifier()
+    meta.update({"general.name": text, "general.licence": text + "\nline", "general.attribution": text,
+                 "general.description": text, "training.notes": text, "quality.sample": text, "decode.words": text,
+                 "classes.names": [text + str(i) for i in range(4)]})
+    with small((meta, tensors)) as (model, folder):
+        for options in ([], ["--tensors"], ["--attribution"], ["--json"]):
+            result = run("info", *options, model)
+            assert result.returncode == 0 and "Z" in result.text, result
+            fit_for_a_terminal(result.text)
+            assert "\ufffd" in result.text or "--json" in options
+        result = run("classify", "-m", model, data="1 2 3 4 5 6\n")
+        assert result.returncode == 0, result.complaint
+        fit_for_a_terminal(result.text)
+        for harm in HARMFUL:
+            word = harm + "Z"
+            complaints = [run("classify", "-m", model, data=f"1 {word} 3\n"), run("classify", "-m", model, "--top", word),
+                          run("classify", "-m", model, folder + "/" + word), run("info", folder + "/" + word),
+                          run("translate", "-m", MODEL, "-t", word, data="x"),
+                          run("translate", "-m", MODEL, "-t", "de", "--ids", data=word + "\n"),
+                          run("translate", "-m", MODEL, "-t", "de", "-o", folder + "/no/" + word, data="x"),
+                          run("routing", "-", "-o", folder + "/p", data='{"model":"m","layers":[{"layer":"%s"}]}' % word)]
+            for result in complaints:
+                assert result.returncode and result.complaint, result
+                fit_for_a_terminal(result.complaint)
+
+
+if __name__ == "__main__":
+    sys.exit(test.run(*sys.argv[1:]))
