@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The programs where something is wrong: outputs that take nothing, input that wants memory, text that moves a terminal.
+"""The programs where something is wrong: outputs that take nothing, input that wants memory, text that moves a terminal,
+sessions that are too large.
 
 Usage: tests/python tests/programs/test_trust.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.
@@ -7,6 +8,7 @@ Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where 
 import contextlib
 import glob
 import os
+import re
 import resource
 import struct
 import subprocess
@@ -14,7 +16,7 @@ import sys
 import tempfile
 
 import small_models
-from suite import Suite
+from suite import Skip, Suite
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
@@ -47,7 +49,7 @@ def small(made):
         yield folder + "/model.bin", folder
 
 
-# ---- Outputs that take nothing -----------------------------------------------------------------------------------------
+# ---- Outputs that take nothing --------------------------------------------------------------------------------------
 
 ROUTING = ('{"model":"m","layers":[{"layer":"a","experts":2,"groups":0,"k":1,"gate":"softmax"}]}\n'
            '{"line":1,"layer":"a","position":0,"id":5,"token":"x","experts":[0],"weights":[1],"empty":false}\n')
@@ -83,7 +85,7 @@ def the_full_disk_is_named():
             assert result.complaint == f"{name}: standard output: No space left on device\n", result
 
 
-# ---- Input that wants memory ---------------------------------------------------------------------------------------------
+# ---- Input that wants memory ----------------------------------------------------------------------------------------
 
 
 @test
@@ -101,7 +103,7 @@ def labels_take_the_memory_of_their_file_and_not_of_its_header():
         assert result.returncode == 0 and "of 9000)" in result.complaint, result.complaint
 
 
-# ---- Text that moves a terminal ------------------------------------------------------------------------------------------
+# ---- Text that moves a terminal -------------------------------------------------------------------------------------
 
 HARMFUL = ["\x1b[2J", "\x07", "\x7f", "\x9b31m", "\u202e", "\u2066", "\u2067", "\u2028", "\u2029"]
 
@@ -130,15 +132,97 @@ def messages_and_pages_send_nothing_to_a_terminal():
         fit_for_a_terminal(result.text)
         for harm in HARMFUL:
             word = harm + "Z"
-            complaints = [run("classify", "-m", model, data=f"1 {word} 3\n"), run("classify", "-m", model, "--top", word),
+            layer = '{"model":"m","layers":[{"layer":"%s"}]}' % word
+            complaints = [run("classify", "-m", model, data=f"1 {word} 3\n"),
+                          run("classify", "-m", model, "--top", word),
                           run("classify", "-m", model, folder + "/" + word), run("info", folder + "/" + word),
                           run("translate", "-m", MODEL, "-t", word, data="x"),
                           run("translate", "-m", MODEL, "-t", "de", "--ids", data=word + "\n"),
                           run("translate", "-m", MODEL, "-t", "de", "-o", folder + "/no/" + word, data="x"),
-                          run("routing", "-", "-o", folder + "/p", data='{"model":"m","layers":[{"layer":"%s"}]}' % word)]
+                          run("routing", "-", "-o", folder + "/p", data=layer)]
             for result in complaints:
                 assert result.returncode and result.complaint, result
                 fit_for_a_terminal(result.complaint)
+
+
+# ---- Limits on memory -----------------------------------------------------------------------------------------------
+
+
+def stated(name, options):
+    """What --dry-run says, in MiB."""
+    result = run(name, *options, "--dry-run", data="never read\n")
+    assert result.returncode == 0 and not result.complaint, result
+    return {x: float(y) for x, y in re.findall(r"^(\w+) +([\d.]+) MiB", result.text, re.M)}
+
+
+def measured(name, options, line):
+    """The peak of a run, in MiB. What getrusage says would count the process that this one was forked from."""
+    process = subprocess.Popen([program(name), *map(str, options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, bufsize=0)
+    process.stdin.write(line.encode() + b"\n")
+    assert len(process.stdout.readline()) > 1
+    with open(f"/proc/{process.pid}/status") as file:
+        peak = next(int(x.split()[1]) / 1024 for x in file if x.startswith("VmHWM:"))
+    process.stdin.close()
+    assert process.stdout.read() == b"" and process.wait() == 0
+    process.stdout.close()
+    return peak
+
+
+DE = ["-m", MODEL, "-t", "de"]
+LOADS = [("translate", DE, "Hello"), ("translate", DE + ["--no-mmap", "--batch", "64"], "Hello"),
+         ("translate", DE + ["--beam", "4", "--rerank", "0", "--threads", "1"], "Hello"),
+         ("align", ["-m", MODEL, "-s", "en", "-t", "de", "--batch", "100"], "Hello\tHallo"),
+         ("score", ["-m", LM, "--batch", "512"], "Hello"),
+         ("classify", ["-m", DIGITS, "--batch", "2000"], " ".join(["0"] * 1369))]
+
+
+@test
+def a_dry_run_says_within_5_percent_what_is_then_taken():
+    if SANITIZED or not os.path.exists("/proc/self/smaps"):
+        raise Skip("memory is not counted here")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, options, line in [*LOADS, ("translate", DE + ["--routing", folder + "/r"], "Hello")]:
+            says = stated(name, options)
+            assert abs(says["weights"] + says["session"] + says["program"] - says["peak"]) < 0.2, says
+            taken, lazily = measured(name, options + ["--max-memory", "4G"], line), measured(name, options, line)
+            assert abs(taken / says["peak"] - 1) < 0.05, (name, options, says, taken)
+            assert lazily < 1.05 * says["peak"], (name, options, says, lazily)
+
+
+@test
+def too_much_memory_is_refused_before_it_is_taken_and_what_would_fit_is_said():
+    for name, options, line in LOADS:
+        says = stated(name, options)
+        need = says["peak"] - (0 if "--no-mmap" in options else says["weights"])
+        limit = ["--max-memory", f"{need - says['session'] / 3:.2f}M"]
+        address_space = None if name == "translate" else 1 << 30
+        result = run(name, *options, *limit, data=line, address_space=address_space)
+        assert result.returncode == 3 and result.text == "" and result.complaint.count("\n") == 1, result
+        said = float(re.search(r"needs ([\d.]+) MiB", result.complaint)[1])
+        assert abs(said - need) < 0.5 or SANITIZED, (need, result)
+        fits = re.search(r"with ((?:--[a-z-]+ \d+ ?)+)it would need", result.complaint)[1].split()
+        result = run(name, *options, *fits, *limit, data=line)
+        assert result.returncode == 0 and result.text.strip(), result
+    assert "2G" in run("translate", *DE, "--max-memory", "12", data="x").complaint
+    for size in ("0M", "-1G", "1T", "M", "", "1MB", "nanM", "1e99G"):
+        assert run("translate", *DE, "--max-memory", size, data="x").returncode == 2, size
+    result = run("translate", *DE, "--max-memory", "1M", data="x")
+    assert result.returncode == 3 and "even with --batch 1 --beam 1 it needs" in result.complaint, result
+    result = run("server", "-m", MODEL, "--port", "0", "--max-memory", "9M")
+    assert result.returncode == 3 and "with batch=" in result.complaint, result
+
+
+@test
+def a_small_file_that_asks_for_a_large_session_is_refused():
+    meta, tensors = small_models.translation()
+    meta.update({"limit.source": 60000, "limit.target": 60000, "decode.batch": 32, "decode.beam": 64})
+    with small((meta, tensors)) as (model, _):
+        assert os.path.getsize(model) < 300000
+        says = stated("translate", ["-m", model, "--ids"])
+        assert says["session"] > 1000, says
+        result = run("translate", "-m", model, "--ids", "--max-memory", "512M", data="5 6\n", address_space=1 << 30)
+        assert result.returncode == 3 and "more than --max-memory allows (512.0 MiB)" in result.complaint, result
 
 
 if __name__ == "__main__":

@@ -86,7 +86,8 @@ static void cleaned_text_holds_no_controls(void **state) {
     text_bytes_free(&out);
 }
 
-/* Nor turn what stands behind its own text: only U+2028 .. U+202E and U+2066 .. U+2069 of U+2000 .. U+20FF are taken. */
+/* Nor turn what stands behind its own text: only U+2028 .. U+202E and U+2066 .. U+2069 of U+2000 .. U+20FF are taken.
+ */
 static void cleaned_text_turns_no_direction(void **state) {
     (void)state;
     for (unsigned c = 0x2000; c < 0x2100; c++) {

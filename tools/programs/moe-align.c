@@ -62,7 +62,7 @@ static void usage(FILE *to) {
           "counts.\n"
           "\n",
           to);
-    fputs(PROGRAM_HELP_SPEED("lines aligned"), to);
+    fputs(PROGRAM_HELP_MEMORY "\n" PROGRAM_HELP_SPEED("lines aligned"), to);
     fputs("\n"
           "A line that cannot be aligned gives an empty line, and standard error says which\n"
           "line and why.\n"
@@ -78,6 +78,7 @@ static void usage(FILE *to) {
 static int parse_options(int argc, char **argv, options *o) {
     enum { SHARE = 256 };
     static const struct option known[] = { PROGRAM_OPTIONS,
+                                           PROGRAM_MEMORY_OPTIONS,
                                            { "input", required_argument, NULL, 'i' },
                                            { "source", required_argument, NULL, 's' },
                                            { "target", required_argument, NULL, 't' },
@@ -383,7 +384,7 @@ int main(int argc, char **argv) {
     const size_t room = (size_t)params.max_source, end = (size_t)params.max_target - 1;
     a.most = room < a.front.source_extra ? 0 : room - a.front.source_extra < end ? room - a.front.source_extra : end;
     status = choose_languages(&a);
-    if (status < 0) status = program_session(&o.common, &a.front, &params, "an alignment", &a.session);
+    if (status < 0) status = program_session(&o.common, &a.front, &params, NULL, "an alignment", &a.session);
     if (status < 0) {
         status = program_open_streams(&o.common, &in, &a.out);
         if (status < 0) status = align(&a, in);

@@ -69,7 +69,7 @@ static void usage(FILE *to) {
           "  -q, --quiet               no warnings; a row that fails is still reported\n"
           "\n",
           to);
-    fputs(PROGRAM_HELP_GATES("row") "\n" PROGRAM_HELP_SPEED("rows classified"), to);
+    fputs(PROGRAM_HELP_GATES("row") "\n" PROGRAM_HELP_MEMORY "\n" PROGRAM_HELP_SPEED("rows classified"), to);
     fputs("\n"
           "An empty line gives an empty line. A row that cannot be classified gives an\n"
           "empty line too, and standard error says which row and why.\n"
@@ -94,6 +94,7 @@ static int parse_options(int argc, char **argv, options *o) {
     enum { TOP = 256, LABELS, OFFSET };
     static const struct option known[] = { PROGRAM_OPTIONS,
                                            PROGRAM_GATE_OPTIONS,
+                                           PROGRAM_MEMORY_OPTIONS,
                                            { "json", no_argument, NULL, PROGRAM_JSON },
                                            { "stats", no_argument, NULL, PROGRAM_STATS },
                                            { "top", required_argument, NULL, TOP },
@@ -632,7 +633,7 @@ int main(int argc, char **argv) {
     params.beam = params.nbest = (int)a.top;
     a.batch = (size_t)params.batch;
     if (c->routing) params.routing = see_routing, params.routing_user = &a;
-    status = program_session(c, &front, &params, "a row's class", &a.session);
+    status = program_session(c, &front, &params, NULL, "a row's class", &a.session);
     if (status < 0 && !app_allocate(&a)) out_of_memory(&a), status = a.status;
     if (status < 0) {
         status = program_open_streams(c, &in, &a.out);

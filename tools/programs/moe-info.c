@@ -53,8 +53,8 @@ static int64_t get_int(const moe_model *m, const char *key, int64_t otherwise) {
     return i < 0 ? otherwise : moe_model_meta_int(m, (size_t)i, 0);
 }
 
-/* A text of the file in the caller's buffer, cleaned and cut to fit. Here and below *lost becomes 1 where memory ran out
- * and something is missing. */
+/* A text of the file in the caller's buffer, cleaned and cut to fit. Here and below *lost becomes 1 where memory ran
+ * out and something is missing. */
 static const char *get_text(const moe_model *m, const char *key, const char *otherwise, char *out, size_t size,
                             int *lost) {
     ptrdiff_t i = moe_model_meta_find(m, key);

@@ -54,7 +54,7 @@ static void usage(FILE *to) {
           "                            fails is still reported\n"
           "\n",
           to);
-    fputs(PROGRAM_HELP_GATES("token") "\n" PROGRAM_HELP_SPEED("lines scored"), to);
+    fputs(PROGRAM_HELP_GATES("token") "\n" PROGRAM_HELP_MEMORY "\n" PROGRAM_HELP_SPEED("lines scored"), to);
     fputs("\n"
           "An empty line is scored as well: its end alone. A line that is too long cannot\n"
           "be scored. It gives an empty line, and standard error says which line and why.\n"
@@ -69,11 +69,8 @@ static void usage(FILE *to) {
 
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, program_common *o) {
-    static const struct option known[] = { PROGRAM_OPTIONS,
-                                           PROGRAM_GATE_OPTIONS,
-                                           PROGRAM_STREAM_OPTIONS,
-                                           PROGRAM_LINE_OPTIONS,
-                                           { NULL, 0, NULL, 0 } };
+    static const struct option known[] = { PROGRAM_OPTIONS,      PROGRAM_GATE_OPTIONS,   PROGRAM_STREAM_OPTIONS,
+                                           PROGRAM_LINE_OPTIONS, PROGRAM_MEMORY_OPTIONS, { NULL, 0, NULL, 0 } };
     *o = (program_common){ .usage = usage, .threads = -1, .batch = -1, .max_len = -1 };
     int c, status = -1;
     while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT "i:", known, NULL)) != -1)
@@ -231,7 +228,7 @@ int main(int argc, char **argv) {
                                             .truncate = o.truncate,
                                             .max_source = (size_t)params.max_target,
                                             .max_target = (size_t)params.max_target };
-    status = program_session(&o, &front, &params, "a line's score", &session);
+    status = program_session(&o, &front, &params, NULL, "a line's score", &session);
     if (status < 0) status = program_routing_open(&o, &front, &a.routing);
     if (status < 0) status = program_routing_close(&a.routing, program_flow_run(&a.flow, session));
     program_session_free(session);

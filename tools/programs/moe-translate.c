@@ -116,7 +116,7 @@ static void usage(FILE *to) {
     fputs(PROGRAM_HELP_GATES("token"), to);
     fputs("                            The routing is that of the best translation, which\n"
           "                            is scored once more for this\n"
-          "\n"
+          "\n" PROGRAM_HELP_MEMORY "\n"
           "Speed (the output has the same bytes whatever these say)\n"
           "      --threads N           threads that compute (default: one per processor)\n"
           "      --batch N             sentences decoded at once\n"
@@ -178,6 +178,7 @@ static int parse_options(int argc, char **argv, options *o) {
                                            PROGRAM_GATE_OPTIONS,
                                            PROGRAM_STREAM_OPTIONS,
                                            PROGRAM_LINE_OPTIONS,
+                                           PROGRAM_MEMORY_OPTIONS,
                                            { "target", required_argument, NULL, 't' },
                                            { "source", required_argument, NULL, 's' },
                                            { "beam", required_argument, NULL, BEAM },
@@ -542,19 +543,25 @@ static moe_status app_leave(program_flow *flow, text_job *job, moe_error *error)
     return ++a->waiting < a->second_batch ? MOE_OK : route_waiting(a, error);
 }
 
-/* Make the session that scores with the settings of `params`, and open the file. */
-static int begin_routing(app *a, const moe_session_params *params) {
-    const program_common *o = &a->options->common;
+/* The parameters of the session that scores, from those of the one that translates. */
+static moe_session_params scoring_params(const options *o, const moe_session_params *params) {
     moe_session_params p = *params;
-    moe_error e;
     p.device = "cpu";
     p.beam = p.nbest = 1;
-    if (!a->options->score && p.max_target != a->options->longest) p.max_target++; /* for the end of what was cut */
+    if (!o->score && p.max_target != o->longest) p.max_target++; /* for the end of what was cut */
     p.rules = MOE_RULES_PAPER;
     p.prune = p.coverage_penalty = p.rerank = 0;
     p.min_target = 0;
     p.log = NULL;
     p.routing = routing_keep_of_job;
+    return p;
+}
+
+/* Make the session that scores with the settings of `params`, and open the file. */
+static int begin_routing(app *a, const moe_session_params *params) {
+    const program_common *o = &a->options->common;
+    const moe_session_params p = scoring_params(a->options, params);
+    moe_error e;
     a->second_batch = (size_t)p.batch;
     if (program_session_new(a->flow.stream.front->model, &p, &a->second, &e))
         return program_complain("%s", e.message), EXIT_MODEL;
@@ -780,7 +787,8 @@ int main(int argc, char **argv) {
     if (o.score && c->max_len < 0 && o.longest > params.max_target)
         params.max_target = o.longest; /* which may be longer than what is translated by itself */
     status = choose_language(&o, &front, &params);
-    if (!status) status = program_session(c, &front, &params, "a translation", &session);
+    const moe_session_params later = scoring_params(&o, &params);
+    if (!status) status = program_session(c, &front, &params, c->routing ? &later : NULL, "a translation", &session);
     if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
     program_session_free(session);
     text_close(&front);

@@ -3,6 +3,7 @@
 #define _DARWIN_C_SOURCE
 
 #include "tools/programs/program.h"
+#include "tools/text/memory.h"
 #include "tools/text/moetext.h"
 
 #include <errno.h>
@@ -196,6 +197,11 @@ static int parse_seed(program_common *o, const char *text) {
     return -1;
 }
 
+static int parse_memory(program_common *o, const char *text) {
+    if (text_parse_size(text, &o->max_memory)) return -1;
+    return program_usage_error("--max-memory wants a size such as 512M or 2G, not '%s'", text);
+}
+
 static int parse_gating(program_common *o, const char *name) {
     moe_gate ignored;
     if (!moe_gate_parse(name, &ignored))
@@ -216,6 +222,8 @@ int program_option(program_common *o, int c) {
     case PROGRAM_MAX_LEN: return program_int("max-len", optarg, 4, 1 << 16, &o->max_len);
     case PROGRAM_GATING: return parse_gating(o, optarg);
     case PROGRAM_NOISE: return parse_seed(o, optarg);
+    case PROGRAM_MAX_MEMORY: return parse_memory(o, optarg);
+    case PROGRAM_DRY_RUN: o->dry_run = 1; break;
     case PROGRAM_ISA: o->isa = optarg; break;
     case PROGRAM_NO_MMAP: o->no_mmap = 1; break;
     case PROGRAM_NO_VERIFY: o->no_verify = 1; break;
@@ -272,8 +280,9 @@ int program_words(program_common *o, int count, char *const *words) {
 }
 
 int program_open(const program_common *o, moe_model_kind kind, text_level level, text_front *front) {
-    const moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2 };
+    moe_model_params params = { .copy = o->no_mmap, .verify = o->no_verify ? -1 : 2 };
     moe_error e;
+    if (o->max_memory) params.allocator = text_memory_allocator();
     if (text_open(o->model, TEXT_IDS_ONLY, &params, front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
     int status = program_check_kind(o->model, front->model, kind);
     if (status < 0 &&
@@ -336,9 +345,54 @@ void program_session_free(moe_session *session) {
     moe_session_free(session);
 }
 
-int program_session(const program_common *o, text_front *front, const moe_session_params *params, const char *unit,
-                    moe_session **session) {
+/* Bytes of this process in memory now, without the pages of the file at `path`. */
+static size_t resident_beside(const char *path) {
+    size_t kib = 0, one;
+    struct stat file;
+    char line[4096];
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    if (!maps) return (size_t)(program_resident() * 1048576.0);
+    if (stat(path, &file)) file.st_ino = 0;
+    for (int counts = 0; fgets(line, sizeof line, maps);) {
+        unsigned long long inode;
+        if (sscanf(line, "%*x-%*x %*s %*x %*s %llu", &inode) == 1) counts = inode != (unsigned long long)file.st_ino;
+        else if (counts && sscanf(line, "Rss: %zu kB", &one) == 1) kib += one;
+    }
+    fclose(maps);
+    return kib << 10;
+}
+
+static void report_memory(const program_common *o, size_t weights, size_t sessions, size_t rest) {
+    const double mib = 1048576.0;
+    printf("weights          %.1f MiB%s\nsession          %.1f MiB\nprogram          %.1f MiB, with the tokeniser\n"
+           "peak             %.1f MiB\n",
+           (double)weights / mib, o->no_mmap ? "" : ", mapped from the file", (double)sessions / mib,
+           (double)rest / mib, (double)(weights + sessions + rest) / mib);
+}
+
+/* --dry-run and --max-memory: -1, or the exit status. */
+static int check_memory(const program_common *o, text_front *front, const moe_session_params *params,
+                        const moe_session_params *later) {
+    const moe_session_params both[2] = { *params, later ? *later : *params };
     moe_error e;
+    if (!o->dry_run && !o->max_memory) return -1;
+    if (text_wait_tokeniser(front, &e)) return program_file_error(o->model, &e), EXIT_MODEL;
+    const size_t weights = (size_t)moe_model_file_bytes(front->model), copied = o->no_mmap ? weights : 0;
+    const size_t now = resident_beside(o->model), rest = now > copied ? now - copied : 0;
+    text_memory memory = { .limit = o->max_memory, .beside = rest + copied, .as_arguments = 1 };
+    if (text_memory_check(front->model, both, later ? 2 : 1, &memory, &e))
+        return program_complain("%s", e.message),
+               e.code == MOE_ERROR_ARGUMENT || e.code == MOE_ERROR_UNSUPPORTED ? EXIT_USAGE : EXIT_MODEL;
+    if (!o->dry_run) return -1;
+    report_memory(o, weights, memory.sessions, rest);
+    return program_printed();
+}
+
+int program_session(const program_common *o, text_front *front, const moe_session_params *params,
+                    const moe_session_params *later, const char *unit, moe_session **session) {
+    const int checked = check_memory(o, front, params, later);
+    moe_error e;
+    if (checked >= 0) return checked;
     moe_status made = program_session_new(front->model, params, session, &e);
     if (made)
         return program_complain("%s", e.message),

@@ -49,7 +49,8 @@ void program_expert_stats(const moe_stats *stats); /* statistics of experts, if 
 /* ---- 2. Messages --------------------------------------------------------------------------------------- */
 
 PROGRAM_PRINTF(1, 2)
-void program_complain(const char *format, ...); /* "NAME: ...", a line fit for a terminal; progress goes out of the way */
+void program_complain(const char *format,
+                      ...); /* "NAME: ...", a line fit for a terminal; progress goes out of the way */
 PROGRAM_PRINTF(1, 2) int program_usage_error(const char *format, ...); /* with "; see NAME --help"; gives EXIT_USAGE */
 /* Complain of a file that could not be used; gives EXIT_MODEL, or EXIT_INPUT_OUTPUT where the system refused. */
 int program_file_error(const char *file, const moe_error *error);
@@ -78,7 +79,8 @@ typedef struct program_common {
     int threads, batch, max_len; /* -1: not given */
     int noise;
     uint64_t noise_seed;
-    int ids, pretokenized, truncate, json, stats, quiet, verbose, no_mmap, no_verify;
+    int ids, pretokenized, truncate, json, stats, quiet, verbose, no_mmap, no_verify, dry_run;
+    size_t max_memory; /* 0: not given */
 } program_common;
 
 enum {
@@ -95,7 +97,9 @@ enum {
     PROGRAM_IDS,
     PROGRAM_PRETOKENIZED,
     PROGRAM_TRUNCATE,
-    PROGRAM_MAX_LEN
+    PROGRAM_MAX_LEN,
+    PROGRAM_MAX_MEMORY,
+    PROGRAM_DRY_RUN
 };
 
 #define PROGRAM_SHORT "m:o:vqhV"
@@ -120,6 +124,9 @@ enum {
         "max-len", required_argument, NULL, PROGRAM_MAX_LEN                                                 \
     }
 
+#define PROGRAM_MEMORY_OPTIONS                                                                                       \
+    { "max-memory", required_argument, NULL, PROGRAM_MAX_MEMORY }, { "dry-run", no_argument, NULL, PROGRAM_DRY_RUN }
+
 #define PROGRAM_HELP_MODEL                                                               \
     "  -m, --model FILE          the model (default: MOE_MODEL, else the one that was\n" \
     "                            installed, else the one in the repository)\n"
@@ -141,6 +148,13 @@ enum {
 #define PROGRAM_HELP_VERIFY                                                              \
     "      --no-verify           do not look for damage first. In a model larger than\n" \
     "                            64 MiB only moe-info --check looks\n"
+
+#define PROGRAM_HELP_MEMORY                                                              \
+    "Memory\n"                                                                           \
+    "      --dry-run             say how much is needed, and do nothing else\n"          \
+    "      --max-memory SIZE     do not begin where more than SIZE is needed, such as\n" \
+    "                            512M or 2G, and take all of it at once. A model that\n" \
+    "                            is mapped does not count: the system can drop it\n"
 
 #define PROGRAM_HELP_SPEED(units)                                                                            \
     "Speed (the output has the same bytes whatever these say)\n"                                             \
@@ -175,10 +189,12 @@ void program_apply(const program_common *o, moe_session_params *params);
 moe_status program_session_new(const moe_model *model, const moe_session_params *params, moe_session **session,
                                moe_error *error);
 void program_session_free(moe_session *session); /* NULL is fine */
-/* A session, and the tokeniser that program_open has begun; or a complaint and the exit status. `unit` names the thing
- * that depends on its batch under batchwise gating: "a translation". */
-int program_session(const program_common *o, text_front *front, const moe_session_params *params, const char *unit,
-                    moe_session **session);
+/* A session, and the tokeniser that program_open has begun; or a complaint and the exit status. It is refused where it
+ * and `later`, another that the program will make (NULL: none), would take more than --max-memory; with --dry-run what
+ * they take is said, and the exit status is EXIT_DONE. `unit` names the thing that depends on its batch under batchwise
+ * gating: "a translation". */
+int program_session(const program_common *o, text_front *front, const moe_session_params *params,
+                    const moe_session_params *later, const char *unit, moe_session **session);
 
 /* ---- 4. Input and output ------------------------------------------------------------------------------- */
 

@@ -63,6 +63,9 @@ static void usage(FILE *to) {
           "      --set NAME=VALUE      a setting of the translator, as moe-translate has\n"
           "                            it: beam=4, rerank=0, batch=64. May be repeated\n"
           "      --threads N           threads that translate (default: one per processor)\n"
+          "      --max-memory SIZE     do not begin where the translator needs more than\n"
+          "                            SIZE, such as 512M, and take all of it at once. A\n"
+          "                            mapped model and requests do not count\n"
           "\n"
           "Limits\n"
           "      --max-body KB         largest request (default: 1024); beyond: 413\n"
@@ -92,6 +95,7 @@ enum {
     OPTION_PORT,
     OPTION_SET,
     OPTION_THREADS,
+    OPTION_MEMORY,
     OPTION_BODY,
     OPTION_TEXTS,
     OPTION_QUEUE,
@@ -107,6 +111,7 @@ static const struct option long_options[] = {
     { "port", required_argument, NULL, OPTION_PORT },
     { "set", required_argument, NULL, OPTION_SET },
     { "threads", required_argument, NULL, OPTION_THREADS },
+    { "max-memory", required_argument, NULL, OPTION_MEMORY },
     { "max-body", required_argument, NULL, OPTION_BODY },
     { "max-texts", required_argument, NULL, OPTION_TEXTS },
     { "max-queue", required_argument, NULL, OPTION_QUEUE },
@@ -119,6 +124,13 @@ static const struct option long_options[] = {
     { "version", no_argument, NULL, 'V' },
     { NULL, 0, NULL, 0 },
 };
+
+static int add_setting(options *o, const char *name, const char *value) {
+    if (o->settings.length) text_append_string(&o->settings, ";");
+    text_append_string(&o->settings, name);
+    text_append_string(&o->settings, value);
+    return o->settings.failed ? EXIT_MODEL : -1;
+}
 
 /* Takes one option: -1, or the exit status. */
 static int take_option(options *o, int c) {
@@ -139,10 +151,8 @@ static int take_option(options *o, int c) {
     case OPTION_QUEUE: return program_int("--max-queue", optarg, 1, 1 << 24, &o->max_queue);
     case OPTION_TIMEOUT: return program_int("--timeout", optarg, 1, 86400, &o->timeout);
     case OPTION_RATE: return program_int("--rate", optarg, 0, 1 << 20, &o->rate);
-    case OPTION_SET:
-        if (o->settings.length) text_append_string(&o->settings, ";");
-        text_append_string(&o->settings, optarg);
-        return o->settings.failed ? EXIT_MODEL : -1;
+    case OPTION_MEMORY: return add_setting(o, "max-memory=", optarg);
+    case OPTION_SET: return add_setting(o, "", optarg);
     default: return program_usage_error("unknown option or missing value");
     }
 }

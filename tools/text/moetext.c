@@ -10,6 +10,7 @@
  *   7. Translators  life
  */
 #include "tools/text/align.h"
+#include "tools/text/memory.h"
 #include "tools/text/moetext.h"
 #include "tools/text/settings.h"
 #include "tools/text/stream.h"
@@ -55,6 +56,7 @@ static moe_status append_floats(float **numbers, size_t *n, size_t *capacity, co
 struct moetext_model {
     text_front front;
     text_form form;
+    size_t copied; /* bytes of the file in memory of its own */
     size_t n_languages;
     char **languages; /* [n_languages] */
     int32_t *tags;    /* [n_languages] */
@@ -97,6 +99,7 @@ static moe_status copy_texts(moetext_model *m, moe_error *error) {
 moe_status moetext_model_open(const char *path, const char *options, moetext_model **out, moe_error *error) {
     static const text_level levels
         [] = { [TEXT_FORM_TEXT] = TEXT_REQUIRED, [TEXT_FORM_PIECES] = TEXT_PIECES, [TEXT_FORM_IDS] = TEXT_IF_THERE };
+    const moe_allocator none = { 0 };
     text_settings settings = text_settings_none();
     char default_path[4096];
     moe_error e = { .code = MOE_OK };
@@ -107,7 +110,8 @@ moe_status moetext_model_open(const char *path, const char *options, moetext_mod
     const moe_model_params params = { .copy = settings.copy > 0,
                                       .verify = settings.verify < 0 ? 0
                                                 : settings.verify   ? 1
-                                                                    : -1 };
+                                                                    : -1,
+                                      .allocator = settings.max_memory ? text_memory_allocator() : none };
     moetext_model *m = calloc(1, sizeof *m);
     if (!m) return out_of_memory(error);
     m->form = settings.form < 0 ? TEXT_FORM_TEXT : (text_form)settings.form;
@@ -120,6 +124,7 @@ moe_status moetext_model_open(const char *path, const char *options, moetext_mod
              m->front.vocabulary.count ? "this model has no tokeniser but a list of pieces: open it with form=pieces"
                                        : "this model has no tokeniser: open it with form=ids");
     if (!status) status = copy_texts(m, &e);
+    if (!status && params.copy) m->copied = (size_t)moe_model_file_bytes(m->front.model);
     if (!status) return *out = m, MOE_OK;
     moetext_model_close(m);
     if (error) *error = e;
@@ -954,10 +959,10 @@ static void rows_free(rows *r) {
 
 /* ==== 7. Translators ==================================================================================== */
 
-/* The session that scores what the other one wrote. */
-static moe_status open_second(moetext *t, const moe_session_params *params, moe_error *error) {
+/* The parameters of the session that scores what the other one wrote. */
+static moe_status describe_second(const moetext *t, const moe_session_params *params, moe_session_params *second,
+                                  moe_error *error) {
     moe_session_params p = *params;
-    if (t->settings.alignment <= 0) return MOE_OK;
     if (t->model->form != TEXT_FORM_TEXT)
         return fail(error, MOE_ERROR_ARGUMENT, "alignment", "option alignment needs text: it goes with form=text");
     if (t->model->front.vocabulary.count || t->model->front.map.ids)
@@ -967,8 +972,24 @@ static moe_status open_second(moetext *t, const moe_session_params *params, moe_
     p.rules = MOE_RULES_PAPER;
     p.device = "cpu";
     p.attention = second_look;
-    t->second_batch = (size_t)p.batch;
-    return moe_session_new(t->model->front.model, &p, &t->second, error);
+    *second = p;
+    return MOE_OK;
+}
+
+/* The sessions, one or two, within the limit on memory. */
+static moe_status open_sessions(moetext *t, const moe_session_params *params, moe_error *error) {
+    const moe_model *engine = t->model->front.model;
+    const size_t n = t->settings.alignment > 0 ? 2 : 1;
+    moe_session_params both[2] = { *params };
+    text_memory memory = { .limit = t->settings.max_memory, .beside = t->model->copied };
+    moe_status status = n == 2 ? describe_second(t, params, &both[1], error) : MOE_OK;
+    if (!status && memory.limit) status = text_memory_check(engine, both, n, &memory, error);
+    if (!status) status = moe_session_new(engine, &both[0], &t->session, error);
+    if (!status && n == 2) {
+        t->second_batch = (size_t)both[1].batch;
+        status = moe_session_new(engine, &both[1], &t->second, error);
+    }
+    return status;
 }
 
 static void words_free(words *w) {
@@ -1014,8 +1035,7 @@ moe_status moetext_new(const moetext_model *m, const char *options, moetext **ou
     if (!status) status = option_tag(m, "target", t->settings.target, &t->target_tag, error);
     moe_session_params params = moe_session_params_default(m->front.model);
     text_settings_apply(&t->settings, &params);
-    if (!status) status = moe_session_new(m->front.model, &params, &t->session, error);
-    if (!status) status = open_second(t, &params, error);
+    if (!status) status = open_sessions(t, &params, error);
     if (status) return moetext_free(t), status;
     set_stream(t, &params);
     *out = t;

@@ -1,5 +1,6 @@
 /* settings.c - settings.h says what this is; moetext_option shows the table. */
 #include "tools/text/settings.h"
+#include "tools/text/memory.h"
 
 #include <errno.h>
 #include <math.h>
@@ -10,7 +11,7 @@
 
 /* ---- 1. The table -------------------------------------------------------------------------------------- */
 
-typedef enum kind { WHOLE, REAL, WORD } kind;
+typedef enum kind { WHOLE, REAL, WORD, SIZE } kind;
 
 typedef struct option {
     const char *name, *help;
@@ -25,6 +26,7 @@ typedef struct option {
 #define AT(field) .offset = offsetof(text_settings, field)
 #define WHOLE_OF(field, least, most, shown) AT(field), .kind = WHOLE, .low = least, .high = most, .values = shown
 #define REAL_OF(field, most, shown) AT(field), .kind = REAL, .high = most, .values = shown
+#define SIZE_OF(field, shown) AT(field), .kind = SIZE, .values = shown
 #define WORD_OF(field, shown) AT(field), .kind = WORD, .size = sizeof((text_settings *)0)->field, .values = shown
 
 static const char *const forms[] = { "text", "pieces", "ids", NULL };
@@ -78,6 +80,8 @@ static const option table[] = {
     { "device", "what computes (default: a GPU if one works)", WORD_OF(device, "cpu, cuda or cuda:N") },
     { "gpu-memory", "MiB of the GPU's memory to take (default: all that is free)",
       WHOLE_OF(gpu_memory, 1, 1 << 30, "1 or more") },
+    { "max-memory", "refuse a session that needs more, mapped weights not counted; take all of it at once",
+      SIZE_OF(max_memory, "a size such as 512M or 2G") },
 };
 
 enum { OPTIONS = sizeof table / sizeof *table };
@@ -140,6 +144,7 @@ static int take(text_settings *s, const option *o, const char *value) {
         memcpy(at, value, strlen(value) + 1);
         return 1;
     }
+    if (o->kind == SIZE) return text_parse_size(value, at);
     if (o->kind == REAL) {
         const float x = strtof(value, &end);
         if (end == value || *end || !isfinite(x) || x < 0 || (o->high && x > (float)o->high)) return 0;

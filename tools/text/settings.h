@@ -18,6 +18,7 @@ typedef struct text_settings {
     int beam, nbest, early_stopping, max_len, split, truncate, capitals, alignment;
     float rerank, length_penalty, coverage_penalty, prune, share;
     int threads, batch, batch_tokens, gpu_memory, noise;
+    size_t max_memory; /* 0: nothing is said */
 } text_settings;
 
 text_settings text_settings_none(void);

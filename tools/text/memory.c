@@ -1,0 +1,111 @@
+/* memory.c - memory.h says what this is. */
+#include "tools/text/memory.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int text_parse_size(const char *text, size_t *bytes) {
+    char *unit;
+    const double number = strtod(text, &unit);
+    const double factor = *unit == 'K' ? 0x1p10 : *unit == 'M' ? 0x1p20 : *unit == 'G' ? 0x1p30 : 0;
+    if (unit == text || !factor || unit[1] || !(number > 0) || number * factor > 0x1p62) return 0;
+    *bytes = (size_t)(number * factor);
+    return 1;
+}
+
+/* One step towards less: half the batch, then half the beam. 0: there is none. */
+static int shrink(moe_session_params *params, size_t n, int least_beam) {
+    moe_session_params *first = &params[0];
+    if (first->batch == 1 && first->beam <= least_beam) return 0;
+    const int batch_too = first->batch > 1;
+    for (size_t i = 0; i < n; i++) {
+        moe_session_params *p = &params[i];
+        if (batch_too) {
+            p->batch = p->batch > 1 ? p->batch / 2 : 1;
+            if (p->batch_tokens) p->batch_tokens = p->batch_tokens > 1 ? p->batch_tokens / 2 : 1;
+        } else if (p->beam > least_beam) {
+            p->beam = p->beam / 2 > least_beam ? p->beam / 2 : least_beam;
+        }
+    }
+    return 1;
+}
+
+static moe_status sum(const moe_model *model, const moe_session_params *params, size_t n, size_t *bytes,
+                      moe_error *error) {
+    *bytes = 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t one;
+        const moe_status status = moe_session_bytes(model, &params[i], &one, error);
+        if (status) return status;
+        *bytes = one > SIZE_MAX - *bytes ? SIZE_MAX : *bytes + one;
+    }
+    return MOE_OK;
+}
+
+static double mib(size_t bytes) { return (double)bytes / 0x1p20; }
+
+/* "--batch 4 --beam 2": what differs between the parameters. */
+static void name_options(const moe_session_params *asked, const moe_session_params *fits, int as_arguments, char *out,
+                         size_t size) {
+    const char *const names[] = { "batch-tokens", "batch", "beam" };
+    const int before[] = { asked->batch_tokens, asked->batch, asked->beam };
+    const int after[] = { fits->batch_tokens, fits->batch, fits->beam };
+    for (size_t i = 0, used = 0; i < 3 && used < size; i++) {
+        if (before[i] == after[i]) continue;
+        used += (size_t)snprintf(out + used, size - used, "%s%s%s%s%d", used ? as_arguments ? " " : ";" : "",
+                                 as_arguments ? "--" : "", names[i], as_arguments ? " " : "=", after[i]);
+    }
+}
+
+moe_status text_memory_check(const moe_model *model, const moe_session_params *params, size_t n, text_memory *memory,
+                             moe_error *error) {
+    enum { MOST = 2 };
+    moe_session_params less[MOST];
+    char options[80] = "";
+    moe_status status = sum(model, params, n, &memory->sessions, error);
+    if (status || !memory->limit) return status;
+    const size_t beside = memory->beside, room = beside < memory->limit ? memory->limit - beside : 0;
+    size_t bytes = memory->sessions;
+    if (bytes <= room) return MOE_OK;
+    memcpy(less, params, n * sizeof *params);
+    while (bytes > room && shrink(less, n, params[0].nbest))
+        if ((status = sum(model, less, n, &bytes, error))) return status;
+    name_options(params, less, memory->as_arguments, options, sizeof options);
+    if (!error) return MOE_ERROR_MEMORY;
+    *error = (moe_error){ .code = MOE_ERROR_MEMORY, .where = "max-memory" };
+    const int used = snprintf(error->message, sizeof error->message,
+                              "this needs %.1f MiB, which is more than %smax-memory allows (%.1f MiB); ",
+                              mib(memory->sessions + beside), memory->as_arguments ? "--" : "", mib(memory->limit));
+    if (bytes <= room)
+        snprintf(error->message + used, sizeof error->message - (size_t)used, "with %s it would need %.1f MiB", options,
+                 mib(bytes + beside));
+    else
+        snprintf(error->message + used, sizeof error->message - (size_t)used, "%s%s%sit needs %.1f MiB at the least",
+                 *options ? "even with " : "", options, *options ? " " : "", mib(bytes + beside));
+    return MOE_ERROR_MEMORY;
+}
+
+/* ---- Memory that is there from the beginning ---- */
+
+enum { LARGE = 1 << 20 };
+
+static void *allocate(void *user, size_t bytes) {
+    (void)user;
+    void *memory = malloc(bytes);
+    if (bytes >= LARGE) /* one byte of every page; of memset a compiler makes calloc, which takes no page */
+        for (size_t i = 0; memory && i < bytes; i += 4096) ((volatile char *)memory)[i] = 0;
+    return memory;
+}
+
+static void *reallocate(void *user, void *old, size_t old_bytes, size_t new_bytes) {
+    (void)user, (void)old_bytes;
+    return realloc(old, new_bytes);
+}
+
+static void release(void *user, void *old, size_t old_bytes) {
+    (void)user, (void)old_bytes;
+    free(old);
+}
+
+moe_allocator text_memory_allocator(void) { return (moe_allocator){ allocate, reallocate, release, NULL }; }
