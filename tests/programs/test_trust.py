@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The programs where something is wrong: outputs that take nothing, input that wants memory, text that moves a terminal,
-sessions that are too large.
+"""The programs where something is wrong: outputs that take nothing, input that wants memory, text that moves a
+terminal, sessions that are too large.
 
 Usage: tests/python tests/programs/test_trust.py
 Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are.

@@ -534,6 +534,7 @@ static void json_layers(json *j, const moe_model *m) {
             text_bytes words = { 0 };
             describe_layer(m, at, &words);
             json_text(j, NULL, words.failed ? "?" : words.data);
+            j->out->failed |= words.failed;
             text_bytes_free(&words);
         }
         json_close(j, ']');
