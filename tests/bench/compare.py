@@ -13,6 +13,8 @@
                          beside the mapped file
     compare.py lines     100,000 lines through one process: memory and speed at
                          the beginning and at the end
+    compare.py tokens    24 million tokens through one process, of a very small
+                         model. Fails if memory grows or a byte differs
 
 Programs: ./moe-bench, ./moe-make-random and ./moe-translate, built by `make`;
 BIN says where else they are. `speed` wants a Python with the peers' packages
@@ -193,7 +195,7 @@ def status_mb(pid, key):
 
 
 def translator(o, **keywords):
-    command = [program("moe-translate"), "-m", o.model, "-t", o.to, "-q"] + o.option
+    command = [program("moe-translate"), "-m", o.model, "-q"] + (["-t", o.to] if o.to else []) + o.option
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, **keywords)
 
 
@@ -233,9 +235,28 @@ def block_of_lines(count):
     return [" ".join(choose.choice(words) for _ in range(choose.choice(lengths))) + "." for _ in range(count)]
 
 
-def lines(o):
+def tokens(o):
+    """Lines of token ids through a very small model: what a process does wrong now and then, it does soon."""
+    sys.path.insert(0, os.path.join(ROOT, "tests", "programs"))
+    import small_models
+    choose = random.Random(4)
+    block = [" ".join(str(choose.randrange(4, small_models.VOCABULARY)) for _ in range(choose.choice((3, 8, 20))))
+             for _ in range(1000)]
+    with tempfile.TemporaryDirectory() as folder:
+        o.model, o.to = folder + "/small.bin", None
+        small_models.write(o.model, *small_models.translation())
+        o.option += ["--ids", "--beam", "2"]
+        data = ("\n".join(block) + "\n").encode()
+        process = translator(o)
+        answers = process.communicate(data)[0]
+        each = len(data.split()) + len(answers.split()) + 2 * len(block)  # both sides, ends included
+        o.count = -(-o.count // each) * len(block)
+        lines(o, block, tokens=o.count // len(block) * each)
+
+
+def lines(o, block=None, **more):
     """The same 1,000 lines over and over, so that the beginning and the end are the same work."""
-    block = block_of_lines(1000)
+    block = block or block_of_lines(1000)
     data = ("\n".join(block) + "\n").encode()
     repeats = -(-o.count // len(block))
     window = max(1, repeats // 10)
@@ -262,12 +283,14 @@ def lines(o):
     writer.join()
     assert not out.read() and process.wait() == 0
     rate = lambda a, b: round((b - a) * len(block) / (clock[b] - clock[a]), 1)  # noqa: E731
-    print(json.dumps({"what": "lines", "model": os.path.basename(o.model), "lines": repeats * len(block),
+    grown = memory[-1] - memory[window] if repeats > window else 0
+    print(json.dumps({"what": o.command, "model": os.path.basename(o.model), "lines": repeats * len(block), **more,
+                      "seconds": round(clock[-1] - clock[0], 1),
                       "lines_s_begin": rate(0, window), "lines_s_end": rate(repeats - window, repeats),
                       "lines_s": rate(0, repeats), "rss_begin_mb": round(memory[0], 1),
                       "rss_end_mb": round(memory[-1], 1),
                       "rss_peak_mb": round(max(memory), 1), "blocks_that_differ": differing}))
-    sys.exit(differing > 0)
+    sys.exit(differing > 0 or grown > 1 + 0.01 * memory[-1])
 
 
 def main():
@@ -293,7 +316,8 @@ def main():
     s.add_argument("--min-cpus", type=float, default=0.9)
     s.add_argument("--only-moe", action="store_true", help="no peers")
     s.add_argument("--quick", action="store_true", help="beam 4, batch 1 and 32, one turn, PyTorch int8 only")
-    for name, words in (("cold", "process start to first translation"), ("lines", "100,000 lines through one process")):
+    for name, words in (("cold", "process start to first translation"), ("lines", "100,000 lines through one process"),
+                        ("tokens", "24 million tokens through one process, of a very small model")):
         c = commands.add_parser(name, help=words)
         c.add_argument("-m", "--model", default=os.path.join(ROOT, "models/en-de-fr-es.bin"))
         c.add_argument("-t", "--to", default="de", help="target language")
@@ -302,13 +326,13 @@ def main():
         if name == "cold":
             c.add_argument("--runs", type=int, default=20)
         else:
-            c.add_argument("--count", type=int, default=100000)
+            c.add_argument("--count", type=int, default=24000000 if name == "tokens" else 100000)
     o = p.parse_args()
     if o.command == "speed" and o.network != MIXTURE:
         o.torch = []
     if o.command == "speed" and o.quick:
         o.beams, o.batches, o.rounds, o.torch = [4], [1, 32], 1, o.torch[:1]
-    {"speed": speed, "cold": cold, "lines": lines}[o.command](o)
+    {"speed": speed, "cold": cold, "lines": lines, "tokens": tokens}[o.command](o)
 
 
 if __name__ == "__main__":
