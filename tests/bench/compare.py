@@ -245,7 +245,7 @@ def tokens(o):
     with tempfile.TemporaryDirectory() as folder:
         o.model, o.to = folder + "/small.bin", None
         small_models.write(o.model, *small_models.translation())
-        o.option += ["--ids", "--beam", "2"]
+        o.option = ["--ids", "--beam", "2", "--threads", "1", *o.option]
         data = ("\n".join(block) + "\n").encode()
         process = translator(o)
         answers = process.communicate(data)[0]

@@ -85,6 +85,58 @@ def the_full_disk_is_named():
             assert result.complaint == f"{name}: standard output: No space left on device\n", result
 
 
+# ---- What is on the disk when a file has its name -------------------------------------------------------------------
+
+WATCH = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void say(const char *what) { dprintf(atoi(getenv("WATCH_FD")), "%s\n", what); }
+
+int fsync(int fd) {
+    struct stat file;
+    say(fstat(fd, &file) ? "?" : S_ISDIR(file.st_mode) ? "folder" : file.st_size ? "file" : "empty");
+    return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd);
+}
+int rename(const char *from, const char *to) {
+    say("rename");
+    return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
+}
+int renameat(int a, const char *from, int b, const char *to) {
+    say("rename");
+    return ((int (*)(int, const char *, int, const char *))dlsym(RTLD_NEXT, "renameat"))(a, from, b, to);
+}
+"""
+
+
+@test
+def files_are_on_the_disk_before_they_get_their_name():
+    """A machine that loses power then has the old file or the whole new one."""
+    if SANITIZED or sys.platform != "linux":
+        raise Skip("nothing can be watched here")
+    with small(small_models.translation()) as (model, folder):
+        with open(folder + "/watch.c", "w") as file:
+            file.write(WATCH)
+        subprocess.run([os.environ.get("CC", "cc").split()[-1], "-w", "-shared", "-fPIC", "-o", folder + "/watch.so",
+                        folder + "/watch.c", "-ldl"], check=True)
+        with open(folder + "/r.jsonl", "w") as file:
+            file.write(ROUTING)
+        for name, options in (("quantize", [model, folder + "/out", "q8"]),
+                              ("routing", [folder + "/r.jsonl", "-o", folder + "/page"]),
+                              ("make-random", ["--preset", "small", "-o", folder + "/random"]),
+                              ("translate", ["-m", model, "--ids", "--routing", folder + "/routing"])):
+            reader, writer = os.pipe()
+            result = run(name, *options, data="5 6\n", pass_fds=[writer],
+                         env=dict(os.environ, LD_PRELOAD=folder + "/watch.so", WATCH_FD=str(writer)))
+            os.close(writer)
+            with os.fdopen(reader) as said:
+                assert result.returncode == 0 and said.read().split() == ["file", "rename", "folder"], (name, result)
+
+
 # ---- Input that wants memory ----------------------------------------------------------------------------------------
 
 
