@@ -30,6 +30,7 @@ used again. Nothing else should run meanwhile: a program that got less than
 """
 import argparse
 import datetime
+import io
 import json
 import os
 import random
@@ -264,9 +265,9 @@ def lines(o, block=None, **more):
     clock, memory, first, differing = [time.perf_counter()], [], None, 0
 
     def write():
-        for _ in range(repeats):
-            process.stdin.write(data)
-        process.stdin.close()
+        with io.BufferedWriter(process.stdin) as whole:  # a write alone may be short, after SIGSTOP for instance
+            for _ in range(repeats):
+                whole.write(data)
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
