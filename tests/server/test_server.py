@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -22,6 +23,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from html.parser import HTMLParser
 
 from suite import Suite
 
@@ -150,6 +152,102 @@ def alternatives_details_and_detected_languages():
         assert [len(x) for x in answers["alternatives"]] == [1, 1] and len(answers["detectedLanguage"]) == 2
         assert server.ask("/detect", {"q": "Wo ist mein Buch geblieben?"})[1][0]["language"] == "de"
         assert server.ask("/detect", {"q": "Je ne sais pas où est mon livre."})[1][0]["language"] == "fr"
+
+
+class Structure(HTMLParser):
+    """What of a document may not change: tags, attributes and comments, in their order; and texts that are kept."""
+
+    def __init__(self, data):
+        super().__init__(convert_charrefs=True)
+        self.found, self.kept = [], 0
+        self.feed(data)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append(self.get_starttag_text())
+        self.kept += tag in ("script", "pre", "code")
+
+    def handle_endtag(self, tag):
+        self.found.append(f"</{tag}>")
+        self.kept -= tag in ("script", "pre", "code")
+
+    def handle_data(self, data):
+        if self.kept:
+            self.found.append(data)
+
+    def handle_comment(self, data):
+        self.found.append(f"<!--{data}-->")
+
+
+def random_document(pick):
+    """HTML as people write it, inline tags nested, some of it broken."""
+    words = "the dog saw a big house and it was &amp; old &uuml; in 5 &lt; 6 my <b friend".split()
+
+    def sentence(depth=0):
+        out = []
+        for _ in range(pick.randint(1, 6)):
+            kind = pick.random()
+            if kind < 0.6 or depth > 3:
+                out.append(" ".join(pick.choice(words[:-2]) for _ in range(pick.randint(1, 4))))
+            elif kind < 0.85:
+                tag = pick.choice(["b", "i", 'a href="x>y"', "span class='q'", "EM"])
+                out.append(f"<{tag}>{sentence(depth + 1)}</{tag.split()[0]}>")
+            else:
+                out.append(pick.choice(["<img src=x>", "<!-- b > c -->", "<code>if (a)</code>", "<wbr/>"]))
+        return pick.choice([" ", "", "\n  "]).join(out)
+
+    blocks = []
+    for _ in range(pick.randint(1, 4)):
+        tag = pick.choice(["p", "div", "h2 id=q", "li", "td"])
+        blocks.append(f"<{tag}>{sentence()}</{tag.split()[0]}>")
+        blocks.append(pick.choice(["\n", "", "<br>", "<script>if (a<b) '</p>'</script>", "<pre> as  it is\n</pre>"]))
+    return "".join(blocks)
+
+
+@test
+def html_keeps_its_structure():
+    documents = [random_document(random.Random(seed)) for seed in range(200)]
+    with serving() as server:
+        _, answer = server.translate(documents, format="html")
+        same_order = 0
+        for document, translation in zip(documents, answer["translatedText"], strict=True):
+            before, after = Structure(document).found, Structure(translation).found
+            assert sorted(before) == sorted(after), (document, translation)
+            same_order += before == after
+            blocks = r"(</?(?:p|div|h2[^>]*|li|td|br)>|<script>.*?</script>|<pre>.*?</pre>)"
+            before, after = (re.findall(blocks, x, re.S) for x in (document, translation))
+            assert before == after, (document, translation)
+            depth = []
+            for tag in re.findall(r"<(/?)(b|i|a|span|EM)\b", translation.replace("a<b", "")):
+                if tag[0]:
+                    assert depth.pop() == tag[1], translation
+                else:
+                    depth.append(tag[1])
+            assert not depth
+        assert same_order > 100
+        sentence = "<p>Where is <b>my book</b>?</p>"
+        _, answer = server.translate([sentence, "<hr>", sentence], format="html", alternatives=1, stream=False)
+        assert answer["translatedText"][0] == "<p>Wo ist <b>mein Buch</b>?</p>" and answer["translatedText"][1] == "<hr>"
+        assert [len(x) for x in answer["alternatives"]] == [1, 0, 1]
+        assert Structure(answer["alternatives"][0][0]).found == Structure(sentence).found
+        status, text = server.translate([sentence, "<hr>", "<p>It rains.</p>"], format="html", stream=True)
+        lines = {line["index"]: line["translatedText"] for line in map(json.loads, text.splitlines())}
+        assert lines == {0: "<p>Wo ist <b>mein Buch</b>?</p>", 1: "<hr>", 2: "<p>Es regnet.</p>"}, lines
+        assert server.translate("x", format="rtf")[0] == 400
+        _, answer = server.ask("/translate", {"q": "<p>Wo ist <b>mein Buch</b>?</p>", "source": "auto", "target": "en",
+                                              "format": "html"})
+        assert answer["detectedLanguage"]["language"] == "de"
+
+
+@test
+def hostile_html_takes_no_time():
+    with serving("--set", "beam=1", fast=False) as server:
+        for part in ("<b>", "<b id=1><p>", "</b>", "<!--", "<", "<a x='", "<svg>", "<script>", "&", "<b>a</b>"):
+            begin = time.monotonic()
+            document = part * (60000 // len(part))
+            status, answer = server.translate(document, format="html")
+            assert status in (200, 429) and time.monotonic() - begin < 20, (part, status)
+            assert part == "<b>a</b>" or part == "&" or answer["translatedText"] == document
 
 
 @test

@@ -20,6 +20,7 @@
 
 #include "moe.h"
 #include "tools/programs/program.h"
+#include "tools/server/html.h"
 #include "tools/text/bytes.h"
 #include "tools/text/detect.h"
 #include "tools/text/json.h"
@@ -197,10 +198,20 @@ typedef struct text_item { /* one text of an ask */
     size_t length;
     int taken; /* the decoder has it */
     moe_status status;
-    text_bytes answer;       /* its translation, or the message that says why there is none */
-    text_bytes alternatives; /* a JSON list */
-    text_bytes details;      /* a JSON object */
+    text_bytes answer;  /* its translation, or the message that says why there is none */
+    text_bytes *others; /* [n_others] other translations */
+    size_t n_others;
+    text_bytes details; /* a JSON object */
+    size_t page;        /* of an ask for HTML: the document that it is a segment of */
+    const char *source; /* the language that it was found to be in; NULL: none was looked for */
 } text_item;
+
+typedef struct page { /* a document of an ask for HTML */
+    html *document;
+    char *text;        /* that it lies in */
+    size_t first;      /* item of its first segment */
+    size_t unfinished; /* segments */
+} page;
 
 struct ask {
     struct MHD_Connection *connection; /* NULL: it is gone */
@@ -216,7 +227,9 @@ struct ask {
     text_item *items;
     size_t n_items, n_done, n_taken;
     char source[36], target[36], key[132];
-    int is_list, alternatives, details, stream;
+    int is_list, alternatives, details, stream, html;
+    page *pages; /* [n_pages] of an ask for HTML, whose items are segments of them */
+    size_t n_pages;
 
     text_bytes lines; /* of a stream: what is finished and not sent yet */
 };
@@ -227,6 +240,7 @@ typedef struct server {
     options options;
     moetext_model *model;
     moetext *translator;
+    int aligned;             /* its results have links between words */
     text_detector *detector; /* NULL: languages cannot be told */
     pthread_mutex_t detecting;
     int64_t minute; /* that `rates` is of */
@@ -250,14 +264,21 @@ typedef struct server {
 
 static server *the_server(void *closure) { return closure; }
 
-static void ask_free(ask *a) {
-    for (size_t i = 0; i < a->n_items; i++) {
-        free(a->items[i].text);
-        text_bytes_free(&a->items[i].answer);
-        text_bytes_free(&a->items[i].alternatives);
-        text_bytes_free(&a->items[i].details);
+static void items_free(text_item *items, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        for (size_t k = 0; k < items[i].n_others; k++) text_bytes_free(&items[i].others[k]);
+        free(items[i].others);
+        free(items[i].text);
+        text_bytes_free(&items[i].answer);
+        text_bytes_free(&items[i].details);
     }
-    free(a->items);
+    free(items);
+}
+
+static void ask_free(ask *a) {
+    items_free(a->items, a->n_items);
+    for (size_t i = 0; i < a->n_pages; i++) html_free(a->pages[i].document), free(a->pages[i].text);
+    free(a->pages);
     if (a->form) MHD_destroy_post_processor(a->form);
     text_bytes_free(&a->body);
     text_bytes_free(&a->lines);
@@ -318,7 +339,7 @@ static int pull_text(void *closure, int wait, moetext_request *request) {
         s->n_queued--;
         item->taken = 1, item->of->n_taken++;
         request->text = item->text, request->length = item->length;
-        request->source = item->of->source[0] ? item->of->source : NULL;
+        request->source = item->of->source[0] ? item->of->source : item->source;
         request->target = item->of->target;
         request->user = item;
     }
@@ -348,24 +369,72 @@ static void write_details(text_item *item, const moetext_hypothesis *best) {
     json_close(&j, '}');
 }
 
-static void write_alternatives(text_item *item, const moetext_result *result) {
-    json j = { .out = &item->alternatives };
-    json_open(&j, NULL, '[');
-    size_t most = (size_t)item->of->alternatives;
-    for (size_t i = 1; i < result->n_hypotheses && i <= most; i++)
-        json_string(&j, NULL, result->hypotheses[i].text, result->hypotheses[i].length);
-    json_close(&j, ']');
+/* A translation as it is answered: HTML of a segment has its tags. */
+static void write_translation(const text_item *item, const moetext_hypothesis *h, text_bytes *out) {
+    const page *of = item->of->html ? &item->of->pages[item->page] : NULL;
+    text_append(out, "", 0); /* what is empty is a text too */
+    if (!of) text_append(out, h->text, h->length);
+    else
+        html_place(of->document, (size_t)(item - item->of->items) - of->first, h->text, h->length, h->links, h->n_links,
+                   out);
 }
 
-/* {"index": 3, "translatedText": "..."} and a line break: a finished text of a stream. */
-static void write_line(ask *a, const text_item *item) {
+static void write_others(text_item *item, const moetext_result *result) {
+    const size_t asked = (size_t)item->of->alternatives, all = result->n_hypotheses - 1;
+    const size_t n = asked < all ? asked : all;
+    item->others = n ? calloc(n, sizeof *item->others) : NULL;
+    if (n && !item->others) item->status = MOE_ERROR_MEMORY;
+    for (; item->others && item->n_others < n; item->n_others++) {
+        write_translation(item, &result->hypotheses[item->n_others + 1], &item->others[item->n_others]);
+        if (item->others[item->n_others].failed) item->status = MOE_ERROR_MEMORY;
+    }
+}
+
+/* Alternative k of a document has alternative k of each segment that has one; 0 is what it is translated as. */
+typedef struct choice {
+    const ask *of;
+    size_t first, k;
+} choice;
+
+static const text_bytes *chosen(const void *user, size_t segment) {
+    const choice *c = user;
+    const text_item *item = &c->of->items[c->first + segment];
+    return c->k && item->n_others ? &item->others[c->k <= item->n_others ? c->k - 1 : item->n_others - 1]
+                                  : &item->answer;
+}
+
+static void write_page(const ask *a, const page *p, size_t k, text_bytes *out) {
+    const choice c = { a, p->first, k };
+    text_append(out, "", 0);
+    html_write(p->document, chosen, &c, out);
+}
+
+/* {"index": 3, "translatedText": "..."} and a line break: a finished text of a stream, or document. `failed`: the item
+ * that is the reason why there is none, whose message is in `text`. */
+static void write_line(ask *a, size_t index, int failed, const text_bytes *text) {
     json j = { .out = &a->lines };
     json_open(&j, NULL, '{');
-    json_whole(&j, "index", item - a->items);
-    json_string(&j, item->status ? "error" : "translatedText", item->answer.data ? item->answer.data : "",
-                item->answer.length);
+    json_whole(&j, "index", (int64_t)index);
+    json_string(&j, failed ? "error" : "translatedText", text->data ? text->data : "", text->length);
     json_close(&j, '}');
     text_append(&a->lines, "\n", 1);
+}
+
+static void write_page_line(ask *a, size_t index) {
+    text_bytes whole = { 0 };
+    write_page(a, &a->pages[index], 0, &whole);
+    write_line(a, index, 0, &whole);
+    a->lines.failed |= whole.failed;
+    text_bytes_free(&whole);
+}
+
+/* A document is finished with its last segment, or with the first one that failed. */
+static void write_item(ask *a, const text_item *item) {
+    page *p = a->html ? &a->pages[item->page] : NULL;
+    if (!p || (item->status && p->unfinished))
+        write_line(a, p ? item->page : (size_t)(item - a->items), item->status != 0, &item->answer);
+    else if (p->unfinished == 1) write_page_line(a, item->page);
+    if (p) p->unfinished = item->status || !p->unfinished ? 0 : p->unfinished - 1;
 }
 
 /* With the lock held: a text is finished. Whoever asked for it may be gone. */
@@ -380,7 +449,7 @@ static void item_finish(server *s, text_item *item) {
         return;
     }
     if (a->state != ASK_WAITING) return;
-    if (a->stream) write_line(a, item), ask_wake(a);
+    if (a->stream) write_item(a, item), ask_wake(a);
     if (a->n_done == a->n_items) ask_finish(s, a);
 }
 
@@ -392,11 +461,11 @@ static void text_done(void *closure, const moetext_result *result) {
         text_append_string(&item->answer, result->status ? result->message : "");
     else {
         const moetext_hypothesis *best = &result->hypotheses[0];
-        text_append(&item->answer, best->text, best->length);
-        if (item->of->alternatives) write_alternatives(item, result);
+        write_translation(item, best, &item->answer);
+        if (item->of->alternatives) write_others(item, result);
         if (item->of->details) write_details(item, best);
     }
-    if (item->answer.failed || item->alternatives.failed || item->details.failed) item->status = MOE_ERROR_MEMORY;
+    if (item->answer.failed || item->details.failed) item->status = MOE_ERROR_MEMORY;
     moe_stats stats = moetext_stats(s->translator);
     pthread_mutex_lock(&s->lock);
     s->stats = stats;
@@ -543,16 +612,39 @@ static enum MHD_Result send_error(server *s, ask *a, unsigned status, const char
     return send_bytes(s, a, status, "application/json", &out);
 }
 
-/* One member for each text: a list where q was one. */
-static void put_members(ask *a, text_bytes *out, const char *key, size_t member) {
-    text_printf(out, ",\"%s\":", key);
-    if (a->is_list) text_append_string(out, "[");
-    for (size_t i = 0; i < a->n_items; i++) {
-        const text_bytes *value = (const void *)((const char *)&a->items[i] + member);
-        if (i) text_append_string(out, ",");
-        text_append(out, value->length ? value->data : "[]", value->length ? value->length : 2);
+/* Texts or documents of an ask. */
+static size_t ask_count(const ask *a) { return a->html ? a->n_pages : a->n_items; }
+
+static void put_alternatives(const ask *a, json *j, size_t i) {
+    const page *p = a->html ? &a->pages[i] : NULL;
+    size_t n = p ? 0 : a->items[i].n_others;
+    for (size_t k = 0; p && k < html_count(p->document); k++)
+        if (a->items[p->first + k].n_others > n) n = a->items[p->first + k].n_others;
+    json_open(j, a->is_list ? NULL : "alternatives", '[');
+    for (size_t k = 0; k < n; k++) {
+        text_bytes whole = { 0 };
+        if (a->html) write_page(a, &a->pages[i], k + 1, &whole);
+        const text_bytes *text = a->html ? &whole : &a->items[i].others[k];
+        json_string(j, NULL, text->data ? text->data : "", text->length);
+        j->out->failed |= whole.failed;
+        text_bytes_free(&whole);
     }
-    if (a->is_list) text_append_string(out, "]");
+    json_close(j, ']');
+}
+
+static void put_translation(const ask *a, json *j, size_t i) {
+    text_bytes whole = { 0 };
+    if (a->html) write_page(a, &a->pages[i], 0, &whole);
+    const text_bytes *text = a->html ? &whole : &a->items[i].answer;
+    json_string(j, a->is_list ? NULL : "translatedText", text->data ? text->data : "", text->length);
+    j->out->failed |= whole.failed;
+    text_bytes_free(&whole);
+}
+
+static void put_details(const ask *a, text_bytes *out, size_t i) {
+    const text_bytes *value = a->html ? NULL : &a->items[i].details;
+    if (value && value->length) text_append(out, value->data, value->length);
+    else text_append_string(out, "null");
 }
 
 static void put_detected(server *s, json *j, const char *key, const char *text, size_t length, int percent) {
@@ -567,14 +659,25 @@ static void put_detected(server *s, json *j, const char *key, const char *text, 
     json_close(j, '}');
 }
 
+/* What a text says, or the words of a document, as much as detection looks at. */
+static void sample(const ask *a, size_t i, text_bytes *out) {
+    const size_t first = a->html ? a->pages[i].first : i, n = a->html ? html_count(a->pages[i].document) : 1;
+    for (size_t k = first; k < first + n && out->length < 1000; k++) {
+        text_append(out, a->items[k].text, a->items[k].length);
+        if (k + 1 < first + n) text_append(out, " ", 1);
+    }
+}
+
 /* The languages that "auto" found, as LibreTranslate says them. */
-static void put_all_detected(server *s, ask *a, text_bytes *out) {
-    json j = { .out = out, .more = 1 };
-    if (!a->is_list && a->n_items) put_detected(s, &j, "detectedLanguage", a->items[0].text, a->items[0].length, 1);
-    if (!a->is_list) return;
-    json_open(&j, "detectedLanguage", '[');
-    for (size_t i = 0; i < a->n_items; i++) put_detected(s, &j, NULL, a->items[i].text, a->items[i].length, 1);
-    json_close(&j, ']');
+static void put_all_detected(server *s, ask *a, json *j) {
+    if (a->is_list) json_open(j, "detectedLanguage", '[');
+    for (size_t i = 0; i < ask_count(a); i++) {
+        text_bytes text = { 0 };
+        sample(a, i, &text);
+        put_detected(s, j, a->is_list ? NULL : "detectedLanguage", text.data, text.length, 1);
+        text_bytes_free(&text);
+    }
+    if (a->is_list) json_close(j, ']');
 }
 
 static enum MHD_Result send_translations(server *s, ask *a) {
@@ -594,15 +697,21 @@ static enum MHD_Result send_translations(server *s, ask *a) {
     }
     text_bytes out = { 0 };
     json j = { .out = &out };
+    const size_t n = ask_count(a);
     json_open(&j, NULL, '{');
     if (a->is_list) json_open(&j, "translatedText", '[');
-    for (size_t i = 0; i < a->n_items; i++)
-        json_string(&j, a->is_list ? NULL : "translatedText", a->items[i].answer.data ? a->items[i].answer.data : "",
-                    a->items[i].answer.length);
+    for (size_t i = 0; i < n; i++) put_translation(a, &j, i);
     if (a->is_list) json_close(&j, ']');
-    if (a->alternatives) put_members(a, &out, "alternatives", offsetof(text_item, alternatives));
-    if (a->details) put_members(a, &out, "details", offsetof(text_item, details));
-    if (!a->source[0]) put_all_detected(s, a, &out);
+    if (a->alternatives && a->is_list) json_open(&j, "alternatives", '[');
+    for (size_t i = 0; i < n && a->alternatives; i++) put_alternatives(a, &j, i);
+    if (a->alternatives && a->is_list) json_close(&j, ']');
+    if (a->details) text_append_string(&out, a->is_list ? ",\"details\":[" : ",\"details\":");
+    for (size_t i = 0; i < n && a->details; i++) {
+        if (i) text_append(&out, ",", 1);
+        put_details(a, &out, i);
+    }
+    if (a->details && a->is_list) text_append(&out, "]", 1);
+    if (!a->source[0]) put_all_detected(s, a, &j);
     text_append_string(&out, "}\n");
     return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
 }
@@ -653,6 +762,8 @@ static void take_parameter(ask *a, const char *name, const char *value, size_t l
     else if (strcmp(name, "alternatives") == 0) a->alternatives = (int)strtol(number, NULL, 10);
     else if (strcmp(name, "details") == 0) a->details = truth;
     else if (strcmp(name, "stream") == 0) a->stream = truth;
+    else if (strcmp(name, "format") == 0)
+        a->html = strcmp(number, "html") == 0 ? 1 : strcmp(number, "text") == 0 ? 0 : -1;
 }
 
 static enum MHD_Result take_field(void *closure, enum MHD_ValueKind kind, const char *name, const char *file,
@@ -734,20 +845,53 @@ static void check_translation(const server *s, ask *a, refusal *r) {
     else if (a->source[0] && moetext_model_language_count(s->model) &&
              moetext_model_language_find(s->model, a->source) < 0)
         refuse(r, MHD_HTTP_BAD_REQUEST, "%s is not supported", a->source);
+    else if (a->html < 0) refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: format is text or html%s", "");
     else if (!a->source[0] && moetext_model_needs_source(s->model) && !s->detector)
         refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: missing %s parameter", "source");
     if (a->alternatives < 0) a->alternatives = 0;
 }
 
-/* A model that reads the language of its source gets the one that the first text seems to be in. */
-static void find_source(server *s, ask *a) {
-    if (a->source[0] || !moetext_model_needs_source(s->model) || !a->n_items) return;
-    float confidence;
-    pthread_mutex_lock(&s->detecting);
-    ptrdiff_t language = text_detect(s->detector, a->items[0].text, a->items[0].length, &confidence);
-    pthread_mutex_unlock(&s->detecting);
-    const char *code = moetext_model_language(s->model, language < 0 ? 0 : (size_t)language);
-    snprintf(a->source, sizeof a->source, "%s", code);
+/* Documents in the place of their texts, and segments of them as what is to be translated. */
+static void cut_pages(const server *s, ask *a, refusal *r) {
+    text_item *texts = a->items;
+    const size_t n = a->n_items;
+    a->items = NULL, a->n_items = 0;
+    a->pages = calloc(n + 1, sizeof *a->pages);
+    int failed = !a->pages;
+    for (size_t i = 0; i < n && !failed; i++) {
+        page *p = &a->pages[a->n_pages++];
+        p->first = a->n_items;
+        p->text = texts[i].text, texts[i].text = NULL;
+        p->document = html_read(p->text, texts[i].length, s->aligned);
+        failed = !p->document;
+        p->unfinished = failed ? 0 : html_count(p->document);
+        for (size_t k = 0; k < p->unfinished && !failed; k++) {
+            size_t length;
+            const char *source = html_source(p->document, k, &length);
+            failed = !add_text(a, source, length);
+            if (!failed) a->items[a->n_items - 1].page = i;
+        }
+        if (!failed && !p->unfinished && a->stream) write_page_line(a, i);
+    }
+    items_free(texts, n);
+    if (failed) refuse(r, MHD_HTTP_INTERNAL_SERVER_ERROR, "out of memory%s", "");
+}
+
+/* A model that reads the language of its source gets the one that each text seems to be in. */
+static void find_sources(server *s, ask *a) {
+    if (a->source[0] || !moetext_model_needs_source(s->model)) return;
+    for (size_t i = 0; i < ask_count(a); i++) {
+        text_bytes text = { 0 };
+        float confidence;
+        sample(a, i, &text);
+        pthread_mutex_lock(&s->detecting);
+        ptrdiff_t language = text_detect(s->detector, text.data, text.length, &confidence);
+        pthread_mutex_unlock(&s->detecting);
+        const char *code = moetext_model_language(s->model, language < 0 ? 0 : (size_t)language);
+        const size_t n = a->html ? html_count(a->pages[i].document) : 1, first = a->html ? a->pages[i].first : i;
+        for (size_t k = first; k < first + n; k++) a->items[k].source = code;
+        text_bytes_free(&text);
+    }
 }
 
 /* ==== 7. Routes ========================================================================================= */
@@ -820,7 +964,8 @@ static enum MHD_Result answer_translate(server *s, ask *a) {
         return a->failed ? send_error(s, a, MHD_HTTP_INTERNAL_SERVER_ERROR, "the translator failed")
                          : send_translations(s, a);
     check_translation(s, a, &r);
-    if (!r.status) find_source(s, a);
+    if (!r.status && a->html) cut_pages(s, a, &r);
+    if (!r.status) find_sources(s, a);
     if (!r.status) enqueue(s, a, &r);
     if (r.status) return send_error(s, a, r.status, r.message);
     if (a->stream) return send_stream(s, a);
@@ -1065,14 +1210,20 @@ static int open_translator(server *s) {
         int status = program_file_error(s->options.model, &error);
         return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : status;
     }
-    static const char *const extras[] = { ";nbest=3;alignment=1", ";nbest=3", "" };
+    static const char *const extras[] = {
+        /* what a narrow beam or a model without attention has, as much as goes */
+        ";nbest=3;alignment=1", ";nbest=2;alignment=1", ";alignment=1", ";nbest=3", ";nbest=2", ""
+    };
+    const size_t n = sizeof extras / sizeof *extras;
     size_t length = s->options.settings.length;
     int asked = is_given(&s->options, "nbest") || is_given(&s->options, "alignment");
-    for (size_t i = asked ? 2 : 0; i < 3; i++) {
+    for (size_t i = asked ? n - 1 : 0; i < n; i++) {
         s->options.settings.length = length;
         text_append_string(&s->options.settings, extras[i]);
         if (s->options.settings.failed) break;
-        if (!moetext_new(s->model, s->options.settings.data, &s->translator, &error)) return -1;
+        if (moetext_new(s->model, s->options.settings.data, &s->translator, &error)) continue;
+        s->aligned = strstr(s->options.settings.data, "alignment=1") != NULL;
+        return -1;
     }
     program_complain("%s%s%s", error.where, error.where[0] ? ": " : "",
                      error.message[0] ? error.message : "out of memory");
