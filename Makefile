@@ -184,7 +184,7 @@ $(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o json.o) $(TEXT_OBJ
 $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
-$(BIN)/moe-server: $(BUILD)/moe-server.o $(BUILD)/html.o $(BUILD)/detect.o $(BUILD)/libtext.a $(LIBRARY)
+$(BIN)/moe-server: $(addprefix $(BUILD)/,moe-server.o html.o experts.o detect.o) $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) -lmicrohttpd -lexttextcat-2.0 $(TEXT_LIBS) -o $@
 
 $(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(LIBRARY)

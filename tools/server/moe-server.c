@@ -20,6 +20,7 @@
 
 #include "moe.h"
 #include "tools/programs/program.h"
+#include "tools/server/experts.h"
 #include "tools/server/html.h"
 #include "tools/text/bytes.h"
 #include "tools/text/detect.h"
@@ -202,6 +203,7 @@ typedef struct text_item { /* one text of an ask */
     text_bytes *others; /* [n_others] other translations */
     size_t n_others;
     text_bytes details; /* a JSON object */
+    text_bytes experts; /* the same */
     size_t page;        /* of an ask for HTML: the document that it is a segment of */
     const char *source; /* the language that it was found to be in; NULL: none was looked for */
 } text_item;
@@ -227,7 +229,7 @@ struct ask {
     text_item *items;
     size_t n_items, n_done, n_taken;
     char source[36], target[36], key[132];
-    int is_list, alternatives, details, stream, html;
+    int is_list, alternatives, details, experts, stream, html;
     page *pages; /* [n_pages] of an ask for HTML, whose items are segments of them */
     size_t n_pages;
 
@@ -240,6 +242,8 @@ typedef struct server {
     options options;
     moetext_model *model;
     moetext *translator;
+    experts *experts;        /* the decoder's; NULL: nobody has asked yet, or see no_experts */
+    int no_experts;          /* they cannot be seen */
     int aligned;             /* its results have links between words */
     text_detector *detector; /* NULL: languages cannot be told */
     pthread_mutex_t detecting;
@@ -271,6 +275,7 @@ static void items_free(text_item *items, size_t n) {
         free(items[i].text);
         text_bytes_free(&items[i].answer);
         text_bytes_free(&items[i].details);
+        text_bytes_free(&items[i].experts);
     }
     free(items);
 }
@@ -453,6 +458,16 @@ static void item_finish(server *s, text_item *item) {
     if (a->n_done == a->n_items) ask_finish(s, a);
 }
 
+/* null where they cannot be seen. */
+static void write_experts(server *s, text_item *item, const moetext_result *result) {
+    moe_error error = { 0 };
+    if (!s->experts && !s->no_experts)
+        s->no_experts = experts_open(s->model, s->options.settings.data, &s->experts, &error) != MOE_OK;
+    const char *source = item->of->source[0] ? item->of->source : item->source;
+    if (s->no_experts || experts_write(s->experts, source, item->of->target, result, &item->experts, &error))
+        text_append_string(&item->experts, "null");
+}
+
 static void text_done(void *closure, const moetext_result *result) {
     server *s = the_server(closure);
     text_item *item = result->user;
@@ -464,8 +479,9 @@ static void text_done(void *closure, const moetext_result *result) {
         write_translation(item, best, &item->answer);
         if (item->of->alternatives) write_others(item, result);
         if (item->of->details) write_details(item, best);
+        if (item->of->experts) write_experts(s, item, result);
     }
-    if (item->answer.failed || item->details.failed) item->status = MOE_ERROR_MEMORY;
+    if (item->answer.failed || item->details.failed || item->experts.failed) item->status = MOE_ERROR_MEMORY;
     moe_stats stats = moetext_stats(s->translator);
     pthread_mutex_lock(&s->lock);
     s->stats = stats;
@@ -641,10 +657,16 @@ static void put_translation(const ask *a, json *j, size_t i) {
     text_bytes_free(&whole);
 }
 
-static void put_details(const ask *a, text_bytes *out, size_t i) {
-    const text_bytes *value = a->html ? NULL : &a->items[i].details;
-    if (value && value->length) text_append(out, value->data, value->length);
-    else text_append_string(out, "null");
+/* A member for each text, which is a JSON object; of documents and of what failed it is null. */
+static void put_members(const ask *a, text_bytes *out, const char *key, size_t member) {
+    text_printf(out, ",\"%s\":%s", key, a->is_list ? "[" : "");
+    for (size_t i = 0; i < ask_count(a); i++) {
+        const text_bytes *value = a->html ? NULL : (const void *)((const char *)&a->items[i] + member);
+        if (i) text_append(out, ",", 1);
+        if (value && value->length) text_append(out, value->data, value->length);
+        else text_append_string(out, "null");
+    }
+    if (a->is_list) text_append(out, "]", 1);
 }
 
 static void put_detected(server *s, json *j, const char *key, const char *text, size_t length, int percent) {
@@ -705,12 +727,8 @@ static enum MHD_Result send_translations(server *s, ask *a) {
     if (a->alternatives && a->is_list) json_open(&j, "alternatives", '[');
     for (size_t i = 0; i < n && a->alternatives; i++) put_alternatives(a, &j, i);
     if (a->alternatives && a->is_list) json_close(&j, ']');
-    if (a->details) text_append_string(&out, a->is_list ? ",\"details\":[" : ",\"details\":");
-    for (size_t i = 0; i < n && a->details; i++) {
-        if (i) text_append(&out, ",", 1);
-        put_details(a, &out, i);
-    }
-    if (a->details && a->is_list) text_append(&out, "]", 1);
+    if (a->details) put_members(a, &out, "details", offsetof(text_item, details));
+    if (a->experts) put_members(a, &out, "experts", offsetof(text_item, experts));
     if (!a->source[0]) put_all_detected(s, a, &j);
     text_append_string(&out, "}\n");
     return send_bytes(s, a, MHD_HTTP_OK, "application/json", &out);
@@ -761,6 +779,7 @@ static void take_parameter(ask *a, const char *name, const char *value, size_t l
     else if (strcmp(name, "api_key") == 0) take_word(a->key, sizeof a->key, value, length);
     else if (strcmp(name, "alternatives") == 0) a->alternatives = (int)strtol(number, NULL, 10);
     else if (strcmp(name, "details") == 0) a->details = truth;
+    else if (strcmp(name, "experts") == 0) a->experts = truth;
     else if (strcmp(name, "stream") == 0) a->stream = truth;
     else if (strcmp(name, "format") == 0)
         a->html = strcmp(number, "html") == 0 ? 1 : strcmp(number, "text") == 0 ? 0 : -1;
@@ -1312,6 +1331,7 @@ int main(int argc, char **argv) {
         status = serve(&s);
     }
     text_detector_close(s.detector);
+    experts_close(s.experts);
     moetext_free(s.translator);
     moetext_model_close(s.model);
     for (size_t i = 0; i < s.n_keys; i++) text_bytes_free(&s.keys[i]);

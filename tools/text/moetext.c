@@ -300,6 +300,8 @@ struct moetext {
     size_t n_logprobs, logprob_capacity;
     moetext_link *links;
     size_t n_links, link_capacity;
+    size_t *ends; /* of parts: in the source, then in each hypothesis */
+    size_t n_ends, end_capacity;
     rows rows;
 };
 
@@ -566,6 +568,15 @@ static moe_status join_links(moetext *t, const part *p, size_t k, size_t begin, 
     return MOE_OK;
 }
 
+/* A part of a list of tokens ends behind `end` of them. */
+static moe_status add_end(moetext *t, size_t end, moe_error *error) {
+    size_t *larger = grown(t->ends, &t->end_capacity, t->n_ends + 1, sizeof *larger);
+    if (!larger) return out_of_memory(error);
+    t->ends = larger;
+    larger[t->n_ends++] = end;
+    return MOE_OK;
+}
+
 /* Hypothesis k of a part behind what the result has, from byte `begin` on: its last one where it has fewer. */
 static moe_status join_part(moetext *t, const part *p, size_t k, size_t begin, moetext_hypothesis *h,
                             moe_error *error) {
@@ -605,13 +616,14 @@ static moe_status join_parts(moetext *t, const unit *u, size_t k, moe_error *err
             line = t->text.length;
         }
         status = join_part(t, p, k, begin, h, error);
+        if (!status) status = add_end(t, h->n_ids, error);
     }
     h->length = t->text.length - begin;
     text_append(&t->text, "", 1); /* the NUL behind it */
     return t->text.failed ? out_of_memory(error) : status;
 }
 
-static void set_pointers(moetext *t, size_t n) {
+static void set_pointers(moetext *t, size_t n, size_t parts) {
     size_t text = 0, ids = 0, logprobs = 0, links = 0;
     for (size_t k = 0; k < n; k++) {
         moetext_hypothesis *h = &t->hypotheses[k];
@@ -619,6 +631,7 @@ static void set_pointers(moetext *t, size_t n) {
         links += h->n_links;
         h->text = t->text.data + text;
         h->ids = t->ids.data + ids;
+        h->part_ends = t->ends + parts * (k + 1);
         h->token_logprobs = t->logprobs + logprobs;
         text += h->length + 1;
         ids += h->n_ids;
@@ -665,16 +678,19 @@ static moe_status deliver(moetext *t, unit *u, moe_error *error) {
     moetext_hypothesis *larger = grown(t->hypotheses, &t->hypothesis_capacity, n, sizeof *larger);
     if (!larger || t->message.failed) return out_of_memory(error);
     t->hypotheses = larger;
-    t->text.length = t->ids.length = t->source_ids.length = t->n_logprobs = t->n_links = 0;
-    for (const part *p = u->first; p && !status; p = p->next)
-        status = text_ids_append(&t->source_ids, p->job.source_ids.data, p->job.failed ? 0 : p->job.source_ids.length,
-                                 error);
+    t->text.length = t->ids.length = t->source_ids.length = t->n_logprobs = t->n_links = t->n_ends = 0;
+    for (const part *p = u->first; p && !status; p = p->next) {
+        const text_ids *ids = &p->job.source_ids;
+        status = text_ids_append(&t->source_ids, ids->data, p->job.failed ? 0 : ids->length, error);
+        if (!status) status = add_end(t, t->source_ids.length, error);
+    }
     for (size_t k = 0; k < n && !status; k++) status = join_parts(t, u, k, error);
     if (status) return status;
-    set_pointers(t, n);
+    set_pointers(t, n, u->parts);
     r.message = t->message.data;
     r.source_ids = t->source_ids.data;
     r.n_source_ids = t->source_ids.length;
+    r.part_ends = t->ends;
     r.hypotheses = t->hypotheses;
     r.n_hypotheses = n;
     t->done(t->user, &r);
@@ -1055,6 +1071,7 @@ void moetext_free(moetext *t) {
     free(t->looks);
     free(t->links);
     free(t->hypotheses);
+    free(t->ends);
     free(t->logprobs);
     text_bytes_free(&t->text);
     text_bytes_free(&t->message);

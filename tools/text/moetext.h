@@ -153,6 +153,7 @@ typedef struct moetext_hypothesis {
     const float *token_logprobs; /* [n_logprobs] natural logarithms; the end of every sentence counts as a token */
     size_t n_links;
     const moetext_link *links; /* [n_links] with the option alignment=1, by source_begin; else none */
+    const size_t *part_ends;   /* [n_parts] of the result: where the tokens of each part end in `ids` */
 } moetext_hypothesis;
 
 /* What happened to a text. */
@@ -175,6 +176,7 @@ typedef struct moetext_result {
     size_t n_parts;
     size_t n_source_ids;
     const int32_t *source_ids;            /* [n_source_ids] tokens of the text */
+    const size_t *part_ends;              /* [n_parts] where the tokens of each part end in source_ids */
     size_t n_hypotheses;                  /* at most the option nbest, best first; 0 where nothing was translated */
     const moetext_hypothesis *hypotheses; /* valid during the call only, with all that they point to */
 } moetext_result;

@@ -70,6 +70,7 @@ class Hypothesis(ctypes.Structure):
         ("token_logprobs", POINTER(c_float)),
         ("n_links", c_size_t),
         ("links", POINTER(Link)),
+        ("part_ends", POINTER(c_size_t)),
     ]
 
 
@@ -82,6 +83,7 @@ class Result(ctypes.Structure):
         ("n_parts", c_size_t),
         ("n_source_ids", c_size_t),
         ("source_ids", POINTER(c_int32)),
+        ("part_ends", POINTER(c_size_t)),
         ("n_hypotheses", c_size_t),
         ("hypotheses", POINTER(Hypothesis)),
     ]
