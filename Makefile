@@ -26,7 +26,7 @@ COMMON   = $(WARN) -I. $(SYSTEM) $(CFLAGS) $(HARDEN) -ffp-contract=off -fPIC -fv
 C_FLAGS  = -std=c11 $(COMMON) $(SPEED)
 CXX_FLAGS = -std=c++17 $(COMMON)
 LINK     = $(CXX) $(EXTRA) $(LDFLAGS) $(HARDEN_LINK) -pthread $(filter %.o,$^) $(filter %.a,$^)
-TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lm $(CUDA_LIBS)
+TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lexttextcat-2.0 -lm $(CUDA_LIBS)
 
 # What turns an error that slipped through into an end: checked copies (glibc's level 3 where it knows that), a guard
 # below every array on the stack, addresses that nobody can guess, tables of the linker read-only. HARDEN= leaves it
@@ -87,7 +87,7 @@ PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo test test-arm check install uninstall clean asan tsan valgrind fuzz fuzz-coverage FORCE
+.PHONY: all help demo test test-arm test-spark check install uninstall clean asan tsan valgrind fuzz fuzz-coverage FORCE
 .DEFAULT_GOAL := all
 
 all: $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
@@ -146,8 +146,8 @@ $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
 	$(AR) rcs $@ $(MOE_OBJECTS)
 
-TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o default_model.o settings.o memory.o align.o stream.o text.o spm.o \
-	bytes.o)
+TEXT_OBJECTS = $(addprefix $(BUILD)/,moetext.o default_model.o settings.o memory.o align.o detect.o stream.o text.o \
+	spm.o bytes.o)
 
 # One object, whose own names a host program cannot see. Link with $(LD), not $(CC): EXTRA may name sanitizers.
 $(BUILD)/libmoetext.o: $(TEXT_OBJECTS)
@@ -173,7 +173,7 @@ $(BIN)/$(call shared_name,libmoe): $(MOE_OBJECTS) $(BUILD)/.objects
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoe,$(SONUMBER))
 
 $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lm $(CUDA_LIBS) -o $@
+	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lexttextcat-2.0 -lm $(CUDA_LIBS) -o $@
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
 # What a program with text in and out is made of beside its own object.
@@ -184,8 +184,8 @@ $(BUILD)/libtext.a: $(addprefix $(BUILD)/,program.o routing.o json.o) $(TEXT_OBJ
 $(TEXT_PROGRAMS): $(BIN)/%: $(BUILD)/%.o $(BUILD)/libtext.a $(LIBRARY)
 	$(LINK) $(TEXT_LIBS) -o $@
 
-$(BIN)/moe-server: $(addprefix $(BUILD)/,moe-server.o html.o experts.o detect.o) $(BUILD)/libtext.a $(LIBRARY)
-	$(LINK) -lmicrohttpd -lexttextcat-2.0 $(TEXT_LIBS) -o $@
+$(BIN)/moe-server: $(addprefix $(BUILD)/,moe-server.o html.o experts.o) $(BUILD)/libtext.a $(LIBRARY)
+	$(LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
 
 $(BIN)/moe-make-random: $(BUILD)/moe-make-random.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
@@ -208,6 +208,7 @@ help:
 	@echo 'make asan             run all tests with the address and undefined-behaviour sanitizers'
 	@echo 'make tsan             run the tests of threads with the thread sanitizer'
 	@echo 'make fuzz SECONDS=N   run every fuzz target for N seconds; make fuzz-NAME one of them: tests/fuzz/README.md'
+	@echo 'make test-spark       the Python package on a Spark of this machine, a worker killed (needs 600 MB)'
 	@echo 'make test-arm         compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)'
 	@echo 'make valgrind         run the test programs under valgrind'
 	@echo 'make install          install all of it, the model and completions under PREFIX ($(PREFIX)), with DESTDIR'
@@ -282,6 +283,10 @@ test: $(BUILD)/.deps-test all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated
 
 check: $(BUILD)/moe.o
 	@BUILD="$(BUILD)" python3 tests/check-source
+
+# PySpark is large, so that `make test` does without: its tests are skipped there unless it is in .venv.
+test-spark: $(BUILD)/.deps-test $(BUILD)/.deps-spark all
+	@BIN="$(BIN)" python3 tests/run tests/package/test_spark.py
 
 asan:
 	$(MAKE) BUILD=build/asan BIN=build/asan \

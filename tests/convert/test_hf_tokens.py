@@ -22,6 +22,8 @@ import struct
 import sys
 import tempfile
 
+from moe_translate import Model, Translator
+
 from converting import TRANSLATE, convert_quietly, run
 from suite import Suite
 
@@ -329,6 +331,30 @@ def languages_are_found_by_the_names_that_others_use():
             if len(first) > 1:
                 assert "-s which language" in run([TRANSLATE, "-m", model, "-t", "de"], status=2).stderr
             assert "-t which language" in run([TRANSLATE, "-m", model], status=2).stderr
+
+
+@numpy_test
+def the_language_of_every_line_is_found_out():
+    texts = {"eng_Latn": "The children play in the old house near the river every day. Nobody knows why the door is open, "
+                         "and nobody has asked for a long time, because they all like it as it is.",
+             "deu_Latn": "Niemand weiß, warum die Tür offen bleibt.", "12": "12", "fra_Latn": "Les enfants jouent près de "
+             "la vieille maison, qui est déjà fermée.", "rus_Cyrl": "Старый дом стоит у реки, где играют дети."}
+    with checkpoint("nllb") as c:
+        model = converted(c)
+        command = [TRANSLATE, "-m", model, "-t", "deu_Latn", "--beam", "2", "--max-len", "12", "-s"]
+        first = Model(model).languages[0]  # for what has no letters
+        alone = [run([*command, first if code == "12" else code], [text]).stdout for code, text in texts.items()]
+        assert run([*command, "auto"], texts.values()).stdout == "".join(alone) and len(set(alone)) == len(alone)
+        assert run([*command, "auto", "--batch", "1"], texts.values()).stdout == "".join(alone)
+        pairs = [f"{text}\tDer Hund" for text in texts.values()]
+        scores = [run([*command, first if code == "12" else code, "--score"], [pair]).stdout
+                  for code, pair in zip(texts, pairs)]
+        assert run([*command, "auto", "--score"], pairs).stdout == "".join(scores)
+        assert "do not" not in run([*command, "auto", "--routing", c.folder + ".jsonl"], status=2).stdout
+        with Translator(model, target="deu_Latn", source="auto", beam=2, max_len=12) as translator:
+            assert "".join(x + "\n" for x in translator.translate(list(texts.values()))) == "".join(alone)
+            named = translator.translate(list(texts.values()), source="fra_Latn")
+            assert named[3] + "\n" == alone[3] and "".join(x + "\n" for x in named) != "".join(alone)
 
 
 def refused(c):

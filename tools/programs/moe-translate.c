@@ -14,6 +14,7 @@
 #include "moe.h"
 #include "tools/programs/program.h"
 #include "tools/programs/routing.h"
+#include "tools/text/detect.h"
 #include "tools/text/json.h"
 #include "tools/text/spm.h"
 #include "tools/text/text.h"
@@ -47,7 +48,8 @@ static void usage(FILE *to) {
           "Files and languages\n" PROGRAM_HELP_MODEL
           "  -t, --target LANG         language to translate into, such as de\n"
           "  -s, --source LANG         language of the input. NLLB and M2M-100 want to be\n"
-          "                            told. Other models find it out, for --rerank alone\n"
+          "                            told; auto: found out for every line. Other models\n"
+          "                            find it out by themselves, for --rerank alone\n"
           "  -i, --input FILE          read this file instead of standard input\n"
           "  -o, --output FILE         write to this file instead of standard output; after\n"
           "                            a failure or ^C it holds the whole lines that were\n"
@@ -152,6 +154,8 @@ static void usage(FILE *to) {
           "          moe-translate -m models/en-de-fr-es.bin -t de < in.txt > out.txt\n",
           to);
 }
+
+static int is_auto(const options *o) { return o->source && strcmp(o->source, "auto") == 0; }
 
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, options *o) {
@@ -262,6 +266,8 @@ static int parse_options(int argc, char **argv, options *o) {
     if (o->self_test && (o->score || o->prefix || common->ids || common->pretokenized || common->json ||
                          common->input || common->text || common->output || common->routing))
         return program_usage_error("--self-test reads and writes nothing else");
+    if (is_auto(o) && (common->routing || common->ids || common->pretokenized))
+        return program_usage_error("-s auto does not go together with --routing, --ids, --raw-ids or --pretokenized");
     if (o->self_test && (common->gating || common->noise))
         return program_usage_error("--self-test is for the model's own gates");
     return -1;
@@ -298,6 +304,11 @@ static void apply_options(const options *o, moe_session_params *p) {
 }
 
 /* ==== 2. Lines ========================================================================================== */
+
+static int64_t meta_int(const moe_model *model, const char *key) {
+    ptrdiff_t i = moe_model_meta_find(model, key);
+    return i < 0 ? 0 : moe_model_meta_int(model, (size_t)i, 0);
+}
 
 /* With --raw-ids everything that was generated is shown. */
 static int shows_end(const options *o, const moe_hypothesis *h) { return o->raw && h->finished; }
@@ -415,6 +426,9 @@ typedef struct app {
     size_t waiting, second_batch;
     text_job *next;    /* of those the first that was not pulled yet */
     moe_error trouble; /* of the second session */
+
+    text_detector *detector; /* of -s auto; NULL: the source language is given, or none is wanted */
+    int32_t source_tag;      /* of the line at hand, by the detector */
 } app;
 
 static const int32_t nothing[1] = { 0 }; /* ids of an empty text: a target is told from none by its pointer */
@@ -428,12 +442,20 @@ static void raw_target(const options *o, const text_ids *target, moe_request *re
     request->force = request->target_tag = -1;
 }
 
+/* -s auto: the language of a whole line; its target, if it has one, does not count. */
+static void app_seen(text_stream *stream, const text_line *line) {
+    app *a = (app *)(void *)stream;
+    const char *tab = a->options->score || a->options->prefix ? memchr(line->data, '\t', line->length) : NULL;
+    a->source_tag = text_detect_tag(a->detector, line->data, tab ? (size_t)(tab - line->data) : line->length);
+}
+
 static void app_ask(text_stream *stream, text_job *job, moe_request *request) {
     app *a = (app *)(void *)stream;
     request->source = ids_of(&job->source_ids);
     request->n_source = job->source_ids.length;
     request->raw = a->options->raw;
     request->force = a->options->force;
+    if (a->detector) request->source_tag = a->source_tag;
     if (!a->options->score && !a->options->prefix) return;
     request->target = ids_of(&job->target_ids);
     request->n_target = job->target_ids.length;
@@ -740,24 +762,26 @@ static int run(const options *o, const text_front *front, moe_session *session, 
                                             .max_source = (size_t)params->max_source,
                                             .max_target = (size_t)params->max_target + (size_t)(o->raw != 0) };
     int status = -1;
+    if (is_auto(o) && meta_int(front->model, "source.tag") == 2) {
+        moe_error e;
+        a.flow.stream.seen = app_seen;
+        if (text_detector_of_model(front->model, &a.detector, &e))
+            return program_complain("-s auto: %s", e.message), EXIT_MODEL;
+    }
     if (c->routing) {
         a.flow.leave = app_leave;
         status = begin_routing(&a, params);
     }
     if (status < 0) status = program_flow_run(&a.flow, session);
+    text_detector_close(a.detector);
     return c->routing ? end_routing(&a, status) : status;
-}
-
-static int64_t meta_int(const moe_model *model, const char *key) {
-    ptrdiff_t i = moe_model_meta_find(model, key);
-    return i < 0 ? 0 : moe_model_meta_int(model, (size_t)i, 0);
 }
 
 /* The language tags that the options name. */
 static int choose_language(const options *o, const text_front *front, moe_session_params *params) {
     const int source_too = meta_int(front->model, "source.tag") == 2;
     moe_error e;
-    if (o->source && text_language(front, o->source, &params->source_tag, &e))
+    if (o->source && !is_auto(o) && text_language(front, o->source, &params->source_tag, &e))
         return program_complain("-s: %s", e.message), EXIT_USAGE;
     if (o->target && text_language(front, o->target, &params->target_tag, &e))
         return program_complain("-t: %s", e.message), EXIT_USAGE;

@@ -28,6 +28,7 @@ static const char *const short_codes[][2] = {
 struct text_detector {
     void *handle;
     candidate_t *candidates;
+    int32_t *tags; /* of a model's languages; NULL: it was made of codes */
 };
 
 /* The fingerprint of a language, "de.lm", where `folder` has it. */
@@ -93,17 +94,48 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
     return MOE_OK;
 }
 
+moe_status text_detector_of_model(const moe_model *model, text_detector **out, moe_error *error) {
+    const size_t n = moe_model_language_count(model);
+    char (*texts)[32] = calloc(n + 1, sizeof *texts);
+    const char **codes = calloc(n + 1, sizeof *codes);
+    int32_t *tags = calloc(n + 1, sizeof *tags);
+    text_detector *detector = NULL;
+    moe_status status = MOE_OK;
+    if (!texts || !codes || !tags) status = refuse(error, MOE_ERROR_MEMORY, "out of memory");
+    for (size_t i = 0; i < n && !status; i++) {
+        const moe_span code = moe_model_language(model, i);
+        snprintf(texts[i], sizeof texts[i], "%.*s", (int)(code.length < 31 ? code.length : 31), code.data);
+        codes[i] = texts[i];
+        tags[i] = moe_model_language_tag(model, texts[i]);
+    }
+    if (!status) status = text_detector_open(codes, n, &detector, error);
+    free(texts), free(codes);
+    if (status) return free(tags), status;
+    detector->tags = tags;
+    *out = detector;
+    return MOE_OK;
+}
+
 void text_detector_close(text_detector *detector) {
     if (!detector) return;
     if (detector->candidates) textcat_ReleaseClassifyFullOutput(detector->handle, detector->candidates);
     if (detector->handle) textcat_Done(detector->handle);
+    free(detector->tags);
     free(detector);
+}
+
+static int has_letters(const char *text, size_t length) {
+    for (size_t i = 0; i < length; i++) {
+        const unsigned char c = (unsigned char)text[i];
+        if (c >= 0x80 || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')) return 1;
+    }
+    return 0;
 }
 
 ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, float *confidence) {
     *confidence = 0;
     length = text_utf8_cut(text, length, ENOUGH);
-    int n = length ? textcat_ClassifyFull(detector->handle, text, length, detector->candidates) : 0;
+    int n = has_letters(text, length) ? textcat_ClassifyFull(detector->handle, text, length, detector->candidates) : 0;
     const candidate_t *best = NULL, *second = NULL;
     for (int i = 0; i < n; i++) {
         const candidate_t *c = &detector->candidates[i];
@@ -116,4 +148,11 @@ ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, 
         second ? ((float)second->score - (float)best->score) / (float)(second->score > 0 ? second->score : 1) : 1;
     *confidence = gap > 0.1f ? 1 : gap * 10;
     return (ptrdiff_t)strtol(best->name, NULL, 10);
+}
+
+int32_t text_detect_tag(text_detector *detector, const char *text, size_t length) {
+    float confidence;
+    length = text_utf8_valid(text, length < ENOUGH ? length : ENOUGH);
+    const ptrdiff_t language = text_detect(detector, text, length, &confidence);
+    return detector->tags[language < 0 ? 0 : language];
 }

@@ -10,10 +10,16 @@ typedef struct text_detector text_detector; /* one thread at a time may use it *
  * library has no fingerprint of are never found. Errors: MOE_ERROR_UNSUPPORTED (it has none of them, or its data files
  * are not installed), MOE_ERROR_IO, MOE_ERROR_MEMORY. */
 moe_status text_detector_open(const char *const *codes, size_t n, text_detector **out, moe_error *error);
+/* The same for the languages of a model. */
+moe_status text_detector_of_model(const moe_model *model, text_detector **out, moe_error *error);
 void text_detector_close(text_detector *detector); /* NULL is fine */
 
 /* The number of the language that `text` is in, -1 if it has no letters. *confidence: from 0 to 1, how far the next
  * likely language is. */
 ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, float *confidence);
+
+/* With a detector of a model, the tag of the language that `text` seems to be in; of a text without letters that of the
+ * model's first language. It depends on nothing but the text. */
+int32_t text_detect_tag(text_detector *detector, const char *text, size_t length);
 
 #endif

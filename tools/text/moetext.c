@@ -10,6 +10,7 @@
  *   7. Translators  life
  */
 #include "tools/text/align.h"
+#include "tools/text/detect.h"
 #include "tools/text/memory.h"
 #include "tools/text/moetext.h"
 #include "tools/text/settings.h"
@@ -267,6 +268,8 @@ struct moetext {
     text_settings settings;
     moe_session *session;
     int32_t source_tag, target_tag; /* of texts that name no languages; -1: none */
+    int auto_source;                /* theirs is to be found out */
+    text_detector *detector;        /* NULL: nothing was to be found out yet */
     size_t split;
     atomic_int cancelled;
     moetext_pull_fn pull;
@@ -707,14 +710,26 @@ static void refuse(const moetext *t, const moetext_request *q, moe_status status
 
 static moetext *translator_of(text_stream *stream) { return (moetext *)(void *)stream; }
 
+static const char AUTO[] = "auto"; /* the source language that is to be found out */
+
+/* The language of a text, for a model that reads it. Others know better what they learned: they are told nothing. */
+static moe_status find_source(moetext *t, const moetext_request *q, int32_t *tag, moe_error *error) {
+    if (!moetext_model_needs_source(t->model)) return MOE_OK;
+    moe_status status = t->detector ? MOE_OK : text_detector_of_model(t->model->front.model, &t->detector, error);
+    if (!status) *tag = text_detect_tag(t->detector, q->text, q->length);
+    return status;
+}
+
 /* The tags of the languages that a text names, or those of the options. */
-static moe_status tags_of(const moetext *t, const char *source, const char *target, int32_t *source_tag,
-                          int32_t *target_tag, moe_error *error) {
+static moe_status tags_of(moetext *t, const moetext_request *q, int32_t *source_tag, int32_t *target_tag,
+                          moe_error *error) {
+    const int find = q->source ? strcmp(q->source, AUTO) == 0 : t->auto_source;
     moe_status status = MOE_OK;
-    *source_tag = t->source_tag;
+    *source_tag = find ? -1 : t->source_tag;
     *target_tag = t->target_tag;
-    if (source) status = text_language(t->stream.front, source, source_tag, error);
-    if (!status && target) status = text_language(t->stream.front, target, target_tag, error);
+    if (find) status = find_source(t, q, source_tag, error);
+    else if (q->source) status = text_language(t->stream.front, q->source, source_tag, error);
+    if (!status && q->target) status = text_language(t->stream.front, q->target, target_tag, error);
     if (status || !t->model->n_languages) return status;
     if (*target_tag < 0)
         return fail(error, MOE_ERROR_ARGUMENT, "target",
@@ -736,7 +751,7 @@ static int next_text(moetext *t, int wait) {
         const moetext_request *q = &t->request;
         int32_t source_tag, target_tag;
         if (answer != MOE_PULL_REQUEST) return answer;
-        if (tags_of(t, q->source, q->target, &source_tag, &target_tag, &e)) {
+        if (tags_of(t, q, &source_tag, &target_tag, &e)) {
             refuse(t, q, e.code, e.message);
             continue;
         }
@@ -921,7 +936,8 @@ static moe_status rows_translate(moetext *t, const rows *given, moetext_rows *ou
     rows *r = &t->rows;
     moe_error e = { .code = MOE_OK };
     int32_t tags[2];
-    moe_status status = tags_of(t, given->source, given->target, &tags[0], &tags[1], error);
+    const moetext_request first = { .text = "", .source = given->source, .target = given->target };
+    moe_status status = tags_of(t, &first, &tags[0], &tags[1], error);
     if (status) return status;
     r->bytes = given->bytes, r->offsets = given->offsets, r->valid = given->valid, r->texts = given->texts;
     r->source = given->source, r->target = given->target;
@@ -1047,7 +1063,9 @@ moe_status moetext_new(const moetext_model *m, const char *options, moetext **ou
     moe_status status = text_settings_parse(&t->settings, options, error);
     if (!status && t->settings.form >= 0 && (text_form)t->settings.form != m->form)
         status = fail(error, MOE_ERROR_ARGUMENT, "form", "option form: the model was opened with another one");
-    if (!status) status = option_tag(m, "source", t->settings.source, &t->source_tag, error);
+    t->auto_source = strcmp(t->settings.source, AUTO) == 0;
+    t->source_tag = -1;
+    if (!status && !t->auto_source) status = option_tag(m, "source", t->settings.source, &t->source_tag, error);
     if (!status) status = option_tag(m, "target", t->settings.target, &t->target_tag, error);
     moe_session_params params = moe_session_params_default(m->front.model);
     text_settings_apply(&t->settings, &params);
@@ -1070,6 +1088,7 @@ void moetext_free(moetext *t) {
     text_aligner_free(&t->aligner);
     free(t->looks);
     free(t->links);
+    text_detector_close(t->detector);
     free(t->hypotheses);
     free(t->ends);
     free(t->logprobs);

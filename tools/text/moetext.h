@@ -126,7 +126,7 @@ typedef enum moetext_task {
 typedef struct moetext_request {
     const char *text; /* [length] it need not end in NUL */
     size_t length;
-    const char *source, *target; /* codes of languages; NULL: the translator's options */
+    const char *source, *target; /* codes of languages; NULL: the translator's options. source "auto": find it out */
     moetext_task task;
     const char *given; /* [given_length] */
     size_t given_length;

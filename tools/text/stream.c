@@ -15,6 +15,7 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more) {
     *more = 0;
     if (!s->rest.length) {
         const int answer = s->next(s, wait, line);
+        if (answer == MOE_PULL_REQUEST && s->seen) s->seen(s, line);
         if (answer != MOE_PULL_REQUEST || !is_long(s, line)) return answer;
         s->rest = *line;
     }

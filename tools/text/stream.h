@@ -18,6 +18,7 @@ struct text_stream {
     int blank_too; /* a blank text is a request as well */
     /* The next text: an answer of moe_pull_fn. The text stays valid until the next call. */
     int (*next)(text_stream *stream, int wait, text_line *line);
+    void (*seen)(text_stream *stream, const text_line *line); /* a whole text, before its parts; may be NULL */
     text_job *(*add)(text_stream *stream, const text_line *line, int more); /* a blank job; NULL: no memory */
     void (*ask)(text_stream *stream, text_job *job, moe_request *request);  /* fill the request: ids and all else */
     void (*finish)(text_stream *stream, text_job *job, const moe_result *result); /* result NULL: it was not asked */
