@@ -584,6 +584,34 @@ def a_closed_pipe_is_an_error():
 
 
 @test
+def encodings_are_named():
+    for data, word in ((b"caf\xe9 is a good word", "LATIN1"), (b"it\x92s here", "WINDOWS-1252"), (b"\xff\xfeh\0i\0", "UTF-16"),
+                       ("a word".encode("utf-16-be"), "UTF-16"), (b"\x1f\x8b\x08\0\0", "gzip")):
+        assert word in translate(data + b"\n", status=1).complaint, (data, word)
+    assert "as in" not in translate(b"Good \xff morning \0\n", status=1).complaint
+
+
+@test
+def a_hyphen_is_the_standard_stream():
+    assert translate("It rains.\n", "-i", "-", "-o", "-").lines == translate("It rains.\n").lines
+    assert not os.path.exists("-")
+
+
+@test
+def paragraphs_are_joined():
+    text = "\n\nWe have known each other\nfor ten years.\r\n  \nIt\n rains.\n\n"
+    joined = "\n\nWe have known each other for ten years.\n\nIt rains.\n\n"
+    found = translate(text, "--paragraphs")
+    assert found.text == translate(joined).text and len(found.lines) == 6, found.lines
+    assert translate("It\nrains.", "--paragraphs").lines == translate("It rains.\n").lines
+    wrong = translate("It rains.\n\nGood\nmo\xff\xffrning\n".encode("latin-1"), "--paragraphs", status=1)
+    assert "line 3: " in wrong.complaint and wrong.lines[0] == translate("It rains.\n").lines[0]
+    long = "\n".join(["word"] * 300000) + "\n\nIt rains.\n"
+    assert "longer than" in translate(long, "--paragraphs", status=1).complaint
+    assert translate("x\ty\n", "--paragraphs", "--score", status=2).complaint
+
+
+@test
 def a_missing_input_file_is_an_error():
     assert translate("", "-i", "/nonexistent/file", status=4).complaint
     assert translate("x\n", "-o", "/nonexistent/file", status=4).complaint
@@ -844,7 +872,7 @@ def info_in_words_and_json():
     assert run([INFO, "--check", MODEL]).returncode == 0
     assert run([INFO]).returncode == 2
     missing = run([INFO, MODEL + ".none"])
-    assert missing.returncode == 4 and "none" in missing.complaint, missing
+    assert missing.returncode == 3 and "none" in missing.complaint, missing
 
 
 @test
@@ -863,7 +891,7 @@ def quantize_writes_models_that_work():
         assert run([QUANTIZE, copy, folder + "/link.bin", "f16"]).returncode == 2
         assert run([QUANTIZE, copy, folder + "/x.bin", "q3"]).returncode == 2
         assert run([QUANTIZE, copy, folder + "/no/x.bin", "f16"]).returncode == 4
-        assert run([QUANTIZE, folder + "/none.bin", folder + "/x.bin", "f16"]).returncode == 4
+        assert run([QUANTIZE, folder + "/none.bin", folder + "/x.bin", "f16"]).returncode == 3
         assert sorted(os.listdir(folder)) == ["copy.bin", "link.bin"]
 
 

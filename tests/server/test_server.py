@@ -493,7 +493,7 @@ def a_taken_port_is_said():
             timeout=30,
         )
         assert other.returncode == 4 and str(server.port) in other.stderr
-    for arguments, status in ((["--port", "99999"], 2), (["-m", "none.bin"], 4), (["--set", "beem=4"], 2), (["x"], 2)):
+    for arguments, status in ((["--port", "99999"], 2), (["-m", "none.bin"], 3), (["--set", "beem=4"], 2), (["x"], 2)):
         got = subprocess.run(
             [str(BIN / "moe-server"), "-m", str(MODEL), *arguments], stderr=subprocess.PIPE, text=True, timeout=30
         )

@@ -169,7 +169,7 @@ static moe_status read_pair(const text_front *front, const program_common *o, co
                             pair *p, moe_error *error) {
     const char *tab = memchr(line->data, '\t', line->length);
     const size_t source = tab ? (size_t)(tab - line->data) : line->length;
-    char why[64];
+    char why[128];
     p->line = line->number;
     p->failed = p->waiting = 0;
     for (int i = 0; i < 2; i++) p->sides[i].ids.length = p->sides[i].word.length = p->sides[i].words = 0;

@@ -41,8 +41,8 @@ static void usage(FILE *to) {
           "  -h, --help          this text\n"
           "  -V, --version       version\n"
           "\n"
-          "Exit status: 0 fine, 2 usage, 3 the file is not a model or is damaged, 4 it\n"
-          "cannot be read, or output failed.\n",
+          "Exit status: 0 fine, 2 usage, 3 the file is not there, is no model or is\n"
+          "damaged, 4 output failed.\n",
           to);
 }
 
@@ -625,7 +625,7 @@ int main(int argc, char **argv) {
     const moe_model_params params = { .verify = check ? 1 : -1 };
     text_front front;
     moe_error e;
-    if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e);
+    if (text_open(path, TEXT_IDS_ONLY, &params, &front, &e)) return program_file_error(path, &e), EXIT_MODEL;
     status = EXIT_DONE;
     if (attribution) print_attribution(front.model, &lost);
     else if (as_json) status = print_json(&front, path, check);

@@ -44,8 +44,8 @@ static void usage(FILE *to) {
           "changes, OUT does not have the golden sentences of IN; tools/convert/convert.py\n"
           "--golden makes new ones.\n"
           "\n"
-          "Exit status: 0 done, 2 usage, 3 a file is not a model or memory ran out, 4 a\n"
-          "file could not be read or written.\n",
+          "Exit status: 0 done, 2 usage, 3 IN is not there or no model, or memory ran\n"
+          "out, 4 another file could not be read or written.\n",
           to);
 }
 
@@ -267,7 +267,7 @@ int main(int argc, char **argv) {
     moe_error e;
     if (text_open(in, sample_path && !ids ? TEXT_REQUIRED : TEXT_IDS_ONLY, &(moe_model_params){ .verify = 1 }, &front,
                   &e))
-        return program_file_error(in, &e);
+        return program_file_error(in, &e), EXIT_MODEL;
     if (sample_path && moe_model_get_kind(front.model) == MOE_MODEL_CLASSIFIER) {
         text_close(&front);
         return program_usage_error("%s is a classifier: --measure is for models that read text", in);

@@ -34,7 +34,7 @@ typedef struct options {
     int beam, nbest, batch_tokens, gpu_memory, split;      /* -1: not given */
     float length_penalty, coverage_penalty, prune, rerank; /* NaN: not given */
     const char *preset;
-    int score, prefix, self_test;
+    int score, prefix, self_test, paragraphs;
     int raw, force, early_stopping; /* the last two: -1: not given */
     int32_t end;                    /* the model's end token, for --raw-ids */
     int longest;                    /* target that it can write at all; 0: it does not say */
@@ -50,7 +50,7 @@ static void usage(FILE *to) {
           "  -s, --source LANG         language of the input. NLLB and M2M-100 want to be\n"
           "                            told; auto: found out for every line. Other models\n"
           "                            find it out by themselves, for --rerank alone\n"
-          "  -i, --input FILE          read this file instead of standard input\n"
+          "  -i, --input FILE          read this file instead of standard input (-)\n"
           "  -o, --output FILE         write to this file instead of standard output; after\n"
           "                            a failure or ^C it holds the whole lines that were\n"
           "                            finished\n"
@@ -84,6 +84,8 @@ static void usage(FILE *to) {
           "                            by sentence; 0 is never (default: 120; 0 with\n"
           "                            --json, --nbest, --score, --prefix, --routing, --ids\n"
           "                            and --pretokenized, which show whole lines)\n"
+          "      --paragraphs          join lines up to the next blank line: each paragraph\n"
+          "                            gives one line\n"
           "      --truncate            cut a line where the first unusable part begins;\n"
           "                            without it such a line is not used at all\n"
           "\n",
@@ -176,7 +178,8 @@ static int parse_options(int argc, char **argv, options *o) {
         PREFIX,
         RAW_IDS,
         FORCE,
-        EARLY_STOPPING
+        EARLY_STOPPING,
+        PARAGRAPHS
     };
     static const struct option known[] = { PROGRAM_OPTIONS,
                                            PROGRAM_GATE_OPTIONS,
@@ -202,6 +205,7 @@ static int parse_options(int argc, char **argv, options *o) {
                                            { "raw-ids", no_argument, NULL, RAW_IDS },
                                            { "force", required_argument, NULL, FORCE },
                                            { "early-stopping", optional_argument, NULL, EARLY_STOPPING },
+                                           { "paragraphs", no_argument, NULL, PARAGRAPHS },
                                            { NULL, 0, NULL, 0 } };
     program_common *common = &o->common;
     *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
@@ -241,6 +245,7 @@ static int parse_options(int argc, char **argv, options *o) {
         case GPU_MEMORY: status = program_int("gpu-memory", optarg, 1, 1 << 30, &o->gpu_memory); break;
         case SPLIT: status = program_int("split", optarg, 0, TEXT_MAX_LINE, &o->split); break;
         case SELF_TEST: o->self_test = 1; break;
+        case PARAGRAPHS: o->paragraphs = 1; break;
         default: status = program_option(common, c); break;
         }
     }
@@ -266,6 +271,9 @@ static int parse_options(int argc, char **argv, options *o) {
     if (o->self_test && (o->score || o->prefix || common->ids || common->pretokenized || common->json ||
                          common->input || common->text || common->output || common->routing))
         return program_usage_error("--self-test reads and writes nothing else");
+    if (o->paragraphs && (o->score || o->prefix || common->ids || common->pretokenized))
+        return program_usage_error(
+            "--paragraphs is for text alone, without --score, --prefix, --ids or --pretokenized");
     if (is_auto(o) && (common->routing || common->ids || common->pretokenized))
         return program_usage_error("-s auto does not go together with --routing, --ids, --raw-ids or --pretokenized");
     if (o->self_test && (common->gating || common->noise))
@@ -749,6 +757,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
               .flow = { .stream = { .front = front, .split = (size_t)o->split, .ask = app_ask },
                         .options = c,
                         .done_word = "translated",
+                        .paragraphs = o->paragraphs,
                         .see = app_see,
                         .line = app_line,
                         .stats = c->stats ? app_stats : NULL } };

@@ -213,8 +213,8 @@ static int parse_gating(program_common *o, const char *name) {
 int program_option(program_common *o, int c) {
     switch (c) {
     case 'm': o->model = optarg; break;
-    case 'i': o->input = optarg; break;
-    case 'o': o->output = optarg; break;
+    case 'i': o->input = strcmp(optarg, "-") == 0 ? NULL : optarg; break; /* - is the standard stream */
+    case 'o': o->output = strcmp(optarg, "-") == 0 ? NULL : optarg; break;
     case 'q': o->quiet = 1; break;
     case 'v': o->verbose = 1; break;
     case PROGRAM_THREADS: return program_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads);
@@ -569,10 +569,45 @@ static void drain(program_flow *f) {
 
 static program_flow *flow_of(text_stream *stream) { return (program_flow *)(void *)stream; }
 
+/* A line joins the paragraph, without the white space at its ends. */
+static void join_line(program_flow *f, const text_line *line) {
+    if (!f->paragraph.length) f->number = line->number, f->too_long = 0;
+    f->too_long |= line->too_long || f->paragraph.length + line->length > TEXT_MAX_LINE;
+    if (f->too_long) return;
+    if (f->paragraph.length) text_append(&f->paragraph, " ", 1);
+    text_append(&f->paragraph, line->data, line->length);
+}
+
+/* The next paragraph, or the next blank line. */
+static text_read next_paragraph(program_flow *f, int wait, text_line *line) {
+    text_read state = TEXT_READ_LINE;
+    if (f->over) f->paragraph.length = 0, f->over = 0;
+    if (f->blank) {
+        f->blank = 0;
+        *line = (text_line){ .data = "", .number = f->number };
+        return TEXT_READ_LINE;
+    }
+    while (!f->blank && (state = text_reader_next(&f->reader, wait, line)) == TEXT_READ_LINE) {
+        while (line->length && strchr(" \t", line->data[line->length - 1])) line->length--;
+        while (line->length && strchr(" \t", *line->data)) line->data++, line->length--;
+        if (line->length) join_line(f, line);
+        else if (f->paragraph.length) f->blank = 1;
+        else return state;
+    }
+    if (f->paragraph.failed) return f->stream.trouble = no_memory, TEXT_READ_STOP;
+    if (!f->blank && (state != TEXT_READ_END || !f->paragraph.length)) return state;
+    f->over = 1;
+    *line = (text_line){ .data = f->paragraph.data,
+                         .length = f->paragraph.length,
+                         .number = f->number,
+                         .too_long = f->too_long };
+    return TEXT_READ_LINE;
+}
+
 static int flow_next(text_stream *stream, int wait, text_line *line) {
     program_flow *f = flow_of(stream);
     if (program_signal || f->out.error) return MOE_PULL_CANCEL;
-    switch (text_reader_next(&f->reader, wait, line)) {
+    switch (f->paragraphs ? next_paragraph(f, wait, line) : text_reader_next(&f->reader, wait, line)) {
     case TEXT_READ_LINE: return MOE_PULL_REQUEST;
     case TEXT_READ_LATER: return MOE_PULL_LATER;
     case TEXT_READ_END: return MOE_PULL_END;
@@ -654,5 +689,6 @@ int program_flow_run(program_flow *f, moe_session *session) {
     text_reader_free(&f->reader);
     text_queue_free(&f->queue);
     text_bytes_free(&f->block);
+    text_bytes_free(&f->paragraph);
     return status;
 }

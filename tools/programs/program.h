@@ -245,7 +245,13 @@ struct program_flow {
                         moe_error *error); /* in order, as the line is written; may be NULL */
     void (*stats)(const program_flow *flow, const moe_session *session, double seconds);
 
+    int paragraphs; /* lines are joined up to the next blank one */
+
     text_reader reader;
+    text_bytes paragraph; /* the lines so far; those that were handed over, if `over` */
+    uint64_t number;      /* of its first line */
+    int too_long, over;
+    int blank; /* a blank line came behind it */
     text_queue queue;
     text_bytes block; /* lines on their way to one write; parts of a line wait in it for the others */
     int line_failed;  /* a part of the line that is leaving */

@@ -1226,8 +1226,8 @@ static int is_given(const options *o, const char *name) {
 static int open_translator(server *s) {
     moe_error error = { 0 };
     if (moetext_model_open(s->options.model, s->options.settings.data, &s->model, &error)) {
-        int status = program_file_error(s->options.model, &error);
-        return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : status;
+        program_file_error(s->options.model, &error);
+        return error.code == MOE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_MODEL;
     }
     static const char *const extras[] = {
         /* what a narrow beam or a model without attention has, as much as goes */

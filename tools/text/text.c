@@ -734,14 +734,31 @@ int text_reader_take(text_reader *reader, const char *text) {
     return !reader->buffer.failed;
 }
 
+/* What a line that is no UTF-8 may be, behind a comma. */
+static const char *encoding_of(const char *data, size_t length) {
+    size_t zeros = 0, high = 0, letters = 0, windows = 0;
+    if (length > 1 && (memcmp(data, "\xff\xfe", 2) == 0 || memcmp(data, "\xfe\xff", 2) == 0)) return ", as in UTF-16";
+    if (length > 1 && memcmp(data, "\x1f\x8b", 2) == 0) return ", as in a file of gzip";
+    for (size_t i = 0; i < length; i++) {
+        const unsigned char c = (unsigned char)data[i];
+        zeros += c == 0, high += c >= 0x80, windows += c >= 0x80 && c < 0xa0;
+        letters += (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    }
+    if (zeros && zeros >= length / 3) return ", as in UTF-16";
+    if (zeros || !high || high > letters) return "";
+    return windows ? ", as in Windows-1252 (iconv -f WINDOWS-1252 -t UTF-8)"
+                   : ", as in Latin-1 (iconv -f LATIN1 -t UTF-8)";
+}
+
 size_t text_line_usable(const text_line *line, char *why, size_t size) {
     const size_t valid = text_utf8_valid(line->data, line->length);
     const char *nul = valid ? memchr(line->data, '\0', valid) : NULL;
     const size_t length = nul ? (size_t)(nul - line->data) : valid;
     const int split = line->too_long && line->length - valid < 4; /* the cut may have split a character */
     *why = '\0';
-    if (nul) snprintf(why, size, "NUL byte at byte %zu", length + 1);
-    else if (valid < line->length && !split) snprintf(why, size, "invalid UTF-8 at byte %zu", length + 1);
+    const char *encoding = nul || (valid < line->length && !split) ? encoding_of(line->data, line->length) : "";
+    if (nul) snprintf(why, size, "NUL byte at byte %zu%s", length + 1, encoding);
+    else if (valid < line->length && !split) snprintf(why, size, "invalid UTF-8 at byte %zu%s", length + 1, encoding);
     else if (line->too_long) snprintf(why, size, "longer than %d bytes", (int)TEXT_MAX_LINE);
     return length;
 }
@@ -838,7 +855,7 @@ static const char *before_option(const text_options *options) { return options->
 
 /* How much of a line is fit for use: all of it, or with `truncate` what comes before the first trouble. */
 static size_t usable(const text_options *options, const text_line *line, text_job *job) {
-    char why[64];
+    char why[128];
     const size_t length = text_line_usable(line, why, sizeof why);
     if (*why)
         note(job, options->truncate ? &job->cut : &job->failed, options->truncate ? "%s: cut there" : "%s; %s%s", why,
@@ -1042,7 +1059,7 @@ static moe_status read_pair(const text_front *front, const text_options *options
 
 static moe_status add_pair(const text_front *front, const text_options *options, const text_line *line,
                            int targets_wanted, text_sample *sample, moe_error *error) {
-    char why[64];
+    char why[128];
     moe_status status = MOE_OK;
     if (sample->count == sample->capacity) {
         size_t more = sample->capacity ? 2 * sample->capacity : 256;
