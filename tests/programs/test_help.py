@@ -80,6 +80,14 @@ for one in [*scripts, "tools/install-deps"]:
 
 
 @test
+def modules_that_are_missing_are_named():
+    for script in ("tools/convert/convert.py", "tools/train/train.py"):
+        done = subprocess.run([sys.executable, "-S", script, "--help"], cwd=ROOT, capture_output=True, encoding="utf-8",
+                              env={x: y for x, y in os.environ.items() if x != "PYTHONPATH"})
+        assert done.returncode == 1 and "install-deps" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@test
 def there_are_programs_and_scripts():
     assert len(programs) >= 10 and len(scripts) >= 7, (programs, scripts)
 

@@ -9,6 +9,7 @@ tokenisation and BPE, with the merges that the model file holds.
 It needs sacremoses and subword-nmt, which NVIDIA's GNMT uses too:
 pip install sacremoses subword-nmt
 """
+import needs  # first: it tells what is missing
 import argparse
 import io
 import signal

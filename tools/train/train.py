@@ -50,6 +50,7 @@ operations. With glibc 6 % of the time went into malloc's lists:
 LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) saves it, and
 half the memory.
 """
+import needs  # first: it tells what is missing
 import argparse
 import csv
 import ctypes

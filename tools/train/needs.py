@@ -1,0 +1,1 @@
+../convert/needs.py
