@@ -173,7 +173,8 @@ $(BIN)/$(call shared_name,libmoe): $(MOE_OBJECTS) $(BUILD)/.objects
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoe,$(SONUMBER))
 
 $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lexttextcat-2.0 -lm $(CUDA_LIBS) -o $@
+	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lexttextcat-2.0 -lm \
+	    $(CUDA_LIBS) -o $@
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 
 # What a program with text in and out is made of beside its own object.

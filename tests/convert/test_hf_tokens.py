@@ -335,10 +335,11 @@ def languages_are_found_by_the_names_that_others_use():
 
 @numpy_test
 def the_language_of_every_line_is_found_out():
-    texts = {"eng_Latn": "The children play in the old house near the river every day. Nobody knows why the door is open, "
-                         "and nobody has asked for a long time, because they all like it as it is.",
-             "deu_Latn": "Niemand weiß, warum die Tür offen bleibt.", "12": "12", "fra_Latn": "Les enfants jouent près de "
-             "la vieille maison, qui est déjà fermée.", "rus_Cyrl": "Старый дом стоит у реки, где играют дети."}
+    texts = {"eng_Latn": "The children play in the old house near the river every day. Nobody knows why the door is "
+                         "open, and nobody has asked for a long time, because they all like it as it is.",
+             "deu_Latn": "Niemand weiß, warum die Tür offen bleibt.", "12": "12",
+             "fra_Latn": "Les enfants jouent près de la vieille maison, qui est déjà fermée.",
+             "rus_Cyrl": "Старый дом стоит у реки, где играют дети."}
     with checkpoint("nllb") as c:
         model = converted(c)
         command = [TRANSLATE, "-m", model, "-t", "deu_Latn", "--beam", "2", "--max-len", "12", "-s"]

@@ -585,8 +585,9 @@ def a_closed_pipe_is_an_error():
 
 @test
 def encodings_are_named():
-    for data, word in ((b"caf\xe9 is a good word", "LATIN1"), (b"it\x92s here", "WINDOWS-1252"), (b"\xff\xfeh\0i\0", "UTF-16"),
-                       ("a word".encode("utf-16-be"), "UTF-16"), (b"\x1f\x8b\x08\0\0", "gzip")):
+    for data, word in ((b"caf\xe9 is a good word", "LATIN1"), (b"it\x92s here", "WINDOWS-1252"),
+                       (b"\xff\xfeh\0i\0", "UTF-16"), ("a word".encode("utf-16-be"), "UTF-16"),
+                       (b"\x1f\x8b\x08\0\0", "gzip")):
         assert word in translate(data + b"\n", status=1).complaint, (data, word)
     assert "as in" not in translate(b"Good \xff morning \0\n", status=1).complaint
 
@@ -604,7 +605,7 @@ def paragraphs_are_joined():
     found = translate(text, "--paragraphs")
     assert found.text == translate(joined).text and len(found.lines) == 6, found.lines
     assert translate("It\nrains.", "--paragraphs").lines == translate("It rains.\n").lines
-    wrong = translate("It rains.\n\nGood\nmo\xff\xffrning\n".encode("latin-1"), "--paragraphs", status=1)
+    wrong = translate(b"It rains.\n\nGood\nmo\xff\xffrning\n", "--paragraphs", status=1)
     assert "line 3: " in wrong.complaint and wrong.lines[0] == translate("It rains.\n").lines[0]
     long = "\n".join(["word"] * 300000) + "\n\nIt rains.\n"
     assert "longer than" in translate(long, "--paragraphs", status=1).complaint

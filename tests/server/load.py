@@ -85,7 +85,8 @@ class Load:
                 status, answer = reply.status, json.loads(reply.read())
             except (OSError, http.client.HTTPException) as error:
                 # A connection that the server closed before it read the request is no answer lost.
-                if not self.ending or (sent and not isinstance(error, http.client.RemoteDisconnected | ConnectionError)):
+                closed = isinstance(error, http.client.RemoteDisconnected | ConnectionError)
+                if not self.ending or (sent and not closed):
                     self.complain(f"client {number}: {type(error).__name__} {error}")
                 return
             seconds = time.monotonic() - begin

@@ -8,8 +8,8 @@ def hook(kind, error, trace):
         sys.__excepthook__(kind, error, trace)
         return
     script = os.path.relpath(sys.argv[0])
-    print(f"{os.path.basename(script)}: Python's module {error.name} is missing here. tools/install-deps --train makes an "
-          f"environment that has it; then run .venv/bin/python {script}", file=sys.stderr)
+    print(f"{os.path.basename(script)}: Python's module {error.name} is missing here. tools/install-deps --train makes "
+          f"an environment that has it; then run .venv/bin/python {script}", file=sys.stderr)
 
 
 sys.excepthook = hook

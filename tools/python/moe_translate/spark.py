@@ -5,7 +5,7 @@
 
 Each worker opens the model once and keeps it. The file must be on every node: by SparkContext.addFile, or on a file
 system that all nodes see. One row comes out for each row that goes in. Results do not depend on partitions, batches or
-retries, so failed tasks and speculative ones give the same bytes. A worker computes with as many threads as its task has
+retries, so failed tasks and speculative ones give the same bytes. A worker has as many threads as its task has
 processors (spark.task.cpus), unless the option threads says otherwise.
 
 A long job goes file by file, and goes on where it ended when it is started again:
@@ -48,7 +48,7 @@ def translate_column(df, column, model, output="translation", status="status", *
 
 
 def translate_files(spark, files, output, model, column="value", **options):
-    """Translates files one after the other: each becomes output/NAME, a folder in Parquet with all columns and two more.
+    """Translates files one after the other: each becomes output/NAME, a folder in Parquet with two columns more.
     Files that end in .parquet are read as such, others as text, whose lines are the column "value". What is there as a
     whole is left out, so that a job that failed can be started again. Returns the folders that this call made. A folder
     that has not as many rows as its file is a RuntimeError."""
