@@ -251,7 +251,7 @@ clean:
 # libmoe.a; one that does not links with it. tests/*/test_*.py and .sh print ok and FAIL lines.
 TEST_SOURCES = $(notdir $(wildcard tests/*/test_*.c))
 TEST_PROGRAMS = $(TEST_SOURCES:%.c=$(BUILD)/%) $(EMULATED_PROGRAMS)
-TEST_SCRIPTS = $(wildcard tests/*/test_*.py tests/*/test_*.sh)
+TEST_SCRIPTS = $(filter-out tests/package/test_spark.py,$(wildcard tests/*/test_*.py tests/*/test_*.sh))
 
 # Hardly a machine has AMX, and many lack AVX-VNNI: these have both as emulations.
 EMULATED_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine)),\
@@ -285,7 +285,7 @@ test: $(BUILD)/.deps-test all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated
 check: $(BUILD)/moe.o
 	@BUILD="$(BUILD)" python3 tests/check-source
 
-# PySpark is large, so that `make test` does without: its tests are skipped there unless it is in .venv.
+# PySpark is large: `make test` does without.
 test-spark: $(BUILD)/.deps-test $(BUILD)/.deps-spark all
 	@BIN="$(BIN)" python3 tests/run tests/package/test_spark.py
 
