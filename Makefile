@@ -275,11 +275,15 @@ $(TEST_PROGRAMS): %: %.o $(BUILD)/libtext.a $(LIBRARY)
 $(BUILD)/moe-translate-emulated: $(addprefix $(BUILD)/,moe-translate.o moe-with-cuda.o cuda_emu.o libtext.a)
 	$(LINK) $(TEXT_LIBS) -o $@
 
+# Put before programs by tests/programs/test_io.py.
+$(BUILD)/short_io.so: tests/programs/short_io.c | $(BUILD)/.deps-test
+	$(CC) -std=c11 $(WARN) -O1 -fPIC -shared $< -ldl -o $@
+
 # For tests/engine/parity.py, and for tests/cuda/gpu-check on a machine with a GPU.
 $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
-test: $(BUILD)/.deps-test all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated
+test: $(BUILD)/.deps-test all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/short_io.so
 	@BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run tests/check-source $(TEST_PROGRAMS) $(TEST_SCRIPTS)
 
 check: $(BUILD)/moe.o

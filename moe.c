@@ -4967,11 +4967,19 @@ static void moe_sync_folder(char *path) {
     close(fd);
 }
 
+/* Signals that end a program wait meanwhile; any other is no reason to give up. */
+static int moe_sync(int fd) {
+    int result;
+    do result = fsync(fd);
+    while (result != 0 && errno == EINTR);
+    return result;
+}
+
 moe_status moe_output_close(moe_output *o, int keep, moe_error *error) {
     moe_allocator a;
     moe_status status = MOE_OK;
     if (!o) return MOE_OK;
-    if (keep && !o->failed && fsync(o->fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS)
+    if (keep && !o->failed && moe_sync(o->fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS)
         o->failed = errno; /* a pipe cannot */
     if (o->fd >= 0 && close(o->fd) != 0 && errno != EINTR && !o->failed) o->failed = errno;
     if (keep && !o->failed && o->temporary[0] && rename(o->temporary, o->target) != 0) o->failed = errno;

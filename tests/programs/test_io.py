@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""A system that is short of something: reads and writes that move a part or are interrupted, a disk that is full.
+
+Usage: tests/python tests/programs/test_io.py
+Prints `ok NAME` or `FAIL NAME` per test; standard library only. BIN says where the programs are, BUILD where
+short_io.so and the C suites are.
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+from small_models import classifier, language, translation, write
+from suite import Skip, Suite
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(ROOT, os.environ.get("BIN", "."))
+BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
+SHORT = os.path.join(BUILD, "short_io.so")
+test = Suite()
+
+
+def path(program):
+    return os.path.join(BIN, program)
+
+
+def run(command, data=b"", prefix=(), **keywords):
+    environment = dict(os.environ, **keywords.pop("env", {}))
+    return subprocess.run([*prefix, *command], input=data, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300,
+                          cwd=ROOT, env=environment, **keywords)
+
+
+def models(folder):
+    """A model of each kind."""
+    for name, (meta, tensors) in {"translation": translation(), "language": language(),
+                                  "classifier": classifier()}.items():
+        write(f"{folder}/{name}.bin", meta, tensors)
+
+
+IDS = "".join(" ".join(str(6 + (7 * i + 5 * k) % 30) for k in range(1 + i % 9)) + "\n" for i in range(60)).encode()
+ROWS = "".join(" ".join(str((i * k) % 7 / 4 - 1) for k in range(6)) + "\n" for i in range(60)).encode()
+TEXT = "".join(f"Where is my book?\nIt rains {'very ' * (i % 4)}much today.\n\n" for i in range(8)).encode()
+
+# Arguments of programs, and what they read: FOLDER/ has the models, OUT is the file that they write.
+COMMANDS = {
+    "moe-translate": ("-m FOLDER/translation.bin --ids -q", IDS),
+    "moe-translate, copied, into a file": ("-m FOLDER/translation.bin --ids -q --json --no-mmap -o OUT", IDS),
+    "moe-translate, from a file, with routing": ("-m FOLDER/translation.bin --ids -q -i FOLDER/ids --routing OUT", b""),
+    "moe-translate, text": ("-m models/en-de-fr-es.bin -q -t de --beam 1 --rerank 0 --threads 2 --no-mmap", TEXT),
+    "moe-score": ("-m FOLDER/language.bin --ids -q --no-mmap", IDS),
+    "moe-classify": ("-m FOLDER/classifier.bin -q --no-mmap -o OUT", ROWS),
+    "moe-align": ("-m models/en-de-fr-es.bin -q -s en -t de", b"Where is my book?\tWo ist mein Buch?\n" * 5),
+    "moe-info": ("--check FOLDER/translation.bin", b""),
+    "moe-quantize": ("FOLDER/translation.bin OUT q8", b""),
+    "moe-routing": ("FOLDER/routing.jsonl -o OUT", b""),
+    "moe-make-random": ("--preset lm-32 -o OUT", b""),  # large
+}
+WRITERS = [name for name, (words, _) in COMMANDS.items() if "OUT" in words]
+AS_THEY_COME = "moe-classify", "moe-translate, copied"  # lines; others write a file whole or not at all
+
+
+def prepare(folder):
+    models(folder)
+    with open(f"{folder}/ids", "wb") as file:
+        file.write(IDS)
+    done = run([path("moe-translate"), "-m", f"{folder}/translation.bin", "--ids", "-q", "--routing",
+                f"{folder}/routing.jsonl"], IDS)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def command(name, folder, out):
+    words = COMMANDS[name][0].replace("FOLDER", folder).replace("OUT", out).split()
+    return [path(name.split(",")[0]), *words]
+
+
+def result(name, folder, **keywords):
+    """Status, standard output, and the file that was written, of one command."""
+    out = f"{folder}/out"
+    if os.path.exists(out):
+        os.remove(out)
+    done = run(command(name, folder, out), COMMANDS[name][1], **keywords)
+    content = None
+    if os.path.exists(out):
+        with open(out, "rb") as file:
+            content = file.read()
+    return done.returncode, done.stdout, content, done.stderr.decode()
+
+
+# ---- Short and interrupted reads and writes ----
+
+@test
+def short_and_interrupted_calls_change_nothing():
+    calls = 0
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(folder)
+        count = f"{folder}/count"
+        for name in COMMANDS.keys() - {"moe-make-random"}:
+            wanted = result(name, folder)
+            assert wanted[0] == 0, f"{name}: {wanted}"
+            found = result(name, folder, env={"LD_PRELOAD": SHORT, "MOE_SHORT_IO_COUNT": count})
+            assert found[:3] == wanted[:3], f"{name}: status {found[0]}, {found[3]}"
+            with open(count, encoding="ascii") as file:
+                calls += int(file.read())
+    assert calls > 1000, f"only {calls} calls went by way of short_io.so"
+
+
+@test
+def the_library_reads_and_writes_models_whole():
+    for name in "test_file", "test_damage":
+        done = run([os.path.join(BUILD, name)], env={"LD_PRELOAD": SHORT, "CMOCKA_MESSAGE_OUTPUT": "TAP"})
+        wrong = [x for x in (done.stdout + done.stderr).decode().splitlines() if x.startswith("not ok")]
+        assert done.returncode == 0, f"{name}: status {done.returncode}: {wrong[:3]}"
+
+
+# ---- A full disk ----
+
+def inside(folder, size, script):
+    """Runs a shell script in a name space of its own, in which FOLDER is a file system of so many bytes."""
+    return run(["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else []), "sh", "-c",
+                f"mount -t tmpfs -o size={size} tmpfs '{folder}' && {script}"])
+
+
+@test
+def a_full_disk_is_a_message_and_leaves_nothing():
+    """What a program writes does not fit; then the same with the file there before, which stays as it was."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as disk:
+        prepare(folder)
+        if inside(disk, 4096, "true").returncode:
+            raise Skip("no file system can be mounted")
+        for name in WRITERS:
+            with open(f"{folder}/in", "wb") as file:
+                file.write(COMMANDS[name][1] * 100)
+            words = " ".join(command(name, folder, f"{disk}/out"))
+            for before in ("", "old"):
+                keep = f"printf {before} > '{disk}/out'; " if before else ""
+                done = inside(disk, 4096, f"{keep}{words} < '{folder}/in' > /dev/null 2> '{folder}/said'; echo $?; "
+                                          f"ls -A '{disk}'; cat '{disk}/out'")
+                status, *rest = done.stdout.decode(errors="replace").splitlines()
+                with open(f"{folder}/said", encoding="utf-8") as file:
+                    said = file.read()
+                assert (status, "No space left" in said) == ("4", True), f"{name}: status {status}: {said} {done}"
+                assert len(said.splitlines()) == 1, f"{name}: {said}"
+                if name.startswith(AS_THEY_COME):
+                    assert rest[:1] == ["out"], f"{name}: {rest[:3]}"
+                else:
+                    assert rest == (["out", "old"] if before else []), f"{name}: {rest[:3]}"
+
+
+@test
+def a_file_may_not_grow_is_a_message():
+    """ulimit -f: the signal SIGXFSZ must not end a program without a word."""
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(folder)
+        for name in WRITERS:
+            out = f"{folder}/out"
+            if os.path.exists(out):
+                os.remove(out)
+            done = run(command(name, folder, out), COMMANDS[name][1] * 100,
+                       prefix=["sh", "-c", "ulimit -f 1; exec \"$0\" \"$@\""])
+            said = done.stderr.decode()
+            assert (done.returncode, len(said.splitlines())) == (4, 1) and "File too large" in said, \
+                f"{name}: status {done.returncode}: {said}"
+
+
+if __name__ == "__main__":
+    sys.exit(test.run(*sys.argv[1:2]))
