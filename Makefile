@@ -2,6 +2,7 @@
 #
 # Variables: CC, CXX, CFLAGS, LDFLAGS as usual; PREFIX, DESTDIR for install; MODEL for demo;
 # BUILD (objects) and BIN (programs) let variants such as `make asan` live beside the normal build;
+# JOBS says how many suites, or fuzz targets, run at a time;
 # CUDA=1 builds programs that use a GPU where there is one, CUDA_HOME, NVCC, CUDA_ARCH for it.
 
 PREFIX ?= /usr/local
@@ -9,6 +10,7 @@ BUILD  ?= build
 BIN    ?= .
 MODEL  ?= models/en-de-fr-es.bin
 DEPS   ?= tools/install-deps
+JOBS   ?= 1
 OBJCOPY ?= objcopy
 
 ifeq ($(origin CXX),default)
@@ -87,7 +89,7 @@ PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo test test-arm test-spark check install uninstall clean asan tsan valgrind fuzz fuzz-coverage FORCE
+.PHONY: all help demo test test-arm test-spark check install uninstall clean asan tsan valgrind c-suites coverage tidy fuzz FORCE
 .DEFAULT_GOAL := all
 
 all: $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
@@ -110,7 +112,7 @@ $(BUILD)/%.o: %.cc | $(BUILD)/.deps-build
 	$(CXX) $(CXX_FLAGS) -c $< -o $@
 
 # The engine, and what has it inside it.
-$(BUILD)/moe.o $(BUILD)/moe-with-cuda.o $(BUILD)/moe-bench.o: SPEED = -O3
+$(BUILD)/moe.o $(BUILD)/moe-with-cuda.o $(BUILD)/moe-bench.o: SPEED = $(if $(findstring -O,$(EXTRA)),,-O3)
 
 $(BUILD)/moe-with-cuda.o: moe.c | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -DMOE_CUDA -c $< -o $@
@@ -206,12 +208,14 @@ help:
 	@echo 'make test             build and run all tests'
 	@echo 'tests/cuda/gpu-check       on a machine with a GPU: bytes, races and speed of the CUDA build in one table'
 	@echo 'make check            quick checks of the source: exported names, table of contents'
-	@echo 'make asan             run all tests with the address and undefined-behaviour sanitizers'
+	@echo 'make asan             run the C suites with the address and undefined-behaviour sanitizers'
 	@echo 'make tsan             run the tests of threads with the thread sanitizer'
 	@echo 'make fuzz SECONDS=N   run every fuzz target for N seconds; make fuzz-NAME one of them: tests/fuzz/README.md'
 	@echo 'make test-spark       the Python package on a Spark of this machine, a worker killed (needs 600 MB)'
 	@echo 'make test-arm         compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)'
-	@echo 'make valgrind         run the test programs under valgrind'
+	@echo 'make valgrind         run the C suites under valgrind (VALGRIND_SUITES=... some of them)'
+	@echo 'make coverage         say which lines of moe.c its tests reach; fails below 96 %'
+	@echo 'make tidy             look for mistakes with clang-tidy, as .clang-tidy says'
 	@echo 'make install          install all of it, the model and completions under PREFIX ($(PREFIX)), with DESTDIR'
 	@echo 'make uninstall        remove what make install put there'
 	@echo 'make clean            remove what was built'
@@ -284,7 +288,7 @@ $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
 test: $(BUILD)/.deps-test all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/short_io.so
-	@BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run tests/check-source $(TEST_PROGRAMS) $(TEST_SCRIPTS)
+	@BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS) tests/check-source $(TEST_PROGRAMS) $(TEST_SCRIPTS)
 
 check: $(BUILD)/moe.o
 	@BUILD="$(BUILD)" python3 tests/check-source
@@ -293,9 +297,14 @@ check: $(BUILD)/moe.o
 test-spark: $(BUILD)/.deps-test $(BUILD)/.deps-spark all
 	@BIN="$(BIN)" python3 tests/run tests/package/test_spark.py
 
+# All C suites, and what programs do with small models.
+ASAN_SCRIPTS = $(addprefix tests/programs/test_,versions.py cli_gating.py routing.py)
 asan:
-	$(MAKE) BUILD=build/asan BIN=build/asan \
-	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
+	@$(MAKE) --no-print-directory BUILD=build/asan BIN=build/asan \
+	    EXTRA='-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' c-suites
+
+c-suites: $(BUILD)/.deps-test $(PROGRAMS) $(TEST_PROGRAMS)
+	@BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS) $(TEST_PROGRAMS) $(ASAN_SCRIPTS)
 
 # Threads that share a model, and sessions with threads of their own.
 tsan: $(BUILD)/.deps-test
@@ -303,10 +312,24 @@ tsan: $(BUILD)/.deps-test
 	    EXTRA='-O1 -fsanitize=thread -fno-omit-frame-pointer' build/tsan/test_threads
 	@TSAN_OPTIONS=halt_on_error=1 python3 tests/run build/tsan/test_threads
 
+# Lines of moe.c that its tests reach. -O1: at -O0 kernels take minutes.
+COVERAGE = $(filter-out %/test_cuda,$(patsubst tests/engine/%.c,build/coverage/%,$(wildcard tests/engine/test_*.c)) \
+	$(EMULATED_PROGRAMS:$(BUILD)/%=build/coverage/%))
+coverage: $(BUILD)/.deps-test
+	@$(MAKE) --no-print-directory BUILD=build/coverage BIN=build/coverage EXTRA='-O1 --coverage' $(COVERAGE)
+	@JOBS=$(JOBS) tests/coverage build/coverage $(COVERAGE)
+
 # valgrind knows no instruction set beyond AVX2, and nothing of the fibres in tests/cuda/cuda_emu.h.
-valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind all $(TEST_PROGRAMS)
+VALGRIND_SUITES ?= $(patsubst $(BUILD)/%,%,$(filter-out %/test_cuda,$(TEST_PROGRAMS)))
+valgrind: $(BUILD)/.deps-test $(BUILD)/.deps-valgrind $(VALGRIND_SUITES:%=$(BUILD)/%)
 	@BIN="$(BIN)" BUILD="$(BUILD)" VALGRIND=1 MOE_TEST_WRAP="valgrind -q --error-exitcode=99 --leak-check=full \
-	    --errors-for-leak-kinds=definite,indirect,possible" python3 tests/run $(filter-out %/test_cuda,$(TEST_PROGRAMS))
+	    --errors-for-leak-kinds=definite,indirect,possible" python3 tests/run -j $(JOBS) $(VALGRIND_SUITES:%=$(BUILD)/%)
+
+# What a compiler does not see: .clang-tidy says what is looked for.
+TIDY ?= $(firstword $(shell command -v clang-tidy-14) clang-tidy)
+tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD)/server-html.inc
+	@printf '%s\n' moe.c $(wildcard tools/*/*.c) | xargs -P $(JOBS) -I FILE \
+	    $(TIDY) --quiet FILE -- -std=c11 -I. -I$(BUILD) $(SYSTEM) 2>/dev/null
 
 # ---- Fuzzing: tests/fuzz/README.md ----
 # clang's libFuzzer; a second make builds what it instruments. The kernels are those of a release, by $(CC), and so is
@@ -316,18 +339,23 @@ FUZZ_TARGETS = model kernels kernels-emulated text lines routing idx convert
 SECONDS ?= 20
 FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \
 	-fno-sanitize-recover=all
-FUZZ_COVERAGE = -O1 -fsanitize=fuzzer-no-link -fprofile-instr-generate -fcoverage-mapping
 FUZZ_LINK = $(CXX) $(EXTRA) -fsanitize=fuzzer -pthread $(filter %.o,$^) $(filter %.a,$^)
 
-fuzz: $(FUZZ_TARGETS:%=fuzz-%)
-.NOTPARALLEL: fuzz
+# All of them are built first, then JOBS at a time run.
+FUZZ_SANITIZED = model text lines routing idx
+fuzz: $(addprefix build/fuzz/,$(filter-out $(FUZZ_SANITIZED),$(FUZZ_TARGETS))) $(BUILD)/moe.o
+	@$(call make_fuzz,$(FUZZ_SANITIZED:%=build/fuzz/fuzz_%))
+	@printf '%s\n' $(FUZZ_TARGETS) | xargs -P $(JOBS) -I TARGET tests/python tests/fuzz/run TARGET $(SECONDS)
+
+# $(call make_fuzz,PROGRAM...)
+make_fuzz = $(MAKE) --no-print-directory BUILD=build/fuzz BIN=build/fuzz CC=$(FUZZ_CC) EXTRA='$(FUZZ_SANITIZE)' \
+	    MOE_OBJECTS=$(BUILD)/moe.o $(1) build/fuzz/seeds
 
 $(FUZZ_TARGETS:%=fuzz-%): fuzz-%: build/fuzz/%
 	@tests/python tests/fuzz/run $* $(SECONDS)
 
-$(addprefix build/fuzz/,model text lines routing idx): build/fuzz/%: $(BUILD)/moe.o FORCE | $(BUILD)/.deps-fuzz
-	@$(MAKE) --no-print-directory BUILD=build/fuzz BIN=build/fuzz CC=$(FUZZ_CC) EXTRA='$(FUZZ_SANITIZE)' \
-	    MOE_OBJECTS=$(BUILD)/moe.o build/fuzz/fuzz_$* build/fuzz/seeds
+$(FUZZ_SANITIZED:%=build/fuzz/%): build/fuzz/%: $(BUILD)/moe.o FORCE | $(BUILD)/.deps-fuzz
+	@$(call make_fuzz,build/fuzz/fuzz_$*)
 
 build/fuzz/kernels build/fuzz/kernels-emulated: build/fuzz/%: $(BUILD)/fuzz_%.o FORCE | $(BUILD)/.deps-fuzz
 	@mkdir -p build/fuzz

@@ -24,8 +24,8 @@ typedef struct option {
 } option;
 
 #define AT(field) .offset = offsetof(text_settings, field)
-#define WHOLE_OF(field, least, most, shown) AT(field), .kind = WHOLE, .low = least, .high = most, .values = shown
-#define REAL_OF(field, most, shown) AT(field), .kind = REAL, .high = most, .values = shown
+#define WHOLE_OF(field, least, most, shown) AT(field), .kind = WHOLE, .low = (least), .high = (most), .values = shown
+#define REAL_OF(field, most, shown) AT(field), .kind = REAL, .high = (most), .values = shown
 #define SIZE_OF(field, shown) AT(field), .kind = SIZE, .values = shown
 #define WORD_OF(field, shown) AT(field), .kind = WORD, .size = sizeof((text_settings *)0)->field, .values = shown
 

@@ -181,7 +181,7 @@ void text_calm(char *data, size_t length) {
 void text_shout(char *data, size_t length) {
     for (size_t at = 0, bytes; at < length; at += bytes) {
         const unsigned c = short_character(data, at, &bytes);
-        if (c == SHARP_S) memcpy(data + at, "SS", 2);
+        if (c == SHARP_S) data[at] = data[at + 1] = 'S';
         else if (capital_letter(c) != c) put_short_character(data + at, capital_letter(c));
     }
 }
@@ -883,8 +883,8 @@ static moe_status to_ids(const text_front *front, const text_options *options, c
 /* Whether a piece is <0x80> to <0xBF>: the one before it begins the character. */
 static int continues_character(const text_front *front, int32_t id) {
     const moe_span piece = front->of_targets ? text_piece(front, id) : text_source_piece(front, id);
-    return piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 && memchr("89AB", piece.data[3], 4) &&
-           piece.data[5] == '>';
+    const char high = piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 ? piece.data[3] : 0;
+    return (high == '8' || high == '9' || high == 'A' || high == 'B') && piece.data[5] == '>';
 }
 
 /* Ids beyond the limit: refuse or cut, and not inside a character that is spelled in bytes. */
