@@ -89,7 +89,8 @@ PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo test test-arm test-spark check install uninstall clean asan tsan valgrind c-suites coverage tidy fuzz FORCE
+.PHONY: all help demo test test-arm test-spark check install uninstall clean asan tsan valgrind c-suites \
+	 coverage tidy fuzz fuzz-coverage FORCE
 .DEFAULT_GOAL := all
 
 all: $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
@@ -211,6 +212,7 @@ help:
 	@echo 'make asan             run the C suites with the address and undefined-behaviour sanitizers'
 	@echo 'make tsan             run the tests of threads with the thread sanitizer'
 	@echo 'make fuzz SECONDS=N   run every fuzz target for N seconds; make fuzz-NAME one of them: tests/fuzz/README.md'
+	@echo 'make fuzz-coverage    say which lines of moe.c the inputs reach that make fuzz-model found'
 	@echo 'make test-spark       the Python package on a Spark of this machine, a worker killed (needs 600 MB)'
 	@echo 'make test-arm         compile for AArch64 and run kernels and whole models under qemu (SLOW= for all rounds)'
 	@echo 'make valgrind         run the C suites under valgrind (VALGRIND_SUITES=... some of them)'
@@ -376,6 +378,15 @@ $(BUILD)/fuzz_routing.o: C_FLAGS += -I$(BUILD)
 $(BUILD)/fuzz_routing.o: $(BUILD)/routing-html.inc
 
 $(BUILD)/seeds: $(BUILD)/seeds.o $(LIBRARY)
+	$(LINK) -lm -o $@
+
+# What the inputs reach that fuzz-model has kept so far, in the rooms that read what a file says.
+fuzz-coverage:
+	@$(MAKE) --no-print-directory BUILD=build/fuzz-coverage EXTRA='-O1 --coverage' build/fuzz-coverage/replay
+	@tests/coverage --least 95 --rooms 'Model file: reader,Layers' build/fuzz-coverage \
+	    'build/fuzz-coverage/replay build/fuzz/corpus/model build/fuzz/seeds-model'
+
+$(BUILD)/replay: $(BUILD)/replay.o $(BUILD)/fuzz_model.o
 	$(LINK) -lm -o $@
 
 # AArch64 on another machine: kernels against portable on a processor with everything, one without matrix products and
