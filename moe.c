@@ -2625,7 +2625,7 @@ MOE_AVX512_INLINE void moe_expect_avx512(const moe_linear *l, size_t row, size_t
 
 #define MOE_ASK_AVX512(n)                                                                        \
     case n:                                                                                      \
-        if ((n < 0 ? -(n) : n) > blocks) break;                                                  \
+        if (((n) < 0 ? -(n) : (n)) > blocks) break;                                              \
         if (type == MOE_TYPE_Q8) moe_q8_sums_avx512(l->w, x, block, sum, rows, blocks, next, n); \
         else moe_q4_sums_avx512(l->w, x, block, sum, rows, blocks, next, n);                     \
         break;
@@ -6093,7 +6093,7 @@ static moe_status moe_bind(moe_model *m, moe_error *error) {
 
 /* How many tokens the session adds to a source. */
 static size_t moe_source_extra(const moe_model *m) {
-    return (size_t)((m->source_tag != 0) + m->source_bos + m->source_eos);
+    return (size_t)(m->source_tag != 0) + (size_t)m->source_bos + (size_t)m->source_eos;
 }
 
 static int moe_is_never(const moe_model *m, int32_t id) {
@@ -6185,6 +6185,7 @@ static void *moe_read_file(int fd, size_t bytes) {
 
 moe_status moe_model_open(const char *path, const moe_model_params *params, moe_model **out, moe_error *error) {
     struct stat info;
+    moe_model *m = NULL;
     void *data;
     moe_status status;
     int code, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer is not waited for */
@@ -6202,14 +6203,15 @@ moe_status moe_model_open(const char *path, const moe_model_params *params, moe_
     code = errno;
     status = data == MAP_FAILED
                  ? moe_fail(error, MOE_ERROR_IO, "mmap", "cannot map or read %s: %s", path, strerror(code))
-                 : moe_model_create(data, (size_t)info.st_size, params, out, error);
-    if (status != MOE_OK || (params && params->copy)) close(fd);
-    if (status != MOE_OK) {
+                 : moe_model_create(data, (size_t)info.st_size, params, &m, error);
+    if (!m || (params && params->copy)) close(fd);
+    if (!m) {
         if (data != MAP_FAILED) munmap(data, (size_t)info.st_size);
         return status;
     }
-    (*out)->mapped = 1;
-    if (!params || !params->copy) (*out)->fd = fd, (*out)->opened = info;
+    m->mapped = 1;
+    if (!params || !params->copy) m->fd = fd, m->opened = info;
+    *out = m;
     return MOE_OK;
 }
 
