@@ -617,7 +617,7 @@ def images_are_scaled_and_placed(model, folder):
             assert classify(model, b"", "--top", "3", "--batch", batch, *options, idx).text == wanted, options
         assert classify(model, data, "--top", "3", *options).text == wanted
     for options in (["--offset", "4,0"], ["--offset", "0,3"], ["--offset", "1"], ["--offset", "-1,0"],
-                    ["--offset", "1,1x"]):
+                    ["--offset", "1,1x"], ["--offset", "4294967296,0"]):
         assert classify(model, b"", *options, idx, status=2).complaint, options
     best = [int(x.split("\t")[0]) for x in classify(model, b"", idx).lines]
     right = best[:6] + [(c + 1) % 10 for c in best[6:]]

@@ -22,6 +22,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <math.h>
 #include <poll.h>
 #include <stdarg.h>
@@ -83,9 +84,11 @@ static void usage(FILE *to) {
 }
 
 static int parse_offset(const char *text, options *o) {
-    char end;
-    if (sscanf(text, "%d,%d%c", &o->x, &o->y, &end) != 2 || o->x < 0 || o->y < 0)
+    char *comma, *end = NULL;
+    const long x = strtol(text, &comma, 10), y = comma > text && *comma == ',' ? strtol(comma + 1, &end, 10) : -1;
+    if (!end || end == comma + 1 || *end || x < 0 || x > INT_MAX || y < 0 || y > INT_MAX)
         return program_usage_error("--offset wants X,Y, whole numbers from 0, not '%s'", text);
+    o->x = (int)x, o->y = (int)y;
     return -1;
 }
 
@@ -420,7 +423,7 @@ static void read_images(app *a, int fd) {
     }
     unsigned char *pixels = malloc(p.rows * p.cols);
     if (!pixels) out_of_memory(a);
-    for (size_t i = 0; i < count && a->status < 0 && !program_signal; i++) {
+    for (size_t i = 0; pixels && i < count && a->status < 0 && !program_signal; i++) {
         size_t got = read_bytes(a, fd, pixels, p.rows * p.cols);
         if (program_signal || a->status >= 0) break;
         if (got < p.rows * p.cols) {

@@ -308,7 +308,8 @@ static void describe_transformer(maker *m, const transformer *s) {
 
 /* Sines, then cosines: M2M-100's begin with position 2, and their frequencies end at 1/10000. */
 static void fill_position(int marian, size_t row, float *out, size_t cols) {
-    const double last = (double)(cols / 2) - (marian ? 0 : 1), p = (double)row + (marian ? 0 : 2);
+    const size_t half = cols / 2;
+    const double last = (double)half - (marian ? 0 : 1), p = (double)row + (marian ? 0 : 2);
     for (size_t i = 0; i < cols / 2; i++) {
         const double angle = p * exp(-log(10000.0) * (double)i / last);
         out[i] = (float)sin(angle);
