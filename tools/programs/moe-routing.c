@@ -135,7 +135,7 @@ static int parse_options(int argc, char **argv, options *o) {
         }
     }
     if (bad >= 0) return bad;
-    if (optind + 1 != argc) return program_usage_error("name one routing file, or - for standard input");
+    if (optind + 1 != argc || !argv[optind]) return program_usage_error("name one routing file, or - for standard input");
     o->input = argv[optind];
     if (!o->output && !o->json) return program_usage_error("say with -o where the page goes");
     if (!o->output) o->output = "-";
@@ -673,10 +673,10 @@ typedef struct spread {
 /* Of n values: either counts or sums. */
 static spread spread_of(const uint64_t *counts, const double *sums, size_t n) {
     double sum = 0, squares = 0, most = 0;
-    for (size_t i = 0; i < n; i++) sum += counts ? (double)counts[i] : sums[i];
+    for (size_t i = 0; i < n; i++) sum += counts ? (double)counts[i] : sums ? sums[i] : 0;
     double mean = sum / (double)n;
     for (size_t i = 0; i < n; i++) {
-        double v = counts ? (double)counts[i] : sums[i];
+        double v = counts ? (double)counts[i] : sums ? sums[i] : 0;
         squares += (v - mean) * (v - mean);
         most = v > most ? v : most;
     }
@@ -1017,8 +1017,9 @@ static int run(const options *o, FILE *in) {
     text_bytes title = { 0 }, page = { 0 };
     int status = read_all(&r, in);
     if (!status) {
+        const char *name = o->title ? o->title : r.model ? r.model : "";
         text_append_string(&title, o->title ? "" : "Routing of ");
-        text_append_clean(&title, o->title ? o->title : r.model, strlen(o->title ? o->title : r.model));
+        text_append_clean(&title, name, strlen(name));
         if (title.failed) page.failed = 1;
         else if (o->json) put_summary(&r, title.data, &page);
         else status = put_page(&r, title.data, &page);
@@ -1042,7 +1043,7 @@ int main(int argc, char **argv) {
     options o;
     int status = program_begin("moe-routing");
     if (status < 0) status = parse_options(argc, argv, &o);
-    if (status >= 0) return status;
+    if (status >= 0 || !o.input || !o.output) return status;
     FILE *in = strcmp(o.input, "-") == 0 ? stdin : fopen(o.input, "rb");
     if (!in) return output_error(o.input, errno);
     if (strcmp(o.output, "-") != 0 && program_is_open_file(fileno(in), o.output))
