@@ -135,7 +135,8 @@ static int parse_options(int argc, char **argv, options *o) {
         }
     }
     if (bad >= 0) return bad;
-    if (optind + 1 != argc || !argv[optind]) return program_usage_error("name one routing file, or - for standard input");
+    if (optind + 1 != argc || !argv[optind])
+        return program_usage_error("name one routing file, or - for standard input");
     o->input = argv[optind];
     if (!o->output && !o->json) return program_usage_error("say with -o where the page goes");
     if (!o->output) o->output = "-";
