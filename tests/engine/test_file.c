@@ -231,6 +231,44 @@ static void languages_and_tags_are_found(void **state) {
     drop(&f);
 }
 
+static void layers_and_lists_of_texts_are_told_as_the_file_has_them(void **state) {
+    mw_model *m = mw_small(MW_GNMT, MW_F32, 1);
+    static const char *const texts[] = { "one", "", "three" };
+    fixture f;
+    moe_model *model;
+    moe_span found[4];
+    size_t settings = 0, hidden = 0, words = 0;
+    ptrdiff_t list;
+    (void)state;
+    mw_texts(m, "general.list", texts, 3);
+    f = build(m);
+    model = open_image(f.image);
+    for (size_t i = 0; i < moe_model_layer_count(model); i++)
+        for (size_t k = 0; moe_model_layer_setting(model, i, k).key; k++, settings++) {
+            const moe_setting s = moe_model_layer_setting(model, i, k);
+            hidden += strcmp(s.key, "hidden") == 0 && s.number == MW_WIDTH;
+            words += s.text && strcmp(s.key, "gate") == 0 && moe_gate_parse(s.text, &(moe_gate){ MOE_GATE_TOPK });
+        }
+    assert_true(settings > 10 && hidden > 0 && words > 0);
+    assert_null(moe_model_layer_setting(model, moe_model_layer_count(model), 0).key);
+    assert_null(moe_model_layer_setting(model, 0, SIZE_MAX).key);
+    list = moe_model_meta_find(model, "general.list");
+    assert_int_equal(moe_model_meta_texts(model, (size_t)list, found, 4), 3);
+    assert_memory_equal(found[0].data, "one", 3);
+    assert_int_equal(found[1].length, 0);
+    assert_memory_equal(found[2].data, "three", 5);
+    assert_int_equal(moe_model_meta_texts(model, (size_t)list, found, 2), 2);
+    assert_int_equal(moe_model_meta_texts(model, (size_t)moe_model_meta_find(model, "vocab.size"), found, 4), 0);
+    assert_int_equal(moe_model_meta_texts(model, moe_model_meta_count(model), found, 4), 0);
+    assert_int_equal(moe_model_source_vocabulary(model), moe_model_vocabulary(model));
+    assert_string_equal(moe_gate_name(MOE_GATE_BATCHWISE), "batchwise");
+    assert_string_equal(moe_gate_name((moe_gate)9), "?");
+    assert_string_equal(moe_version(), MOE_VERSION);
+    assert_string_equal(moe_status_name(MOE_ERROR_DEVICE), "device");
+    moe_model_close(model);
+    drop(&f);
+}
+
 static void directory_says_what_lies_where(void **state) {
     fixture f = build(mw_small(MW_GNMT, MW_Q8, 1));
     moe_model *model = open_image(f.image);
@@ -2261,6 +2299,7 @@ int main(void) {
         cmocka_unit_test(every_small_model_opens_in_every_type),
         cmocka_unit_test(metadata_reads_back_and_never_out_of_range),
         cmocka_unit_test(languages_and_tags_are_found),
+        cmocka_unit_test(layers_and_lists_of_texts_are_told_as_the_file_has_them),
         cmocka_unit_test(directory_says_what_lies_where),
         cmocka_unit_test(crc32_is_the_usual_one),
         cmocka_unit_test(truncated_at_every_byte_of_the_first_200),

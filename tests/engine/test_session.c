@@ -1701,7 +1701,43 @@ static void impossible_parameters_are_refused_by_name(void **state) {
         REFUSE(max_len_factor, bad[i]);
     }
     REFUSE(isa, "pentium");
+    REFUSE(device, "gpu");
+    REFUSE(device, "cuda1");
+    REFUSE(device, "cuda:");
+    REFUSE(device, "cuda:-1");
+    REFUSE(device, "cuda:1x");
+    REFUSE(device, "cuda:99999999999999999999");
 #undef REFUSE
+    drop(f);
+}
+
+/* The rules of other programs lack what the paper's have; their presets do not ask for it. */
+static void rules_refuse_what_they_do_not_know(void **state) {
+    static const char *const known[] = { "paper", "nvidia", "tf", "mlperf", "hf" };
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    moe_session *s;
+    (void)state;
+    assert_int_equal(moe_session_params_preset(&p, "none"), 0);
+    assert_int_equal(moe_session_params_preset(&p, NULL), 0);
+    for (size_t i = 0; i < MOE_COUNT(known); i++) {
+        s = NULL;
+        p = params_for(f->model);
+        p.prune = p.coverage_penalty = p.rerank = 1;
+        assert_int_equal(moe_session_params_preset(&p, known[i]), 1);
+        assert_string_equal(moe_rules_name(p.rules), known[i]);
+        assert_true(p.rerank == 0 && p.beam > 1 && (p.prune == 0) == (i > 0));
+        p.max_len_offset = 5;
+        assert_int_equal(moe_session_new(f->model, &p, &s, NULL), MOE_OK);
+        moe_session_free(s);
+        if (!i) continue;
+        p.prune = 1;
+        refuse_params(f->model, &p, "prune", MOE_ERROR_ARGUMENT);
+        p.prune = 0, p.rerank = 1;
+        refuse_params(f->model, &p, "rerank", MOE_ERROR_ARGUMENT);
+        p.rerank = 0, p.coverage_penalty = 1;
+        if (i >= 2) refuse_params(f->model, &p, "coverage_penalty", MOE_ERROR_ARGUMENT);
+    }
     drop(f);
 }
 
@@ -2309,6 +2345,7 @@ int main(void) {
         cmocka_unit_test(another_thread_can_cancel_at_any_moment),
         cmocka_unit_test(work_goes_on_while_the_caller_has_nothing),
         cmocka_unit_test(impossible_parameters_are_refused_by_name),
+        cmocka_unit_test(rules_refuse_what_they_do_not_know),
         cmocka_unit_test(parameters_at_their_limits_work),
         cmocka_unit_test(defaults_come_from_the_file),
         cmocka_unit_test(odd_defaults_in_the_file_still_make_a_session),
