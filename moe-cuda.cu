@@ -102,6 +102,8 @@ typedef struct moe_begun {
     size_t slot, segment, length, limit, place;
     size_t first, n_target; /* where its target is among those that go up */
     int scoring, forced;
+    size_t lead, n_source, n_demands,
+        demand_tokens; /* constraints lie behind the target, and their tokens behind them */
 } moe_begun;
 
 /* The search on the device. A step's rows are in the arrays that a frame has. */
@@ -114,6 +116,10 @@ typedef struct moe_searching {
     moe_live *live, *next; /* next: [slots, beam] scratch */
     moe_finished *finished;
     int32_t *target;
+    moe_demand *demands; /* [slots, max_constraints] */
+    int32_t *demand_ids; /* [slots, max_target] */
+    int32_t *starts;     /* [rows, max_constraints], and what the decoder thinks of them: */
+    float *start_logprobs;
     int32_t *ids, *parents, *segment, *length, *want, *hold, *positions, *destination;
     int32_t *chain;     /* [rows, max_target], NULL where nothing is carried by token */
     moe_answer answer;  /* but for the coverage: */
@@ -1206,6 +1212,9 @@ typedef struct moe_outputs {
     int *ids;
     float *want_logprob, *top_logprobs;
     int32_t *top_ids;
+    size_t n_starts;
+    const int32_t *starts; /* [rows, n_starts] */
+    float *start_logprobs;
 } moe_outputs;
 
 /* moe_forbid of never[first, end). */
@@ -1251,6 +1260,8 @@ __global__ void moe_k_output(moe_outputs a) {
         a.max[place] = max;
         a.sum[place] = sum;
         if (a.want[row] >= column && a.want[row] < column + n) a.want_logprob[row] = y[a.want[row] - column];
+        for (size_t i = row * a.n_starts; i < (row + 1) * a.n_starts; i++)
+            if (a.starts[i] >= column && a.starts[i] < column + n) a.start_logprobs[i] = y[a.starts[i] - column];
     }
     for (int i = 0; i < a.top; i++) { /* the next one behind the last one, larger values first, then lower ids */
         float best = -moe_infinity();
@@ -1287,6 +1298,8 @@ __global__ void moe_k_join(moe_outputs a) {
         a.want_logprob[row] = moe_sub(moe_sub(a.want_logprob[row], max), log_sum);
         return;
     }
+    for (size_t i = row * a.n_starts; i < (row + 1) * a.n_starts; i++)
+        a.start_logprobs[i] = moe_sub(moe_sub(a.start_logprobs[i], max), log_sum);
     float *logprobs = a.top_logprobs + row * top;
     int32_t *ids = a.top_ids + row * top;
     for (size_t i = 0; i < top; i++) logprobs[i] = -moe_infinity(), ids[i] = a.eos;
@@ -1316,6 +1329,8 @@ __global__ void moe_k_slots(moe_searching a) {
         slot->live = a.live + at * beam;
         slot->finished = a.finished + at * 2 * beam;
         slot->target = a.target + at * a.search.max_target;
+        slot->demands = a.demands + at * a.search.max_constraints;
+        slot->demand_ids = a.demand_ids + at * a.search.max_target;
     }
 }
 
@@ -1323,7 +1338,9 @@ __global__ void moe_k_slots(moe_searching a) {
 __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32_t *targets) {
     const moe_begun b = begun[blockIdx.x];
     moe_slot *slot = &a.slot[b.slot];
+    const int32_t *demands = targets + b.first + b.n_target, *ids = demands + 4 * b.n_demands;
     for (size_t i = threadIdx.x; i < b.n_target; i += MOE_BLOCK) slot->target[i] = targets[b.first + i];
+    for (size_t i = threadIdx.x; i < b.demand_tokens; i += MOE_BLOCK) slot->demand_ids[i] = ids[i];
     if (threadIdx.x != 0) return;
     slot->segment = b.segment;
     slot->length = b.length;
@@ -1332,6 +1349,18 @@ __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32
     slot->n_target = b.n_target;
     slot->scoring = b.scoring;
     slot->forced = b.forced;
+    slot->lead = b.lead;
+    slot->n_source = b.n_source;
+    slot->n_demands = b.n_demands;
+    for (size_t c = 0, first = 0; c < b.n_demands; c++, demands += 4) {
+        moe_demand *to = &slot->demands[c];
+        to->first = first;
+        to->n = (size_t)demands[0];
+        to->begin = (size_t)demands[1];
+        to->length = (size_t)demands[2];
+        to->once = demands[3];
+        first += to->n;
+    }
     moe_slot_begin(slot);
 }
 
@@ -1354,6 +1383,7 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
             a.length[row] = (int32_t)slot->length;
             a.want[row] = r.want;
             a.hold[row] = r.hold;
+            moe_fill_starts(&a.search, slot, &slot->live[h], a.starts + (size_t)row * a.search.max_constraints);
             a.positions[row] = (int32_t)slot->steps;
             a.destination[row] = moe_token_place(slot, slot->live[h].last);
             slot->live[h].row = (size_t)row++;
@@ -1362,6 +1392,7 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
     for (row = live + t; row < rows; row += MOE_BLOCK) {
         a.ids[row] = a.segment[row] = a.length[row] = a.hold[row] = a.positions[row] = 0;
         a.parents[row] = a.want[row] = a.destination[row] = -1;
+        for (size_t c = 0; c < a.search.max_constraints; c++) a.starts[(size_t)row * a.search.max_constraints + c] = -1;
     }
 }
 
@@ -1405,13 +1436,13 @@ __global__ void moe_k_search(moe_searching a) {
 }
 
 /* Words of the results of hypothesis h, and of all those before it. */
-MOE_DEVICE int moe_result_words(const moe_slot *slot, size_t h) {
-    return 4 + 2 * (int)slot->finished[h].tokens + slot->finished[h].finished;
+MOE_DEVICE int moe_result_words(const moe_search *s, const moe_slot *slot, size_t h) {
+    return 4 + (2 + s->looks) * (int)slot->finished[h].tokens + slot->finished[h].finished;
 }
 
-MOE_DEVICE int moe_words_before(const moe_slot *slot, size_t h) {
+MOE_DEVICE int moe_words_before(const moe_search *s, const moe_slot *slot, size_t h) {
     int words = 2;
-    for (size_t i = 0; i < h; i++) words += moe_result_words(slot, i);
+    for (size_t i = 0; i < h; i++) words += moe_result_words(s, slot, i);
     return words;
 }
 
@@ -1424,7 +1455,7 @@ __global__ void moe_k_report(moe_searching a) {
         const moe_slot *slot = &a.slot[i];
         rows += (int)moe_slot_rows(slot);
         done += a.done[i];
-        if (a.done[i]) words += moe_words_before(slot, moe_slot_results(&a.search, slot));
+        if (a.done[i]) words += moe_words_before(&a.search, slot, moe_slot_results(&a.search, slot));
     }
     moe_block_before(rows, &rows);
     moe_block_before(done, &done);
@@ -1433,7 +1464,7 @@ __global__ void moe_k_report(moe_searching a) {
         const moe_slot *slot = &a.slot[i];
         if (!a.done[i]) continue;
         a.done[i] = words;
-        words += moe_words_before(slot, moe_slot_results(&a.search, slot));
+        words += moe_words_before(&a.search, slot, moe_slot_results(&a.search, slot));
     }
     if (t != 0) return;
     a.results[0] = rows;
@@ -1455,12 +1486,13 @@ __global__ void moe_k_results(moe_searching a) {
     }
     for (size_t h = threadIdx.x; h < n; h += blockDim.x) {
         const moe_finished *f = &slot->finished[h];
-        int32_t *to = words + moe_words_before(slot, h);
+        int32_t *to = words + moe_words_before(&a.search, slot, h);
         to[0] = (int32_t)f->tokens;
         to[1] = f->finished;
         to[2] = (int32_t)__float_as_uint(f->logprob);
         to[3] = (int32_t)__float_as_uint(f->score);
-        moe_write_finished(slot, f, to + 4, (float *)(void *)(to + 4 + f->tokens));
+        moe_write_finished(slot, f, to + 4, (float *)(void *)(to + 4 + f->tokens),
+                           a.search.looks ? to + 4 + 2 * f->tokens + f->finished : NULL);
     }
 }
 
@@ -2044,6 +2076,9 @@ static void moe_run_output(moe_device *d, const moe_node *n, const moe_bound *b,
     a.want_logprob = d->want_logprob;
     a.top_logprobs = d->top_logprobs;
     a.top_ids = d->top_ids;
+    a.n_starts = d->searching.search.max_constraints;
+    a.starts = d->searching.starts;
+    a.start_logprobs = d->searching.start_logprobs;
     for (size_t row = 0; row < rows; row += slice) {
         const size_t some = moe_least(rows - row, slice);
         a.p = moe_products_of(&b->w, n->src[0], some);
@@ -2384,12 +2419,34 @@ static moe_status moe_device_run(moe_device *d, int which, const moe_frame *f, m
 
 static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, int32_t force, const int32_t *target) {
     const size_t first = d->sentences.n_targets, forced = slot->forced != 0, given = slot->n_target - forced;
-    const moe_begun begun = { at,    slot->segment,  slot->length,  slot->limit, slot->place,
-                              first, slot->n_target, slot->scoring, slot->forced };
+    const moe_begun begun = { at,
+                              slot->segment,
+                              slot->length,
+                              slot->limit,
+                              slot->place,
+                              first,
+                              slot->n_target,
+                              slot->scoring,
+                              slot->forced,
+                              slot->lead,
+                              slot->n_source,
+                              slot->n_demands,
+                              slot->n_demands
+                                  ? slot->demands[slot->n_demands - 1].first + slot->demands[slot->n_demands - 1].n
+                                  : 0 };
+    int32_t *to = d->sentences.targets_host + first + slot->n_target;
     d->sentences.begun_host[d->sentences.n++] = begun;
     if (forced) d->sentences.targets_host[first] = force;
     if (given) memcpy(d->sentences.targets_host + first + forced, target, given * sizeof *target);
-    d->sentences.n_targets += slot->n_target;
+    for (size_t c = 0; c < slot->n_demands; c++) {
+        const moe_demand *from = &slot->demands[c];
+        *to++ = (int32_t)from->n;
+        *to++ = (int32_t)from->begin;
+        *to++ = (int32_t)from->length;
+        *to++ = from->once;
+    }
+    if (begun.demand_tokens) memcpy(to, slot->demand_ids, begun.demand_tokens * sizeof *to);
+    d->sentences.n_targets += slot->n_target + 4 * slot->n_demands + begun.demand_tokens;
 }
 
 static void moe_device_forget(moe_device *d) {
@@ -2695,9 +2752,13 @@ static void moe_take_search(moe_device *d) {
     const char *what = "hypotheses";
     const moe_graph *g = &d->graphs[1];
     const size_t slots = (size_t)a->slots, beam = (size_t)a->search.beam, max_target = a->search.max_target;
-    const size_t hypotheses = moe_times(d, slots, beam), targets = moe_times(d, slots, max_target);
+    const size_t constraints = a->search.max_constraints,
+                 demand_ids = constraints ? moe_times(d, slots, max_target) : 0;
+    const size_t hypotheses = moe_times(d, slots, beam);
+    const size_t targets = moe_times(d, slots, max_target) + demand_ids + 4 * moe_times(d, slots, constraints);
     const size_t coverage = a->search.beta != 0.0f ? moe_times(d, g->rows, g->max_source) : 0;
-    const size_t result = moe_times(d, (size_t)a->search.nbest, moe_times(d, max_target, 2) + 5); /* words */
+    const size_t result =
+        moe_times(d, (size_t)a->search.nbest, moe_times(d, max_target, a->search.looks ? 3 : 2) + 5); /* words */
     const size_t words = moe_times(d, slots, result + 2) + MOE_RESULTS;
     const size_t begun_bytes = moe_times(d, slots, sizeof *d->sentences.begun);
     const size_t target_bytes = moe_times(d, targets, sizeof *d->sentences.targets);
@@ -2712,7 +2773,11 @@ static void moe_take_search(moe_device *d) {
     a->live = (moe_live *)moe_take(d, hypotheses, sizeof *a->live, what);
     a->next = (moe_live *)moe_take(d, hypotheses, sizeof *a->next, what);
     a->finished = (moe_finished *)moe_take(d, moe_times(d, hypotheses, 2), sizeof *a->finished, what);
-    a->target = (int32_t *)moe_take(d, targets, sizeof *a->target, what);
+    a->target = (int32_t *)moe_take(d, moe_times(d, slots, max_target), sizeof *a->target, what);
+    a->demands = (moe_demand *)moe_take(d, moe_times(d, slots, constraints), sizeof *a->demands, what);
+    a->demand_ids = (int32_t *)moe_take(d, demand_ids, sizeof *a->demand_ids, what);
+    a->starts = (int32_t *)moe_take(d, moe_times(d, g->rows, constraints), sizeof *a->starts, what);
+    a->start_logprobs = (float *)moe_take(d, moe_times(d, g->rows, constraints), sizeof(float), what);
     a->turn = (int32_t *)moe_take(d, 1, sizeof *a->turn, what);
     a->done = (int32_t *)moe_take(d, slots, sizeof *a->done, what);
     a->results = (int32_t *)moe_take(d, words, sizeof *a->results, what);
@@ -2734,6 +2799,8 @@ static void moe_take_search(moe_device *d) {
     a->answer.top_logprobs = d->top_logprobs;
     a->answer.want_logprob = d->want_logprob;
     a->answer.stride = g->max_source;
+    a->answer.attention = a->search.looks ? d->attention : NULL;
+    a->answer.start_logprobs = a->start_logprobs;
     d->sentences.begun = (moe_begun *)moe_take(d, slots, sizeof *d->sentences.begun, what);
     d->sentences.targets = (int32_t *)moe_take(d, targets, sizeof *d->sentences.targets, what);
     if (!MOE_CUDA_TRY(d, cudaMallocHost(&d->sentences.pinned, bytes))) return;

@@ -520,7 +520,10 @@ typedef struct moe_hypothesis_rows {
     size_t attention_stride;
     const int32_t *want; /* token to score, -1: give the best ones */
     float *want_logprob;
-    const char *hold;    /* 1: the translation is too short to end here; NULL: none is */
+    const char *hold; /* 1: the translation is too short to end here; NULL: none is */
+    size_t n_starts;
+    const int32_t *starts; /* [rows, n_starts] more tokens to score, -1: none; NULL where n_starts is 0 */
+    float *start_logprobs;
     int32_t *top_ids;    /* [rows, top], best first, ties by lower id */
     float *top_logprobs; /* [rows, top]; NaN in a broken row */
 } moe_hypothesis_rows;
@@ -546,7 +549,7 @@ typedef struct moe_device_results {
     size_t done; /* sentences that are done, in the order of their slots; results are valid until the next step */
 
     /* Of each sentence: slot, number of hypotheses (0: broken). Of each hypothesis: n_ids, finished, logprob and score
-     * (floats), ids [n_ids], logprobs [n_ids + finished] (floats). */
+     * (floats), ids [n_ids], logprobs [n_ids + finished] (floats), with search.looks sources [n_ids]. */
     const int32_t *results;
 } moe_device_results;
 
@@ -573,9 +576,8 @@ typedef struct moe_device_api {
     /* Run graph `which` and fill the outputs that the frame names. With a trace every node is shown, slowly. */
     moe_status (*run)(moe_device *device, int which, const moe_frame *frame, moe_trace_fn trace, void *trace_user,
                       moe_error *error);
-    /* A sentence takes slot `at`, where none is under way: segment, length, limit, place, scoring, forced and n_target
-     * of `slot`, and its target, which is `force` if it is forced and then `target`, are copied and go up with the next
-     * step. */
+    /* A sentence takes slot `at`, where none is under way: its numbers and constraints in `slot`, and its target, which
+     * is `force` if it is forced and then `target`, are copied and go up with the next step. */
     void (*begin)(moe_device *device, size_t at, const moe_slot *slot, int32_t force, const int32_t *target);
     void (*forget)(moe_device *device); /* all sentences */
     /* A decoder step for every sentence under way; there is at least one. */
@@ -741,19 +743,32 @@ MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf
 
 typedef struct moe_token {
     int32_t id, parent; /* parent: index of the token before, -1 at the beginning */
+    int32_t source;     /* the token of the request that had most attention; -1: none */
     float logprob;
 } moe_token;
+
+/* A moe_constraint of a sentence. */
+typedef struct moe_demand {
+    size_t first, n;      /* its tokens among the slot's */
+    size_t begin, length; /* of the source, tag and begin included */
+    int once;
+} moe_demand;
 
 typedef struct moe_live {
     float logprob;
     int32_t last; /* index of its last token, -1 at the beginning */
     size_t row;   /* its row in this step; SIZE_MAX before the first */
     /* moe_beam_step only */
-    float rank;    /* orders the beam */
+    float rank;    /* orders the beam; moe_demand_step too */
     float latest;  /* log-probability of its last token, the end counted */
     int32_t id;    /* that token */
     int ended;     /* it has its end token and no row any more */
     size_t tokens; /* without the end token */
+    /* moe_demand_step only */
+    uint64_t met;  /* bit c: it has constraint c */
+    size_t inside; /* 1 + the constraint that it has begun to write; 0: none */
+    size_t done;   /* tokens of that one */
+    size_t since;  /* tokens behind the last constraint that was met: the next one lies among them */
 } moe_live;
 
 typedef struct moe_finished {
@@ -771,7 +786,8 @@ struct moe_search {
     moe_rules rules;
     int32_t bos, eos;
     int early_stopping, force_end; /* the hf rules */
-    size_t min_target, max_target;
+    size_t min_target, max_target, max_constraints;
+    int looks;        /* what each token of the source looked at is known, and shown */
     int from_encoder; /* a sentence begins with the states that the encoder left for its slot */
 };
 
@@ -792,10 +808,14 @@ struct moe_slot {
     int32_t *target; /* [max_target] tokens to be scored; without scoring, the given beginning */
     size_t n_target;
     int scoring;
-    int forced;   /* the first token of `target` costs nothing */
-    size_t shown; /* index of the first token that the caller sees */
-    size_t place; /* of its first row among those carried by token */
-    int broken;   /* not-a-number turned up */
+    int forced;          /* the first token of `target` costs nothing */
+    moe_demand *demands; /* [max_constraints], of which the sentence has n_demands */
+    int32_t *demand_ids; /* [max_target] their tokens */
+    size_t n_demands;
+    size_t lead, n_source; /* tokens that the session puts before those of the request, and these */
+    size_t shown;          /* index of the first token that the caller sees */
+    size_t place;          /* of its first row among those carried by token */
+    int broken;            /* not-a-number turned up */
 };
 
 /* The question that a live hypothesis asks the decoder. */
@@ -812,11 +832,13 @@ typedef struct moe_answer {
     const float *top_logprobs, *want_logprob; /* [rows, top], [rows] */
     const float *coverage; /* [rows, stride], NVIDIA's by place: [slots, beam, stride]; NULL: no penalty */
     size_t stride;
+    const float *attention;      /* [rows, stride] NULL: nobody knows */
+    const float *start_logprobs; /* [rows, max_constraints] */
 } moe_answer;
 
 /* Begin the sentence of a slot whose segment, length, limit and target are set. */
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
-    const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0 };
+    const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
     slot->steps = slot->n_tokens = slot->n_finished = slot->n_ended = 0;
     slot->broken = 0;
@@ -837,6 +859,7 @@ MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const
     row.id = live->last < 0 ? s->bos : slot->tokens[live->last].id;
     row.parent = live->row != SIZE_MAX ? (int32_t)live->row : first;
     row.want = slot->steps < slot->n_target ? slot->target[slot->steps] : slot->scoring ? s->eos : -1;
+    if (live->inside) row.want = slot->demand_ids[slot->demands[live->inside - 1].first + live->done];
     row.hold = !slot->scoring && slot->steps < s->min_target;
     return row;
 }
@@ -917,9 +940,20 @@ MOE_SHARED void moe_sort_finished(const moe_search *s, moe_slot *slot) {
     }
 }
 
-/* Returns the index of the new token. */
-MOE_SHARED int32_t moe_add_token(moe_slot *slot, int32_t id, int32_t parent, float logprob) {
-    const moe_token token = { id, parent, logprob };
+/* The token of the request that a row looked at most. */
+MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, const moe_answer *a, size_t row) {
+    const float *weights = a->attention + row * a->stride;
+    size_t best = 0;
+    if (!s->looks || !slot->length) return -1;
+    for (size_t i = 1; i < slot->length; i++)
+        if (weights[i] > weights[best]) best = i;
+    return best >= slot->lead && best < slot->lead + slot->n_source ? (int32_t)(best - slot->lead) : -1;
+}
+
+/* The token that row `row` is followed by. Returns its index. */
+MOE_SHARED int32_t moe_add_token(const moe_search *s, moe_slot *slot, const moe_answer *a, size_t row, int32_t id,
+                                 int32_t parent, float logprob) {
+    const moe_token token = { id, parent, moe_looked_at(s, slot, a, row), logprob };
     slot->tokens[slot->n_tokens] = token;
     return (int32_t)slot->n_tokens++;
 }
@@ -941,6 +975,31 @@ MOE_SHARED int moe_force_end(const moe_search *s, moe_slot *slot) {
         moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 1, NULL);
     slot->n_live = 0;
     return moe_hf_done(s, slot);
+}
+
+/* The beam is next[n_next] now. Returns 1 when the sentence is done. */
+MOE_SHARED int moe_end_step(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *next,
+                            size_t n_next) {
+    float best = -FLT_MAX;
+    for (size_t h = 0; h < n_next; h++) slot->live[h] = next[h];
+    slot->n_live = n_next;
+    if (slot->broken) return 1;
+    if (s->rules == MOE_RULES_HF) return moe_hf_done(s, slot);
+    moe_sort_finished(s, slot);
+    while (s->prune > 0.0f && slot->n_finished &&
+           slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
+        slot->n_finished--;
+    if (slot->n_finished >= (size_t)s->beam || slot->n_live == 0) return 1;
+    if (slot->steps >= slot->limit) {
+        for (size_t h = 0; h < slot->n_live; h++)
+            moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
+                             a->coverage ? a->coverage + slot->live[h].row * a->stride : NULL);
+        moe_sort_finished(s, slot);
+        return 1;
+    }
+    for (size_t h = 0; h < slot->n_live; h++)
+        if (slot->live[h].logprob > best) best = slot->live[h].logprob;
+    return slot->n_finished >= (size_t)s->nbest && slot->finished[0].score >= best / moe_length_penalty(s, slot->limit);
 }
 
 /* Take the decoder's answer for the rows of one slot; `next` [beam] is scratch. Returns 1 when the sentence is done. */
@@ -970,37 +1029,220 @@ MOE_SHARED int moe_search_step(const moe_search *s, moe_slot *slot, const moe_an
         if (s->prune > 0.0f && best_logprob < best_candidate - s->prune) break;
         at = from->row * a->top + taken[best]++;
         if (last_step && a->top_ids[at] != s->eos) { /* a hypothesis cut here competes with finished ones */
-            const int32_t last = moe_add_token(slot, a->top_ids[at], from->last, a->top_logprobs[at]);
+            const int32_t last = moe_add_token(s, slot, a, from->row, a->top_ids[at], from->last, a->top_logprobs[at]);
             moe_add_finished(s, slot, best_logprob, 0.0f, last, 0, NULL);
         } else if (a->top_ids[at] == s->eos) {
             if (position < beam)
                 moe_add_finished(s, slot, best_logprob, a->top_logprobs[at], from->last, 1,
                                  a->coverage ? a->coverage + from->row * a->stride : NULL);
         } else {
-            const int32_t last = moe_add_token(slot, a->top_ids[at], from->last, a->top_logprobs[at]);
-            const moe_live live = { best_logprob, last, from->row, 0.0f, 0.0f, 0, 0, 0 };
+            const int32_t last = moe_add_token(s, slot, a, from->row, a->top_ids[at], from->last, a->top_logprobs[at]);
+            const moe_live live = { best_logprob, last, from->row, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
             next[n_next++] = live;
         }
     }
-    for (size_t h = 0; h < n_next; h++) slot->live[h] = next[h];
-    slot->n_live = n_next;
-    if (slot->broken) return 1;
-    if (s->rules == MOE_RULES_HF) return moe_hf_done(s, slot);
-    moe_sort_finished(s, slot);
-    while (s->prune > 0.0f && slot->n_finished &&
-           slot->finished[slot->n_finished - 1].score < slot->finished[0].score - s->prune)
-        slot->n_finished--;
-    if (slot->n_finished >= beam || slot->n_live == 0) return 1;
-    if (slot->steps >= slot->limit) {
-        for (size_t h = 0; h < slot->n_live; h++)
-            moe_add_finished(s, slot, slot->live[h].logprob, 0.0f, slot->live[h].last, 0,
-                             a->coverage ? a->coverage + slot->live[h].row * a->stride : NULL);
-        moe_sort_finished(s, slot);
-        return 1;
-    }
-    return slot->n_finished >= (size_t)s->nbest &&
-           slot->finished[0].score >= slot->live[0].logprob / moe_length_penalty(s, slot->limit);
+    return moe_end_step(s, slot, a, next, n_next);
 }
+
+/* ---- Constraints ----
+ * A constrained sentence is searched by moe_demand_step. A row's attention says how probable it is that a constraint
+ * comes next: the weights on what it translates. So the candidates of a hypothesis are a mixture, as in a pointer
+ * network (See et al. 2017, arXiv 1704.04368): with that probability w the constraint's next token, else what the
+ * decoder writes. This orders the beam. Scores are made of the decoder's own log-probabilities: all that finishes has
+ * the same constraints. A hypothesis that begins a constraint goes on to its end. One that wants to end, or that has
+ * just room enough, begins the constraints that it lacks. Tokens that the decoder wrote by itself count as well. */
+
+/* Without attention: how improbable a first token may be, in nats, and yet begin its constraint at no cost. */
+#define MOE_PATIENCE 6.0f
+
+/* Whether the `n` tokens up to `last` are the first n of a constraint. */
+MOE_SHARED int moe_ends_in_demand(const moe_slot *slot, const moe_demand *b, size_t n, int32_t last) {
+    for (; n > 0 && last >= 0; last = slot->tokens[last].parent)
+        if (slot->tokens[last].id != slot->demand_ids[b->first + --n]) return 0;
+    return n == 0;
+}
+
+/* How many tokens of constraint `b`, but not all, a hypothesis ends in. */
+MOE_SHARED size_t moe_demand_begun(const moe_slot *slot, const moe_demand *b, const moe_live *live) {
+    size_t n = b->n - 1 < live->since ? b->n - 1 : live->since;
+    while (n && !moe_ends_in_demand(slot, b, n, live->last)) n--;
+    return n;
+}
+
+/* The tokens that could begin or go on with each constraint of a row: starts [max_constraints], -1: none. */
+MOE_SHARED void moe_fill_starts(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t *starts) {
+    const int free = !slot->scoring && slot->steps >= slot->n_target && !live->inside;
+    for (size_t c = 0; c < s->max_constraints; c++) {
+        starts[c] = -1;
+        if (!free || c >= slot->n_demands || (live->met >> c & 1)) continue;
+        starts[c] = slot->demand_ids[slot->demands[c].first + moe_demand_begun(slot, &slot->demands[c], live)];
+    }
+}
+
+/* A hypothesis has got its last token: has it met a constraint? The longest counts, of several as long the first. */
+MOE_SHARED void moe_demand_advance(const moe_slot *slot, moe_live *live) {
+    size_t best = slot->n_demands;
+    live->since++;
+    if (live->inside) {
+        if (++live->done < slot->demands[live->inside - 1].n) return;
+        best = live->inside - 1;
+    }
+    for (size_t c = 0; c < slot->n_demands && !live->inside; c++) {
+        const moe_demand *b = &slot->demands[c];
+        if ((live->met >> c & 1) || b->n > live->since || !moe_ends_in_demand(slot, b, b->n, live->last)) continue;
+        if (best == slot->n_demands || b->n > slot->demands[best].n) best = c;
+    }
+    if (best == slot->n_demands) return;
+    live->met |= (uint64_t)1 << best;
+    live->inside = live->done = live->since = 0;
+}
+
+/* Whether token `id` behind a hypothesis would repeat a constraint that must stand there once. */
+MOE_SHARED int moe_demand_repeats(const moe_slot *slot, const moe_live *live, int32_t id) {
+    int repeats = 0;
+    for (size_t c = 0; c < slot->n_demands; c++) {
+        const moe_demand *b = &slot->demands[c];
+        if (id != slot->demand_ids[b->first + b->n - 1] || !moe_ends_in_demand(slot, b, b->n - 1, live->last)) continue;
+        if (!(live->met >> c & 1)) return 0; /* another one like it */
+        repeats |= b->once;
+    }
+    return repeats;
+}
+
+/* What a hypothesis can do in this step. */
+typedef struct moe_next {
+    size_t bound;  /* the constraint that comes next, if one does; n_demands: all are met */
+    int32_t id;    /* its next token */
+    float logprob; /* of that token */
+    float rank;    /* what it adds to the rank */
+    float stay;    /* what every other token adds beside its own log-probability */
+    int commits;   /* the hypothesis goes on to the end of the constraint */
+    int only;      /* nothing else is allowed */
+    int begun;     /* that candidate is taken */
+    size_t taken;  /* of the best tokens of the row */
+} moe_next;
+
+/* Constraint c as what comes next. */
+MOE_SHARED moe_next moe_choose_demand(const moe_search *s, const moe_slot *slot, const moe_answer *a,
+                                      const moe_live *live, size_t c) {
+    const moe_demand *b = &slot->demands[c];
+    const size_t begun = moe_demand_begun(slot, b, live);
+    moe_next choice = { c, slot->demand_ids[b->first + begun], 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
+    float weight = 0.0f, own;
+    choice.logprob = a->start_logprobs[live->row * s->max_constraints + c];
+    for (size_t i = 0; a->attention && i < b->length; i++)
+        weight = weight + a->attention[live->row * a->stride + b->begin + i];
+    if (!a->attention || !b->length) {
+        choice.rank = choice.logprob < -MOE_PATIENCE ? choice.logprob + MOE_PATIENCE : 0.0f;
+        choice.commits = choice.logprob < -0.7f;
+        return choice;
+    }
+    if (!(weight < 0.999f)) weight = 0.999f;
+    own = (1.0f - weight) * moe_expf(choice.logprob);
+    choice.commits = weight >= own;
+    choice.rank = moe_logf(weight + own > 1e-12f ? weight + own : 1e-12f);
+    choice.stay = moe_logf(1.0f - weight);
+    return choice;
+}
+
+MOE_SHARED moe_next moe_choose(const moe_search *s, const moe_slot *slot, const moe_answer *a, const moe_live *live) {
+    moe_next best = { slot->n_demands, -1, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0 };
+    size_t missing = 0;
+    if (live->inside) {
+        const moe_demand *b = &slot->demands[live->inside - 1];
+        best.bound = live->inside - 1;
+        best.id = slot->demand_ids[b->first + live->done];
+        best.logprob = a->want_logprob[live->row];
+        best.commits = best.only = 1;
+        return best;
+    }
+    for (size_t c = 0; c < slot->n_demands; c++) {
+        moe_next choice;
+        if (live->met >> c & 1) continue;
+        missing += slot->demands[c].n;
+        choice = moe_choose_demand(s, slot, a, live, c);
+        if (choice.logprob != choice.logprob || best.bound == slot->n_demands || choice.rank > best.rank) best = choice;
+    }
+    best.only = missing && (slot->steps + missing >= slot->limit || a->top_ids[live->row * a->top] == s->eos);
+    best.commits |= best.only;
+    return best;
+}
+
+/* Pass over the tokens of the row that a hypothesis must not have. Returns 1 if one is left: the next. */
+MOE_SHARED int moe_next_left(const moe_search *s, const moe_slot *slot, const moe_answer *a, const moe_live *live,
+                             moe_next *c) {
+    for (; !c->only && c->taken < a->top; c->taken++) {
+        const int32_t id = a->top_ids[live->row * a->top + c->taken];
+        if (c->bound < slot->n_demands && (id == s->eos || id == c->id)) continue;
+        if (!moe_demand_repeats(slot, live, id)) return 1;
+    }
+    return 0;
+}
+
+/* The hypothesis that takes its constraint's next token, or the best token that is left. */
+MOE_SHARED moe_live moe_demand_follow(const moe_search *s, moe_slot *slot, const moe_answer *a, const moe_live *from,
+                                      moe_next *c, int begins, float rank) {
+    moe_live live = *from;
+    const size_t at = from->row * a->top + c->taken;
+    live.rank = rank;
+    live.id = begins ? c->id : a->top_ids[at];
+    live.latest = begins ? c->logprob : a->top_logprobs[at];
+    live.logprob = from->logprob + live.latest;
+    if (begins) c->begun = 1;
+    else c->taken++;
+    if (live.id == s->eos) return live;
+    if (begins && c->commits && !from->inside) {
+        live.inside = c->bound + 1;
+        live.done = moe_demand_begun(slot, &slot->demands[c->bound], from);
+    }
+    live.last = moe_add_token(s, slot, a, from->row, live.id, from->last, live.latest);
+    moe_demand_advance(slot, &live);
+    return live;
+}
+
+/* moe_search_step for a sentence with constraints; `rank` takes the place of the log-probability. */
+MOE_SHARED int moe_demand_step(const moe_search *s, moe_slot *slot, const moe_answer *a, moe_live *next) {
+    const size_t beam = (size_t)s->beam;
+    moe_next choices[MOE_MAX_BEAM];
+    size_t n_next = 0;
+    float best_candidate = 0.0f;
+    const int last_step = s->rules == MOE_RULES_HF && slot->steps + 1 >= slot->limit;
+    slot->steps++;
+    if (last_step && s->force_end) return moe_force_end(s, slot);
+    for (size_t h = 0; h < slot->n_live; h++) choices[h] = moe_choose(s, slot, a, &slot->live[h]);
+    for (size_t position = 0; n_next < beam && !(last_step && position == beam); position++) {
+        size_t best = slot->n_live;
+        int begins = 0; /* the best candidate is a constraint's token */
+        moe_live live;
+        float best_rank = 0.0f;
+        for (size_t h = 0; h < slot->n_live; h++) {
+            moe_next *c = &choices[h];
+            const moe_live *l = &slot->live[h];
+            if (c->bound < slot->n_demands && !c->begun) {
+                const float rank = l->rank + c->rank;
+                if (c->logprob != c->logprob) slot->broken = 1;
+                if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = 1;
+            }
+            if (moe_next_left(s, slot, a, l, c)) {
+                const float rank = l->rank + (a->top_logprobs[l->row * a->top + c->taken] + c->stay);
+                if (rank != rank) slot->broken = 1;
+                if (best == slot->n_live || rank > best_rank) best = h, best_rank = rank, begins = 0;
+            }
+        }
+        if (best == slot->n_live || slot->broken || !(best_rank >= -FLT_MAX)) break;
+        if (position == 0) best_candidate = best_rank;
+        if (s->prune > 0.0f && best_rank < best_candidate - s->prune) break;
+        live = moe_demand_follow(s, slot, a, &slot->live[best], &choices[best], begins, best_rank);
+        if (live.id == s->eos && position >= beam) continue;
+        if (live.id == s->eos || last_step)
+            moe_add_finished(s, slot, live.logprob, live.id == s->eos ? live.latest : 0.0f, live.last,
+                             live.id == s->eos, a->coverage ? a->coverage + live.row * a->stride : NULL);
+        else next[n_next++] = live;
+    }
+    return moe_end_step(s, slot, a, next, n_next);
+}
+
+/* ---- Other rules ---- */
 
 /* The number that orders the beam: log-probability, or log-probability over length penalty. `before`: the hypothesis
  * ended in an earlier step. */
@@ -1048,7 +1290,8 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
     }
     if (slot->broken) return 1;
     for (size_t h = 0; h < n; h++) {
-        if (!next[h].ended) next[h].last = moe_add_token(slot, next[h].id, next[h].last, next[h].latest);
+        if (!next[h].ended)
+            next[h].last = moe_add_token(s, slot, a, next[h].row, next[h].id, next[h].last, next[h].latest);
         ended += (size_t)next[h].ended;
         slot->live[h] = next[h];
     }
@@ -1070,7 +1313,8 @@ MOE_SHARED int moe_beam_step(const moe_search *s, moe_slot *slot, const moe_answ
 }
 
 /* The same for one live hypothesis that follows given tokens and, where they are scored, the end token behind them. */
-MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, float logprob, const float *coverage) {
+MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, const moe_answer *a, float logprob,
+                              const float *coverage) {
     moe_live *live = &slot->live[0];
     const size_t position = slot->steps++;
     live->logprob = live->logprob + logprob;
@@ -1082,8 +1326,10 @@ MOE_SHARED int moe_score_step(const moe_search *s, moe_slot *slot, float logprob
         moe_add_finished(s, slot, live->logprob, logprob, live->last, 1, coverage);
         return 1;
     }
-    live->last = moe_add_token(slot, slot->target[position], live->last, logprob);
+    live->last = moe_add_token(s, slot, a, live->row, slot->target[position], live->last, logprob);
     live->tokens++;
+    live->rank = live->logprob;
+    moe_demand_advance(slot, live);
     return 0;
 }
 
@@ -1095,8 +1341,10 @@ MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
         const size_t row = slot->live[0].row;
         const float logprob = slot->forced && slot->steps == 0 ? 0.0f : a->want_logprob[row];
         done =
-            moe_score_step(s, slot, logprob,
+            moe_score_step(s, slot, a, logprob,
                            a->coverage ? a->coverage + (s->rules == MOE_RULES_NVIDIA ? place : row) * a->stride : NULL);
+    } else if (slot->n_demands) {
+        done = moe_demand_step(s, slot, a, next);
     } else if (s->rules == MOE_RULES_PAPER || s->rules == MOE_RULES_HF) {
         done = moe_search_step(s, slot, a, next);
     } else {
@@ -1112,13 +1360,15 @@ MOE_SHARED size_t moe_slot_results(const moe_search *s, const moe_slot *slot) {
     return slot->n_finished < (size_t)s->nbest ? slot->n_finished : (size_t)s->nbest;
 }
 
-/* The tokens of one hypothesis: `ids` [tokens], `logprobs` [tokens + finished]. */
-MOE_SHARED void moe_write_finished(const moe_slot *slot, const moe_finished *f, int32_t *ids, float *logprobs) {
+/* The tokens of one hypothesis: `ids` [tokens], `logprobs` [tokens + finished], `sources` [tokens] if not NULL. */
+MOE_SHARED void moe_write_finished(const moe_slot *slot, const moe_finished *f, int32_t *ids, float *logprobs,
+                                   int32_t *sources) {
     int32_t at = f->last;
     if (f->finished) logprobs[f->tokens] = f->end_logprob;
     for (size_t i = f->tokens; i-- > 0; at = slot->tokens[at].parent) {
         ids[i] = slot->tokens[at].id;
         logprobs[i] = slot->tokens[at].logprob;
+        if (sources) sources[i] = slot->tokens[at].source;
     }
 }
 
@@ -7628,6 +7878,9 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
             y[(size_t)t->output.eos - column] = moe_from_bits(0xff800000u);
         if (f->want[row] >= 0 && (size_t)f->want[row] >= column && (size_t)f->want[row] < column + w.rows)
             f->want_logprob[row] = y[(size_t)f->want[row] - column];
+        for (size_t i = row * f->n_starts; i < (row + 1) * f->n_starts; i++)
+            if (f->starts[i] >= 0 && (size_t)f->starts[i] >= column && (size_t)f->starts[i] < column + w.rows)
+                f->start_logprobs[i] = y[(size_t)f->starts[i] - column];
         largest = moe_find_best(kernels, y, w.rows, top, (int32_t)column, seen + row * top, work->logits + at * top,
                                 work->ids + at * top);
         if (t->output.n_suppressed) continue;
@@ -7653,6 +7906,8 @@ static void moe_output_join(const moe_run *run, const moe_node *t, size_t row, s
         f->want_logprob[row] = (f->want_logprob[row] - max) - log_sum;
         return;
     }
+    for (size_t i = row * f->n_starts; i < (row + 1) * f->n_starts; i++)
+        f->start_logprobs[i] = (f->start_logprobs[i] - max) - log_sum;
     for (size_t i = 0; i < top; i++) logprobs[i] = moe_from_bits(0xff800000u), ids[i] = t->output.eos;
     for (size_t c = 0; c < work->chunks; c++)
         for (size_t i = (first + c) * top; i < (first + c + 1) * top && work->logits[i] > logprobs[top - 1]; i++)
@@ -8098,6 +8353,7 @@ typedef struct moe_waiting {
     int32_t *source;            /* [n_source] without tag and end */
     moe_hypothesis *hypotheses; /* [n] */
     int32_t *ids;               /* [beam, max_target] ids of the hypotheses */
+    int32_t *sources;           /* [beam, max_target]; NULL: nobody knows them */
     float *logprobs;            /* [beam, max_target + 1] */
 } moe_waiting;
 
@@ -8113,6 +8369,7 @@ typedef struct moe_reranker {
     float weight;
     int all; /* 1: every hypothesis gets its new score; 0: the best is to be found */
     size_t n, beam, max_source, max_target;
+    int looks;            /* hypotheses come with what they looked at */
     moe_waiting *waiting; /* [n] */
     uint64_t arrivals;
 } moe_reranker;
@@ -8125,6 +8382,7 @@ static void moe_reranker_layout(moe_reranker *r, moe_layout *at) {
         w.source = moe_carve(at, r->max_source, sizeof *w.source);
         w.hypotheses = moe_carve(at, r->beam, sizeof *w.hypotheses);
         w.ids = moe_carve(at, r->beam * r->max_target, sizeof *w.ids);
+        if (r->looks) w.sources = moe_carve(at, r->beam * r->max_target, sizeof *w.sources);
         w.logprobs = moe_carve(at, r->beam * (r->max_target + 1), sizeof *w.logprobs);
         if (at->base) r->waiting[i] = w;
     }
@@ -8163,6 +8421,9 @@ static int moe_rerank_keep(moe_reranker *r, moe_waiting *w, const moe_result *fo
         float *logprobs = w->logprobs + h * (r->max_target + 1);
         w->hypotheses[h] = hypotheses[h];
         w->hypotheses[h].ids = memcpy(ids, hypotheses[h].ids, hypotheses[h].n_ids * sizeof *ids);
+        if (hypotheses[h].sources)
+            w->hypotheses[h].sources =
+                memcpy(w->sources + h * r->max_target, hypotheses[h].sources, hypotheses[h].n_ids * sizeof *ids);
         w->hypotheses[h].token_logprobs =
             memcpy(logprobs, hypotheses[h].token_logprobs,
                    (hypotheses[h].n_ids + (size_t)hypotheses[h].finished) * sizeof *logprobs);
@@ -8341,12 +8602,15 @@ struct moe_session {
     int32_t *chain;     /* [rows, max_target], NULL where nothing is carried by token */
     uint64_t *keys;     /* [most rows of either graph], NULL without noise */
     char *hold;         /* NULL unless translations have a least length */
+    int32_t *starts;    /* [rows, max_constraints] NULL without */
+    float *start_logprobs;
     float *want_logprob, *top_logprobs, *attention, *coverage, *coverage_next;
     moe_live *next;
     /* results */
     moe_hypothesis *hypotheses; /* [nbest of the search] */
     int32_t *result_ids;        /* [nbest, max_target] */
     float *result_logprobs;     /* [nbest, max_target + 1] */
+    int32_t *result_sources;    /* [nbest, max_target]; NULL: nobody knows them */
     moe_stats stats;
 };
 
@@ -8471,6 +8735,7 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     MOE_TRY(moe_check_int("source_tag", p->source_tag, -1, m->source_vocabulary - 1, error));
     MOE_TRY(moe_check_int("beam", p->beam, 1, MOE_MAX_BEAM, error));
     MOE_TRY(moe_check_int("nbest", p->nbest, 1, p->beam, error));
+    MOE_TRY(moe_check_int("max_constraints", p->max_constraints, 0, MOE_MAX_CONSTRAINTS, error));
     MOE_TRY(moe_check_real("length_penalty", (double)p->length_penalty, 100, error));
     MOE_TRY(moe_check_real("length_constant", (double)p->length_constant, 1e6, error));
     MOE_TRY(moe_check_real("coverage_penalty", (double)p->coverage_penalty, 100, error));
@@ -8492,6 +8757,9 @@ static moe_status moe_check_params(const moe_model *m, moe_session_params *p, mo
     if (p->rules != MOE_RULES_PAPER && p->rerank != 0.0f)
         return moe_fail(error, MOE_ERROR_ARGUMENT, "rerank", "the %s rules know no reranking: rerank must be 0",
                         moe_rules_name(p->rules));
+    if (p->rules != MOE_RULES_PAPER && p->rules != MOE_RULES_HF && p->max_constraints)
+        return moe_fail(error, MOE_ERROR_ARGUMENT, "max_constraints",
+                        "the %s rules know no constraints: max_constraints must be 0", moe_rules_name(p->rules));
     if (m->transformer && (p->attention || p->coverage_penalty != 0.0f))
         return moe_fail(error, MOE_ERROR_UNSUPPORTED, p->attention ? "attention" : "coverage_penalty",
                         "a Transformer has many attentions: none of them can be shown or penalised");
@@ -8558,9 +8826,14 @@ static void moe_frame_layout(moe_session *s, moe_layout *at) {
     if (s->token_rows) s->chain = moe_carve(at, s->rows * max_target, sizeof *s->chain);
     if (s->params.noise) s->keys = moe_carve(at, moe_max(s->rows, s->encode_tokens), sizeof *s->keys);
     if (s->params.min_target) s->hold = moe_carve(at, s->rows, sizeof *s->hold);
+    if (s->search.max_constraints) {
+        s->starts = moe_carve(at, s->rows * s->search.max_constraints, sizeof *s->starts);
+        s->start_logprobs = moe_carve(at, s->rows * s->search.max_constraints, sizeof(float));
+        if (s->search.looks) s->result_sources = moe_carve(at, nbest * max_target, sizeof *s->result_sources);
+    }
     s->segment = moe_carve(at, s->rows, sizeof *s->segment);
     s->length = moe_carve(at, s->rows, sizeof *s->length);
-    if (s->search.beta != 0.0f || s->params.attention)
+    if (s->search.beta != 0.0f || s->params.attention || s->search.looks)
         s->attention = moe_carve(at, s->rows * max_source, sizeof(float));
     if (s->search.beta != 0.0f) {
         s->coverage = moe_carve(at, s->rows * max_source, sizeof(float));
@@ -8597,6 +8870,10 @@ static void moe_session_layout(moe_session *s, moe_layout *at) {
             slot.live = moe_carve(at, kept, sizeof *slot.live);
             slot.finished = moe_carve(at, 2 * kept, sizeof *slot.finished);
             slot.target = moe_carve(at, max_target, sizeof *slot.target);
+        }
+        if (i < batch && s->search.max_constraints) {
+            slot.demands = moe_carve(at, s->search.max_constraints, sizeof *slot.demands);
+            slot.demand_ids = moe_carve(at, max_target, sizeof *slot.demand_ids);
         }
         if (at->base) s->slots[i] = slot;
     }
@@ -8647,7 +8924,7 @@ static void moe_place_graphs(moe_session *s, char *arena) {
     for (int g = 0; g < MOE_GRAPHS; g++) moe_graph_place(&s->graphs[g], arena);
 }
 
-/* How many rows of each kind there are. */
+/* How many rows of each kind there are, and what is kept of them. */
 static void moe_settle_rows(moe_session *s) {
     const size_t batch = (size_t)s->params.batch, beam = (size_t)s->params.beam;
     s->encode_tokens = (size_t)s->params.max_source + moe_min(s->api ? 4096 : 1024, 32 * s->n_slots);
@@ -8659,6 +8936,8 @@ static void moe_settle_rows(moe_session *s) {
     for (size_t i = 0; i < s->model->n_decoder; i++)
         if (s->model->decoder[i].kind == MOE_LAYER_SELF) s->token_rows = beam * (size_t)s->params.max_target + 1;
     s->memory.width = s->model->memory_width;
+    s->search.max_constraints = (size_t)s->params.max_constraints;
+    s->reranker.looks = s->search.looks = s->params.max_constraints && s->model->attention;
 }
 
 /* Fill in the fields that parameters decide, before any memory is laid out. */
@@ -8979,6 +9258,32 @@ static void moe_refuse(const moe_request *request, moe_done_fn done, void *user,
     done(user, &result);
 }
 
+/* 1 if a request's constraints can be kept; else why not. */
+static int moe_check_constraints(const moe_session *s, const moe_request *q, size_t n_target, char *why, size_t size) {
+    const moe_model *m = s->model;
+    size_t tokens = 0;
+    if (q->n_constraints > s->search.max_constraints)
+        return snprintf(why, size, "%zu constraints, max_constraints is %zu", q->n_constraints,
+                        s->search.max_constraints),
+               0;
+    for (size_t c = 0; c < q->n_constraints; c++) {
+        const moe_constraint *k = &q->constraints[c];
+        if (!k->n_ids || k->first > q->n_source || k->n_source > q->n_source - k->first)
+            return snprintf(why, size, "constraint %zu has no tokens, or lies outside the source", c), 0;
+        tokens += moe_min(k->n_ids, s->search.max_target);
+        for (size_t i = 0; i < k->n_ids; i++)
+            if (k->ids[i] < 0 || k->ids[i] >= m->vocabulary || moe_is_never(m, k->ids[i]) || k->ids[i] == m->eos)
+                return snprintf(why, size, "token %d of a constraint cannot be generated by this model",
+                                (int)k->ids[i]),
+                       0;
+    }
+    if (n_target + tokens + 1 > s->search.max_target && q->n_constraints)
+        return snprintf(why, size, "the constraints have %zu tokens, too many for the limit of %zu", tokens,
+                        s->search.max_target),
+               0;
+    return 1;
+}
+
 /* 1 if the request can be served, else it has been refused. */
 static int moe_check_request(const moe_session *s, const moe_request *q, moe_done_fn done, void *user) {
     const moe_model *m = s->model;
@@ -8999,6 +9304,8 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
             snprintf(message, sizeof message, "target token %d cannot be generated by this model", (int)q->target[i]);
             return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
         }
+    if (!moe_check_constraints(s, q, n_target, message, sizeof message))
+        return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, message), 0;
     if (!q->raw && needs_target && (q->target_tag < 0 || q->target_tag >= m->source_vocabulary))
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the target language's tag"), 0;
     if (q->source_tag < -1 || q->source_tag >= m->source_vocabulary)
@@ -9034,6 +9341,18 @@ static int moe_is_question(const moe_session *s, size_t at) {
     return s->tickets[at].waiting && s->tickets[at].question != SIZE_MAX;
 }
 
+/* Copy the constraints of a sentence, and leave them room. */
+static void moe_admit_constraints(moe_slot *slot, const moe_request *q) {
+    size_t tokens = 0;
+    for (size_t c = 0; c < slot->n_demands; c++) {
+        const moe_constraint *k = &q->constraints[c];
+        slot->demands[c] = (moe_demand){ tokens, k->n_ids, slot->lead + k->first, k->n_source, k->once };
+        memcpy(slot->demand_ids + tokens, k->ids, k->n_ids * sizeof *k->ids);
+        tokens += k->n_ids;
+    }
+    slot->limit = moe_max(slot->limit, slot->n_target + tokens + 1);
+}
+
 /* Put a checked request into slot `at`; its ids go behind the `staged` ones. Returns the tokens staged. */
 static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *ticket, size_t at, size_t staged) {
     const moe_model *m = s->model;
@@ -9060,6 +9379,10 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     slot->shown = slot->forced && !q->raw && q->force < 0 ? 1 : 0;
     slot->n_target = (size_t)slot->forced + (q->target ? q->n_target : 0);
     slot->limit = moe_max(moe_max(slot->limit, 1), slot->n_target + 1);
+    slot->lead = s->tickets[at].first;
+    slot->n_source = q->n_source;
+    slot->n_demands = slot->scoring ? 0 : q->n_constraints;
+    moe_admit_constraints(slot, q);
     slot->place = at * s->token_rows;
     if (s->api) {
         s->api->begin(s->device, at, slot, force, q->target);
@@ -9198,10 +9521,15 @@ static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
         const moe_finished *f = &slot->finished[h];
         int32_t *ids = s->result_ids + h * max_target;
         float *logprobs = s->result_logprobs + h * (max_target + 1);
-        moe_write_finished(slot, f, ids, logprobs);
-        s->hypotheses[h] = (moe_hypothesis){
-            ids + slot->shown, logprobs + slot->shown, f->tokens - slot->shown, f->logprob, f->score, f->finished, 0.0f
-        };
+        int32_t *sources = s->result_sources ? s->result_sources + h * max_target : NULL;
+        moe_write_finished(slot, f, ids, logprobs, sources);
+        s->hypotheses[h] = (moe_hypothesis){ .ids = ids + slot->shown,
+                                             .token_logprobs = logprobs + slot->shown,
+                                             .sources = sources ? sources + slot->shown : NULL,
+                                             .n_ids = f->tokens - slot->shown,
+                                             .logprob = f->logprob,
+                                             .score = f->score,
+                                             .finished = f->finished };
     }
     return n;
 }
@@ -9230,6 +9558,7 @@ static size_t moe_fill_frame(moe_session *s) {
                     s->keys[rows] = moe_hash(s->keys[rows] ^ (uint64_t)slot->tokens[at].id);
             }
             if (s->hold) s->hold[rows] = (char)row.hold;
+            if (s->starts) moe_fill_starts(&s->search, slot, live, s->starts + rows * s->search.max_constraints);
             live->row = rows++;
         }
     }
@@ -9268,16 +9597,20 @@ static void moe_add_place_coverage(moe_session *s) {
 /* The hypotheses of a slot that is done on a device, from its report at `words`. Returns how many. *slot: which slot.
  * *next: the words behind the report. */
 static size_t moe_read_results(moe_session *s, const int32_t *words, size_t *slot, const int32_t **next) {
-    const size_t n = (size_t)words[1];
+    const size_t n = (size_t)words[1], looks = (size_t)s->search.looks;
     *slot = (size_t)words[0];
     words += 2;
     for (size_t h = 0; h < n; h++) {
         const size_t n_ids = (size_t)words[0], shown = s->slots[*slot].shown;
         const float *numbers = (const float *)(const void *)words;
-        s->hypotheses[h] = (moe_hypothesis){
-            words + 4 + shown, numbers + 4 + n_ids + shown, n_ids - shown, numbers[2], numbers[3], words[1], 0.0f
-        };
-        words += 4 + 2 * n_ids + (size_t)words[1];
+        s->hypotheses[h] = (moe_hypothesis){ .ids = words + 4 + shown,
+                                             .token_logprobs = numbers + 4 + n_ids + shown,
+                                             .sources = looks ? words + 4 + 2 * n_ids + words[1] + shown : NULL,
+                                             .n_ids = n_ids - shown,
+                                             .logprob = numbers[2],
+                                             .score = numbers[3],
+                                             .finished = words[1] };
+        words += 4 + 2 * n_ids + (size_t)words[1] + looks * n_ids;
     }
     *next = words;
     return n;
@@ -9310,7 +9643,10 @@ static void moe_report_live(const moe_session *s, size_t at, size_t row) {
 
 static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_error *error) {
     const size_t stride = (size_t)s->params.max_source;
-    moe_answer answer = { s->graphs[MOE_DECODER].top, s->top_ids, s->top_logprobs, s->want_logprob, NULL, stride };
+    moe_answer answer = {
+        s->graphs[MOE_DECODER].top, s->top_ids, s->top_logprobs, s->want_logprob, NULL, stride, s->attention,
+        s->start_logprobs
+    };
     moe_frame frame = { .rows = moe_fill_frame(s),
                         .ids = s->ids,
                         .positions = s->positions,
@@ -9324,6 +9660,9 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
                         .beam.want = s->want,
                         .beam.want_logprob = s->want_logprob,
                         .beam.hold = s->hold,
+                        .beam.n_starts = s->starts ? s->search.max_constraints : 0,
+                        .beam.starts = s->starts,
+                        .beam.start_logprobs = s->start_logprobs,
                         .keys = s->keys,
                         .beam.top_ids = s->top_ids,
                         .beam.top_logprobs = s->top_logprobs };

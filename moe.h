@@ -76,6 +76,7 @@ extern "C" {
 
 enum {
     MOE_MAX_BEAM = 64,           /* largest beam                                                          */
+    MOE_MAX_CONSTRAINTS = 64,    /* most constraints of a request                                         */
     MOE_MAX_LAYERS = 256,        /* layers on one side of a model                                         */
     MOE_MAX_THREADS = 256,       /* threads of one session                                                */
     MOE_VERIFY_BYTES = 64 << 20, /* files up to this size are verified when opened                        */
@@ -428,6 +429,7 @@ typedef struct moe_session_params {
     int32_t target_tag;     /* default of moe_request.target_tag; -1: none                                  */
     int beam;               /* 1: greedy                                                                    */
     int nbest;              /* hypotheses returned, at most `beam`                                          */
+    int max_constraints;    /* of a request, at most MOE_MAX_CONSTRAINTS                                    */
     float length_penalty;   /* alpha of GNMT eq 14; 0: none                                                 */
     float length_constant;  /* c in ((c + |Y|) / (c + 1))^alpha, 5 in GNMT eq 14                            */
     float coverage_penalty; /* beta of GNMT eq 14; 0: none                                                  */
@@ -516,6 +518,14 @@ moe_stats moe_session_stats(const moe_session *session);
 
 /* ---- Translating and scoring --------------------------------------------------------------------------- */
 
+/* Tokens that must stand in a translation, one behind the other, where the attention on the tokens of the source that
+ * they translate says (after See et al. 2017, arXiv 1704.04368); without an attention, where the decoder does. */
+typedef struct moe_constraint {
+    const int32_t *ids;            /* [n_ids] at least one */
+    size_t n_ids, first, n_source; /* the last two are of the request's source; n_source 0: unknown */
+    int once;                      /* 1: they stand nowhere else, where that is possible */
+} moe_constraint;
+
 /* One sentence. Its ids are pieces of text only: the session adds the tag, begin and end tokens that the model's format
  * wants. Before the pull function is called, the session presets every field: tags to the session's defaults, force to
  * -1, the rest to 0. `source` and `target` must stay valid until the pull function is called again. */
@@ -536,7 +546,8 @@ typedef struct moe_request {
     /* 1: `target` is the beginning of the translation, and the search finds the rest. The beginning counts in scores
      * and in lengths, but the limit on length always leaves room for one token more. */
     int prefix;
-
+    const moe_constraint *constraints; /* [n_constraints] of which no two share a token; scoring looks at none */
+    size_t n_constraints;
     int32_t target_tag; /* the language to translate into, by moe_model_language_tag */
     int32_t source_tag; /* the language of the source, for reranking and for models that read it (NLLB, M2M-100) */
     void *user;         /* handed back with the result */
@@ -545,11 +556,12 @@ typedef struct moe_request {
 typedef struct moe_hypothesis {
     const int32_t *ids;          /* [n_ids] without begin and end */
     const float *token_logprobs; /* [n_ids + finished] natural logarithms; the end token's comes last */
-    size_t n_ids;
-    float logprob; /* their sum */
-    float score;   /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds */
-                   /* rerank * reverse / length penalty of the source                          */
-    int finished;  /* 0: cut at the length limit, no end token */
+    const int32_t *sources;      /* [n_ids] token of the source that each looked at most, -1: none; NULL unless */
+    size_t n_ids;                /* there are max_constraints and a GNMT model                                  */
+    float logprob;               /* their sum */
+    float score;                 /* logprob / length penalty + coverage penalty (GNMT eq 14). Reranking adds */
+                                 /* rerank * reverse / length penalty of the source                          */
+    int finished;                /* 0: cut at the length limit, no end token */
 
     /* log P(source | this hypothesis), end included, where it was reranked; else 0. A sentence is not reranked where
      * the session's limits leave no room for its source as a target or for one of its hypotheses as a source. */

@@ -734,7 +734,7 @@ typedef struct answer {
     size_t place; /* when it came, from 1; 0: it did not */
     size_t n, n_ids[MOST];
     int finished[MOST];
-    int32_t ids[MOST][LONGEST];
+    int32_t ids[MOST][LONGEST], sources[MOST][LONGEST];
     uint32_t score[MOST], reverse[MOST], logprob[MOST], token_logprobs[MOST][LONGEST + 1];
 } answer;
 
@@ -743,10 +743,12 @@ typedef struct feed {
         scored; /* sentences in all; every fifth of them from number `scored` is scored, of the ones after */
                 /* these the beginning of the translation is given */
     size_t answered;
-    int cancelled; /* after this many */
-    int language;  /* a language model: no source, always a target */
-    int forces;    /* every third sentence begins with a forced token */
-    int32_t ids[LONGEST], target[LONGEST];
+    int cancelled;   /* after this many */
+    int language;    /* a language model: no source, always a target */
+    int forces;      /* every third sentence begins with a forced token */
+    int constrained; /* every second sentence has two constraints */
+    int32_t ids[LONGEST], target[LONGEST], words[3];
+    moe_constraint constraints[2];
     uint64_t random;
     answer answers[SENTENCES];
     moe_stats stats;
@@ -767,6 +769,13 @@ static int pull(void *user, int wait, moe_request *r) {
         r->target = f->target;
     }
     if (f->forces && f->next % 3 == 1) r->force = 6 + (int32_t)mw_below(&f->random, MW_VOCABULARY - 6);
+    if (f->constrained && f->next % 2) {
+        for (size_t i = 0; i < 3; i++) f->words[i] = 6 + (int32_t)(i + 3 * mw_below(&f->random, 11));
+        f->constraints[0] = (moe_constraint){ f->words, 2, mw_below(&f->random, r->n_source), 1, 1 };
+        f->constraints[1] = (moe_constraint){ f->words + 2, 1, 0, f->next % 4 == 1, 0 };
+        r->constraints = f->constraints;
+        r->n_constraints = 2;
+    }
     r->user = &f->answers[f->next++];
     return MOE_PULL_REQUEST;
 }
@@ -786,6 +795,7 @@ static void done(void *user, const moe_result *r) {
         a->reverse[h] = moe_to_bits(from->reverse);
         a->logprob[h] = moe_to_bits(from->logprob);
         memcpy(a->ids[h], from->ids, from->n_ids * sizeof *from->ids);
+        if (from->sources) memcpy(a->sources[h], from->sources, from->n_ids * sizeof *from->sources);
         memcpy(a->token_logprobs[h], from->token_logprobs,
                (from->n_ids + (size_t)from->finished) * sizeof *from->token_logprobs);
     }
@@ -819,6 +829,7 @@ static feed *translate(const moe_model *model, const moe_session_params *p) {
     moe_error e = { MOE_OK, "", "" };
     CHECK(moe_session_new(model, p, &s, &e) == MOE_OK, "%s: %s", e.where, e.message);
     assert_string_equal(moe_session_stats(s).device, p->device[1] == 'u' ? "cuda:0 emulated" : "cpu");
+    f->constrained = p->max_constraints > 0;
     CHECK(moe_translate(s, pull, done, f, &e) == MOE_OK, "%s: %s", e.where, e.message);
     f->stats = moe_session_stats(s);
     moe_session_free(s);
@@ -977,6 +988,7 @@ static void searches_give_the_bytes_of_the_cpu(void **state) {
         if (k % 5 > 2) p.max_len_factor = 0.5f, p.max_len_offset = 1;
         if (k % 7 == 6) p.max_target = 6;
         p.early_stopping = odd;
+        if ((rules == MOE_RULES_PAPER || rules == MOE_RULES_HF) && k % 3 == 1) p.max_constraints = 2;
         f = assert_sides_agree(model, &p, what);
         for (size_t i = 0; i < SENTENCES; i++)
             for (size_t h = 0; h < f->answers[i].n; h++) {
@@ -1004,6 +1016,7 @@ static void reranking_gives_the_bytes_of_the_cpu(void **state) {
         moe_session_params p = params_for(f.model, "cpu", batches[k % 3], k % 2 ? 4 : 2);
         feed *got;
         p.rerank = 0.7f;
+        p.max_constraints = k % 2 ? 4 : 0;
         p.source_tag = k % 4 < 2 ? -1 : MW_TAG_DE;
         p.max_source = 48;
         p.nbest = k / 6 ? p.beam : 1;

@@ -42,9 +42,12 @@ enum { LONGEST = 40, MOST = 16 };
 typedef struct ask {
     int32_t source[LONGEST], target[LONGEST];
     size_t n_source, n_target;
-    int scoring, prefix;     /* what the target is for */
-    int raw;                 /* tag, begin and end are in the source */
-    int32_t tag, source_tag; /* 0: the session's */
+    int scoring, prefix;           /* what the target is for */
+    int raw;                       /* tag, begin and end are in the source */
+    int32_t tag, source_tag;       /* 0: the session's */
+    moe_constraint constraints[3]; /* whose ids are: */
+    int32_t constraint_ids[3][3];
+    size_t n_constraints;
 } ask;
 
 typedef struct heard_hypothesis {
@@ -53,6 +56,7 @@ typedef struct heard_hypothesis {
     size_t n_ids;
     float logprob, score, reverse;
     int finished;
+    int32_t sources[LONGEST];
 } heard_hypothesis;
 
 /* Compared as a block of bytes: all of it is zeroed first. */
@@ -73,6 +77,7 @@ typedef struct request_feed {
     int later;              /* answers MOE_PULL_LATER now and then */
     size_t cancel_after;    /* requests; 0: never */
     moe_session *cancelled; /* NULL: by the answer of the pull function, else this by a call */
+    moe_constraint constraints[3];
     int32_t scratch[LONGEST], target_scratch[LONGEST]; /* valid until the next pull only */
 } request_feed;
 
@@ -99,6 +104,12 @@ static int pull(void *user, int wait, moe_request *r) {
         r->n_target = a->n_target;
         r->prefix = !a->scoring;
     }
+    for (size_t c = 0; c < a->n_constraints; c++) {
+        f->constraints[c] = a->constraints[c];
+        f->constraints[c].ids = a->constraint_ids[c];
+    }
+    r->constraints = a->n_constraints ? f->constraints : NULL;
+    r->n_constraints = a->n_constraints;
     r->raw = a->raw;
     if (a->tag) r->target_tag = a->tag;
     if (a->source_tag) r->source_tag = a->source_tag;
@@ -126,6 +137,7 @@ static void done(void *user, const moe_result *r) {
         to->score = from->score;
         to->reverse = from->reverse;
         to->finished = from->finished;
+        if (from->sources && from->n_ids) memcpy(to->sources, from->sources, from->n_ids * sizeof *to->sources);
     }
 }
 
@@ -1036,6 +1048,149 @@ static void pruned_hypotheses_are_within_the_margin(void **state) {
     }
 }
 
+/* ---- Constraints ---- */
+
+/* Random constraints of one to three tokens, some where nobody knows what they translate. Of each request none shares a
+ * token with another one. */
+static ask *constrained_asks(uint64_t seed, size_t n) {
+    ask *asks = random_asks(seed, n);
+    for (size_t i = 0; i < n; i++) {
+        asks[i].n_constraints = mw_below(&seed, 4);
+        for (size_t c = 0; c < asks[i].n_constraints; c++) {
+            moe_constraint *k = &asks[i].constraints[c];
+            k->n_ids = 1 + mw_below(&seed, 3);
+            for (size_t t = 0; t < k->n_ids; t++)
+                asks[i].constraint_ids[c][t] = 6 + (int32_t)(c + 3 * mw_below(&seed, 11));
+            k->first = mw_below(&seed, asks[i].n_source);
+            k->n_source = i % 3 == 0 ? 0 : 1 + mw_below(&seed, asks[i].n_source - k->first);
+            k->once = i % 2;
+        }
+    }
+    return asks;
+}
+
+static size_t count_of(const heard_hypothesis *h, const int32_t *ids, size_t n) {
+    size_t found = 0;
+    for (size_t at = 0; at + n <= h->n_ids; at++) found += memcmp(h->ids + at, ids, n * sizeof *ids) == 0;
+    return found;
+}
+
+/* Every hypothesis of every request has all constraints; of scores and log-probabilities holds what always does. */
+static void constraints_are_kept_whatever_the_search(void **state) {
+    static const struct {
+        int variant, beam, nbest, rules, max_target;
+        float prune, coverage, rerank;
+    } cases[] = { { MW_GNMT, 1, 1, 0, 30, 0, 0, 0 },
+                  { MW_GNMT, 4, 4, 0, 30, 0, 0, 0 },
+                  { MW_PRODUCT, 8, 3, 0, 24, 2, 0.2f, 0 },
+                  { MW_GNMT, 4, 2, 0, 30, 0, 0, 0.5f },
+                  { MW_CARRIED_QUERY, 3, 3, MOE_RULES_HF, 30, 0, 0, 0 },
+                  { MW_FROM_ENCODER, 2, 2, 0, 20, 0.5f, 0, 0 } };
+    enum { N = 40 };
+    size_t constraints = 0, repeated = 0;
+    (void)state;
+    for (size_t i = 0; i < MOE_COUNT(cases); i++) {
+        fixture *f = small(cases[i].variant, MW_F32);
+        moe_session_params p = params_for(f->model);
+        ask *asks = constrained_asks(5 + i, N);
+        heard *got;
+        p.beam = cases[i].beam, p.nbest = cases[i].nbest, p.rules = (moe_rules)cases[i].rules;
+        p.max_target = cases[i].max_target, p.prune = cases[i].prune, p.coverage_penalty = cases[i].coverage;
+        p.rerank = cases[i].rerank, p.max_constraints = 3, p.batch = 8, p.isa = NULL;
+        got = translate(f, &p, asks, N);
+        for (size_t k = 0; k < N; k++) {
+            CHECK(got[k].status == MOE_OK && got[k].n >= 1, "case %zu request %zu: %s", i, k, got[k].message);
+            for (size_t j = 0; j < got[k].n; j++)
+                for (size_t c = 0; c < asks[k].n_constraints; c++, constraints++) {
+                    const heard_hypothesis *h = &got[k].hypotheses[j];
+                    const size_t n = asks[k].constraints[c].n_ids, found = count_of(h, asks[k].constraint_ids[c], n);
+                    CHECK(found >= 1, "case %zu request %zu hypothesis %zu lacks constraint %zu", i, k, j, c);
+                    repeated += found > 1 && asks[k].constraints[c].once && !asks[k].prefix;
+                }
+        }
+        free(got);
+        free(asks);
+        drop(f);
+    }
+    CHECK(constraints > 300 && repeated * 50 < constraints, "%zu constraints, %zu repeated", constraints, repeated);
+}
+
+static void constrained_results_are_the_same_bytes_in_any_batch(void **state) {
+    enum { N = 30 };
+    (void)state;
+    for (int reranked = 0; reranked < 2; reranked++) {
+        fixture *f = small(MW_GNMT, MW_Q8);
+        moe_session_params p = params_for(f->model);
+        ask *asks = constrained_asks(17, N);
+        heard *one, *many;
+        size_t looks = 0;
+        p.beam = 4, p.nbest = 2, p.max_constraints = 3, p.max_target = 30, p.rerank = reranked ? 0.5f : 0;
+        one = translate(f, &p, asks, N);
+        p.batch = 16, p.threads = 3, p.isa = NULL;
+        many = translate(f, &p, asks, N);
+        assert_same(one, many, N, "a batch");
+        for (size_t k = 0; k < N; k++)
+            for (size_t t = 0; t < one[k].hypotheses[0].n_ids; t++) {
+                assert_in_range(one[k].hypotheses[0].sources[t] + 1, 0, asks[k].n_source);
+                looks += one[k].hypotheses[0].sources[t] > 0;
+            }
+        assert_true(looks > N);
+        free(one);
+        free(many);
+        free(asks);
+        drop(f);
+    }
+}
+
+/* Room for constraints changes no bit of a request that has none. */
+static void a_request_without_constraints_is_searched_as_ever(void **state) {
+    enum { N = 30 };
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = random_asks(23, N);
+    heard *with, *without;
+    (void)state;
+    p.beam = 4, p.nbest = 4;
+    without = translate(f, &p, asks, N);
+    p.max_constraints = MOE_MAX_CONSTRAINTS;
+    with = translate(f, &p, asks, N);
+    for (size_t i = 0; i < N; i++)
+        for (size_t j = 0; j < MOST; j++)
+            memset(with[i].hypotheses[j].sources, 0, sizeof with[i].hypotheses[j].sources);
+    assert_same(without, with, N, "room for constraints");
+    free(with);
+    free(without);
+    free(asks);
+    drop(f);
+}
+
+static void constraints_that_cannot_be_kept_are_refused(void **state) {
+    fixture *f = small(MW_GNMT, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask *asks = constrained_asks(3, 6);
+    heard *got;
+    (void)state;
+    p.max_constraints = 2, p.max_target = 8;
+    for (size_t i = 0; i < 6; i++) {
+        asks[i].prefix = 0, asks[i].n_constraints = 1, asks[i].n_source = 5;
+        asks[i].constraints[0] = (moe_constraint){ .n_ids = 3 };
+        for (size_t t = 0; t < 3; t++) asks[i].constraint_ids[0][t] = asks[i].constraint_ids[1][t] = 6;
+    }
+    asks[0].n_constraints = 3;
+    asks[1].constraints[0].n_ids = 0;
+    asks[2].constraints[0].first = 4, asks[2].constraints[0].n_source = 2;
+    asks[3].constraint_ids[0][1] = MW_EOS;
+    asks[4].n_constraints = 2, asks[4].constraints[1].n_ids = 3, asks[4].prefix = 1, asks[4].n_target = 2;
+    got = translate(f, &p, asks, 6);
+    for (size_t i = 0; i < 5; i++) CHECK(got[i].status == MOE_ERROR_ARGUMENT, "request %zu: %s", i, got[i].message);
+    assert_int_equal(got[5].status, MOE_OK);
+    p.rules = MOE_RULES_NVIDIA;
+    refuse_params(f->model, &p, "max_constraints", MOE_ERROR_ARGUMENT);
+    free(got);
+    free(asks);
+    drop(f);
+}
+
 /* Keys and queries from the trace, the rest in double: GNMT eq 14's coverage. */
 typedef struct attention_log {
     double keys[LONGEST][12], queries[LONGEST][12];
@@ -1931,6 +2086,7 @@ static void session_bytes_is_what_is_allocated(void **state) {
                 p.max_source = 2 + (int)mw_below(&random, 100), p.max_target = 2 + (int)mw_below(&random, 100);
                 p.threads = 1 + (int)mw_below(&random, 3);
                 p.coverage_penalty = mw_below(&random, 2) ? 0.1f : 0;
+                p.max_constraints = mw_below(&random, 2) ? 5 : 0;
                 if (variant == MW_GNMT && mw_below(&random, 2)) p.rerank = 1;
                 assert_int_equal(moe_session_bytes(f->model, &p, &bytes, &e), MOE_OK);
                 assert_int_equal(f->heap.blocks, blocks);
@@ -2327,6 +2483,10 @@ int main(void) {
         cmocka_unit_test(ties_go_to_the_better_rank_and_the_lower_token),
         cmocka_unit_test(a_wide_pruning_margin_changes_nothing),
         cmocka_unit_test(pruned_hypotheses_are_within_the_margin),
+        cmocka_unit_test(constraints_are_kept_whatever_the_search),
+        cmocka_unit_test(constrained_results_are_the_same_bytes_in_any_batch),
+        cmocka_unit_test(a_request_without_constraints_is_searched_as_ever),
+        cmocka_unit_test(constraints_that_cannot_be_kept_are_refused),
         cmocka_unit_test(coverage_penalty_is_that_of_eq_14),
         cmocka_unit_test(attention_is_the_same_bytes_in_any_batch),
         cmocka_unit_test(attention_on_a_raw_request_covers_all_of_its_tokens),

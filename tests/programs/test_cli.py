@@ -452,7 +452,7 @@ def long_lines_go_sentence_by_sentence():
     alone = translate("".join(x + "\n" for x in sentences)).lines
     for options in [], ["--batch", "1"], ["--batch", "2", "--threads", "1"]:
         both = translate("  ".join(sentences) + " \n\n" + LINES[0] + "\n" + " ".join(sentences), *options).lines
-        assert both == [" ".join(alone), "", alone[0], " ".join(alone)], both
+        assert both == [" ".join(alone) + " ", "", alone[0], " ".join(alone)], both  # white space at the end stays
     assert translate(" ".join(sentences) + "\n", "--split", "0").lines != [" ".join(alone)]
     assert translate(" ".join(sentences[:2]) + "\n", "--split", "10").lines == [" ".join(alone[:2])]
     one_bad = translate(LINES[0] + " So" + " good" * 2000 + "! " + LINES[1] + "\n" + LINES[2] + "\n", status=1)

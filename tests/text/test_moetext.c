@@ -451,6 +451,28 @@ static int has_link(const char *text, const heard *h, const char *source, const 
     return 0;
 }
 
+/* The same mechanism as moe-translate's, which tests/programs/test_keeping.py measures. */
+static void what_is_not_language_is_kept(void **state) {
+    static const char text[] = "  Hello {name}, open <b>the house</b> at 12:30!\n\tWhere is %s?";
+    char path[] = "/tmp/moetext-XXXXXX", options[256];
+    const int fd = mkstemp(path);
+    (void)state;
+    assert_true(fd >= 0 && write(fd, "house\tGebaeude\n", 15) == 15);
+    close(fd);
+    snprintf(options, sizeof options, FAST ";target=de;glossary=%s", path);
+    moetext *kept = translator(options), *bare = translator(FAST ";target=de;protect=0");
+    heard h = say(kept, text), without = say(bare, text);
+    static const char *const parts[] = { "{name}", "<b>", "</b>", "12:30", "\n\t", "%s", "Gebaeude" };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!strstr(h.texts[0], parts[i])) fail_msg("%s is not in '%s'", parts[i], h.texts[0]);
+    assert_memory_equal(h.texts[0], "  ", 2);
+    assert_null(strstr(without.texts[0], "Gebaeude"));
+    assert_null(strstr(without.texts[0], "\n\t"));
+    moetext_free(kept);
+    moetext_free(bare);
+    unlink(path);
+}
+
 static void words_are_linked(void **state) {
     static const char text[] = "Where is my book? WHERE IS MY BOOK?\n\n  I have lost my keys.  She is reading a book.";
     (void)state;
@@ -670,6 +692,7 @@ int main(void) {
         cmocka_unit_test(a_language_must_be_said),
         cmocka_unit_test(hypotheses_have_scores_and_tokens),
         cmocka_unit_test(a_translation_begins_as_it_was_told),
+        cmocka_unit_test(what_is_not_language_is_kept),
         cmocka_unit_test(words_are_linked),
         cmocka_unit_test(rows_are_what_texts_are),
         cmocka_unit_test(rows_do_not_depend_on_batch_or_threads),

@@ -16,6 +16,7 @@
 #include "tools/programs/routing.h"
 #include "tools/text/detect.h"
 #include "tools/text/json.h"
+#include "tools/text/protect.h"
 #include "tools/text/spm.h"
 #include "tools/text/text.h"
 
@@ -34,7 +35,9 @@ typedef struct options {
     int beam, nbest, batch_tokens, gpu_memory, split;      /* -1: not given */
     float length_penalty, coverage_penalty, prune, rerank; /* NaN: not given */
     const char *preset;
-    int score, prefix, self_test, paragraphs;
+    int score, prefix, self_test, paragraphs, no_protect;
+    const char *glossary;
+    text_rules *rules;              /* NULL: nothing is kept */
     int raw, force, early_stopping; /* the last two: -1: not given */
     int32_t end;                    /* the model's end token, for --raw-ids */
     int longest;                    /* target that it can write at all; 0: it does not say */
@@ -86,6 +89,16 @@ static void usage(FILE *to) {
           "                            and --pretokenized, which show whole lines)\n"
           "      --paragraphs          join lines up to the next blank line: each paragraph\n"
           "                            gives one line\n"
+          "      --no-protect          let the model write all. Without this, markup comes\n"
+          "                            back around the words that it stood around; what is\n"
+          "                            like {name}, %s, ${x}, a web or mail address, a\n"
+          "                            path or a number stays as it is, and so do spaces\n"
+          "                            and TABs at both ends, TABs between cells, emoji\n"
+          "      --glossary FILE       terms, source TAB target on a line: the target is\n"
+          "                            in the translation of a line with the source, the\n"
+          "                            longest first. A term is found as it is written or\n"
+          "                            with a capital first letter, and its target written\n"
+          "                            as it is. A line without a TAB is a name that stays\n"
           "      --truncate            cut a line where the first unusable part begins;\n"
           "                            without it such a line is not used at all\n"
           "\n",
@@ -179,7 +192,9 @@ static int parse_options(int argc, char **argv, options *o) {
         RAW_IDS,
         FORCE,
         EARLY_STOPPING,
-        PARAGRAPHS
+        PARAGRAPHS,
+        NO_PROTECT,
+        GLOSSARY
     };
     static const struct option known[] = { PROGRAM_OPTIONS,
                                            PROGRAM_GATE_OPTIONS,
@@ -206,6 +221,8 @@ static int parse_options(int argc, char **argv, options *o) {
                                            { "force", required_argument, NULL, FORCE },
                                            { "early-stopping", optional_argument, NULL, EARLY_STOPPING },
                                            { "paragraphs", no_argument, NULL, PARAGRAPHS },
+                                           { "no-protect", no_argument, NULL, NO_PROTECT },
+                                           { "glossary", required_argument, NULL, GLOSSARY },
                                            { NULL, 0, NULL, 0 } };
     program_common *common = &o->common;
     *o = (options){ .common = { .usage = usage, .threads = -1, .batch = -1, .max_len = -1 },
@@ -241,6 +258,8 @@ static int parse_options(int argc, char **argv, options *o) {
             o->early_stopping = 1;
             if (optarg) status = program_int("early-stopping", optarg, 0, 1, &o->early_stopping);
             break;
+        case NO_PROTECT: o->no_protect = 1; break;
+        case GLOSSARY: o->glossary = optarg; break;
         case DEVICE: o->device = optarg; break;
         case GPU_MEMORY: status = program_int("gpu-memory", optarg, 1, 1 << 30, &o->gpu_memory); break;
         case SPLIT: status = program_int("split", optarg, 0, TEXT_MAX_LINE, &o->split); break;
@@ -339,8 +358,8 @@ static moe_hypothesis scored(const options *o, const text_job *job, const moe_re
 /* A hypothesis as text, as ids (--ids) or as pieces (--pretokenized). */
 static moe_status append_translation(const text_front *front, const options *o, const text_job *job,
                                      const moe_hypothesis *h, text_bytes *out, moe_error *error) {
-    const text_options form = { .ids = o->common.ids, .pretokenized = o->common.pretokenized };
-    moe_status status = text_job_write(front, &form, job, h->ids, h->n_ids, out, error);
+    const text_options form = { .ids = o->common.ids, .pretokenized = o->common.pretokenized, .rules = o->rules };
+    moe_status status = text_job_write(front, &form, job, h, out, error);
     if (!status && shows_end(o, h)) text_printf(out, h->n_ids ? " %d" : "%d", (int)o->end);
     return status;
 }
@@ -582,6 +601,7 @@ static moe_session_params scoring_params(const options *o, const moe_session_par
     p.rules = MOE_RULES_PAPER;
     p.prune = p.coverage_penalty = p.rerank = 0;
     p.min_target = 0;
+    p.max_constraints = 0;
     p.log = NULL;
     p.routing = routing_keep_of_job;
     return p;
@@ -764,6 +784,7 @@ static int run(const options *o, const text_front *front, moe_session *session, 
     a.flow.stream.options = (text_options){ .ids = c->ids,
                                             .pretokenized = c->pretokenized,
                                             .truncate = c->truncate,
+                                            .rules = o->rules,
                                             .pairs = o->score    ? "--score"
                                                      : o->prefix ? "--prefix"
                                                                  : NULL,
@@ -800,6 +821,20 @@ static int choose_language(const options *o, const text_front *front, moe_sessio
     return 0;
 }
 
+/* Whether something is kept: of text that is translated freely, by a search that knows constraints. */
+static int keeps(const options *o, const moe_session_params *params) {
+    return (!o->no_protect || o->glossary) && !o->score && !o->prefix && !o->self_test && !o->common.ids &&
+           !o->common.pretokenized && (params->rules == MOE_RULES_PAPER || params->rules == MOE_RULES_HF);
+}
+
+/* -1, or a complaint and the exit status. */
+static int open_rules(options *o, const text_front *front) {
+    moe_error e;
+    if (!text_rules_new(front, !o->no_protect, o->glossary, &o->rules, &e)) return -1;
+    if (e.code == MOE_ERROR_IO) return program_complain("%s", e.message), EXIT_INPUT_OUTPUT;
+    return program_complain("%s: %s: %s", o->glossary, e.where, e.message), EXIT_USAGE;
+}
+
 int main(int argc, char **argv) {
     options o;
     int status = program_begin("moe-translate");
@@ -820,10 +855,13 @@ int main(int argc, char **argv) {
     if (o.score && c->max_len < 0 && o.longest > params.max_target)
         params.max_target = o.longest; /* which may be longer than what is translated by itself */
     status = choose_language(&o, &front, &params);
+    if (!status && keeps(&o, &params)) params.max_constraints = MOE_MAX_CONSTRAINTS;
     const moe_session_params later = scoring_params(&o, &params);
     if (!status) status = program_session(c, &front, &params, c->routing ? &later : NULL, "a translation", &session);
+    if (status < 0 && params.max_constraints) status = open_rules(&o, &front);
     if (status < 0) status = o.self_test ? run_self_test(&front, session, c->model) : run(&o, &front, session, &params);
     program_session_free(session);
+    text_rules_free(o.rules);
     text_close(&front);
     return status;
 }

@@ -544,7 +544,8 @@ static void drain(program_flow *f) {
     for (text_job *job; !f->stream.trouble.code && (job = text_queue_first(&f->queue)); text_queue_remove(&f->queue)) {
         if (job->failed || (job->cut && !f->options->quiet))
             program_complain("line %llu: %s", (unsigned long long)job->line, job->note);
-        if (block->length > whole && job->output.length) text_append(block, " ", 1);
+        if (block->length > whole && job->output.length && block->data[block->length - 1] != '\t')
+            text_append(block, " ", 1);
         text_append(block, job->output.data, job->output.length);
         f->line_failed |= job->failed;
         if (!job->more) {

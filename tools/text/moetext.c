@@ -13,6 +13,7 @@
 #include "tools/text/detect.h"
 #include "tools/text/memory.h"
 #include "tools/text/moetext.h"
+#include "tools/text/protect.h"
 #include "tools/text/settings.h"
 #include "tools/text/stream.h"
 
@@ -267,6 +268,7 @@ struct moetext {
     const moetext_model *model;
     text_settings settings;
     moe_session *session;
+    text_rules *rules;              /* NULL: nothing is kept */
     int32_t source_tag, target_tag; /* of texts that name no languages; -1: none */
     int auto_source;                /* theirs is to be found out */
     text_detector *detector;        /* NULL: nothing was to be found out yet */
@@ -364,7 +366,9 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
     for (size_t k = 0; !status && k < result->n_hypotheses; k++) {
         const moe_hypothesis *h = &result->hypotheses[k];
         const size_t n = h->n_ids + (size_t)(h->finished != 0), before = p->text.length;
-        status = text_job_write(t->stream.front, &t->stream.options, &p->job, h->ids, h->n_ids, &p->text, error);
+        text_options form = t->stream.options; /* those of the text at hand, which may be another one */
+        form.rules = p->unit->task ? NULL : t->rules;
+        status = text_job_write(t->stream.front, &form, &p->job, h, &p->text, error);
         if (!status) status = text_ids_append(&p->ids, h->ids, h->n_ids, error);
         if (!status)
             status = append_floats(&p->logprobs, &p->n_logprobs, &p->logprob_capacity, h->token_logprobs, n, error);
@@ -421,6 +425,7 @@ static int find_begins(const moetext *t, words *w, const char *text, size_t leng
 typedef struct linking {
     const moetext *t;
     part *part;
+    size_t before; /* bytes of white space before both sides */
 } linking;
 
 static moe_status keep_link(void *user, size_t source, size_t target, moe_error *error) {
@@ -430,7 +435,8 @@ static moe_status keep_link(void *user, size_t source, size_t target, moe_error 
     if (!larger) return out_of_memory(error);
     p->links = larger;
     const uint32_t *from = l->t->source_words.edges + 2 * source, *to = l->t->target_words.edges + 2 * target;
-    larger[p->n_links++] = (moetext_link){ p->begin + from[0], p->begin + from[1], to[0], to[1] };
+    larger[p->n_links++] = (moetext_link){ p->begin + l->before + from[0], p->begin + l->before + from[1],
+                                           l->before + to[0], l->before + to[1] };
     return MOE_OK;
 }
 
@@ -439,8 +445,10 @@ static moe_status link_words(moetext *t, part *p, size_t k, const look *forward,
     const text_job *job = &p->job;
     size_t begin = 0;
     for (size_t i = 0; i < k; i++) begin += p->found[i].length;
-    const char *text = p->text.data + begin;
-    const size_t length = p->found[k].length;
+    const size_t before = text_guard_plain(job->guard);
+    if (before == SIZE_MAX || before > p->found[k].length) return MOE_OK; /* markup and the like: no words but others */
+    const char *text = p->text.data + begin + before;
+    const size_t length = p->found[k].length - before;
     words *source = &t->source_words, *target = &t->target_words;
     const text_bytes *read = &job->source;
     if (job->shouted) { /* its tokens are those of small letters, which lie in the same bytes */
@@ -451,19 +459,19 @@ static moe_status link_words(moetext *t, part *p, size_t k, const look *forward,
         read = &t->calm;
     }
     if (forward->failed || !job->source_ids.length || !forward->n_ids ||
-        !find_begins(t, source, read->data, read->length, NULL, job->source_ids.length) ||
+        !find_begins(t, source, read->data + before, read->length - before, NULL, job->source_ids.length) ||
         !find_begins(t, target, text, length, p->ids.data + forward->first, forward->n_ids))
         return MOE_OK;
-    moe_status status = find_words(source, job->source.data, job->source.length, error);
+    moe_status status = find_words(source, job->source.data + before, job->source.length - before, error);
     if (!status) status = find_words(target, text, length, error);
     if (status) return status;
     const text_side sides[2] = { { source->word, source->tokens, source->n },
                                  { target->word, target->tokens, target->n } };
-    const size_t before = p->n_links;
-    linking l = { t, p };
+    const size_t links = p->n_links;
+    linking l = { t, p, before };
     status = text_align(&t->aligner, &sides[0], &sides[1], forward->weights, back->failed ? NULL : back->weights,
                         t->settings.share >= 0 ? t->settings.share : 0.7f, keep_link, &l, error);
-    p->found[k].n_links = p->n_links - before;
+    p->found[k].n_links = p->n_links - links;
     return status;
 }
 
@@ -613,7 +621,8 @@ static moe_status join_parts(moetext *t, const unit *u, size_t k, moe_error *err
     *h = (moetext_hypothesis){ .finished = 1 };
     for (const part *p = u->first; p && !status; p = p->next) {
         if (*p->joint == ' ') {
-            if (t->text.length > line && p->text.length) text_append(&t->text, " ", 1);
+            if (t->text.length > line && p->text.length && t->text.data[t->text.length - 1] != '\t')
+                text_append(&t->text, " ", 1);
         } else {
             text_append_string(&t->text, p->joint);
             line = t->text.length;
@@ -770,6 +779,7 @@ static int next_text(moetext *t, int wait) {
         t->joint = "";
         t->stream.split = u->task ? 0 : t->split;
         t->stream.options.pairs = u->task ? "given" : NULL;
+        t->stream.options.rules = u->task ? NULL : t->rules;
         t->stream.options.calm = !u->task && t->model->form == TEXT_FORM_TEXT && t->settings.capitals != 0;
         return MOE_PULL_REQUEST;
     }
@@ -1004,6 +1014,7 @@ static moe_status describe_second(const moetext *t, const moe_session_params *pa
     p.rules = MOE_RULES_PAPER;
     p.device = "cpu";
     p.attention = second_look;
+    p.max_constraints = 0;
     *second = p;
     return MOE_OK;
 }
@@ -1022,6 +1033,17 @@ static moe_status open_sessions(moetext *t, const moe_session_params *params, mo
         status = moe_session_new(engine, &both[1], &t->second, error);
     }
     return status;
+}
+
+/* What is kept, where the search knows constraints; *params gets room for them. */
+static moe_status open_rules(moetext *t, moe_session_params *params, moe_error *error) {
+    const text_settings *s = &t->settings;
+    const int protect = s->protect != 0, glossary = s->glossary[0] != 0;
+    if (t->model->form != TEXT_FORM_TEXT || (!protect && !glossary) ||
+        (params->rules != MOE_RULES_PAPER && params->rules != MOE_RULES_HF))
+        return MOE_OK;
+    params->max_constraints = MOE_MAX_CONSTRAINTS;
+    return text_rules_new(&t->model->front, protect, glossary ? s->glossary : NULL, &t->rules, error);
 }
 
 static void words_free(words *w) {
@@ -1069,6 +1091,7 @@ moe_status moetext_new(const moetext_model *m, const char *options, moetext **ou
     if (!status) status = option_tag(m, "target", t->settings.target, &t->target_tag, error);
     moe_session_params params = moe_session_params_default(m->front.model);
     text_settings_apply(&t->settings, &params);
+    if (!status) status = open_rules(t, &params, error);
     if (!status) status = open_sessions(t, &params, error);
     if (status) return moetext_free(t), status;
     set_stream(t, &params);
@@ -1096,6 +1119,7 @@ void moetext_free(moetext *t) {
     text_bytes_free(&t->message);
     text_ids_free(&t->source_ids);
     text_ids_free(&t->ids);
+    text_rules_free(t->rules);
     moe_session_free(t->session);
     moe_session_free(t->second);
     free(t);

@@ -152,7 +152,7 @@ typedef struct moetext_hypothesis {
     size_t n_logprobs;
     const float *token_logprobs; /* [n_logprobs] natural logarithms; the end of every sentence counts as a token */
     size_t n_links;
-    const moetext_link *links; /* [n_links] with the option alignment=1, by source_begin; else none */
+    const moetext_link *links; /* [n_links] with the option alignment=1, by source_begin; none where markup is kept */
     const size_t *part_ends;   /* [n_parts] of the result: where the tokens of each part end in `ids` */
 } moetext_hypothesis;
 

@@ -64,6 +64,10 @@ static const option table[] = {
       WHOLE_OF(truncate, 0, 1, "0 or 1") },
     { "capitals", "translate lines in capitals as if in small letters, and back into capitals (default: 1)",
       WHOLE_OF(capitals, 0, 1, "0 or 1") },
+    { "protect", "keep markup, placeholders, addresses, numbers, white space (default: 1)",
+      WHOLE_OF(protect, 0, 1, "0 or 1") },
+    { "glossary", "a file of terms, source TAB target a line; a line without a TAB is a name that stays",
+      WORD_OF(glossary, "a file") },
     { "alignment", "link the words of text and translation: more time and memory (default: 0)",
       WHOLE_OF(alignment, 0, 1, "0 or 1") },
     { "share", "two words are linked unless one fits another 1 / share times as well (default: 0.7)",
@@ -180,7 +184,7 @@ static void trim(const char *data, size_t *begin, size_t *end) {
 
 /* "name=value", [length]; *given has a bit for each option that was set before. */
 static moe_status parse_part(text_settings *s, const char *part, size_t length, uint64_t *given, moe_error *error) {
-    enum { LONGEST = 256 };
+    enum { LONGEST = 1024 };
     const char *equals = memchr(part, '=', length);
     size_t begin = 0, end = equals ? (size_t)(equals - part) : length;
     size_t value = end + 1, last = length;

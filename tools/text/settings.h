@@ -14,8 +14,8 @@ typedef enum text_form { TEXT_FORM_TEXT, TEXT_FORM_PIECES, TEXT_FORM_IDS } text_
 typedef struct text_settings {
     int verify, copy; /* moe_model_params */
     int form;         /* text_form */
-    char target[32], source[32], preset[16], isa[32], device[32], gating[16];
-    int beam, nbest, early_stopping, max_len, split, truncate, capitals, alignment;
+    char target[32], source[32], preset[16], isa[32], device[32], gating[16], glossary[1024];
+    int beam, nbest, early_stopping, max_len, split, truncate, capitals, protect, alignment;
     float rerank, length_penalty, coverage_penalty, prune, share;
     int threads, batch, batch_tokens, gpu_memory, noise;
     size_t max_memory; /* 0: nothing is said */

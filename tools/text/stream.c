@@ -1,7 +1,9 @@
 /* stream.c - stream.h says what this is and has the contracts. */
 #include "tools/text/stream.h"
+#include "tools/text/protect.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static int is_long(const text_stream *s, const text_line *line) {
     char why[64];
@@ -10,17 +12,37 @@ static int is_long(const text_stream *s, const text_line *line) {
     return !*why && text_utf8_count(line->data, line->length) > s->split;
 }
 
+/* The bytes up to the next TAB between two words, it and the white space around it included. */
+static size_t cell(const char *data, size_t length) {
+    size_t at = 0, begin = 0;
+    while (begin < length && (data[begin] == ' ' || data[begin] == '\t')) begin++;
+    const char *tab = memchr(data + begin, '\t', length - begin);
+    if (!tab) return length;
+    for (at = (size_t)(tab - data); at < length && (data[at] == ' ' || data[at] == '\t'); at++) {}
+    return at;
+}
+
+/* Whether a text goes in parts: the cells between TABs, where they are kept, and the sentences of what is long. */
+static int is_cut(const text_stream *s, const text_line *line) {
+    char why[64];
+    if (is_long(s, line)) return 1;
+    if (!s->split || !s->options.rules || cell(line->data, line->length) == line->length) return 0;
+    text_line_usable(line, why, sizeof why);
+    return !*why;
+}
+
 /* The next text, or the next sentence of a long one; *more: others follow. */
 static int next_part(text_stream *s, int wait, text_line *line, int *more) {
     *more = 0;
     if (!s->rest.length) {
         const int answer = s->next(s, wait, line);
         if (answer == MOE_PULL_REQUEST && s->seen) s->seen(s, line);
-        if (answer != MOE_PULL_REQUEST || !is_long(s, line)) return answer;
+        if (answer != MOE_PULL_REQUEST || !is_cut(s, line)) return answer;
         s->rest = *line;
     }
     *line = s->rest;
-    line->length = text_sentence(line->data, line->length);
+    line->length = s->options.rules ? cell(line->data, line->length) : line->length;
+    if (is_long(s, line)) line->length = text_sentence(line->data, line->length);
     s->rest.data += line->length;
     s->rest.length -= line->length;
     *more = s->rest.length > 0;
@@ -50,6 +72,7 @@ static int stream_pull(void *user, int wait, moe_request *request) {
             s->unknown_pieces += (uint64_t)text_is_unknown(s->front, job->source_ids.data[i]);
         request->user = job;
         s->ask(s, job, request);
+        if (s->options.rules) text_guard_ask(job->guard, request);
         return s->trouble.code ? MOE_PULL_CANCEL : MOE_PULL_REQUEST;
     }
 }

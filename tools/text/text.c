@@ -1,6 +1,7 @@
 /* text.c - see text.h for what it is and for the contracts. The sections have the same numbers. */
 #define _POSIX_C_SOURCE 200809L
 
+#include "tools/text/protect.h"
 #include "tools/text/text.h"
 
 #include <errno.h>
@@ -176,6 +177,12 @@ void text_calm(char *data, size_t length) {
             first = 0;
         }
     }
+}
+
+void text_calm_first(char *data, size_t length) {
+    size_t bytes = 0;
+    const unsigned c = length ? short_character(data, 0, &bytes) : 0;
+    if (small_letter(c) != c && bytes <= length) put_short_character(data, small_letter(c));
 }
 
 void text_shout(char *data, size_t length) {
@@ -906,6 +913,28 @@ static void limit_ids(const text_front *front, const text_options *options, cons
     ids->length = keep;
 }
 
+/* The ids of a job's source, but for what is kept of it. */
+static moe_status prepare_source(const text_front *front, const text_options *options, text_job *job,
+                                 moe_error *error) {
+    moe_span shown = { job->source.data, job->source.length };
+    text_bytes text = { 0 };
+    moe_status status = MOE_OK;
+    if (options->rules)
+        status = text_guard_begin(options->rules, job->source.data, job->source.length, job->more, &job->guard, &shown,
+                                  error);
+    if (status) return status;
+    text_append(&text, shown.data, shown.length);
+    job->shouted = options->calm && !text.failed && text_is_shouted(text.data, text.length);
+    if (job->shouted) text_calm(text.data, text.length);
+    if (job->shouted && text_guard_used(job->guard)) text_guard_recall(job->guard, text.data);
+    status = text.failed ? out_of_memory(error) : to_ids(front, options, &text, &job->source_ids, job, error);
+    if (!status && !job->failed && text_guard_used(job->guard))
+        status = text_guard_bind(options->rules, job->guard, text.data, text.length, &job->source_ids,
+                                 options->max_target, error);
+    text_bytes_free(&text);
+    return status;
+}
+
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
                             moe_error *error) {
     job->line = line->number;
@@ -929,17 +958,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     }
 
     const text_front targets = text_front_of_targets(front);
-    moe_status status;
-    job->shouted = options->calm && text_is_shouted(job->source.data, job->source.length);
-    if (job->shouted) {
-        text_bytes calm = { 0 };
-        text_append(&calm, job->source.data, job->source.length);
-        if (!calm.failed) text_calm(calm.data, calm.length);
-        status = calm.failed ? out_of_memory(error) : to_ids(front, options, &calm, &job->source_ids, job, error);
-        text_bytes_free(&calm);
-    } else {
-        status = to_ids(front, options, &job->source, &job->source_ids, job, error);
-    }
+    moe_status status = prepare_source(front, options, job, error);
     if (!status && pair && !job->failed) status = to_ids(&targets, options, &job->target, &job->target_ids, job, error);
     if (status || job->failed) return status;
     size_t room = options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
@@ -952,13 +971,15 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     return MOE_OK;
 }
 
-moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job, const int32_t *ids,
-                          size_t count, text_bytes *out, moe_error *error) {
+moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job,
+                          const moe_hypothesis *h, text_bytes *out, moe_error *error) {
     const size_t begin = out->length;
     moe_status status = MOE_OK;
-    if (options->pretokenized) status = text_join_pieces(front, ids, count, out, error);
-    else if (options->ids) text_append_ids(out, ids, count);
-    else status = text_decode(front, ids, count, out, error);
+    if (options->rules && text_guard_used(job->guard))
+        return text_guard_restore(options->rules, job->guard, h, job->shouted, out, error);
+    if (options->pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
+    else if (options->ids) text_append_ids(out, h->ids, h->n_ids);
+    else status = text_decode(front, h->ids, h->n_ids, out, error);
     if (!status && out->failed) return out_of_memory(error);
     if (!status && job->shouted) text_shout(out->data + begin, out->length - begin);
     return status;
@@ -983,6 +1004,7 @@ void text_job_free(text_job *job) {
     text_bytes_free(&job->output);
     text_ids_free(&job->source_ids);
     text_ids_free(&job->target_ids);
+    text_guard_free(job->guard);
 }
 
 text_job *text_queue_add(text_queue *queue) {

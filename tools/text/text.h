@@ -46,6 +46,7 @@ int text_is_shouted(const char *data, size_t length);
 /* Valid UTF-8 in small letters, but for those that begin a sentence; in capitals. In place: the Latin, Greek and
  * Cyrillic letters that these know take as many bytes in both cases. */
 void text_calm(char *data, size_t length);
+void text_calm_first(char *data, size_t length); /* the first letter alone */
 void text_shout(char *data, size_t length);
 
 /* ---- 3. Model and tokeniser ---------------------------------------------------------------------------- */
@@ -173,14 +174,15 @@ void text_reader_free(text_reader *reader);
 /* ---- 5. Jobs ------------------------------------------------------------------------------------------- */
 
 typedef struct text_options {
-    const char *option; /* what messages write before an option's name; NULL: "--" */
-    int ids;            /* lines are token ids                                                */
-    int pretokenized;   /* lines are pieces of the model's vocabulary                         */
-    const char *pairs;  /* lines are source TAB target, as this option asks for; NULL: they are not */
-    int truncate;       /* cut what cannot be used whole, and say so, rather than refuse it    */
-    int calm;           /* what is written in capitals is encoded as in small letters: few models have learned those */
-    size_t max_source;  /* tokens, source_extra included: moe_session_params; of a language model its max_target */
-    size_t max_target;  /* tokens, end included                                                */
+    const char *option;             /* what messages write before an option's name; NULL: "--" */
+    int ids;                        /* lines are token ids                                                */
+    int pretokenized;               /* lines are pieces of the model's vocabulary                         */
+    const char *pairs;              /* lines are source TAB target, as this option asks for; NULL: they are not */
+    int truncate;                   /* cut what cannot be used whole, and say so, rather than refuse it    */
+    const struct text_rules *rules; /* what is kept as it is (protect.h); NULL: nothing */
+    int calm;          /* what is written in capitals is encoded as in small letters: few models have learned those */
+    size_t max_source; /* tokens, source_extra included: moe_session_params; of a language model its max_target */
+    size_t max_target; /* tokens, end included                                                */
 } text_options;
 
 typedef struct text_job {
@@ -188,11 +190,12 @@ typedef struct text_job {
     uint64_t line;
     text_bytes source, target; /* as read, cut if so */
     text_ids source_ids, target_ids;
-    int blank;         /* nothing to translate: the output is an empty line */
-    int shouted;       /* it was in capitals, so should its translation be */
-    int cut;           /* `note` says what was cut */
-    int failed;        /* `note` says why there is no output */
-    moe_status status; /* why it failed */
+    int blank;                /* nothing to translate: the output is an empty line */
+    int shouted;              /* it was in capitals, so should its translation be */
+    struct text_guard *guard; /* what is kept of it (protect.h); NULL: nothing ever was */
+    int cut;                  /* `note` says what was cut */
+    int failed;               /* `note` says why there is no output */
+    moe_status status;        /* why it failed */
     char note[256];
     text_bytes output; /* the caller's, without line break */
     int finished;      /* the caller sets it when `output` is final */
@@ -205,10 +208,10 @@ typedef struct text_job {
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
                             moe_error *error);
 
-/* What the model wrote for a job, appended to *out in the form of its line: text in the capitals of the line, pieces or
- * ids. */
-moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job, const int32_t *ids,
-                          size_t count, text_bytes *out, moe_error *error);
+/* What the model wrote for a job, appended to *out in the form of its line: text in the capitals of the line and with
+ * what is kept of it, pieces or ids. */
+moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job,
+                          const moe_hypothesis *h, text_bytes *out, moe_error *error);
 void text_job_clear(text_job *job); /* blank again, with the memory that it has */
 void text_job_free(text_job *job);  /* what it holds, not the job */
 

@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+"""What a translation keeps as it is: 2,000 lines with markup, placeholders, addresses, numbers, names and TABs into
+four languages, and 300 lines with terms of a glossary.
+
+    tests/run tests/programs/test_keeping.py
+"""
+import collections
+import contextlib
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+
+from suite import Suite
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = ROOT / os.environ.get("BIN", ".")
+MODEL = ROOT / "models" / "en-de-fr-es.bin"
+test = Suite()
+FAST = ["--beam", "2", "--rerank", "0"]
+
+# {} becomes something that is kept.
+TEMPLATES = {
+    "en": ["Please send the letter to {} before Monday.", "Have you seen {} this morning?",
+           "The price of {} is very high.", "We will meet {} and {} at the station.", "{} was born in a small village.",
+           "My brother wants to talk with {} about the house.", "You can find {} on the table.",
+           "I have been waiting for {} since yesterday.", "Nobody knows where {} is.", "Open {} and read the text.",
+           "She told me that {} is better than {}.", "Thank you for {}!"],
+    "de": ["Bitte schicken Sie {} vor Montag.", "Hast du {} heute Morgen gesehen?", "Wir haben {} gestern gekauft.",
+           "Mein Bruder spricht mit {} über das Haus.", "Niemand weiß, wo {} ist.", "{} ist in einem Dorf geboren.",
+           "Ich warte seit gestern auf {} und {}.", "Sie finden {} auf dem Tisch.", "Vielen Dank für {}!"],
+    "fr": ["Veuillez envoyer {} avant lundi.", "As-tu vu {} ce matin ?", "Nous avons acheté {} hier.",
+           "Mon frère parle avec {} de la maison.", "Personne ne sait où est {}.", "{} est né dans un petit village.",
+           "J'attends {} et {} depuis hier.", "Vous trouverez {} sur la table.", "Merci pour {} !"],
+    "es": ["Por favor, envíe {} antes del lunes.", "¿Has visto {} esta mañana?", "Compramos {} ayer.",
+           "Mi hermano habla con {} de la casa.", "Nadie sabe dónde está {}.", "{} nació en un pueblo pequeño.",
+           "Espero {} y {} desde ayer.", "Usted encontrará {} en la mesa.", "¡Gracias por {}!"],
+}
+WORDS = {"en": "letter house table book water station child garden".split(),
+         "de": "Brief Haus Tisch Buch Wasser Bahnhof Kind Garten".split(),
+         "fr": "lettre maison table livre eau gare enfant jardin".split(),
+         "es": "carta casa mesa libro agua ciudad niño jardín".split()}
+# They stand in the glossary: the model translates some, as Mary by Maria.
+NAMES = ["Tom", "Mary", "John", "Anna", "Peter", "Smith", "Maria", "Paul", "Berlin", "Boston", "Microsoft", "Susan",
+         "Martin", "Emily", "David", "Jack", "Krzysztof", "Nguyen", "García", "New York", "London"]
+TERMS = {"de": [("house", "Gebäude"), ("book", "Lektüre"), ("letter", "Schreiben"), ("car", "Fahrzeug"),
+                ("teacher", "Lehrkraft"), ("train", "Bahn"), ("train station", "Haltestelle"), ("money", "Kohle")],
+         "fr": [("house", "demeure"), ("book", "ouvrage"), ("letter", "courrier"), ("car", "véhicule"),
+                ("teacher", "enseignant"), ("train", "convoi"), ("train station", "gare routière"), ("money", "fric")],
+         "es": [("house", "vivienda"), ("book", "ejemplar"), ("letter", "misiva"), ("car", "vehículo"),
+                ("teacher", "docente"), ("train", "ferrocarril"), ("train station", "terminal"), ("money", "plata")]}
+SENTENCES = ["The {} is here.", "Where is your {}?", "I saw the {} yesterday.", "My brother has a new {}.",
+             "We do not need a {} and a {}.", "{} is important.", "She told me about the {} of her friend.",
+             "He bought the {} because the {} was old.", "Have you ever seen a {}?", "This {} is better than that {}."]
+
+
+def kept_things(rng):
+    """Pairs of a kind and a function that makes one."""
+    n = lambda: rng.randrange(2, 4000)
+    return {
+        "placeholder": lambda: rng.choice(["{name}", "{0}", "{{ user.name }}", "%s", "%d", "%1$s", "%(count)d",
+                                           "${path}", "%{size}", "{{x}}", "{" + f"item{n()}" + "}"]),
+        "address": lambda: rng.choice(["https://example.org/a/{}?b=c&d=%20".format(n()),
+                                       "www.example.com/x_{}".format(n()),
+                                       "info{}@example.org".format(n()), "http://localhost:{}/".format(n()),
+                                       "/usr/share/doc/f{}.txt".format(n()), "C:\\Temp\\f{}.doc".format(n()),
+                                       "src/lib/part_{}.c".format(n())]),
+        "number": lambda: rng.choice([f"{n()}", f"{n()}.{n()}", f"{n() % 99 + 1},{n()}", f"{n() % 200 + 1} kg",
+                                      f"{n() % 20}:{n() % 50 + 10}", f"${n()}", f"{n()} km", f"2024-05-{n() % 20 + 10}",
+                                      f"{n() % 100}%", f"A{n()}"]),
+        "name": lambda: rng.choice(NAMES),
+    }
+
+
+def make_line(rng, language):
+    """A line and what it keeps: a list of (kind, text)."""
+    things, kept = kept_things(rng), []
+    line = rng.choice(TEMPLATES[language])
+    while "{}" in line:
+        kind = rng.choice(list(things) + ["pair"])
+        if kind == "pair":
+            name = rng.choice(["b", "i", "em", 'a href="https://example.org/{}"'.format(rng.randrange(999)), "span"])
+            opening, closing = f"<{name}>", f"</{name.split()[0]}>"
+            text = opening + rng.choice(WORDS[language]) + closing
+            if rng.random() < 0.3:
+                text = "<u>" + text + "</u>"
+                kept += [("markup", "<u>"), ("markup", "</u>")]
+            kept += [("markup", opening), ("markup", closing)]
+        else:
+            text = things[kind]()
+            kept.append((kind, text))
+        line = line.replace("{}", text.replace("{}", "\0"), 1)
+    line = line.replace("\0", "{}")
+    extra = rng.random()
+    if extra < 0.1:
+        line += rng.choice(["<br>", "<br/>", " &copy;"])
+        kept.append(("markup", re.search(r"<br/?>$|&copy;$", line)[0]))
+    elif extra < 0.2:
+        sign = rng.choice(["😀", "👨‍👩‍👧", "❤️", "👍🏽", "🇩🇪"])
+        line = rng.choice([f"{line} {sign}", f"{sign} {line}"])
+        kept.append(("emoji", sign))
+    elif extra < 0.3:
+        line += "\t" + rng.choice(WORDS[language])
+        kept.append(("tab", "\t"))
+    elif extra < 0.4:
+        indent = rng.choice(["  ", "    ", "\t", "\t\t"])
+        line = indent + line
+        if "\t" in indent:
+            kept += [("tab", "\t")] * len(indent)
+    return line, kept
+
+
+def occurrences(text, kind, thing):
+    if kind in ("number", "name", "placeholder"):
+        return len(re.findall(r"(?<![\w.,:-])" * (thing[0].isalnum()) + re.escape(thing) + r"(?![\d])", text))
+    return text.count(thing)
+
+
+def nests(line):
+    """Whether the tags of a line, of which only <br> stands alone, stand in each other."""
+    stack = []
+    for close, name in re.findall(r"<(/?)(\w+)[^>]*>", line):
+        if name == "br":
+            continue
+        if not close:
+            stack.append(name)
+        elif not stack or stack.pop() != name:
+            return False
+    return not stack
+
+
+def losses(line, kept, translation):
+    """The kinds of what is not in the translation as often as in the line."""
+    bad = [kind for kind, thing in set(kept) if occurrences(translation, kind, thing) != occurrences(line, kind, thing)]
+    if not nests(translation):
+        bad.append("nesting")
+    if re.match(r"\s*", line)[0] != re.match(r"\s*", translation)[0]:
+        bad.append("indentation")
+    return bad
+
+
+def translate(lines, *options):
+    done = subprocess.run([BIN / "moe-translate", "-m", MODEL, *options], input="".join(l + "\n" for l in lines),
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    out = done.stdout.split("\n")[:-1]
+    assert len(out) == len(lines), (len(out), len(lines))
+    return out
+
+
+@contextlib.contextmanager
+def glossary(lines):
+    """The option for a file with these lines."""
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as file:
+        file.write("# made by test_keeping.py\n\n" + "".join(line + "\n" for line in lines))
+        file.flush()
+        yield ["--glossary", file.name]
+
+
+def keep_rate(*options):
+    """Lines that keep all, lines, and how many lost what."""
+    rng, lost, whole, total, shown = random.Random(28), collections.Counter(), 0, 0, []
+    for target in TEMPLATES:
+        made = [make_line(rng, rng.choice([l for l in TEMPLATES if l != target])) for _ in range(500)]
+        for (line, kept), translation in zip(made, translate([line for line, _ in made], "-t", target, *options)):
+            bad = losses(line, kept, translation)
+            lost.update(bad)
+            whole += not bad
+            total += 1
+            if bad:
+                shown.append((bad, line, translation))
+    return whole, total, lost, shown
+
+
+@test
+def two_thousand_lines_keep_what_is_not_language():
+    with glossary(NAMES) as names:
+        whole, total, lost, shown = keep_rate(*FAST, *names)
+    print(f"# {whole} of {total} lines keep all; lost: {dict(lost)}")
+    for bad, line, translation in shown[:8] if "-v" not in sys.argv else shown:
+        print(f"#   {','.join(bad)}: {line!r} -> {translation!r}")
+    assert whole >= 0.995 * total, (whole, total, lost)
+
+
+@test
+def without_protection_much_is_lost():
+    """So the test above can fail."""
+    whole, total, _, _ = keep_rate("--no-protect", "--beam", "1", "--rerank", "0")
+    print(f"# without protection {whole} of {total}")
+    assert whole < 0.8 * total, (whole, total)
+
+
+def terms_of(line, terms):
+    """The targets of the longest terms in a line."""
+    pattern = "|".join(sorted((source for source, _ in terms), key=len, reverse=True))
+    return [dict(terms)[found.lower()] for found in re.findall(rf"\b(?:{pattern})\b", line, re.I)]
+
+
+@test
+def all_terms_of_300_lines_are_there():
+    rng, lines_of_terms, missing, without = random.Random(7), 0, [], 0
+    for target, terms in TERMS.items():
+        lines = []
+        for _ in range(100):
+            line = rng.choice(SENTENCES)
+            while "{}" in line:
+                line = line.replace("{}", rng.choice(terms)[0], 1)
+            lines.append(line[0].upper() + line[1:])
+        with glossary(f"{source}\t{target}" for source, target in terms) as options:
+            given = translate(lines, "-t", target, *FAST, *options)
+        plain = translate(lines, "-t", target, *FAST)
+        for line, got, free in zip(lines, given, plain):
+            lines_of_terms += 1
+            wanted = collections.Counter(terms_of(line, terms))
+            missing += [(line, got, term) for term, n in wanted.items() if got.count(term) < n]
+            without += any(free.count(term) < n for term, n in wanted.items())
+    print(f"# {lines_of_terms} lines; without the glossary {without} lack a term")
+    assert lines_of_terms == 300 and without > 100, (lines_of_terms, without)
+    assert not missing, missing[:5]
+
+
+@test
+def beam_1_and_reranking_keep_as_much():
+    rng = random.Random(3)
+    made = [make_line(rng, "en") for _ in range(60)]
+    with glossary(NAMES) as names:
+        for options in (["--beam", "1"], ["--beam", "4", "--rerank", "0.4"], ["--nbest", "3", "--beam", "3"]):
+            out = translate([line.strip().replace("\t", " ") for line, _ in made], "-t", "de", *options, *names)
+            for (line, kept), translation in zip(made, out):
+                line, kept = line.strip().replace("\t", " "), [k for k in kept if k[0] != "tab"]
+                for one in translation.split("\t"):
+                    assert not losses(line, kept, one), (options, line, one)
+
+
+@test
+def a_batch_changes_nothing():
+    rng = random.Random(5)
+    lines = [make_line(rng, "en")[0] for _ in range(24)]
+    with glossary(NAMES) as names:
+        first = translate(lines, "-t", "fr", *FAST, *names, "--batch", "1", "--threads", "1")
+        assert first == translate(lines, "-t", "fr", *FAST, *names, "--batch", "64", "--threads", "2")
+        assert first == translate(lines, "-t", "fr", *FAST, *names, "--isa", "portable")
+
+
+@test
+def a_glossary_that_cannot_be_used_is_refused():
+    for line, why in (("a\t", "a term is"), ("a\tb\tc", "a term is"), ("x" * 300, "a term is")):
+        with glossary([line]) as options:
+            done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", *options], input="a\n",
+                                  capture_output=True, text=True, check=False)
+            assert done.returncode == 2 and why in done.stderr and "line 3" in done.stderr, done
+    done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", "--glossary", "/nowhere"], input="a\n",
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 4 and "/nowhere" in done.stderr, done
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

@@ -1,0 +1,792 @@
+/* protect.c - protect.h says what this is and has the contracts.
+ *
+ * Contents
+ *   1. Rules      the glossary
+ *   2. Showing    the text that the model sees
+ *   3. Binding    constraints
+ *   4. Placing    where markup belongs in the translation
+ *   5. Restoring  edits of the translation
+ */
+#define _POSIX_C_SOURCE 200809L
+#include "tools/text/protect.h"
+#include "tools/text/spans.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_TERM = 200 }; /* bytes of either side */
+
+static moe_status fail(moe_error *error, moe_status code, const char *where, const char *message) {
+    if (!error) return code;
+    error->code = code;
+    snprintf(error->where, sizeof error->where, "%s", where);
+    snprintf(error->message, sizeof error->message, "%s", message);
+    return code;
+}
+
+static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
+
+/* The array with room for one element more; NULL: no memory, and it is as it was. */
+static void *room_for(void *array, size_t n, size_t *capacity, size_t size) {
+    if (n < *capacity) return array;
+    const size_t wanted = *capacity ? 2 * *capacity : 8;
+    void *larger = realloc(array, wanted * size);
+    if (larger) *capacity = wanted;
+    return larger;
+}
+
+static int is_space(char c) { return c == ' ' || c == '\t'; }
+
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+
+/* ==== 1. Rules ========================================================================================== */
+
+typedef struct term {
+    char *source, *target; /* each ended by a NUL */
+    size_t length;         /* of the source */
+    int stays;             /* both are the same: a name */
+    text_ids ids;          /* of the target */
+} term;
+
+struct text_rules {
+    const text_front *front;
+    text_front targets;
+    int spans;
+    term *terms;
+    size_t n_terms, capacity;
+    text_index index; /* terms by the hash of their first word */
+};
+
+/* The bytes of the word, or of the sign, at text[at]. */
+static size_t word_length(const char *text, size_t length, size_t at) {
+    size_t end = at;
+    while (text_is_wordlike(text, length, end)) {
+        end++;
+        while (end < length && ((unsigned char)text[end] & 0xC0) == 0x80) end++;
+    }
+    if (end > at) return end - at;
+    for (end = at + 1; end < length && ((unsigned char)text[end] & 0xC0) == 0x80; end++) {}
+    return end - at;
+}
+
+/* The hash of a word with a small first letter: a term is found at the beginning of a sentence as well. */
+static uint32_t word_hash(const char *word, size_t length) {
+    char small[MAX_TERM];
+    length = least(length, sizeof small);
+    memcpy(small, word, length);
+    text_calm_first(small, length);
+    return text_hash(small, length);
+}
+
+static moe_status add_term(text_rules *r, const char *line, size_t length, moe_error *error) {
+    const char *tab = memchr(line, '\t', length);
+    const char *other = tab ? tab + 1 : line;
+    const size_t source = tab ? (size_t)(tab - line) : length, target = tab ? length - source - 1 : length;
+    if (!source || !target || source > MAX_TERM || target > MAX_TERM || memchr(other, '\t', target) ||
+        text_utf8_valid(line, length) < length || memchr(line, '\0', length))
+        return fail(error, MOE_ERROR_ARGUMENT, "",
+                    "a term is source TAB target, or a name that stays, in UTF-8, each of at most 200 bytes");
+    term *larger = room_for(r->terms, r->n_terms, &r->capacity, sizeof *larger);
+    if (!larger) return out_of_memory(error);
+    r->terms = larger;
+    term *t = &r->terms[r->n_terms];
+    *t = (term){ .length = source, .stays = source == target && memcmp(line, other, source) == 0 };
+    t->source = strndup(line, source);
+    t->target = strndup(other, target);
+    r->n_terms++;
+    if (!t->source || !t->target ||
+        !text_index_add(&r->index, word_hash(line, word_length(line, source, 0)), r->n_terms - 1))
+        return out_of_memory(error);
+    const moe_status status = text_encode(&r->targets, t->target, target, &t->ids, error);
+    if (!status && !t->ids.length) return fail(error, MOE_ERROR_ARGUMENT, "", "the target of a term is blank");
+    return status;
+}
+
+static moe_status read_glossary(text_rules *r, const char *path, moe_error *error) {
+    FILE *file = fopen(path, "r");
+    char *line = NULL, why[200];
+    size_t capacity = 0, number = 0;
+    ssize_t length;
+    moe_status status = MOE_OK;
+    if (!file) {
+        snprintf(why, sizeof why, "cannot open %.100s: %.60s", path, strerror(errno));
+        return fail(error, MOE_ERROR_IO, "glossary", why);
+    }
+    while (!status && (length = getline(&line, &capacity, file)) >= 0) {
+        char *begin = line;
+        if (!number++ && length >= 3 && memcmp(line, "\xEF\xBB\xBF", 3) == 0) begin += 3, length -= 3;
+        while (length && strchr(" \r\n", begin[length - 1])) length--;
+        if (!length || *begin == '#') continue;
+        status = add_term(r, begin, (size_t)length, error);
+        if (status && error) snprintf(error->where, sizeof error->where, "glossary, line %zu", number);
+    }
+    if (!status && ferror(file)) status = fail(error, MOE_ERROR_IO, "glossary", strerror(errno));
+    free(line);
+    fclose(file);
+    return status;
+}
+
+moe_status text_rules_new(const text_front *front, int spans, const char *glossary, text_rules **out,
+                          moe_error *error) {
+    text_rules *r = calloc(1, sizeof *r);
+    if (!r) return out_of_memory(error);
+    r->front = front;
+    r->targets = text_front_of_targets(front);
+    r->spans = spans;
+    const moe_status status = glossary ? read_glossary(r, glossary, error) : MOE_OK;
+    if (status) return text_rules_free(r), status;
+    *out = r;
+    return MOE_OK;
+}
+
+void text_rules_free(text_rules *r) {
+    if (!r) return;
+    for (size_t i = 0; i < r->n_terms; i++) {
+        free(r->terms[i].source);
+        free(r->terms[i].target);
+        text_ids_free(&r->terms[i].ids);
+    }
+    free(r->terms);
+    text_index_free(&r->index);
+    free(r);
+}
+
+/* The longest term at text[at], as it is written or with a capital first letter; of several the last. NULL: none. */
+static const term *find_term(const text_rules *r, const char *text, size_t length, size_t at) {
+    const term *best = NULL;
+    if (!r->n_terms) return NULL;
+    const uint32_t hash = word_hash(text + at, word_length(text, length, at));
+    uint32_t entry;
+    for (size_t i = 0; (entry = text_index_next(&r->index, hash, &i)) != TEXT_NONE;) {
+        const term *t = &r->terms[entry];
+        char first[MAX_TERM + 1];
+        if (t->length > length - at || (best && t->length < best->length)) continue;
+        memcpy(first, text + at, t->length);
+        if (memcmp(first, t->source, t->length) != 0) text_calm_first(first, t->length);
+        if (memcmp(first, t->source, t->length) == 0 &&
+            !(text_is_wordlike(text, length, at + t->length) && text_is_wordlike(t->source, t->length, t->length - 1)))
+            best = t;
+    }
+    return best;
+}
+
+/* ==== 2. Showing ======================================================================================== */
+
+/* What is kept of a text. */
+typedef struct kept {
+    text_span_kind kind;   /* TEXT_SPAN_NONE: a term */
+    size_t source, length; /* its bytes in the text; of a term, in the shown text */
+    size_t at, shown;      /* its bytes in the shown text; markup has none there */
+    size_t partner;        /* OPEN: its CLOSE */
+    int number;            /* WORD: N of the stand-in XN */
+    int before, after;     /* white space stood there, or an end of the text */
+    size_t first, n;       /* its tokens, once they are bound */
+    const term *term;
+    size_t from, to; /* of markup: where it belongs in the translation */
+} kept;
+
+/* A change of the translation: its bytes [at, at + length) become kept `what`; SIZE_MAX: nothing. */
+typedef struct edit {
+    size_t at, length, what, order;
+} edit;
+
+struct text_guard {
+    int used, verbatim;       /* verbatim: there is no language in the text */
+    text_bytes text, shown;   /* the text without white space at both ends */
+    text_bytes before, after; /* that white space */
+    kept *kept;
+    size_t n, capacity;
+    moe_constraint *constraints;
+    size_t *begins; /* [constraints] of its ids in `ids` */
+    size_t n_constraints, constraint_capacity, begin_capacity;
+    text_ids ids, scratch;
+    size_t room;       /* for `ids` */
+    uint32_t *offsets; /* [n_offsets] where each token of the shown text begins */
+    size_t n_offsets, offset_capacity;
+    text_bytes translation;
+    uint32_t *places; /* [n_places] where each token of the translation begins */
+    size_t n_places, place_capacity;
+    edit *edits;
+    size_t n_edits, edit_capacity;
+};
+
+int text_guard_used(const text_guard *g) { return g && g->used; }
+
+size_t text_guard_plain(const text_guard *g) {
+    if (!text_guard_used(g)) return 0;
+    for (size_t i = 0; i < g->n; i++)
+        if (g->kept[i].kind != TEXT_SPAN_NUMBER && g->kept[i].kind != TEXT_SPAN_NONE) return SIZE_MAX;
+    return g->shown.length == g->text.length && !g->verbatim ? g->before.length : SIZE_MAX;
+}
+
+void text_guard_free(text_guard *g) {
+    if (!g) return;
+    text_bytes_free(&g->text);
+    text_bytes_free(&g->shown);
+    text_bytes_free(&g->before);
+    text_bytes_free(&g->after);
+    text_bytes_free(&g->translation);
+    text_ids_free(&g->ids);
+    text_ids_free(&g->scratch);
+    free(g->kept);
+    free(g->constraints);
+    free(g->begins);
+    free(g->offsets);
+    free(g->places);
+    free(g->edits);
+    free(g);
+}
+
+static kept *add_kept(text_guard *g, text_span_kind kind, size_t source, size_t length) {
+    kept *larger = room_for(g->kept, g->n, &g->capacity, sizeof *larger);
+    if (!larger) return NULL;
+    g->kept = larger;
+    kept *k = &larger[g->n++];
+    *k = (kept){ .kind = kind, .source = source, .length = length, .at = g->shown.length, .partner = SIZE_MAX };
+    k->before = !source || is_space(g->text.data[source - 1]);
+    k->after = source + length == g->text.length || is_space(g->text.data[source + length]);
+    return k;
+}
+
+/* Whether the stand-in XN is written in the text. */
+static int is_taken(const text_guard *g, int number) {
+    char name[16];
+    const size_t n = (size_t)snprintf(name, sizeof name, "X%d", number);
+    for (size_t i = 0; i + n <= g->text.length; i++)
+        if (memcmp(g->text.data + i, name, n) == 0) return 1;
+    return 0;
+}
+
+static void show_word(text_guard *g, kept *k, int *number) {
+    const char *text = g->text.data;
+    const size_t end = k->source + k->length;
+    while (is_taken(g, ++*number)) {}
+    k->number = *number;
+    if (g->shown.length && !is_space(g->shown.data[g->shown.length - 1])) text_append(&g->shown, " ", 1);
+    k->at = g->shown.length;
+    text_printf(&g->shown, "X%d", k->number);
+    k->shown = g->shown.length - k->at;
+    if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
+}
+
+/* Walk over the text: what is kept, and what is shown. Returns whether there is language in it; -1: no memory. */
+static int show(text_guard *g) {
+    const char *text = g->text.data;
+    int number = 0, language = 0;
+    size_t bytes;
+    for (size_t at = 0; at < g->text.length; at += bytes) {
+        const text_span_kind kind = text_span_at(text, g->text.length, at, &bytes);
+        if (kind == TEXT_SPAN_HYPHEN) {
+            g->used = 1;
+            continue;
+        }
+        if (kind == TEXT_SPAN_NONE) {
+            language |= text_is_wordlike(text, g->text.length, at);
+            text_append(&g->shown, text + at, bytes);
+            continue;
+        }
+        kept *k = add_kept(g, kind, at, bytes);
+        if (!k) return -1;
+        if (kind == TEXT_SPAN_WORD) {
+            show_word(g, k, &number);
+        } else if (kind == TEXT_SPAN_NUMBER) {
+            text_append(&g->shown, text + at, bytes);
+            k->shown = bytes;
+        } else if (g->shown.length && text_is_wordlike(g->shown.data, g->shown.length, g->shown.length - 1) &&
+                   text_is_wordlike(text, g->text.length, at + bytes)) {
+            text_append(&g->shown, " ", 1);
+        }
+        if (g->shown.failed) return -1;
+    }
+    return g->shown.failed ? -1 : language;
+}
+
+/* Match the tags that belong together; one without a partner stands alone. */
+static void pair_tags(text_guard *g) {
+    for (size_t i = 0; i < g->n; i++) {
+        if (g->kept[i].kind != TEXT_SPAN_CLOSE) continue;
+        const char *name, *other;
+        const size_t length = text_tag_name(g->text.data + g->kept[i].source, g->kept[i].length, &name);
+        for (size_t j = i; j-- > 0;) {
+            kept *open = &g->kept[j];
+            if (open->kind != TEXT_SPAN_OPEN || open->partner != SIZE_MAX) continue;
+            if (text_tag_name(g->text.data + open->source, open->length, &other) == length &&
+                memcmp(name, other, length) == 0) {
+                open->partner = i;
+                g->kept[i].partner = j;
+                for (size_t inner = j + 1; inner < i; inner++) /* those between were never closed */
+                    if (g->kept[inner].partner == SIZE_MAX && g->kept[inner].kind == TEXT_SPAN_OPEN)
+                        g->kept[inner].kind = TEXT_SPAN_LONE;
+                break;
+            }
+        }
+        if (g->kept[i].partner == SIZE_MAX) g->kept[i].kind = TEXT_SPAN_LONE;
+    }
+    for (size_t i = 0; i < g->n; i++)
+        if (g->kept[i].kind == TEXT_SPAN_OPEN && g->kept[i].partner == SIZE_MAX) g->kept[i].kind = TEXT_SPAN_LONE;
+}
+
+/* The terms of the glossary in the shown text, outside what is kept already, in a list behind it. */
+static int find_terms(const text_rules *r, text_guard *g) {
+    const size_t spans = g->n;
+    size_t next = 0, bytes;
+    for (size_t at = 0; r->n_terms && at < g->shown.length; at += bytes) {
+        while (next < spans && (!g->kept[next].shown || g->kept[next].at + g->kept[next].shown <= at)) next++;
+        bytes = word_length(g->shown.data, g->shown.length, at);
+        if (next < spans && g->kept[next].at < at + bytes) continue;
+        const term *t = find_term(r, g->shown.data, g->shown.length, at);
+        if (t && next < spans && g->kept[next].at < at + t->length) t = NULL;
+        if (!t) continue;
+        kept *k = add_kept(g, TEXT_SPAN_NONE, 0, 0);
+        if (!k) return 0;
+        k->source = k->at = at;
+        k->length = k->shown = bytes = t->length;
+        k->term = t;
+    }
+    return 1;
+}
+
+moe_status text_guard_begin(const text_rules *r, const char *text, size_t length, int more, text_guard **guard,
+                            moe_span *shown, moe_error *error) {
+    text_guard *g = *guard;
+    size_t begin = 0, end = length;
+    *shown = (moe_span){ text, length };
+    if (!g) *guard = g = calloc(1, sizeof *g);
+    if (!g) return out_of_memory(error);
+    g->used = g->verbatim = 0;
+    g->n = g->n_constraints = g->ids.length = 0;
+    text_bytes *const all[] = { &g->text, &g->shown, &g->before, &g->after };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i]->length = 0, text_append(all[i], "", 0);
+    while (begin < length && is_space(text[begin])) begin++;
+    while (end > begin && is_space(text[end - 1])) end--;
+    if (begin == end) return MOE_OK;
+    if (r->spans) {
+        text_append(&g->before, text, begin);
+        if (!more || memchr(text + end, '\t', length - end)) text_append(&g->after, text + end, length - end);
+    }
+    text_append(&g->text, text + begin, end - begin);
+    int language = 1;
+    if (g->text.failed || g->before.failed || g->after.failed) return out_of_memory(error);
+    if (r->spans) language = show(g);
+    else text_append(&g->shown, g->text.data, g->text.length);
+    if (language < 0 || g->shown.failed || !find_terms(r, g)) return out_of_memory(error);
+    if (g->n || g->before.length || g->after.length) g->used = 1;
+    if (!g->used) return MOE_OK;
+    pair_tags(g);
+    g->verbatim = !language;
+    *shown = g->verbatim ? (moe_span){ g->text.data, g->text.length } : (moe_span){ g->shown.data, g->shown.length };
+    return MOE_OK;
+}
+
+void text_guard_recall(const text_guard *g, char *calm) {
+    for (size_t i = 0; !g->verbatim && i < g->n; i++)
+        if (g->kept[i].shown) memcpy(calm + g->kept[i].at, g->shown.data + g->kept[i].at, g->kept[i].shown);
+}
+
+/* ==== 3. Binding ======================================================================================== */
+
+/* The tokens of shown bytes [at, at + length), into k->first and k->n; n 0: they are not known. */
+static void find_tokens(const text_guard *g, const char *encoded, kept *k) {
+    const size_t end = k->at + k->shown;
+    k->first = k->n = 0;
+    for (size_t i = 0; i < g->n_offsets; i++) {
+        size_t begin = g->offsets[i];
+        while (begin < g->shown.length && is_space(encoded[begin])) begin++; /* a token begins with the space before */
+        if (begin < k->at || begin >= end) continue;
+        if (!k->n) k->first = i;
+        k->n = i + 1 - k->first;
+    }
+}
+
+/* The translation must have these tokens. */
+static moe_status add_constraint(text_guard *g, const kept *k, const text_ids *ids, moe_error *error) {
+    if (g->n_constraints == MOE_MAX_CONSTRAINTS || g->ids.length + ids->length >= g->room) return MOE_OK;
+    moe_constraint *larger = room_for(g->constraints, g->n_constraints, &g->constraint_capacity, sizeof *larger);
+    if (larger) g->constraints = larger;
+    size_t *begins = room_for(g->begins, g->n_constraints, &g->begin_capacity, sizeof *begins);
+    if (begins) g->begins = begins;
+    if (!larger || !begins) return out_of_memory(error);
+    begins[g->n_constraints] = g->ids.length;
+    larger[g->n_constraints++] = (moe_constraint){ .n_ids = ids->length,
+                                                   .first = k->first,
+                                                   .n_source = k->n,
+                                                   .once = k->kind == TEXT_SPAN_WORD || (k->term && k->term->stays) };
+    return text_ids_append(&g->ids, ids->data, ids->length, error);
+}
+
+moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encoded, size_t length, const text_ids *ids,
+                           size_t room, moe_error *error) {
+    const text_front *f = r->front;
+    char why[128];
+    moe_status status = MOE_OK;
+    g->n_offsets = 0;
+    if (g->verbatim || !f->tokeniser) return MOE_OK;
+    if (spm_encode_begins(f->tokeniser, encoded, length, &g->offsets, &g->offset_capacity, &g->n_offsets, why,
+                          sizeof why) ||
+        g->n_offsets != ids->length)
+        g->n_offsets = 0;
+    g->room = room;
+    for (size_t i = 0; i < g->n && !status; i++) {
+        kept *k = &g->kept[i];
+        if (!k->shown) continue;
+        find_tokens(g, encoded, k);
+        if (k->kind == TEXT_SPAN_NUMBER && !(k->at == 0 || is_space(encoded[k->at - 1]))) continue;
+        if (!k->term) status = text_encode(&r->targets, g->shown.data + k->at, k->shown, &g->scratch, error);
+        if (!status) status = add_constraint(g, k, k->term ? &k->term->ids : &g->scratch, error);
+    }
+    for (size_t c = 0; c < g->n_constraints; c++) g->constraints[c].ids = g->ids.data + g->begins[c];
+    return status;
+}
+
+void text_guard_ask(const text_guard *g, moe_request *request) {
+    if (!text_guard_used(g) || g->verbatim) return;
+    request->constraints = g->constraints;
+    request->n_constraints = g->n_constraints;
+}
+
+/* ==== 4. Placing ======================================================================================== */
+
+static size_t character_begin(const text_bytes *t, size_t at) {
+    while (at && ((unsigned char)t->data[at] & 0xC0) == 0x80) at--;
+    return at;
+}
+
+/* Where the word begins whose character begins at `at`. */
+static size_t word_begin(const text_bytes *t, size_t at) {
+    while (at && text_is_wordlike(t->data, t->length, at)) {
+        const size_t before = character_begin(t, at - 1);
+        if (!text_is_wordlike(t->data, t->length, before)) break;
+        at = before;
+    }
+    return at;
+}
+
+static size_t word_end(const text_bytes *t, size_t at) {
+    while (at < t->length && text_is_wordlike(t->data, t->length, at)) at += word_length(t->data, t->length, at);
+    return at;
+}
+
+/* Without the signs at both ends, if there is a word between them. */
+static void trim(const text_bytes *t, size_t *from, size_t *to) {
+    size_t begin = *from, end = *to;
+    while (begin < end && !text_is_wordlike(t->data, t->length, begin)) begin++;
+    while (end > begin && !text_is_wordlike(t->data, t->length, character_begin(t, end - 1))) end--;
+    if (begin < end) *from = begin, *to = end;
+}
+
+/* The bytes of token j of the translation, without white space, in whole words. 0: it has none. */
+static int token_bytes(const text_guard *g, size_t j, size_t *begin, size_t *end) {
+    const text_bytes *t = &g->translation;
+    *begin = g->places[j];
+    *end = j + 1 < g->n_places ? g->places[j + 1] : t->length;
+    while (*begin < *end && is_space(t->data[*begin])) ++*begin;
+    while (*end > *begin && is_space(t->data[*end - 1])) --*end;
+    if (*begin == *end) return 0;
+    *begin = word_begin(t, character_begin(t, *begin));
+    *end = most(*end, word_end(t, character_begin(t, *end - 1)));
+    return *end > *begin;
+}
+
+/* The bytes of the translation that were written with a look at source tokens [first, end). 0: there are none. */
+static int find_written(const text_guard *g, const moe_hypothesis *h, size_t first, size_t end, size_t *from,
+                        size_t *to) {
+    int found = 0;
+    for (size_t j = 0; h->sources && j < g->n_places; j++) {
+        size_t begin, stop;
+        if (h->sources[j] < (int32_t)first || h->sources[j] >= (int32_t)end || !token_bytes(g, j, &begin, &stop))
+            continue;
+        *from = found ? least(*from, begin) : begin;
+        *to = found ? most(*to, stop) : stop;
+        found = 1;
+    }
+    return found;
+}
+
+/* The first token of the shown text that begins at byte `at` or behind it. */
+static size_t token_at(const text_guard *g, size_t at) {
+    size_t i = 0;
+    for (; i < g->n_offsets; i++) {
+        size_t begin = g->offsets[i];
+        while (begin < g->shown.length && is_space(g->shown.data[begin])) begin++;
+        if (begin >= at && begin < g->shown.length) break;
+    }
+    return i;
+}
+
+static int has_word(const text_bytes *t, size_t at, size_t end) {
+    while (at < end && !text_is_wordlike(t->data, t->length, at)) at++;
+    return at < end;
+}
+
+/* The place in the translation for something at byte `at` of the shown text, behind the word before it (`left`) or
+ * before the one that follows. */
+static size_t find_place(const text_guard *g, const moe_hypothesis *h, size_t at, int left) {
+    const text_bytes *t = &g->translation;
+    const size_t token = token_at(g, at);
+    size_t from, to;
+    if (!has_word(&g->shown, 0, at)) return 0;
+    if (!has_word(&g->shown, at, g->shown.length)) { /* the signs at the end are the same, or nearly so */
+        size_t end = t->length;
+        while (at < g->shown.length && end && !text_is_wordlike(t->data, t->length, character_begin(t, end - 1)))
+            end = character_begin(t, end - 1);
+        return end;
+    }
+    if (!g->n_offsets || !h->sources) { /* as far into the text, between two words */
+        size_t guess = (size_t)((double)at / (double)g->shown.length * (double)t->length);
+        for (guess = least(guess, t->length); guess < t->length && !is_space(t->data[guess]); guess++) {}
+        return !left && guess < t->length ? guess + 1 : guess;
+    }
+    for (size_t i = token; left && i-- > 0;)
+        if (find_written(g, h, i, i + 1, &from, &to)) return to;
+    for (size_t i = token; i < g->n_offsets; i++)
+        if (find_written(g, h, i, i + 1, &from, &to)) return from;
+    return t->length;
+}
+
+/* What had a space at one side stands at a space again. */
+static void place_lone(const text_guard *g, const moe_hypothesis *h, kept *k) {
+    const text_bytes *t = &g->translation;
+    const int left = !k->after;
+    size_t at = find_place(g, h, k->at, left);
+    if (has_word(&g->shown, 0, k->at) && has_word(&g->shown, k->at, g->shown.length)) {
+        while (left && k->before && at < t->length && !is_space(t->data[at])) at++;
+        while (!left && at && at < t->length && !is_space(t->data[at - 1])) at--;
+    }
+    k->from = k->to = at;
+}
+
+/* Nothing was written with a look at the bytes up to `end` that a pair stands around: it stands around a word near. Of
+ * two words that were written for the one before it, that is the second. */
+static void find_word(const text_guard *g, const moe_hypothesis *h, kept *k, size_t end) {
+    const text_bytes *t = &g->translation;
+    const size_t before = token_at(g, k->at);
+    size_t from, to;
+    k->from = k->to = find_place(g, h, k->at, 1);
+    if (end == k->at || !t->length) return;
+    if (before && find_written(g, h, before - 1, before, &from, &to)) {
+        while (to > from && !text_is_wordlike(t->data, t->length, character_begin(t, to - 1))) to--;
+        const size_t last = to > from ? word_begin(t, character_begin(t, to - 1)) : to;
+        if (last > from) {
+            k->from = last, k->to = to;
+            return;
+        }
+    }
+    while (k->from < t->length && !text_is_wordlike(t->data, t->length, k->from)) k->from++;
+    if (k->from == t->length) { /* none follows: the last one */
+        while (k->from && !text_is_wordlike(t->data, t->length, character_begin(t, k->from - 1))) k->from--;
+        k->to = k->from;
+        k->from = k->from ? word_begin(t, character_begin(t, k->from - 1)) : 0;
+    } else {
+        k->to = word_end(t, k->from);
+    }
+}
+
+/* Places for all markup. A pair stands around what was written with a look at what it stands around in the text, and
+ * around the pairs inside; pairs side by side do not overlap. */
+static void place_markup(text_guard *g, const moe_hypothesis *h) {
+    for (size_t i = g->n; i-- > 0;) { /* an inner pair comes before the outer one */
+        kept *k = &g->kept[i];
+        if (k->kind == TEXT_SPAN_LONE) place_lone(g, h, k);
+        if (k->kind != TEXT_SPAN_OPEN) continue;
+        const size_t end = g->kept[k->partner].at;
+        if (!find_written(g, h, token_at(g, k->at), token_at(g, end), &k->from, &k->to)) find_word(g, h, k, end);
+        trim(&g->translation, &k->from, &k->to);
+        for (size_t j = i + 1; j < k->partner; j++)
+            if (g->kept[j].kind == TEXT_SPAN_OPEN)
+                k->from = least(k->from, g->kept[j].from), k->to = most(k->to, g->kept[j].to);
+    }
+    for (size_t i = 0; i < g->n; i++) { /* an outer pair comes before the inner ones */
+        kept *k = &g->kept[i];
+        if (k->kind != TEXT_SPAN_OPEN && k->kind != TEXT_SPAN_LONE) continue;
+        for (size_t j = 0; j < i; j++) {
+            const kept *o = &g->kept[j];
+            if (o->kind != TEXT_SPAN_OPEN) continue;
+            if (o->partner > i) { /* inside it */
+                k->from = least(most(k->from, o->from), o->to);
+                k->to = least(most(k->to, o->from), o->to);
+            } else if (k->from < o->to && k->to > o->from) { /* beside it */
+                if (k->kind == TEXT_SPAN_OPEN && k->from < o->from) k->to = o->from;
+                else k->from = o->to, k->to = most(k->to, o->to);
+            }
+        }
+        if (k->kind == TEXT_SPAN_OPEN) g->kept[k->partner].from = g->kept[k->partner].to = k->to;
+    }
+}
+
+/* ==== 5. Restoring ====================================================================================== */
+
+static moe_status add_edit(text_guard *g, size_t at, size_t length, size_t what, size_t order, moe_error *error) {
+    edit *larger = room_for(g->edits, g->n_edits, &g->edit_capacity, sizeof *larger);
+    if (!larger) return out_of_memory(error);
+    g->edits = larger;
+    size_t i = g->n_edits++;
+    const edit e = { at, length, what, order };
+    for (; i > 0 && (e.at < larger[i - 1].at || (e.at == larger[i - 1].at && e.order < larger[i - 1].order)); i--)
+        larger[i] = larger[i - 1];
+    larger[i] = e;
+    return MOE_OK;
+}
+
+/* The next place from `at` on where the translation has these bytes, with no letter or digit at either side; its
+ * length: nowhere. */
+static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, size_t at) {
+    for (; at + length <= t->length; at++)
+        if (memcmp(t->data + at, bytes, length) == 0 &&
+            !(at && text_is_wordlike(t->data, t->length, at - 1) && text_is_wordlike(bytes, length, 0)) &&
+            !(at + length < t->length && t->data[at + length] >= '0' && t->data[at + length] <= '9'))
+            return at;
+    return t->length;
+}
+
+/* The stand-in of what is kept: its first place gets the original, others nothing. */
+static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h, moe_error *error) {
+    const text_bytes *t = &g->translation;
+    kept *k = &g->kept[i];
+    const char *name = g->shown.data + k->at;
+    const char before = k->source && !k->before ? g->text.data[k->source - 1] : 0;
+    moe_status status = MOE_OK;
+    size_t at = find_bytes(t, name, k->shown, 0);
+    if (at == t->length) { /* it is not there: it stands alone, like markup */
+        at = find_place(g, h, k->at, 0);
+        return add_edit(g, at, 0, i, g->n + i, error);
+    }
+    for (size_t what = i; at < t->length && !status; at = find_bytes(t, name, k->shown, at + k->shown)) {
+        /* the space before a stand-in was none in the text */
+        const size_t space = at > 1 && t->data[at - 1] == ' ' && (what == SIZE_MAX || t->data[at - 2] == before);
+        status = add_edit(g, at - space, k->shown + space, what, g->n + i, error);
+        what = SIZE_MAX;
+    }
+    return status;
+}
+
+/* Whether the translation has these bytes as often as the shown text has kept numbers like it, up to number i. */
+static int has_number(const text_guard *g, size_t i) {
+    const kept *k = &g->kept[i];
+    const char *bytes = g->shown.data + k->at;
+    size_t wanted = 0;
+    for (size_t j = 0; j <= i; j++)
+        wanted += g->kept[j].kind == TEXT_SPAN_NUMBER && g->kept[j].shown == k->shown &&
+                  memcmp(g->shown.data + g->kept[j].at, bytes, k->shown) == 0;
+    for (size_t at = 0; wanted; wanted--, at += k->shown)
+        if ((at = find_bytes(&g->translation, bytes, k->shown, at)) == g->translation.length) return 0;
+    return 1;
+}
+
+/* A number that is not there takes the place of what the model wrote for it, where that has a digit, or else of
+ * nothing. */
+static moe_status restore_number(text_guard *g, size_t i, const moe_hypothesis *h, moe_error *error) {
+    const text_bytes *t = &g->translation;
+    kept *k = &g->kept[i];
+    size_t from, to;
+    if (has_number(g, i)) return MOE_OK;
+    if (k->n && find_written(g, h, k->first, k->first + k->n, &from, &to)) {
+        int digits = 0, free = 1;
+        for (size_t at = from; at < to; at++) digits |= t->data[at] >= '0' && t->data[at] <= '9';
+        for (size_t e = 0; e < g->n_edits; e++)
+            free &= g->edits[e].at + g->edits[e].length <= from || g->edits[e].at >= to;
+        for (size_t at = from; at < to; at++) free &= !is_space(t->data[at]);
+        if (digits && free) return add_edit(g, from, to - from, i, g->n + i, error);
+        return add_edit(g, from, 0, i, g->n + i, error);
+    }
+    return add_edit(g, find_place(g, h, k->at, 0), 0, i, g->n + i, error);
+}
+
+/* Markup in the middle of a number or stand-in moves behind it: all of it, so that its order stays. */
+static void leave_whole(text_guard *g) {
+    const text_bytes *t = &g->translation;
+    for (size_t i = 0; i < g->n; i++) {
+        const kept *k = &g->kept[i];
+        const char *bytes = g->shown.data + k->at;
+        if (k->kind != TEXT_SPAN_NUMBER && k->kind != TEXT_SPAN_WORD) continue;
+        for (size_t at = 0; (at = find_bytes(t, bytes, k->shown, at)) < t->length; at += k->shown)
+            for (size_t j = 0; j < g->n; j++) {
+                kept *m = &g->kept[j];
+                if (m->kind != TEXT_SPAN_OPEN && m->kind != TEXT_SPAN_CLOSE && m->kind != TEXT_SPAN_LONE) continue;
+                if (m->from > at && m->from < at + k->shown) m->from = at + k->shown;
+                if (m->to > at && m->to < at + k->shown) m->to = at + k->shown;
+            }
+    }
+}
+
+static moe_status find_edits(text_guard *g, const moe_hypothesis *h, moe_error *error) {
+    moe_status status = MOE_OK;
+    g->n_edits = 0;
+    place_markup(g, h);
+    leave_whole(g);
+    for (size_t i = 0; i < g->n && !status; i++)
+        if (g->kept[i].kind == TEXT_SPAN_WORD) status = restore_word(g, i, h, error);
+    for (size_t i = 0; i < g->n && !status; i++) {
+        const kept *k = &g->kept[i];
+        if (k->kind == TEXT_SPAN_NUMBER) status = restore_number(g, i, h, error);
+        else if (k->kind == TEXT_SPAN_OPEN || k->kind == TEXT_SPAN_CLOSE || k->kind == TEXT_SPAN_LONE)
+            status = add_edit(g, k->from, 0, i, i, error);
+    }
+    return status;
+}
+
+/* Append what is kept. Something that stands beside words has the white space around it that it had in the text. */
+static void put_kept(const text_guard *g, const edit *e, size_t begin, text_bytes *out) {
+    const kept *k = &g->kept[e->what];
+    const text_bytes *t = &g->translation;
+    const int beside = k->kind == TEXT_SPAN_LONE || (!e->length && k->shown);
+    const int spaced = out->length == begin || is_space(out->data[out->length - 1]);
+    const size_t next = e->at + e->length;
+    if (beside && k->before && !spaced) text_append(out, " ", 1);
+    text_append(out, g->text.data + k->source, k->length);
+    if (beside && k->after && next < t->length && !is_space(t->data[next]) &&
+        (!e->at || text_is_wordlike(t->data, t->length, next)))
+        text_append(out, " ", 1);
+}
+
+/* Append a part of the translation, in which a space does not follow a space. */
+static void put_text(const char *text, size_t length, size_t begin, text_bytes *out) {
+    for (size_t i = 0; i < length; i++)
+        if (text[i] != ' ' || out->length == begin || out->data[out->length - 1] != ' ') text_append(out, text + i, 1);
+}
+
+static void apply_edits(const text_guard *g, text_bytes *out) {
+    const text_bytes *t = &g->translation;
+    const size_t begin = out->length;
+    size_t at = 0;
+    for (size_t i = 0; i < g->n_edits; i++) {
+        const edit *e = &g->edits[i];
+        if (e->at > at) put_text(t->data + at, e->at - at, begin, out), at = e->at;
+        if (e->what != SIZE_MAX) put_kept(g, e, begin, out);
+        at = most(at, e->at + e->length);
+    }
+    if (at < t->length) put_text(t->data + at, t->length - at, begin, out);
+}
+
+moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypothesis *h, int shout, text_bytes *out,
+                              moe_error *error) {
+    const text_front *f = r->front;
+    const spm *joiner = f->joiner ? f->joiner : f->tokeniser;
+    char why[128];
+    moe_status status = MOE_OK;
+    text_append(out, g->before.data, g->before.length);
+    if (g->verbatim) {
+        text_append(out, g->text.data, g->text.length);
+    } else {
+        text_bytes *t = &g->translation;
+        t->length = 0;
+        status = text_decode(f, h->ids, h->n_ids, t, error);
+        if (status) return status;
+        text_append(t, "", 0);
+        g->n_places = 0;
+        if (!f->vocabulary.count && !f->map.ids &&
+            (spm_decode_begins(joiner, h->ids, h->n_ids, &g->places, &g->place_capacity, &g->n_places, why,
+                               sizeof why) ||
+             g->n_places != h->n_ids))
+            g->n_places = 0;
+        for (size_t j = 0; j < g->n_places; j++) g->places[j] = (uint32_t)least(g->places[j], t->length);
+        if (shout) text_shout(t->data, t->length);
+        status = find_edits(g, h, error);
+        if (!status) apply_edits(g, out);
+    }
+    text_append(out, g->after.data, g->after.length);
+    return status || !out->failed ? status : out_of_memory(error);
+}

@@ -1,0 +1,27 @@
+/* spans.h - what in a text is not language: markup, placeholders, addresses, paths, numbers, emoji. */
+#ifndef TEXT_SPANS_H
+#define TEXT_SPANS_H
+
+#include <stddef.h>
+
+typedef enum text_span_kind {
+    TEXT_SPAN_NONE,
+    TEXT_SPAN_OPEN, /* <b>, </b>: markup that belongs together in pairs, around words */
+    TEXT_SPAN_CLOSE,
+    TEXT_SPAN_LONE,   /* <br>, comments, \n, emoji, TABs: what stands beside words */
+    TEXT_SPAN_WORD,   /* {name}, %s, ${x}, &amp;, addresses, paths, code: what stands in the place of a word */
+    TEXT_SPAN_NUMBER, /* 3.50, 85 kg, $5, A320, 12:30: what a model reads, and should write as it is */
+    TEXT_SPAN_HYPHEN  /* a soft one: a translated word is hyphenated elsewhere */
+} text_span_kind;
+
+/* The kind of the span that begins at data[at] of valid UTF-8, and the bytes that it has; TEXT_SPAN_NONE, and those of
+ * the character or word there. So a walk from `at` to `at + *bytes` meets every span. */
+text_span_kind text_span_at(const char *data, size_t length, size_t at, size_t *bytes);
+
+/* The name in a tag: "a" of <a href="x"> and of </a>. */
+size_t text_tag_name(const char *tag, size_t length, const char **name);
+
+/* Letters and digits of ASCII, and all that is not ASCII but for the signs that stand between words. */
+int text_is_wordlike(const char *data, size_t length, size_t at);
+
+#endif
