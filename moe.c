@@ -942,9 +942,10 @@ MOE_SHARED void moe_sort_finished(const moe_search *s, moe_slot *slot) {
 
 /* The token of the request that a row looked at most. */
 MOE_SHARED int32_t moe_looked_at(const moe_search *s, const moe_slot *slot, const moe_answer *a, size_t row) {
-    const float *weights = a->attention + row * a->stride;
+    const float *weights;
     size_t best = 0;
     if (!s->looks || !slot->length) return -1;
+    weights = a->attention + row * a->stride;
     for (size_t i = 1; i < slot->length; i++)
         if (weights[i] > weights[best]) best = i;
     return best >= slot->lead && best < slot->lead + slot->n_source ? (int32_t)(best - slot->lead) : -1;

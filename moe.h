@@ -24,9 +24,8 @@
  *
  * Processes
  *   There is no global state and no signal handler. A child of fork() may use its parent's models and makes sessions of
- *   its own. A mapped file must stay as it is: calls notice that it was written to or cut off (MOE_ERROR_IO), but pages
- *   that vanish while a step runs end the process (SIGBUS). So replace model files by renaming, or open them with
- *   moe_model_params.copy. Where memory runs out, that is MOE_ERROR_MEMORY, and nothing was translated.
+ *   its own. Calls notice that a mapped file was written to or cut off (MOE_ERROR_IO), but pages that vanish while a
+ *   step runs end the process (SIGBUS): replace model files by renaming, or open them with moe_model_params.copy.
  *
  * The smallest program (README.md has it with the ids of a sentence):
  *
