@@ -41,8 +41,12 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more) {
         s->rest = *line;
     }
     *line = s->rest;
-    line->length = s->options.rules ? cell(line->data, line->length) : line->length;
-    if (is_long(s, line)) line->length = text_sentence(line->data, line->length);
+    if (!s->cell) {
+        s->cell = line->length = s->options.rules ? cell(line->data, line->length) : line->length;
+        s->sentences = is_long(s, line);
+    }
+    line->length = s->sentences ? text_sentence(line->data, s->cell) : s->cell;
+    s->cell -= line->length;
     s->rest.data += line->length;
     s->rest.length -= line->length;
     *more = s->rest.length > 0;
@@ -91,6 +95,7 @@ static void stream_done(void *user, const moe_result *result) {
 
 moe_status text_stream_run(text_stream *s, moe_session *session, moe_error *error) {
     s->rest = (text_line){ 0 };
+    s->cell = 0;
     const moe_status status = moe_translate(session, stream_pull, stream_done, s, error);
     if (!s->trouble.code) return status;
     if (error) *error = s->trouble;

@@ -26,6 +26,8 @@ struct text_stream {
     uint64_t pieces, unknown_pieces; /* of the ids that were asked for */
     moe_error trouble;               /* code set: memory ran out, or worse */
     text_line rest;                  /* of a text that is split; it lies where `next` has it */
+    size_t cell;                     /* bytes of it up to the end of the cell at hand */
+    int sentences;                   /* which is long: its sentences go one by one */
 };
 
 /* Until the end of the texts. Trouble is returned like any failure of moe_translate. */
