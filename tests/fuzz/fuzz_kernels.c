@@ -184,25 +184,27 @@ static void try_cell(bytes *b, const moe_kernels *room, size_t n) {
     same(room, "lstm_cell c", c_out[0], c_out[1], n, 0);
 }
 
-/* scores and blend over rows of a wider matrix. */
-static void try_heads(bytes *b, const moe_kernels *room, size_t width) {
-    const size_t n = take(b, 12), at = take(b, 3) * width, stride = at + width + take(b, 4);
-    const float *query = floats(b, width), *data = floats(b, n * stride + 1), *weights = floats(b, n),
-                scale = number(b);
-    const float *rows[12];
-    float *scores[2], *y[2];
-    const float *begin = floats(b, width);
-    for (size_t i = 0; i < n; i++) rows[i] = data + i * stride;
-    for (int i = 0; i < 2; i++) {
-        const moe_kernels *k = i ? room : &moe_kernels_portable;
-        scores[i] = guarded(b, n);
-        y[i] = guarded(b, width);
-        memcpy(y[i], begin, width * sizeof *begin);
-        k->scores(query, rows, at, n, width, scale, scores[i]);
-        k->blend(weights, rows, at, n, width, y[i]);
+/* A few rows at once, whose keys and values are some of the same. */
+static void try_heads(bytes *b, const moe_kernels *room, size_t n) {
+    enum { ROWS = 4, PLACES = 12, STRIDE = 16 };
+    const size_t width = 1 + n % 130, heads = 1 + take(b, 5), cols = heads * width, count = 1 + take(b, ROWS);
+    const float *query = floats(b, count * cols), *data = floats(b, PLACES * 2 * cols), scale = number(b);
+    const float *rows[ROWS][PLACES];
+    float *y[2], *scores = room_for(b, ROWS * heads * STRIDE * sizeof *scores, 4);
+    moe_heads h[ROWS];
+    for (size_t r = 0; r < count; r++) {
+        h[r] = (moe_heads){
+            query + r * cols, rows[r], 1 + take(b, PLACES), heads, width, scale, scores + r * heads * STRIDE,
+            STRIDE,           NULL
+        };
+        for (size_t i = 0; i < h[r].n; i++) rows[r][i] = data + (take(b, 2) ? i : take(b, PLACES)) * 2 * cols;
     }
-    same(room, "scores", scores[0], scores[1], n, PAGE / 4);
-    same(room, "blend", y[0], y[1], width, PAGE / 4);
+    for (int i = 0; i < 2; i++) {
+        y[i] = guarded(b, count * cols);
+        for (size_t r = 0; r < count; r++) h[r].y = y[i] + r * cols;
+        (i ? room : &moe_kernels_portable)->heads(h, count);
+    }
+    same(room, "heads", y[0], y[1], count * cols, PAGE / 4);
 }
 
 static void try_sums(bytes *b, const moe_kernels *room, size_t n) {
