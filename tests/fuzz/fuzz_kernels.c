@@ -8,7 +8,7 @@
 #include "tests/engine/model_writer.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { AREAS = 10, AREA_BYTES = 1 << 21, PAGE = 4096, GUARD = 0x7fedcba9 };
+enum { AREAS = 16, AREA_BYTES = 1 << 21, PAGE = 4096, GUARD = 0x7fedcba9 };
 
 __attribute__((section("__libfuzzer_extra_counters"), used)) static uint8_t counters[1 << 14];
 
@@ -44,9 +44,9 @@ static float number(bytes *b) {
 
 /* `size` bytes that end, padded to `align`, where nothing may be touched. What lies before them is the guard. */
 static void *room_for(bytes *b, size_t size, size_t align) {
-    char *area = b->areas[b->taken++ % AREAS];
+    char *area = b->areas[b->taken % AREAS];
     const size_t padded = moe_round_up(size ? size : 1, align);
-    if (padded + PAGE > AREA_BYTES) abort();
+    if (b->taken++ >= AREAS || padded + PAGE > AREA_BYTES) abort(); /* a mistake of this target */
     for (size_t i = 0; i < PAGE / 4; i++) {
         const uint32_t guard = GUARD;
         memcpy(area + AREA_BYTES - padded - PAGE + 4 * i, &guard, 4);
