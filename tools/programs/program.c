@@ -347,16 +347,18 @@ void program_session_free(moe_session *session) {
 
 /* Bytes of this process in memory now, without the pages of the file at `path`. */
 static size_t resident_beside(const char *path) {
-    size_t kib = 0, one;
+    size_t kib = 0;
     struct stat file;
     char line[4096];
     FILE *maps = fopen("/proc/self/smaps", "r");
     if (!maps) return (size_t)(program_resident() * 1048576.0);
     if (stat(path, &file)) file.st_ino = 0;
     for (int counts = 0; fgets(line, sizeof line, maps);) {
-        unsigned long long inode;
-        if (sscanf(line, "%*x-%*x %*s %*x %*s %llu", &inode) == 1) counts = inode != (unsigned long long)file.st_ino;
-        else if (counts && sscanf(line, "Rss: %zu kB", &one) == 1) kib += one;
+        const char *at = line;
+        if (counts && strncmp(line, "Rss:", 4) == 0) kib += strtoul(line + 4, NULL, 10);
+        if (*line >= 'A' && *line <= 'Z') continue; /* of the mapping before; else addresses, rights, offset, device */
+        for (int field = 0; field < 4; field++) at += strcspn(at, " "), at += strspn(at, " ");
+        counts = strtoull(at, NULL, 10) != (unsigned long long)file.st_ino;
     }
     fclose(maps);
     return kib << 10;

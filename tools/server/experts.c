@@ -50,8 +50,10 @@ moe_status experts_open(const moetext_model *model, const char *settings, expert
     experts *x = calloc(1, sizeof *x);
     if (x) x->layers.layers = calloc(n + 1, sizeof *x->layers.layers);
     moe_status status = !x || !x->layers.layers ? MOE_ERROR_MEMORY : n ? MOE_OK : MOE_ERROR_UNSUPPORTED;
-    if (status && error)
-        *error = (moe_error){ .code = status }, strcpy(error->message, n ? "out of memory" : "no layer has experts");
+    if (status && error) {
+        *error = (moe_error){ .code = status };
+        snprintf(error->message, sizeof error->message, "%s", n ? "out of memory" : "no layer has experts");
+    }
     for (size_t i = 0; !status && i < n; i++) {
         x->layers.layers[i] = moe_model_mixture(engine, i).layer;
         x->n_encoder += strncmp(x->layers.layers[i], "encoder.", 8) == 0;

@@ -684,7 +684,7 @@ static void put_detected(server *s, json *j, const char *key, const char *text, 
 /* What a text says, or the words of a document, as much as detection looks at. */
 static void sample(const ask *a, size_t i, text_bytes *out) {
     const size_t first = a->html ? a->pages[i].first : i, n = a->html ? html_count(a->pages[i].document) : 1;
-    for (size_t k = first; k < first + n && out->length < 1000; k++) {
+    for (size_t k = first; a->items && k < first + n && out->length < 1000; k++) {
         text_append(out, a->items[k].text, a->items[k].length);
         if (k + 1 < first + n) text_append(out, " ", 1);
     }
@@ -908,7 +908,7 @@ static void find_sources(server *s, ask *a) {
         pthread_mutex_unlock(&s->detecting);
         const char *code = moetext_model_language(s->model, language < 0 ? 0 : (size_t)language);
         const size_t n = a->html ? html_count(a->pages[i].document) : 1, first = a->html ? a->pages[i].first : i;
-        for (size_t k = first; k < first + n; k++) a->items[k].source = code;
+        for (size_t k = first; a->items && k < first + n; k++) a->items[k].source = code;
         text_bytes_free(&text);
     }
 }
