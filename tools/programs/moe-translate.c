@@ -832,6 +832,7 @@ static int open_rules(options *o, const text_front *front) {
     moe_error e;
     if (!text_rules_new(front, !o->no_protect, o->glossary, &o->rules, &e)) return -1;
     if (e.code == MOE_ERROR_IO) return program_complain("%s", e.message), EXIT_INPUT_OUTPUT;
+    if (e.code == MOE_ERROR_MEMORY) return program_complain("%s", e.message), EXIT_MODEL;
     return program_complain("%s: %s: %s", o->glossary, e.where, e.message), EXIT_USAGE;
 }
 
