@@ -342,13 +342,13 @@ FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
 FUZZ_TARGETS = model kernels kernels-emulated text lines routing idx convert
 SECONDS ?= 20
 FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \
-	-fno-sanitize-recover=all
+	-fno-sanitize-recover=all -Wno-pass-failed
 FUZZ_LINK = $(CXX) $(EXTRA) -fsanitize=fuzzer -pthread $(filter %.o,$^) $(filter %.a,$^)
 
 # All of them are built first, then JOBS at a time run.
 FUZZ_SANITIZED = model text lines routing idx
 fuzz: $(addprefix build/fuzz/,$(filter-out $(FUZZ_SANITIZED),$(FUZZ_TARGETS))) $(BUILD)/moe.o
-	@$(call make_fuzz,$(FUZZ_SANITIZED:%=build/fuzz/fuzz_%))
+	+@$(call make_fuzz,$(FUZZ_SANITIZED:%=build/fuzz/fuzz_%))
 	@printf '%s\n' $(FUZZ_TARGETS) | xargs -P $(JOBS) -I TARGET tests/python tests/fuzz/run TARGET $(SECONDS)
 
 # $(call make_fuzz,PROGRAM...)
@@ -359,7 +359,7 @@ $(FUZZ_TARGETS:%=fuzz-%): fuzz-%: build/fuzz/%
 	@tests/python tests/fuzz/run $* $(SECONDS)
 
 $(FUZZ_SANITIZED:%=build/fuzz/%): build/fuzz/%: $(BUILD)/moe.o FORCE | $(BUILD)/.deps-fuzz
-	@$(call make_fuzz,build/fuzz/fuzz_$*)
+	+@$(call make_fuzz,build/fuzz/fuzz_$*)
 
 build/fuzz/kernels build/fuzz/kernels-emulated: build/fuzz/%: $(BUILD)/fuzz_%.o FORCE | $(BUILD)/.deps-fuzz
 	@mkdir -p build/fuzz

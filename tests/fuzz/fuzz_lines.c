@@ -55,7 +55,7 @@ static int next_line(expected *e, text_line *line) {
     if (end && length && begin[length - 1] == '\r') length--;
     if (!e->number && length >= 3 && memcmp(begin, "\xEF\xBB\xBF", 3) == 0) begin += 3, length -= 3;
     const int too_long = length > TEXT_MAX_LINE;
-    *line = (text_line){ begin, too_long ? TEXT_MAX_LINE : length, ++e->number, too_long };
+    *line = (text_line){ begin, too_long ? TEXT_MAX_LINE : length, ++e->number, too_long, NULL, 0 };
     return 1;
 }
 

@@ -9,7 +9,7 @@ int text_parse_size(const char *text, size_t *bytes) {
     char *unit;
     const double number = strtod(text, &unit);
     const double factor = *unit == 'K' ? 0x1p10 : *unit == 'M' ? 0x1p20 : *unit == 'G' ? 0x1p30 : 0;
-    if (unit == text || !factor || unit[1] || !(number > 0) || number * factor > 0x1p62) return 0;
+    if (unit == text || factor == 0 || unit[1] || !(number > 0) || number * factor > 0x1p62) return 0;
     *bytes = (size_t)(number * factor);
     return 1;
 }
