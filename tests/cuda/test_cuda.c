@@ -9,11 +9,6 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
-#define CHECK(condition, ...)                    \
-    do {                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__); \
-    } while (0)
-
 static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u; }
 static int same(float a, float b) { return moe_to_bits(a) == moe_to_bits(b) || (is_nan(a) && is_nan(b)); }
 

@@ -15,6 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of tests, which include cmocka.h: the message says what was found. */
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
+    } while (0)
+
 enum { MW_F32 = 0, MW_F16 = 1, MW_BF16 = 2, MW_Q8 = 3 };
 enum { MW_INT = 1, MW_REAL, MW_TEXT, MW_BYTES, MW_INTS, MW_REALS, MW_TEXTS };
 enum { MW_GNMT, MW_PRODUCT, MW_BOTH_CONTEXTS, MW_CARRIED_QUERY, MW_FROM_ENCODER, MW_VARIANTS };

@@ -7,11 +7,6 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
-#define CHECK(condition, ...)                    \
-    do {                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__); \
-    } while (0)
-
 enum { LAYERS = 12, EACH = 32, EXPERTS = LAYERS * EACH };
 
 typedef struct bank {

@@ -21,11 +21,6 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define CHECK(condition, ...)                    \
-    do {                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__); \
-    } while (0)
-
 /* ---- Helpers ---- */
 
 static char directory[64], path_buffer[4][128];

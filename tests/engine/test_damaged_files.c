@@ -19,11 +19,6 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define CHECK(condition, ...)                    \
-    do {                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__); \
-    } while (0)
-
 static const char *const names[] = { "translation", "transformer", "language", "classifier" };
 enum { KINDS = sizeof names / sizeof *names, REQUESTS = 5, LONGEST = 40, ROWS = 4, BEFORE_USE = 2 };
 

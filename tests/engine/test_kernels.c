@@ -15,11 +15,6 @@ static int is_nan(float f) { return (moe_to_bits(f) & 0x7fffffffu) > 0x7f800000u
 
 static int same(float a, float b) { return moe_to_bits(a) == moe_to_bits(b) || (is_nan(a) && is_nan(b)); }
 
-#define CHECK(condition, ...)                    \
-    do {                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__); \
-    } while (0)
-
 /* Kinds of numbers: what a network holds, zeros and subnormals, huge ones, infinities and NaNs, all mixed. */
 enum { PLAIN, TINY, HUGE_NUMBERS, BROKEN, MIXED, KINDS };
 

@@ -34,9 +34,4 @@ static void *direct_realloc(void *p, size_t n) {
 #include <stdarg.h>
 #include <cmocka.h>
 
-#define CHECK(condition, ...)                    \
-    do {                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__); \
-    } while (0)
-
 #endif /* WATCHED_H */
