@@ -350,14 +350,14 @@ FUZZ_LINK = $(CXX) $(EXTRA) -fsanitize=fuzzer -pthread $(filter %.o,$^) $(filter
 FUZZ_SANITIZED = model text lines routing idx
 fuzz: $(addprefix build/fuzz/,$(filter-out $(FUZZ_SANITIZED),$(FUZZ_TARGETS))) $(BUILD)/moe.o
 	+@$(call make_fuzz,$(FUZZ_SANITIZED:%=build/fuzz/fuzz_%))
-	@printf '%s\n' $(FUZZ_TARGETS) | xargs -P $(JOBS) -I TARGET tests/python tests/fuzz/run TARGET $(SECONDS)
+	@printf '%s\n' $(FUZZ_TARGETS) | xargs -P $(JOBS) -I TARGET tests/python tests/fuzz/run TARGET $(SECONDS) $(SEED)
 
 # $(call make_fuzz,PROGRAM...)
 make_fuzz = $(MAKE) --no-print-directory BUILD=build/fuzz BIN=build/fuzz CC=$(FUZZ_CC) EXTRA='$(FUZZ_SANITIZE)' \
 	    MOE_OBJECTS=$(BUILD)/moe.o $(1) build/fuzz/seeds
 
 $(FUZZ_TARGETS:%=fuzz-%): fuzz-%: build/fuzz/%
-	@tests/python tests/fuzz/run $* $(SECONDS)
+	@tests/python tests/fuzz/run $* $(SECONDS) $(SEED)
 
 $(FUZZ_SANITIZED:%=build/fuzz/%): build/fuzz/%: $(BUILD)/moe.o FORCE | $(BUILD)/.deps-fuzz
 	+@$(call make_fuzz,build/fuzz/fuzz_$*)

@@ -444,7 +444,8 @@ PICKLES = {  # name -> instructions, and a word of the complaint
     "a tensor of ninety dimensions": (rebuilt(1, [1] * 90, [1] * 90), "impossible shape"),
     "a negative stride": (rebuilt(1, [1, 1], [2, -1]), "impossible shape"),
     "a storage that is not there": (rebuilt(1 << 40, [1], [1]), "its tensors need"),
-    "code to run": (b"cposix\nsystem\nX\x02\0\0\0ls\x85R", "nothing was run")}
+    "code to run": (b"cposix\nsystem\nX\x02\0\0\0ls\x85R", "nothing was run"),
+    "a name with a line end and an escape": (b"\x8c\x04a\n\x1bb\x8c\x01c\x93", "asks for a\ufffd\ufffdb.c")}
 
 
 @numpy_test

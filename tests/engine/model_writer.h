@@ -403,9 +403,14 @@ static inline size_t mw_at_bytes(const mw_tensor *t) { return t->at + 24 + 8 * t
 static inline size_t mw_at_name(const mw_tensor *t) { return t->at + 40 + 8 * t->n_dims; }
 static inline size_t mw_at_slabs(const mw_tensor *t) { return t->at + mw_up(40 + 8 * t->n_dims + strlen(t->name), 8); }
 
+/* Slabs that have checksums of their own. A damaged tensor may have more than bytes: none of them then. */
+static inline size_t mw_slabs(const mw_tensor *t, uint32_t version) {
+    return version > 1 && t->layout && t->dims[0] <= t->bytes ? (size_t)t->dims[0] : 0;
+}
+
 /* The checksum of a tensor in its directory entry; where slabs have their own, those into `slabs` too. */
-static inline uint32_t mw_checksums(const mw_tensor *t, int sliced, unsigned char *slabs) {
-    const size_t n = sliced && t->layout ? (size_t)t->dims[0] : 0;
+static inline uint32_t mw_checksums(const mw_tensor *t, uint32_t version, unsigned char *slabs) {
+    const size_t n = mw_slabs(t, version);
     for (size_t i = 0; i < n; i++) mw_put32(slabs + 4 * i, MW_CRC(t->data + i * (t->bytes / n), t->bytes / n));
     return n ? MW_CRC(slabs, 4 * n) : MW_CRC(t->data, t->bytes);
 }
@@ -420,8 +425,7 @@ static inline mw_image mw_build(mw_model *m) {
     }
     for (size_t i = 0; i < m->n_tensors; i++) {
         m->tensors[i].at = at;
-        at = mw_at_slabs(&m->tensors[i]);
-        if (version > 1 && m->tensors[i].layout) at += mw_up(4 * (size_t)m->tensors[i].dims[0], 8);
+        at = mw_at_slabs(&m->tensors[i]) + mw_up(4 * mw_slabs(&m->tensors[i], version), 8);
     }
     header = end = at;
     m->header_bytes = header;
@@ -455,7 +459,7 @@ static inline mw_image mw_build(mw_model *m) {
         for (size_t d = 0; d < t->n_dims; d++, p += 8) mw_put64(p, t->dims[d]);
         mw_put64(p, t->offset);
         mw_put64(p + 8, t->bytes);
-        mw_put32(p + 16, mw_checksums(t, version > 1, image.data + mw_at_slabs(t)));
+        mw_put32(p + 16, mw_checksums(t, version, image.data + mw_at_slabs(t)));
         memcpy(p + 24, t->name, strlen(t->name));
         memcpy(image.data + t->offset, t->data, t->bytes);
     }

@@ -450,6 +450,8 @@ static void damaged_tokenisers_are_refused(void **state) {
     REFUSED("\x0A\x03\x0A\x01x\x1A\x0A\x12\x08\xFF\xFF\xFF\xFFzzzz", "normalisation"); /* trie beyond its end */
     REFUSED("\x0A\x03\x0A\x01x\x1A\x0B\x12\x09\x04\x00\x00\x00\x00\x04\x00\x00\x00", "normalisation"); /* too small */
     REFUSED("\x0A\x03\x0A\x01x", "SentencePiece refuses"); /* no unknown piece              */
+    /* a piece of a line end and an escape twice: SentencePiece quotes it */
+    REFUSED("\x0A\x04\x0A\x02\n\x1B\x0A\x04\x0A\x02\n\x1B", "refuses the tokeniser:  \xEF\xBF\xBD is already");
 }
 
 /* The character map's trie may not lead back to where it was: the library's walk would not end its matches in 32. */

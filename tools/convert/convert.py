@@ -554,6 +554,11 @@ def parse_arguments():
     return parser.parse_args()
 
 
+def fail(message):
+    """Ends with one line. It may quote a checkpoint, which must not reach a terminal with more than text."""
+    sys.exit("convert.py: " + "".join(x if x.isprintable() else "\N{REPLACEMENT CHARACTER}" for x in message))
+
+
 def main():
     args = parse_arguments()
     for number in (signal.SIGTERM, signal.SIGHUP):  # nothing partial stays behind then, as after an error
@@ -563,10 +568,10 @@ def main():
     except KeyboardInterrupt:
         sys.exit(130)
     except MemoryError:
-        sys.exit(f"convert.py: {args.input}: it needs more memory than there is")
+        fail(f"{args.input}: it needs more memory than there is")
     except (FormatError, OSError, UnicodeDecodeError) as error:
         where = "" if isinstance(error, OSError) else f"{args.input}: "
-        sys.exit(f"convert.py: {where}{error}")
+        fail(f"{where}{error}")
     print(f"{args.output}: {len(tensors)} tensors, {os.path.getsize(args.output):,} bytes")
 
 

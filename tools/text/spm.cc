@@ -8,6 +8,10 @@
 //   5. Pieces       properties of single ids
 #include "spm.h"
 
+extern "C" {
+#include "bytes.h"
+}
+
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
@@ -36,8 +40,18 @@ struct spm {
 
 namespace {
 
+// One line: SentencePiece quotes what it refuses, and that comes from an untrusted file.
 void say(char *error, size_t error_size, const char *message) {
-    if (error && error_size) std::snprintf(error, error_size, "%s", message);
+    const size_t length = std::strlen(message);
+    std::string line;
+    for (size_t i = 0, skip; i < length; i += skip) {
+        const char *instead;
+        const size_t run = text_fit(message + i, length - i, &skip, &instead);
+        line.append(message + i, run);
+        if (skip) line += instead;
+        i += run;
+    }
+    if (error && error_size) std::snprintf(error, error_size, "%s", line.c_str());
 }
 
 // ---- 1. Checks ----------------------------------------------------------------------------------------------
