@@ -340,14 +340,14 @@ tidy: $(BUILD)/.deps-build $(BUILD)/.deps-tidy $(BUILD)/routing-html.inc $(BUILD
 # clang's libFuzzer; a second make builds what it instruments. The kernels are those of a release, by $(CC), and so is
 # the engine below the text programs, which `model` has to itself.
 FUZZ_CC ?= $(firstword $(shell command -v clang-14) clang)
-FUZZ_TARGETS = model kernels kernels-emulated text lines routing idx convert
+FUZZ_TARGETS = model kernels kernels-emulated text lines routing idx server convert
 SECONDS ?= 20
 FUZZ_SANITIZE = -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=pointer-overflow,object-size \
 	-fno-sanitize-recover=all -Wno-pass-failed
 FUZZ_LINK = $(CXX) $(EXTRA) -fsanitize=fuzzer -pthread $(filter %.o,$^) $(filter %.a,$^)
 
 # All of them are built first, then JOBS at a time run.
-FUZZ_SANITIZED = model text lines routing idx
+FUZZ_SANITIZED = model text lines routing idx server
 fuzz: $(addprefix build/fuzz/,$(filter-out $(FUZZ_SANITIZED),$(FUZZ_TARGETS))) $(BUILD)/moe.o
 	+@$(call make_fuzz,$(FUZZ_SANITIZED:%=build/fuzz/fuzz_%))
 	@printf '%s\n' $(FUZZ_TARGETS) | xargs -P $(JOBS) -I TARGET tests/python tests/fuzz/run TARGET $(SECONDS) $(SEED)
@@ -377,8 +377,12 @@ $(BUILD)/fuzz_model: $(BUILD)/fuzz_model.o
 $(BUILD)/fuzz_text $(BUILD)/fuzz_lines $(BUILD)/fuzz_routing $(BUILD)/fuzz_idx: %: %.o $(BUILD)/libtext.a $(LIBRARY)
 	$(FUZZ_LINK) $(TEXT_LIBS) -o $@
 
-$(BUILD)/fuzz_routing.o: C_FLAGS += -I$(BUILD)
+$(BUILD)/fuzz_server: $(addprefix $(BUILD)/,fuzz_server.o html.o experts.o libtext.a) $(LIBRARY)
+	$(FUZZ_LINK) -lmicrohttpd $(TEXT_LIBS) -o $@
+
+$(BUILD)/fuzz_routing.o $(BUILD)/fuzz_server.o: C_FLAGS += -I$(BUILD)
 $(BUILD)/fuzz_routing.o: $(BUILD)/routing-html.inc
+$(BUILD)/fuzz_server.o: $(BUILD)/server-html.inc
 
 $(BUILD)/seeds: $(BUILD)/seeds.o $(LIBRARY)
 	$(LINK) -lm -o $@
