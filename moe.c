@@ -8031,9 +8031,14 @@ static void moe_graph_place(moe_graph *g, char *arena) {
     }
 }
 
-/* A run that is cancelled ends in the middle: a node never reads what another one has not finished. */
+/* A run that is cancelled or met a damaged slab ends in the middle: a node never reads what another one has not
+ * finished. */
+static int moe_run_ended(const moe_run *run) {
+    return moe_pool_cancelled(run->pool) || (run->graph->damage && atomic_load(&run->graph->damage->piece));
+}
+
 static void moe_graph_run(const moe_run *run, moe_trace_fn trace, void *trace_user) {
-    for (size_t i = 0; i < run->graph->count && !moe_pool_cancelled(run->pool); i++) {
+    for (size_t i = 0; i < run->graph->count && !moe_run_ended(run); i++) {
         const moe_node *t = &run->graph->nodes[i];
         if (run->graph->watch) run->graph->watch(run->graph->watcher, t, 0);
         moe_ops[t->op].compute(run, t);
