@@ -86,6 +86,7 @@ static void check_error(moe_status status, const moe_error *e) {
 /* Everything there is to read, and what lies just behind its end. */
 static void look(const moe_model *model) {
     static const size_t behind[] = { 0, 1, SIZE_MAX / 2, SIZE_MAX };
+    moe_span texts[20];
     double sum = 0;
     const size_t n_meta = moe_model_meta_count(model), n_layers = moe_model_layer_count(model),
                  n_mixtures = moe_model_mixture_count(model), n_tensors = moe_model_tensor_count(model);
@@ -97,6 +98,8 @@ static void look(const moe_model *model) {
             fuzz_read(s.data, s.length);
         }
         FUZZ_CHECK(key.length && moe_model_meta_kind(model, i) >= MOE_META_INT, "metadata %zu has no key or kind", i);
+        for (size_t k = moe_model_meta_texts(model, i, texts, MOE_COUNT(texts)); k--;)
+            FUZZ_CHECK(texts[k].data == moe_model_meta_text(model, i, k).data, "text %zu of metadata %zu", k, i);
     }
     for (size_t i = 0; i < n_layers; i++) {
         FUZZ_CHECK(moe_model_layer(model, i).name && moe_model_layer(model, i).kind, "layer %zu has no name", i);
@@ -140,6 +143,7 @@ typedef struct plan {
     moe_request requests[REQUESTS];
     int32_t ids[REQUESTS][2][8];
     size_t n, stop_after; /* stop_after: results, behind which the caller wants no more; 0: never */
+    int damaged;          /* the model may be, so that errors say so */
     int how;              /* 0: by the pull function, 1: by moe_session_cancel */
 } plan;
 
@@ -269,7 +273,10 @@ static int run_plan(const plan *p, const moe_session_params *params, outcome *o)
     s.routing_user = s.attention_user = s.trace_user = o;
     status = moe_session_bytes(p->model, &s, &bytes, &e);
     if (status == MOE_OK && bytes > SESSION_BYTES) return 0;
-    FUZZ_CHECK(moe_session_new(p->model, &s, &session, &e) == status, "%zu bytes are said, then: %s", bytes, e.message);
+    const moe_status made = moe_session_new(p->model, &s, &session, &e);
+    FUZZ_CHECK(made == status || (p->damaged && made == MOE_ERROR_FORMAT), "%zu bytes are said, then: %s", bytes,
+               e.message);
+    status = made;
     if (status != MOE_OK) check_error(status, &e);
     if (status != MOE_OK) return 0;
     FUZZ_CHECK(moe_session_stats(session).bytes == bytes, "%zu bytes are said, %llu taken", bytes,
@@ -292,8 +299,9 @@ static int run_plan(const plan *p, const moe_session_params *params, outcome *o)
         FUZZ_CHECK(moe_translate(session, pull, done, o, &e) == MOE_ERROR_ARGUMENT, "a classifier translates");
     } else {
         o->status = moe_translate(session, pull, done, o, &e);
-        FUZZ_CHECK(o->status == MOE_OK || (o->status == MOE_ERROR_CANCELLED && p->stop_after), "translating: %s",
-                   e.message);
+        FUZZ_CHECK(o->status == MOE_OK || (o->status == MOE_ERROR_CANCELLED && p->stop_after) ||
+                       (o->status == MOE_ERROR_FORMAT && p->damaged),
+                   "translating: %s", e.message);
         FUZZ_CHECK(o->status || o->done == p->n, "%zu of %zu requests came back", o->done, p->n);
         FUZZ_CHECK(moe_classify(session, NULL, 0, NULL, NULL, &e) == MOE_ERROR_ARGUMENT, "a translator classifies");
     }
@@ -360,6 +368,31 @@ static void use(const moe_model *model, uint64_t *r) {
         FUZZ_CHECK(first.hash[i] == again.hash[i], "request %zu has another result with %s, %d threads, batch %d", i,
                    other.isa ? other.isa : "the best kernels", other.threads, other.batch);
     FUZZ_CHECK(first.routed == again.routed || p.params.trace, "other rows were reported");
+}
+
+/* A model that is damaged after it was opened, in what nobody has compared yet: the result of before, or an error. */
+static void use_damaged(unsigned char *image, size_t size, uint64_t *r) {
+    const moe_model_params params = { .verify = 0 };
+    plan p = { .damaged = 1 };
+    outcome whole, o;
+    moe_model *model[2] = { NULL, NULL };
+    for (int i = 0; i < 2; i++)
+        if (moe_model_open_memory(image, size, &params, &model[i], NULL) != MOE_OK) return;
+    p.model = model[0];
+    plan_session(&p, r);
+    plan_requests(&p, r);
+    p.stop_after = 0;
+    const moe_file *file = &model[1]->file;
+    const moe_tensor_info *t = &file->tensors[fuzz_below(r, file->n_tensors)];
+    if (run_plan(&p, &p.params, &whole) && !moe_tensor_checked(file, t)) {
+        image[t->offset + fuzz_below(r, (size_t)t->bytes)] ^= (unsigned char)(1u << fuzz_below(r, 8));
+        p.model = model[1];
+        if (run_plan(&p, &p.params, &o) && whole.status == MOE_OK && o.status == MOE_OK)
+            FUZZ_CHECK(memcmp(o.hash, whole.hash, sizeof o.hash) == 0, "damage in %.*s went into a result",
+                       (int)t->name.length, t->name.data);
+    }
+    moe_model_close(model[1]);
+    moe_model_close(model[0]);
 }
 
 /* ---- Saving ---- */
@@ -472,6 +505,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     moe_error e = { MOE_OK, "", "" };
     moe_status status;
     void *image = NULL;
+    FUZZ_CHECK(moe_crc32(0, data, size) == ~moe_crc_portable(~0u, data, size), "two checksums of %zu bytes", size);
     if (posix_memalign(&image, MOE_ALIGN, size ? size : 1) != 0) abort();
     if (size) memcpy(image, data, size);
     if (fuzz_one_in(&r, 8)) {
@@ -487,6 +521,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         if (fuzz_one_in(&r, 4)) save(model, verify >= 0, &r);
         if (fuzz_one_in(&r, 64)) write_new(&r);
         moe_model_close(model);
+        if (fuzz_one_in(&r, 4)) use_damaged(image, size, &r);
     } else {
         check_error(status, &e);
     }

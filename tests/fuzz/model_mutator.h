@@ -383,7 +383,7 @@ static int mm_repair(mw_model *m, const moe_error *e, uint64_t *r) {
     if (sscanf(e->message, "metadata '%63[^']' %n", key, &at) == 1 && at) {
         mm_repair_key(m, key, e->message + at, r);
     } else if (sscanf(e->message, "layer %31s adds", name) == 1) {
-        snprintf(key, sizeof key, "%s.residual", name);
+        snprintf(key, sizeof key, "%.31s.residual", name);
         mw_int(m, key, 0);
     } else if (sscanf(e->message, "tensor %63s is [%*u, %*u, %*u], the layer list needs experts [%zu, %zu, %zu]", name,
                       &d[0], &d[1], &d[2]) == 4) {
