@@ -372,12 +372,13 @@ static void use(const moe_model *model, uint64_t *r) {
 
 /* A model that is damaged after it was opened, in what nobody has compared yet: the result of before, or an error. */
 static void use_damaged(unsigned char *image, size_t size, uint64_t *r) {
-    const moe_model_params params = { .verify = 0 };
     plan p = { .damaged = 1 };
     outcome whole, o;
     moe_model *model[2] = { NULL, NULL };
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        const moe_model_params params = { .verify = 1 + i }; /* at opening, before use */
         if (moe_model_open_memory(image, size, &params, &model[i], NULL) != MOE_OK) return;
+    }
     p.model = model[0];
     plan_session(&p, r);
     plan_requests(&p, r);
