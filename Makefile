@@ -28,7 +28,7 @@ COMMON   = $(WARN) -I. $(SYSTEM) $(CFLAGS) $(HARDEN) -ffp-contract=off -fPIC -fv
 C_FLAGS  = -std=c11 $(COMMON) $(SPEED)
 CXX_FLAGS = -std=c++17 $(COMMON)
 LINK     = $(CXX) $(EXTRA) $(LDFLAGS) $(HARDEN_LINK) -pthread $(filter %.o,$^) $(filter %.a,$^)
-TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lexttextcat-2.0 -lm $(CUDA_LIBS)
+TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lexttextcat-2.0 -lutf8proc -lm $(CUDA_LIBS)
 
 # What turns an error that slipped through into an end: checked copies (glibc's level 3 where it knows that), a guard
 # below every array on the stack, addresses that nobody can guess, tables of the linker read-only. HARDEN= leaves it
@@ -176,7 +176,7 @@ $(BIN)/$(call shared_name,libmoe): $(MOE_OBJECTS) $(BUILD)/.objects
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoe,$(SONUMBER))
 
 $(BIN)/$(call shared_name,libmoetext): $(TEXT_OBJECTS) $(MOE_OBJECTS) $(BUILD)/.objects
-	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lexttextcat-2.0 -lm \
+	$(filter-out -pie,$(LINK)) $(call SHARED,libmoetext) $(SYSTEM_LIBS) -lsentencepiece -lexttextcat-2.0 -lutf8proc -lm \
 	    $(CUDA_LIBS) -o $@
 	ln -sf $(@F) $(BIN)/$(call shared_name,libmoetext,$(SONUMBER))
 

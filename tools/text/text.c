@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <utf8proc.h>
 
 static moe_status fail(moe_error *error, moe_status code, const char *where, const char *format, ...)
 #ifdef __GNUC__
@@ -70,6 +71,16 @@ static void text_clear(text_bytes *bytes) {
 
 /* ---- 2. Sentences and capitals ------------------------------------------------------------------------- */
 
+/* The character at `at` of valid UTF-8; *bytes of it. */
+static int32_t character(const char *data, size_t length, size_t at, size_t *bytes) {
+    int32_t c = 0;
+    const ptrdiff_t n = utf8proc_iterate((const uint8_t *)data + at, (ptrdiff_t)(length - at), &c);
+    *bytes = n > 0 ? (size_t)n : 1;
+    return n > 0 ? c : 0;
+}
+
+static int is_small(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_LL; }
+
 /* The bytes of a member of `list` (members separated by spaces) that the text begins with, or with `all` is; 0: of
  * none. */
 static size_t begins_with(const char *list, const char *data, size_t length, int all) {
@@ -109,58 +120,33 @@ size_t text_sentence(const char *data, size_t length) {
         for (next = end; next < length && (data[next] == ' ' || data[next] == '\t'); next++) {}
         if (next == length) return length;
         if (spaced && (next == end || begins_with(ends, data + next, length - next, 0) ||
-                       (data[next] >= 'a' && data[next] <= 'z') ||
-                       (data[next] == '\xC3' && (unsigned char)data[next + 1] >= 0x9F))) /* ß to ÿ */
+                       is_small(character(data, length, next, &n))))
             at = end - 1;
         else return next;
     }
     return length;
 }
 
-/* The small letter of a capital, else c. */
-static unsigned small_letter(unsigned c) {
-    if ((c >= 'A' && c <= 'Z') || (c >= 0xC0 && c <= 0xDE && c != 0xD7)) return c + 32;
-    if (c >= 0x100 && c <= 0x17E && c != 0x130 && c != 0x131 && c != 0x138 && c != 0x149) {
-        const unsigned odd = (c >= 0x139 && c <= 0x148) || c >= 0x179; /* capitals are even, but odd here */
-        return c == 0x178 ? 0xFF : (c & 1) == odd ? c + 1 : c;
-    }
-    if ((c >= 0x391 && c <= 0x3A9 && c != 0x3A2) || (c >= 0x410 && c <= 0x42F)) return c + 32;
-    if (c >= 0x388 && c <= 0x38A) return c + 37;
-    if (c >= 0x400 && c <= 0x40F) return c + 80;
-    return c;
+/* Put the other case of `c` in its place, where both take `bytes` and lead to each other: then nothing is lost. 0: it
+ * has none. */
+static int swap_case(char *at, int32_t c, size_t bytes, int32_t (*to)(int32_t), int32_t (*back)(int32_t)) {
+    const int32_t other = to(c);
+    uint8_t letter[4];
+    if (other == c || back(other) != c || utf8proc_encode_char(other, letter) != (ptrdiff_t)bytes) return 0;
+    if (at) memcpy(at, letter, bytes);
+    return 1;
 }
 
-static unsigned capital_letter(unsigned c) {
-    static const unsigned apart[] = { 32, 1, 37, 80 };
-    for (size_t i = 0; i < sizeof apart / sizeof *apart; i++)
-        if (c > apart[i] && small_letter(c - apart[i]) == c) return c - apart[i];
-    return c == 0xFF ? 0x178 : c;
-}
-
-enum { SHARP_S = 0xDF };
-
-/* The character at `at` of valid UTF-8 if it has one or two bytes, else 0; *bytes of it. */
-static unsigned short_character(const char *data, size_t at, size_t *bytes) {
-    const unsigned char c = (unsigned char)data[at];
-    *bytes = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
-    return c < 0x80 ? c : c < 0xE0 ? (c & 0x1Fu) << 6 | ((unsigned char)data[at + 1] & 0x3Fu) : 0;
-}
-
-static void put_short_character(char *to, unsigned c) {
-    if (c < 0x80) {
-        to[0] = (char)c;
-    } else {
-        to[0] = (char)(0xC0 | c >> 6);
-        to[1] = (char)(0x80 | (c & 0x3F));
-    }
+static int make_small(char *at, int32_t c, size_t bytes) {
+    return swap_case(at, c, bytes, utf8proc_tolower, utf8proc_toupper);
 }
 
 int text_is_shouted(const char *data, size_t length) {
     size_t words = 0, letters = 0; /* letters of the word at hand */
     for (size_t at = 0, bytes; at < length; at += bytes) {
-        const unsigned c = short_character(data, at, &bytes);
-        if (c == SHARP_S || capital_letter(c) != c) return 0;
-        letters = small_letter(c) != c ? letters + 1 : 0;
+        const int32_t c = character(data, length, at, &bytes);
+        if (is_small(c)) return 0;
+        letters = make_small(NULL, c, bytes) ? letters + 1 : 0;
         words += letters == 2;
     }
     return words >= 3;
@@ -171,25 +157,24 @@ void text_calm(char *data, size_t length) {
         int first = 1;
         end = begin + text_sentence(data + begin, length - begin);
         for (size_t at = begin, bytes; at < end; at += bytes) {
-            const unsigned c = short_character(data, at, &bytes), small = small_letter(c);
-            if (small == c) continue;
-            if (!first) put_short_character(data + at, small);
-            first = 0;
+            const int32_t c = character(data, length, at, &bytes);
+            if (make_small(first ? NULL : data + at, c, bytes)) first = 0;
         }
     }
 }
 
 void text_calm_first(char *data, size_t length) {
-    size_t bytes = 0;
-    const unsigned c = length ? short_character(data, 0, &bytes) : 0;
-    if (small_letter(c) != c && bytes <= length) put_short_character(data, small_letter(c));
+    size_t bytes;
+    const int32_t c = length ? character(data, length, 0, &bytes) : 0;
+    if (c) make_small(data, c, bytes);
 }
 
 void text_shout(char *data, size_t length) {
+    enum { SHARP_S = 0xDF };
     for (size_t at = 0, bytes; at < length; at += bytes) {
-        const unsigned c = short_character(data, at, &bytes);
+        const int32_t c = character(data, length, at, &bytes);
         if (c == SHARP_S) data[at] = data[at + 1] = 'S';
-        else if (capital_letter(c) != c) put_short_character(data + at, capital_letter(c));
+        else swap_case(data + at, c, bytes, utf8proc_toupper, utf8proc_tolower);
     }
 }
 

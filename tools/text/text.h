@@ -43,8 +43,8 @@ size_t text_sentence(const char *data, size_t length);
 
 /* Whether valid UTF-8 is in capitals: three words or more of two letters or more, and no small letter. */
 int text_is_shouted(const char *data, size_t length);
-/* Valid UTF-8 in small letters, but for those that begin a sentence; in capitals. In place: the Latin, Greek and
- * Cyrillic letters that these know take as many bytes in both cases. */
+/* Valid UTF-8 in small letters, but for those that begin a sentence; in capitals. In place: a letter of which the other
+ * case takes more or fewer bytes stays what it is. */
 void text_calm(char *data, size_t length);
 void text_calm_first(char *data, size_t length); /* the first letter alone */
 void text_shout(char *data, size_t length);
