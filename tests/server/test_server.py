@@ -356,6 +356,7 @@ def mistakes_are_named():
             (b"{", 400, "JSON"),
             (b"[]", 400, "JSON"),
             (b'{"q":"\xff","target":"de"}', 400, "UTF-8"),
+            ({"q": "One.\0Two.", "target": "de"}, 400, "U+0000"),
             ({"q": ["a"] * 4, "target": "de"}, 413, "texts"),
             ({"q": "a" * 20000, "target": "de"}, 413, "too large"),
         ):
@@ -363,7 +364,7 @@ def mistakes_are_named():
             assert got[0] == status and word in got[1]["error"], (body, got)
         assert server.ask("/nowhere")[0] == 404 and server.ask("/translate")[0] == 405
         assert server.ask("/translate", b"q=a", "text/plain")[0] in (400, 415)
-        assert server.translate("It rains.")[0] == 200
+        assert server.translate("It rains.")[0] == server.translate("a\\u0000")[0] == 200
 
 
 @test

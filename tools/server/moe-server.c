@@ -818,10 +818,21 @@ static void read_form(ask *a, refusal *r) {
     a->is_list = a->n_items > 1;
 }
 
+/* Whether JSON writes U+0000 somewhere, behind which cJSON loses the rest of a text. */
+static int names_nul(const text_bytes *body) {
+    for (size_t i = 0; i + 6 <= body->length; i++) {
+        if (body->data[i] != '\\') continue;
+        if (memcmp(body->data + i, "\\u0000", 6) == 0) return 1;
+        i++; /* what is escaped begins nothing */
+    }
+    return 0;
+}
+
 static void read_json(ask *a, refusal *r) {
     cJSON *all = cJSON_ParseWithLength(a->body.data ? a->body.data : "", a->body.length);
     const cJSON *q = cJSON_GetObjectItemCaseSensitive(all, "q"), *member;
     if (!cJSON_IsObject(all)) refuse(r, MHD_HTTP_BAD_REQUEST, "the request is no JSON object%s", "");
+    else if (names_nul(&a->body)) refuse(r, MHD_HTTP_BAD_REQUEST, "Invalid request: a text holds U+0000%s", "");
     cJSON_ArrayForEach(member, all) {
         if (!member->string || r->status) continue;
         char number[24];
