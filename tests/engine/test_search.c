@@ -1,0 +1,364 @@
+/* test_search.c - the search by the paper's rules, with constraints and without, against a naive reading of it.
+ *
+ * No model is run: log-probabilities and attention are made of the tokens so far. The engine keeps tokens in a tree,
+ * and counts; the reference keeps whole sentences, in double, and finds what it wants to know by looking at all of one.
+ */
+#include "moe.c"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+#define CHECK(condition, ...)                    \
+    do {                                         \
+        if (!(condition)) fail_msg(__VA_ARGS__); \
+    } while (0)
+
+enum { BOS = 1, EOS = 2, TOKENS = 14, SOURCE = 9, LEAD = 1, LONGEST = 16, WIDEST = 5, CONSTRAINTS = 3 };
+
+static uint64_t next_random(uint64_t *state) { return moe_hash(*state += 0x9e3779b97f4a7c15u); }
+static double uniform(uint64_t *state) { return (double)(next_random(state) >> 11) / 9007199254740992.0; }
+static size_t below(uint64_t *state, size_t n) { return (size_t)(next_random(state) % n); }
+
+/* ---- What is searched ---- */
+
+typedef struct task {
+    uint64_t seed;
+    int attends, beam, nbest;
+    size_t limit, n_constraints;
+    double alpha, prune, sharp; /* sharp: how much log-probabilities differ */
+    struct constraint {
+        int32_t ids[3];
+        size_t n, first, length; /* the last two: of the source, LEAD included; length 0: unknown */
+        int once;
+    } constraints[CONSTRAINTS];
+} task;
+
+typedef struct outlook {
+    float logprobs[TOKENS], attention[SOURCE];
+} outlook;
+
+/* What the decoder says behind `n` tokens. Tokens below 4 are begin, end and such; the end becomes likelier. */
+static outlook look(const task *t, const int32_t *tokens, size_t n) {
+    uint64_t state = t->seed;
+    double logits[TOKENS], weights[SOURCE], sum = 0, all = 0;
+    outlook o;
+    for (size_t i = 0; i < n; i++) state = moe_hash(state ^ (uint64_t)tokens[i]);
+    for (size_t i = 0; i < TOKENS; i++) logits[i] = t->sharp * uniform(&state) - (i < 4 && i != EOS ? 30 : 0);
+    logits[EOS] += 0.3 * (double)n - 1;
+    for (size_t i = 0; i < SOURCE; i++) all += weights[i] = exp(8 * uniform(&state));
+    for (size_t i = 0; i < TOKENS; i++) sum += exp(logits[i]);
+    for (size_t i = 0; i < TOKENS; i++) o.logprobs[i] = (float)(logits[i] - log(sum));
+    for (size_t i = 0; i < SOURCE; i++) o.attention[i] = (float)(weights[i] / all);
+    return o;
+}
+
+static task random_task(uint64_t seed) {
+    uint64_t r = seed;
+    task t = { .seed = next_random(&r), .attends = below(&r, 4) > 0 };
+    t.beam = 1 + (int)below(&r, WIDEST);
+    t.nbest = 1 + (int)below(&r, (size_t)t.beam);
+    t.n_constraints = below(&r, CONSTRAINTS + 1);
+    t.alpha = below(&r, 2) ? 0.6 : 0;
+    t.prune = below(&r, 2) ? 3 : 0;
+    t.sharp = 2 + 6 * uniform(&r);
+    const int shared = !below(&r, 4); /* tokens stand in several constraints */
+    size_t tokens = 0;
+    for (size_t c = 0; c < t.n_constraints; c++) {
+        struct constraint *k = &t.constraints[c];
+        k->n = 1 + below(&r, 3);
+        for (size_t i = 0; i < k->n; i++)
+            k->ids[i] = 4 + (int32_t)(shared ? below(&r, 3) : c + CONSTRAINTS * below(&r, 3));
+        k->once = below(&r, 2) > 0;
+        k->length = below(&r, 4) ? 1 + below(&r, 3) : 0;
+        k->first = k->length ? LEAD + below(&r, SOURCE - LEAD - k->length) : 0;
+        tokens += k->n;
+    }
+    t.limit = tokens + 2 + below(&r, LONGEST - tokens - 2);
+    return t;
+}
+
+/* ---- The reference ---- */
+
+typedef struct sentence {
+    int32_t tokens[LONGEST];
+    size_t n;
+    double logprob, rank, score;
+    int met[CONSTRAINTS];
+    size_t since; /* tokens before this one belong to constraints that are met */
+    int writing;  /* the constraint that it has begun and must finish; -1: none */
+    int finished;
+} sentence;
+
+/* Whether the sentence ends with the first n tokens of the constraint, and none of them was used before `since`. */
+static int ends_with(const sentence *s, const struct constraint *k, size_t n, size_t since) {
+    return n <= s->n - since && memcmp(s->tokens + s->n - n, k->ids, n * sizeof *k->ids) == 0;
+}
+
+static size_t begun(const sentence *s, const struct constraint *k) {
+    size_t longest = 0;
+    for (size_t n = 1; n < k->n; n++)
+        if (ends_with(s, k, n, s->since)) longest = n;
+    return longest;
+}
+
+static void append(const task *t, sentence *s, int32_t id, double logprob) {
+    int met = -1;
+    s->tokens[s->n++] = id;
+    s->logprob += logprob;
+    for (size_t c = 0; c < t->n_constraints; c++) {
+        if (s->met[c] || !ends_with(s, &t->constraints[c], t->constraints[c].n, s->since)) continue;
+        if (s->writing < 0 ? met < 0 || t->constraints[c].n > t->constraints[met].n : s->writing == (int)c)
+            met = (int)c;
+    }
+    if (met < 0) return;
+    s->met[met] = 1;
+    s->since = s->n;
+    s->writing = -1;
+}
+
+/* A constraint that must stand once would stand there again, and no other one wants these tokens. */
+static int repeats(const task *t, const sentence *s, int32_t id) {
+    int again = 0;
+    sentence longer = *s;
+    longer.tokens[longer.n++] = id;
+    for (size_t c = 0; c < t->n_constraints; c++) {
+        if (!ends_with(&longer, &t->constraints[c], t->constraints[c].n, 0)) continue;
+        if (!s->met[c]) return 0;
+        again |= t->constraints[c].once;
+    }
+    return again;
+}
+
+typedef struct candidate {
+    double rank, logprob;
+    size_t parent;
+    int32_t id;
+    int writes; /* the constraint that it must finish then; -1: none */
+} candidate;
+
+/* See et al. 2017, eq 9, with the weights of attention on what a constraint translates as the chance of copying. */
+static size_t candidates_of(const task *t, const sentence *s, size_t parent, candidate *out) {
+    const outlook o = look(t, s->tokens, s->n);
+    size_t n = 0, missing = 0, left = (size_t)t->beam + 1;
+    int32_t likeliest = 0;
+    int next = -1; /* the constraint that comes next, if one does */
+    double stay = 0;
+    for (int32_t i = 1; i < TOKENS; i++)
+        if (o.logprobs[i] > o.logprobs[likeliest]) likeliest = i;
+    if (s->writing >= 0) { /* all that it may do, at no cost in rank */
+        const struct constraint *k = &t->constraints[s->writing];
+        const int32_t id = k->ids[begun(s, k)];
+        out[n++] = (candidate){ s->rank, o.logprobs[id], parent, id, s->writing };
+        return n;
+    }
+    for (size_t c = 0; c < t->n_constraints; c++) {
+        const struct constraint *k = &t->constraints[c];
+        double weight = 0, rank, own, stays = 0;
+        int commits;
+        if (s->met[c]) continue;
+        missing += k->n;
+        const int32_t id = k->ids[begun(s, k)];
+        for (size_t i = 0; i < k->length; i++) weight += o.attention[k->first + i];
+        if (t->attends && k->length) {
+            if (weight > 0.999) weight = 0.999;
+            own = (1 - weight) * exp(o.logprobs[id]);
+            rank = log(weight + own), stays = log(1 - weight), commits = weight >= own;
+        } else {
+            rank = fmin(0, o.logprobs[id] + 6), commits = o.logprobs[id] < -0.7;
+        }
+        if (n && !(s->rank + rank > out[0].rank)) continue;
+        out[0] = (candidate){ s->rank + rank, o.logprobs[id], parent, id, commits ? (int)c : -1 };
+        next = (int)c, stay = stays, n = 1;
+    }
+    if (n && (s->n + 1 + missing >= t->limit || likeliest == EOS)) {
+        out[0].writes = next;
+        return n;
+    }
+    for (float below_this = 1; left--;) { /* the best tokens of the row, one by one */
+        int32_t id = -1;
+        for (int32_t i = 0; i < TOKENS; i++)
+            if (o.logprobs[i] < below_this && (id < 0 || o.logprobs[i] > o.logprobs[id])) id = i;
+        below_this = o.logprobs[id];
+        if ((next >= 0 && (id == EOS || id == out[0].id)) || repeats(t, s, id)) continue;
+        out[n++] = (candidate){ s->rank + o.logprobs[id] + stay, o.logprobs[id], parent, id, -1 };
+    }
+    return n;
+}
+
+static int by_rank(const void *a, const void *b) {
+    const double x = ((const candidate *)a)->rank, y = ((const candidate *)b)->rank;
+    return (x < y) - (x > y);
+}
+
+static int by_score(const void *a, const void *b) {
+    const sentence *x = a, *y = b;
+    if (x->finished != y->finished) return y->finished - x->finished;
+    return (x->score < y->score) - (x->score > y->score);
+}
+
+/* GNMT eq 14 without coverage; the end token counts. */
+static double score_of(const task *t, const sentence *s, size_t length) {
+    return s->logprob / pow((5 + (double)length) / 6, t->alpha);
+}
+
+static void finish(const task *t, const sentence *s, double end, int finished, sentence *all, size_t *n) {
+    all[*n] = *s;
+    all[*n].logprob += end;
+    all[*n].finished = finished;
+    all[*n].score = score_of(t, &all[*n], s->n + (size_t)finished);
+    ++*n;
+}
+
+/* Returns how many finished sentences there are, best first. */
+static size_t search_naively(const task *t, sentence *finished) {
+    sentence live[WIDEST] = { { .writing = -1 } }, next[WIDEST];
+    size_t n_live = 1, n_finished = 0;
+    for (size_t step = 1;; step++) {
+        candidate all[WIDEST * (WIDEST + 2)];
+        size_t n = 0, n_next = 0;
+        double best = -DBL_MAX;
+        for (size_t h = 0; h < n_live; h++) n += candidates_of(t, &live[h], h, all + n);
+        qsort(all, n, sizeof *all, by_rank);
+        for (size_t i = 0; i < n && n_next < (size_t)t->beam; i++) {
+            const candidate *c = &all[i];
+            const sentence *from = &live[c->parent];
+            if (t->prune > 0 && c->rank < all[0].rank - t->prune) break;
+            if (c->id == EOS) {
+                if (i < (size_t)t->beam) finish(t, from, c->logprob, 1, finished, &n_finished);
+                continue;
+            }
+            next[n_next] = *from;
+            next[n_next].rank = c->rank;
+            next[n_next].writing = c->writes;
+            append(t, &next[n_next++], c->id, c->logprob);
+        }
+        memcpy(live, next, sizeof live);
+        n_live = n_next;
+        qsort(finished, n_finished, sizeof *finished, by_score);
+        while (t->prune > 0 && n_finished && finished[n_finished - 1].score < finished[0].score - t->prune)
+            n_finished--;
+        if (n_finished >= (size_t)t->beam || !n_live) return n_finished;
+        if (step >= t->limit) {
+            for (size_t h = 0; h < n_live; h++) finish(t, &live[h], 0, 0, finished, &n_finished);
+            qsort(finished, n_finished, sizeof *finished, by_score);
+            return n_finished;
+        }
+        for (size_t h = 0; h < n_live; h++) best = fmax(best, live[h].logprob);
+        if (n_finished >= (size_t)t->nbest && finished[0].score >= best / pow((5 + (double)t->limit) / 6, t->alpha))
+            return n_finished;
+    }
+}
+
+/* ---- The engine ---- */
+
+/* The tokens up to number `last`, in order. */
+static size_t tokens_of(const moe_slot *slot, int32_t last, int32_t *out) {
+    size_t n = 0, at;
+    for (int32_t i = last; i >= 0; i = slot->tokens[i].parent) n++;
+    at = n;
+    for (int32_t i = last; i >= 0; i = slot->tokens[i].parent) out[--at] = slot->tokens[i].id;
+    return n;
+}
+
+/* The best `top` tokens, and what else a row asks for. */
+static void answer_row(const task *t, const moe_search *s, const moe_slot *slot, const moe_live *live, size_t top,
+                       int32_t *ids, float *logprobs, float *want, float *attention, float *starts) {
+    int32_t tokens[LONGEST], begin[CONSTRAINTS];
+    const outlook o = look(t, tokens, tokens_of(slot, live->last, tokens));
+    const moe_row row = moe_live_row(s, slot, live, -1);
+    for (size_t k = 0; k < top; k++) {
+        ids[k] = -1;
+        for (int32_t i = 0; i < TOKENS; i++)
+            if ((!k || o.logprobs[i] < logprobs[k - 1]) && (ids[k] < 0 || o.logprobs[i] > o.logprobs[ids[k]]))
+                ids[k] = i;
+        logprobs[k] = o.logprobs[ids[k]];
+    }
+    *want = row.want >= 0 ? o.logprobs[row.want] : 0;
+    memcpy(attention, o.attention, sizeof o.attention);
+    moe_fill_starts(s, slot, live, begin);
+    for (size_t c = 0; c < CONSTRAINTS; c++) starts[c] = begin[c] >= 0 ? o.logprobs[begin[c]] : 0;
+}
+
+static size_t search_with_engine(const task *t, moe_slot *slot) {
+    const moe_search s = { .beam = t->beam,
+                           .nbest = t->nbest,
+                           .alpha = (float)t->alpha,
+                           .constant = 5,
+                           .prune = (float)t->prune,
+                           .rules = MOE_RULES_PAPER,
+                           .bos = BOS,
+                           .eos = EOS,
+                           .max_target = LONGEST,
+                           .max_constraints = CONSTRAINTS,
+                           .looks = t->attends };
+    const size_t top = (size_t)t->beam + 1;
+    int32_t top_ids[WIDEST * (WIDEST + 1)];
+    float top_logprobs[WIDEST * (WIDEST + 1)], want[WIDEST], attention[WIDEST * SOURCE], starts[WIDEST * CONSTRAINTS];
+    moe_live next[WIDEST];
+    const moe_answer a = { .top = top,
+                           .top_ids = top_ids,
+                           .top_logprobs = top_logprobs,
+                           .want_logprob = want,
+                           .stride = SOURCE,
+                           .attention = t->attends ? attention : NULL,
+                           .start_logprobs = starts };
+    slot->length = SOURCE, slot->limit = t->limit, slot->lead = LEAD, slot->n_source = SOURCE - LEAD - 1;
+    for (size_t c = 0, n = 0; c < t->n_constraints; c++) {
+        const struct constraint *k = &t->constraints[c];
+        slot->demands[c] = (moe_demand){ n, k->n, k->first, k->length, k->once };
+        memcpy(slot->demand_ids + n, k->ids, k->n * sizeof *k->ids);
+        n += k->n;
+    }
+    slot->n_demands = t->n_constraints;
+    moe_slot_begin(slot);
+    do
+        for (size_t h = 0; h < slot->n_live; h++) {
+            slot->live[h].row = h;
+            answer_row(t, &s, slot, &slot->live[h], top, top_ids + h * top, top_logprobs + h * top, &want[h],
+                       attention + h * SOURCE, starts + h * CONSTRAINTS);
+        }
+    while (!moe_slot_step(&s, slot, 0, &a, next));
+    return slot->n_finished;
+}
+
+/* ---- Both ---- */
+
+static void compare(const task *t, uint64_t number, size_t *kept) {
+    static moe_token tokens[LONGEST * WIDEST + 1];
+    static moe_live live[WIDEST];
+    static moe_finished finished[2 * WIDEST];
+    static moe_demand demands[CONSTRAINTS];
+    static int32_t demand_ids[LONGEST];
+    static sentence wanted[3 * WIDEST];
+    moe_slot slot = { .tokens = tokens, .live = live, .finished = finished, .demands = demands };
+    slot.demand_ids = demand_ids;
+    const size_t n = search_naively(t, wanted), found = search_with_engine(t, &slot);
+    CHECK(found == n && !slot.broken, "task %llu: %zu results, not %zu", (unsigned long long)number, found, n);
+    for (size_t i = 0; i < n; i++) {
+        int32_t ids[LONGEST];
+        const size_t length = tokens_of(&slot, finished[i].last, ids);
+        CHECK(length == wanted[i].n && memcmp(ids, wanted[i].tokens, length * sizeof *ids) == 0,
+              "task %llu: result %zu has other tokens", (unsigned long long)number, i);
+        CHECK(finished[i].finished == wanted[i].finished && fabs((double)finished[i].score - wanted[i].score) < 1e-4,
+              "task %llu: result %zu has score %g, not %g", (unsigned long long)number, i, (double)finished[i].score,
+              wanted[i].score);
+        for (size_t c = 0; c < t->n_constraints; c++, ++*kept)
+            CHECK(wanted[i].met[c], "task %llu: result %zu lacks constraint %zu", (unsigned long long)number, i, c);
+    }
+}
+
+static void the_search_is_that_of_the_reference(void **state) {
+    size_t kept = 0;
+    (void)state;
+    for (uint64_t number = 0; number < 20000; number++) {
+        const task t = random_task(number);
+        compare(&t, number, &kept);
+    }
+    CHECK(kept > 20000, "%zu constraints", kept);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = { cmocka_unit_test(the_search_is_that_of_the_reference) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
