@@ -32,15 +32,15 @@ def sentences():
 
 
 def images():
-    """Two strokes of ink at random places of 37 x 37 pixels a row."""
+    """Two strokes of ink at random places of 36 x 36 pixels a row."""
     random, rows = numbers(2), []
     for _ in range(12):
-        ink = [0.0] * (37 * 37)
+        ink = [0.0] * (36 * 36)
         for _ in range(2):
             x, y, dx, dy = next(random) % 30, next(random) % 30, next(random) % 3 - 1, next(random) % 2
             for step in range(12):
                 for wide in (0, 1):
-                    at = min(max(y + dy * step, 0), 36) * 37 + min(max(x + dx * step + wide, 0), 36)
+                    at = min(max(y + dy * step, 0), 35) * 36 + min(max(x + dx * step + wide, 0), 35)
                     ink[at] = 1 - step / 16
         rows.append(" ".join("%g" % v for v in ink))
     return "\n".join(rows) + "\n"

@@ -120,7 +120,7 @@ def scoring_aligning_and_routing_are_left_too():
 @test
 def classifying_is_left():
     r = random.Random(3)
-    rows = [" ".join(str(r.random()) for _ in range(1369)) for _ in range(50)] * 60
+    rows = [" ".join(str(r.random()) for _ in range(1296)) for _ in range(50)] * 60
     process = start([CLASSIFY, "-m", DIGITS, "--threads", "1"], rows)
     settle(process, 0.3)
     status, out, complaint = stopped(process, signal.SIGINT)

@@ -204,14 +204,16 @@ class RunningTotals:
     than a margin, its gate is zero and the others share its part. In a second phase of training, fine-tuning, it is
     left out.
 
-    The totals are of the gates so constrained, up to the batch before: a batch is one step."""
+    The totals are of the gates so constrained, up to the batch before, and of the batch at hand as its gate would have
+    it: a batch is one step."""
 
     def __init__(self, n, margin, device="cpu"):
         self.total, self.margin = torch.zeros(n, dtype=torch.float64, device=device), margin
 
     def __call__(self, gate):
         """The constrained Gate of a dense one."""
-        mask = gate.mask & (self.total - self.total.mean() <= self.margin)
+        total = self.total + importance(gate.weights.detach())
+        mask = gate.mask & (total - total.mean() <= self.margin)
         constrained = masked(gate.weights, mask)
         self.total += importance(constrained.weights.detach())
         return constrained

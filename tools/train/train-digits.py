@@ -7,19 +7,20 @@ with PyTorch on the CPU.
     train-digits.py table --data DIR --out DIR ...
         makes the comparison of the paper's Table 1; goes on where it stopped
 
-Data (section 4.1): every digit of 28 x 28 pixels lies at a random offset in an
-image of 37 x 37; all 100 offsets are equally probable. DIR has the 10,000
+Data (section 4.1): every digit of 28 x 28 pixels lies up to four pixels from the
+middle of an image of 36 x 36; all 81 offsets are equally probable. DIR has the 10,000
 images of MNIST's test set. The first 8,000 are for training, where every epoch
 draws new offsets. The last 2,000 are for testing, each at one random offset,
 which --seed does not change.
 
 The network: mixtures of linear experts with rectification, one after the other,
-then a linear layer and softmax. A gate is two linear maps with rectification
-and few hidden units, then a softmax over the experts. Training is stochastic
-gradient descent, at first with the constraint that the running totals of the
-experts stay near each other (gating.RunningTotals), then for --fine-tune epochs
-without the constraint. With --losses the losses of Bengio et al. 2015 balance
-the gates instead. --network says what the second layer is:
+then a linear layer and softmax. A gate is softmax(B max(0, A x + a) + b), with
+few hidden units. Training is stochastic gradient descent, at first with the
+constraint that the running totals of the experts stay near each other
+(gating.RunningTotals), then for --fine-tune epochs without the constraint. With
+--losses the losses of Bengio et al. 2015 balance the gates instead; theirs are
+sigmoids, and L_e of a softmax is always 0. --network says what the second layer
+is:
     mixture      four experts, the paper's model
     single       one expert of the same size
     concat       one expert of the size of the four together: the best that the
@@ -47,7 +48,7 @@ import torch.nn.functional as F
 
 import gating
 
-DIGIT, IMAGE, CLASSES, TRAIN = 28, 37, 10, 8000
+DIGIT, IMAGE, CLASSES, TRAIN = 28, 36, 10, 8000
 OFFSETS = IMAGE - DIGIT + 1
 NETWORKS = ("mixture", "single", "concat", "dense", "one-layer")
 
@@ -85,8 +86,7 @@ def make_config(o):
     """The config of a network: what the checkpoint carries and the network is built from."""
     def layer(experts, hidden, gate_hidden):
         mixture = gating.mixture_config("dense", experts=experts, hidden=hidden, expert="linear", output="none",
-                                        residual=False, gate_hidden=gate_hidden if experts > 1 else 0,
-                                        gate_relu=experts > 1)
+                                        residual=False, gate_hidden=gate_hidden if experts > 1 else 0)
         return {**mixture, "expert_bias": True, "gate_bias": experts > 1}
     mixtures = [layer(n, h, g) for n, h, g in zip(o.experts, o.hidden, o.gate_hidden)]
     second = o.hidden[1]
@@ -137,11 +137,6 @@ class Network:
         self.config = config
         self.weights = {name: (torch.randn(shape, generator=random) * deviation).requires_grad_()
                         for name, (shape, deviation) in weight_shapes(config).items()}
-        with torch.no_grad():
-            for name, weight in self.weights.items():
-                if name.endswith(".gate.bias"):
-                    # same softmax, but far from where the rectifier would hold all logits at zero for good
-                    weight.fill_(1.0)
         self.totals = None  # of every layer, while the constraint is on
 
     def constrain(self, margin):
@@ -155,7 +150,7 @@ class Network:
             y = F.linear(x, w[name + ".experts.weight"], w[name + ".experts.bias"]).relu()
             if experts > 1:
                 f = gating.mlp_features(x, w[name + ".gate.hidden.weight"].t(), w[name + ".gate.hidden.bias"])
-                gate = gating.dense((f @ w[name + ".gate.weight"] + w[name + ".gate.bias"]).relu())
+                gate = gating.dense(f @ w[name + ".gate.weight"] + w[name + ".gate.bias"])
                 if self.totals:
                     gate = self.totals[i](gate)
                 y = (gate.weights[:, None] @ y.view(len(x), experts, -1))[:, 0]
@@ -198,17 +193,24 @@ def mutual_information(gates, labels):
     return float((joint * (joint / independent).clamp(min=1e-300).log2())[joint > 0].sum())
 
 
+def combinations(first, second):
+    """How often the gates of two mixtures [rows, n], [rows, m] send an example to each pair of experts: shares
+    [n, m]."""
+    return first.double().t() @ second.double() / len(first)
+
+
 @torch.no_grad()
 def gate_report(network, digits, classes, draws=10):
-    """For every mixture: information about location (25 cells of 2 x 2 offsets) and class, of test digits at `draws`
-    random offsets each, and the balance of its experts."""
+    """For every mixture: information about location (25 cells of 2 x 2 offsets, smaller at the edge) and class, of test
+    digits at `draws` random offsets each, and the balance of its experts; for the second one, how often each expert of
+    the first comes before each of its own."""
     random, location, label, gates = np.random.default_rng(3), [], [], []
     for _ in range(draws):
         images, at = jitter(digits, random)
         location.append(at[:, 0] // 2 * ((OFFSETS + 1) // 2) + at[:, 1] // 2)
         label.append(classes)
         gates.append(network.forward(images)[1])
-    location, label, report = torch.cat(location), torch.cat(label), []
+    location, label, report, before = torch.cat(location), torch.cat(label), [], None
     for i, weights in enumerate(map(torch.cat, zip(*gates))):
         if weights.shape[1] > 1:
             share = weights.mean(0)
@@ -217,6 +219,10 @@ def gate_report(network, digits, classes, draws=10):
                            "expert_bits": round(float(-(share * share.clamp(min=1e-30).log2()).sum()), 4),
                            "importance": [round(float(x), 4) for x in share],
                            "cv_importance": round(gating.cv(share), 4)})
+            if before is not None:
+                shares = combinations(before, weights)
+                report[-1]["combinations"] = [[round(float(x), 4) for x in row] for row in shares]
+            before = weights
     return report
 
 
@@ -289,6 +295,8 @@ def train_one(o):
         print(f"gate of layer {gate['layer']}: information about location {gate['location_bits']:.3f} bits, about "
               f"class {gate['class_bits']:.3f} bits, of {gate['expert_bits']:.3f}; CV(importance) "
               f"{gate['cv_importance']:.3f}")
+        for row in gate.get("combinations", ()):
+            print("  with an expert of the layer before: " + " ".join(f"{100 * x:5.1f} %" for x in row))
 
 
 def table(o):
