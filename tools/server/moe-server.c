@@ -820,7 +820,7 @@ static void read_form(ask *a, refusal *r) {
 
 /* Whether JSON writes U+0000 somewhere, behind which cJSON loses the rest of a text. */
 static int names_nul(const text_bytes *body) {
-    for (size_t i = 0; i + 6 <= body->length; i++) {
+    for (size_t i = 0; body->data && i + 6 <= body->length; i++) {
         if (body->data[i] != '\\') continue;
         if (memcmp(body->data + i, "\\u0000", 6) == 0) return 1;
         i++; /* what is escaped begins nothing */
