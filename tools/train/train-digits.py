@@ -7,10 +7,10 @@ with PyTorch on the CPU.
     train-digits.py table --data DIR --out DIR ...
         makes the comparison of the paper's Table 1; goes on where it stopped
 
-Data (section 4.1): every digit of 28 x 28 pixels lies up to four pixels from the
-middle of an image of 36 x 36; all 81 offsets are equally probable. DIR has the 10,000
-images of MNIST's test set. The first 8,000 are for training, where every epoch
-draws new offsets. The last 2,000 are for testing, each at one random offset,
+Data (section 4.1): every digit of 28 x 28 pixels lies up to four pixels from
+the middle of an image of 36 x 36; all 81 offsets are equally probable. DIR has
+the 10,000 images of MNIST's test set. The first 8,000 are for training, where
+every epoch draws new offsets. The last 2,000 are for testing, each at one random offset,
 which --seed does not change.
 
 The network: mixtures of linear experts with rectification, one after the other,
