@@ -10,8 +10,8 @@ with PyTorch on the CPU.
 Data (section 4.1): every digit of 28 x 28 pixels lies up to four pixels from
 the middle of an image of 36 x 36; all 81 offsets are equally probable. DIR has
 the 10,000 images of MNIST's test set. The first 8,000 are for training, where
-every epoch draws new offsets. The last 2,000 are for testing, each at one random offset,
-which --seed does not change.
+every epoch draws new offsets. The last 2,000 are for testing, each at one
+random offset, which --seed does not change.
 
 The network: mixtures of linear experts with rectification, one after the other,
 then a linear layer and softmax. A gate is softmax(B max(0, A x + a) + b), with
