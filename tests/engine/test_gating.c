@@ -6,10 +6,7 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
-#define CHECK(condition, ...)                    \
-    do {                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__); \
-    } while (0)
+#include "tests/engine/model_writer.h"
 
 /* The models of tests/golden/make_golden.py. */
 #define GOLDEN "tests/golden/model-"

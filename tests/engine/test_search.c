@@ -9,16 +9,12 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
-#define CHECK(condition, ...)                    \
-    do {                                         \
-        if (!(condition)) fail_msg(__VA_ARGS__); \
-    } while (0)
+#include "tests/engine/model_writer.h"
 
 enum { BOS = 1, EOS = 2, TOKENS = 14, SOURCE = 9, LEAD = 1, LONGEST = 16, WIDEST = 5, CONSTRAINTS = 3 };
 
-static uint64_t next_random(uint64_t *state) { return moe_hash(*state += 0x9e3779b97f4a7c15u); }
-static double uniform(uint64_t *state) { return (double)(next_random(state) >> 11) / 9007199254740992.0; }
-static size_t below(uint64_t *state, size_t n) { return (size_t)(next_random(state) % n); }
+/* In double: of mw_uniform's 2^24 numbers two tokens would have the same now and then. */
+static double uniform(uint64_t *state) { return (double)(mw_next(state) >> 11) / 9007199254740992.0; }
 
 /* ---- What is searched ---- */
 
@@ -55,26 +51,26 @@ static outlook look(const task *t, const int32_t *tokens, size_t n) {
 
 static task random_task(uint64_t seed) {
     uint64_t r = seed;
-    task t = { .seed = next_random(&r), .attends = below(&r, 4) > 0 };
-    t.beam = 1 + (int)below(&r, WIDEST);
-    t.nbest = 1 + (int)below(&r, (size_t)t.beam);
-    t.n_constraints = below(&r, CONSTRAINTS + 1);
-    t.alpha = below(&r, 2) ? 0.6 : 0;
-    t.prune = below(&r, 2) ? 3 : 0;
+    task t = { .seed = mw_next(&r), .attends = mw_below(&r, 4) > 0 };
+    t.beam = 1 + (int)mw_below(&r, WIDEST);
+    t.nbest = 1 + (int)mw_below(&r, (size_t)t.beam);
+    t.n_constraints = mw_below(&r, CONSTRAINTS + 1);
+    t.alpha = mw_below(&r, 2) ? 0.6 : 0;
+    t.prune = mw_below(&r, 2) ? 3 : 0;
     t.sharp = 2 + 6 * uniform(&r);
-    const int shared = !below(&r, 4); /* tokens stand in several constraints */
+    const int shared = !mw_below(&r, 4); /* tokens stand in several constraints */
     size_t tokens = 0;
     for (size_t c = 0; c < t.n_constraints; c++) {
         struct constraint *k = &t.constraints[c];
-        k->n = 1 + below(&r, 3);
+        k->n = 1 + mw_below(&r, 3);
         for (size_t i = 0; i < k->n; i++)
-            k->ids[i] = 4 + (int32_t)(shared ? below(&r, 3) : c + CONSTRAINTS * below(&r, 3));
-        k->once = below(&r, 2) > 0;
-        k->length = below(&r, 4) ? 1 + below(&r, 3) : 0;
-        k->first = k->length ? LEAD + below(&r, SOURCE - LEAD - k->length) : 0;
+            k->ids[i] = 4 + (int32_t)(shared ? mw_below(&r, 3) : c + CONSTRAINTS * mw_below(&r, 3));
+        k->once = mw_below(&r, 2) > 0;
+        k->length = mw_below(&r, 4) ? 1 + mw_below(&r, 3) : 0;
+        k->first = k->length ? LEAD + mw_below(&r, SOURCE - LEAD - k->length) : 0;
         tokens += k->n;
     }
-    t.limit = tokens + 2 + below(&r, LONGEST - tokens - 2);
+    t.limit = tokens + 2 + mw_below(&r, LONGEST - tokens - 2);
     return t;
 }
 

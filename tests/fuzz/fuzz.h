@@ -64,6 +64,17 @@ static inline char *fuzz_word(const char *word) {
     return u.out;
 }
 
+/* ---- Mutating ---- */
+
+/* Replace bytes [from, to) by `n` others. Returns the new size, or the old one where there is no room. */
+static inline size_t fuzz_splice(uint8_t *data, size_t size, size_t most, size_t from, size_t to, const void *with,
+                                 size_t n) {
+    if (size - (to - from) + n > most) return size;
+    memmove(data + from + n, data + to, size - to);
+    if (n) memcpy(data + from, with, n);
+    return size - (to - from) + n;
+}
+
 /* ---- Files: in memory where the system has such a place ---- */
 
 static char fuzz_folder[64];

@@ -17,13 +17,6 @@ static size_t line_at(const uint8_t *data, size_t size, size_t number, size_t *b
     return at < size ? at + 1 : size;
 }
 
-static size_t splice(uint8_t *data, size_t size, size_t most, size_t from, size_t to, const void *with, size_t n) {
-    if (size - (to - from) + n > most) return size;
-    memmove(data + from + n, data + to, size - to);
-    if (n) memcpy(data + from, with, n);
-    return size - (to - from) + n;
-}
-
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed) {
     static const char *const words[] = { "0",   "-1",    "1e999",         "4294967296",  "9007199254740993",
                                          "1.5", "true",  "null",          "\"\"",        "[]",
@@ -37,17 +30,17 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     to = line_at(data, size, (size_t)fuzz_next(&r), &from);
     end = line_at(data, size, (size_t)fuzz_next(&r), &other);
     switch (fuzz_below(&r, 4)) {
-    case 0: return splice(data, size, max_size, from, to, NULL, 0);
+    case 0: return fuzz_splice(data, size, max_size, from, to, NULL, 0);
     case 1:
         if (end - other > sizeof copy) return LLVMFuzzerMutate(data, size, max_size);
         memcpy(copy, data + other, end - other);
-        return splice(data, size, max_size, from, from, copy, end - other);
+        return fuzz_splice(data, size, max_size, from, from, copy, end - other);
     default: /* a value: what stands between a colon, a comma or a bracket and the next of them */
         for (size_t skip = fuzz_below(&r, 20); from < to; from++)
             if (strchr(":,[", data[from]) && !skip--) break;
         if (from >= to) return LLVMFuzzerMutate(data, size, max_size);
         for (other = ++from; other < to && !strchr(",]}\n", data[other]);) other++;
-        return splice(data, size, max_size, from, other, word, strlen(word));
+        return fuzz_splice(data, size, max_size, from, other, word, strlen(word));
     }
 }
 

@@ -19,13 +19,6 @@ static const char morning[] = "POST /translate HTTP/1.1\r\nHost: a\r\nContent-Ty
 
 /* ---- Mutating: a request line, a header or a value for another; then the length of the body is mended ---- */
 
-static size_t splice(uint8_t *data, size_t size, size_t most, size_t from, size_t to, const void *with, size_t n) {
-    if (size - (to - from) + n > most) return size;
-    memmove(data + from + n, data + to, size - to);
-    if (n) memcpy(data + from, with, n);
-    return size - (to - from) + n;
-}
-
 static size_t find(const uint8_t *data, size_t size, size_t from, const char *word) {
     const void *at = from < size ? memmem(data + from, size - from, word, strlen(word)) : NULL;
     return at ? (size_t)((const uint8_t *)at - data) : size;
@@ -41,7 +34,7 @@ static size_t mend_length(uint8_t *data, size_t size, size_t most) {
     if (body >= size) return size;
     at += sizeof name - 1;
     snprintf(number, sizeof number, "%zu", size - body - 4);
-    return splice(data, size, most, at, find(data, size, at, "\r\n"), number, strlen(number));
+    return fuzz_splice(data, size, most, at, find(data, size, at, "\r\n"), number, strlen(number));
 }
 
 /* [*from, *to): the value behind the separator that the `skip`th of its kind is. 0: there is none. */
@@ -120,18 +113,18 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     case 2:
     case 3: /* a value of JSON */
         if (value_at(data, size, (size_t)fuzz_next(&r), ":,[", ",]}\r", &from, &to))
-            size = splice(data, size, max_size, from, to, value, strlen(value));
+            size = fuzz_splice(data, size, max_size, from, to, value, strlen(value));
         break;
     case 4: /* a word of the head or of a form */
         if (value_at(data, size, (size_t)fuzz_next(&r), " \n&=\"", " \r&=\"", &from, &to))
-            size = splice(data, size, max_size, from, fuzz_one_in(&r, 3) ? from : to, word, strlen(word));
+            size = fuzz_splice(data, size, max_size, from, fuzz_one_in(&r, 3) ? from : to, word, strlen(word));
         break;
     default: /* a piece again */
         from = fuzz_below(&r, size + 1), to = from + fuzz_below(&r, size - from + 1);
         if (to - from <= 2048) {
             char piece[2048];
             memcpy(piece, data + from, to - from);
-            size = splice(data, size, max_size, to, to, piece, to - from);
+            size = fuzz_splice(data, size, max_size, to, to, piece, to - from);
         }
     }
     return fuzz_below(&r, 8) ? mend_length(data, size, max_size) : size;

@@ -63,14 +63,6 @@ static size_t put_varint(uint8_t *out, uint64_t v) {
     return n;
 }
 
-/* Replace bytes [from, to) by `n` others. Returns the new size, or the old one where there is no room. */
-static size_t splice(uint8_t *data, size_t size, size_t most, size_t from, size_t to, const uint8_t *with, size_t n) {
-    if (size - (to - from) + n > most) return size;
-    memmove(data + from + n, data + to, size - to);
-    if (n) memcpy(data + from, with, n);
-    return size - (to - from) + n;
-}
-
 /* A piece as field 1 of the model: text, score, type. */
 static size_t some_piece(uint8_t *out, uint64_t *r) {
     static const char *const texts[] = { "a",
@@ -117,8 +109,8 @@ static size_t mutate_body(uint8_t *data, size_t size, size_t most, const field *
     varint(data, size, &key); /* behind the key */
     const size_t head_bytes = put_varint(head, n);
     if (size - (f->end - key) + head_bytes + n <= most) {
-        size = splice(data, size, most, key, f->end, body, n);
-        size = splice(data, size, most, key, key, head, head_bytes);
+        size = fuzz_splice(data, size, most, key, f->end, body, n);
+        size = fuzz_splice(data, size, most, key, key, head, head_bytes);
     }
     free(body);
     return size;
@@ -132,23 +124,23 @@ static size_t mutate_message(uint8_t *data, size_t size, size_t most, int depth,
     size_t bytes;
     if (!n) return LLVMFuzzerMutate(data, size, most);
     switch (fuzz_below(r, 8)) {
-    case 0: return splice(data, size, most, f->at, f->end, NULL, 0);
+    case 0: return fuzz_splice(data, size, most, f->at, f->end, NULL, 0);
     case 1:
     case 2:
         bytes = g->end - g->at;
         if (bytes > sizeof copy) break;
         memcpy(copy, data + g->at, bytes);
-        return splice(data, size, most, f->at, fuzz_one_in(r, 2) ? f->end : f->at, copy, bytes);
+        return fuzz_splice(data, size, most, f->at, fuzz_one_in(r, 2) ? f->end : f->at, copy, bytes);
     case 3:
         if (depth) break;
         bytes = some_piece(copy, r);
-        return splice(data, size, most, f->at, f->at, copy, bytes);
+        return fuzz_splice(data, size, most, f->at, f->at, copy, bytes);
     default: break;
     }
     if (f->wire == 2) return mutate_body(data, size, most, f, depth, r);
     if (f->wire == 0) {
         bytes = put_varint(copy, fuzz_one_in(r, 3) ? fuzz_next(r) : fuzz_below(r, 300));
-        return splice(data, size, most, f->body, f->end, copy, bytes);
+        return fuzz_splice(data, size, most, f->body, f->end, copy, bytes);
     }
     LLVMFuzzerMutate(data + f->body, f->end - f->body, f->end - f->body);
     return size;

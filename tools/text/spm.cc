@@ -40,18 +40,14 @@ struct spm {
 
 namespace {
 
-// One line: SentencePiece quotes what it refuses, and that comes from an untrusted file.
+// One line: SentencePiece quotes what it refuses, and that comes from an untrusted file. Throws nothing: memory may be
+// what ran out.
 void say(char *error, size_t error_size, const char *message) {
-    const size_t length = std::strlen(message);
-    std::string line;
-    for (size_t i = 0, skip; i < length; i += skip) {
-        const char *instead;
-        const size_t run = text_fit(message + i, length - i, &skip, &instead);
-        line.append(message + i, run);
-        if (skip) line += instead;
-        i += run;
-    }
-    if (error && error_size) std::snprintf(error, error_size, "%s", line.c_str());
+    text_bytes line = {};
+    text_append_clean(&line, message, std::strlen(message));
+    if (error && error_size)
+        std::snprintf(error, error_size, "%s", line.failed ? "out of memory in the tokeniser" : line.data);
+    text_bytes_free(&line);
 }
 
 // ---- 1. Checks ----------------------------------------------------------------------------------------------
