@@ -271,19 +271,32 @@ void relu_backward(const float *y, float *dx, int64_t n) {
 /* ---- Products in bfloat16
  * --------------------------------------------------------------------------------------------- */
 
-/* Whether this machine has the products and layers below. With AMX the products of torch are faster than these, without
-   AVX-512 BF16 these cannot be. */
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+/* Whether this machine has the products and layers below: without AVX-512 BF16 they cannot be. */
+#if defined(__AVX512BF16__)
 #include <immintrin.h>
 
+#ifdef __AMX_BF16__
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int has_products(void) { return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0; }
+#else
 int has_products(void) { return 1; }
+#endif
 
-/* Both factors of a product are packed alike: panels of 32 rows (of the first) or columns (of the second), in a panel
-   for each pair of values along the summed dimension 32 words, one per row, of two bfloat16. Rounding happens here, on
-   the way from float32, so that no copy in bfloat16 is ever made; sums and results are float32. */
-enum { PANEL = 32, ROWS = 12 };
+/* A factor of a product is packed as panels of 32 columns (of the second) or rows (of the first), in a panel for each
+   pair of values along the summed dimension 32 words, one per column, of two bfloat16; with AMX, the first factor as
+   tiles (below). Rounding happens here, on the way from float32, so that no copy in bfloat16 is ever made; sums and
+   results are float32. */
+#ifdef __AMX_BF16__
+enum { PANEL = 32, DEPTH = 32 }; /* DEPTH: the summed dimension is padded with zeros to a multiple of it */
+#else
+enum { PANEL = 32, DEPTH = 2, ROWS = 12 };
+#endif
 
-static int64_t packed_words(int64_t rows, int64_t K) { return (rows + PANEL - 1) / PANEL * PANEL * ((K + 1) / 2); }
+static int64_t padded(int64_t K) { return (K + DEPTH - 1) / DEPTH * DEPTH; }
+
+static int64_t packed_words(int64_t rows, int64_t K) { return (rows + PANEL - 1) / PANEL * PANEL * (padded(K) / 2); }
 
 static uint32_t *room(int64_t words) { return aligned_alloc(64, (words * 4 + 63) / 64 * 64); }
 
@@ -313,22 +326,35 @@ static inline void transpose16(__m512i x[16]) {
     memcpy(x, y, sizeof y);
 }
 
+/* Sixteen rows of x, 32 values of each: words[i] has those of row i. */
+static inline void take_rows(__m512i words[16], const float *x, int64_t row, int64_t rows, int64_t K) {
+    __mmask16 low = first(K), high = first(K - 16);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++, x += row) {
+        __mmask16 inside = i < rows ? 0xffff : 0;
+        words[i] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high & inside, x + 16),
+                                                _mm512_maskz_loadu_ps(low & inside, x));
+    }
+}
+
+/* Two values of each of sixteen rows that lie next to each other, the second value `column` behind the first. */
+static inline __m512i take_pair(const float *x, int64_t column, int64_t rows, int64_t K) {
+    __m512 even = _mm512_maskz_loadu_ps(K > 0 ? first(rows) : 0, x);
+    __m512 odd = _mm512_maskz_loadu_ps(K > 1 ? first(rows) : 0, x + column);
+    __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
+    __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
+    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+
 /* Packs x of [rows, K], element (r, k) at x[r * row + k * column], where one of the strides is 1. */
 static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
-    int64_t pairs = (K + 1) / 2;
+    int64_t pairs = padded(K) / 2;
     if (column == 1) {
         for (int64_t r = 0; r < rows; r += 16)
             for (int64_t k = 0; k < K; k += 32) {
                 uint32_t *panel = to + (r / PANEL * pairs + k / 2) * PANEL + r % PANEL;
-                __mmask16 low = first(K - k), high = first(K - k - 16);
                 __m512i words[16];
-#pragma GCC unroll 16
-                for (int i = 0; i < 16; i++) {
-                    const float *from = x + (r + i) * row + k;
-                    __mmask16 inside = r + i < rows ? 0xffff : 0;
-                    words[i] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high & inside, from + 16),
-                                                            _mm512_maskz_loadu_ps(low & inside, from));
-                }
+                take_rows(words, x + r * row + k, row, rows - r, K - k);
                 transpose16(words);
                 for (int64_t i = 0; i < 16 && k / 2 + i < pairs; i++) _mm512_store_si512(panel + i * PANEL, words[i]);
             }
@@ -336,18 +362,101 @@ static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int6
     }
     for (int64_t top = 0; top < rows; top += 128) { /* long pieces of the rows of memory, but not all panels at once */
         int64_t bottom = top + 128 < rows ? top + 128 : rows;
-        for (int64_t k = 0; k < K; k += 2)
-            for (int64_t r = top; r < bottom; r += 16) {
-                const float *from = x + r + k * column;
-                __mmask16 inside = first(rows - r);
-                __m512 even = _mm512_maskz_loadu_ps(inside, from);
-                __m512 odd = _mm512_maskz_loadu_ps(k + 1 < K ? inside : 0, from + column);
-                __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
-                __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
+        for (int64_t k = 0; k < 2 * pairs; k += 2)
+            for (int64_t r = top; r < bottom; r += 16)
                 _mm512_store_si512(to + (r / PANEL * pairs + k / 2) * PANEL + r % PANEL,
-                                   _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+                                   take_pair(x + r + k * column, column, rows - r, K - k));
+    }
+}
+
+#ifdef __AMX_BF16__
+/* The first factor: tiles of 16 rows and 32 values each (a row is 64 bytes), those of the same rows one after another. */
+static void pack_first(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
+    int64_t tiles = padded(K) / DEPTH;
+    for (int64_t top = 0; top < rows; top += 128) {
+        int64_t bottom = top + 128 < rows ? top + 128 : rows;
+        for (int64_t k = 0; k < K; k += DEPTH)
+            for (int64_t r = top; r < bottom; r += 16) {
+                __m512i words[16];
+                if (column == 1)
+                    take_rows(words, x + r * row + k, row, rows - r, K - k);
+                else {
+                    for (int i = 0; i < 16; i++)
+                        words[i] = take_pair(x + r + (k + 2 * i) * column, column, rows - r, K - k - 2 * i);
+                    transpose16(words);
+                }
+                uint32_t *tile = to + (r / 16 * tiles + k / DEPTH) * 256;
+                for (int i = 0; i < 16; i++) _mm512_store_si512(tile + 16 * i, words[i]);
             }
     }
+}
+
+/* c [rows, columns], at most [32, 32], of one block: two rows of tiles times a panel. */
+static void block(const uint32_t *a, const uint32_t *b, float *c, int64_t stride, int64_t tiles, int64_t rows,
+                  int64_t columns, int add) {
+    float part[32 * 32] __attribute__((aligned(64)));
+    int whole = rows == 32 && columns == 32, low = rows > 16, right = columns > 16;
+    float *to = whole ? c : part;
+    int64_t to_row = whole ? stride : 32;
+    const uint32_t *second = a + tiles * 256;
+    if (whole && add) {
+        _tile_loadd(0, c, stride * 4);
+        _tile_loadd(1, c + 16, stride * 4);
+        _tile_loadd(2, c + 16 * stride, stride * 4);
+        _tile_loadd(3, c + 16 * stride + 16, stride * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t t = 0; t < tiles; t++, a += 256, second += 256, b += 16 * PANEL) {
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, PANEL * 4);
+        _tile_dpbf16ps(0, 4, 6);
+        if (right) {
+            _tile_loadd(7, b + 16, PANEL * 4);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (low) {
+            _tile_loadd(5, second, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            if (right) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, to, to_row * 4);
+    _tile_stored(1, to + 16, to_row * 4);
+    _tile_stored(2, to + 16 * to_row, to_row * 4);
+    _tile_stored(3, to + 16 * to_row + 16, to_row * 4);
+    if (whole) return;
+    for (int64_t r = 0; r < rows; r++, c += stride)
+        for (int64_t j = 0; j < columns; j += 16) {
+            __mmask16 inside = first(columns - j);
+            __m512 sum = _mm512_load_ps(part + 32 * r + j);
+            if (add) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(inside, c + j));
+            _mm512_mask_storeu_ps(c + j, inside, sum);
+        }
+}
+
+/* c [M, N] (+)= a b, both packed; row r of c at c + r * stride. */
+static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t stride, int64_t M, int64_t N, int64_t K,
+                     int add) {
+    static const struct {
+        uint8_t palette, start, zero[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } config = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+    int64_t depth = padded(K);
+    _tile_loadconfig(&config);
+    for (int64_t i = 0; i < M; i += 32)
+        for (int64_t j = 0; j < N; j += PANEL)
+            block(a + i * depth / 2, b + j * depth / 2, c + i * stride + j, stride, depth / DEPTH,
+                  M - i < 32 ? M - i : 32, N - j < PANEL ? N - j : PANEL, add);
+    _tile_release();
+}
+#else
+static void pack_first(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
+    pack(to, x, row, column, rows, K);
 }
 
 /* c [rows, 32] of one block: `rows` rows of a panel of the first factor times a panel of the second. */
@@ -411,12 +520,13 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
             }
         }
 }
+#endif
 
-/* For Python: a factor packed once for many products, and how many words that takes. */
+/* For Python: a factor packed once for many products, the second or the first of them, and how many words that takes. */
 int64_t factor_words(int64_t rows, int64_t K) { return packed_words(rows, K); }
 
-void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
-    pack(to, x, row, column, rows, K);
+void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K, int64_t second) {
+    (second ? pack : pack_first)(to, x, row, column, rows, K);
 }
 
 /* c [M, N] (+)= a b; strides of rows and columns of a and b, in each pair one is 1, or both are 0 for a packed factor;
@@ -424,7 +534,7 @@ void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t r
 void product(const float *a, const float *b, float *c, int64_t a_row, int64_t a_column, int64_t b_row, int64_t b_column,
              int64_t stride, int64_t M, int64_t N, int64_t K, int64_t add) {
     uint32_t *scratch = room(packed_words(M, K) + packed_words(N, K)), *second = scratch + packed_words(M, K);
-    if (a_row) pack(scratch, a, a_row, a_column, M, K);
+    if (a_row) pack_first(scratch, a, a_row, a_column, M, K);
     if (b_row) pack(second, b, b_column, b_row, N, K);
     multiply(a_row ? scratch : (const uint32_t *)a, b_row ? second : (const uint32_t *)b, c, stride, M, N, K, (int)add);
     free(scratch);
@@ -433,7 +543,7 @@ void product(const float *a, const float *b, float *c, int64_t a_row, int64_t a_
 /* c (+)= a b with dense a [M, K] and packed b; `scratch` holds a. */
 static void times(const float *a, const uint32_t *b, float *c, int64_t M, int64_t N, int64_t K, int add,
                   uint32_t *scratch) {
-    pack(scratch, a, K, 1, M, K);
+    pack_first(scratch, a, K, 1, M, K);
     multiply(scratch, b, c, N, M, N, K, add);
 }
 

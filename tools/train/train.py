@@ -44,8 +44,8 @@ How it is made fast on a CPU: sequences are packed (nothing is padding), each
 LSTM layer does its input product for all steps at once and only the recurrent
 product per step, experts run one dense product each over the tokens sorted by
 expert, and what is left is fused in train-kernels.c. Products go through
-torch.mm, except with bf16 where the CPU has AVX-512 BF16 but no AMX: there
-whole layers run in train-kernels.c. On CUDA the same functions use plain torch
+torch.mm, except with bf16 where the CPU has AVX-512 BF16 or AMX: there whole
+layers run in train-kernels.c. On CUDA the same functions use plain torch
 operations. With glibc 6 % of the time went into malloc's lists:
 LD_PRELOAD=libtcmalloc_minimal.so.4 (Debian: libtcmalloc-minimal4) saves it, and
 half the memory.
@@ -146,7 +146,7 @@ class CpuKernels:
         row, column, rows, K = (*x.stride()[::-1], *x.shape[::-1]) if right else (*x.stride(), *x.shape)
         words = torch.empty(self.c.factor_words(*self._args(rows, K)) + 16, dtype=torch.int32)
         words = words[-words.data_ptr() // 4 % 16:]  # at a multiple of 64 bytes
-        self.c.factor(*self._args(words, x, row, column, rows, K))
+        self.c.factor(*self._args(words, x, row, column, rows, K, int(right)))
         return Factor(words, x.shape)
 
     def product(self, a, b, out, add):
