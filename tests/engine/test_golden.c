@@ -1104,6 +1104,7 @@ static void test_model_untied(void **state) { (void)state, check_model("untied",
 static void test_model_product(void **state) { (void)state, check_model("product", 0); }
 static void test_model_zero(void **state) { (void)state, check_model("zero", 0); }
 static void test_model_gnmt(void **state) { (void)state, check_model("gnmt", 0); }
+static void test_model_gnmt_8(void **state) { (void)state, check_model("gnmt-8", 0); }
 static void test_model_second(void **state) { (void)state, check_model("second", 0); }
 static void test_hierarchy_topk(void **state) { (void)state, check_model("hierarchy-topk", 1); }
 static void test_hierarchy_threshold(void **state) { (void)state, check_model("hierarchy-threshold", 1); }
@@ -1120,6 +1121,7 @@ int main(void) {
         cmocka_unit_test(test_model_product),
         cmocka_unit_test(test_model_zero),
         cmocka_unit_test(test_model_gnmt),
+        cmocka_unit_test(test_model_gnmt_8),
         cmocka_unit_test(test_model_second),
         cmocka_unit_test(test_gating),
         cmocka_unit_test(test_hierarchy_topk),

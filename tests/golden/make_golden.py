@@ -354,6 +354,12 @@ MODELS = {
     "gnmt": ([lstm(17, residual=0, bidirectional=1), lstm(20, residual=0), lstm(20)],
              [lstm(20, residual=0), lstm(20, residual=0, context="current"), lstm(20, context="current")],
              {"source.bos": 1, "attention.query": "state"}, ("attention.bias", "output.weight", "output.bias")),
+    # Wu et al.'s GNMT: eight layers on each side, the bottom one of the encoder in both directions, the previous context
+    # at every layer of the decoder, residuals from the third layers on; nothing shared.
+    "gnmt-8": ([lstm(20, residual=0, bidirectional=1), lstm(20, residual=0)] + [lstm(20)] * 6,
+               [lstm(20, residual=0, context="previous")] * 2 + [lstm(20, context="previous")] * 6,
+               {"source.bos": 1, "attention.query": "state"},
+               ("source.embedding.weight", "target.embedding.weight", "output.weight")),
     # Experts first, attention on the second LSTM, one expert per token, no end token in the source, wide state.
     "second": ([moe(4, 1, 10, "topk"), lstm(15, 9, residual=0), lstm(23, 20, residual=0)],
                [lstm(20, context="previous"), moe(4, 1, 10, "topk", output="none", residual=0, scale=2.0),

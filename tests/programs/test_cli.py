@@ -938,5 +938,35 @@ def make_random_makes_models_that_run_and_are_the_same_for_a_seed():
         assert sorted(os.listdir(folder)) == ["a.bin", "b.bin", "c.bin"]
 
 
+def made(folder, preset, *options):
+    """(path, what moe-info says) of a model of a preset."""
+    path = f"{folder}/{preset}.bin"
+    result = run([os.path.join(BIN, "moe-make-random"), "--preset", preset, "-o", path, *options])
+    assert result.returncode == 0, result.complaint
+    return path, json.loads(run([INFO, "--json", path]).text)
+
+
+@test
+def the_presets_of_papers_have_their_weights_and_gates():
+    """Shazeer et al. 2017, App. E (reference.md's count), and Wu et al. 2016."""
+    ids = "\n".join(" ".join(str(4 + (7919 * i + 104729 * j) % 31000) for j in range(15)) for i in range(6)) + "\n"
+    with tempfile.TemporaryDirectory() as folder:
+        paper, about = made(folder, "paper-32", "--experts", "q4")
+        cell = 4 * 2048 * (512 + 512) + 4 * 2048 + 512 * 2048
+        mixture = 32 * 2 * 512 * 2048 + 32 * 512 + 32
+        attention = 2 * 512 * 512 + 512
+        assert about["parameters"] == 32000 * 512 + 5 * cell + 4 * 2048 * 512 + 2 * mixture + attention, about
+        routing = folder + "/routing"
+        assert run([TRANSLATE, "-m", paper, "--ids", "--beam", "1", "--max-len", "32", "--routing", routing],
+                   ids).returncode == 0
+        for layer in json.loads(run([ROUTING, routing, "--json"]).text)["layers"]:
+            assert layer["gate"] == "threshold" and 3 < layer["experts_per_token"] < 5, layer
+        deep, about = made(folder, "gnmt-8")
+        def cell(inputs): return 4 * 1024 * (inputs + 1024) + 4 * 1024  # noqa: E704
+        assert about["parameters"] == (3 * 32000 * 1024 + 2 * cell(1024) + cell(2048) + 6 * cell(1024) + 8 * cell(2048)
+                                       + 2 * 1024 * 1024 + 1024), about["parameters"]
+        assert len(run([TRANSLATE, "-m", deep, "--ids", "--max-len", "24"], ids).text.splitlines()) == 6
+
+
 if __name__ == "__main__":
     sys.exit(test.run())

@@ -25,23 +25,26 @@ enum { EXIT_DONE = 0, EXIT_USAGE = 2, EXIT_MODEL = 3, EXIT_INPUT_OUTPUT = 4 };
 
 /* Translation: encoder lstm, lstm, [moe,] lstm; decoder lstm with attention, [moe,] lstm; residuals around all of them.
  * A language model (no attention): lstm, moe, lstm. With groups two levels of gates, `k` of each; the paper does not
- * say how it split its 512 and 2048 experts. */
+ * say how it split its 512 and 2048 experts. Attention is App. G's (`product`) or additive; gates are thresholds
+ * (App. F, as App. E has it for one pair of languages) or top-k. `layers` of encoder and of decoder, without mixtures:
+ * GNMT itself. */
 typedef struct shape {
     const char *name, *words;
-    int vocabulary, width, hidden, attention, experts, groups, k, expert_hidden;
+    int vocabulary, width, hidden, attention, experts, groups, k, expert_hidden, product, thresholds, layers;
 } shape;
 
 static const shape shapes[] = {
-    { "paper-dense", "the paper's network without its mixtures", 32000, 512, 2048, 512, 0, 0, 0, 0 },
-    { "paper-32", "32 experts of 2048, 4 for a token", 32000, 512, 2048, 512, 32, 0, 4, 2048 },
-    { "paper-512", "16 groups of 32 experts, 2.2 billion weights", 32000, 512, 2048, 512, 512, 16, 2, 2048 },
-    { "paper-2048", "32 groups of 64 experts, 8.7 billion weights", 32000, 512, 2048, 512, 2048, 32, 2, 2048 },
-    { "multilingual-512", "512 experts of 8192, 2 a token, 8.7 billion weights", 32000, 512, 2048, 512, 512, 0, 2,
-      8192 },
-    { "lm-32", "language model: 32 experts of 1024, 4 for a token", 32000, 512, 512, 0, 32, 0, 4, 1024 },
-    { "lm-4096", "language model: 16 groups of 256 experts", 32000, 512, 512, 0, 4096, 16, 2, 1024 },
-    { "lm-131072", "language model: 256 groups of 512 experts", 32000, 128, 128, 0, 131072, 256, 2, 32 },
-    { "small", "the size of the shipped model", 8000, 256, 512, 256, 32, 0, 2, 512 },
+    { "paper-dense", "the paper's network without its mixtures", 32000, 512, 2048, 512, 0, 0, 0, 0, 1, 0, 0 },
+    { "paper-32", "32 experts of 2048, 4 for a token", 32000, 512, 2048, 512, 32, 0, 4, 2048, 1, 1, 0 },
+    { "paper-512", "16 groups of 32 experts, 2.2 billion weights", 32000, 512, 2048, 512, 512, 16, 2, 2048, 1, 1, 0 },
+    { "paper-2048", "32 groups of 64 experts, 8.7 billion weights", 32000, 512, 2048, 512, 2048, 32, 2, 2048, 1, 1, 0 },
+    { "multilingual-512", "512 experts of 8192, 2 a token, 8.7 billion weights", 32000, 512, 2048, 512, 512, 0, 2, 8192,
+      1, 0, 0 },
+    { "gnmt-8", "Wu et al.'s 8 + 8 layers, 279 million weights", 32000, 1024, 1024, 1024, 0, 0, 0, 0, 0, 0, 8 },
+    { "lm-32", "language model: 32 experts of 1024, 4 for a token", 32000, 512, 512, 0, 32, 0, 4, 1024, 0, 0, 0 },
+    { "lm-4096", "language model: 16 groups of 256 experts", 32000, 512, 512, 0, 4096, 16, 2, 1024, 0, 0, 0 },
+    { "lm-131072", "language model: 256 groups of 512 experts", 32000, 128, 128, 0, 131072, 256, 2, 32, 0, 0, 0 },
+    { "small", "the size of the shipped model", 8000, 256, 512, 256, 32, 0, 2, 512, 0, 0, 0 },
 };
 
 /* Transformers of published checkpoints: M2M-100's family has its norms before, Marian's behind; every `step`-th
@@ -140,16 +143,31 @@ static void put_real(maker *m, const char *prefix, const char *key, double value
 
 static int projected(const shape *s) { return s->hidden != s->width; }
 
-static void put_lstm(maker *m, const shape *s, const char *prefix, int in, const char *context) {
+static void put_cell(maker *m, const shape *s, const char *prefix, const char *direction, int in) {
+    char cell[NAME];
+    snprintf(cell, sizeof cell, "%s%s", prefix, direction);
+    put_matrix(m, cell, "w_x", 4 * s->hidden, in, m->type, 2);
+    put_matrix(m, cell, "w_r", 4 * s->hidden, s->width, m->type, 2);
+    put_vector(m, cell, "bias", 4 * s->hidden, 1);
+    if (projected(s)) put_matrix(m, cell, "w_proj", s->width, s->hidden, m->type, 3);
+}
+
+static void put_lstm(maker *m, const shape *s, const char *prefix, int in, const char *context, int residual) {
     put_text(m, prefix, "kind", "lstm");
     put_int(m, prefix, "hidden", s->hidden);
     put_int(m, prefix, "proj", projected(s) ? s->width : 0);
-    put_int(m, prefix, "residual", 1);
+    put_int(m, prefix, "residual", residual);
     if (context) put_text(m, prefix, "context", context);
-    put_matrix(m, prefix, "w_x", 4 * s->hidden, in, m->type, 2);
-    put_matrix(m, prefix, "w_r", 4 * s->hidden, s->width, m->type, 2);
-    put_vector(m, prefix, "bias", 4 * s->hidden, 1);
-    if (projected(s)) put_matrix(m, prefix, "w_proj", s->width, s->hidden, m->type, 3);
+    put_cell(m, s, prefix, "", in);
+}
+
+/* Thresholds that about k of n pass, in units of 1/n, the mean of a softmax. Measured for these weights: the numbers
+ * that a gate sees spread more in the decoder. */
+static void put_thresholds(maker *m, const char *prefix, const char *name, int n, int within, int k) {
+    const int decoder = prefix[0] == 'd';
+    const double halvings = log2((double)within / k) - 3; /* from one in eight */
+    m->middle[m->n_tensors] = (float)((decoder ? 1.87 : 1.43) * pow(decoder ? 1.33 : 1.16, halvings) / within);
+    put_vector(m, prefix, name, n, 0);
 }
 
 static void put_moe(maker *m, const shape *s, const char *prefix) {
@@ -158,9 +176,12 @@ static void put_moe(maker *m, const shape *s, const char *prefix) {
     put_int(m, prefix, "groups", s->groups);
     put_int(m, prefix, "k", s->k);
     put_int(m, prefix, "hidden", s->expert_hidden);
-    put_text(m, prefix, "gate", "topk");
+    put_text(m, prefix, "gate", s->thresholds ? "threshold" : "topk");
     put_matrix(m, prefix, "gate.weight", s->experts, s->width, MOE_TYPE_F32, 4);
     if (s->groups) put_matrix(m, prefix, "parent.weight", s->groups, s->width, MOE_TYPE_F32, 4);
+    if (s->thresholds)
+        put_thresholds(m, prefix, "gate.threshold", s->experts, s->groups ? s->experts / s->groups : s->experts, s->k);
+    if (s->thresholds && s->groups) put_thresholds(m, prefix, "parent.threshold", s->groups, s->groups, s->k);
     m->spread[m->n_tensors] = 2;
     m->tensors[m->n_tensors++] =
         (moe_tensor_spec){ name_of(m, prefix, "experts"),
@@ -169,23 +190,52 @@ static void put_moe(maker *m, const shape *s, const char *prefix) {
                            { (uint64_t)s->experts, (uint64_t)s->expert_hidden, (uint64_t)s->width } };
 }
 
-static void describe_translation(maker *m, const shape *s) {
-    const int mixture = s->experts > 0;
-    put_text(m, "", "attention.kind", "additive");
+static void put_attention(maker *m, const shape *s) {
+    put_text(m, "", "attention.kind", s->product ? "product" : "additive");
     put_int(m, "", "attention.size", s->attention);
     put_text(m, "", "attention.query", "state");
-    put_int(m, "", "encoder.layers", 3 + mixture);
-    put_int(m, "", "decoder.layers", 2 + mixture);
-    put_lstm(m, s, "encoder.0.", s->width, NULL);
-    put_lstm(m, s, "encoder.1.", s->width, NULL);
-    if (mixture) put_moe(m, s, "encoder.2.");
-    put_lstm(m, s, mixture ? "encoder.3." : "encoder.2.", s->width, NULL);
-    put_lstm(m, s, "decoder.0.", 2 * s->width, "previous");
-    if (mixture) put_moe(m, s, "decoder.1.");
-    put_lstm(m, s, mixture ? "decoder.2." : "decoder.1.", s->width, NULL);
     put_matrix(m, "", "attention.w_key", s->attention, s->width, m->type, 2);
     put_matrix(m, "", "attention.w_query", s->attention, s->width, m->type, 2);
     put_vector(m, "", "attention.v", s->attention, 2);
+}
+
+/* Wu et al. 2016: the bottom encoder layer reads in both directions, every decoder layer reads the context, residuals
+ * begin with the third layers. */
+static void describe_gnmt(maker *m, const shape *s) {
+    char prefix[24];
+    put_attention(m, s);
+    put_matrix(m, "", "source.embedding.weight", s->vocabulary, s->width, m->type, 3);
+    put_matrix(m, "", "target.embedding.weight", s->vocabulary, s->width, m->type, 3);
+    put_matrix(m, "", "output.weight", s->vocabulary, s->width, m->type, 3);
+    put_int(m, "", "encoder.layers", s->layers);
+    put_int(m, "", "decoder.layers", s->layers);
+    put_text(m, "encoder.0.", "kind", "lstm");
+    put_int(m, "encoder.0.", "hidden", s->hidden);
+    put_int(m, "encoder.0.", "bidirectional", 1);
+    put_cell(m, s, "encoder.0.", "fwd.", s->width);
+    put_cell(m, s, "encoder.0.", "bwd.", s->width);
+    for (int i = 1; i < s->layers; i++) {
+        snprintf(prefix, sizeof prefix, "encoder.%d.", i);
+        put_lstm(m, s, prefix, i == 1 ? 2 * s->width : s->width, NULL, i > 1);
+    }
+    for (int i = 0; i < s->layers; i++) {
+        snprintf(prefix, sizeof prefix, "decoder.%d.", i);
+        put_lstm(m, s, prefix, 2 * s->width, "previous", i > 1);
+    }
+}
+
+static void describe_translation(maker *m, const shape *s) {
+    const int mixture = s->experts > 0;
+    put_attention(m, s);
+    put_int(m, "", "encoder.layers", 3 + mixture);
+    put_int(m, "", "decoder.layers", 2 + mixture);
+    put_lstm(m, s, "encoder.0.", s->width, NULL, 1);
+    put_lstm(m, s, "encoder.1.", s->width, NULL, 1);
+    if (mixture) put_moe(m, s, "encoder.2.");
+    put_lstm(m, s, mixture ? "encoder.3." : "encoder.2.", s->width, NULL, 1);
+    put_lstm(m, s, "decoder.0.", 2 * s->width, "previous", 1);
+    if (mixture) put_moe(m, s, "decoder.1.");
+    put_lstm(m, s, mixture ? "decoder.2." : "decoder.1.", s->width, NULL, 1);
 }
 
 static void describe_any(maker *m, const char *architecture, const char *name, int vocabulary, int width, int bos,
@@ -201,15 +251,19 @@ static void describe_any(maker *m, const char *architecture, const char *name, i
 
 static void describe(maker *m, const shape *s) {
     describe_any(m, s->attention ? "gnmt-moe" : "moe-lm", s->name, s->vocabulary, s->width, 2, 3);
+    if (s->layers) {
+        describe_gnmt(m, s);
+        return;
+    }
     put_matrix(m, "", "embedding.weight", s->vocabulary, s->width, m->type, 3);
     if (s->attention) {
         describe_translation(m, s);
         return;
     }
     put_int(m, "", "decoder.layers", 3);
-    put_lstm(m, s, "decoder.0.", s->width, NULL);
+    put_lstm(m, s, "decoder.0.", s->width, NULL, 1);
     put_moe(m, s, "decoder.1.");
-    put_lstm(m, s, "decoder.2.", s->width, NULL);
+    put_lstm(m, s, "decoder.2.", s->width, NULL, 1);
 }
 
 /* ---- Transformers ---- */
