@@ -370,7 +370,8 @@ static void pack(uint32_t *to, const float *x, int64_t row, int64_t column, int6
 }
 
 #ifdef __AMX_BF16__
-/* The first factor: tiles of 16 rows and 32 values each (a row is 64 bytes), those of the same rows one after another. */
+/* The first factor: tiles of 16 rows and 32 values each (a row is 64 bytes), those of the same rows one after another.
+ */
 static void pack_first(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K) {
     int64_t tiles = padded(K) / DEPTH;
     for (int64_t top = 0; top < rows; top += 128) {
@@ -378,8 +379,7 @@ static void pack_first(uint32_t *to, const float *x, int64_t row, int64_t column
         for (int64_t k = 0; k < K; k += DEPTH)
             for (int64_t r = top; r < bottom; r += 16) {
                 __m512i words[16];
-                if (column == 1)
-                    take_rows(words, x + r * row + k, row, rows - r, K - k);
+                if (column == 1) take_rows(words, x + r * row + k, row, rows - r, K - k);
                 else {
                     for (int i = 0; i < 16; i++)
                         words[i] = take_pair(x + r + (k + 2 * i) * column, column, rows - r, K - k - 2 * i);
@@ -445,7 +445,9 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
         uint8_t palette, start, zero[14];
         uint16_t bytes[16];
         uint8_t rows[16];
-    } config = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+    } config = { .palette = 1,
+                 .bytes = { 64, 64, 64, 64, 64, 64, 64, 64 },
+                 .rows = { 16, 16, 16, 16, 16, 16, 16, 16 } };
     int64_t depth = padded(K);
     _tile_loadconfig(&config);
     for (int64_t i = 0; i < M; i += 32)
@@ -522,7 +524,8 @@ static void multiply(const uint32_t *a, const uint32_t *b, float *c, int64_t str
 }
 #endif
 
-/* For Python: a factor packed once for many products, the second or the first of them, and how many words that takes. */
+/* For Python: a factor packed once for many products, the second or the first of them, and how many words that takes.
+ */
 int64_t factor_words(int64_t rows, int64_t K) { return packed_words(rows, K); }
 
 void factor(uint32_t *to, const float *x, int64_t row, int64_t column, int64_t rows, int64_t K, int64_t second) {
