@@ -220,6 +220,7 @@ int main(int argc, char **argv) {
                         .stats = app_totals } };
     moe_session_params params = moe_session_params_default(front.model);
     moe_session *session = NULL;
+    params.batch = PROGRAM_SCORED_AT_ONCE;
     program_apply(&o, &params);
     params.beam = params.nbest = 1;
     if (o.routing) params.routing = routing_keep_of_job;

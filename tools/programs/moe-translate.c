@@ -136,7 +136,8 @@ static void usage(FILE *to) {
           "\n" PROGRAM_HELP_MEMORY "\n"
           "Speed (the output has the same bytes whatever these say)\n"
           "      --threads N           threads that compute (default: one per processor)\n"
-          "      --batch N             sentences decoded at once\n"
+          "      --batch N             sentences decoded at once (default: 32, of --score\n"
+          "                            128)\n"
           "      --batch-tokens N      source tokens decoded at once, about: many short\n"
           "                            sentences or few long ones\n"
           "      --no-mmap             read the model into memory of its own: a tenth\n"
@@ -326,8 +327,11 @@ static void apply_options(const options *o, moe_session_params *p) {
     if (!isnan(o->coverage_penalty)) p->coverage_penalty = o->coverage_penalty;
     if (!isnan(o->prune)) p->prune = o->prune;
     if (!isnan(o->rerank)) p->rerank = o->rerank;
-    if (o->score) p->rerank = 0; /* nothing is chosen */
     if (o->early_stopping >= 0) p->early_stopping = o->early_stopping;
+    if (!o->score) return;
+    p->beam = p->nbest = 1; /* nothing is chosen */
+    p->rerank = 0;
+    if (common.batch < 0 && o->batch_tokens < 0) p->batch = PROGRAM_SCORED_AT_ONCE;
 }
 
 /* ==== 2. Lines ========================================================================================== */
