@@ -14,6 +14,8 @@ sacreBLEU's BLEU and chrF with the signature printed.
     phrasebook    how many of 150 everyday phrases become an answer that
                   tests/train/phrasebook.tsv accepts, in each of the twelve
                   directions; capitals and signs do not count
+    common        the same of the hundred sentences that the training text has
+                  most often in each direction, with its translations of them
     balance       how evenly the experts of every mixture are used, targets
                   given, in three domains and all of them together
 
@@ -60,7 +62,8 @@ FILES = {
 }
 WORDS = "words"  # the set of word_table, on:
 WORDS_FILE, WORDS_DIRECTIONS = "wmt_newstest2012.tsv.xz", "de-en,fr-en,es-en,en-de,en-es"
-PHRASES = "phrasebook"  # the set of phrase_table
+PHRASES, COMMON = "phrasebook", "common"  # the sets of phrase_table
+COMMON_FILES, COMMON_ROWS, COMMON_LONGEST = ("everyday.*", "tatoeba*", "phrases.*"), 100, 6  # words
 # The set of balance_table, on so many sentences of each direction and domain, of at most so many characters.
 BALANCE = "balance"
 BALANCE_ROWS, BALANCE_LONGEST = 100, 250
@@ -198,30 +201,55 @@ def alternatives(text):
             yield plain("".join(choice))
 
 
-def phrase_table(arguments, models):
-    """The lines of the table of phrases that are accepted, in percent; `models`: label -> file."""
-    phrases = {}  # language -> (texts, sets of accepted answers)
+def phrasebook(arguments):
+    """(source, target) -> (texts, sets of accepted answers)"""
+    phrases = {}  # language -> the same
     for line in arguments.phrasebook.read_text(encoding="utf-8").splitlines()[1:]:
         _, language, text, accepted = line.split("\t")
         texts, answers = phrases.setdefault(language, ([], []))
         texts.append(text)
         answers.append(set(alternatives(accepted)))
+    return {(source, target): (phrases[source][0], phrases[target][1])
+            for source, target in itertools.permutations(LANGUAGES, 2)}
+
+
+def commonest(arguments):
+    """The same of the sentences that the corpus has most often, with the translations that it has."""
+    found = {}  # (source, target) -> plain source -> (source, translations)
+    for path in sorted(path for name in COMMON_FILES for path in (arguments.corpus / "train").glob(name)):
+        columns = read_columns(path)
+        for source, target in itertools.permutations(columns, 2):
+            sentences = found.setdefault((source, target), {})
+            for text, translation in zip(columns[source], columns[target]):
+                if text and translation and len(text.split()) <= COMMON_LONGEST:
+                    sentences.setdefault(plain(text), (text, []))[1].append(plain(translation))
+    result = {}
+    for direction, sentences in found.items():
+        most = sorted(sentences.values(), key=lambda x: -len(x[1]))[:COMMON_ROWS]
+        result[direction] = [text for text, _ in most], [set(translations) for _, translations in most]
+    return result
+
+
+def phrase_table(arguments, models, name):
+    """The lines of the table of phrases that are accepted, in percent; `models`: label -> file."""
+    phrases = {PHRASES: phrasebook, COMMON: commonest}[name](arguments)
     heads = ["accepted, %"] if len(models) == 1 else list(models)
-    out = ["| phrasebook | " + " | ".join(heads) + " |", "|---" * (len(models) + 1) + "|"]
+    out = [f"| {name} | " + " | ".join(heads) + " |", "|---" * (len(models) + 1) + "|"]
     means = []
     for source, target in itertools.permutations(LANGUAGES, 2):
         if arguments.directions and f"{source}-{target}" not in arguments.directions.split(","):
             continue
         shares = []
         for label, path in models.items():
-            texts, answers = phrases[source][0][:arguments.limit], phrases[target][1]
+            texts, answers = phrases[source, target]
+            texts = texts[:arguments.limit]
             lines = translate(arguments, path, source, target, texts)
             right = [plain(line) in wanted for line, wanted in zip(lines, answers)]
             shares.append(100 * sum(right) / len(right))
             if arguments.save:
                 arguments.save.mkdir(parents=True, exist_ok=True)
                 rows = (f"{'accepted' if x else 'refused'}\t{a}\t{b}\n" for x, a, b in zip(right, texts, lines))
-                (arguments.save / f"{label}.{PHRASES}.{source}-{target}").write_text("".join(rows), encoding="utf-8")
+                (arguments.save / f"{label}.{name}.{source}-{target}").write_text("".join(rows), encoding="utf-8")
         means.append(shares)
         out.append(f"| {source}-{target} | " + " | ".join(f"{x:.1f}" for x in shares) + " |")
     return out + [f"| mean ({len(means)}) | " + " | ".join(f"{mean(x):.1f}" for x in zip(*means)) + " |"]
@@ -301,7 +329,7 @@ def main():
     parser.add_argument("--corpus", type=pathlib.Path, default=pathlib.Path("../shared/corpus"),
                         help="default: %(default)s")
     parser.add_argument("--sets", default=",".join(FILES),
-                        help="comma-separated, also words, phrasebook and balance (default: %(default)s)")
+                        help="comma-separated, also words, phrasebook, common and balance (default: %(default)s)")
     parser.add_argument("--directions", help=f"comma-separated, for instance en-de,fr-en (default: all; words: "
                                              f"{WORDS_DIRECTIONS})")
     parser.add_argument("--limit", type=int, help="only the first so many sentences of each direction")
@@ -320,14 +348,14 @@ def main():
     for name in arguments.sets.split(","):
         if name == WORDS:
             lines = word_table(arguments, models)
-        elif name == PHRASES:
-            lines = phrase_table(arguments, models)
+        elif name in (PHRASES, COMMON):
+            lines = phrase_table(arguments, models, name)
         elif name == BALANCE:
             lines = balance_table(arguments, models)
         elif name in FILES:
             lines, signature = table(arguments, name, models)
         else:
-            parser.error(f"no test set is called {name}; known: {', '.join([*FILES, WORDS, PHRASES, BALANCE])}")
+            parser.error(f"no test set is called {name}; known: {', '.join([*FILES, WORDS, PHRASES, COMMON, BALANCE])}")
         text += "\n" + "\n".join(lines) + "\n"
         print("\n" + "\n".join(lines), flush=True)
     text += f"\n{signature}\n" if signature else ""
