@@ -811,15 +811,13 @@ class Model:
 
     def _noisy(self, name, x, k, *pairs):
         """Section 2.1, eq 3-5: (Gate, chance of every expert to be selected) of one level."""
-        clean = x @ self.weights[name + ".weight"]
-        if pairs:
-            clean = gating.of_pairs(clean, *pairs)
+        def logits(part):
+            values = x @ self.weights[name + part]
+            return gating.of_pairs(values, *pairs) if pairs else values
+        clean = logits(".weight")
         if not self.training:
             return gating.topk(clean, k), None
-        deviation = F.softplus(x @ self.weights[name + ".noise"])
-        if pairs:
-            deviation = gating.of_pairs(deviation, *pairs)
-        return gating.noisy_topk(clean, deviation, k, torch.randn_like(clean))
+        return gating.noisy_topk(clean, F.softplus(logits(".noise")), k, torch.randn_like(clean))
 
     def _gate(self, name, layer, x):
         """The Gate of a MoE layer, of one level or two (appendix B); when training, adds the losses that balance it."""
@@ -864,8 +862,10 @@ class Model:
 
     def _moe(self, name, layer, x):
         g, mask, _ = self._gate(name, layer, x)
-        expert, row = mask.t().nonzero(as_tuple=True)
-        y = Experts.apply(x, g[row, expert], row, mask.sum(0).tolist(), self.weights[name + ".experts.w_up"],
+        row, expert = mask.nonzero(as_tuple=True)
+        expert, order = expert.sort(stable=True)  # of many experts faster than to look through mask.t()
+        row, counts = row[order], expert.bincount(minlength=mask.shape[1]).tolist()
+        y = Experts.apply(x, g[row, expert], row, counts, self.weights[name + ".experts.w_up"],
                           self.weights[name + ".experts.w_down"])
         return y.sigmoid()
 
