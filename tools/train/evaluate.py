@@ -53,6 +53,7 @@ import sacrebleu
 from sacrebleu.significance import PairedTest
 
 from dictionaries import WORD, occurrences
+from report import write_card
 
 LANGUAGES = ("en", "de", "fr", "es")
 FILES = {
@@ -314,13 +315,6 @@ def balance_table(arguments, models):
                 row = [f"{f'{label} ' * (len(models) > 1)}{layer}", name, *found[layer, name].cells()]
                 out.append("| " + " | ".join(row) + " |")
     return out
-
-
-def write_card(path, part, text):
-    card, begin, end = path.read_text(encoding="utf-8"), f"<!-- {part} -->\n", f"<!-- end of {part} -->"
-    if card.count(begin) != 1 or card.count(end) != 1:
-        sys.exit(f"evaluate.py: {path} has no lines {begin.strip()} and {end}, or several")
-    path.write_text(card[:card.index(begin) + len(begin)] + text + card[card.index(end):], encoding="utf-8")
 
 
 def main():

@@ -6,6 +6,9 @@ on one CUDA device. The fast layers are those of train.py.
         trains, or goes on where the checkpoint in --out stopped
     train-lm.py evaluate --corpus DIR --out DIR
         gives perplexity and balance of model.pt on the dev texts
+    train-lm.py curve --corpus DIR --out DIR ...
+        trains networks of equal operations per token and different numbers of
+        experts, and shows the perplexity of each: a table and a plot
 
 The model is that of "Outrageously Large Neural Networks" (Shazeer et al. 2017,
 appendix C) in small: embedding, LSTM with projection, MoE with a sigmoid over
@@ -24,6 +27,11 @@ Files in --out
                      convert.py reads
     curve.csv        one row per evaluation
 
+The networks of `curve` share vocabulary and lines and have a folder each in
+--out, NETWORK-seed-N, with the other files, what the trainer says (log) and,
+when it is trained, its result on text that nothing was trained or chosen on
+(test.json). The same command goes on where it was stopped.
+
 The learning rate follows the tokens, not the time: warm-up, constant, then
 linear to zero at the end of --tokens. So two runs have seen the same at the
 same rate, whatever else the machine did. SIGTERM or SIGINT makes the trainer
@@ -32,9 +40,13 @@ save and stop.
 import needs  # first: it tells what is missing
 import argparse
 import csv
+import json
 import lzma
 import math
+import multiprocessing
+import multiprocessing.connection
 import os
+import pathlib
 import shutil
 import signal
 import sys
@@ -47,6 +59,7 @@ import train
 from data import BOS, EOS, PAD, SHARES, UNK
 from train import log, progress
 import gating
+import report
 import torch
 
 
@@ -95,12 +108,14 @@ def prepare(corpus, folder, vocabulary_size, limit):
 
 
 class Lines:
-    """Batches of lines of like length, about `tokens` tokens each (the ends counted), shuffled anew in every epoch."""
+    """Batches of lines of like length, about `tokens` tokens each (the ends counted), shuffled anew in every epoch. The
+    last `held_out` lines are in none."""
 
-    def __init__(self, pieces, offsets, tokens, longest, seed):
+    def __init__(self, pieces, offsets, tokens, longest, seed, held_out=0):
         self.pieces, self.offsets, self.tokens, self.seed = pieces, offsets, tokens, seed
-        length = np.diff(offsets)
-        self.usable = np.nonzero((length > 0) & (length <= longest))[0]
+        length, end = np.diff(offsets), len(offsets) - 1 - held_out
+        self.usable = np.nonzero((length[:end] > 0) & (length[:end] <= longest))[0]
+        self.held_out = [pieces[offsets[i]:offsets[i + 1]] for i in range(end, len(offsets) - 1)]
         self.length = length + 1
         self.epoch, self.used = 0, 0
         self.shuffle()
@@ -139,11 +154,29 @@ class Batch:
 
 def make_config(o, vocabulary):
     lstm = gating.lstm_config("lstmp", hidden=o.hidden, proj=o.width, residual=True)
-    moe = gating.mixture_config(o.gate, experts=o.experts, k=o.k, hidden=o.expert_hidden,
-                                **({"groups": o.groups} if o.groups else {}))
+    if o.gate == "dense":  # one expert as wide as k of them (the paper's MoE-1-Wide)
+        moe = gating.mixture_config(o.gate, experts=1, k=1, hidden=o.k * o.expert_hidden)
+    else:
+        moe = gating.mixture_config(o.gate, experts=o.experts, k=o.k, hidden=o.expert_hidden,
+                                    **({"groups": o.groups} if o.groups else {}))
     return {"arch": "moe-lm", "vocab_size": vocabulary, "d_model": o.width, "embed_scale": float(math.isqrt(o.width)),
             "pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS, "never_generated": [PAD, BOS], "decoder": [lstm, moe, lstm],
             "gate_order": "i f g o"}
+
+
+def operations(config):
+    """Multiply-adds per token at inference: the paper's ops/timestep (App. C) in its parts, and the softmax, which it
+    leaves out."""
+    d, count = config["d_model"], dict.fromkeys(("LSTM", "experts", "gate"), 0)
+    for layer in config["decoder"]:
+        hidden = layer["hidden"]
+        if layer["type"] == "moe":
+            n, k, groups = layer["experts"], layer["k"], layer.get("groups")
+            count["experts"] += (k * k if groups else k) * 2 * d * hidden
+            count["gate"] += d * (groups + k * n // groups if groups else n)
+        else:
+            count["LSTM"] += 4 * hidden * (d + layer["proj"]) + hidden * layer["proj"]
+    return {**count, "softmax": d * config["vocab_size"]}
 
 
 class LanguageModel(train.Model):
@@ -165,13 +198,17 @@ class LanguageModel(train.Model):
 # ---- Evaluation ------------------------------------------------------------------------------------------------------
 
 class Evaluation:
-    """Dev perplexity and balance of the experts, as at inference: no noise, thresholds for balanced gates."""
+    """Perplexity and balance of the experts, as at inference: no noise, thresholds for balanced gates."""
 
-    SETS = (("tatoeba", "tatoeba.en-de", 1000), ("europarl", "europarl.en-fr", 300), ("news", "wmt_newstest2012", 300))
+    DEV = (("tatoeba", "dev/tatoeba.en-de", 1000), ("europarl", "dev/europarl.en-fr", 300),
+           ("news", "dev/wmt_newstest2012", 300))
+    TEST = (("tatoeba", "test/tatoeba-2k.en-fr", 2000), ("news", "test/wmt_newstest2014.de-en", 1000),
+            ("flores", "test/flores200-devtest", 1000))
 
-    def __init__(self, corpus, pieces):
-        self.sets = [(name, pieces.encode(english(os.path.join(corpus, "dev", file + ".tsv.xz"), limit)))
-                     for name, file, limit in self.SETS]
+    def __init__(self, corpus, pieces, sets=DEV, **more):
+        """`more`: domain -> lines as pieces."""
+        self.sets = [(name, pieces.encode(english(os.path.join(corpus, file + ".tsv.xz"), limit)))
+                     for name, file, limit in sets] + list(more.items())
 
     @torch.no_grad()
     def run(self, model):
@@ -188,7 +225,7 @@ class Evaluation:
         for name, entries in model.gate_statistics.items():
             load, empty, rows, importance = (sum(x[i] for x in entries) for i in range(4))
             values = {**gating.statistics(importance, load), "empty": float(empty) / rows,
-                      "experts": float(load.sum()) / rows}
+                      "experts": float(load.sum()) / rows, "unused": int((load == 0).sum())}
             row.update({f"{name}.{key}": round(value, 4) for key, value in values.items()})
         model.gate_statistics = None
         return row
@@ -203,7 +240,7 @@ class Trainer:
         os.makedirs(o.out, exist_ok=True)
         if o.data and not os.path.samefile(o.data, o.out):
             shutil.copyfile(os.path.join(o.data, "model-spm.model"), os.path.join(o.out, "model-spm.model"))
-        self.lines = Lines(*lines, o.batch_tokens, o.longest, o.seed)
+        self.lines = Lines(*lines, o.batch_tokens, o.longest, o.seed, o.held_out)
         self.resume_path = os.path.join(o.out, "resume.pt")
         resume = torch.load(self.resume_path, weights_only=True) if os.path.exists(self.resume_path) else None
         config = resume["config"] if resume else make_config(o, self.pieces.vocab_size())
@@ -282,33 +319,171 @@ class Trainer:
         log("stopped: saved, can go on" if self.stopped else "finished")
 
 
+# ---- Perplexity by the number of experts -----------------------------------------------------------------------------
+
+class Curve:
+    """Networks of equal operations per token, --threads of them trained at a time, each in a process of its own."""
+
+    K, GROUPS = 4, 16  # experts per token (2 groups, 2 in each), groups where there are enough experts: App. C
+    MAY_CHANGE = ("command", "corpus", "out", "threads", "networks", "seeds", "card", "part", "evaluate_every",
+                  "save_every")
+
+    def __init__(self, o):
+        self.o, self.stopped, self.running = o, False, {}  # process -> options
+        self.networks = [self.options(name, seed) for name in o.networks for seed in o.seeds]
+        for options in self.networks:
+            make_config(options, o.vocabulary)  # or ends the program, before anything is trained
+
+    def options(self, name, seed):
+        """What trains a network: `dense`, so many experts, or so many in groups: `256-h`."""
+        experts, groups = 1 if name == "dense" else int(name.removesuffix("-h")), 0
+        if name.endswith("-h"):
+            groups = min(self.GROUPS, math.isqrt(experts))
+        return argparse.Namespace(**{
+            **vars(self.o), "network": name, "seed": seed, "out": os.path.join(self.o.out, f"{name}-seed-{seed}"),
+            "data": self.o.out, "threads": 1, "gate": "dense" if name == "dense" else "noisy", "experts": experts,
+            "groups": groups, "k": math.isqrt(self.K) if groups else self.K})
+
+    @staticmethod
+    def result(o):
+        """What came out for a network; None before it is trained."""
+        try:
+            with open(os.path.join(o.out, "test.json"), encoding="utf-8") as file:
+                return json.load(file)
+        except FileNotFoundError:
+            return None
+
+    def stop(self, *_):
+        self.stopped = True
+        for process in list(self.running):
+            process.terminate()  # it saves
+
+    def same_as_before(self):
+        """Ends the program where --out has networks of other options."""
+        path = os.path.join(self.o.out, "options.json")
+        ours = {key: value for key, value in vars(self.o).items() if key not in self.MAY_CHANGE}
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                theirs = json.load(file)
+            other = [f"--{key.replace('_', '-')} {value}" for key, value in theirs.items() if ours.get(key) != value]
+            if other:
+                raise SystemExit(f"{self.o.out} was begun with {' '.join(other)}: give the same, or another --out")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(ours, file, indent=1)
+
+    def start(self, options):
+        os.makedirs(options.out, exist_ok=True)
+        process = multiprocessing.get_context("spawn").Process(target=train_network, args=(options,))
+        process.start()
+        self.running[process] = options
+
+    def train(self):
+        """Trains what is not trained yet. A network that fails stops the others."""
+        waiting, failed = [x for x in self.networks if not self.result(x)], []
+        done = len(self.networks) - len(waiting)
+        signal.signal(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGINT, self.stop)
+        while self.running or waiting and not self.stopped:
+            while waiting and not self.stopped and len(self.running) < self.o.threads:
+                self.start(waiting.pop(0))
+            multiprocessing.connection.wait([x.sentinel for x in self.running], 1)
+            for process in [x for x in self.running if not x.is_alive()]:
+                options = self.running.pop(process)
+                result = self.result(options)
+                if result:
+                    done += 1
+                    log(f"{done} of {len(self.networks)}: {options.network}, seed {options.seed}: perplexity "
+                        f"{result['ppl']} after {result['minutes']} minutes")
+                elif not self.stopped:
+                    failed.append(os.path.join(options.out, "log"))
+                    self.stop()
+            if self.stopped:
+                self.stop()  # what was about to start
+            elif sys.stderr.isatty():
+                progress(" | ".join(f"{x.network}, seed {x.seed}: {last_line(x)}"[:90] for x in self.running.values()))
+        if failed:
+            raise SystemExit(f"a network could not be trained: {failed[0]} says why. The others are saved")
+        if self.stopped:
+            raise SystemExit("stopped: saved, can go on")
+
+    def table(self):
+        """(Lines of the table, a row for each network; what the plot shows)."""
+        found, points, out = {}, {}, []
+        for options in self.networks:
+            found.setdefault(options.network, []).append((options, self.result(options)))
+        for name, entries in found.items():
+            results = [result for _, result in entries]
+
+            def mean(key, digits=1):
+                return f"{sum(x[key] for x in results) / len(results):.{digits}f}" if key in results[0] else "-"
+
+            def balance(key, digits=2):
+                return mean("decoder.1.gate." + key, digits)
+            each = [x["ppl"] for x in results]
+            row = {"network": name, "weights, M": f"{results[0]['weights'] / 1e6:.2f}",
+                   **{f"{part}, k": f"{count / 1e3:.0f}" for part, count in results[0]["operations"].items()},
+                   "perplexity": f"{mean('ppl')} ({', '.join(f'{x:.1f}' for x in each)})",
+                   **{key.removeprefix("ppl."): mean(key) for key in results[0] if key.startswith("ppl.")},
+                   "CV(load)": balance("cv_load"), "largest / mean load": balance("max_load"),
+                   "unused": balance("unused", 1)}
+            out = out or [f"| {' | '.join(row)} |", "|---" * len(row) + "|"]
+            out.append(f"| {' | '.join(row.values())} |")
+            line = "dense" if name == "dense" else "two levels" if name.endswith("-h") else "one level of gates"
+            points.setdefault(line, []).append((entries[0][0].experts, each))
+        return out, points
+
+
+def last_line(options):
+    """Of what a network's trainer has said."""
+    with open(os.path.join(options.out, "log"), encoding="utf-8") as file:
+        return (file.read().splitlines() or [""])[-1]
+
+
+def train_network(o):
+    """Trains one network of the curve, in a process of its own, and measures it."""
+    said = os.open(os.path.join(o.out, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(said, sys.stdout.fileno())
+    os.dup2(said, sys.stderr.fileno())
+    torch.set_num_threads(o.threads)
+    train.use(train.CpuKernels if o.device == "cpu" else train.TorchKernels, o.precision)
+    trainer = Trainer(o)
+    trainer.run()
+    if trainer.stopped:
+        return
+    model = trainer.model
+    test = Evaluation(o.corpus, trainer.pieces, Evaluation.TEST, mix=trainer.lines.held_out).run(model)
+    part = os.path.join(o.out, "test.json.part")
+    with open(part, "w", encoding="utf-8") as file:
+        json.dump({"tokens": trainer.tokens, "minutes": round(trainer.elapsed / 60, 1), "weights": model.flat.numel(),
+                   "operations": operations(model.config), **test}, file, indent=1)
+    os.replace(part, part.removesuffix(".part"))
+
+
+def curve(o):
+    networks = Curve(o)
+    os.makedirs(o.out, exist_ok=True)
+    networks.same_as_before()
+    prepare(o.corpus, o.out, o.vocabulary, o.limit)
+    networks.train()
+    lines, points = networks.table()
+    print("\n".join(lines))
+    folder = pathlib.Path(o.card).parent if o.card else pathlib.Path(o.out)
+    picture = folder / f"{o.part}.svg"
+    picture.write_text(report.plot(points, "experts", "test perplexity"), encoding="utf-8")
+    if o.card:
+        text = "\n".join(["", *lines, "", f"![Test perplexity by the number of experts]({picture.name})", ""])
+        report.write_card(pathlib.Path(o.card), o.part, text)
+
+
 # ---- Command line ----------------------------------------------------------------------------------------------------
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-
-    def command(name, text):
-        p = commands.add_parser(name, help=text, description=text,
-                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        p.add_argument("--corpus", required=True, help="folder with train/ and dev/")
-        p.add_argument("--out", required=True, help="folder of the files above")
-        p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute")
-        p.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products")
-        p.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads")
-        return p
-
-    p = command("train", "train, or go on from resume.pt in --out")
-    p.add_argument("--data", help="folder of lines.npz and vocabulary, for runs that share them (default: --out)")
+def training(p):
+    """The options of training that networks of a curve share."""
     p.add_argument("--vocabulary", type=int, default=4000, help="pieces")
     p.add_argument("--limit", type=int, default=60_000, help="lines taken of a corpus file, at most")
     p.add_argument("--width", type=int, default=128, help="of embedding and layers")
     p.add_argument("--hidden", type=int, default=256, help="cells of an LSTM")
-    p.add_argument("--experts", type=int, default=32, help="experts")
     p.add_argument("--expert-hidden", type=int, default=128, help="hidden units of an expert")
-    p.add_argument("--gate", choices=("noisy", "balanced"), default="noisy", help="noisy top-k, or strictly balanced")
-    p.add_argument("--groups", type=int, default=0, help="two levels of gates: groups of experts; 0: one level")
-    p.add_argument("--k", type=int, default=4, help="experts per token; with --groups: of each level")
     p.add_argument("--w-importance", type=float, default=0.1, help="weight of the importance loss")
     p.add_argument("--w-load", type=float, default=0.1, help="weight of the load loss (noisy)")
     p.add_argument("--tokens", type=float, default=20,
@@ -325,7 +500,53 @@ def arguments():
     p.add_argument("--dropout", type=float, default=0.05, help="on the output of embedding and layers")
     p.add_argument("--evaluate-every", type=float, default=5, help="million tokens")
     p.add_argument("--save-every", type=float, default=5, help="minutes")
+
+
+def network(name):
+    """The name of a network of the curve, as an option's type."""
+    if name != "dense" and not 1 < int(name.removesuffix("-h")):
+        raise ValueError(name)
+    return name
+
+
+CURVE = {"precision": "bf16", "width": 64, "hidden": 64, "expert_hidden": 256, "batch_tokens": 8192, "tokens": 8,
+         "rate": 4e-3, "evaluate_every": 2}  # networks in which most operations are the experts'
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name, text):
+        p = commands.add_parser(name, help=text, description=text,
+                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        p.add_argument("--corpus", required=True, help="folder with train/ and dev/")
+        p.add_argument("--out", required=True, help="folder of the files above")
+        p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute")
+        p.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products")
+        p.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads")
+        return p
+
+    p = command("train", "train, or go on from resume.pt in --out")
+    training(p)
+    p.add_argument("--data", help="folder of lines.npz and vocabulary, for runs that share them (default: --out)")
+    p.add_argument("--experts", type=int, default=32, help="experts")
+    p.add_argument("--gate", choices=("noisy", "balanced", "dense"), default="noisy",
+                   help="noisy top-k, strictly balanced, or one expert as wide as k of them")
+    p.add_argument("--groups", type=int, default=0, help="two levels of gates: groups of experts; 0: one level")
+    p.add_argument("--k", type=int, default=4, help="experts per token; with --groups: of each level")
     p.add_argument("--seed", type=int, default=1, help="of weights, data order, dropout and noise")
+    p.add_argument("--held-out", type=int, default=0, help="lines of the corpus to leave out")
+
+    p = command("curve", "train networks of equal operations and show their perplexity; --threads of them at a time")
+    training(p)
+    p.set_defaults(**CURVE)
+    p.add_argument("--networks", nargs="+", default=["dense", "4", "32", "256", "256-h", "1024-h"],
+                   type=network, metavar="NETWORK", help="dense, or how many experts; with -h: two levels of gates")
+    p.add_argument("--seeds", nargs="+", type=int, default=[1, 2], help="one network each")
+    p.add_argument("--held-out", type=int, default=4000, help="lines of the corpus to leave out and measure on")
+    p.add_argument("--card", help="file to write the table into, and the plot beside it (default: plot in --out)")
+    p.add_argument("--part", default="equal-operations", help="place in the card, and name of the plot")
 
     command("evaluate", "perplexity and balance of model.pt in --out")
     return parser.parse_args()
@@ -335,6 +556,9 @@ def main():
     o = arguments()
     torch.set_num_threads(o.threads)
     train.use(train.CpuKernels if o.device == "cpu" else train.TorchKernels, o.precision)
+    if o.command == "curve":
+        curve(o)
+        return
     if o.command == "train":
         Trainer(o).run()
         return

@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""tools/train/train-lm.py curve, on a corpus of made-up lines: networks of equal operations per token are trained, also
+when it is stopped in between, and none twice; and tools/train/report.py, which draws what came out.
+
+Usage: tests/python tests/train/test_curve.py [WORD]      with WORD only the tests whose names have it
+
+Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. It needs PyTorch, NumPy and
+SentencePiece: tools/install-deps --test puts them into .venv.
+"""
+import json
+import lzma
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree
+
+import torch
+
+import report
+from suite import Suite
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TRAINER = ROOT / "tools" / "train" / "train-lm.py"
+OPTIONS = ("--vocabulary 300 --width 32 --hidden 32 --expert-hidden 16 --precision fp32 --batch-tokens 300 --longest 30 "
+           "--held-out 40 --warmup 5 --tokens 0.05").split()
+TOKENS = 50_000
+test = Suite()
+
+
+def write_corpus(folder):
+    """Made-up lines where the trainer looks for text."""
+    chance = random.Random(1)
+    words = ["".join(chance.choice("abcdefgh") for _ in range(chance.randint(2, 6))) for _ in range(200)]
+    for name, lines in (("train/wikipedia", 3000), ("dev/tatoeba.en-de", 30), ("dev/europarl.en-fr", 30),
+                        ("dev/wmt_newstest2012", 30), ("test/tatoeba-2k.en-fr", 30), ("test/wmt_newstest2014.de-en", 30),
+                        ("test/flores200-devtest", 30)):
+        path = folder / (name + ".tsv.xz")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with lzma.open(path, "wt", encoding="utf-8", newline="\n") as file:
+            file.write("en\n")
+            file.writelines(" ".join(chance.choices(words, k=chance.randint(3, 12))) + "\n" for _ in range(lines))
+
+
+def curve(folder, out, *more, **settings):
+    command = [sys.executable, TRAINER, "curve", "--corpus", folder / "corpus", "--out", folder / out, *OPTIONS, *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", **settings)
+
+
+def ended(process):
+    """(exit status, standard output, standard error)"""
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def rows(table):
+    """Network -> (column -> cell) of a table in Markdown."""
+    head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().split("\n")]
+    return {row[0]: dict(zip(head, row, strict=True)) for row in body}
+
+
+def written(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def stopped_while_training(process, log):
+    """Ends the process once the trainer of a network has begun."""
+    until = time.monotonic() + 120
+    while not (log.exists() and "M weights" in written(log)):
+        assert process.poll() is None and time.monotonic() < until, ended(process)
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    return ended(process)
+
+
+@test
+def networks_are_trained_once_and_to_the_same_end_when_stopped_in_between():
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_corpus(folder / "corpus")
+        card = folder / "card.md"
+        card.write_text("before\n<!-- x -->\nold\n<!-- end of x -->\nafter\n", encoding="utf-8")
+        begin = [folder, "run", "--networks", "dense", "4", "16-h", "--seeds", "1", "--threads", "1"]
+        networks = {x: folder / "run" / f"{x}-seed-1" for x in ("dense", "4", "16-h")}
+
+        status, out, err = stopped_while_training(curve(*begin), networks["4"] / "log")
+        assert status == 1 and not out and "can go on" in err, (status, out, err)
+        seen = torch.load(networks["4"] / "resume.pt", weights_only=True)["tokens"]
+        assert 0 < seen < TOKENS and not (networks["4"] / "test.json").exists(), seen
+        assert not networks["16-h"].exists(), "another one was begun"
+        first = written(networks["dense"] / "log")
+
+        status, out, err = ended(curve(*begin, "--card", card, "--part", "x"))
+        assert status == 0, err
+        assert written(networks["dense"] / "log") == first, "a finished one was trained again"
+        assert f"from {seen / 1e6:.2f} of" in written(networks["4"] / "log")
+        table, results = rows(out), {x: json.loads(written(path / "test.json")) for x, path in networks.items()}
+        assert table.keys() == networks.keys()
+        for x, row in table.items():
+            assert row["perplexity"] == f"{results[x]['ppl']:.1f} ({results[x]['ppl']:.1f})", row
+            assert all(results[x][f"ppl.{domain}"] > 1 for domain in ("tatoeba", "news", "flores", "mix")), results[x]
+            for part in "LSTM", "experts", "softmax":
+                assert results[x]["operations"][part] == results["4"]["operations"][part], f"{part} of {x}"
+        assert results["4"]["operations"] == {"LSTM": 2 * (4 * 32 * 64 + 32 * 32), "experts": 4 * 2 * 32 * 16,
+                                              "gate": 4 * 32, "softmax": 32 * 300}, results["4"]["operations"]
+        assert results["16-h"]["operations"]["gate"] == 32 * (4 + 2 * 4)
+        assert results["16-h"]["weights"] - results["4"]["weights"] == 12 * 2 * 32 * 16 + 2 * 32 * (4 + 16 - 4)
+        assert out in written(card) and written(card).startswith("before\n<!-- x -->\n") and "old" not in written(card)
+        assert written(folder / "x.svg").count("<circle") == 3
+
+        logs = {x: written(path / "log") for x, path in networks.items()}
+        status, again, err = ended(curve(*begin))
+        assert status == 0 and again == out and logs == {x: written(path / "log") for x, path in networks.items()}, err
+        status, _, err = ended(curve(*begin, "--rate", "0.5"))
+        assert status == 1 and "was begun with --rate 0.004" in err, err
+
+        status, out, err = ended(curve(folder, "whole", "--networks", "4", "--seeds", "1"))
+        assert status == 0, err
+        for column in ("perplexity", "CV(load)", "mix"):
+            assert rows(out)["4"][column] == table["4"][column], f"{column}: it matters that it was stopped"
+
+
+@test
+def networks_that_cannot_be_trained_are_reported():
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_corpus(folder / "corpus")
+        status, _, err = ended(curve(folder, "run", "--networks", "4", "2"))
+        assert status == 1 and "there can be no such moe layer" in err and not (folder / "run").exists(), err
+        (folder / "corpus" / "dev" / "tatoeba.en-de.tsv.xz").unlink()
+        status, _, err = ended(curve(folder, "run", "--networks", "4", "16", "--seeds", "1", "--threads", "1"))
+        assert status == 1 and "4-seed-1/log says why" in err and not (folder / "run" / "16-seed-1").exists(), err
+        assert "tatoeba.en-de" in written(folder / "run" / "4-seed-1" / "log")
+
+
+@test
+def plots_show_every_value_where_it_belongs():
+    svg = xml.etree.ElementTree.fromstring(report.plot({"a": [(4, [50.0, 52.0]), (256, [40.0])], "b": [(1, [60.0])]},
+                                                       "experts", "perplexity"))
+    space = "{http://www.w3.org/2000/svg}"
+    x, y = zip(*((float(c.get("cx")), float(c.get("cy"))) for c in svg.iter(space + "circle")))
+    assert x[0] == x[1] < x[2] and abs((x[0] - x[3]) / (x[2] - x[3]) - 2 / 8) < 0.01, x  # log2
+    assert abs((y[1] - y[0]) / (y[2] - y[0]) + 2 / 10) < 0.01 and y[3] < y[1], y  # upwards
+    words = [text.text for text in svg.iter(space + "text")]
+    assert {"a", "b", "experts", "perplexity", "1", "4", "256", "40", "60"} <= set(words), words
+
+
+if __name__ == "__main__":
+    sys.exit(test.run(*sys.argv[1:2]))
