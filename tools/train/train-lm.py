@@ -215,8 +215,8 @@ class Evaluation:
         model.training, model.gate_statistics, row, totals = False, {}, {}, [0.0, 0]
         for name, lines in self.sets:
             lines, loss, tokens = sorted(lines, key=len), 0.0, 0
-            for at in range(0, len(lines), 100):
-                batch = Batch([np.array(x) for x in lines[at:at + 100]], model.device)
+            for at in range(0, len(lines), 500):
+                batch = Batch([np.array(x) for x in lines[at:at + 500]], model.device)
                 loss += float(model.loss(batch)) * len(batch.out)
                 tokens += len(batch.out)
             row["ppl." + name] = round(math.exp(loss / tokens), 2)
@@ -373,13 +373,14 @@ class Curve:
 
     def start(self, options):
         os.makedirs(options.out, exist_ok=True)
+        pathlib.Path(options.out, "log").touch()
         process = multiprocessing.get_context("spawn").Process(target=train_network, args=(options,))
         process.start()
         self.running[process] = options
 
     def train(self):
         """Trains what is not trained yet. A network that fails stops the others."""
-        waiting, failed = [x for x in self.networks if not self.result(x)], []
+        waiting, failed, shown = [x for x in self.networks if not self.result(x)], [], time.time()
         done = len(self.networks) - len(waiting)
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
@@ -399,7 +400,8 @@ class Curve:
                     self.stop()
             if self.stopped:
                 self.stop()  # what was about to start
-            elif sys.stderr.isatty():
+            elif time.time() - shown > (1 if sys.stderr.isatty() else 60):
+                shown = time.time()
                 progress(" | ".join(f"{x.network}, seed {x.seed}: {last_line(x)}"[:90] for x in self.running.values()))
         if failed:
             raise SystemExit(f"a network could not be trained: {failed[0]} says why. The others are saved")
@@ -435,8 +437,7 @@ class Curve:
 
 def last_line(options):
     """Of what a network's trainer has said."""
-    with open(os.path.join(options.out, "log"), encoding="utf-8") as file:
-        return (file.read().splitlines() or [""])[-1]
+    return (pathlib.Path(options.out, "log").read_text(encoding="utf-8").splitlines() or ["begins"])[-1]
 
 
 def train_network(o):
@@ -509,7 +510,7 @@ def network(name):
     return name
 
 
-CURVE = {"precision": "bf16", "width": 64, "hidden": 64, "expert_hidden": 256, "batch_tokens": 8192, "tokens": 8,
+CURVE = {"precision": "bf16", "width": 64, "hidden": 64, "expert_hidden": 256, "batch_tokens": 8192, "tokens": 12,
          "rate": 4e-3, "evaluate_every": 2}  # networks in which most operations are the experts'
 
 
@@ -524,7 +525,7 @@ def arguments():
         p.add_argument("--out", required=True, help="folder of the files above")
         p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute")
         p.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products")
-        p.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads")
+        p.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads (curve: of one network each)")
         return p
 
     p = command("train", "train, or go on from resume.pt in --out")
@@ -538,7 +539,7 @@ def arguments():
     p.add_argument("--seed", type=int, default=1, help="of weights, data order, dropout and noise")
     p.add_argument("--held-out", type=int, default=0, help="lines of the corpus to leave out")
 
-    p = command("curve", "train networks of equal operations and show their perplexity; --threads of them at a time")
+    p = command("curve", "train networks of equal operations and different numbers of experts; show their perplexity")
     training(p)
     p.set_defaults(**CURVE)
     p.add_argument("--networks", nargs="+", default=["dense", "4", "32", "256", "256-h", "1024-h"],
