@@ -7,6 +7,7 @@ Usage: tests/python tests/train/test_curve.py [WORD]      with WORD only the tes
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`. It needs PyTorch, NumPy and
 SentencePiece: tools/install-deps --test puts them into .venv.
 """
+import importlib.util
 import json
 import lzma
 import os
@@ -19,6 +20,7 @@ import tempfile
 import time
 import xml.etree.ElementTree
 
+import numpy as np
 import torch
 
 import report
@@ -123,6 +125,17 @@ def networks_are_trained_once_and_to_the_same_end_when_stopped_in_between():
         assert status == 0, err
         for column in ("perplexity", "CV(load)", "mix"):
             assert rows(out)["4"][column] == table["4"][column], f"{column}: it matters that it was stopped"
+
+
+@test
+def lines_that_are_held_out_are_in_no_batch():
+    spec = importlib.util.spec_from_file_location("train_lm", TRAINER)
+    trainer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(trainer)
+    lines = trainer.Lines(np.repeat(np.arange(30), 2), np.arange(0, 62, 2), 12, 20, 1, held_out=5)
+    seen = [int(line[0]) for _ in lines.batches for line in lines.next()]
+    assert sorted(seen) == list(range(25)), seen
+    assert [int(line[0]) for line in lines.held_out] == list(range(25, 30))
 
 
 @test
