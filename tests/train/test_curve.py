@@ -119,7 +119,7 @@ def networks_are_trained_once_and_to_the_same_end_when_stopped_in_between():
         status, again, err = ended(curve(*begin))
         assert status == 0 and again == out and logs == {x: written(path / "log") for x, path in networks.items()}, err
         status, _, err = ended(curve(*begin, "--rate", "0.5"))
-        assert status == 1 and "was begun with --rate 0.004" in err, err
+        assert status == 1 and "was begun with --rate 0.003" in err, err
 
         status, out, err = ended(curve(folder, "whole", "--networks", "4", "--seeds", "1"))
         assert status == 0, err

@@ -510,8 +510,8 @@ def network(name):
     return name
 
 
-CURVE = {"precision": "bf16", "width": 64, "hidden": 64, "expert_hidden": 256, "batch_tokens": 8192, "tokens": 12,
-         "rate": 4e-3, "evaluate_every": 2}  # networks in which most operations are the experts'
+CURVE = {"precision": "bf16", "width": 64, "hidden": 64, "expert_hidden": 256, "batch_tokens": 4096, "tokens": 12,
+         "rate": 3e-3, "evaluate_every": 2}  # networks in which most operations are the experts'
 
 
 def arguments():
