@@ -227,6 +227,20 @@ def train_vocabulary(tables, path, size, sentences_per_language, seed):
         control_symbols=[f"<2{language}>" for language in LANGUAGES], num_threads=os.cpu_count(), minloglevel=1)
 
 
+def write_cache(cache, tables, pieces, corpus, log=print):
+    """Writes the pieces of all tables, and last of all that the cache is complete."""
+    for name, table in tables.items():
+        log(f"encoding {name}")
+        arrays = {}
+        for language, cells in table.items():
+            ids = pieces.encode(cells, num_threads=os.cpu_count())
+            arrays[language + "_offsets"] = np.concatenate([[0], np.cumsum([len(x) for x in ids], dtype=np.int64)])
+            arrays[language] = np.concatenate([np.zeros(0, np.uint16)] + [np.asarray(x, np.uint16) for x in ids])
+        np.savez(os.path.join(cache, name + ".npz"), **arrays)
+    with open(os.path.join(cache, "done.json"), "w") as file:
+        json.dump({"corpus": corpus, "files": sorted(tables)}, file)
+
+
 def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
     """Makes the cache unless it is complete; returns the path of the SentencePiece model.
 
@@ -256,16 +270,7 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
                   typed=typed_table(tables, seed=1), aligned=phrases.phrase_table(tables, "en", seed=1, log=log),
                   **dictionaries.dictionary_tables(tables, known, 250_000, seed=1, log=log),
                   **pivot.pivot_table(tables, 300_000, seed=1, log=log))
-    for name, table in tables.items():
-        log(f"encoding {name}")
-        arrays = {}
-        for language, cells in table.items():
-            ids = pieces.encode(cells, num_threads=os.cpu_count())
-            arrays[language + "_offsets"] = np.concatenate([[0], np.cumsum([len(x) for x in ids], dtype=np.int64)])
-            arrays[language] = np.concatenate([np.zeros(0, np.uint16)] + [np.asarray(x, np.uint16) for x in ids])
-        np.savez(os.path.join(cache, name + ".npz"), **arrays)
-    with open(done, "w") as file:
-        json.dump({"corpus": os.path.abspath(corpus), "files": sorted(tables)}, file)
+    write_cache(cache, tables, pieces, os.path.abspath(corpus), log)
     return model
 
 

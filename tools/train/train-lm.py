@@ -40,11 +40,9 @@ save and stop.
 import needs  # first: it tells what is missing
 import argparse
 import csv
-import json
+import functools
 import lzma
 import math
-import multiprocessing
-import multiprocessing.connection
 import os
 import pathlib
 import shutil
@@ -58,6 +56,7 @@ import numpy as np
 import train
 from data import BOS, EOS, PAD, SHARES, UNK
 from train import log, progress
+from networks import Networks
 import gating
 import report
 import torch
@@ -321,152 +320,63 @@ class Trainer:
 
 # ---- Perplexity by the number of experts -----------------------------------------------------------------------------
 
-class Curve:
-    """Networks of equal operations per token, --threads of them trained at a time, each in a process of its own."""
-
-    K, GROUPS = 4, 16  # experts per token (2 groups, 2 in each), groups where there are enough experts: App. C
-    MAY_CHANGE = ("command", "corpus", "out", "threads", "networks", "seeds", "card", "part", "evaluate_every",
-                  "save_every")
-
-    def __init__(self, o):
-        self.o, self.stopped, self.running = o, False, {}  # process -> options
-        self.networks = [self.options(name, seed) for name in o.networks for seed in o.seeds]
-        for options in self.networks:
-            make_config(options, o.vocabulary)  # or ends the program, before anything is trained
-
-    def options(self, name, seed):
-        """What trains a network: `dense`, so many experts, or so many in groups: `256-h`."""
-        experts, groups = 1 if name == "dense" else int(name.removesuffix("-h")), 0
-        if name.endswith("-h"):
-            groups = min(self.GROUPS, math.isqrt(experts))
-        return argparse.Namespace(**{
-            **vars(self.o), "network": name, "seed": seed, "out": os.path.join(self.o.out, f"{name}-seed-{seed}"),
-            "data": self.o.out, "threads": 1, "gate": "dense" if name == "dense" else "noisy", "experts": experts,
-            "groups": groups, "k": math.isqrt(self.K) if groups else self.K})
-
-    @staticmethod
-    def result(o):
-        """What came out for a network; None before it is trained."""
-        try:
-            with open(os.path.join(o.out, "test.json"), encoding="utf-8") as file:
-                return json.load(file)
-        except FileNotFoundError:
-            return None
-
-    def stop(self, *_):
-        self.stopped = True
-        for process in list(self.running):
-            process.terminate()  # it saves
-
-    def same_as_before(self):
-        """Ends the program where --out has networks of other options."""
-        path = os.path.join(self.o.out, "options.json")
-        ours = {key: value for key, value in vars(self.o).items() if key not in self.MAY_CHANGE}
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                theirs = json.load(file)
-            other = [f"--{key.replace('_', '-')} {value}" for key, value in theirs.items() if ours.get(key) != value]
-            if other:
-                raise SystemExit(f"{self.o.out} was begun with {' '.join(other)}: give the same, or another --out")
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(ours, file, indent=1)
-
-    def start(self, options):
-        os.makedirs(options.out, exist_ok=True)
-        pathlib.Path(options.out, "log").touch()
-        process = multiprocessing.get_context("spawn").Process(target=train_network, args=(options,))
-        process.start()
-        self.running[process] = options
-
-    def train(self):
-        """Trains what is not trained yet. A network that fails stops the others."""
-        waiting, failed, shown = [x for x in self.networks if not self.result(x)], [], time.time()
-        done = len(self.networks) - len(waiting)
-        signal.signal(signal.SIGTERM, self.stop)
-        signal.signal(signal.SIGINT, self.stop)
-        while self.running or waiting and not self.stopped:
-            while waiting and not self.stopped and len(self.running) < self.o.threads:
-                self.start(waiting.pop(0))
-            multiprocessing.connection.wait([x.sentinel for x in self.running], 1)
-            for process in [x for x in self.running if not x.is_alive()]:
-                options = self.running.pop(process)
-                result = self.result(options)
-                if result:
-                    done += 1
-                    log(f"{done} of {len(self.networks)}: {options.network}, seed {options.seed}: perplexity "
-                        f"{result['ppl']} after {result['minutes']} minutes")
-                elif not self.stopped:
-                    failed.append(os.path.join(options.out, "log"))
-                    self.stop()
-            if self.stopped:
-                self.stop()  # what was about to start
-            elif time.time() - shown > (1 if sys.stderr.isatty() else 60):
-                shown = time.time()
-                progress(" | ".join(f"{x.network}, seed {x.seed}: {last_line(x)}"[:90] for x in self.running.values()))
-        if failed:
-            raise SystemExit(f"a network could not be trained: {failed[0]} says why. The others are saved")
-        if self.stopped:
-            raise SystemExit("stopped: saved, can go on")
-
-    def table(self):
-        """(Lines of the table, a row for each network; what the plot shows)."""
-        found, points, out = {}, {}, []
-        for options in self.networks:
-            found.setdefault(options.network, []).append((options, self.result(options)))
-        for name, entries in found.items():
-            results = [result for _, result in entries]
-
-            def mean(key, digits=1):
-                return f"{sum(x[key] for x in results) / len(results):.{digits}f}" if key in results[0] else "-"
-
-            def balance(key, digits=2):
-                return mean("decoder.1.gate." + key, digits)
-            each = [x["ppl"] for x in results]
-            row = {"network": name, "weights, M": f"{results[0]['weights'] / 1e6:.2f}",
-                   **{f"{part}, k": f"{count / 1e3:.0f}" for part, count in results[0]["operations"].items()},
-                   "perplexity": f"{mean('ppl')} ({', '.join(f'{x:.1f}' for x in each)})",
-                   **{key.removeprefix("ppl."): mean(key) for key in results[0] if key.startswith("ppl.")},
-                   "CV(load)": balance("cv_load"), "largest / mean load": balance("max_load"),
-                   "unused": balance("unused", 1)}
-            out = out or [f"| {' | '.join(row)} |", "|---" * len(row) + "|"]
-            out.append(f"| {' | '.join(row.values())} |")
-            line = "dense" if name == "dense" else "two levels" if name.endswith("-h") else "one level of gates"
-            points.setdefault(line, []).append((entries[0][0].experts, each))
-        return out, points
+K, GROUPS = 4, 16  # experts per token (2 groups, 2 in each), groups where there are enough experts: App. C
 
 
-def last_line(options):
-    """Of what a network's trainer has said."""
-    return (pathlib.Path(options.out, "log").read_text(encoding="utf-8").splitlines() or ["begins"])[-1]
+def network_options(o, name, seed, folder):
+    """What trains a network: `dense`, so many experts, or so many in groups: `256-h`."""
+    experts, groups = 1 if name == "dense" else int(name.removesuffix("-h")), 0
+    if name.endswith("-h"):
+        groups = min(GROUPS, math.isqrt(experts))
+    options = argparse.Namespace(**{
+        **vars(o), "seed": seed, "out": folder, "data": o.out, "threads": 1,
+        "gate": "dense" if name == "dense" else "noisy", "experts": experts, "groups": groups,
+        "k": math.isqrt(K) if groups else K})
+    make_config(options, o.vocabulary)  # or ends the program, before anything is trained
+    return options
 
 
-def train_network(o):
-    """Trains one network of the curve, in a process of its own, and measures it."""
-    said = os.open(os.path.join(o.out, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.dup2(said, sys.stdout.fileno())
-    os.dup2(said, sys.stderr.fileno())
+def measure(o):
+    """Trains one network of the curve; its result on text that nothing was trained or chosen on."""
     torch.set_num_threads(o.threads)
     train.use(train.CpuKernels if o.device == "cpu" else train.TorchKernels, o.precision)
     trainer = Trainer(o)
     trainer.run()
     if trainer.stopped:
-        return
+        return None
     model = trainer.model
     test = Evaluation(o.corpus, trainer.pieces, Evaluation.TEST, mix=trainer.lines.held_out).run(model)
-    part = os.path.join(o.out, "test.json.part")
-    with open(part, "w", encoding="utf-8") as file:
-        json.dump({"tokens": trainer.tokens, "minutes": round(trainer.elapsed / 60, 1), "weights": model.flat.numel(),
-                   "operations": operations(model.config), **test}, file, indent=1)
-    os.replace(part, part.removesuffix(".part"))
+    return {"tokens": trainer.tokens, "minutes": round(trainer.elapsed / 60, 1), "weights": model.flat.numel(),
+            "operations": operations(model.config), **test}
+
+
+def curve_table(results):
+    """(Lines of the table, a row for each network; what the plot shows)."""
+    points, out = {}, []
+    for name, (options, found) in results.items():
+        def mean(key, digits=1, found=found):
+            return f"{sum(x[key] for x in found) / len(found):.{digits}f}" if key in found[0] else "-"
+        each = [x["ppl"] for x in found]
+        row = {"network": name, "weights, M": f"{found[0]['weights'] / 1e6:.2f}",
+               **{f"{part}, k": f"{count / 1e3:.0f}" for part, count in found[0]["operations"].items()},
+               "perplexity": f"{mean('ppl')} ({', '.join(f'{x:.1f}' for x in each)})",
+               **{key.removeprefix("ppl."): mean(key) for key in found[0] if key.startswith("ppl.")},
+               "CV(load)": mean("decoder.1.gate.cv_load", 2),
+               "largest / mean load": mean("decoder.1.gate.max_load", 2), "unused": mean("decoder.1.gate.unused")}
+        out = out or [f"| {' | '.join(row)} |", "|---" * len(row) + "|"]
+        out.append(f"| {' | '.join(row.values())} |")
+        line = "dense" if name == "dense" else "two levels" if name.endswith("-h") else "one level of gates"
+        points.setdefault(line, []).append((options.experts, each))
+    return out, points
 
 
 def curve(o):
-    networks = Curve(o)
+    networks = Networks(o, functools.partial(network_options, o), measure, "ppl")
     os.makedirs(o.out, exist_ok=True)
     networks.same_as_before()
     prepare(o.corpus, o.out, o.vocabulary, o.limit)
     networks.train()
-    lines, points = networks.table()
+    lines, points = curve_table(networks.results())
     print("\n".join(lines))
     folder = pathlib.Path(o.card).parent if o.card else pathlib.Path(o.out)
     picture = folder / f"{o.part}.svg"

@@ -632,16 +632,21 @@ class DropoutAdd(torch.autograd.Function):
 
 # ---- Model -----------------------------------------------------------------------------------------------------------
 
+# Vocabulary, width, cells of an LSTM layer, experts, how many of them for a token, hidden units of an expert
+RECIPES = {"cpu": (8000, 256, 512, 32, 2, 512), "gpu": (16000, 512, 1024, 32, 4, 1024),
+           "mixture": (8000, 128, 128, 32, 4, 1024)}
+
+
 def make_config(recipe, vocabulary, gate, k=None, groups=0, attention="additive"):
     """The config of a recipe: what the checkpoint carries and the model is built from."""
-    d, H, experts, default_k = {"cpu": (256, 512, 32, 2), "gpu": (512, 1024, 32, 2 if groups else 4)}[recipe]
-    k = default_k if k is None else k
+    _, d, H, experts, default_k, units = RECIPES[recipe]
+    k = (2 if groups else default_k) if k is None else k
     if gate == "dense" and groups:
         raise SystemExit("--gate dense has one expert: no --groups")
     if gate == "dense":  # one expert as wide as k of them (the paper's MoE-1-Wide)
-        moe = gating.mixture_config(gate, experts=1, k=1, hidden=k * H)
+        moe = gating.mixture_config(gate, experts=1, k=1, hidden=k * units)
     else:
-        moe = gating.mixture_config(gate, experts=experts, k=k, hidden=H, **({"groups": groups} if groups else {}))
+        moe = gating.mixture_config(gate, experts=experts, k=k, hidden=units, **({"groups": groups} if groups else {}))
     lstm = gating.lstm_config("lstmp", hidden=H, proj=d, residual=True)
     gating.allowed("gnmt-attention", kind=attention, size=d, query="state")
     return {"arch": "gnmt-moe", "vocab_size": vocabulary, "d_model": d, "embed_scale": float(math.isqrt(d)),
@@ -1170,8 +1175,7 @@ class Trainer:
         self.resume_path, self.model_path = os.path.join(self.out, "resume.pt"), os.path.join(self.out, "model.pt")
         resume = torch.load(self.resume_path, weights_only=True) if os.path.exists(self.resume_path) else None
         cache = options.cache or os.path.join(self.out, "data")
-        size = {"cpu": 8000, "gpu": 16000}[options.recipe]
-        vocabulary = data.prepare(options.corpus, cache, size, options.spm, log)
+        vocabulary = data.prepare(options.corpus, cache, RECIPES[options.recipe][0], options.spm, log)
         shutil.copyfile(vocabulary, os.path.join(self.out, "model-spm.model"))
         if options.spm and not filecmp.cmp(options.spm, vocabulary, shallow=False):
             raise SystemExit(f"{cache} was made with another vocabulary than {options.spm}")
@@ -1580,7 +1584,7 @@ def progress(text):
         log(text)
 
 
-def arguments():
+def arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -1603,9 +1607,10 @@ def arguments():
     p.add_argument("--cache", help="folder of the tokenised corpus, made when missing (default: data in --out)")
     p.add_argument("--spm", help="existing SentencePiece model to use instead of training one when the cache is made")
     p.add_argument("--init", help="start from the weights of this moe-checkpoint-1 file (needs its vocabulary)")
-    p.add_argument("--recipe", choices=("cpu", "gpu"), default="cpu",
+    p.add_argument("--recipe", choices=tuple(RECIPES), default="cpu",
                    help="cpu: d 256, LSTM 512, 32 experts of 512, k 2, 8,000 pieces; "
-                        "gpu: d 512, LSTM 1024, 32 experts of 1024, k 4, 16,000 pieces")
+                        "gpu: d 512, LSTM 1024, 32 experts of 1024, k 4, 16,000 pieces; "
+                        "mixture: d 128, LSTM 128, 32 experts of 1024, k 4, 8,000 pieces: most work is the experts'")
     p.add_argument("--gate", choices=("balanced", "noisy", "dense"), default="balanced",
                    help="strictly balanced with thresholds, noisy top-k, or one expert with the multiply-adds of k for "
                         "comparison")
@@ -1664,7 +1669,15 @@ def arguments():
     p.add_argument("--spm", help="existing SentencePiece model to use instead of training one")
 
     command("check", "compare every hand-written backward pass with autograd")
-    return parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def keep_memory():
+    """Makes the C library keep memory that is freed."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-4, 0)  # M_MMAP_MAX: large tensors come from the heap,
+    libc.mallopt(-8, 1)  # M_ARENA_MAX: all threads share it,
+    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: which is kept, so that its pages are faulted in once
 
 
 def main():
@@ -1682,10 +1695,7 @@ def main():
             raise SystemExit("every model is given as FILE=WEIGHT, for example run1/model.pt=0.7") from None
         write_atomically(average([read_inference(x) for x in files], shares, o.first), o.out)
         return
-    libc = ctypes.CDLL(None)
-    libc.mallopt(-4, 0)  # M_MMAP_MAX: large tensors come from the heap,
-    libc.mallopt(-8, 1)  # M_ARENA_MAX: all threads share it,
-    libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: which is kept, so that its pages are faulted in once
+    keep_memory()
     if o.command == "check":
         for name, kind in ("C kernels", CpuKernels), ("plain torch, as on CUDA", TorchKernels):
             for precision in "fp32", "bf16":

@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Does a mixture pay in translation? Trains one network with a dense layer, with
+noisy mixtures and with strictly balanced ones, several seeds each, and compares
+loss and BLEU.
+
+The networks are those of train.py --recipe mixture, in which most operations are
+the experts'. They differ in both mixtures alone: 32 experts of 1,024 units, 4 of
+them for a token, or one dense layer of 4,096 units, which has the same
+operations. All networks of a seed see the same batches.
+
+Dev loss (nats per token) and greedy BLEU are of the Tatoeba dev sets in the six
+directions with English and of three directions of newstest2012, with thresholds
+as at inference. Behind "+-" is half of the 95 % confidence interval of the mean
+over the seeds. The last columns compare with the first network of the list seed
+by seed.
+
+Every network has a folder NETWORK-seed-N in --out with the files of train.py,
+what the trainer says (log) and its result (test.json). SIGTERM or SIGINT saves
+and stops; the same command goes on.
+"""
+import needs  # first: it tells what is missing
+import argparse
+import functools
+import os
+import pathlib
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from networks import Networks, interval
+import report
+import train
+
+
+MIXTURES = "encoder.2", "decoder.1"
+
+
+def operations(config):
+    """Multiply-adds of one source and one target token at inference, in their parts."""
+    d, count = config["d_model"], dict.fromkeys(("LSTM", "experts", "softmax"), 0)
+    for i, layer in [(i, layer) for side in ("encoder", "decoder") for i, layer in enumerate(config[side])]:
+        hidden = layer["hidden"]
+        if layer["type"] == "moe":
+            count["experts"] += layer["k"] * 2 * d * hidden
+        else:
+            cells, inputs = 1 + (layer["type"] == "bi-lstmp"), d * (2 if "input" in layer else 1)
+            count["LSTM"] += cells * (4 * hidden * (inputs + layer["proj"]) + hidden * layer["proj"])
+    return {**count, "softmax": d * config["vocab_size"]}
+
+
+def network_options(o, name, seed, folder):
+    """What trains a network: train.py's options."""
+    words = ["train", "--corpus", o.corpus, "--out", folder, "--cache", o.cache or os.path.join(o.out, "data"),
+             "--recipe", "mixture", "--gate", name, "--seed", str(seed), "--tokens", str(o.tokens), "--device", o.device,
+             "--precision", o.precision, "--threads", "1", "--batch-tokens", str(o.batch_tokens), "--short-minutes", "0",
+             "--rate", str(o.rate), "--muon-rate", str(o.muon_rate), "--evaluate-every", "1e9",
+             "--dev-sentences", str(o.dev_sentences), "--news-sentences", str(o.news_sentences)]
+    return train.arguments(words + (["--spm", o.spm] if o.spm else []))
+
+
+def measure(o):
+    """Trains one network; its losses, BLEU and balance at the end."""
+    torch.set_num_threads(1)
+    train.keep_memory()
+    train.use(train.CpuKernels if o.device == "cpu" else train.TorchKernels, o.precision)
+    trainer = train.Trainer(o)
+    trainer.run()
+    if trainer.stopped:
+        return None
+    model = train.load_inference(trainer.model_path, o.device)
+    row = trainer.evaluation.run([model], ThreadPoolExecutor(1))
+    bleu = {key: value for key, value in row.items() if key.startswith("bleu.")}
+
+    def mean(wanted):
+        found = [value for key, value in bleu.items() if wanted(key)]
+        return sum(found) / len(found)
+    return {"tokens": trainer.tokens, "minutes": round(trainer.elapsed / 60, 1), "weights": model.flat.numel(),
+            "operations": operations(model.config), **row,
+            "from English": mean(lambda key: key.startswith("bleu.en-")),
+            "into English": mean(lambda key: key.endswith("-en") and "news" not in key),
+            "Tatoeba": mean(lambda key: "news" not in key), "news": mean(lambda key: "news" in key)}
+
+
+def shown(values, digits):
+    """"mean +- half of the interval\""""
+    mean, half = interval(values)
+    return f"{mean:.{digits}f}" + (f" ± {half:.{digits}f}" if len(values) > 1 else "")
+
+
+def table(results):
+    """The lines of the table, a row for each network."""
+    out, first = [], next(iter(results.values()))[1]
+    for name, (_, found) in results.items():
+        def values(key, found=found):
+            return [x[key] for x in found]
+
+        def against(key, values=values):
+            return [a - b[key] for a, b in zip(values(key), first)]
+
+        def gates(key, name=name, found=found):
+            if name == "dense":
+                return "-"
+            return ", ".join(f"{sum(x[f'{gate}.gate.{key}'] for x in found) / len(found):.2f}" for gate in MIXTURES)
+        row = {"network": name, "weights, M": f"{found[0]['weights'] / 1e6:.1f}",
+               **{f"{part}, k": f"{count / 1e3:.0f}" for part, count in found[0]["operations"].items()},
+               "dev loss": shown(values("dev_loss"), 3), "news loss": shown(values("news_loss"), 3),
+               "BLEU from English": shown(values("from English"), 2), "into English": shown(values("into English"), 2),
+               "news": shown(values("news"), 2), "experts (encoder, decoder)": gates("experts"), "CV(load)": gates("cv"),
+               "loss, compared": "" if found is first else shown(against("dev_loss"), 3),
+               "BLEU, compared": "" if found is first else shown(against("Tatoeba"), 2)}
+        out = out or [f"| {' | '.join(row)} |", "|---" * len(row) + "|"]
+        out.append(f"| {' | '.join(row.values())} |")
+    return out
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--corpus", required=True, help="folder with train/ and dev/")
+    p.add_argument("--out", required=True, help="folder of the networks' folders")
+    p.add_argument("--cache", help="tokenised corpus, made when missing (default: data in --out)")
+    p.add_argument("--spm", help="SentencePiece model to use when that is made")
+    p.add_argument("--networks", nargs="+", default=["dense", "noisy", "balanced"],
+                   choices=("dense", "noisy", "balanced"), metavar="NETWORK", help="dense, noisy, balanced (default: all)")
+    p.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="one network each (default: 1 2 3)")
+    p.add_argument("--tokens", type=float, default=10, help="million target tokens for a network (default: 10)")
+    p.add_argument("--batch-tokens", type=int, default=3000, help="tokens per batch at first (default: 3000)")
+    p.add_argument("--rate", type=float, default=2e-3, help="of Adam (default: 0.002)")
+    p.add_argument("--muon-rate", type=float, default=0.01, help="of Muon (default: 0.01)")
+    p.add_argument("--dev-sentences", type=int, default=500, help="of each Tatoeba dev set (default: 500)")
+    p.add_argument("--news-sentences", type=int, default=200, help="of newstest2012 (default: 200)")
+    p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
+    p.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of products (default: bf16)")
+    p.add_argument("--threads", type=int, default=os.cpu_count(), help="networks trained at a time")
+    p.add_argument("--card", type=pathlib.Path, help="file to write the table into")
+    p.add_argument("--part", default="mixtures", help="place in the card (default: mixtures)")
+    return p.parse_args()
+
+
+def main():
+    o = arguments()
+    if not o.cache:
+        train.data.prepare(o.corpus, os.path.join(o.out, "data"), train.RECIPES["mixture"][0], o.spm, train.log)
+    os.makedirs(o.out, exist_ok=True)
+    networks = Networks(o, functools.partial(network_options, o), measure, "dev_loss")
+    networks.same_as_before()
+    networks.train()
+    lines = table(networks.results())
+    print("\n".join(lines))
+    if o.card:
+        report.write_card(o.card, o.part, "\n".join(["", *lines, ""]))
+
+
+if __name__ == "__main__":
+    main()
