@@ -72,7 +72,7 @@ def written(path):
 
 def stopped_while_training(process, log):
     """Ends the process once the trainer of a network has begun."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while not (log.exists() and "M weights" in written(log)):
         assert process.poll() is None and time.monotonic() < until, ended(process)
         time.sleep(0.01)
