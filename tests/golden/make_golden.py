@@ -354,8 +354,8 @@ MODELS = {
     "gnmt": ([lstm(17, residual=0, bidirectional=1), lstm(20, residual=0), lstm(20)],
              [lstm(20, residual=0), lstm(20, residual=0, context="current"), lstm(20, context="current")],
              {"source.bos": 1, "attention.query": "state"}, ("attention.bias", "output.weight", "output.bias")),
-    # Wu et al.'s GNMT: eight layers on each side, the bottom one of the encoder in both directions, the previous context
-    # at every layer of the decoder, residuals from the third layers on; nothing shared.
+    # Wu et al.'s GNMT: eight layers on each side, the bottom one of the encoder in both directions, the previous
+    # context at every layer of the decoder, residuals from the third layers on; nothing shared.
     "gnmt-8": ([lstm(20, residual=0, bidirectional=1), lstm(20, residual=0)] + [lstm(20)] * 6,
                [lstm(20, residual=0, context="previous")] * 2 + [lstm(20, context="previous")] * 6,
                {"source.bos": 1, "attention.query": "state"},

@@ -56,8 +56,8 @@ def write_corpus(folder):
     (folder / "dev").mkdir()
     spm = folder / "cache" / "spm.model"
     data.train_vocabulary(tables, str(spm), 300, 300, seed=1)
-    data.write_cache(str(folder / "cache"), tables, sentencepiece.SentencePieceProcessor(model_file=str(spm)), "made up",
-                     log=lambda line: None)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(spm))
+    data.write_cache(str(folder / "cache"), tables, pieces, "made up", log=lambda line: None)
     for name in ("tatoeba.en-de", "tatoeba.en-fr", "tatoeba.en-es", "wmt_newstest2012"):
         table = translated(sentences(chance, words, 10))
         with lzma.open(folder / "dev" / (name + ".tsv.xz"), "wt", encoding="utf-8", newline="\n") as file:

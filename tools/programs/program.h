@@ -183,8 +183,8 @@ int program_check_kind(const char *path, const moe_model *model, moe_model_kind 
 int program_ask_language(const text_front *front, const char *what);
 /* The kind of tokeniser that the program's lines need. */
 text_level program_level(const program_common *o);
-/* Lines scored at once where --batch says nothing. A line that is scored has one row in a step, one that is translated a
- * beam of them: with more lines as many tokens meet at an expert. */
+/* Lines scored at once where --batch says nothing. A line that is scored has one row in a step, one that is translated
+ * a beam of them: with more lines as many tokens meet at an expert. */
 enum { PROGRAM_SCORED_AT_ONCE = 128 };
 /* Copy the options for threads, batch, kernels, gates, noise, log and longest line into the parameters. */
 void program_apply(const program_common *o, moe_session_params *params);

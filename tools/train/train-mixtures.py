@@ -51,9 +51,9 @@ def operations(config):
 def network_options(o, name, seed, folder):
     """What trains a network: train.py's options."""
     words = ["train", "--corpus", o.corpus, "--out", folder, "--cache", o.cache or os.path.join(o.out, "data"),
-             "--recipe", "mixture", "--gate", name, "--seed", str(seed), "--tokens", str(o.tokens), "--device", o.device,
-             "--precision", o.precision, "--threads", "1", "--batch-tokens", str(o.batch_tokens), "--short-minutes", "0",
-             "--rate", str(o.rate), "--muon-rate", str(o.muon_rate), "--evaluate-every", "1e9",
+             "--recipe", "mixture", "--gate", name, "--seed", str(seed), "--tokens", str(o.tokens),
+             "--device", o.device, "--precision", o.precision, "--threads", "1",
+             "--batch-tokens", str(o.batch_tokens), "--short-minutes", "0", "--rate", str(o.rate), "--muon-rate", str(o.muon_rate), "--evaluate-every", "1e9",
              "--dev-sentences", str(o.dev_sentences), "--news-sentences", str(o.news_sentences)]
     return train.arguments(words + (["--spm", o.spm] if o.spm else []))
 
@@ -105,7 +105,8 @@ def table(results):
                **{f"{part}, k": f"{count / 1e3:.0f}" for part, count in found[0]["operations"].items()},
                "dev loss": shown(values("dev_loss"), 3), "news loss": shown(values("news_loss"), 3),
                "BLEU from English": shown(values("from English"), 2), "into English": shown(values("into English"), 2),
-               "news": shown(values("news"), 2), "experts (encoder, decoder)": gates("experts"), "CV(load)": gates("cv"),
+               "news": shown(values("news"), 2),
+               "experts (encoder, decoder)": gates("experts"), "CV(load)": gates("cv"),
                "loss, compared": "" if found is first else shown(against("dev_loss"), 3),
                "BLEU, compared": "" if found is first else shown(against("Tatoeba"), 2)}
         out = out or [f"| {' | '.join(row)} |", "|---" * len(row) + "|"]
@@ -120,7 +121,8 @@ def arguments():
     p.add_argument("--cache", help="tokenised corpus, made when missing (default: data in --out)")
     p.add_argument("--spm", help="SentencePiece model to use when that is made")
     p.add_argument("--networks", nargs="+", default=["dense", "noisy", "balanced"],
-                   choices=("dense", "noisy", "balanced"), metavar="NETWORK", help="dense, noisy, balanced (default: all)")
+                   choices=("dense", "noisy", "balanced"), metavar="NETWORK",
+                   help="dense, noisy, balanced (default: all)")
     p.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="one network each (default: 1 2 3)")
     p.add_argument("--tokens", type=float, default=10, help="million target tokens for a network (default: 10)")
     p.add_argument("--batch-tokens", type=int, default=3000, help="tokens per batch at first (default: 3000)")
