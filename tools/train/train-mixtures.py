@@ -3,8 +3,8 @@
 noisy mixtures and with strictly balanced ones, several seeds each, and compares
 loss and BLEU.
 
-The networks are those of train.py --recipe mixture, in which most operations are
-the experts'. They differ in both mixtures alone: 32 experts of 1,024 units, 4 of
+The networks are those of train.py --recipe mixture, in which the experts are
+half of the work. They differ in both mixtures alone: 32 experts of 1,024 units, 4 of
 them for a token, or one dense layer of 4,096 units, which has the same
 operations. All networks of a seed see the same batches.
 
@@ -53,7 +53,8 @@ def network_options(o, name, seed, folder):
     words = ["train", "--corpus", o.corpus, "--out", folder, "--cache", o.cache or os.path.join(o.out, "data"),
              "--recipe", "mixture", "--gate", name, "--seed", str(seed), "--tokens", str(o.tokens),
              "--device", o.device, "--precision", o.precision, "--threads", "1",
-             "--batch-tokens", str(o.batch_tokens), "--short-minutes", "0", "--rate", str(o.rate), "--muon-rate", str(o.muon_rate), "--evaluate-every", "1e9",
+             "--batch-tokens", str(o.batch_tokens), "--short-minutes", "0", "--evaluate-every", "1e9",
+             "--rate", str(o.rate), "--muon-rate", str(o.muon_rate),
              "--dev-sentences", str(o.dev_sentences), "--news-sentences", str(o.news_sentences)]
     return train.arguments(words + (["--spm", o.spm] if o.spm else []))
 
