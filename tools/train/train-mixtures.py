@@ -4,8 +4,8 @@ noisy mixtures and with strictly balanced ones, several seeds each, and compares
 loss and BLEU.
 
 The networks are those of train.py --recipe mixture, in which the experts are
-half of the work. They differ in both mixtures alone: 32 experts of 1,024 units, 4 of
-them for a token, or one dense layer of 4,096 units, which has the same
+half of the work. They differ in both mixtures alone: 32 experts of 1,024 units,
+4 of them for a token, or one dense layer of 4,096 units, which has the same
 operations. All networks of a seed see the same batches.
 
 Dev loss (nats per token) and greedy BLEU are of the Tatoeba dev sets in the six
@@ -23,7 +23,6 @@ import argparse
 import functools
 import os
 import pathlib
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -68,15 +67,14 @@ def measure(o):
     trainer.run()
     if trainer.stopped:
         return None
-    model = train.load_inference(trainer.model_path, o.device)
-    row = trainer.evaluation.run([model], ThreadPoolExecutor(1))
+    row = trainer.measured
     bleu = {key: value for key, value in row.items() if key.startswith("bleu.")}
 
     def mean(wanted):
         found = [value for key, value in bleu.items() if wanted(key)]
         return sum(found) / len(found)
-    return {"tokens": trainer.tokens, "minutes": round(trainer.elapsed / 60, 1), "weights": model.flat.numel(),
-            "operations": operations(model.config), **row,
+    return {"tokens": trainer.tokens, "minutes": round(trainer.elapsed / 60, 1), "weights": trainer.model.flat.numel(),
+            "operations": operations(trainer.model.config), **row,
             "from English": mean(lambda key: key.startswith("bleu.en-")),
             "into English": mean(lambda key: key.endswith("-en") and "news" not in key),
             "Tatoeba": mean(lambda key: "news" not in key), "news": mean(lambda key: "news" in key)}

@@ -1242,6 +1242,7 @@ class Trainer:
         write_atomically(inference_checkpoint(before, averaged, **about), self.model_path)
 
     def evaluate(self, rate):
+        """Measures the averaged weights and adds to curve.csv; returns the row."""
         weights = self.model.flat.clone()
         self.model.flat.copy_(self.average)
         row = self.evaluation.run(self.replicas, self.pool)
@@ -1263,6 +1264,7 @@ class Trainer:
         bleu = [row[x] for x in self.evaluation.columns if x.startswith("bleu.") and "news" not in x]
         log(f"evaluation at {row['minutes']} min: dev loss {row['dev_loss']}, news {row['news_loss']}, "
             f"mean BLEU {sum(bleu) / len(bleu):.2f}, " + ", ".join(f"{k} {v}" for k, v in row.items() if "." in k))
+        return row
 
     # -- running
 
@@ -1356,7 +1358,7 @@ class Trainer:
                 self.save()
         self.save()
         if not self.stopped:
-            self.evaluate(0.0)
+            self.measured = self.evaluate(0.0)
         log("stopped: saved, can go on" if self.stopped else "finished")
 
 
