@@ -1054,8 +1054,11 @@ MOE_DEVICE int moe_select_group(const moe_gate_args *a, const float *logits, siz
         selected = 1;
     }
     __syncthreads();
-    for (int i = t; i < selected; i += MOE_BLOCK) weights[i] = logits[experts[i] - first];
-    moe_block_softmax(weights, selected, weights);
+    for (int i = t; i < selected; i += MOE_BLOCK) {
+        const float l = logits[experts[i] - first];
+        weights[i] = a->gate == MOE_GATE_SIGMOID ? moe_sigmoidf(l) : l;
+    }
+    if (a->gate != MOE_GATE_SIGMOID) moe_block_softmax(weights, selected, weights);
     for (int i = t; factor && i < selected; i += MOE_BLOCK) weights[i] = moe_mul(*factor, weights[i]);
     return selected;
 }
@@ -1826,7 +1829,7 @@ static void moe_run_gate(moe_device *d, const moe_node *n, const moe_bound *b, s
 /* How many experts the rows of a gate select on average, about. */
 static size_t moe_wanted(const moe_node *gate) {
     const size_t own =
-        gate->gate.kind == MOE_GATE_SOFTMAX || !gate->gate.gating->k ? gate->gate.gating->level : gate->gate.gating->k;
+        moe_gate_is_dense(gate->gate.kind) || !gate->gate.gating->k ? gate->gate.gating->level : gate->gate.gating->k;
     return gate->gate.grouped ? own * moe_wanted(gate->src[1]) : own;
 }
 

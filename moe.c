@@ -337,6 +337,9 @@ typedef struct moe_gating {
     const float *threshold;   /* [n], threshold gates */
 } moe_gating;
 
+/* Whether a gate selects everybody. */
+MOE_SHARED int moe_gate_is_dense(moe_gate kind) { return kind == MOE_GATE_SOFTMAX || kind == MOE_GATE_SIGMOID; }
+
 /* Experts w_down relu(w_up x [+ bias]) [+ bias]: a row of slabs. */
 typedef struct moe_experts {
     size_t count, hidden;
@@ -5674,8 +5677,8 @@ static const char *const moe_layer_kinds[] = { "lstm", "moe",  "attention",     
 static const char *const moe_norm_places[] = { "none", "before", "after", NULL };
 static const char *const moe_ffn_activations[] = { "relu", "gelu", "swish", NULL };
 static const char *const moe_rules_names[] = { "paper", "nvidia", "tf", "mlperf", "hf", NULL };
-static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "batchwise", NULL };
-static const char *const moe_file_gates[] = { "softmax", "topk", "threshold", NULL };
+static const char *const moe_gate_names[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", NULL };
+static const char *const moe_file_gates[] = { "softmax", "topk", "threshold", "sigmoid", NULL };
 static const char *const moe_empties[] = { "top1", "zero", NULL };
 static const char *const moe_merges[] = { "concat", "sum", NULL };
 static const char *const moe_contexts[] = { "none", "previous", "current", NULL };
@@ -5998,8 +6001,8 @@ static void moe_bind_gating(moe_reader *r, const moe_layer *layer, moe_gating *g
     g->level = level;
     g->relu = layer->mixture.relu_logits;
     moe_refuse_key(r, layer, part[0] == 'p' ? "parent.k" : "k");
-    moe_read_int(r, moe_find_meta(&r->model->file, r->key), g->kind != MOE_GATE_SOFTMAX, (int64_t)level, (int64_t)g->k);
-    if (g->kind != MOE_GATE_SOFTMAX && g->k > level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, level);
+    moe_read_int(r, moe_find_meta(&r->model->file, r->key), !moe_gate_is_dense(g->kind), (int64_t)level, (int64_t)g->k);
+    if (!moe_gate_is_dense(g->kind) && g->k > level) moe_reader_fail(r, "is %zu, but only %zu compete", g->k, level);
     snprintf(name, sizeof name, "%s.%s", layer->name, part);
     moe_bind_exact(r, &g->weight, n, in, 0, "%s.weight", name);
     moe_bind_exact(r, &g->noise, n, in, 1, "%s.noise", name);
@@ -7450,7 +7453,7 @@ static size_t moe_select_masked(const moe_gating *gating, const float *p, const 
 }
 
 /* Select among the experts of one group (or all) and append them with their weights: softmax over the selected logits
- * (eq 3, and eq 16, which is the same number), times the group's own weight (eq 12). */
+ * (eq 3, and eq 16, which is the same number) or their sigmoids, times the group's own weight (eq 12). */
 static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, size_t group, const float *factor,
                             const moe_gate_work *work, float *scratch) {
     const moe_kernels *kernels = run->kernels;
@@ -7458,21 +7461,21 @@ static void moe_gate_append(const moe_run *run, const moe_node *t, size_t row, s
     const size_t n = gating->level, first = group * n, at = row * t->cols + first;
     const float *logits = moe_gate_logits(run, t, row, group, scratch);
     const moe_selection s = moe_selection_of(t, row);
-    float *p = scratch + 2 * moe_round_up(n, 16), *weights = s.weights + *s.count, sum;
+    float *p = scratch + 2 * moe_round_up(n, 16), *weights = s.weights + *s.count;
     uint32_t *chosen = s.experts + *s.count;
     size_t count = n;
     if (t->gate.kind == MOE_GATE_THRESHOLD || work->probabilities) moe_softmax(kernels, logits, n, p);
     if (work->probabilities) memcpy(work->probabilities + at, p, n * sizeof *p);
     if (t->gate.kind == MOE_GATE_TOPK) count = moe_select_topk(logits, n, gating->k, chosen);
-    else if (t->gate.kind == MOE_GATE_SOFTMAX)
+    else if (moe_gate_is_dense(t->gate.kind))
         for (size_t i = 0; i < n; i++) chosen[i] = (uint32_t)i;
     else
         count = moe_select_masked(gating, p, t->gate.kind == MOE_GATE_THRESHOLD ? gating->threshold + first : NULL,
                                   work->mask ? work->mask + at : NULL, chosen, s.empty);
     for (size_t j = 0; j < count; j++) weights[j] = logits[chosen[j]];
-    sum = kernels->exp_sum(weights, count, kernels->max(weights, count), weights);
+    if (t->gate.kind == MOE_GATE_SIGMOID) kernels->unary(MOE_UNARY_SIGMOID, weights, count, weights);
+    else moe_softmax(kernels, weights, count, weights);
     for (size_t j = 0; j < count; j++) {
-        weights[j] = weights[j] / sum;
         if (factor) weights[j] = *factor * weights[j];
         chosen[j] += (uint32_t)first;
     }
@@ -7589,7 +7592,7 @@ static void moe_experts_slab(const moe_experts *e, size_t expert, moe_matrix *up
 static size_t moe_expert_pairs(const moe_graph *g, const moe_node *gate) {
     size_t wanted = 2 * gate->gate.gating->k;
     if (gate->gate.grouped) wanted *= gate->src[1]->gate.gating->k;
-    if (gate->gate.kind == MOE_GATE_SOFTMAX || !wanted) wanted = gate->gate.capacity;
+    if (moe_gate_is_dense(gate->gate.kind) || !wanted) wanted = gate->gate.capacity;
     return moe_max(g->rows * moe_min(gate->gate.capacity, wanted), gate->gate.capacity);
 }
 
@@ -8706,7 +8709,7 @@ static moe_status moe_check_gating(const moe_model *m, const char *name, int *ga
     if (!name) return MOE_OK;
     if (!moe_gate_parse(name, &kind))
         return moe_fail(error, MOE_ERROR_ARGUMENT, "gating",
-                        "no gate is called '%s'; there are softmax, topk, threshold and batchwise", name);
+                        "no gate is called '%s'; there are softmax, topk, threshold, sigmoid and batchwise", name);
     for (size_t i = 0; (layer = moe_find_mixture(m, i)); i++)
         for (int parent = 0; parent <= (layer->mixture.groups > 0); parent++) {
             const moe_gating *g = parent ? &layer->mixture.parent : &layer->mixture.gate;

@@ -214,23 +214,23 @@ moe_layer_info moe_model_layer(const moe_model *model, size_t index); /* all zer
 moe_setting moe_model_layer_setting(const moe_model *model, size_t index, size_t i);
 
 /* A gate decides which experts a row goes to and with which weights. With the logits l [n] of one level and
- * p = softmax(l), it selects
- *   softmax     every expert, with weight p_i                                                      (eq 2, 15)
- *   topk        the k largest, with a softmax over them                                            (eq 3, 16, 17)
- *   threshold   { i : p_i > T_i }, with a softmax over them                                        (eq 16, 19)
- *   batchwise   for each expert the k * rows / n rows with its largest p: rows see their neighbours  (eq 16, 18) */
-typedef enum moe_gate { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD, MOE_GATE_BATCHWISE } moe_gate;
-
+ * p = softmax(l), it selects: */
+typedef enum moe_gate {
+    MOE_GATE_SOFTMAX,   /* every expert, with weight p_i (eq 2, 15) */
+    MOE_GATE_TOPK,      /* the k largest, with a softmax over them (eq 3, 16, 17) */
+    MOE_GATE_THRESHOLD, /* { i : p_i > T_i }, with a softmax over them (eq 16, 19) */
+    MOE_GATE_SIGMOID,   /* every expert, with weight sigmoid(l_i) (Bengio et al. 2015) */
+    MOE_GATE_BATCHWISE /* for each expert the k * rows / n rows with its largest p: rows see their neighbours (eq 18) */
+} moe_gate;
 const char *moe_gate_name(moe_gate gate);            /* "softmax", ... "?" if unknown */
 int moe_gate_parse(const char *name, moe_gate *out); /* 1 and *out set, or 0 */
 
-/* A mixture of experts. With two levels (App. B) a parent gate selects groups, and a gate inside each of these groups
- * selects experts. */
+/* A mixture of experts. With two levels (App. B) a parent gate selects groups, a gate inside each of them experts. */
 typedef struct moe_mixture {
     const char *layer;          /* "encoder.2" */
     size_t experts, groups;     /* experts of all groups together; groups 0: one level */
     moe_gate gate, parent_gate; /* parent_gate, parent_k: two levels only */
-    size_t k, parent_k;         /* experts wanted of each group (one level: of all), groups wanted; 0: a softmax, all */
+    size_t k, parent_k;         /* experts wanted of each group (one level: of all), groups wanted; 0: all, if dense */
     size_t hidden;              /* units of an expert */
     int noise;                  /* 1: the file has W_noise of eq 4 */
 } moe_mixture;
@@ -459,8 +459,8 @@ typedef struct moe_session_params {
     moe_log_fn log;       /* may be NULL */
     void *log_user;
 
-    /* Another kind of gate for every mixture: "softmax", "topk", "threshold" or "batchwise"; NULL: the file's gates.
-     * "batchwise" breaks a promise: a result then depends on what shares its batch. */
+    /* Another kind of gate for every mixture: "softmax", "topk", "threshold", "sigmoid" or "batchwise"; NULL: the
+     * file's. "batchwise" breaks a promise: a result then depends on what shares its batch. */
     const char *gating;
 
     int noise; /* 1: noise on the logits of gates (eq 4), drawn from noise_seed and the tokens so far alone */

@@ -278,9 +278,10 @@ static void states_and_steps_equal_the_cpu(void **state) {
     }
 }
 
-/* Softmax, top k, threshold with either policy. */
+/* Softmax, top k, threshold with either policy, sigmoid. */
 static moe_gating level(int kind, size_t n, size_t k, const float *threshold) {
-    const moe_gate kinds[] = { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD, MOE_GATE_THRESHOLD };
+    const moe_gate kinds[] = { MOE_GATE_SOFTMAX, MOE_GATE_TOPK, MOE_GATE_THRESHOLD, MOE_GATE_THRESHOLD,
+                               MOE_GATE_SIGMOID };
     return (moe_gating){ .kind = kinds[kind], .level = n, .k = k, .empty_zero = kind == 3, .threshold = threshold };
 }
 
@@ -320,7 +321,7 @@ static void mixtures_equal_the_cpu(void **state) {
         const size_t *shape = shapes[i / 4 % MOE_COUNT(shapes)], rows = shape[0], n = shape[1], hidden = shape[3],
                      width = shape[4], vocabulary = 13;
         const moe_type type = types[i / 4 / MOE_COUNT(shapes)];
-        const int kind = (int)(i % 4); /* softmax, top k, threshold with each policy for the empty mask */
+        const int kind = i % 8 == 4 ? 4 : (int)(i % 4);
         float *x = numbers(&random, vocabulary * width, 0), *logits = numbers(&random, vocabulary * n, 0),
               *w = numbers(&random, 2 * hidden * width, 0);
         float *threshold = mw_zeros(n * sizeof *threshold), *biases = numbers(&random, n * (hidden + width), 0);
@@ -437,8 +438,8 @@ static void two_levels_equal_the_cpu(void **state) {
         h.logits = pack(MOE_TYPE_F32, vocabulary, groups, logits, &blobs[0]);
         h.experts = row_of_slabs(type, n, hidden, width, slabs, i % 7 ? 0.75f : 1.0f);
         h.stack_bias = i % 4 < 2 ? stack_bias : NULL;
-        h.parent = level((int)(i / 4 % 4), groups, shape[2], thresholds);
-        h.gate = level((int)(i % 4), each, shape[4], thresholds + groups);
+        h.parent = level(i % 5 == 2 ? 4 : (int)(i / 4 % 4), groups, shape[2], thresholds);
+        h.gate = level(i % 5 == 3 ? 4 : (int)(i % 4), each, shape[4], thresholds + groups);
         h.gate.relu = i / 8 % 2;
         h.gate.weight = pack(MOE_TYPE_F32, n, in, weight, &blobs[1]);
         h.gate.bias = (i + i / 4) % 4 ? bias : NULL;

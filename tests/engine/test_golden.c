@@ -395,6 +395,7 @@ static int gate_layer(const golden *g, const char *name, const char *prefix, moe
     m->experts.scale = 1;
     m->gate.empty_zero = value_is(g, name, "empty", "zero");
     if (value_is(g, name, "gate", "softmax")) m->gate.kind = MOE_GATE_SOFTMAX;
+    else if (value_is(g, name, "gate", "sigmoid")) m->gate.kind = MOE_GATE_SIGMOID;
     else if (value_is(g, name, "gate", "topk")) m->gate.kind = MOE_GATE_TOPK;
     else if (value_is(g, name, "gate", "threshold")) m->gate.kind = MOE_GATE_THRESHOLD;
     else return 0;

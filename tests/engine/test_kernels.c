@@ -1765,7 +1765,7 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
     (void)state;
     for (size_t round = 0; round < mw_rounds(200); round++) {
         const size_t n = 1 + mw_below(&random, 9), k = 1 + mw_below(&random, n), rows = 1 + mw_below(&random, 9);
-        const moe_gate kind = (moe_gate)(round % 3);
+        const moe_gate kind = (moe_gate)(round % MOE_GATE_BATCHWISE);
         moe_case *c = make_moe(&random, kind, n, k, 5, 7, rows, MW_F32);
         gate_rows out;
         int32_t parents[16];
@@ -1787,12 +1787,15 @@ static void gates_select_and_weigh_as_the_equations_say(void **state) {
                 p[i] = exp((double)l[i]) / sum;
                 if (p[i] > p[best]) best = i;
                 for (size_t j = 0; j < n; j++) better += l[j] > l[i] || (l[j] == l[i] && j < i);
-                on[i] = kind == MOE_GATE_SOFTMAX ||
+                on[i] = moe_gate_is_dense(kind) ||
                         (kind == MOE_GATE_TOPK ? better < k : p[i] > (double)c->threshold[i]);
                 any |= on[i];
             }
             if (!any && !c->gating.empty_zero) on[best] = 1;
-            for (size_t i = 0; i < n; i++) kept += on[i] ? p[i] : 0;
+            for (size_t i = 0; i < n; i++) {
+                if (kind == MOE_GATE_SIGMOID) p[i] = 1 / (1 + exp(-(double)l[i]));
+                kept += kind == MOE_GATE_SIGMOID ? 1.0 / (double)n : on[i] ? p[i] : 0;
+            }
             for (size_t i = 0; i < n; i++) {
                 CHECK(fabs((double)g[i] - (on[i] ? p[i] / kept : 0)) < 1e-6, "gate %d, expert %zu: %g, not %g",
                       (int)kind, i, (double)g[i], on[i] ? p[i] / kept : 0);

@@ -215,7 +215,7 @@ static void see_values(void *user, const char *name, const float *data, size_t r
 
 /* Sizes are small; the rest is anything, now and then what must be refused. */
 static void plan_session(plan *p, uint64_t *r) {
-    static const char *const gatings[] = { "softmax", "topk", "threshold", "batchwise", "none" };
+    static const char *const gatings[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise", "none" };
     moe_session_params *s = &p->params;
     const int32_t vocabulary = moe_model_vocabulary(p->model);
     *s = moe_session_params_default(p->model);

@@ -135,6 +135,7 @@ def gate_cases(c):
     logits = x @ w.T
     p = ref.softmax_gate(logits)
     c.add("gate.softmax", "gate", x=x, weight=w, gate="softmax", g=p)
+    c.add("gate.sigmoid", "gate", x=x, weight=w, gate="sigmoid", g=ref.sigmoid_gate(logits))
     for k in (1, 3, 11):
         c.add(f"gate.topk-{k}", "gate", x=x, weight=w, gate="topk", k=k, g=ref.topk_gate(logits, k))
     same = [0, 1, 0, 3, 1, 5, 0, 1, 5, 3, 0]  # equal weights, equal logits: the lower index wins
@@ -262,6 +263,8 @@ def gating_cases(c):
     routing("two.noisy", gate="topk", **two, noise=True)
     for empty in ("top1", "zero"):
         routing(f"two.batchwise-{empty}", 1, gate="threshold", empty=empty, groups=3, k=1, has_empty=True)
+
+    routing("two.sigmoid", gate="sigmoid", groups=3, bias=True, **{"gate.hidden": 9})
 
     def layer(case, bias=False, **settings):
         settings = dict(kind="moe", **settings)

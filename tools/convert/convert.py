@@ -11,7 +11,7 @@ config is plain values:
       type "lstm" | "lstmp" | "bi-lstm" | "bi-lstmp": hidden, proj (with p), residual (False, True, "embedding part"),
         forget_bias (0), merge ("concat" | "sum"), input ("embedding, context": the first decoder layer's way to say
         context "previous"), context ("none" | "previous" | "current")
-      type "moe": experts, k, hidden, gate ("softmax" | "topk" | "noisy top-k" | "threshold" | "batchwise/threshold"),
+      type "moe": experts, k, hidden, gate ("softmax" | "sigmoid" | "topk" | "noisy top-k" | "threshold" | "batchwise/threshold"),
         empty ("top1" | "zero"), activation "relu", output ("sigmoid" | "none"), scale (1), residual; two levels:
         groups, and parent_gate, parent_k, parent_empty where they differ; gate_hidden (units of an MLP gate),
         gate_relu (rectified logits), gate_bias (every gate's maps have biases); expert ("mlp" | "linear": then
@@ -55,7 +55,7 @@ from hf_json import short
 from moefile import FormatError
 
 QUERY = {"state": "state", "output": "output", "output of decoder.0 at the previous step, zero at first": "state"}
-GATE = {"softmax": "softmax", "topk": "topk", "noisy top-k": "topk", "threshold": "threshold",
+GATE = {"softmax": "softmax", "sigmoid": "sigmoid", "topk": "topk", "noisy top-k": "topk", "threshold": "threshold",
         "batchwise/threshold": "threshold"}
 WORDS = {"lstm": ("type", "input"), "moe": ("type", "gate_bias", "expert_bias"),  # of configs alone
          "gnmt-attention": ("type", "bias")}
@@ -123,7 +123,7 @@ def mixture_meta(name, layer):
         given[key] = choose(f"{name} {key.replace('.', '_')}", given[key], GATE)
     settings = with_defaults("moe", MIXTURE + LEVELS * bool(given.get("groups")), given)
     for gate, k in ("gate", "k"), ("parent.gate", "parent.k"):
-        if settings.get(gate) == "softmax":
+        if settings.get(gate) in moefile.DENSE:
             settings[k] = 0
     settings.update({key: value for key, value in given.items() if value and key not in MIXTURE + LEVELS})
     return moefile.layer_meta(name, "moe", **settings)

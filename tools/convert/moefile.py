@@ -722,7 +722,8 @@ def name_key(key, names, default=None, inherits=None):
 
 EPSILON = real_key("epsilon", 0, 1, 1e-5)
 NORM = name_key("norm", "none before after", "none"), EPSILON
-GATES, EMPTY = "softmax topk threshold", "top1 zero"
+GATES, EMPTY = "softmax topk threshold sigmoid", "top1 zero"
+DENSE = "softmax", "sigmoid"  # gates that select everybody
 LAYERS = {
     "lstm": (count_key("hidden", 1), flag_key("residual", 0), count_key("proj", 0, 0),
              real_key("forget_bias", -100, 100, 0.0), flag_key("bidirectional", 0),
@@ -791,7 +792,7 @@ def read_layer(e, kind):
 
 def check_level(e, prefix, level, n):
     """How many of n experts or groups one level of gates wants."""
-    least = int(level.gate != "softmax")
+    least = int(level.gate not in DENSE)
     if (least or e.prefix + prefix + "k" in e.meta) and not least <= level.k <= n:
         raise FormatError(f"{e.prefix}{prefix}k: {level.k} is not from {least} to {n}")
 

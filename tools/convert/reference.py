@@ -90,6 +90,11 @@ def bidirectional(x, forward, backward, merge, forget_bias=0.0, ends=None):
 # A gate gives a dense matrix [rows, n] of weights, zero where an expert is not selected. A mask is a boolean [rows, n].
 
 
+def sigmoid_gate(logits):
+    """Bengio et al. 2015: every expert, weighted by its sigmoid."""
+    return torch.sigmoid(logits)
+
+
 def softmax_gate(logits):
     """eq 2 and 15: every expert, weighted by the softmax."""
     return torch.softmax(logits, dim=1)
@@ -163,6 +168,8 @@ def level_gate(logits, level, threshold=None, batchwise=False):
         return batchwise_gate(logits, batchwise_count(level.k, *logits.shape), level.empty)
     if level.gate == "softmax":
         return softmax_gate(logits)
+    if level.gate == "sigmoid":
+        return sigmoid_gate(logits)
     if level.gate == "topk":
         return topk_gate(logits, level.k)
     return threshold_gate(logits, threshold, level.empty)

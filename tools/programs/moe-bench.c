@@ -738,7 +738,7 @@ static double graph_weights(const moe_graph *g) {
 /* How many experts a row should select by the settings of its gate. */
 static double wanted_experts(const moe_node *gate) {
     const moe_gating *gating = gate->gate.gating;
-    const double own = (double)(gate->gate.kind == MOE_GATE_SOFTMAX ? gating->level : gating->k);
+    const double own = (double)(moe_gate_is_dense(gate->gate.kind) ? gating->level : gating->k);
     return gate->gate.grouped ? own * wanted_experts(gate->src[1]) : own;
 }
 

@@ -440,7 +440,7 @@ static int string(routing *r, const char *name, const cJSON *from, const char **
 }
 
 static const char *known_gate(const char *name) {
-    static const char *const gates[] = { "softmax", "topk", "threshold", "batchwise" };
+    static const char *const gates[] = { "softmax", "topk", "threshold", "sigmoid", "batchwise" };
     for (size_t i = 0; i < sizeof gates / sizeof *gates; i++)
         if (strcmp(name, gates[i]) == 0) return gates[i];
     return NULL;
@@ -464,7 +464,7 @@ static int read_layer(routing *r, const cJSON *from, int64_t *total) {
     for (size_t i = 0; i < r->n_layers; i++)
         if (strcmp(r->layers[i].name, name) == 0) return fail(r, "layer: '%s' is there twice", quoted(name).text);
     if (!(l->gate = known_gate(gate)))
-        return fail(r, "gate: must be softmax, topk, threshold or batchwise, not '%s'", quoted(gate).text);
+        return fail(r, "gate: must be softmax, topk, threshold, sigmoid or batchwise, not '%s'", quoted(gate).text);
     if (l->groups && l->experts % l->groups)
         return fail(r, "groups: %lld does not divide %lld experts", (long long)l->groups, (long long)l->experts);
     if ((*total += l->experts) > MAX_EXPERTS) return fail(r, "experts: more than %d in all layers", MAX_EXPERTS);

@@ -205,7 +205,7 @@ static int parse_memory(program_common *o, const char *text) {
 static int parse_gating(program_common *o, const char *name) {
     moe_gate ignored;
     if (!moe_gate_parse(name, &ignored))
-        return program_usage_error("--gating is softmax, topk, threshold or batchwise, not '%s'", name);
+        return program_usage_error("--gating is softmax, topk, threshold, sigmoid or batchwise, not '%s'", name);
     o->gating = name;
     return -1;
 }

@@ -134,9 +134,9 @@ enum {
 #define PROGRAM_HELP_GATES(unit)                                                           \
     "Gates\n"                                                                              \
     "      --gating NAME         use this gate in every mixture instead of the\n"          \
-    "                            model's own: softmax, topk, threshold or batchwise.\n"    \
-    "                            With batchwise a result depends on the other lines\n"     \
-    "                            of its batch\n"                                           \
+    "                            model's own: softmax, topk, threshold, sigmoid or\n"      \
+    "                            batchwise. With batchwise a result depends on the\n"      \
+    "                            other lines of its batch\n"                               \
     "      --noise SEED          add noise to the gates' logits, as in training (eq\n"     \
     "                            4). SEED and the text alone decide it, so the batch\n"    \
     "                            makes no difference (default: no noise)\n"                \

@@ -78,7 +78,7 @@ static const option table[] = {
     { "batch-tokens", "source tokens decoded at once, about: many short sentences or few long ones",
       WHOLE_OF(batch_tokens, 1, 1 << 24, "1 to 16777216") },
     { "gating", "use this gate in every mixture instead of the model's own",
-      WORD_OF(gating, "softmax, topk, threshold or batchwise") },
+      WORD_OF(gating, "softmax, topk, threshold, sigmoid or batchwise") },
     { "noise", "add noise to the gates' logits, as in training; a seed (default: no noise)",
       WHOLE_OF(noise, 0, INT32_MAX, "0 or more") },
     { "isa", "kernels to use (default: the best of this machine)", WORD_OF(isa, "a name of moe_isa_names") },

@@ -43,6 +43,11 @@ def dense(logits):
     return Gate(weights, torch.ones_like(weights, dtype=torch.bool), torch.zeros_like(weights[:, 0], dtype=torch.bool))
 
 
+def sigmoid(logits):
+    """Bengio: every expert, weighted by its sigmoid, the mean of the paper's Bernoulli units. logits [rows, n]."""
+    return dense(logits)._replace(weights=logits.sigmoid())
+
+
 def topk_mask(values, k):
     """eq 5 and 17: the k largest of each row. values [rows, n] -> booleans [rows, n]."""
     return torch.zeros_like(values, dtype=torch.bool).scatter_(1, values.topk(k, sorted=False).indices, True)
@@ -222,7 +227,7 @@ class RunningTotals:
 # ---- Configs ---------------------------------------------------------------------------------------------------------
 
 GATES = {"balanced": ("batchwise/threshold", "threshold"), "noisy": ("noisy top-k", "topk"),
-         "dense": ("softmax", "softmax")}  # what a gate is called in the config of a checkpoint, and in a model file
+         "dense": ("softmax", "softmax"), "sigmoid": ("sigmoid", "sigmoid")}  # what a gate is called in the config of a checkpoint, and in a model file
 WRITTEN = "empty", "activation", "output", "residual"  # what a config says of a mixture even where it is the default
 
 
