@@ -77,6 +77,14 @@ def dense_gates_are_softmax():
 
 
 @test
+def gates_of_bengio_are_sigmoids():
+    gate = gating.sigmoid(logits())
+    close(gate.weights, [[1 / (1 + math.exp(-x)) for x in row] for row in logits().tolist()])
+    close(gate.weights, ref.level_gate(logits(), types.SimpleNamespace(gate="sigmoid")))
+    assert gate.mask.all() and not gate.empty.any()
+
+
+@test
 def topk_gates_keep_the_k_largest():
     x = logits()
     gate = gating.topk(x, K)
@@ -847,8 +855,8 @@ def language_models_are_read_as_they_were_trained():
 @test
 def deep_moe_is_read_as_it_was_trained():
     digits = program("train-digits")
-    for kind in digits.NETWORKS:
-        options = types.SimpleNamespace(experts=[3, 2], hidden=[5, 4], gate_hidden=[6, 7], network=kind)
+    for kind, gate in [(x, "softmax") for x in digits.NETWORKS] + [("mixture", "sigmoid"), ("single", "sigmoid")]:
+        options = types.SimpleNamespace(experts=[3, 2], hidden=[5, 4], gate_hidden=[6, 7], network=kind, gate=gate)
         network = digits.Network(digits.make_config(options), 1)
         x = normal(7, digits.IMAGE ** 2, dtype=torch.float32)
         with tempfile.TemporaryDirectory() as folder:
@@ -877,8 +885,8 @@ def deep_moe_is_held_back_at_first_and_free_in_the_end():
             phases.append(network.totals and [(id(x), x.margin, float(x.total.sum())) for x in network.totals])
         return forward(network, x)
     digits.Network.forward = watched
-    options = dict(experts=[3, 2], hidden=[5, 4], gate_hidden=[6, 7], network="mixture", seed=1, epochs=2, fine_tune=1,
-                   margin=4.0, batch=10, rate=0.01, momentum=0.9, weight_decay=0.0)
+    options = dict(experts=[3, 2], hidden=[5, 4], gate_hidden=[6, 7], network="mixture", gate="softmax", seed=1,
+                   epochs=2, fine_tune=1, margin=4.0, batch=10, rate=0.01, momentum=0.9, weight_decay=0.0)
     with tempfile.TemporaryDirectory() as folder:
         digits_in(folder, 40)
         digits.train(types.SimpleNamespace(data=folder, losses=None, **options), lambda text: None)
@@ -891,6 +899,28 @@ def deep_moe_is_held_back_at_first_and_free_in_the_end():
     g = [probabilities(), torch.ones(ROWS, 1)]  # a single expert has no balance
     close(digits.balance_loss(g, (0.1, 0.2, 0.3)), 0.1 * gating.mean_activation_loss(g[0], 1 / N) +
           0.2 * gating.example_activation_loss(g[0], 1 / N) + 0.3 * gating.variance_loss(g[0]))
+
+
+@test
+def activation_per_example_moves_sigmoid_gates_and_not_softmax_gates():
+    digits = program("train-digits")
+    for gate in ("softmax", "sigmoid"):
+        options = types.SimpleNamespace(experts=[3, 2], hidden=[5, 4], gate_hidden=[6, 7], network="mixture", gate=gate)
+        network = digits.Network(digits.make_config(options), 1)
+        network.weights = {name: w.detach().double().requires_grad_() for name, w in network.weights.items()}
+        x, bias = normal(7, digits.IMAGE ** 2), network.weights["network.0.gate.bias"]
+        loss = lambda: digits.balance_loss(network.forward(x)[1], (0, 1, 0))
+        loss().backward()
+        for i in range(3):
+            with torch.no_grad():
+                bias[i] += 1e-6
+                above = loss()
+                bias[i] -= 2e-6
+                below = loss()
+                bias[i] += 1e-6
+            close(bias.grad[i], (above - below) / 2e-6, 1e-7)
+        size = bias.grad.abs()
+        assert (size > 1e-3).all() if gate == "sigmoid" else (size < 1e-9).all(), (gate, size)
 
 
 @test

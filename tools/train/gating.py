@@ -227,7 +227,8 @@ class RunningTotals:
 # ---- Configs ---------------------------------------------------------------------------------------------------------
 
 GATES = {"balanced": ("batchwise/threshold", "threshold"), "noisy": ("noisy top-k", "topk"),
-         "dense": ("softmax", "softmax"), "sigmoid": ("sigmoid", "sigmoid")}  # what a gate is called in the config of a checkpoint, and in a model file
+         "dense": ("softmax", "softmax"),
+         "sigmoid": ("sigmoid", "sigmoid")}  # what a gate is called in the config of a checkpoint, and in a model file
 WRITTEN = "empty", "activation", "output", "residual"  # what a config says of a mixture even where it is the default
 
 

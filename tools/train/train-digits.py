@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains Deep MoE (Eigen et al. 2013, arXiv 1312.4314) on jittered MNIST for moe,
-with PyTorch on the CPU.
+"""Trains Deep MoE (Eigen et al. 2013, arXiv 1312.4314) on jittered MNIST, or on
+frames of speech, for moe, with PyTorch on the CPU.
 
     train-digits.py train --data DIR --out DIR ...
         trains one network; prints its errors and what its gates follow
@@ -11,16 +11,18 @@ Data (section 4.1): every digit of 28 x 28 pixels lies up to four pixels from
 the middle of an image of 36 x 36; all 81 offsets are equally probable. DIR has
 the 10,000 images of MNIST's test set. The first 8,000 are for training, where
 every epoch draws new offsets. The last 2,000 are for testing, each at one
-random offset, which --seed does not change.
+random offset, which --seed does not change. Or (section 4.2) DIR has frames of
+speech that speech.py made, with phonemes for classes; the paper's shape is then
+    --experts 4 16 --hidden 128 128 --gate-hidden 64 64
 
 The network: mixtures of linear experts with rectification, one after the other,
 then a linear layer and softmax. A gate is softmax(B max(0, A x + a) + b), with
 few hidden units. Training is stochastic gradient descent, at first with the
 constraint that the running totals of the experts stay near each other
 (gating.RunningTotals), then for --fine-tune epochs without the constraint. With
---losses the losses of Bengio et al. 2015 balance the gates instead; theirs are
-sigmoids, and L_e of a softmax is always 0. --network says what the second layer
-is:
+--losses the losses of Bengio et al. 2015 balance the gates instead. Theirs are
+sigmoids, as with --gate sigmoid; L_e of a softmax is always 0. --network says
+what the second layer is:
     mixture      four experts, the paper's model
     single       one expert of the same size
     concat       one expert of the size of the four together: the best that the
@@ -57,7 +59,7 @@ NETWORKS = ("mixture", "single", "concat", "dense", "one-layer")
 
 def read_idx(path):
     """An array of bytes in MNIST's IDX format."""
-    with gzip.open(path) as file:
+    with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
         data = file.read()
     dims = [int.from_bytes(data[4 + 4 * i:8 + 4 * i], "big") for i in range(data[3])]
     return np.frombuffer(data, np.uint8, offset=4 + 4 * len(dims)).reshape(dims)
@@ -80,21 +82,70 @@ def jitter(digits, random):
     return images.flatten(1), at
 
 
+class Digits:
+    """Jittered MNIST: the first digits for training, the last ones for testing."""
+    inputs, names, factor = IMAGE ** 2, [str(i) for i in range(CLASSES)], "location"
+
+    def __init__(self, folder):
+        self.digits, self.classes = read_digits(folder)
+        self.test, self.fixed = (self.part(x, np.random.default_rng(2)) for x in (slice(TRAIN, None), slice(TRAIN)))
+
+    def part(self, which, random):
+        return jitter(self.digits[which], random)[0], self.classes[which]
+
+    def epoch(self, random):
+        """(images, classes) to train on."""
+        return self.part(slice(TRAIN), random)
+
+    def observed(self, draws=10):
+        """(images, factor, classes) to see what gates follow: test digits at `draws` random offsets each. The factor is
+        one of 25 cells of 2 x 2 offsets, smaller at the edge."""
+        random = np.random.default_rng(3)
+        for _ in range(draws):
+            images, at = jitter(self.digits[TRAIN:], random)
+            yield images, at[:, 0] // 2 * ((OFFSETS + 1) // 2) + at[:, 1] // 2, self.classes[TRAIN:]
+
+
+class Frames:
+    """Frames of speech, as speech.py makes them. The factor beside the class is the voice."""
+    factor = "voice"
+
+    def __init__(self, folder):
+        def read(name):
+            return torch.from_numpy(read_idx(os.path.join(folder, name + "-ubyte")).copy())
+        self.fixed, self.test = ((read(part + "-images-idx3").flatten(1).float() / 255,
+                                  read(part + "-labels-idx1").long()) for part in ("train", "test"))
+        self.voices, self.inputs = read("test-voices-idx1").long(), self.fixed[0].shape[1]
+        with open(os.path.join(folder, "phonemes.txt"), encoding="utf-8") as file:
+            self.names = file.read().split()
+
+    def epoch(self, random):
+        return self.fixed
+
+    def observed(self):
+        yield self.test[0], self.voices, self.test[1]
+
+
+def read_data(folder):
+    return (Frames if os.path.exists(os.path.join(folder, "phonemes.txt")) else Digits)(folder)
+
+
 # ---- Network ---------------------------------------------------------------------------------------------------------
 
-def make_config(o):
+def make_config(o, data=Digits):
     """The config of a network: what the checkpoint carries and the network is built from."""
     def layer(experts, hidden, gate_hidden):
-        mixture = gating.mixture_config("dense", experts=experts, hidden=hidden, expert="linear", output="none",
+        kind = "sigmoid" if o.gate == "sigmoid" and experts > 1 else "dense"
+        mixture = gating.mixture_config(kind, experts=experts, hidden=hidden, expert="linear", output="none",
                                         residual=False, gate_hidden=gate_hidden if experts > 1 else 0)
         return {**mixture, "expert_bias": True, "gate_bias": experts > 1}
     mixtures = [layer(n, h, g) for n, h, g in zip(o.experts, o.hidden, o.gate_hidden)]
-    second = o.hidden[1]
+    second, config = o.hidden[1], {"arch": "deep-moe", "classes": len(data.names), "inputs": data.inputs}
     network = {"mixture": mixtures, "single": [mixtures[0], layer(1, second, 0)],
                "concat": [mixtures[0], layer(1, second * o.experts[1], 0)],
-               "dense": [layer(1, dense_units(mixtures), 0), layer(1, second, 0)], "one-layer": mixtures[:1]}[o.network]
-    return {"arch": "deep-moe", "classes": CLASSES, "inputs": IMAGE ** 2, "network": network, "output_bias": True,
-            "class_names": [str(i) for i in range(CLASSES)]}
+               "dense": [layer(1, dense_units(config, mixtures), 0), layer(1, second, 0)],
+               "one-layer": mixtures[:1]}[o.network]
+    return {**config, "network": network, "output_bias": True, "class_names": data.names}
 
 
 def weight_shapes(config):
@@ -117,18 +168,18 @@ def weight_shapes(config):
     return shapes
 
 
-def parameters(layers):
-    """Parameters of a network of these layers; the gate of a single expert is none."""
-    shapes = weight_shapes({"inputs": IMAGE ** 2, "classes": CLASSES, "network": layers})
-    single = {f"network.{i}.gate.weight" for i, x in enumerate(layers) if x["experts"] == 1}
+def parameters(config):
+    """Parameters of a network; the gate of a single expert is none."""
+    shapes = weight_shapes(config)
+    single = {f"network.{i}.gate.weight" for i, x in enumerate(config["network"]) if x["experts"] == 1}
     return sum(math.prod(shape) for name, (shape, _) in shapes.items() if name not in single)
 
 
-def dense_units(mixtures):
+def dense_units(config, mixtures):
     """First-layer units of a network without mixtures that has as many parameters, gates counted, as these mixtures."""
-    inputs, second = IMAGE ** 2, mixtures[1]["hidden"]
-    rest = second + second * CLASSES + CLASSES
-    return round((parameters(mixtures) - rest) / (inputs + 1 + second))
+    second, classes = mixtures[1]["hidden"], config["classes"]
+    rest = second + second * classes + classes
+    return round((parameters({**config, "network": mixtures}) - rest) / (config["inputs"] + 1 + second))
 
 
 class Network:
@@ -150,7 +201,8 @@ class Network:
             y = F.linear(x, w[name + ".experts.weight"], w[name + ".experts.bias"]).relu()
             if experts > 1:
                 f = gating.mlp_features(x, w[name + ".gate.hidden.weight"].t(), w[name + ".gate.hidden.bias"])
-                gate = gating.dense(f @ w[name + ".gate.weight"] + w[name + ".gate.bias"])
+                kind = gating.sigmoid if layer["gate"] == "sigmoid" else gating.dense
+                gate = kind(f @ w[name + ".gate.weight"] + w[name + ".gate.bias"])
                 if self.totals:
                     gate = self.totals[i](gate)
                 y = (gate.weights[:, None] @ y.view(len(x), experts, -1))[:, 0]
@@ -163,7 +215,7 @@ class Network:
     @torch.no_grad()
     def errors(self, images, classes):
         """Share of wrong answers, and mean loss in nats."""
-        logits = self.forward(images)[0]
+        logits = torch.cat([self.forward(x)[0] for x in images.split(4096)])
         return float((logits.argmax(1) != classes).float().mean()), float(F.cross_entropy(logits, classes))
 
     def checkpoint(self, **more):
@@ -200,21 +252,18 @@ def combinations(first, second):
 
 
 @torch.no_grad()
-def gate_report(network, digits, classes, draws=10):
-    """For every mixture: information about location (25 cells of 2 x 2 offsets, smaller at the edge) and class, of test
-    digits at `draws` random offsets each, and the balance of its experts; for the second one, how often each expert of
-    the first comes before each of its own."""
-    random, location, label, gates = np.random.default_rng(3), [], [], []
-    for _ in range(draws):
-        images, at = jitter(digits, random)
-        location.append(at[:, 0] // 2 * ((OFFSETS + 1) // 2) + at[:, 1] // 2)
-        label.append(classes)
-        gates.append(network.forward(images)[1])
-    location, label, report, before = torch.cat(location), torch.cat(label), [], None
+def gate_report(network, data):
+    """For every mixture: information about class and the other factor of the data, and the balance of its experts; for
+    the second one, how often each expert of the first comes before each of its own. Weights are shares here: those of
+    sigmoids are divided by their sum."""
+    images, factor, label = zip(*data.observed())
+    gates = [network.forward(x)[1] for x in images]
+    factor, label, report, before = torch.cat(factor), torch.cat(label), [], None
     for i, weights in enumerate(map(torch.cat, zip(*gates))):
         if weights.shape[1] > 1:
+            weights = weights / weights.sum(1, keepdim=True)
             share = weights.mean(0)
-            report.append({"layer": i, "location_bits": round(mutual_information(weights, location), 4),
+            report.append({"layer": i, data.factor + "_bits": round(mutual_information(weights, factor), 4),
                            "class_bits": round(mutual_information(weights, label), 4),
                            "expert_bits": round(float(-(share * share.clamp(min=1e-30).log2()).sum()), 4),
                            "importance": [round(float(x), 4) for x in share],
@@ -230,13 +279,11 @@ def gate_report(network, digits, classes, draws=10):
 
 def train(o, log):
     """(network, report) of one run."""
-    digits, classes = read_digits(o.data)
-    config = make_config(o)
+    data = read_data(o.data)
+    config = make_config(o, data)
     network = Network(config, o.seed)
     optimizer = torch.optim.SGD(network.weights.values(), o.rate, o.momentum, weight_decay=o.weight_decay)
     random = np.random.default_rng([o.seed, 1])
-    test = jitter(digits[TRAIN:], np.random.default_rng(2))[0], classes[TRAIN:]
-    fixed = jitter(digits[:TRAIN], np.random.default_rng(2))[0], classes[:TRAIN]
     if not o.losses:
         network.constrain(o.margin)
     begin, epochs = time.time(), o.epochs + o.fine_tune
@@ -246,8 +293,8 @@ def train(o, log):
         factor = min(1.0, 2 * (1 - epoch / epochs))  # constant, then linear to zero
         for group in optimizer.param_groups:
             group["lr"] = o.rate * factor
-        images = jitter(digits[:TRAIN], random)[0]
-        order, total = torch.from_numpy(random.permutation(TRAIN)), 0.0
+        images, classes = data.epoch(random)
+        order, total = torch.from_numpy(random.permutation(len(images))), 0.0
         for rows in order.split(o.batch):
             logits, gates = network.forward(images[rows])
             loss = F.cross_entropy(logits, classes[rows])
@@ -255,16 +302,16 @@ def train(o, log):
             (loss + balance_loss(gates, o.losses or ())).backward()
             optimizer.step()
             total += float(loss.detach()) * len(rows)
-        if epoch % 10 == 9 or epoch == epochs - 1:
+        if epoch % max(1, epochs // 9) == 0 or epoch == epochs - 1:
             totals, network.totals = network.totals, None
-            log(f"{o.network} {o.hidden} epoch {epoch + 1}/{epochs}: loss {total / TRAIN:.4f}, "
-                f"test error {100 * network.errors(*test)[0]:.2f} %, {time.time() - begin:.0f} s")
+            log(f"{o.network} {o.hidden} epoch {epoch + 1}/{epochs}: loss {total / len(images):.4f}, "
+                f"test error {100 * network.errors(*data.test)[0]:.2f} %, {time.time() - begin:.0f} s")
             network.totals = totals
-    train_error, test_error = network.errors(*fixed)[0], network.errors(*test)[0]
+    train_error, test_error = network.errors(*data.fixed)[0], network.errors(*data.test)[0]
     report = {"network": o.network, "experts": o.experts, "hidden": [x["hidden"] for x in config["network"]],
-              "gate_hidden": o.gate_hidden, "parameters": parameters(config["network"]), "seed": o.seed,
+              "gate_hidden": o.gate_hidden, "parameters": parameters(config), "seed": o.seed,
               "epochs": [o.epochs, o.fine_tune], "train_error": round(100 * train_error, 3),
-              "test_error": round(100 * test_error, 3), "gates": gate_report(network, digits[TRAIN:], classes[TRAIN:]),
+              "test_error": round(100 * test_error, 3), "gates": gate_report(network, data), "factor": data.factor,
               "seconds": round(time.time() - begin)}
     return network, report
 
@@ -292,7 +339,8 @@ def train_one(o):
     print(f"{report['parameters']:,} parameters; error: train {report['train_error']:.2f} %, test "
           f"{report['test_error']:.2f} %")
     for gate in report["gates"]:
-        print(f"gate of layer {gate['layer']}: information about location {gate['location_bits']:.3f} bits, about "
+        factor = report["factor"]
+        print(f"gate of layer {gate['layer']}: information about {factor} {gate[factor + '_bits']:.3f} bits, about "
               f"class {gate['class_bits']:.3f} bits, of {gate['expert_bits']:.3f}; CV(importance) "
               f"{gate['cv_importance']:.3f}")
         for row in gate.get("combinations", ()):
@@ -333,7 +381,7 @@ def arguments():
     for name, text in (("train", "train one network"), ("table", "train the networks of Table 1")):
         p = commands.add_parser(name, help=text, description=text,
                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-        p.add_argument("--data", required=True, help="folder with MNIST's t10k files")
+        p.add_argument("--data", required=True, help="folder with MNIST's t10k files, or that speech.py made")
         p.add_argument("--out", required=True, help="folder for the files that it writes")
         p.add_argument("--experts", type=int, nargs=2, default=[4, 4], help="experts of both layers")
         if name == "train":
@@ -346,6 +394,7 @@ def arguments():
                            help="every network is trained with each of these")
         p.add_argument("--epochs", type=int, default=60, help="epochs with the balancing constraint")
         p.add_argument("--fine-tune", type=int, default=30, help="epochs without it afterwards")
+        p.add_argument("--gate", choices=("softmax", "sigmoid"), default="softmax", help="sigmoids need --losses")
         p.add_argument("--losses", type=float, nargs=3, metavar=("B", "E", "V"),
                        help="instead of the constraint the losses "
                        "of Bengio et al. 2015 with these weights: mean activation, activation per example, variance")
@@ -355,7 +404,11 @@ def arguments():
         p.add_argument("--momentum", type=float, default=0.9, help="of stochastic gradient descent")
         p.add_argument("--weight-decay", type=float, default=0.0, help="of all weights")
         p.add_argument("--threads", type=int, default=1, help="CPU threads")
-    return parser.parse_args()
+    o = parser.parse_args()
+    if o.gate == "sigmoid" and not o.losses:
+        parser.error("--gate sigmoid: the constraint is for weights that add up to 1; balance these by --losses, say "
+                     "0.1 0.1 0.1")
+    return o
 
 
 def main():

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Makes frames of speech for train-digits.py, as in section 4.2 of Deep MoE (Eigen
+et al. 2013, arXiv 1312.4314): 11 frames at distances of 10 ms, each with 40
+frequency bands, and one of 40 phonemes.
+
+The paper's recordings were never published. Here espeak-ng reads sentences, and
+says itself which phoneme begins when. A frame is the logarithm of the power in
+40 mel bands over a window of 25 ms; every band is moved and scaled to mean 1/2
+and standard deviation 1/6, and cut off and rounded to a byte. The class of 11
+frames is the phoneme that sounds in the middle of the sixth; those that are not
+among the 40 commonest are left out. Pauses are one phoneme.
+
+TEXT is a table as tools/train/data.py reads; --column of it is read out, each
+sentence by one of the --voices in turn. One sentence of ten is for testing.
+
+Files in --out: train-images-idx3-ubyte [N, 11, 40], train-labels-idx1-ubyte, the
+same of test, in the IDX format of MNIST, which moe-classify reads;
+test-voices-idx1-ubyte; phonemes.txt, the names of the classes.
+"""
+import needs  # first: it tells what is missing
+import argparse
+import collections
+import ctypes
+import ctypes.util
+import os
+
+import numpy as np
+
+import data
+
+BANDS, CONTEXT, PHONEMES = 40, 11, 40
+WINDOW, STEP = 0.025, 0.01  # seconds
+PAUSE = "_"
+VOICES = "en-us+m1", "en-us+m3", "en-us+m7", "en-us+f1", "en-us+f2", "en-us+f4"
+
+
+# ---- Espeak ----------------------------------------------------------------------------------------------------------
+
+class Event(ctypes.Structure):
+    """espeak_EVENT of speak_lib.h."""
+    _fields_ = [("type", ctypes.c_int), ("unique", ctypes.c_uint), ("text", ctypes.c_int), ("length", ctypes.c_int),
+                ("milliseconds", ctypes.c_int), ("sample", ctypes.c_int), ("user", ctypes.c_void_p),
+                ("phoneme", ctypes.c_char * 8)]
+
+
+class Espeak:
+    END, PHONEME, SYNCHRONOUS, EVENTS, UTF8 = 0, 7, 2, 1, 1  # constants of speak_lib.h
+
+    def __init__(self):
+        try:
+            self.library = ctypes.CDLL(ctypes.util.find_library("espeak-ng") or "libespeak-ng.so.1")
+        except OSError:
+            raise SystemExit("espeak-ng is missing here: tools/install-deps --train installs it") from None
+        self.rate = self.library.espeak_Initialize(self.SYNCHRONOUS, 0, None, self.EVENTS)
+        if self.rate <= 0:
+            raise SystemExit("espeak-ng does not begin: is its folder espeak-ng-data installed?")
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(Event))
+        self.callback = kind(self.take)
+        self.library.espeak_SetSynthCallback(self.callback)
+
+    def take(self, wave, count, events):
+        """Called by espeak with a piece of sound and what happens in it."""
+        i = 0
+        while events[i].type != self.END:
+            if events[i].type == self.PHONEME:
+                self.begins.append((events[i].milliseconds / 1000, events[i].phoneme.decode()))
+            i += 1
+        if count:
+            self.wave.append(np.ctypeslib.as_array(wave, (count,)).astype(np.float64) / 32768)
+        return 0
+
+    def say(self, text, voice):
+        """(samples in -1 .. 1, [(second where it begins, phoneme)])."""
+        if self.library.espeak_SetVoiceByName(voice.encode()):
+            raise SystemExit(f"espeak-ng has no voice {voice}; espeak-ng --voices lists them")
+        self.wave, self.begins, bytes_of = [np.zeros(0)], [], text.encode()
+        self.library.espeak_Synth(bytes_of, len(bytes_of) + 1, 0, 0, 0, self.UTF8, None, None)
+        return np.concatenate(self.wave), self.begins
+
+
+# ---- Frames ----------------------------------------------------------------------------------------------------------
+
+def mel(frequency):
+    return 1127 * np.log1p(frequency / 700)
+
+
+def mel_filters(rate, size, low=64.0, high=8000.0):
+    """Triangles [BANDS, size / 2 + 1] over the frequencies of a Fourier transform of `size` samples: corners are
+    equally far apart in mel, and each triangle goes from the middle of the one before to that of the one after."""
+    corners = 700 * np.expm1(np.linspace(mel(low), mel(high), BANDS + 2) / 1127)
+    frequency = np.arange(size // 2 + 1) * rate / size
+    left, middle, right = (corners[i:i + BANDS, None] for i in range(3))
+    return np.minimum((frequency - left) / (middle - left), (right - frequency) / (right - middle)).clip(min=0)
+
+
+def log_mel(wave, rate):
+    """The logarithms of the power in each band, of a window every 10 ms: [frames, BANDS]."""
+    length, count = round(WINDOW * rate), max(0, int((len(wave) / rate - WINDOW) / STEP) + 1)
+    size = 1 << (length - 1).bit_length()
+    begin = np.round(np.arange(count) * STEP * rate).astype(int)
+    windows = wave[begin[:, None] + np.arange(length)] * np.hamming(length)
+    return np.log(np.abs(np.fft.rfft(windows, size)) ** 2 @ mel_filters(rate, size).T + 1e-6)
+
+
+def phoneme_of_frames(begins, count):
+    """What sounds in the middle of each of so many frames; pauses have many names."""
+    middle = np.arange(count) * STEP + WINDOW / 2
+    at = np.searchsorted([second for second, _ in begins], middle, side="right") - 1
+    names = [PAUSE if name.startswith("_") else name for _, name in begins]
+    return [names[i] if i >= 0 else PAUSE for i in at]
+
+
+def with_context(frames):
+    """[frames, BANDS] -> [frames - CONTEXT + 1, CONTEXT, BANDS], a window over frames."""
+    return np.lib.stride_tricks.sliding_window_view(frames, CONTEXT, 0).transpose(0, 2, 1)
+
+
+def to_bytes(frames, mean, deviation):
+    return np.clip(np.rint(255 * (0.5 + (frames - mean) / (6 * deviation))), 0, 255).astype(np.uint8)
+
+
+# ---- Files -----------------------------------------------------------------------------------------------------------
+
+def write_idx(path, array):
+    sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
+    with open(path, "wb") as file:
+        file.write(bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes())
+
+
+def make(o):
+    espeak, random = Espeak(), np.random.default_rng(1)
+    sentences = list(dict.fromkeys(x for x in data.read_table(o.text)[o.column] if x))[:o.sentences]
+    spoken = []  # frames, phonemes, voice of each sentence
+    for i, text in enumerate(sentences):
+        wave, begins = espeak.say(text, o.voices[i % len(o.voices)])
+        frames = log_mel(wave, espeak.rate)
+        if len(frames) >= CONTEXT:
+            spoken.append((frames, phoneme_of_frames(begins, len(frames)), i % len(o.voices)))
+    held_out = len(spoken) // 10
+    parts = {"test": spoken[:held_out], "train": spoken[held_out:]}
+    if not held_out:
+        raise SystemExit(f"{o.text} has {len(spoken)} sentences to read; at least ten are needed")
+    seen = np.concatenate([frames for frames, _, _ in parts["train"]])
+    common = collections.Counter(name for _, names, _ in parts["train"] for name in names).most_common(PHONEMES)
+    number = {name: i for i, name in enumerate(sorted(name for name, _ in common))}
+    os.makedirs(o.out, exist_ok=True)
+    for part, limit in (("train", o.frames), ("test", o.test_frames)):
+        images, labels, voices, half = [], [], [], CONTEXT // 2
+        for frames, names, voice in parts[part]:
+            label = np.array([number.get(name, -1) for name in names[half:len(names) - half]])
+            images.append(with_context(to_bytes(frames, seen.mean(0), seen.std(0)))[label >= 0])
+            labels.append(label[label >= 0])
+            voices.append(np.full(len(labels[-1]), voice))
+        labels = np.concatenate(labels)
+        which = random.permutation(len(labels))[:limit]
+        write_idx(os.path.join(o.out, part + "-images-idx3-ubyte"), np.concatenate(images)[which])
+        write_idx(os.path.join(o.out, part + "-labels-idx1-ubyte"), labels[which])
+        if part == "test":
+            write_idx(os.path.join(o.out, "test-voices-idx1-ubyte"), np.concatenate(voices)[which])
+        print(f"{part}: {len(which)} of {len(labels)} frames, {len(parts[part])} sentences")
+    with open(os.path.join(o.out, "phonemes.txt"), "w", encoding="utf-8") as file:
+        file.write("".join(name + "\n" for name in number))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", required=True, help="table with sentences, .tsv.xz")
+    parser.add_argument("--out", required=True, help="folder for the files that it writes")
+    parser.add_argument("--column", default="en", help="language of the table (default: en)")
+    parser.add_argument("--voices", nargs="+", default=VOICES, help="names of espeak-ng's voices (default: six)")
+    parser.add_argument("--sentences", type=int, default=1800, help="how many to read (default: 1800)")
+    parser.add_argument("--frames", type=int, default=150000, help="at most so many for training (default: 150000)")
+    parser.add_argument("--test-frames", type=int, default=20000, help="and for testing (default: 20000)")
+    make(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
