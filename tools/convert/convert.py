@@ -12,10 +12,10 @@ config is plain values:
         forget_bias (0), merge ("concat" | "sum"), input ("embedding, context": the first decoder layer's way to say
         context "previous"), context ("none" | "previous" | "current")
       type "moe": experts, k, hidden, gate ("softmax" | "sigmoid" | "topk" | "noisy top-k" | "threshold" |
-        "batchwise/threshold"), empty ("top1" | "zero"), activation "relu", output ("sigmoid" | "none"), scale (1), residual; two levels:
-        groups, and parent_gate, parent_k, parent_empty where they differ; gate_hidden (units of an MLP gate),
-        gate_relu (rectified logits), gate_bias (every gate's maps have biases); expert ("mlp" | "linear": then
-        activation "none" too), expert_bias (of linear experts)
+        "batchwise/threshold"), empty ("top1" | "zero"), activation "relu", output ("sigmoid" | "none"), scale (1),
+        residual; two levels: groups, and parent_gate, parent_k, parent_empty where they differ; gate_hidden (units of
+        an MLP gate), gate_relu (rectified logits), gate_bias (every gate's maps have biases); expert ("mlp" |
+        "linear": then activation "none" too), expert_bias (of linear experts)
     attention: type ("additive" | "product"), size, query ("state" | "output", see below), layer (0),
       start ("query" | "zero"), bias (False)
 

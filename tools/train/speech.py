@@ -141,6 +141,7 @@ def make(o):
     if not held_out:
         raise SystemExit(f"{o.text} has {len(spoken)} sentences to read; at least ten are needed")
     seen = np.concatenate([frames for frames, _, _ in parts["train"]])
+    mean, deviation = seen.mean(0), seen.std(0)
     common = collections.Counter(name for _, names, _ in parts["train"] for name in names).most_common(PHONEMES)
     number = {name: i for i, name in enumerate(sorted(name for name, _ in common))}
     os.makedirs(o.out, exist_ok=True)
@@ -148,7 +149,7 @@ def make(o):
         images, labels, voices, half = [], [], [], CONTEXT // 2
         for frames, names, voice in parts[part]:
             label = np.array([number.get(name, -1) for name in names[half:len(names) - half]])
-            images.append(with_context(to_bytes(frames, seen.mean(0), seen.std(0)))[label >= 0])
+            images.append(with_context(to_bytes(frames, mean, deviation))[label >= 0])
             labels.append(label[label >= 0])
             voices.append(np.full(len(labels[-1]), voice))
         labels = np.concatenate(labels)
