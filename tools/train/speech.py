@@ -13,8 +13,8 @@ among the 40 commonest are left out. Pauses are one phoneme.
 TEXT is a table as tools/train/data.py reads; --column of it is read out, each
 sentence by one of the --voices in turn. One sentence of ten is for testing.
 
-Files in --out: train-images-idx3-ubyte [N, 11, 40], train-labels-idx1-ubyte, the
-same of test, in the IDX format of MNIST, which moe-classify reads;
+Files in --out: train-images-idx3-ubyte [N, 11, 40], train-labels-idx1-ubyte,
+and the same of test, in the IDX format of MNIST, which moe-classify reads;
 test-voices-idx1-ubyte; phonemes.txt, the names of the classes.
 """
 import needs  # first: it tells what is missing
