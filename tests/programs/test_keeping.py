@@ -236,6 +236,17 @@ def beam_1_and_reranking_keep_as_much():
 
 
 @test
+def tags_stand_beside_characters_not_inside():
+    """The sign that begins a Spanish question has two bytes, and no word begins with it."""
+    questions = {"fr": ["Pouvez-vous me dire où est la gare ?", "Où est mon livre ?", "Que voulez-vous faire ?"],
+                 "en": ["Where is the station?", "Can you help me?", "How much is this book?", "Did you see him?"],
+                 "de": ["Wo ist der Bahnhof?", "Kannst du mir helfen?", "Wie viel kostet das Buch?"]}
+    for language, texts in questions.items():
+        out = translate([f'<p class="a">{text}</p>' for text in texts], "-s", language, "-t", "es")  # valid UTF-8
+        assert any(line.startswith('¿<p class="a">') for line in out), out
+
+
+@test
 def a_batch_changes_nothing():
     rng = random.Random(5)
     lines = [make_line(rng, "en")[0] for _ in range(24)]

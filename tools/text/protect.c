@@ -455,6 +455,15 @@ static size_t character_begin(const text_bytes *t, size_t at) {
     return at;
 }
 
+/* Where the next word's first character begins, from the character at `at` on; `end` where there is none before. */
+static size_t next_word(const text_bytes *t, size_t at, size_t end) {
+    for (; at < end; at++) {
+        const int inside = ((unsigned char)t->data[at] & 0xC0) == 0x80; /* a character */
+        if (!inside && text_is_wordlike(t->data, t->length, at)) break;
+    }
+    return at;
+}
+
 /* Where the word begins whose character begins at `at`. */
 static size_t word_begin(const text_bytes *t, size_t at) {
     while (at && text_is_wordlike(t->data, t->length, at)) {
@@ -472,8 +481,7 @@ static size_t word_end(const text_bytes *t, size_t at) {
 
 /* Without the signs at both ends, if there is a word between them. */
 static void trim(const text_bytes *t, size_t *from, size_t *to) {
-    size_t begin = *from, end = *to;
-    while (begin < end && !text_is_wordlike(t->data, t->length, begin)) begin++;
+    size_t begin = next_word(t, *from, *to), end = *to;
     while (end > begin && !text_is_wordlike(t->data, t->length, character_begin(t, end - 1))) end--;
     if (begin < end) *from = begin, *to = end;
 }
@@ -517,10 +525,7 @@ static size_t token_at(const text_guard *g, size_t at) {
     return i;
 }
 
-static int has_word(const text_bytes *t, size_t at, size_t end) {
-    while (at < end && !text_is_wordlike(t->data, t->length, at)) at++;
-    return at < end;
-}
+static int has_word(const text_bytes *t, size_t at, size_t end) { return next_word(t, at, end) < end; }
 
 /* The place in the translation for something at byte `at` of the shown text, behind the word before it (`left`) or
  * before the one that follows. */
@@ -575,7 +580,7 @@ static void find_word(const text_guard *g, const moe_hypothesis *h, kept *k, siz
             return;
         }
     }
-    while (k->from < t->length && !text_is_wordlike(t->data, t->length, k->from)) k->from++;
+    k->from = next_word(t, k->from, t->length);
     if (k->from == t->length) { /* none follows: the last one */
         while (k->from && !text_is_wordlike(t->data, t->length, character_begin(t, k->from - 1))) k->from--;
         k->to = k->from;
