@@ -310,9 +310,9 @@ static uint64_t picks_same(picks *p, const moe_routing *r) {
     return same;
 }
 
-static int dense(moe_gate gate) { return gate == MOE_GATE_SOFTMAX || gate == MOE_GATE_SIGMOID; }
-
-static int everybody(const mixture *x) { return dense(x->about.gate) && (!x->parent || dense(x->about.parent_gate)); }
+static int everybody(const mixture *x) {
+    return program_gate_is_dense(x->about.gate) && (!x->parent || program_gate_is_dense(x->about.parent_gate));
+}
 
 static void see_routing(void *user, const moe_routing *r) {
     calibration *c = user;

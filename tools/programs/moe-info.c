@@ -98,9 +98,7 @@ static moe_mixture mixture_of(const moe_model *m, moe_span name) {
 }
 
 /* To how many of `n` competing experts or groups a token goes; where a mask decides, on average. */
-static size_t selected(moe_gate gate, size_t k, size_t n) {
-    return gate == MOE_GATE_SOFTMAX || gate == MOE_GATE_SIGMOID || !k ? n : k;
-}
+static size_t selected(moe_gate gate, size_t k, size_t n) { return program_gate_is_dense(gate) || !k ? n : k; }
 
 /* How many numbers of a tensor a token uses. Weights of noise do not count: they are for training. */
 static uint64_t used_of(const moe_model *m, const moe_tensor_info *t) {
@@ -153,8 +151,7 @@ static const char *human_count(uint64_t n, char out[32]) {
 
 /* Which of the competing experts or groups are used; `empty`: what the policy does if none passes. */
 static void describe_level(moe_gate gate, size_t k, const char *empty, text_bytes *out) {
-    if (gate == MOE_GATE_SOFTMAX || gate == MOE_GATE_SIGMOID)
-        text_printf(out, "all used (%s gate)", moe_gate_name(gate));
+    if (program_gate_is_dense(gate)) text_printf(out, "all used (%s gate)", moe_gate_name(gate));
     else if (gate == MOE_GATE_TOPK) text_printf(out, "the best %zu used for each token", k);
     else
         text_printf(out, "%zu used for a token on average (threshold gate), %s", k,

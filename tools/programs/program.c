@@ -304,6 +304,8 @@ int program_ask_language(const text_front *front, const char *what) {
     return EXIT_USAGE;
 }
 
+int program_gate_is_dense(moe_gate gate) { return gate == MOE_GATE_SOFTMAX || gate == MOE_GATE_SIGMOID; }
+
 text_level program_level(const program_common *o) {
     if (o->ids) return o->routing ? TEXT_IF_THERE : TEXT_IDS_ONLY; /* routing names the tokens */
     return o->pretokenized ? TEXT_PIECES : TEXT_REQUIRED;

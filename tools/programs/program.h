@@ -181,6 +181,8 @@ int program_open(const program_common *o, moe_model_kind kind, text_level level,
 int program_check_kind(const char *path, const moe_model *model, moe_model_kind kind);
 /* "say with WHAT; this model knows: de en"; gives EXIT_USAGE. */
 int program_ask_language(const text_front *front, const char *what);
+/* Whether a gate selects everybody. */
+int program_gate_is_dense(moe_gate gate);
 /* The kind of tokeniser that the program's lines need. */
 text_level program_level(const program_common *o);
 /* Lines scored at once where --batch says nothing. A line that is scored has one row in a step, one that is translated

@@ -11,6 +11,11 @@ def write_card(path, part, text):
     path.write_text(card[:card.index(begin) + len(begin)] + text + card[card.index(end):], encoding="utf-8")
 
 
+def table(rows):
+    """The lines of a table in Markdown; each row: column -> cell."""
+    return [f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|", *(f"| {' | '.join(x.values())} |" for x in rows)]
+
+
 COLOURS = "#555555", "#1f77b4", "#d95f02"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 60, 20, 20, 50
 

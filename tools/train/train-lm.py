@@ -352,22 +352,21 @@ def measure(o):
 
 def curve_table(results):
     """(Lines of the table, a row for each network; what the plot shows)."""
-    points, out = {}, []
+    points, rows = {}, []
     for name, (options, found) in results.items():
         def mean(key, digits=1, found=found):
             return f"{sum(x[key] for x in found) / len(found):.{digits}f}" if key in found[0] else "-"
         each = [x["ppl"] for x in found]
-        row = {"network": name, "weights, M": f"{found[0]['weights'] / 1e6:.2f}",
-               **{f"{part}, k": f"{count / 1e3:.0f}" for part, count in found[0]["operations"].items()},
-               "perplexity": f"{mean('ppl')} ({', '.join(f'{x:.1f}' for x in each)})",
-               **{key.removeprefix("ppl."): mean(key) for key in found[0] if key.startswith("ppl.")},
-               "CV(load)": mean("decoder.1.gate.cv_load", 2),
-               "largest / mean load": mean("decoder.1.gate.max_load", 2), "unused": mean("decoder.1.gate.unused")}
-        out = out or [f"| {' | '.join(row)} |", "|---" * len(row) + "|"]
-        out.append(f"| {' | '.join(row.values())} |")
+        rows.append({
+            "network": name, "weights, M": f"{found[0]['weights'] / 1e6:.2f}",
+            **{f"{part}, k": f"{count / 1e3:.0f}" for part, count in found[0]["operations"].items()},
+            "perplexity": f"{mean('ppl')} ({', '.join(f'{x:.1f}' for x in each)})",
+            **{key.removeprefix("ppl."): mean(key) for key in found[0] if key.startswith("ppl.")},
+            "CV(load)": mean("decoder.1.gate.cv_load", 2),
+            "largest / mean load": mean("decoder.1.gate.max_load", 2), "unused": mean("decoder.1.gate.unused")})
         line = "dense" if name == "dense" else "two levels" if name.endswith("-h") else "one level of gates"
         points.setdefault(line, []).append((options.experts, each))
-    return out, points
+    return report.table(rows), points
 
 
 def curve(o):

@@ -35,7 +35,7 @@ MIXTURES = "encoder.2", "decoder.1"
 
 
 def operations(config):
-    """Multiply-adds of one source and one target token at inference, in their parts."""
+    """Multiply-adds of one source and one target token at inference; those of attention and gates are left out."""
     d, count = config["d_model"], dict.fromkeys(("LSTM", "experts", "softmax"), 0)
     for i, layer in [(i, layer) for side in ("encoder", "decoder") for i, layer in enumerate(config[side])]:
         hidden = layer["hidden"]
@@ -47,9 +47,13 @@ def operations(config):
     return {**count, "softmax": d * config["vocab_size"]}
 
 
+def cache_of(o):
+    return o.cache or os.path.join(o.out, "data")
+
+
 def network_options(o, name, seed, folder):
     """What trains a network: train.py's options."""
-    words = ["train", "--corpus", o.corpus, "--out", folder, "--cache", o.cache or os.path.join(o.out, "data"),
+    words = ["train", "--corpus", o.corpus, "--out", folder, "--cache", cache_of(o),
              "--recipe", "mixture", "--gate", name, "--seed", str(seed), "--tokens", str(o.tokens),
              "--device", o.device, "--precision", o.precision, "--threads", "1",
              "--batch-tokens", str(o.batch_tokens), "--short-minutes", "0", "--evaluate-every", "1e9",
@@ -88,7 +92,7 @@ def shown(values, digits):
 
 def table(results):
     """The lines of the table, a row for each network."""
-    out, first = [], next(iter(results.values()))[1]
+    rows, first = [], next(iter(results.values()))[1]
     for name, (_, found) in results.items():
         def values(key, found=found):
             return [x[key] for x in found]
@@ -100,17 +104,16 @@ def table(results):
             if name == "dense":
                 return "-"
             return ", ".join(f"{sum(x[f'{gate}.gate.{key}'] for x in found) / len(found):.2f}" for gate in MIXTURES)
-        row = {"network": name, "weights, M": f"{found[0]['weights'] / 1e6:.1f}",
-               **{f"{part}, k": f"{count / 1e3:.0f}" for part, count in found[0]["operations"].items()},
-               "dev loss": shown(values("dev_loss"), 3), "news loss": shown(values("news_loss"), 3),
-               "BLEU from English": shown(values("from English"), 2), "into English": shown(values("into English"), 2),
-               "news": shown(values("news"), 2),
-               "experts (encoder, decoder)": gates("experts"), "CV(load)": gates("cv"),
-               "loss, compared": "" if found is first else shown(against("dev_loss"), 3),
-               "BLEU, compared": "" if found is first else shown(against("Tatoeba"), 2)}
-        out = out or [f"| {' | '.join(row)} |", "|---" * len(row) + "|"]
-        out.append(f"| {' | '.join(row.values())} |")
-    return out
+        rows.append({
+            "network": name, "weights, M": f"{found[0]['weights'] / 1e6:.1f}",
+            **{f"{part}, k": f"{count / 1e3:.0f}" for part, count in found[0]["operations"].items()},
+            "dev loss": shown(values("dev_loss"), 3), "news loss": shown(values("news_loss"), 3),
+            "BLEU from English": shown(values("from English"), 2), "into English": shown(values("into English"), 2),
+            "news": shown(values("news"), 2),
+            "experts (encoder, decoder)": gates("experts"), "CV(load)": gates("cv"),
+            "loss, compared": "" if found is first else shown(against("dev_loss"), 3),
+            "BLEU, compared": "" if found is first else shown(against("Tatoeba"), 2)})
+    return report.table(rows)
 
 
 def arguments():
@@ -139,9 +142,8 @@ def arguments():
 
 def main():
     o = arguments()
-    if not o.cache:
-        train.data.prepare(o.corpus, os.path.join(o.out, "data"), train.RECIPES["mixture"][0], o.spm, train.log)
     os.makedirs(o.out, exist_ok=True)
+    train.data.prepare(o.corpus, cache_of(o), train.RECIPES["mixture"][0], o.spm, train.log)  # once, for all of them
     networks = Networks(o, functools.partial(network_options, o), measure, "dev_loss")
     networks.same_as_before()
     networks.train()
