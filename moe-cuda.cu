@@ -127,10 +127,10 @@ typedef struct moe_searching {
     const float *attention;
     int32_t *turn;
     int32_t *done;    /* [slots] 0, or where in the results what a slot gave begins */
-    int32_t *results; /* MOE_RESULTS words: rows of the next step, slots that are done, words in all */
+    int32_t *results; /* MOE_RESULTS words: live hypotheses, slots that are done, words in all, given tokens ahead */
 } moe_searching;
 
-enum { MOE_RESULTS = 3 };
+enum { MOE_RESULTS = 4 };
 
 struct moe_device {
     moe_allocator allocator;
@@ -197,9 +197,10 @@ struct moe_device {
         moe_begun *begun_host, *begun;   /* [slots] */
         int32_t *targets_host, *targets; /* [slots, max_target] */
         int32_t *results_host;
-        size_t n, n_targets, rows; /* begun, tokens of their targets, rows of those that go on */
-        size_t words;              /* room for results */
-        int fresh;                 /* slots are to be emptied first */
+        size_t n, n_targets; /* begun, tokens of their targets */
+        size_t live, ahead;  /* hypotheses of the next step, and given tokens behind theirs: rows as far as they fit */
+        size_t words;        /* room for results */
+        int fresh;           /* slots are to be emptied first */
     } sentences;
     int *live;        /* on the device: rows of the frame, what follows them are fillers */
     size_t live_rows; /* what it says */
@@ -1367,31 +1368,49 @@ __global__ void moe_k_begin(moe_searching a, const moe_begun *begun, const int32
     moe_slot_begin(slot);
 }
 
+/* moe_fill_row */
+MOE_DEVICE void moe_fill_row(const moe_searching *a, int at, const moe_live *live, size_t position, int row) {
+    const moe_slot *slot = &a->slot[at];
+    const moe_row r = moe_live_row(&a->search, slot, live, position, a->search.from_encoder ? a->rows + at : -1);
+    a->ids[row] = r.id;
+    a->parents[row] = r.parent;
+    a->segment[row] = (int32_t)slot->segment;
+    a->length[row] = (int32_t)slot->length;
+    a->want[row] = r.want;
+    a->hold[row] = r.hold;
+    moe_fill_starts(&a->search, slot, live, a->starts + (size_t)row * a->search.max_constraints);
+    a->positions[row] = (int32_t)position;
+    a->destination[row] = moe_token_place(slot, live->last);
+}
+
 /* moe_fill_frame, in one block. Rows beyond the live ones begin a sentence without source tokens. */
 __global__ void moe_k_fill(moe_searching a, int rows) {
-    const int t = (int)threadIdx.x, each = (a.slots + MOE_BLOCK - 1) / MOE_BLOCK;
+    const int t = (int)threadIdx.x, each = (a.slots + MOE_BLOCK - 1) / MOE_BLOCK, room = (int)a.search.ahead;
     const int begin = t * each < a.slots ? t * each : a.slots, end = begin + each < a.slots ? begin + each : a.slots;
-    int row = 0, live;
-    for (int i = begin; i < end; i++) row += (int)moe_slot_rows(&a.slot[i]);
+    int row = 0, given = 0, live, all_given;
+    for (int i = begin; i < end; i++) {
+        row += (int)moe_slot_rows(&a.slot[i]);
+        given += (int)moe_slot_given(&a.slot[i]);
+    }
     row = moe_block_before(row, &live);
+    given = moe_block_before(given, &all_given);
+    row += given < room ? given : room;
     for (int i = begin; i < end; i++) {
         moe_slot *slot = &a.slot[i];
-        for (size_t h = 0; slot->active && h < slot->n_live; h++) {
-            moe_row r;
+        moe_live last;
+        if (!slot->active) continue;
+        for (size_t h = 0; h < slot->n_live; h++) {
             if (slot->live[h].ended) continue;
-            r = moe_live_row(&a.search, slot, &slot->live[h], a.search.from_encoder ? a.rows + i : -1);
-            a.ids[row] = r.id;
-            a.parents[row] = r.parent;
-            a.segment[row] = (int32_t)slot->segment;
-            a.length[row] = (int32_t)slot->length;
-            a.want[row] = r.want;
-            a.hold[row] = r.hold;
-            moe_fill_starts(&a.search, slot, &slot->live[h], a.starts + (size_t)row * a.search.max_constraints);
-            a.positions[row] = (int32_t)slot->steps;
-            a.destination[row] = moe_token_place(slot, slot->live[h].last);
+            moe_fill_row(&a, i, &slot->live[h], slot->steps, row);
             slot->live[h].row = (size_t)row++;
         }
+        last = slot->live[0];
+        for (; given < room && slot->ahead < moe_slot_given(slot); given++) {
+            moe_give_token(slot, &last);
+            moe_fill_row(&a, i, &last, slot->steps + ++slot->ahead, row++);
+        }
     }
+    live += all_given < room ? all_given : room;
     for (row = live + t; row < rows; row += MOE_BLOCK) {
         a.ids[row] = a.segment[row] = a.length[row] = a.hold[row] = a.positions[row] = 0;
         a.parents[row] = a.want[row] = a.destination[row] = -1;
@@ -1399,12 +1418,16 @@ __global__ void moe_k_fill(moe_searching a, int rows) {
     }
 }
 
-/* A block to a slot, a thread to a hypothesis whose row is known: its tokens' places. */
+/* A block to a slot, a thread to a hypothesis whose row is known, or to a given token: the places of its tokens. */
 __global__ void moe_k_chain(moe_searching a) {
     const moe_slot *slot = &a.slot[blockIdx.x];
+    for (size_t i = 1 + threadIdx.x; slot->active && i <= slot->ahead; i += blockDim.x)
+        moe_fill_chain(slot, slot->live[0].last + (int32_t)i, slot->steps + i + 1,
+                       a.chain + (slot->live[0].row + i) * a.search.max_target);
     for (size_t h = threadIdx.x; slot->active && h < slot->n_live; h += blockDim.x)
         if (!slot->live[h].ended)
-            moe_fill_chain(slot, slot->live[h].last, a.chain + slot->live[h].row * a.search.max_target);
+            moe_fill_chain(slot, slot->live[h].last, slot->steps + 1,
+                           a.chain + slot->live[h].row * a.search.max_target);
 }
 
 /* moe_add_coverage */
@@ -1434,8 +1457,7 @@ __global__ void moe_k_search(moe_searching a) {
     moe_answer answer = a.answer;
     if (at >= (size_t)a.slots) return;
     answer.coverage = a.coverage[!*a.turn];
-    a.done[at] =
-        a.slot[at].active && moe_slot_step(&a.search, &a.slot[at], at, &answer, a.next + at * (size_t)a.search.beam);
+    a.done[at] = moe_slot_steps(&a.search, &a.slot[at], at, &answer, a.next + at * (size_t)a.search.beam);
 }
 
 /* Words of the results of hypothesis h, and of all those before it. */
@@ -1453,14 +1475,16 @@ MOE_DEVICE int moe_words_before(const moe_search *s, const moe_slot *slot, size_
 __global__ void moe_k_report(moe_searching a) {
     const int t = (int)threadIdx.x, each = (a.slots + MOE_BLOCK - 1) / MOE_BLOCK;
     const int begin = t * each < a.slots ? t * each : a.slots, end = begin + each < a.slots ? begin + each : a.slots;
-    int rows = 0, done = 0, words = 0, all_words;
+    int rows = 0, given = 0, done = 0, words = 0, all_words;
     for (int i = begin; i < end; i++) {
         const moe_slot *slot = &a.slot[i];
         rows += (int)moe_slot_rows(slot);
+        given += (int)moe_slot_given(slot);
         done += a.done[i];
         if (a.done[i]) words += moe_words_before(&a.search, slot, moe_slot_results(&a.search, slot));
     }
     moe_block_before(rows, &rows);
+    moe_block_before(given, &given);
     moe_block_before(done, &done);
     words = MOE_RESULTS + moe_block_before(words, &all_words);
     for (int i = begin; i < end; i++) {
@@ -1473,6 +1497,7 @@ __global__ void moe_k_report(moe_searching a) {
     a.results[0] = rows;
     a.results[1] = done;
     a.results[2] = MOE_RESULTS + all_words;
+    a.results[3] = given;
     *a.turn = !*a.turn;
 }
 
@@ -2233,7 +2258,9 @@ static void moe_lift_sentences(moe_device *d) {
     if (bytes)
         MOE_CUDA_TRY(d, cudaMemcpyAsync(targets, d->sentences.targets_host, bytes, cudaMemcpyHostToDevice, d->stream));
     MOE_LAUNCH(d, moe_k_begin, n, MOE_BLOCK, d->searching, begun, targets);
-    d->sentences.rows += n;
+    d->sentences.live += n;
+    for (size_t i = 0; i < n; i++)
+        d->sentences.ahead += d->sentences.begun_host[i].n_demands ? 0 : d->sentences.begun_host[i].n_target;
     d->sentences.n = d->sentences.n_targets = 0;
 }
 
@@ -2273,7 +2300,8 @@ static void moe_fetch_results(moe_device *d, moe_device_results *out) {
         MOE_CUDA_TRY(d, cudaMemcpyAsync(to + head, from + head, bytes, cudaMemcpyDeviceToHost, d->stream));
         if (!MOE_CUDA_TRY(d, cudaStreamSynchronize(d->stream))) return;
     }
-    d->sentences.rows = (size_t)to[0];
+    d->sentences.live = (size_t)to[0];
+    d->sentences.ahead = (size_t)to[3];
     out->done = (size_t)to[1];
     out->results = to + MOE_RESULTS;
 }
@@ -2453,7 +2481,7 @@ static void moe_device_begin(moe_device *d, size_t at, const moe_slot *slot, int
 }
 
 static void moe_device_forget(moe_device *d) {
-    d->sentences.n = d->sentences.n_targets = d->sentences.rows = 0;
+    d->sentences.n = d->sentences.n_targets = d->sentences.live = d->sentences.ahead = 0;
     d->sentences.fresh = 1;
 }
 
@@ -2464,7 +2492,7 @@ static moe_status moe_device_step(moe_device *d, moe_trace_fn trace, void *trace
     memset(&none, 0, sizeof none);
     MOE_CUDA_TRY(d, cudaSetDevice(d->index)); /* of this thread */
     if (d->status == MOE_OK) moe_lift_sentences(d);
-    out->rows = rows = d->sentences.rows;
+    out->rows = rows = d->sentences.live + moe_least(d->searching.search.ahead, d->sentences.ahead);
     moe_set_live(d, rows);
     if (!trace) rows = moe_bucket(rows, d->graphs[1].rows, &index);
     if (d->status == MOE_OK && trace) {

@@ -548,7 +548,7 @@ typedef struct moe_slot moe_slot;
 
 /* The outcome of a step of a device that searches. */
 typedef struct moe_device_results {
-    size_t rows; /* hypotheses that it advanced */
+    size_t rows; /* tokens that it asked for */
     size_t done; /* sentences that are done, in the order of their slots; results are valid until the next step */
 
     /* Of each sentence: slot, number of hypotheses (0: broken). Of each hypothesis: n_ids, finished, logprob and score
@@ -739,7 +739,8 @@ MOE_SHARED float moe_softplus(float x) { return (x > 0.0f ? x : 0.0f) + moe_logf
  * sentence is done when `beam` hypotheses have finished, when none is live, at the length limit (which keeps the live
  * ones as unfinished, behind all finished ones), or when nbest have finished and no live one can beat the best.
  *
- * Where the beginning of the translation is given, one hypothesis follows it first; these steps count.
+ * Where the beginning of the translation is given, one hypothesis follows it first; these steps count. Many of them can
+ * share a run of a decoder that carries nothing from row to row.
  *
  * That is MOE_RULES_PAPER, moe_search_step. MOE_RULES_HF shares it, but ends in moe_hf_done. The other rules keep
  * finished hypotheses in the beam and share moe_beam_step; moe_rank and moe_score tell them apart. */
@@ -790,6 +791,7 @@ struct moe_search {
     int32_t bos, eos;
     int early_stopping, force_end; /* the hf rules */
     size_t min_target, max_target, max_constraints;
+    size_t ahead;     /* rows of a step for given tokens behind the next one; 0: the decoder goes token by token */
     int looks;        /* what each token of the source looked at is known, and shown */
     int from_encoder; /* a sentence begins with the states that the encoder left for its slot */
 };
@@ -802,6 +804,7 @@ struct moe_slot {
     size_t segment, length; /* its tokens in the attention memory */
     size_t limit;           /* longest target, end included */
     size_t steps;           /* decoder steps made */
+    size_t ahead;           /* and those that this run makes beside the next one */
     moe_token *tokens;      /* [max_target * beam] */
     size_t n_tokens;
     moe_live *live; /* [beam] best first */
@@ -843,7 +846,7 @@ typedef struct moe_answer {
 MOE_SHARED void moe_slot_begin(moe_slot *slot) {
     const moe_live first = { 0.0f, -1, SIZE_MAX, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0, 0 };
     slot->active = 1;
-    slot->steps = slot->n_tokens = slot->n_finished = slot->n_ended = 0;
+    slot->steps = slot->ahead = slot->n_tokens = slot->n_finished = slot->n_ended = 0;
     slot->broken = 0;
     slot->live[0] = first;
     slot->n_live = 1;
@@ -856,28 +859,41 @@ MOE_SHARED size_t moe_slot_rows(const moe_slot *slot) {
     return rows;
 }
 
-/* `first`: the parent that stands for none. */
-MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, int32_t first) {
+/* The question at `position` of a hypothesis, counted in steps. `first`: the parent that stands for none. */
+MOE_SHARED moe_row moe_live_row(const moe_search *s, const moe_slot *slot, const moe_live *live, size_t position,
+                                int32_t first) {
     moe_row row;
     row.id = live->last < 0 ? s->bos : slot->tokens[live->last].id;
     row.parent = live->row != SIZE_MAX ? (int32_t)live->row : first;
-    row.want = slot->steps < slot->n_target ? slot->target[slot->steps] : slot->scoring ? s->eos : -1;
+    row.want = position < slot->n_target ? slot->target[position] : slot->scoring ? s->eos : -1;
     if (live->inside) row.want = slot->demand_ids[slot->demands[live->inside - 1].first + live->done];
-    row.hold = !slot->scoring && slot->steps < s->min_target;
+    row.hold = !slot->scoring && position < s->min_target;
     return row;
 }
 
 /* Where what is carried by token of token `last` lies; the begin token's, -1, comes first. */
 MOE_SHARED int32_t moe_token_place(const moe_slot *slot, int32_t last) { return (int32_t)slot->place + last + 1; }
 
-/* These places of all tokens of a hypothesis that ends with token `last`, the begin token's first. */
-MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, int32_t *chain) {
-    for (size_t n = slot->steps + 1; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1)
-        chain[n] = moe_token_place(slot, last);
+/* These places of the `n` tokens of a hypothesis that ends with token `last`, the begin token's first. */
+MOE_SHARED void moe_fill_chain(const moe_slot *slot, int32_t last, size_t n, int32_t *chain) {
+    for (; n-- > 0; last = last >= 0 ? slot->tokens[last].parent : -1) chain[n] = moe_token_place(slot, last);
 }
 
 /* Whether all places of the beam are still one hypothesis: at the beginning, and while it follows a given target. */
 MOE_SHARED int moe_slot_is_one(const moe_slot *slot) { return slot->steps <= slot->n_target; }
+
+/* Steps behind a slot's next one that it can make in the same run, because it is known what they ask. */
+MOE_SHARED size_t moe_slot_given(const moe_slot *slot) {
+    return slot->active && moe_slot_is_one(slot) && !slot->n_demands ? slot->n_target - slot->steps : 0;
+}
+
+/* A slot's hypothesis gets the next of its given tokens, which is not yet scored; `live` is a copy of it. */
+MOE_SHARED void moe_give_token(moe_slot *slot, moe_live *live) {
+    const int32_t at = live->last + 1; /* given tokens stand in their order */
+    const moe_token token = { slot->target[at], live->last, -1, 0.0f };
+    slot->tokens[at] = token;
+    live->last = at;
+}
 
 /* GNMT eq 14: ((c + L) / (c + 1))^alpha. */
 MOE_SHARED float moe_length_penalty(const moe_search *s, size_t tokens) {
@@ -1355,6 +1371,16 @@ MOE_SHARED int moe_slot_step(const moe_search *s, moe_slot *slot, size_t at, con
         done = moe_beam_step(s, slot, a, a->coverage ? a->coverage + place * a->stride : NULL, next);
     }
     if (done) slot->active = 0;
+    return done;
+}
+
+/* The same for all steps of the slot that the decoder has made in one run. */
+MOE_SHARED int moe_slot_steps(const moe_search *s, moe_slot *slot, size_t at, const moe_answer *a, moe_live *next) {
+    int done = slot->active && moe_slot_step(s, slot, at, a, next);
+    for (; slot->active && slot->ahead; slot->ahead--) {
+        slot->live[0].row++;
+        done = moe_slot_step(s, slot, at, a, next);
+    }
     return done;
 }
 
@@ -7861,7 +7887,7 @@ static void moe_output_task(void *arg, size_t task, size_t thread) {
     const size_t rows = moe_min(MOE_OUTPUT_ROWS, job->run->frame->rows - row0), column = chunk * MOE_OUTPUT_CHUNK;
     const moe_matrix w = moe_matrix_part(t->output.w, column, MOE_OUTPUT_CHUNK);
     float *logits = work->thread + thread * work->thread_floats,
-          *seen = work->seen + thread * job->run->graph->rows * top;
+          *seen = work->seen + thread * job->run->frame->rows * top;
     moe_linear l = { .w = &w,
                      .bias = t->output.bias ? t->output.bias + column : NULL,
                      .y = logits,
@@ -7923,7 +7949,7 @@ static void moe_compute_output(const moe_run *run, const moe_node *t) {
     moe_layout at = { t->work, 0, 0 };
     moe_output_job job = { run, t, moe_output_layout(run->graph, t, &at),
                            moe_divide_up(run->frame->rows, MOE_OUTPUT_ROWS) };
-    for (size_t i = 0; i < run->graph->threads * run->graph->rows * run->graph->top; i++)
+    for (size_t i = 0; i < run->graph->threads * run->frame->rows * run->graph->top; i++)
         job.work.seen[i] = moe_from_bits(0xff800000u);
     moe_pool_run(run->pool, job.work.chunks * job.row_tasks, moe_output_task, &job);
     moe_for_rows(run, t, run->frame->rows, 512 * job.work.chunks, moe_output_join);
@@ -8944,6 +8970,8 @@ static void moe_settle_rows(moe_session *s) {
     /* Every hypothesis and token of a step may last to the end. Memory that no sentence comes to is never touched. */
     for (size_t i = 0; i < s->model->n_decoder; i++)
         if (s->model->decoder[i].kind == MOE_LAYER_SELF) s->token_rows = beam * (size_t)s->params.max_target + 1;
+    if (s->model->transformer) s->search.ahead = moe_min(1024, 32 * batch);
+    s->rows += s->search.ahead;
     s->memory.width = s->model->memory_width;
     s->search.max_constraints = (size_t)s->params.max_constraints;
     s->reranker.looks = s->search.looks = s->params.max_constraints && s->model->attention;
@@ -9543,32 +9571,44 @@ static size_t moe_gather_results(moe_session *s, const moe_slot *slot) {
     return n;
 }
 
-/* One row for every live hypothesis. Returns the rows. */
+/* Row `row` asks slot `at` for the token at `position` of a hypothesis. */
+static void moe_fill_row(moe_session *s, size_t at, const moe_live *live, size_t position, size_t row) {
+    const moe_slot *slot = &s->slots[at];
+    const moe_row asked =
+        moe_live_row(&s->search, slot, live, position, s->search.from_encoder ? (int32_t)(s->rows + at) : -1);
+    s->ids[row] = asked.id;
+    s->parents[row] = asked.parent;
+    s->segment[row] = slot->segment;
+    s->length[row] = slot->length;
+    s->want[row] = asked.want;
+    s->positions[row] = (int32_t)position;
+    if (s->chain) moe_fill_chain(slot, live->last, position + 1, s->chain + row * (size_t)s->params.max_target);
+    if (s->keys) {
+        s->keys[row] = ~slot->key;
+        for (int32_t token = live->last; token >= 0; token = slot->tokens[token].parent)
+            s->keys[row] = moe_hash(s->keys[row] ^ (uint64_t)slot->tokens[token].id);
+    }
+    if (s->hold) s->hold[row] = (char)asked.hold;
+    if (s->starts) moe_fill_starts(&s->search, slot, live, s->starts + row * s->search.max_constraints);
+}
+
+/* One row for every live hypothesis, and behind it those of given tokens as far as there is room. Keys and values of
+ * all rows are stored before any row looks at them. Returns the rows. */
 static size_t moe_fill_frame(moe_session *s) {
-    size_t rows = 0;
+    size_t rows = 0, room = s->search.ahead;
     for (size_t i = 0; i < s->n_slots; i++) {
         moe_slot *slot = &s->slots[i];
+        moe_live live;
         if (!slot->active) continue;
         for (size_t h = 0; h < slot->n_live; h++) {
-            moe_live *live = &slot->live[h];
-            moe_row row;
-            if (live->ended) continue;
-            row = moe_live_row(&s->search, slot, live, s->search.from_encoder ? (int32_t)(s->rows + i) : -1);
-            s->ids[rows] = row.id;
-            s->parents[rows] = row.parent;
-            s->segment[rows] = slot->segment;
-            s->length[rows] = slot->length;
-            s->want[rows] = row.want;
-            s->positions[rows] = (int32_t)slot->steps;
-            if (s->chain) moe_fill_chain(slot, live->last, s->chain + rows * (size_t)s->params.max_target);
-            if (s->keys) {
-                s->keys[rows] = ~slot->key;
-                for (int32_t at = live->last; at >= 0; at = slot->tokens[at].parent)
-                    s->keys[rows] = moe_hash(s->keys[rows] ^ (uint64_t)slot->tokens[at].id);
-            }
-            if (s->hold) s->hold[rows] = (char)row.hold;
-            if (s->starts) moe_fill_starts(&s->search, slot, live, s->starts + rows * s->search.max_constraints);
-            live->row = rows++;
+            if (slot->live[h].ended) continue;
+            moe_fill_row(s, i, &slot->live[h], slot->steps, rows);
+            slot->live[h].row = rows++;
+        }
+        live = slot->live[0];
+        for (; room && slot->ahead < moe_slot_given(slot); room--) {
+            moe_give_token(slot, &live);
+            moe_fill_row(s, i, &live, slot->steps + ++slot->ahead, rows++);
         }
     }
     return rows;
@@ -9645,8 +9685,9 @@ static void moe_report_live(const moe_session *s, size_t at, size_t row) {
     const moe_ticket *ticket = &s->tickets[at];
     const float *weights =
         s->params.attention ? s->attention + row * (size_t)s->params.max_source + ticket->first : NULL;
-    const moe_attention attention = { slot->user, slot->steps, ticket->n, weights };
-    if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], row, slot->user, slot->steps, s->ids[row]);
+    const size_t position = (size_t)s->positions[row];
+    const moe_attention attention = { slot->user, position, ticket->n, weights };
+    if (s->params.routing) moe_report_row(s, &s->graphs[MOE_DECODER], row, slot->user, position, s->ids[row]);
     if (s->params.attention) s->params.attention(s->params.attention_user, &attention);
 }
 
@@ -9678,14 +9719,15 @@ static moe_status moe_step(moe_session *s, moe_done_fn done, void *user, moe_err
     MOE_TRY(moe_session_run(s, &s->graphs[MOE_DECODER], &frame, error));
     for (size_t i = 0; (s->params.routing || s->params.attention) && i < s->n_slots; i++)
         for (size_t h = 0; s->slots[i].active && h < s->slots[i].n_live && !moe_is_question(s, i); h++)
-            if (!s->slots[i].live[h].ended) moe_report_live(s, i, s->slots[i].live[h].row);
+            for (size_t k = 0; !s->slots[i].live[h].ended && k <= s->slots[i].ahead; k++)
+                moe_report_live(s, i, s->slots[i].live[h].row + k);
     s->stats.steps++;
     s->stats.rows += frame.rows;
     if (s->coverage && s->params.rules == MOE_RULES_NVIDIA) moe_add_place_coverage(s);
     else if (s->coverage) moe_add_coverage(s, frame.rows);
     answer.coverage = s->coverage; /* adding to it has swapped the buffers */
     for (size_t i = 0; i < s->n_slots; i++)
-        if (s->slots[i].active && moe_slot_step(&s->search, &s->slots[i], i, &answer, s->next))
+        if (moe_slot_steps(&s->search, &s->slots[i], i, &answer, s->next))
             moe_deliver(s, i, moe_gather_results(s, &s->slots[i]), done, user);
     return MOE_OK;
 }

@@ -497,8 +497,8 @@ typedef struct moe_stats {
     uint64_t sentences;             /* requests. Reranking counts among steps and rows only        */
     uint64_t source_tokens;         /* tag and end included                                  */
     uint64_t target_tokens;         /* of the best hypotheses, end included                  */
-    uint64_t steps;                 /* decoder steps                                         */
-    uint64_t rows;                  /* hypotheses advanced, summed over all steps            */
+    uint64_t steps;                 /* runs of the decoder; given tokens of a Transformer share one */
+    uint64_t rows;                  /* tokens asked for, summed over these runs              */
     uint64_t bytes;                 /* memory of the session                                 */
     const char *isa;                /* kernels in use                                        */
     const char *device;             /* "cpu", or the GPU: "cuda:0 NVIDIA H200"               */

@@ -814,7 +814,7 @@ static inline mw_model *mw_transformer(int variant, uint32_t type, uint64_t seed
         mw_int(m, variant == MW_MARIAN ? "decode.force_end" : "decode.early_stopping", 1);
     }
     mw_random_matrix(m, "embedding.weight", type, MW_VOCABULARY, MW_WIDTH, 0.6f);
-    mw_random_matrix(m, "positions.weight", MW_F32, 30, MW_WIDTH, 0.8f);
+    mw_random_matrix(m, "positions.weight", MW_F32, 48, MW_WIDTH, 0.8f);
     mw_int(m, "encoder.layers", variant == MW_NLLB ? 4 : 3);
     mw_heads(m, "encoder.0.", "attention", heads, place, bias);
     mw_ffn(m, "encoder.1.", 20, activations[variant], place, bias);

@@ -24,7 +24,12 @@ static fixture *open_model(mw_model *m) {
     return f;
 }
 
-static fixture *small(int variant, uint32_t type) { return open_model(mw_small(variant, type, 7)); }
+enum { NLLB = MW_VARIANTS + MW_NLLB, MARIAN = MW_VARIANTS + MW_MARIAN };
+
+static fixture *small(int variant, uint32_t type) {
+    return open_model(variant < MW_VARIANTS ? mw_small(variant, type, 7)
+                                            : mw_transformer(variant - MW_VARIANTS, type, 7));
+}
 
 static void drop(fixture *f) {
     moe_model_close(f->model);
@@ -33,6 +38,12 @@ static void drop(fixture *f) {
     free(f->image.data);
     mw_free(f->m);
     free(f);
+}
+
+static void poke(fixture *f, const char *tensor, size_t index, uint32_t bits) {
+    const mw_tensor *t = mw_find_tensor(f->m, tensor);
+    assert_non_null(t);
+    mw_put32(f->image.data + t->offset + 4 * index, bits);
 }
 
 /* ---- Helpers: requests and what came back ---- */
@@ -234,11 +245,13 @@ static const setting settings[] = {
     { MW_PRODUCT, MW_F32, 6, MOE_RULES_NVIDIA },
     { MW_FROM_ENCODER, MW_F32, 5, MOE_RULES_MLPERF },
     { MW_BOTH_CONTEXTS, MW_Q8, 4, MOE_RULES_NVIDIA },
+    { NLLB, MW_F32, 4, MOE_RULES_HF },
+    { MARIAN, MW_Q8, 2, MOE_RULES_HF },
     { MW_GNMT, MW_Q8, 6, 0 },
     { MW_CARRIED_QUERY, MW_F32, 4, 0 },
     { MW_GNMT, MW_F32, 3, 0 }, /* reranked */
 };
-enum { RERANKED = 20 }; /* the settings from here on */
+enum { RERANKED = 22 }; /* the settings from here on */
 
 /* Sentence by sentence, one thread, portable: what everything else must equal. */
 static fixture *models[MOE_COUNT(settings)];
@@ -252,6 +265,7 @@ static moe_session_params setting_params(size_t i) {
     p.rules = settings[i].rules;
     if (p.rules == MOE_RULES_NVIDIA || (!p.rules && i % 2)) p.coverage_penalty = 0.2f;
     if (!p.rules && i % 3 == 2) p.prune = 3;
+    if (settings[i].variant == NLLB) p.source_tag = MW_TAG_DE;
     if (i >= RERANKED) {
         p.rerank = 0.7f;
         p.source_tag = i % 2 ? MW_TAG_DE : -1;
@@ -259,6 +273,9 @@ static moe_session_params setting_params(size_t i) {
     }
     return p;
 }
+
+/* Tokens that every translation has before those that come back. */
+static size_t forced(size_t i) { return settings[i].variant == NLLB; }
 
 static size_t settings_in_use(void) { return !mw_slow() ? MOE_COUNT(settings) : 4; }
 
@@ -291,10 +308,10 @@ static ask *copied_sentences(void) {
     return asks;
 }
 
-/* Give the k-th sentence a target of n tokens. */
+/* Give the k-th sentence a target of n tokens that every model can generate. */
 static void give_target(ask *asks, size_t k, size_t n) {
     asks[k].n_target = n;
-    for (size_t x = 0; x < n; x++) asks[k].target[x] = 6 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 6));
+    for (size_t x = 0; x < n; x++) asks[k].target[x] = 8 + (int32_t)((5 * k + 3 * x) % (MW_VOCABULARY - 8));
 }
 
 /* Portable is slow: it is half of the comparisons, chosen so that every setting meets it somewhere. */
@@ -400,7 +417,7 @@ static void limits_of_the_session_do_not_change_a_bit(void **state) {
     (void)state;
     for (size_t i = 0; i < settings_in_use(); i++) {
         moe_session_params p = setting_params(i);
-        p.max_source = 77;
+        p.max_source = 47;
         p.batch = 3;
         p.isa = isa_of(i);
         compare_setting(i, &p, NULL, 0, "max_source");
@@ -459,7 +476,8 @@ static void hypotheses_add_up_and_stand_in_order(void **state) {
         const moe_session_params p = setting_params(i);
         for (size_t k = 0; k < SENTENCES; k++) {
             const heard *h = &baselines[i][k];
-            const size_t limit = moe_min((size_t)p.max_target, 2 * sentences[k].n_source + 4);
+            const size_t wanted = (size_t)(p.max_len_factor * (float)sentences[k].n_source) + (size_t)p.max_len_offset;
+            const size_t limit = moe_min((size_t)p.max_target, wanted) - forced(i);
             assert_true(h->n <= (size_t)p.nbest);
             for (size_t j = 0; j < h->n; j++) {
                 const heard_hypothesis *y = &h->hypotheses[j];
@@ -528,7 +546,7 @@ static void scoring_gives_the_bits_that_translating_gave(void **state) {
         for (size_t k = 0; k < SENTENCES; k++)
             for (size_t j = 0; j < baselines[i][k].n; j++) {
                 const heard_hypothesis *y = &baselines[i][k].hypotheses[j];
-                if (y->n_ids + 1 > (size_t)p.max_target) continue; /* cut, with no room for the end token */
+                if (forced(i) + y->n_ids + 1 > (size_t)p.max_target) continue; /* cut, with no room for the end token */
                 asks[n] = sentences[k];
                 asks[n].scoring = 1;
                 asks[n].n_target = y->n_ids;
@@ -549,7 +567,8 @@ static void scoring_gives_the_bits_that_translating_gave(void **state) {
                 assert_int_equal(y->n_ids, wanted[k]->n_ids);
                 assert_memory_equal(y->ids, wanted[k]->ids, sizeof y->ids);
                 assert_memory_equal(y->logprobs, wanted[k]->logprobs, y->n_ids * 4);
-                if (!wanted[k]->finished) continue;
+                if (!wanted[k]->finished || !(wanted[k]->logprobs[y->n_ids] < 0))
+                    continue; /* cut; its end was forced */
                 assert_true(settings[i].rules || i >= RERANKED ||
                             moe_to_bits(y->score) == moe_to_bits(wanted[k]->score)); /* other rules look at the beam */
                 out[k].hypotheses[0].score = wanted[k]->score;
@@ -588,7 +607,8 @@ static void a_translation_goes_on_from_how_it_has_to_begin(void **state) {
         free(led), free(free_ones);
 
         p.beam = p.nbest = settings[i].beam;
-        for (size_t k = 0; k < SENTENCES; k++) give_target(asks, k, k == 7 ? (size_t)p.max_target - 1 : k % 6);
+        for (size_t k = 0; k < SENTENCES; k++)
+            give_target(asks, k, k == 7 ? (size_t)p.max_target - 1 - forced(i) : k % 6);
         led = translate(models[i], &p, asks, SENTENCES);
         for (size_t k = 0; k < SENTENCES; k++) asks[k].scoring = 1;
         scored = translate(models[i], &p, asks, SENTENCES);
@@ -628,6 +648,93 @@ static void scoring_and_translating_share_a_batch(void **state) {
                                 out[k].hypotheses[0].n_ids * 4);
     free(out);
     free(asks);
+}
+
+typedef struct seen_routing {
+    size_t n;
+    struct {
+        char layer[16];
+        size_t position, n;
+        int32_t token;
+        uint32_t experts[8];
+        float weights[8];
+    } each[2 * LONGEST];
+} seen_routing;
+
+/* The decoder's only. */
+static void keep_routing(void *user, const moe_routing *r) {
+    seen_routing *seen = user;
+    if (r->layer[0] != 'd') return;
+    assert_true(seen->n < MOE_COUNT(seen->each) && r->n <= MOE_COUNT(seen->each[0].experts));
+    snprintf(seen->each[seen->n].layer, sizeof seen->each[0].layer, "%s", r->layer);
+    seen->each[seen->n].position = r->position;
+    seen->each[seen->n].token = r->token;
+    seen->each[seen->n].n = r->n;
+    memcpy(seen->each[seen->n].experts, r->experts, r->n * sizeof *r->experts);
+    memcpy(seen->each[seen->n++].weights, r->weights, r->n * sizeof *r->weights);
+}
+
+/* One request: what came back, in how many runs of the decoder, with how many rows, and where its tokens went. */
+static heard *run_alone(const fixture *f, moe_session_params p, const ask *asked, moe_stats *stats,
+                        seen_routing *seen) {
+    heard *out = mw_zeros(sizeof *out);
+    moe_session *s;
+    memset(seen, 0, sizeof *seen);
+    p.routing = keep_routing;
+    p.routing_user = seen;
+    s = new_session(f, &p);
+    translate_with(s, asked, 1, NULL, 0, out);
+    *stats = moe_session_stats(s);
+    moe_session_free(s);
+    return out;
+}
+
+/* Token by token, as greedy search has to, or as many at once as a session of `batch` has room for beside one row for
+ * each sentence: 32 a sentence. */
+static void given_tokens_of_a_transformer_run_together(void **state) {
+    enum { TOKENS = LONGEST - 2, GIVEN = 17 };
+    fixture *f = small(NLLB, MW_Q8);
+    moe_session_params p = params_for(f->model);
+    ask asked = { .source = { 9, 17, 8, 30, 12 }, .n_source = 5, .tag = MW_TAG_EN, .source_tag = MW_TAG_DE };
+    seen_routing slowly, seen;
+    moe_stats stats;
+    heard *free_one, *out;
+    (void)state;
+    poke(f, "output.bias", MW_EOS, moe_to_bits(-20.0f)); /* it never ends by itself */
+    p.beam = 1;
+    p.max_target = p.max_len_offset = TOKENS + 1; /* the forced tag and these */
+    free_one = run_alone(f, p, &asked, &stats, &slowly);
+    assert_int_equal(free_one->hypotheses[0].n_ids, TOKENS);
+    assert_int_equal(stats.steps, TOKENS); /* the tag is given: it has no run of its own */
+    assert_int_equal(stats.rows, TOKENS + 1);
+    assert_int_equal(slowly.n, TOKENS + 1);
+
+    asked.n_target = TOKENS;
+    memcpy(asked.target, free_one->hypotheses[0].ids, TOKENS * sizeof *asked.target);
+    asked.scoring = 1;
+    p.max_target++; /* the end */
+    for (int batch = 1; batch <= 2; batch++) {
+        p.batch = batch;
+        out = run_alone(f, p, &asked, &stats, &seen);
+        assert_int_equal(out->hypotheses[0].n_ids, TOKENS);
+        assert_memory_equal(out->hypotheses[0].logprobs, free_one->hypotheses[0].logprobs, TOKENS * sizeof(float));
+        assert_int_equal(stats.steps, batch == 1 ? 2 : 1);
+        assert_int_equal(stats.rows, TOKENS + 2);
+        assert_int_equal(seen.n, TOKENS + 2);
+        assert_memory_equal(seen.each, slowly.each, (TOKENS + 1) * sizeof *seen.each);
+        free(out);
+    }
+
+    asked.scoring = 0;
+    asked.prefix = 1;
+    asked.n_target = GIVEN;
+    p.max_target--;
+    out = run_alone(f, p, &asked, &stats, &seen);
+    assert_memory_equal(out, free_one, sizeof *out);
+    assert_int_equal(stats.steps, TOKENS - GIVEN);
+    assert_memory_equal(&seen, &slowly, sizeof seen);
+    free(out), free(free_one);
+    drop(f);
 }
 
 /* ---- Reranking ---- */
@@ -1115,6 +1222,49 @@ static void constraints_are_kept_whatever_the_search(void **state) {
     CHECK(constraints > 300 && repeated * 50 < constraints, "%zu constraints, %zu repeated", constraints, repeated);
 }
 
+/* Greedy search that is given all tokens before its second constraint goes on with that, as it did. */
+static void a_constraint_begins_behind_given_tokens(void **state) {
+    static const int variants[] = { MW_GNMT, NLLB };
+    enum { N = 12 };
+    (void)state;
+    for (size_t v = 0; v < MOE_COUNT(variants); v++) {
+        fixture *f = small(variants[v], MW_F32);
+        moe_session_params p = params_for(f->model);
+        ask *asks = random_asks(31, N);
+        heard *free_ones, *led;
+        size_t given = 0;
+        p.beam = 1, p.batch = 4, p.max_constraints = 2, p.source_tag = MW_TAG_DE;
+        p.max_target = p.max_len_offset = 24;
+        for (size_t k = 0; k < N; k++) {
+            asks[k].prefix = 0;
+            for (size_t c = asks[k].n_constraints = 2; c-- > 0;) {
+                asks[k].constraints[c] = (moe_constraint){ .n_ids = 1 + c, .first = 0, .n_source = 1 };
+                asks[k].constraint_ids[c][0] = (int32_t)(8 + k + 14 * c);
+                asks[k].constraint_ids[c][1] = 38;
+            }
+        }
+        free_ones = translate(f, &p, asks, N);
+        for (size_t k = 0; k < N; k++) {
+            const heard_hypothesis *y = &free_ones[k].hypotheses[0];
+            size_t last = 0;
+            for (size_t c = 0, at; c < 2; c++, last = moe_max(last, at)) {
+                for (at = 0; at < y->n_ids && y->ids[at] != asks[k].constraint_ids[c][0];) at++;
+                CHECK(at < y->n_ids, "request %zu lacks constraint %zu", k, c);
+            }
+            if (last + 5 > (size_t)p.max_target) continue; /* refused: the constraints might not fit */
+            given += last > 0;
+            asks[k].prefix = 1;
+            asks[k].n_target = last;
+            memcpy(asks[k].target, y->ids, last * sizeof *y->ids);
+        }
+        assert_true(given > 5);
+        led = translate(f, &p, asks, N);
+        assert_same(free_ones, led, N, "its own beginning");
+        free(led), free(free_ones), free(asks);
+        drop(f);
+    }
+}
+
 static void constrained_results_are_the_same_bytes_in_any_batch(void **state) {
     enum { N = 30 };
     (void)state;
@@ -1289,7 +1439,9 @@ static void attention_is_the_same_bytes_in_any_batch(void **state) {
     (void)state;
     for (size_t i = 0; i < settings_in_use(); i++) {
         attention_shown *shown[2];
-        ask *asks = copied_sentences();
+        ask *asks;
+        if (settings[i].variant >= MW_VARIANTS) continue; /* a Transformer has many attentions and shows none */
+        asks = copied_sentences();
         for (size_t k = 0; k < SENTENCES; k++) {
             asks[k].scoring = 1;
             give_target(asks, k, k % 9);
@@ -2274,12 +2426,6 @@ static void statistics_count_what_happened(void **state) {
 static const uint32_t not_numbers[] = { 0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0x7f800001u,
                                         0x7fffffffu, 0xffffffffu, 0xff923456u };
 
-static void poke(fixture *f, const char *tensor, size_t index, uint32_t bits) {
-    const mw_tensor *t = mw_find_tensor(f->m, tensor);
-    assert_non_null(t);
-    mw_put32(f->image.data + t->offset + 4 * index, bits);
-}
-
 static void a_nan_in_a_question_is_numeric(void **state) {
     fixture *f = small(MW_GNMT, MW_F32);
     moe_session_params p = params_for(f->model);
@@ -2473,6 +2619,7 @@ int main(void) {
         cmocka_unit_test(scoring_gives_the_bits_that_translating_gave),
         cmocka_unit_test(a_translation_goes_on_from_how_it_has_to_begin),
         cmocka_unit_test(scoring_and_translating_share_a_batch),
+        cmocka_unit_test(given_tokens_of_a_transformer_run_together),
         cmocka_unit_test(reranking_is_what_scoring_the_other_way_says),
         cmocka_unit_test(a_request_can_say_what_language_it_is_in),
         cmocka_unit_test(what_does_not_fit_stays_as_it_was),
@@ -2484,6 +2631,7 @@ int main(void) {
         cmocka_unit_test(a_wide_pruning_margin_changes_nothing),
         cmocka_unit_test(pruned_hypotheses_are_within_the_margin),
         cmocka_unit_test(constraints_are_kept_whatever_the_search),
+        cmocka_unit_test(a_constraint_begins_behind_given_tokens),
         cmocka_unit_test(constrained_results_are_the_same_bytes_in_any_batch),
         cmocka_unit_test(a_request_without_constraints_is_searched_as_ever),
         cmocka_unit_test(constraints_that_cannot_be_kept_are_refused),

@@ -56,6 +56,7 @@ typedef struct transformer {
 
 static const transformer transformers[] = {
     { "nllb-moe-54b", "NLLB-MoE, 128 experts in 12 layers: 54.5 billion", 24, 2048, 8192, 16, 256206, 1024, 0, 128, 4 },
+    { "nllb-moe-1b", "its quarter: 64 experts in 6 layers, 1.1 billion", 12, 512, 2048, 8, 256206, 1024, 0, 64, 4 },
     { "nllb-1.3b", "NLLB-200 of 1.37 billion weights", 24, 1024, 8192, 16, 256206, 1024, 0, 0, 0 },
     { "nllb-600m", "NLLB-200 of 615 million weights", 12, 1024, 4096, 16, 256206, 1024, 0, 0, 0 },
     { "m2m-418m", "M2M-100 of 484 million weights", 12, 1024, 4096, 16, 128112, 1024, 0, 0, 0 },
