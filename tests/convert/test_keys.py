@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 from converting import BIN, ROOT, convert_quietly, run
-from suite import Skip, Suite
+from suite import Suite
 
 INFO, CLASSIFY = (os.path.join(BIN, name) for name in ("moe-info", "moe-classify"))
 GOLDEN = os.path.join(ROOT, "tests", "golden")
@@ -159,10 +159,8 @@ def both_take_or_refuse_the_same_files():
     assert len(taken) > 100 and len(refused) > 300, (len(taken), len(refused))
 
 
-@numpy_test
+@test.needs(reference, "PyTorch")
 def a_norm_is_computed_where_it_stands():
-    if reference is None:
-        raise Skip("no PyTorch here")
     random = np.random.default_rng(5)
     meta, tensors = moefile.read(os.path.join(GOLDEN, "model-deep.bin"))
     wide = meta["network.0.hidden"]  # linear experts: a norm behind them has as many columns as they have outputs

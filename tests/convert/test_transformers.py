@@ -6,10 +6,9 @@ Usage: tests/python tests/convert/test_transformers.py [--only NAME]
 
 Expectations are tests/golden/transformers.json, which make_transformers.py
 made with transformer_numpy.py in float64; the checkpoints themselves are made
-again from their seeds. Two tests compare the reading with transformers 4.57.6
-(5.x computes NLLB-MoE wrongly) and are skipped where it is not installed: `pip
-install torch==2.13.0 transformers==4.57.6`. Prints `ok NAME` or `FAIL NAME`
-per test.
+again from their seeds. Three tests compare the reading with transformers
+4.57.6 (5.x computes NLLB-MoE wrongly), which tools/install-deps --test
+installs. Prints `ok NAME` or `FAIL NAME` per test.
 """
 import argparse
 import contextlib
