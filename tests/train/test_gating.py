@@ -843,6 +843,28 @@ def checkpoints_of_one_model_are_averaged():
 
 
 @test
+def wider_experts_compute_the_same_and_learn():
+    trained = filled(train.Model(small(train.make_config("cpu", 40, "balanced")), seed=1))
+    file = train.inference_checkpoint(trained.config, trained.weights)
+    wide = train.widen(file, 40)
+    assert file["config"] == trained.config != wide["config"]
+    models = []
+    for x in file, wide:
+        models.append(train.Model(x["config"]))
+        models[-1].load(x["weights"])
+    narrow_loss, loss = (model.loss(batch_of(), 0.0) for model in models)
+    close(float(loss.detach()), float(narrow_loss.detach()), 1e-6)
+    loss.backward()
+    for mixture in "encoder.2", "decoder.1":
+        up, down = (models[1].weights[f"{mixture}.experts.w_{x}"] for x in ("up", "down"))
+        assert up.shape == (6, 12, 40) and down.shape == (6, 40, 12)
+        assert not down[:, 9:].any() and down.grad[:, 9:].any(), mixture
+        close(float((up[:, :, 9:].std() / up[:, :, :9].std()).detach()), 1, 0.1)
+    refused(lambda: train.widen(wide, 40), "more")
+    refused(lambda: train.widen({"config": {"layers": []}, "weights": {}}, 40), "no mixture")
+
+
+@test
 def language_models_are_read_as_they_were_trained():
     for _, _, model in every_language_model():
         loss = float(model.loss(lm_batch()).detach())

@@ -12,6 +12,9 @@ CUDA device.
         dev loss, greedy BLEU and gate statistics of an inference checkpoint
     train.py average FILE=WEIGHT ... -o FILE
         weighted mean of inference checkpoints of one model's runs
+    train.py widen FILE --hidden N -o FILE
+        experts with more hidden units, which compute what they did until they
+        are trained
     train.py revive --out DIR --cache DIR
         gives experts that nothing uses half of the work of busy ones (a stopped
         run)
@@ -52,6 +55,7 @@ half the memory.
 """
 import needs  # first: it tells what is missing
 import argparse
+import copy
 import csv
 import ctypes
 import filecmp
@@ -1008,6 +1012,26 @@ def average(files, shares, first=()):
     return inference_checkpoint(configs[0], weights, **{x: max(c.get(x, 0) for c in configs) for x in about})
 
 
+def widen(file, hidden, seed=1):
+    """An inference checkpoint whose experts have `hidden` units each. What they compute stays the same: the rows of
+    w_down that belong to new units are 0. Those of w_up are random, so that new units learn different things."""
+    generator = torch.Generator().manual_seed(seed)
+    config, weights = copy.deepcopy(file["config"]), dict(file["weights"])
+    mixtures = [(f"{side}.{i}.experts.", layer) for side in ("encoder", "decoder")
+                for i, layer in enumerate(config.get(side, [])) if layer["type"] == "moe"]
+    if not mixtures:
+        raise SystemExit("there is no mixture between an encoder's or decoder's layers")
+    for name, layer in mixtures:
+        up, down = weights[name + "w_up"].float(), weights[name + "w_down"].float()
+        n, d, old = up.shape
+        if hidden <= old:
+            raise SystemExit(f"experts have {old} hidden units already: --hidden has to be more")
+        weights[name + "w_up"] = torch.cat([up, torch.randn(n, d, hidden - old, generator=generator) * up.std()], 2)
+        weights[name + "w_down"] = torch.cat([down, torch.zeros(n, hidden - old, down.shape[2])], 1)
+        layer["hidden"] = hidden
+    return inference_checkpoint(config, weights)
+
+
 def load_inference(path, device="cpu"):
     file = read_inference(path)
     model = Model(file["config"], device)
@@ -1660,6 +1684,11 @@ def arguments(argv=None):
                    help="weights whose names begin so are the first model's")
     p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
 
+    p = command("widen", "more hidden units for all experts, which compute what they did until they are trained")
+    p.add_argument("model", metavar="FILE", help="moe-checkpoint-1 file")
+    p.add_argument("--hidden", type=int, required=True, help="hidden units of an expert")
+    p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
+
     p = command("revive", "give experts that nothing uses half of the work of busy ones, in a stopped run")
     p.add_argument("--out", required=True, help="folder of the run's resume.pt")
     p.add_argument("--cache", required=True, help="folder of the tokenised corpus")
@@ -1689,6 +1718,9 @@ def main():
         return
     if o.command == "revive":
         revive(o.out, o.cache)
+        return
+    if o.command == "widen":
+        write_atomically(widen(read_inference(o.model), o.hidden), o.out)
         return
     if o.command == "average":
         try:
