@@ -179,7 +179,8 @@ def reranking_weighs_what_scoring_says_of_the_input():
             assert float(next(back).split("\t")[0]) == h["reverse"] < 0, h
         best = [h for h in b["nbest"] if h["finished"]]
         assert best[0]["reverse"] >= best[-1]["reverse"], best
-    assert [o["ids"] for o in before] != [o["ids"] for o in after], "nothing has changed places"
+    orders = [[[h["ids"] for h in o["nbest"]] for o in found] for found in (before, after)]
+    assert orders[0] != orders[1], "nothing has changed places"
     best = translate(data, "--beam", "6", "--rerank", "5").lines
     assert best == translate(data, "--beam", "6", "--rerank", "5", "-s", "en").lines == [o["translation"]
                                                                                          for o in after], best

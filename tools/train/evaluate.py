@@ -151,7 +151,7 @@ def table(arguments, name, models):
             row(f"mean, directions {title} ({len(some)})", [mean(x) for x in zip(*some)])
     if chances:
         out += ["", f"By chance alone as far from {next(iter(models))} in BLEU: {'; '.join(chances)}."]
-    return out, f"BLEU: `{bleu.get_signature()}`; chrF: `{chrf.get_signature()}`"
+    return out, f"BLEU: `{bleu.get_signature()}`; chrF:\n`{chrf.get_signature()}`"
 
 
 def found_words(source, reference, translation, count, german):
