@@ -78,7 +78,8 @@ def structures_are_those_of_the_header():
         source.write_text(
             '#include "tools/text/moetext.h"\n#include <stdio.h>\nint main(void) {\n' + "\n".join(lines) + "}\n"
         )
-        subprocess.run([os.environ.get("CC", "cc"), f"-I{ROOT}", str(source), "-o", f"{folder}/sizes"], check=True)
+        compiler = os.environ.get("CC", "cc").split()
+        subprocess.run([*compiler, f"-I{ROOT}", str(source), "-o", f"{folder}/sizes"], check=True)
         assert subprocess.run([f"{folder}/sizes"], stdout=subprocess.PIPE, text=True).stdout.splitlines() == wanted
 
 
