@@ -865,6 +865,32 @@ def wider_experts_compute_the_same_and_learn():
 
 
 @test
+def more_layers_compute_the_same_and_learn():
+    trained = filled(train.Model(small(train.make_config("cpu", 40, "balanced")), seed=1))
+    file = train.inference_checkpoint(trained.config, trained.weights)
+    deep = train.deepen(file, encoder=1, decoder=2)
+    assert file["config"] == trained.config and len(deep["config"]["decoder"]) == len(trained.config["decoder"]) + 2
+    models = []
+    for x in file, deep:
+        models.append(train.Model(x["config"]))
+        models[-1].load(x["weights"])
+    shallow_loss, loss = (model.loss(batch_of(), 0.0) for model in models)
+    assert float(loss.detach()) == float(shallow_loss.detach())
+    loss.backward()
+    for name, weight in models[1].weights.items():
+        new = name.startswith(("encoder.4", "decoder.3", "decoder.4"))
+        assert new == (name not in file["weights"]), name
+        if new and name.endswith("w_proj"):
+            assert not weight.any() and weight.grad.any(), name
+        elif new and name.endswith("w_x"):
+            assert weight.any()
+    refused(lambda: train.deepen(file, encoder=-1), "less than 0")
+    for layers in [], file["config"]["decoder"][:2], file["config"]["decoder"][:1]:
+        config = {**file["config"], "decoder": layers}
+        refused(lambda: train.deepen({**file, "config": config}, decoder=1), "no LSTM with a residual")
+
+
+@test
 def language_models_are_read_as_they_were_trained():
     for _, _, model in every_language_model():
         loss = float(model.loss(lm_batch()).detach())

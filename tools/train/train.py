@@ -12,9 +12,9 @@ CUDA device.
         dev loss, greedy BLEU and gate statistics of an inference checkpoint
     train.py average FILE=WEIGHT ... -o FILE
         weighted mean of inference checkpoints of one model's runs
-    train.py widen FILE --hidden N -o FILE
-        experts with more hidden units, which compute what they did until they
-        are trained
+    train.py grow FILE [--hidden N] [--encoder N] [--decoder N] -o FILE
+        a model with wider experts or more layers, which computes what it did
+        until it is trained
     train.py revive --out DIR --cache DIR
         gives experts that nothing uses half of the work of busy ones (a stopped
         run)
@@ -1032,6 +1032,24 @@ def widen(file, hidden, seed=1):
     return inference_checkpoint(config, weights)
 
 
+def deepen(file, seed=1, **more):
+    """An inference checkpoint with more LSTM layers on top of its sides, `encoder=` and `decoder=` so many. What the
+    model computes stays the same: their input passes them (residual), and their w_proj is 0. The rest of their weights
+    is random, as in a new model."""
+    config = copy.deepcopy(file["config"])
+    for side, count in more.items():
+        layers = config.get(side, [])
+        if count < 0:
+            raise SystemExit(f"--{side} is a number of layers to add, and {count} is less than 0")
+        if count and not (layers and layers[-1]["type"] == "lstmp" and layers[-1]["residual"] is True
+                          and "input" not in layers[-1]):
+            raise SystemExit(f"the {side}'s last layer is no LSTM with a residual connection, which --{side} repeats")
+        layers += [dict(layers[-1]) for _ in range(count)]
+    weights = {name: torch.zeros_like(weight) if name.endswith(".w_proj") else weight
+               for name, weight in Model(config, seed=seed).weights.items()}
+    return inference_checkpoint(config, {**weights, **file["weights"]})
+
+
 def load_inference(path, device="cpu"):
     file = read_inference(path)
     model = Model(file["config"], device)
@@ -1684,9 +1702,11 @@ def arguments(argv=None):
                    help="weights whose names begin so are the first model's")
     p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
 
-    p = command("widen", "more hidden units for all experts, which compute what they did until they are trained")
+    p = command("grow", "wider experts or more layers: the model computes what it did until it is trained")
     p.add_argument("model", metavar="FILE", help="moe-checkpoint-1 file")
-    p.add_argument("--hidden", type=int, required=True, help="hidden units of an expert")
+    p.add_argument("--hidden", type=int, help="hidden units of an expert")
+    p.add_argument("--encoder", type=int, default=0, metavar="N", help="LSTM layers to add on top of the encoder")
+    p.add_argument("--decoder", type=int, default=0, metavar="N", help="LSTM layers to add on top of the decoder")
     p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
 
     p = command("revive", "give experts that nothing uses half of the work of busy ones, in a stopped run")
@@ -1719,8 +1739,12 @@ def main():
     if o.command == "revive":
         revive(o.out, o.cache)
         return
-    if o.command == "widen":
-        write_atomically(widen(read_inference(o.model), o.hidden), o.out)
+    if o.command == "grow":
+        if o.hidden is None and not o.encoder and not o.decoder:
+            raise SystemExit("say what shall grow: --hidden, --encoder or --decoder")
+        file = read_inference(o.model)
+        file = file if o.hidden is None else widen(file, o.hidden)
+        write_atomically(deepen(file, encoder=o.encoder, decoder=o.decoder), o.out)
         return
     if o.command == "average":
         try:
