@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """tools/train/dictionaries.py: what it reads in the formats of Ding and dictd, what it puts around German nouns, which
-rows it leaves out, and sentences whose nouns change alike in both languages.
+rows it leaves out, and sentences whose words change alike in both languages.
 
 Usage: tests/python tests/train/test_dictionaries.py
 
@@ -31,6 +31,19 @@ Band {n} | Bänder {pl} :: ribbon | ribbons
 Band {m} :: volume
 a\u200bb :: not plain
 was ... auch :: whatever
+"""
+FORMS = """kaufen; erwerben {vt} | kaufend; erwerbend | gekauft; erworben | kauft ein; kauft | kaufte :: to buy | \
+buying; getting | bought; got | buys | bought
+eilen {vi} | eilend | geeilt :: to hurry | hurrying | hurried
+sehen {vt} | sieht :: to see | sees
+wollen {vt} | wollend | gewollt :: to want | wanting | wanted
+neu {adj} | neuer :: new | newer
+heiter; froh {adj} (Laune) :: cheerful; full of joy
+eindringlich {adv} {adj} :: forcefully
+teuer {adj} :: dear
+ganz {adj} :: whole
+edel {adj} :: noble
+Licht {n} :: light
 """
 FRENCH = {"00-database-short": "German-French",
           "Licht": "Licht /lɪçt/ <n, neut>\n1. lumière, éclairage\n   Wellen\n2. feu",
@@ -208,7 +221,7 @@ def nouns_change_alike_in_both_languages():
         installed(root)
         entries = list(dictionaries.ding_entries(os.path.join(root, dictionaries.DING)))
     count = dictionaries.occurrences(corpus())
-    nouns = dictionaries.Nouns(dictionaries.german_nouns(entries), count["de"], count["en"], {"halt"})
+    nouns = dictionaries.Words(dictionaries.german_nouns(entries), count["de"], count["en"], {"halt"})
     assert "Student" not in nouns.meanings and "Band" not in nouns.meanings  # weak; of two genders
     assert (nouns.meanings["Bahnhof"] == ("m", ["station", "stop", "halt"])
             and nouns.meanings["Augen"] == ("pln", ["eyes"]))
@@ -224,6 +237,64 @@ def nouns_change_alike_in_both_languages():
     seen = {nouns.replaced(r, german, english, [place]) for place in places for _ in range(50)}
     assert seen == {(german, english), ("Das Auge sieht ein Auge.", "An eye sees an eye, not the eye-light."),
                     ("Das Licht sieht ein Licht.", "A light sees a light, not the eye-light.")}, seen
+
+
+@test
+def forms_say_what_they_are():
+    with tempfile.TemporaryDirectory() as root:
+        path = os.path.join(root, "de-en")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(FORMS)
+        forms = list(dictionaries.ding_forms(path))
+
+    def declined(word, english):
+        return [(word + x, english, "adjective " + x) for x in ("e", "em", "en", "er", "es")]
+    assert forms == [
+        ("kaufen", "buy", "vt 0"), ("erwerben", "buy", "vt 0"), ("gekauft", "bought", "vt 2"),
+        ("erworben", "bought", "vt 2"), ("gekauft", "got", "vt 2"), ("kauft", "buys", "vt 3"),
+        ("kaufte", "bought", "vt 4"), ("eilen", "hurry", "vi 0"), ("geeilt", "hurried", "vi 2"),
+        *declined("neu", "new"), *declined("froh", "cheerful"),
+        ("eindringlich", "forcefully", "adverb"), *declined("eindringlich", "forcefully")], forms
+
+
+@test
+def verbs_change_alike_in_both_languages():
+    forms = [("kaufen", "buy", "vt 0"), ("finden", "find", "vt 0"), ("eilen", "hurry", "vi 0"),
+             ("frohe", "cheerful", "adjective e"), ("alte", "old", "adjective e"), ("blind", "blind", "vt 0"),
+             ("blind", "blind", "adjective")]
+    english = "buy find hurry cheerful old blind"
+    tables = {"tatoeba.en-de": {"en": ["They buy a cheerful dog."] + [english] * 12,
+                                "de": ["Sie kaufen eine frohe Hündin."] + ["kaufen finden eilen frohe alte"] * 12}}
+    count = dictionaries.occurrences(tables)
+    words = dictionaries.Words(forms, count["de"], count["en"])
+    assert words.attested == {"vt 0": [("finden", "find"), ("kaufen", "buy")], "vi 0": [("eilen", "hurry")],
+                              "adjective e": [("alte", "old"), ("frohe", "cheerful")]}, words.attested
+    pair = tables["tatoeba.en-de"]["de"][0], tables["tatoeba.en-de"]["en"][0]
+    places = words.places(*pair)
+    assert places == [("vt 0", "kaufen", "buy"), ("adjective e", "frohe", "cheerful")], places
+    assert words.replaced(random.Random(1), *pair, places[1:]) in (
+        pair, ("Sie kaufen eine alte Hündin.", "They buy an old dog."))
+    r = random.Random(1)
+    assert {words.replaced(r, *pair, places[:1]) for _ in range(50)} == {
+        pair, ("Sie finden eine frohe Hündin.", "They find a cheerful dog.")}
+
+
+@test
+def the_tables_have_verbs_and_french_that_english_explains():
+    with tempfile.TemporaryDirectory() as root:
+        installed(root)
+        with open(os.path.join(root, dictionaries.DING), "a", encoding="utf-8") as file:
+            file.write(FORMS)
+        installed(root, "eng-fra", {"light": "light /laɪt/\nlumière"})
+        installed(root, "eng-spa", {"light": "light\nluz"})
+        tables = corpus()
+        tables["books"] = {"en": ["They buy and buy."] * 12, "de": ["Sie kaufen und kaufen."] * 12}  # which one?
+        tables["wikipedia"] = {"en": ["We buy it, see."] * 12, "de": ["Wir kaufen es."] * 12}
+        made = dictionaries.dictionary_tables(tables, set(), 10, 1, root, len)
+    rows = set(zip(made["verbs"]["de"], made["verbs"]["en"]))
+    assert rows == {("Wir kaufen es.", "We buy it, see."), ("Wir erwerben es.", "We buy it, see.")}, rows
+    assert ("light", "lumière") in zip(made["dictionaries"]["en"], made["dictionaries"]["fr"])
+    assert not any(made["dictionaries"]["es"])
 
 
 @test

@@ -2,12 +2,12 @@
 
 What a small corpus lacks most is words. Free dictionaries have them, and Debian has such dictionaries
 (`tools/install-deps --train` installs them): Ding's of German and English (package trans-de-en), those of WikDict and
-FreeDict for German, French and Spanish (packages dict-freedict-*). `dictionary_tables` makes three tables of them:
-"dictionaries", words and short phrases as they stand there, German nouns mostly with something around them; "bridged",
-French and Spanish words with the English ones that have the same German ones; and "nouns", sentences of the corpus in
-which one or two nouns are others.
+FreeDict for German, French and Spanish and for French and English (packages dict-freedict-*). `dictionary_tables`
+makes four tables of them: "dictionaries", words and short phrases as they stand there, German nouns mostly with
+something around them; "bridged", French and Spanish words with the English ones that have the same German ones;
+"nouns", sentences of the corpus in which one or two nouns are others; and "verbs", German and English ones in which
+verbs or adjectives are others.
 """
-import glob
 import gzip
 import math
 import os
@@ -16,18 +16,24 @@ import re
 from collections import Counter
 
 DING = "usr/share/trans/de-en"
-DICTD = "usr/share/dictd/freedict-*-*.index"
-CODES = {"deu": "de", "fra": "fr", "spa": "es"}
+DICTD = "usr/share/dictd/freedict-{}.index"
+# FreeDict's of English and German are Ding's, and in those of English and Spanish words run together.
+PAIRS = ("deu-fra", "deu-spa", "eng-fra", "fra-deu", "fra-eng", "fra-spa", "spa-deu")
+CODES = {"eng": "en", "deu": "de", "fra": "fr", "spa": "es"}
 WORD = re.compile(r"\w+")
 LIKELY = 0.3          # share of what leads from one word over German to any that leads to the other, and back
 COMMON = 10           # occurrences in the corpus of every word of one cell, from which a row is used
 MOST_WORDS = 9        # of a cell
 MOST_SYNONYMS = 3     # of an entry that are used
 BARE = 0.4            # share of German nouns with nothing around them
-SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web")  # whose nouns are replaced
-LONGEST = 250         # characters of a sentence whose nouns are replaced
-MOST_PAIRS = 60_000   # of a file whose nouns are replaced
-ATTESTED = 0.7        # share of nouns in the place of others that the corpus has too
+SOURCES = ("tatoeba", "europarl", "wikipedia", "dialogue", "books", "guides", "debian_web")  # whose words are replaced
+LONGEST = 250         # characters of a sentence whose words are replaced
+MOST_PAIRS = 60_000   # of a file whose words are replaced
+GRAMMAR = set("""all any another both each either every few half last less little many more most much next no one only
+              other own same several some such that this very what which whole be is was been have has had do does did
+              done will would can could may might must shall should let want wants wanted need needs needed""".split())
+ENDINGS = ("al", "ant", "bar", "ell", "ent", "haft", "ig", "isch", "iv", "lich", "los", "sam", "voll", "är", "ös")
+ATTESTED = 0.7        # share of words in the place of others that the corpus has too
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -53,23 +59,57 @@ def synonyms(part):
     return re.split(r";(?![^(\[{]*[)\]}])", part)[:MOST_SYNONYMS]
 
 
-def ding_entries(path):
-    """(German, English, gender, countable) of Ding's file: `Wort {n}; Synonym {n} [label] | Wörter {pl} :: word;
-    synonym | words`. Of what are no nouns of one word the gender is None. Present participles are left out, which it
-    has of every verb."""
+def ding_lines(path):
+    """(German parts, English parts) of the usable lines of Ding's file: `Wort {n}; Synonym {n} [label] | Wörter {pl} ::
+    word; synonym | words`."""
     with open(path, encoding="utf-8") as file:
         for line in file:
             left, _, right = line.partition(" :: ")
             left, right = left.split(" | "), right.split(" | ")
-            if line.startswith("#") or len(left) != len(right) or SPECIAL.search(line):
-                continue
-            countable = any("{pl}" in part for part in left[1:])
-            for part, meaning in zip(left, right):
-                germans, englishes = synonyms(part), [plain(x) for x in synonyms(meaning)]
-                for german, english in [(x, englishes[0]) for x in germans] + [(germans[0], x) for x in englishes[1:]]:
-                    gender, german = re.search(r"\{(m|f|n|pl)\}", german), plain(german)
-                    if german and english and not (german.endswith("nd") and english.endswith("ing")):
-                        yield german, english, gender[1] if gender and " " not in german else None, countable
+            if not line.startswith("#") and len(left) == len(right) and not SPECIAL.search(line):
+                yield left, right
+
+
+def meanings_of(part, meaning):
+    """[(German term as it is written, plain English one)] of a part of an entry and what it means."""
+    germans, englishes = synonyms(part), [plain(x) for x in synonyms(meaning)]
+    return [(x, englishes[0]) for x in germans] + [(germans[0], x) for x in englishes[1:]]
+
+
+def ding_entries(path):
+    """(German, English, gender, countable) of Ding's file. Of what are no nouns of one word the gender is None. Present
+    participles are left out, which it has of every verb."""
+    for left, right in ding_lines(path):
+        countable = any("{pl}" in part for part in left[1:])
+        for part, meaning in zip(left, right):
+            for german, english in meanings_of(part, meaning):
+                gender, german = re.search(r"\{(m|f|n|pl)\}", german), plain(german)
+                if german and english and not (german.endswith("nd") and english.endswith("ing")):
+                    yield german, english, gender[1] if gender and " " not in german else None, countable
+
+
+def ding_forms(path):
+    """(German, English, kind) of the adjectives and verbs of Ding's file that are one word in both languages, in all
+    forms that say what they are: an adjective by its ending, a verb by its place in an entry, which has infinitive,
+    present participle, past participle, present and past in this order. Adjectives without an ending are only those
+    that are no participles by the look of them, apart from those that English has as adverbs."""
+    for left, right in ding_lines(path):
+        used = re.search(r"\{(adj|v[it])\}", left[0])
+        verb = used and used[1] != "adj" and len(left) > 2 and right[1].endswith("ing")
+        for place in range(min(len(left), 5)) if verb else range(bool(used) and used[1] == "adj"):
+            for german, english in meanings_of(left[place], right[place]):
+                german, english = plain(german), english.removeprefix("to ") if verb and place == 0 else english
+                if (not re.fullmatch("[a-zäöüß]+", german) or not re.fullmatch("[a-z][a-z-]+", english)
+                        or english in GRAMMAR):
+                    continue
+                if verb:
+                    if place != 1 and english.endswith("s") == (place == 3):
+                        yield german, english, f"{used[1]} {place}"
+                    continue
+                if german.endswith(ENDINGS):
+                    yield german, english, "adverb" if english.endswith("ly") else "adjective"
+                if not german.endswith(("a", "e", "el", "er", "hoch", "i", "o")):
+                    yield from ((german + x, english, "adjective " + x) for x in ("e", "em", "en", "er", "es"))
 
 
 def articles(index):
@@ -135,7 +175,7 @@ def in_use(r, german, english, gender, countable):
 
 def occurrences(tables):
     """How often each word is in a corpus: language -> Counter of words in small letters, of those that it lacks too."""
-    count = {language: Counter() for language in ("en", *CODES.values())}
+    count = {language: Counter() for language in CODES.values()}
     for table in tables.values():
         for language, cells in table.items():
             count[language].update(word for cell in cells for word in WORD.findall(cell.lower()))
@@ -191,9 +231,9 @@ def bridged(english, others, adverbs):
     return [(a, b) for (side, a), (_, b) in sorted(best.items()) if side == 0 and best.get((1, b)) == (a, b)]
 
 
-# ---- Sentences with other nouns --------------------------------------------------------------------------------------
+# ---- Sentences with other words --------------------------------------------------------------------------------------
 
-# Nouns come as (word, English words, kind). Those of one kind can take each other's place, whatever is around them.
+# They come as (word, English words, kind). Those of one kind can take each other's place, whatever is around them.
 
 def german_nouns(entries):
     """The kind is the gender, in the plural with the last letter, for some have no n that the dative could add.
@@ -224,15 +264,15 @@ def place_of(english):
     return re.compile(rf"(?<![\w-])(?:([Aa])n? )?{re.escape(english)}(?![\w-])")
 
 
-class Nouns:
-    """Nouns of one language that are one word and of one kind. `meanings`: word -> (kind, English words); `pool`: kind
+class Words:
+    """Words of one language of which each is of one kind. `meanings`: word -> (kind, English words); `pool`: kind
     -> [(word, English words)], those whose English words are common; `attested`: those of them that the corpus has.
-    `count`: of that language; `unsure`: English words that may be no nouns, and so are not taken for one in a
-    sentence."""
+    `count`: of that language; `unsure`: English words that may be of other kinds, and so are not taken for one of
+    these in a sentence."""
 
-    def __init__(self, nouns, count, english_count, unsure):
+    def __init__(self, words, count, english_count, unsure=()):
         found, self.meanings, self.pool, self.attested, self.unsure = {}, {}, {}, {}, unsure
-        for word, english, kind in nouns:
+        for word, english, kind in words:
             if len(english.split()) <= 3:
                 found.setdefault(word, {}).setdefault(kind, []).append(english)
         for word, kinds in sorted(found.items()):
@@ -244,7 +284,7 @@ class Nouns:
                         group.setdefault(kind, []).append((word, meanings[0]))
 
     def places(self, sentence, english):
-        """Nouns of a sentence that one place of the English one translates: [(kind, word, English words)]."""
+        """Words of a sentence that one place of the English one translates: [(kind, word, English words)]."""
         words, places = WORD.findall(sentence), []
         for word in words:
             kind, meanings = self.meanings.get(word, (None, ()))
@@ -255,7 +295,7 @@ class Nouns:
         return places
 
     def replaced(self, r, sentence, english, places):
-        """The sentences with other nouns in one or two of the places."""
+        """The sentences with other words in one or two of the places."""
         for kind, word, meaning in r.sample(places, min(len(places), r.randint(1, 2))):
             other, means = r.choice((self.attested if r.random() < ATTESTED else self.pool)[kind])
             sentence = re.sub(rf"(?<!\w){word}(?!\w)", other, sentence)
@@ -264,31 +304,30 @@ class Nouns:
         return sentence, english
 
 
-def noun_rows(r, nouns, language, tables, rows):
-    """About `rows` rows of a language and English, sentences of the corpus in which nouns are others (data augmentation
+def rows_with(r, words, language, tables, rows):
+    """About `rows` rows of a language and English, sentences of the corpus in which words are others (data augmentation
     for rare words, Fadaee, Bisazza and Monz 2017). Files give by the square root of what they have."""
     found = []
     for name, columns in sorted(tables.items()):
         if name.startswith(SOURCES) and {language, "en"} <= set(columns):
             pairs = [(a, b) for a, b in zip(columns[language], columns["en"]) if a and b and len(a) <= LONGEST]
             found.append([(a, b, places) for a, b in r.sample(pairs, min(len(pairs), MOST_PAIRS))
-                          if (places := nouns.places(a, b))])
+                          if (places := words.places(a, b))])
     weight = sum(len(usable) ** 0.5 for usable in found)
     for usable in found:
         for _ in range(round(rows * len(usable) ** 0.5 / weight) if usable else 0):
-            yield dict(zip((language, "en"), nouns.replaced(r, *r.choice(usable))))
+            yield dict(zip((language, "en"), words.replaced(r, *r.choice(usable))))
 
 
 # ---- Tables ----------------------------------------------------------------------------------------------------------
 
 def dictionary_tables(tables, known, rows, seed, root="/", log=print):
-    """The tables "dictionaries", "bridged" and "nouns" of the dictionaries installed below `root`, language -> cells;
-    none without any. `rows`: of nouns of German, about; of French and Spanish half as many. `known`: a set of sentences
-    that are for testing, and so must not be learned."""
+    """The tables "dictionaries", "bridged", "nouns" and "verbs" of the dictionaries installed below `root`, language ->
+    cells; none without any. `rows`: of nouns and of verbs of German, about; of French and Spanish half as many.
+    `known`: a set of sentences that are for testing, and so must not be learned."""
     r, ding = random.Random(seed), os.path.join(root, DING)
-    indices = [x for x in sorted(glob.glob(os.path.join(root, DICTD)))
-               if set(x[:-len(".index")].split("-")[-2:]) <= set(CODES)]
-    entries = list(ding_entries(ding)) if os.path.exists(ding) else []
+    indices = [path for x in PAIRS if os.path.exists(path := os.path.join(root, DICTD.format(x)))]
+    entries, forms = (list(f(ding)) if os.path.exists(ding) else [] for f in (ding_entries, ding_forms))
     others = [row for index in indices for row in dictd_rows(index)]
     log(f"dictionaries: {len(entries)} entries of trans-de-en, {len(others)} of {len(indices)} other dictionaries"
         + ("" if entries and others else "; tools/install-deps --train installs what is missing"))
@@ -304,15 +343,17 @@ def dictionary_tables(tables, known, rows, seed, root="/", log=print):
     unsure = {meaning for word, meaning, gender, _ in entries if not gender and word.islower()}
     words = [dict(zip(("de", "en"), in_use(r, *entry) if entry[2] else entry))
              for entry in entries] + [row for row, _ in others]
-    bridges, changed = [], [*noun_rows(r, Nouns(german_nouns(entries), count["de"], count["en"], unsure), "de", tables,
-                                       rows)]
+    bridges, nouns = [], Words(german_nouns(entries), count["de"], count["en"], unsure)
+    changed = [*rows_with(r, nouns, "de", tables, rows)]
     for language, adverbs in ("fr", "ment"), ("es", "mente"):
         pairs = bridged(english, likely(german[language], count[language]), adverbs)
         bridges += [{"en": a, language: b} for a, b in pairs]
-        nouns = Nouns(romance_nouns(pairs, genders, unsure, language), count[language], count["en"], unsure)
-        changed += noun_rows(r, nouns, language, tables, rows / 2)
+        nouns = Words(romance_nouns(pairs, genders, unsure, language), count[language], count["en"], unsure)
+        changed += rows_with(r, nouns, language, tables, rows / 2)
+    verbs = [*rows_with(r, Words(forms, count["de"], count["en"]), "de", tables, rows)]
     made = {"dictionaries": table_of(words, count, known), "bridged": table_of(bridges, count, known),
-            "nouns": {language: [row.get(language, "") for row in changed] for language in count}}
+            **{name: {language: [row.get(language, "") for row in x] for language in count}
+               for name, x in (("nouns", changed), ("verbs", verbs))}}
     made = {name: table for name, table in made.items() if any(map(any, table.values()))}
     log("dictionaries: " + ", ".join(f"{len(next(iter(x.values())))} rows of {name}" for name, x in made.items()))
     return made
