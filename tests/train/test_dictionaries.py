@@ -253,7 +253,8 @@ def forms_say_what_they_are():
     assert forms == [
         ("kaufen", "buy", "vt 0"), ("erwerben", "buy", "vt 0"), ("gekauft", "bought", "vt 2"),
         ("erworben", "bought", "vt 2"), ("gekauft", "got", "vt 2"), ("kauft", "buys", "vt 3"),
-        ("kaufte", "bought", "vt 4"), ("leiten", "lead", "vt 0"), ("leitete", "led", "vt 4"), ("eilen", "hurry", "vi 0"), ("geeilt", "hurried", "vi 2"),
+        ("kaufte", "bought", "vt 4"), ("leiten", "lead", "vt 0"),
+        ("leitete", "led", "vt 4"), ("eilen", "hurry", "vi 0"), ("geeilt", "hurried", "vi 2"),
         *declined("neu", "new"), *declined("froh", "cheerful"),
         ("eindringlich", "forcefully", "adverb"), *declined("eindringlich", "forcefully")], forms
 
