@@ -842,17 +842,22 @@ def checkpoints_of_one_model_are_averaged():
     refused(lambda: train.average(files, (1.0, 1.0)), "configurations differ")
 
 
+def losses_of(*files):
+    """(Models of inference checkpoints, their losses on the same batch)."""
+    models = []
+    for x in files:
+        models.append(train.Model(x["config"]))
+        models[-1].load(x["weights"])
+    return models, [model.loss(batch_of(), 0.0) for model in models]
+
+
 @test
 def wider_experts_compute_the_same_and_learn():
     trained = filled(train.Model(small(train.make_config("cpu", 40, "balanced")), seed=1))
     file = train.inference_checkpoint(trained.config, trained.weights)
     wide = train.widen(file, 40)
     assert file["config"] == trained.config != wide["config"]
-    models = []
-    for x in file, wide:
-        models.append(train.Model(x["config"]))
-        models[-1].load(x["weights"])
-    narrow_loss, loss = (model.loss(batch_of(), 0.0) for model in models)
+    models, (narrow_loss, loss) = losses_of(file, wide)
     close(float(loss.detach()), float(narrow_loss.detach()), 1e-6)
     loss.backward()
     for mixture in "encoder.2", "decoder.1":
@@ -870,11 +875,7 @@ def more_layers_compute_the_same_and_learn():
     file = train.inference_checkpoint(trained.config, trained.weights)
     deep = train.deepen(file, encoder=1, decoder=2)
     assert file["config"] == trained.config and len(deep["config"]["decoder"]) == len(trained.config["decoder"]) + 2
-    models = []
-    for x in file, deep:
-        models.append(train.Model(x["config"]))
-        models[-1].load(x["weights"])
-    shallow_loss, loss = (model.loss(batch_of(), 0.0) for model in models)
+    models, (shallow_loss, loss) = losses_of(file, deep)
     assert float(loss.detach()) == float(shallow_loss.detach())
     loss.backward()
     for name, weight in models[1].weights.items():

@@ -33,6 +33,7 @@ GRAMMAR = set("""all any another both each either every few half last less littl
               other own same several some such that this very what which whole be is was been have has had do does did
               done will would can could may might must shall should let want wants wanted need needs needed""".split())
 ENDINGS = ("al", "ant", "bar", "ell", "ent", "haft", "ig", "isch", "iv", "lich", "los", "sam", "voll", "är", "ös")
+VERB_PLACES = (0, 2, 3, 4)  # of infinitive, past participle, present and past in an entry of a verb
 ATTESTED = 0.7        # share of words in the place of others that the corpus has too
 
 
@@ -95,15 +96,17 @@ def ding_forms(path):
     that are no participles by the look of them, apart from those that English has as adverbs."""
     for left, right in ding_lines(path):
         used = re.search(r"\{(adj|v[it])\}", left[0])
-        verb = used and used[1] != "adj" and len(left) > 2 and right[1].endswith("ing")
-        for place in range(min(len(left), 5)) if verb else range(bool(used) and used[1] == "adj"):
+        verb = used and used[1] != "adj"
+        if not used or verb and not (len(left) > 2 and right[1].endswith("ing")):
+            continue
+        for place in [x for x in VERB_PLACES if x < len(left)] if verb else [0]:
             for german, english in meanings_of(left[place], right[place]):
                 german, english = plain(german), english.removeprefix("to ") if verb and place == 0 else english
                 if (not re.fullmatch("[a-zäöüß]+", german) or not re.fullmatch("[a-z][a-z-]+", english)
                         or english in GRAMMAR):
                     continue
                 if verb:
-                    if place != 1 and english.endswith("s") == (place == 3):
+                    if english.endswith("s") == (place == 3):
                         yield german, english, f"{used[1]} {place}"
                     continue
                 if german.endswith(ENDINGS):

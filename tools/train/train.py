@@ -1041,8 +1041,7 @@ def deepen(file, seed=1, **more):
         layers = config.get(side, [])
         if count < 0:
             raise SystemExit(f"--{side} is a number of layers to add, and {count} is less than 0")
-        if count and not (layers and layers[-1]["type"] == "lstmp" and layers[-1]["residual"] is True
-                          and "input" not in layers[-1]):
+        if count and not (layers and layers[-1]["type"] == "lstmp" and layers[-1]["residual"] is True):
             raise SystemExit(f"the {side}'s last layer is no LSTM with a residual connection, which --{side} repeats")
         layers += [dict(layers[-1]) for _ in range(count)]
     weights = {name: torch.zeros_like(weight) if name.endswith(".w_proj") else weight
@@ -1743,8 +1742,11 @@ def main():
         if o.hidden is None and not o.encoder and not o.decoder:
             raise SystemExit("say what shall grow: --hidden, --encoder or --decoder")
         file = read_inference(o.model)
-        file = file if o.hidden is None else widen(file, o.hidden)
-        write_atomically(deepen(file, encoder=o.encoder, decoder=o.decoder), o.out)
+        if o.hidden is not None:
+            file = widen(file, o.hidden)
+        if o.encoder or o.decoder:
+            file = deepen(file, encoder=o.encoder, decoder=o.decoder)
+        write_atomically(file, o.out)
         return
     if o.command == "average":
         try:
