@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures model files on the test sets. It prints the tables of the card, or
-writes them into it.
+"""Measures model files on the test sets, or on the dev sets. It prints the tables
+of the card, or writes them into it.
 
 Every sentence goes through ./moe-translate as a user would run it; scores are
 sacreBLEU's BLEU and chrF with the signature printed.
@@ -8,6 +8,9 @@ sacreBLEU's BLEU and chrF with the signature printed.
     tatoeba       six language pairs, 2,000 sentences each, both directions
     newstest2014  de-en and fr-en, both directions
     flores200     FLORES-200 devtest, all twelve directions
+    tatoeba-dev   English with each other language, both directions: what to
+                  choose between models by
+    newstest2012  all twelve directions, for the same purpose
     words         which words of newstest2012 a model finds: of the words that a
                   reference has and its source has not, by how often they occur
                   in the training text; and of the names that both have
@@ -56,21 +59,24 @@ from dictionaries import WORD, occurrences
 from report import write_card
 
 LANGUAGES = ("en", "de", "fr", "es")
-FILES = {
-    "tatoeba": [f"tatoeba-2k.{pair}.tsv.xz" for pair in ("de-en", "de-es", "de-fr", "en-es", "en-fr", "fr-es")],
-    "newstest2014": [f"wmt_newstest2014.{pair}.tsv.xz" for pair in ("de-en", "fr-en")],
-    "flores200": ["flores200-devtest.tsv.xz"],
+TEST_FILES = {
+    "tatoeba": [f"test/tatoeba-2k.{pair}.tsv.xz" for pair in ("de-en", "de-es", "de-fr", "en-es", "en-fr", "fr-es")],
+    "newstest2014": [f"test/wmt_newstest2014.{pair}.tsv.xz" for pair in ("de-en", "fr-en")],
+    "flores200": ["test/flores200-devtest.tsv.xz"],
 }
-WORDS = "words"  # the set of word_table, on:
-WORDS_FILE, WORDS_DIRECTIONS = "wmt_newstest2012.tsv.xz", "de-en,fr-en,es-en,en-de,en-es"
+FILES = TEST_FILES | {
+    "tatoeba-dev": [f"dev/tatoeba.{pair}.tsv.xz" for pair in ("en-de", "en-es", "en-fr")],
+    "newstest2012": ["dev/wmt_newstest2012.tsv.xz"],
+}
+WORDS, WORDS_DIRECTIONS = "words", "de-en,fr-en,es-en,en-de,en-es"  # the set of word_table, on newstest2012
 PHRASES, COMMON = "phrasebook", "common"  # the sets of phrase_table
 COMMON_FILES, COMMON_ROWS, COMMON_LONGEST = ("everyday.*", "tatoeba*", "phrases.*"), 100, 6  # words
 # The set of balance_table, on so many sentences of each direction and domain, of at most so many characters.
 BALANCE = "balance"
 BALANCE_ROWS, BALANCE_LONGEST = 100, 250
-DOMAINS = {"Tatoeba": [f"test/{file}" for file in FILES["tatoeba"]],
+DOMAINS = {"Tatoeba": FILES["tatoeba"],
            "Europarl": ["train/europarl_more.tsv.xz"],  # the only one in all directions; its text is training text
-           "newstest2012": ["dev/wmt_newstest2012.tsv.xz"]}
+           "newstest2012": FILES["newstest2012"]}
 OFTEN = (30, 300, 3000)  # occurrences in the training text that words are grouped by
 NAME = re.compile(r"(?<=[\w,;:)»”\"] )[A-ZÀ-ÖØ-Þ]\w{2,}")  # not the first word of a sentence
 
@@ -85,7 +91,7 @@ def read_columns(path):
 def directions(corpus, name):
     """Yield (source language, target language, sources, references)."""
     for file in FILES[name]:
-        columns = read_columns(corpus / "test" / file)
+        columns = read_columns(corpus / file)
         known = [language for language in columns if language in LANGUAGES]
         for source in known:
             for target in known:
@@ -172,7 +178,7 @@ def word_table(arguments, models):
     count = occurrences({path.name: {language: cells for language, cells in read_columns(path).items()
                                      if language in LANGUAGES}
                          for path in sorted((arguments.corpus / "train").glob("*.tsv.xz"))})
-    columns = read_columns(arguments.corpus / "dev" / WORDS_FILE)
+    columns = read_columns(arguments.corpus / FILES["newstest2012"][0])
     out = ["| words | " + " | ".join(f"up to {x:,} times" for x in OFTEN) + " | more often | names |",
            "|---" * (len(OFTEN) + 3) + "|"]
     for pair in (arguments.directions or WORDS_DIRECTIONS).split(","):
@@ -322,8 +328,8 @@ def main():
     parser.add_argument("-m", "--model", required=True, nargs="+", help="model files, or LABEL=FILE")
     parser.add_argument("--corpus", type=pathlib.Path, default=pathlib.Path("../shared/corpus"),
                         help="default: %(default)s")
-    parser.add_argument("--sets", default=",".join(FILES),
-                        help="comma-separated, also words, phrasebook, common and balance (default: %(default)s)")
+    parser.add_argument("--sets", default=",".join(TEST_FILES),
+                        help="comma-separated, of those above (default: %(default)s)")
     parser.add_argument("--directions", help=f"comma-separated, for instance en-de,fr-en (default: all; words: "
                                              f"{WORDS_DIRECTIONS})")
     parser.add_argument("--limit", type=int, help="only the first so many sentences of each direction")
