@@ -837,7 +837,9 @@ typedef struct moe_attending {
     int size, width;
     int product, start_zero;
     const int32_t *parents, *segment, *length;
-    int begins;    /* parents from here on, and below 0: the sentence begins */
+    int begins;          /* parents from here on, and below 0: the sentence begins */
+    const float *before; /* what rows take that do not begin, or NULL */
+    size_t before_stride;
     float *scores; /* [rows, max_source] */
     size_t max_source;
     float *y;
@@ -852,7 +854,13 @@ __global__ void moe_k_attention(moe_attending a) {
     const float *query = a.query + row * a.query_stride, *keys = a.keys + (size_t)a.segment[row] * size;
     const float *values = a.values + (size_t)a.segment[row] * width;
     float *scores = a.scores + row * a.max_source;
-    if (a.start_zero && (a.parents[row] < 0 || a.parents[row] >= a.begins)) { /* the whole block */
+    const int begins = a.parents[row] < 0 || a.parents[row] >= a.begins; /* the same for the whole block */
+    if (a.before && !begins) {
+        for (size_t c = (size_t)t; c < width; c += MOE_BLOCK)
+            a.y[row * a.y_stride + c] = a.before[row * a.before_stride + c];
+        return;
+    }
+    if (a.start_zero && begins) {
         for (int i = t; i < n; i += MOE_BLOCK) scores[i] = 0.0f;
         for (size_t c = (size_t)t; c < width; c += MOE_BLOCK) a.y[row * a.y_stride + c] = 0.0f;
         return;
@@ -1763,6 +1771,10 @@ static void moe_run_attention(moe_device *d, const moe_node *n, const moe_bound 
     a.length = d->length;
     a.scores = d->attention;
     a.begins = (int)g->rows;
+    if (n->src[1]) {
+        a.before = (const float *)n->src[1]->data;
+        a.before_stride = n->src[1]->stride;
+    }
     a.max_source = g->max_source;
     a.y = (float *)n->data;
     a.y_stride = n->stride;

@@ -6230,11 +6230,6 @@ static void moe_bind_attention(moe_reader *r, moe_model *m, moe_layer *layer) {
     moe_refuse_key(r, layer, "layer");
     if (source->kind != MOE_LAYER_LSTM) moe_reader_fail(r, "is %zu, which is not an lstm layer", a->layer);
     m->query_width = a->query_output ? source->out : moe_lstm_state(source);
-    moe_refuse_key(r, layer, "start");
-    for (size_t i = 0; i < m->n_decoder; i++)
-        if (m->context_current && !a->start_zero && m->decoder[i].kind == MOE_LAYER_LSTM &&
-            m->decoder[i].lstm.context == MOE_CONTEXT_PREVIOUS)
-            moe_reader_fail(r, "must be \"zero\" where layers read both the previous and the current context");
     moe_bind_matrix(r, &a->w_key, a->size, m->memory_width, 0, "%s", "attention.w_key");
     moe_bind_matrix(r, &a->w_query, a->size, m->query_width, 0, "%s", "attention.w_query");
     a->v = moe_bind_vector(r, a->size, 0, "%s", "attention.v");
@@ -7216,10 +7211,11 @@ static void moe_compute_lstm_layer(const moe_run *run, const moe_node *t) {
 /* ==== 24. Ops: attention ======================================================================================
  * Owns the context that a row of the decoder reads from its source sentence. */
 
-/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. */
-static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attention, moe_node *query, size_t width,
-                                  const char *name) {
-    moe_node *t = moe_op_pair(g, MOE_OP_ATTENTION, query, NULL, width, name);
+/* `keys` and `values` [tokens, size], [tokens, width] are carried by source. Rows of sentences that go on are those of
+ * `before`, if it is given: then only what begins attends. */
+static moe_node *moe_op_attention(moe_graph *g, const moe_attention_op *attention, moe_node *query, moe_node *before,
+                                  size_t width, const char *name) {
+    moe_node *t = moe_op_pair(g, MOE_OP_ATTENTION, query, before, width, name);
     t->attention = *attention;
     return t;
 }
@@ -7249,9 +7245,14 @@ static void moe_compute_attention_row(const moe_run *run, const moe_node *t, siz
     const float *query = moe_row_of(t->src[0], row);
     float *scores = (float *)t->work + thread * moe_attention_floats(run->graph, t),
           *scaled = scores + run->graph->max_source;
+    const int begins = moe_row_begins(f->parents, row, run->graph->rows);
     float *context = moe_row_of(t, row), sum;
+    if (t->src[1] && !begins) {
+        memcpy(context, moe_row_of(t->src[1], row), width * sizeof *context);
+        return;
+    }
     memset(context, 0, width * sizeof *context);
-    if (a->start_zero && moe_row_begins(f->parents, row, run->graph->rows)) {
+    if (a->start_zero && begins) {
         memset(scores, 0, n * sizeof *scores);
     } else {
         if (a->product)
@@ -8248,8 +8249,13 @@ static int moe_reads_previous(const moe_model *m) {
     return 0;
 }
 
+/* Whether the previous context, carried, needs a query all the same: of a sentence that begins. */
+static int moe_attends_first(const moe_model *m) {
+    return m->context_current && moe_reads_previous(m) && !m->attention->attention.start_zero;
+}
+
 static int moe_carries_query(const moe_model *m) {
-    return m->attention && m->attention->attention.query_output && !m->context_current;
+    return m->attention && m->attention->attention.query_output && (!m->context_current || moe_attends_first(m));
 }
 
 /* The states that a sentence in slot n begins with are row rows + n, where the encoder writes any; query and context
@@ -8282,13 +8288,15 @@ static void moe_decoder_state_begin(const moe_model *m, size_t rows, size_t slot
     if (s->context) memset(s->context + rows * m->memory_width, 0, slots * m->memory_width * sizeof(float));
 }
 
-static moe_node *moe_build_attention(moe_graph *g, const moe_model *m, const moe_memory *memory, moe_node *query) {
+/* `before`: see moe_op_attention. */
+static moe_node *moe_build_attention(moe_graph *g, const moe_model *m, const moe_memory *memory, moe_node *query,
+                                     moe_node *before) {
     const moe_attention_layer *a = &m->attention->attention;
     const moe_attention_op op = { a->product, a->start_zero && !m->context_current, a->v, memory->keys,
                                   memory->values };
-    query = moe_op_linear(g, &a->w_query, query, a->bias, NULL, "decoder.query");
+    query = moe_op_linear(g, &a->w_query, query, a->bias, NULL, before ? "decoder.first_query" : "decoder.query");
     if (a->product) query = moe_op_unary(g, MOE_UNARY_TANH, query, "decoder.tanh_query");
-    return moe_op_attention(g, &op, query, memory->width, "decoder.context");
+    return moe_op_attention(g, &op, query, before, memory->width, before ? "decoder.first_context" : "decoder.context");
 }
 
 /* Nodes that a step of the decoder hands from layer to layer. */
@@ -8303,7 +8311,8 @@ typedef struct moe_decoder_step {
  *
  * GNMT attends with the bottom layer's output of the step before. If no layer reads the current context, that is done
  * at the start of the step from the carried query; else the context is made right after the attention's layer, and
- * carried where a layer reads the previous one. */
+ * carried where a layer reads the previous one. Where that is not zero at first, sentences that begin attend with what
+ * would have been carried. */
 static void moe_build_gathers(moe_graph *g, const moe_model *m, const moe_memory *memory, const moe_decoder_state *s,
                               moe_decoder_step *step) {
     for (size_t i = 0; i < m->n_decoder; i++) {
@@ -8312,12 +8321,12 @@ static void moe_build_gathers(moe_graph *g, const moe_model *m, const moe_memory
         step->gathered[i].r = moe_op_gather(g, s->layers[i].r, moe_lstm_state(layer), moe_name_of(layer, "r").text);
         step->gathered[i].c = moe_op_gather(g, s->layers[i].c, layer->hidden, moe_name_of(layer, "c").text);
     }
-    if (m->context_current) {
-        if (moe_reads_previous(m)) step->previous = moe_op_gather(g, s->context, m->memory_width, "decoder.previous");
-    } else if (m->attention) {
+    if (m->context_current && moe_reads_previous(m))
+        step->previous = moe_op_gather(g, s->context, m->memory_width, "decoder.previous");
+    if (m->attention && (!m->context_current || moe_attends_first(m))) {
         moe_node *query = moe_carries_query(m) ? moe_op_gather(g, s->query, m->query_width, "decoder.carried")
                                                : step->gathered[m->attention->attention.layer].r;
-        step->previous = moe_build_attention(g, m, memory, query);
+        step->previous = moe_build_attention(g, m, memory, query, step->previous);
     }
 }
 
@@ -8355,11 +8364,10 @@ static void moe_build_decoder(moe_graph *g, const moe_model *m, const moe_memory
         x = moe_build_decoder_lstm(g, layer, s, i, &step, x, &r);
         if (i != attends) continue;
         if (m->context_current) {
-            step.current = moe_build_attention(g, m, memory, m->attention->attention.query_output ? x : r);
+            step.current = moe_build_attention(g, m, memory, m->attention->attention.query_output ? x : r, NULL);
             if (moe_reads_previous(m)) moe_op_store(g, step.current, MOE_BY_PARENT, s->context, "decoder.carried");
-        } else if (moe_carries_query(m)) {
-            moe_op_store(g, x, MOE_BY_PARENT, s->query, "decoder.query_next");
         }
+        if (moe_carries_query(m)) moe_op_store(g, x, MOE_BY_PARENT, s->query, "decoder.query_next");
     }
     moe_op_output(g, &output, x);
 }

@@ -494,10 +494,11 @@ static void many_experts_take_little_memory(void **state) {
     free(logits), free(weight), free(inputs), free(blobs[0]), free(blobs[1]);
 }
 
-/* Attention over sentences of all lengths, with and without a first step that sees nothing. */
+/* Attention over sentences of all lengths, with and without a first step that sees nothing, or that alone sees
+ * something. */
 typedef struct attending {
     moe_attention_op op;
-    moe_matrix queries;
+    moe_matrix queries, before;
     size_t tokens, width;
 } attending;
 
@@ -505,7 +506,8 @@ static void build_attention(moe_graph *g, void *user, void *states) {
     attending *a = user;
     a->op.keys = states;
     a->op.values = a->op.keys + a->tokens * a->queries.cols;
-    moe_op_attention(g, &a->op, moe_op_embed(g, &a->queries, 1.0f, "query"), a->width, "context");
+    moe_op_attention(g, &a->op, moe_op_embed(g, &a->queries, 1.0f, "query"),
+                     a->before.rows ? moe_op_embed(g, &a->before, 1.0f, "before") : NULL, a->width, "context");
 }
 
 static void attention_equals_the_cpu(void **state) {
@@ -518,11 +520,11 @@ static void attention_equals_the_cpu(void **state) {
         const size_t segment[ROWS] = { 0, 7, 49, 0, 100, 199 }, length[ROWS] = { 7, 42, LONGEST_SOURCE, 1, 17, 1 };
         const size_t size = i % 2 ? 20 : 133, width = i < 4 ? 9 : 140;
         float *queries = numbers(&random, 4 * size, 0), *v = numbers(&random, size, 0),
-              *states = numbers(&random, TOKENS * (size + width), 0);
+              *states = numbers(&random, TOKENS * (size + width), 0), *contexts = numbers(&random, 4 * width, 0);
         float weights[ROWS * LONGEST_SOURCE] = { 0 };
         int32_t want[ROWS] = { 0 };
         float logprobs[ROWS];
-        void *blob;
+        void *blob, *before = NULL;
         attending a = { .tokens = TOKENS, .width = width, .queries = pack(MOE_TYPE_F32, 4, size, queries, &blob) };
         bench b = { .rows = ROWS,
                     .max_source = LONGEST_SOURCE,
@@ -540,8 +542,9 @@ static void attention_equals_the_cpu(void **state) {
                                          .attention = weights,
                                          .attention_stride = LONGEST_SOURCE } } };
         a.op = (moe_attention_op){ .product = i / 2 % 2, .start_zero = i % 3 == 0, .v = v };
+        if (i % 4 == 1) a.before = pack(MOE_TYPE_F32, 4, width, contexts, &before);
         run_both(&b, 1);
-        free(queries), free(v), free(states), free(blob);
+        free(queries), free(v), free(states), free(contexts), free(blob), free(before);
     }
 }
 

@@ -630,7 +630,7 @@ static inline mw_model *mw_small(int variant, uint32_t type, uint64_t seed) {
         mw_text(m, "decoder.1.context", "previous");
         mw_lstm(m, "decoder.2.", 16 + 16, 16, 0, 1);
         mw_text(m, "decoder.2.context", "current");
-        mw_attention(m, "additive", "state", "zero", 16, 16, 1);
+        mw_attention(m, "additive", "state", "query", 16, 16, 1);
         mw_int(m, "attention.layer", 1);
         mw_random_matrix(m, "output.weight", type, MW_VOCABULARY, MW_WIDTH, 1.5f);
     } else {

@@ -1073,13 +1073,6 @@ static void current_context_before_the_attention_layer_is_refused(void **state) 
     refuse_model(m, "decoder.1.context", NULL);
 }
 
-static void both_contexts_need_a_zero_start(void **state) {
-    mw_model *m = mw_small(MW_BOTH_CONTEXTS, MW_F32, 1);
-    (void)state;
-    mw_text(m, "attention.start", "query");
-    refuse_model(m, "attention.start", "zero");
-}
-
 static void residual_over_different_widths_names_the_layer(void **state) {
     mw_model *m = mw_small(MW_BOTH_CONTEXTS, MW_F32, 1);
     (void)state;
@@ -2349,7 +2342,6 @@ int main(void) {
         cmocka_unit_test(languages_and_tags_must_agree),
         cmocka_unit_test(attention_layer_must_be_an_lstm),
         cmocka_unit_test(current_context_before_the_attention_layer_is_refused),
-        cmocka_unit_test(both_contexts_need_a_zero_start),
         cmocka_unit_test(residual_over_different_widths_names_the_layer),
         cmocka_unit_test(decoder_must_end_with_the_models_width),
         cmocka_unit_test(numbers_that_are_none_in_vectors_name_the_tensor),

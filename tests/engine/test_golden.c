@@ -370,7 +370,8 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     b->frame.beam.length = length;
     b->frame.beam.attention = attention;
     b->frame.beam.attention_stride = MAX_ROWS;
-    run_bench(b, moe_build_attention(&b->graph, &model, &stored, input(b, query.data, query.cols)), kernels);
+    run_bench(b, moe_build_attention(&b->graph, &model, &stored, input(b, query.data, query.cols), NULL),
+              kernels);
     expect_close(name, b->out, context.data, context.rows * context.cols, op_tolerance);
     for (size_t r = 0; r < query.rows; at += length[r++])
         expect_close(name, attention + r * MAX_ROWS, weights.data + at, length[r], op_tolerance);
@@ -1104,6 +1105,8 @@ static void test_model_base(void **state) { (void)state, check_model("base", 0);
 static void test_model_untied(void **state) { (void)state, check_model("untied", 0); }
 static void test_model_product(void **state) { (void)state, check_model("product", 0); }
 static void test_model_zero(void **state) { (void)state, check_model("zero", 0); }
+static void test_model_both(void **state) { (void)state, check_model("both", 0); }
+static void test_model_begun(void **state) { (void)state, check_model("begun", 0); }
 static void test_model_gnmt(void **state) { (void)state, check_model("gnmt", 0); }
 static void test_model_gnmt_8(void **state) { (void)state, check_model("gnmt-8", 0); }
 static void test_model_second(void **state) { (void)state, check_model("second", 0); }
@@ -1121,6 +1124,8 @@ int main(void) {
         cmocka_unit_test(test_model_untied),
         cmocka_unit_test(test_model_product),
         cmocka_unit_test(test_model_zero),
+        cmocka_unit_test(test_model_both),
+        cmocka_unit_test(test_model_begun),
         cmocka_unit_test(test_model_gnmt),
         cmocka_unit_test(test_model_gnmt_8),
         cmocka_unit_test(test_model_second),

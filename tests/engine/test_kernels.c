@@ -1391,7 +1391,7 @@ static graph_case *random_graph(uint64_t *random, size_t rows, size_t nodes, int
         default:
             if (a->cols == 16 && b->op == MOE_OP_GATE)
                 made = moe_op_experts(g, &c->experts[mw_below(random, 2)], a, b, "experts");
-            else made = moe_op_attention(g, &c->attention, a, 16, "attention");
+            else made = moe_op_attention(g, &c->attention, a, NULL, 16, "attention");
             break;
         }
         if (made) readable[n++] = made;
@@ -1490,7 +1490,7 @@ static void planner_takes_long_chains_in_its_stride(void **state) {
     (void)state;
     g.capacity = LONG;
     t = moe_op_embed(&g, &m, 1, "embed");
-    while (g.count < SCRATCHED) t = moe_op_attention(&g, &attention, t, 16, "attention");
+    while (g.count < SCRATCHED) t = moe_op_attention(&g, &attention, t, NULL, 16, "attention");
     assert_int_equal(moe_graph_plan(&g, &e), MOE_OK);
     for (size_t i = 1; i < g.count; i++) assert_true(g.nodes[i].work_bytes > 0);
     check_plan(&g);

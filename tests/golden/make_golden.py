@@ -353,6 +353,13 @@ MODELS = {
     "zero": ([lstm(20), moe(6, 1, 12, "threshold", empty="zero", output="none")],
              [lstm(20, context="previous"), moe(6, 1, 12, "threshold", empty="zero"), lstm(20, context="current")],
              {**LANGUAGES, "attention.query": "state", "attention.start": "zero"}, ()),
+    # Both contexts, the first previous one of a query that is only a bias; a direction back on top of the encoder.
+    "both": ([lstm(20), moe(6, 2, 12, "threshold"), lstm(20, bidirectional=1, merge="sum")],
+             [lstm(20, context="previous"), moe(6, 2, 12, "threshold"), lstm(20, context="current")],
+             {**LANGUAGES, "attention.query": "output", "decoder.init": "encoder"}, ("attention.bias",)),
+    # The first previous context of the state that the encoder ended with.
+    "begun": ([lstm(24, 20), lstm(20)], [lstm(24, 20, context="previous"), lstm(20, context="current")],
+              {**LANGUAGES, "attention.kind": "product", "attention.query": "state", "decoder.init": "encoder"}, ()),
     # GNMT without experts: wide bottom layer without residual, no context at the bottom, bias in the attention.
     "gnmt": ([lstm(17, residual=0, bidirectional=1), lstm(20, residual=0), lstm(20)],
              [lstm(20, residual=0), lstm(20, residual=0, context="current"), lstm(20, context="current")],

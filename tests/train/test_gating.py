@@ -752,19 +752,43 @@ def gradients_are_those_of_the_reference():
         compared_with_the_reference(model)
 
 
-@test
-def product_attention_is_the_references():
-    model = filled(train.Model(small(train.make_config("cpu", 40, "balanced", 2, attention="product"))))
+def attentive(model):
+    """The model with attention that matters."""
     with torch.no_grad():
-        model.weights["attention.w_key"].mul_(2)  # so that it matters which kind it is
+        model.weights["attention.w_key"].mul_(2)
         model.weights["attention.v"].mul_(5)
-    oracle = compared_with_the_reference(model)
-    assert oracle.meta["attention.kind"] == "product"
+    return model
+
+
+def greedy_as(oracle, model):
     for source, _ in IDS:
         wanted = oracle.translate(source[1:-1], source[0], beam=1, length_penalty=0.0)[0].ids
         got = model.greedy([source])[0]
         n = min(len(got), len(wanted))
         assert n > 1 and got[:n] == wanted[:n], (got, wanted)
+
+
+@test
+def contexts_of_upper_layers_are_the_references():
+    trained = train.Model(small(train.make_config("cpu", 40, "balanced", 2)))
+    config = train.attend(train.inference_checkpoint(trained.config, trained.weights))["config"]
+    losses = []
+    for start in "query", "zero":
+        config["attention"]["start"] = start
+        model = attentive(filled(train.Model(config, seed=5)))
+        oracle = compared_with_the_reference(model)
+        assert oracle.current and model.weights["decoder.2.w_x"].shape == (40, 24)
+        greedy_as(oracle, model)
+        losses.append(float(model.loss(batch_of(), 0.0).detach()))
+    assert abs(losses[0] - losses[1]) > 1e-3
+
+
+@test
+def product_attention_is_the_references():
+    model = attentive(filled(train.Model(small(train.make_config("cpu", 40, "balanced", 2, attention="product")))))
+    oracle = compared_with_the_reference(model)
+    assert oracle.meta["attention.kind"] == "product"
+    greedy_as(oracle, model)
     refused(lambda: train.make_config("cpu", 40, "balanced", 2, attention="dot"), "kind: unknown value 'dot'")
 
 
@@ -870,11 +894,32 @@ def wider_experts_compute_the_same_and_learn():
 
 
 @test
+def a_context_for_more_layers_computes_the_same_and_learns():
+    trained = filled(train.Model(small(train.make_config("cpu", 40, "balanced")), seed=1))
+    file = train.inference_checkpoint(trained.config, trained.weights)
+    reading = train.attend(file)
+    assert file["config"] == trained.config != reading["config"]
+    models, (before, loss) = losses_of(file, reading)
+    close(float(loss.detach()), float(before.detach()), 1e-6)
+    loss.backward()
+    columns = models[1].weights["decoder.2.w_x"]
+    assert not columns[:, 12:].any() and columns.grad[:, 12:].any()
+    assert torch.equal(columns[:, :12], models[0].weights["decoder.2.w_x"])
+    again = train.attend(reading)
+    assert all(torch.equal(weight, reading["weights"][name]) for name, weight in again["weights"].items())
+    deeper = train.deepen(reading, decoder=1)["weights"]
+    assert deeper["decoder.3.w_x"].shape == (40, 24) and not deeper["decoder.3.w_proj"].any()
+    for config in {**file["config"], "decoder": file["config"]["decoder"][:2]}, {"decoder": []}:
+        refused(lambda config=config: train.attend({**file, "config": config}), "no LSTM layer above")
+
+
+@test
 def more_layers_compute_the_same_and_learn():
     trained = filled(train.Model(small(train.make_config("cpu", 40, "balanced")), seed=1))
     file = train.inference_checkpoint(trained.config, trained.weights)
     deep = train.deepen(file, encoder=1, decoder=2)
     assert file["config"] == trained.config and len(deep["config"]["decoder"]) == len(trained.config["decoder"]) + 2
+    assert deep["config"]["encoder"][4]["type"] == "bi-lstmp" and deep["config"]["decoder"][4]["type"] == "lstmp"
     models, (shallow_loss, loss) = losses_of(file, deep)
     assert float(loss.detach()) == float(shallow_loss.detach())
     loss.backward()
@@ -888,7 +933,9 @@ def more_layers_compute_the_same_and_learn():
     refused(lambda: train.deepen(file, encoder=-1), "less than 0")
     for layers in [], file["config"]["decoder"][:2], file["config"]["decoder"][:1]:
         config = {**file["config"], "decoder": layers}
-        refused(lambda: train.deepen({**file, "config": config}, decoder=1), "no LSTM with a residual")
+        refused(lambda: train.deepen({**file, "config": config}, decoder=1), "last layer is no LSTM with a residual")
+    config = {**file["config"], "encoder": file["config"]["encoder"][1:]}
+    refused(lambda: train.deepen({**file, "config": config}, encoder=1), "first layer is no bidirectional LSTM")
 
 
 @test

@@ -903,8 +903,6 @@ def describe_translation(meta):
     for i, x in enumerate(m.decoder):
         if x.kind == "lstm" and x.context == "current" and i <= layer:
             raise FormatError(f"decoder.{i}.context: the current context is known after layer {layer} only")
-    if m.attention.start == "query" and {"previous", "current"} <= {x.context for x in m.decoder if x.kind == "lstm"}:
-        raise FormatError("attention.start: must be zero where layers read both the previous and the current context")
     return m
 
 

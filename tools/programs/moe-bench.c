@@ -1002,7 +1002,7 @@ static void build_layer(layer_bench *b) {
     }
     b->inputs = 1;
     if (strcmp(s->what, "moe") == 0) moe_build_layer(g, &s->layer, x, NULL);
-    else if (strcmp(s->what, "attention") == 0) moe_op_attention(g, &s->attention, x, s->width, "attention");
+    else if (strcmp(s->what, "attention") == 0) moe_op_attention(g, &s->attention, x, NULL, s->width, "attention");
     else if (strcmp(s->what, "softmax") == 0) moe_op_output(g, &output, x);
     else moe_op_linear(g, &s->dense, x, NULL, NULL, s->what);
 }

@@ -603,10 +603,12 @@ void lstm_backward(float *z, const float *w_r, const float *w_proj, const float 
     free(carry);
 }
 
-/* The layer with attention: w = [context part of w_x, w_r] [4H, d + P], s its inputs, q the queries (zero at first). */
+/* The layer with attention: w = [context part of w_x, w_r] [4H, d + P]. s [*, d + P] holds what it reads beside its input,
+   the context and the output of the step before; of the first step the caller has written it. q and context: the query
+   that a row's output is, and what is attended to with it. */
 void attentive_forward(float *z, const float *bias, const float *w, const float *w_proj, const float *w_query, float *c,
-                       float *h, float *y, float *s, float *q, const float *key, const float *memory, const float *v,
-                       const int32_t *column, const int32_t *length, const int32_t *offset, float *p,
+                       float *h, float *y, float *s, float *q, float *context, const float *key, const float *memory,
+                       const float *v, const int32_t *column, const int32_t *length, const int32_t *offset, float *p,
                        const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d, int64_t a, int64_t S,
                        int64_t product) {
     int64_t n = widest(steps, count), D = d + P, words = packed_words(n, D > H ? D : H);
@@ -616,23 +618,28 @@ void attentive_forward(float *z, const float *bias, const float *w, const float 
     pack(project, w_proj, H, 1, P, H);
     pack(ask, w_query, P, 1, a, P);
     for (const struct step *t = steps; t < steps + count; t++) {
-        float *now = z + t->at * 4 * H, *input = s + t->at * D, *query = q + t->at * a;
-        for (int64_t r = 0; r < t->rows; r++) memcpy(input + r * D + d, y + (t->last + r) * P, P * sizeof *y);
-        times(y + t->last * P, ask, query, t->rows, a, P, 0, scratch);
-        attention_forward(query, key, memory, v, column, length, offset, p + t->at * S, input, t->n, S, a, d, D,
-                          product);
+        float *now = z + t->at * 4 * H, *input = s + t->at * D, *output = y + t->at * P, *query = q + t->at * a;
+        for (int64_t r = 0; r < t->rows; r++) {
+            memcpy(input + r * D, context + (t->last + r) * d, d * sizeof *context);
+            memcpy(input + r * D + d, y + (t->last + r) * P, P * sizeof *y);
+        }
         times(input, both, now, t->n, 4 * H, D, 1, scratch);
         cell_forward(now, bias, c + t->last * H, c + t->at * H, h + t->at * H, t->n, t->rows, H);
-        times(h + t->at * H, project, y + t->at * P, t->n, P, H, 0, scratch);
+        times(h + t->at * H, project, output, t->n, P, H, 0, scratch);
+        times(output, ask, query, t->n, a, P, 0, scratch);
+        attention_forward(query, key, memory, v, column, length, offset, p + t->at * S, context + t->at * d, t->n, S, a,
+                          d, d, product);
     }
     free(scratch);
 }
 
+/* z: activations in, gradient of the products out; dy and dcontext receive also what comes back through the
+   recurrence, dfirst [n, d] the gradient of the first step's context. */
 void attentive_backward(float *z, const float *w, const float *w_proj, const float *w_query, const float *c, float *dy,
-                        const float *q, float *dq, const float *key, float *dkey, const float *memory, float *dmemory,
-                        const float *v, float *dv, const int32_t *column, const int32_t *length, const int32_t *offset,
-                        const float *p, const struct step *steps, int64_t count, int64_t H, int64_t P, int64_t d,
-                        int64_t a, int64_t S, int64_t product) {
+                        float *dcontext, float *dfirst, const float *q, float *dq, const float *key, float *dkey,
+                        const float *memory, float *dmemory, const float *v, float *dv, const int32_t *column,
+                        const int32_t *length, const int32_t *offset, const float *p, const struct step *steps,
+                        int64_t count, int64_t H, int64_t P, int64_t d, int64_t a, int64_t S, int64_t product) {
     int64_t n = widest(steps, count), D = d + P, longest = 4 * H > P ? 4 * H : P;
     int64_t words = packed_words(n, a > longest ? a : longest);
     uint32_t *scratch = room(words + packed_words(D, 4 * H) + packed_words(H, P) + packed_words(P, a));
@@ -642,15 +649,18 @@ void attentive_backward(float *z, const float *w, const float *w_proj, const flo
     pack(project, w_proj, 1, H, H, P);
     pack(ask, w_query, 1, P, P, a);
     for (const struct step *t = steps + count; t-- > steps;) {
-        float *now = z + t->at * 4 * H, *back = dy + t->last * P;
+        float *now = z + t->at * 4 * H, *back = dy + t->last * P, *read = dcontext + t->last * d;
+        attention_backward(dcontext + t->at * d, q + t->at * a, key, memory, v, column, length, offset, p + t->at * S,
+                           dq + t->at * a, dkey, dmemory, dv, t->n, S, a, d, d, product);
+        times(dq + t->at * a, ask, dy + t->at * P, t->n, P, a, 1, scratch);
         times(dy + t->at * P, project, dh, t->n, H, P, 0, scratch);
         cell_backward(now, c + t->last * H, c + t->at * H, dh, carry, t->n, t->rows, H);
         times(now, both, ds, t->n, D, 4 * H, 0, scratch);
-        attention_backward(ds, q + t->at * a, key, memory, v, column, length, offset, p + t->at * S, dq + t->at * a,
-                           dkey, dmemory, dv, t->n, S, a, d, D, product);
-        for (int64_t r = 0; r < t->rows; r++)
+        for (int64_t r = 0; r < t->rows; r++) {
+            for (int64_t j = 0; j < d; j++) read[r * d + j] += ds[r * D + j];
             for (int64_t j = 0; j < P; j++) back[r * P + j] += ds[r * D + d + j];
-        times(dq + t->at * a, ask, back, t->rows, P, a, 1, scratch);
+        }
+        for (int64_t r = t->rows; r < t->n; r++) memcpy(dfirst + r * d, ds + r * D, d * sizeof *ds);
     }
     free(scratch);
     free(dh);

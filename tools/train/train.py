@@ -12,9 +12,9 @@ CUDA device.
         dev loss, greedy BLEU and gate statistics of an inference checkpoint
     train.py average FILE=WEIGHT ... -o FILE
         weighted mean of inference checkpoints of one model's runs
-    train.py grow FILE [--hidden N] [--encoder N] [--decoder N] -o FILE
-        a model with wider experts or more layers, which computes what it did
-        until it is trained
+    train.py grow FILE [--hidden N] [--context] [--encoder N] [--decoder N] -o FILE
+        a model with wider experts, a context for more layers, or more layers,
+        which computes what it did until it is trained
     train.py revive --out DIR --cache DIR
         gives experts that nothing uses half of the work of busy ones (a stopped
         run)
@@ -172,17 +172,18 @@ class CpuKernels:
     def lstm_backward(self, z, w_r, w_proj, c, dy, steps):
         self.c.lstm_backward(*self._args(z, w_r, w_proj, c, dy, steps, len(steps), c.shape[1], dy.shape[1]))
 
-    def attentive_forward(self, z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place, p, steps, product):
-        self.c.attentive_forward(*self._args(z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place.column,
-                                             place.length, place.offset, p, steps, len(steps), c.shape[1], y.shape[1],
-                                             memory.shape[1], key.shape[1], p.shape[1], int(product)))
+    def attentive_forward(self, z, bias, w, w_proj, w_query, c, h, y, s, q, context, key, memory, v, place, p, steps,
+                          product):
+        self.c.attentive_forward(*self._args(z, bias, w, w_proj, w_query, c, h, y, s, q, context, key, memory, v,
+                                             place.column, place.length, place.offset, p, steps, len(steps), c.shape[1],
+                                             y.shape[1], memory.shape[1], key.shape[1], p.shape[1], int(product)))
 
-    def attentive_backward(self, z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv, place, p,
-                           steps, product):
-        self.c.attentive_backward(*self._args(z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv,
-                                              place.column, place.length, place.offset, p, steps, len(steps),
-                                              c.shape[1], dy.shape[1], memory.shape[1], key.shape[1], p.shape[1],
-                                              int(product)))
+    def attentive_backward(self, z, w, w_proj, w_query, c, dy, dcontext, dfirst, q, dq, key, dkey, memory, dmemory, v,
+                           dv, place, p, steps, product):
+        self.c.attentive_backward(*self._args(z, w, w_proj, w_query, c, dy, dcontext, dfirst, q, dq, key, dkey, memory,
+                                              dmemory, v, dv, place.column, place.length, place.offset, p, steps,
+                                              len(steps), c.shape[1], dy.shape[1], memory.shape[1], key.shape[1],
+                                              p.shape[1], int(product)))
 
     def experts_forward(self, taken, w_up, w_down, u, v, counts):
         self.c.experts_forward(*self._args(taken, w_up, w_down, u, v, counts, *w_up.shape))
@@ -471,71 +472,97 @@ class Lstm(torch.autograd.Function):
         return (mm(z, w_x) if ctx.needs_input_grad[0] else None, *[None] * 6)
 
 
-class AttentiveLstm(torch.autograd.Function):
-    """The bottom decoder layer: an LSTM that reads [embedding, context]; the context is the attention over memory with
-    the layer's previous output as the query, additive or, with `product`, App. G's."""
+class FirstContext(torch.autograd.Function):
+    """What every target sentence attends to with a query of zeros [sentences, d], before it has an output."""
 
     @staticmethod
-    def forward(ctx, x, memory, key, w_x, w_r, bias, w_proj, w_query, v, packed, place, product):
+    def forward(ctx, memory, key, v, place, product):
+        q = key.new_zeros(len(place.column), len(v))
+        context, p = memory.new_empty(len(q), memory.shape[1]), memory.new_empty(len(q), place.positions)
+        kernels.attention_forward(q, key, memory, v, place, p, context, product)
+        ctx.save_for_backward(memory, key, v, q, p)
+        ctx.place, ctx.product = place, product
+        return context
+
+    @staticmethod
+    def backward(ctx, dcontext):
+        memory, key, v, q, p = ctx.saved_tensors
+        dkey, dmemory = torch.zeros_like(key), torch.zeros_like(memory)
+        dv = v.new_zeros(torch.get_num_threads(), len(v))
+        kernels.attention_backward(dcontext.contiguous(), q, key, memory, v, ctx.place, p, torch.empty_like(q), dkey,
+                                   dmemory, dv, ctx.product)
+        v.grad += dv.sum(0)
+        return dmemory, dkey, None, None, None
+
+
+class AttentiveLstm(torch.autograd.Function):
+    """The bottom decoder layer: an LSTM that reads [embedding, context]. The context of a row is the attention over
+    memory with the layer's output as the query, additive or, with `product`, App. G's. The layer itself reads that of
+    the step before, and `first` [sentences, d] where there was none. Gives outputs and contexts of all rows."""
+
+    @staticmethod
+    def forward(ctx, x, first, memory, key, w_x, w_r, bias, w_proj, w_query, v, packed, place, product):
         d, m, P, H, steps = x.shape[1], memory.shape[1], len(w_proj), w_proj.shape[1], packed.steps()
         z = mm(x, w_x[:, :d].t())
         w = torch.cat((w_x[:, d:], w_r), 1)
         c, h, y = x.new_empty(len(x), H), x.new_empty(len(x), H), x.new_empty(len(x), P)
-        s = x.new_zeros(len(x), m + P)  # context, previous output
-        q = x.new_zeros(len(x), len(w_query))
+        s = x.new_empty(len(x), m + P)  # context and output of the step before
+        s[:len(first), :m], s[:len(first), m:] = first, 0.0
+        q, context = x.new_empty(len(x), len(w_query)), x.new_empty(len(x), m)
         p = x.new_empty(len(x), place.positions)
         if fused:
-            kernels.attentive_forward(z, bias, w, w_proj, w_query, c, h, y, s, q, key, memory, v, place, p,
+            kernels.attentive_forward(z, bias, w, w_proj, w_query, c, h, y, s, q, context, key, memory, v, place, p,
                                       torch.tensor(steps), product)
         else:
             both, project, ask = right(w.t()), right(w_proj.t()), right(w_query.t())
             for at, n, last, rows in steps:
                 now = slice(at, at + n)
                 if rows:
-                    s[now, m:] = y[last:last + n]
-                    mm(y[last:last + n], ask, q[now])
-                kernels.attention_forward(q[now], key, memory, v, place, p[now], s[now, :m], product)
+                    s[now, :m], s[now, m:] = context[last:last + n], y[last:last + n]
                 mm_add(s[now], both, z[now])
                 kernels.cell_forward(z[now], bias, c[last:last + rows], c[now], h[now], rows)
                 mm(h[now], project, y[now])
-        ctx.save_for_backward(x, memory, key, w_x, w_r, bias, w_proj, w_query, v, w, z, c, h, s, q, p)
+                mm(y[now], ask, q[now])
+                kernels.attention_forward(q[now], key, memory, v, place, p[now], context[now], product)
+        ctx.save_for_backward(x, memory, key, w_x, w_r, bias, w_proj, w_query, v, w, z, c, h, y, s, q, p)
         ctx.steps, ctx.place, ctx.product = steps, place, product
-        return y
+        return y, context
 
     @staticmethod
-    def backward(ctx, dy):
-        x, memory, key, w_x, w_r, bias, w_proj, w_query, v, w, z, c, h, s, q, p = ctx.saved_tensors
-        d, m = x.shape[1], memory.shape[1]
-        dy = dy.clone(memory_format=torch.contiguous_format)
+    def backward(ctx, dy, dcontext):
+        x, memory, key, w_x, w_r, bias, w_proj, w_query, v, w, z, c, h, y, s, q, p = ctx.saved_tensors
+        d, m, widest = x.shape[1], memory.shape[1], ctx.steps[0][1]
+        dy, dcontext = (g.clone(memory_format=torch.contiguous_format) for g in (dy, dcontext))
         dq, dkey, dmemory = torch.empty_like(q), torch.zeros_like(key), torch.zeros_like(memory)
-        dv = v.new_zeros(torch.get_num_threads(), len(v))
+        dv, dfirst = v.new_zeros(torch.get_num_threads(), len(v)), memory.new_empty(widest, m)
         if fused:
-            kernels.attentive_backward(z, w, w_proj, w_query, c, dy, q, dq, key, dkey, memory, dmemory, v, dv,
-                                       ctx.place, p, torch.tensor(ctx.steps), ctx.product)
+            kernels.attentive_backward(z, w, w_proj, w_query, c, dy, dcontext, dfirst, q, dq, key, dkey, memory,
+                                       dmemory, v, dv, ctx.place, p, torch.tensor(ctx.steps), ctx.product)
         else:
-            widest = ctx.steps[0][1]
             carry, dh = torch.zeros_like(c[:widest]), torch.empty_like(c[:widest])
             ds = torch.empty_like(s[:widest])
             both, project, ask = right(w), right(w_proj), right(w_query)
             for at, n, last, rows in reversed(ctx.steps):
                 now = slice(at, at + n)
+                kernels.attention_backward(dcontext[now], q[now], key, memory, v, ctx.place, p[now], dq[now], dkey,
+                                           dmemory, dv, ctx.product)
+                mm_add(dq[now], ask, dy[now])
                 mm(dy[now], project, dh[:n])
                 kernels.cell_backward(z[now], c[last:last + rows], c[now], dh[:n], carry, rows)
                 mm(z[now], both, ds[:n])
-                kernels.attention_backward(ds[:n, :m], q[now], key, memory, v, ctx.place, p[now], dq[now], dkey,
-                                           dmemory, dv, ctx.product)
                 if rows:
+                    dcontext[last:last + n] += ds[:n, :m]
                     dy[last:last + n] += ds[:n, m:]
-                    mm_add(dq[now], ask, dy[last:last + n])
+            dfirst.copy_(ds[:, :m])
         dz = left(z.t())
         mm_add(dz, x, w_x.grad[:, :d])
         mm_add(dz, s[:, :m], w_x.grad[:, d:])
         mm_add(dz, s[:, m:], w_r.grad)
         mm_add(dy.t(), h, w_proj.grad)
-        mm_add(dq.t(), s[:, m:], w_query.grad)
+        mm_add(dq.t(), y, w_query.grad)
         bias.grad += z.sum(0)
         v.grad += dv.sum(0)
-        return (mm(z, w_x[:, :d]), dmemory, dkey, *[None] * 9)
+        return (mm(z, w_x[:, :d]), dfirst, dmemory, dkey, *[None] * 9)
 
 
 class Experts(torch.autograd.Function):
@@ -663,6 +690,11 @@ def make_config(recipe, vocabulary, gate, k=None, groups=0, attention="additive"
             "gate_order": "i f g o"}
 
 
+def reads_context(layer):
+    """Whether a layer of a decoder has what is attended to beside its input."""
+    return layer.get("input") == "embedding, context" or layer.get("context", "none") != "none"
+
+
 def weight_shapes(config):
     """name -> (shape, standard deviation at the start) in the order of the checkpoint layout."""
     d, shapes = config["d_model"], {}
@@ -692,7 +724,7 @@ def weight_shapes(config):
     shapes["embedding.weight"] = (config["vocab_size"], d), 0.5 / config["embed_scale"]
     for side in "encoder", "decoder":
         for i, layer in enumerate(config.get(side, [])):  # a language model has no encoder and no attention
-            name, inputs = f"{side}.{i}", 2 * d if side == "decoder" and i == 0 and "attention" in config else d
+            name, inputs = f"{side}.{i}", 2 * d if reads_context(layer) else d
             if layer["type"] == "moe":
                 moe(name, layer)
             elif layer["type"] == "lstmp":
@@ -897,16 +929,25 @@ class Model:
         key = F.linear(memory.bfloat16(), w.bfloat16()).float() if half else F.linear(memory, w)
         return key.tanh() if self.product else key
 
+    def first_context(self, memory, key, place):
+        """What sentences attend to before they have an output: nothing, or what a query of zeros asks for."""
+        if self.config["attention"].get("start") == "zero":
+            return memory.new_zeros(len(place.column), memory.shape[1])
+        return FirstContext.apply(memory, key, self.weights["attention.v"], place, self.product)
+
     def decode(self, x, memory, key, packed, place):
         w = self.weights
         for i, layer in enumerate(self.config["decoder"]):
             name = f"decoder.{i}"
             if i == 0:
-                y = AttentiveLstm.apply(x, memory, key, w[name + ".w_x"], w[name + ".w_r"], w[name + ".bias"],
-                                        w[name + ".w_proj"], w["attention.w_query"], w["attention.v"], packed, place,
-                                        self.product)
+                y, context = AttentiveLstm.apply(x, self.first_context(memory, key, place), memory, key,
+                                                 w[name + ".w_x"], w[name + ".w_r"], w[name + ".bias"],
+                                                 w[name + ".w_proj"], w["attention.w_query"], w["attention.v"], packed,
+                                                 place, self.product)
+            elif layer["type"] == "moe":
+                y = self._moe(name, layer, x)
             else:
-                y = self._moe(name, layer, x) if layer["type"] == "moe" else self._lstm(name, x, packed)
+                y = self._lstm(name, torch.cat((x, context), 1) if reads_context(layer) else x, packed)
             x = self._drop(x, y)
         return x
 
@@ -937,6 +978,7 @@ class Model:
         never = torch.as_tensor(self.config["never_generated"], device=self.device)
         state = {i: (torch.zeros(n, x["proj"], device=self.device), torch.zeros(n, x["hidden"], device=self.device))
                  for i, x in enumerate(decoder) if x["type"] == "lstmp"}
+        context = self.first_context(memory, key, place)
         word, live, result = torch.full((n,), BOS, device=self.device), torch.ones(n, dtype=torch.bool), []
         limits = torch.as_tensor(2 * packed.lengths + 5)
         while live.any() and len(result) < limit:
@@ -947,18 +989,16 @@ class Model:
                     x = x + self._moe(name, layer, x)
                     continue
                 r, c = state[i]
-                inputs = x
-                if i == 0:
-                    context = torch.empty_like(memory[:n])
-                    query = mm(r, w["attention.w_query"].t())
-                    kernels.attention_forward(query, key, memory, w["attention.v"], place, p, context, self.product)
-                    inputs = torch.cat((x, context), 1)
+                inputs = torch.cat((x, context), 1) if reads_context(layer) else x
                 z = mm_add(r, w[name + ".w_r"].t(), mm(inputs, w[name + ".w_x"].t()))
                 now, h = torch.empty_like(c), torch.empty_like(c)
                 kernels.cell_forward(z, w[name + ".bias"], c, now, h, n)
                 r = mm(h, w[name + ".w_proj"].t())
                 state[i] = r, now
                 x = x + r
+                if i == 0:
+                    query, context = mm(r, w["attention.w_query"].t()), torch.empty_like(context)
+                    kernels.attention_forward(query, key, memory, w["attention.v"], place, p, context, self.product)
             logits = mm(x, w["embedding.weight"].t())
             logits[:, never] = -math.inf
             word = logits.argmax(1)
@@ -1033,20 +1073,39 @@ def widen(file, hidden, seed=1):
 
 
 def deepen(file, seed=1, **more):
-    """An inference checkpoint with more LSTM layers on top of its sides, `encoder=` and `decoder=` so many. What the
+    """An inference checkpoint with more LSTM layers on top of its sides, `encoder=` and `decoder=` so many: in the
+    encoder bidirectional ones like its first, as in RNMT+ (Chen et al. 2018), in the decoder such as its last. What the
     model computes stays the same: their input passes them (residual), and their w_proj is 0. The rest of their weights
     is random, as in a new model."""
     config = copy.deepcopy(file["config"])
     for side, count in more.items():
+        which, kind, words = {"encoder": (0, "bi-lstmp", "first layer is no bidirectional"),
+                              "decoder": (-1, "lstmp", "last layer is no")}[side]
         layers = config.get(side, [])
         if count < 0:
             raise SystemExit(f"--{side} is a number of layers to add, and {count} is less than 0")
-        if count and not (layers and layers[-1]["type"] == "lstmp" and layers[-1]["residual"] is True):
-            raise SystemExit(f"the {side}'s last layer is no LSTM with a residual connection, which --{side} repeats")
-        layers += [dict(layers[-1]) for _ in range(count)]
+        if count and not (layers and layers[which]["type"] == kind and layers[which]["residual"] is True):
+            raise SystemExit(f"the {side}'s {words} LSTM with a residual connection, which --{side} repeats")
+        layers += [dict(layers[which]) for _ in range(count)]
     weights = {name: torch.zeros_like(weight) if name.endswith(".w_proj") else weight
                for name, weight in Model(config, seed=seed).weights.items()}
     return inference_checkpoint(config, {**weights, **file["weights"]})
+
+
+def attend(file):
+    """An inference checkpoint whose decoder's LSTM layers above the first read what its output attends to (Wu et al.
+    2016, section 3; "gnmt_v2" of tensorflow/nmt), where before only the first layer read it, a step later. What the
+    model computes stays the same: the new columns of their w_x are 0."""
+    config, weights = copy.deepcopy(file["config"]), dict(file["weights"])
+    above = [(i, layer) for i, layer in enumerate(config.get("decoder", [])) if i and layer["type"] == "lstmp"]
+    if "attention" not in config or not above:
+        raise SystemExit("there is no LSTM layer above the attention's, which --context is for")
+    for i, layer in above:
+        name = f"decoder.{i}.w_x"
+        if not reads_context(layer):
+            weights[name] = F.pad(weights[name], (0, config["d_model"]))
+        config["decoder"][i] = {**layer, "context": "current"}  # a config may have one layer in several places
+    return inference_checkpoint(config, weights)
 
 
 def load_inference(path, device="cpu"):
@@ -1549,24 +1608,33 @@ def check():
     column = np.array([2, 0, 3, 1])
     place = Place(column, source, "cpu")
 
-    def attentive_reference(product, x, memory, key, w_x, w_r, bias, w_proj, w_query, v):
+    def attention(product, memory, k, q, v):
+        return ((k * q.tanh() if product else (k + q).tanh()) @ v).softmax(0) @ memory
+
+    def first_reference(product, memory, key, v):
+        found = [attention(product, m, k, torch.zeros_like(v), v)
+                 for m, k in zip(by_sentence(source, memory), by_sentence(source, key))]
+        return torch.stack([found[i] for i in column])
+
+    def attentive_reference(product, x, first, memory, key, w_x, w_r, bias, w_proj, w_query, v):
         memories, keys, result = by_sentence(source, memory), by_sentence(source, key), []
         for b, sentence in enumerate(by_sentence(target, x)):
-            r, c, out = x.new_zeros(1, P), x.new_zeros(1, H), []
+            r, c, context, out = x.new_zeros(1, P), x.new_zeros(1, H), first[b], []
             for row in sentence:
-                k, q = keys[column[b]], r @ w_query.t()
-                p = ((k * q.tanh() if product else (k + q).tanh()) @ v).softmax(0)
-                context = p @ memories[column[b]]
                 c, h = cell(torch.cat((row, context))[None] @ w_x.t() + r @ w_r.t() + bias, c)
                 r = h @ w_proj.t()
-                out.append(r[0])
+                context = attention(product, memories[column[b]], keys[column[b]], r @ w_query.t(), v)
+                out.append(torch.cat((r[0], context)))
             result.append(out)
         return repacked(target, result)
 
     for product in False, True:
-        compare("attentive lstm" + ", product" * product, lambda *x: AttentiveLstm.apply(*x, target, place, product),
+        name, memory, key = ", product" * product, torch.randn(source.rows, P), torch.randn(source.rows, a)
+        compare("first context" + name, lambda *x: FirstContext.apply(*x, place, product),
+                lambda *x: first_reference(product, *x), [memory, key, random(a)])
+        compare("attentive lstm" + name, lambda *x: torch.cat(AttentiveLstm.apply(*x, target, place, product), 1),
                 lambda *x: attentive_reference(product, *x),
-                [torch.randn(target.rows, d), torch.randn(source.rows, P), torch.randn(source.rows, a),
+                [torch.randn(target.rows, d), torch.randn(len(column), P), memory.detach(), key.detach(),
                  random(4 * H, d + P), *weights[1:], random(a, P), random(a)])
 
     row, counts = torch.tensor([0, 3, 1, 2, 0, 3]), [2, 0, 4]
@@ -1704,7 +1772,10 @@ def arguments(argv=None):
     p = command("grow", "wider experts or more layers: the model computes what it did until it is trained")
     p.add_argument("model", metavar="FILE", help="moe-checkpoint-1 file")
     p.add_argument("--hidden", type=int, help="hidden units of an expert")
-    p.add_argument("--encoder", type=int, default=0, metavar="N", help="LSTM layers to add on top of the encoder")
+    p.add_argument("--context", action="store_true",
+                   help="the decoder's LSTM layers above the first read what its output attends to")
+    p.add_argument("--encoder", type=int, default=0, metavar="N",
+                   help="bidirectional LSTM layers to add on top of the encoder")
     p.add_argument("--decoder", type=int, default=0, metavar="N", help="LSTM layers to add on top of the decoder")
     p.add_argument("-o", "--out", required=True, help="moe-checkpoint-1 file to write")
 
@@ -1739,11 +1810,13 @@ def main():
         revive(o.out, o.cache)
         return
     if o.command == "grow":
-        if o.hidden is None and not o.encoder and not o.decoder:
-            raise SystemExit("say what shall grow: --hidden, --encoder or --decoder")
+        if o.hidden is None and not o.encoder and not o.decoder and not o.context:
+            raise SystemExit("say what shall grow: --hidden, --context, --encoder or --decoder")
         file = read_inference(o.model)
         if o.hidden is not None:
             file = widen(file, o.hidden)
+        if o.context:
+            file = attend(file)
         if o.encoder or o.decoder:
             file = deepen(file, encoder=o.encoder, decoder=o.decoder)
         write_atomically(file, o.out)
