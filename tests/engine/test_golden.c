@@ -370,8 +370,7 @@ static void check_attention(const golden *g, const char *name, const moe_kernels
     b->frame.beam.length = length;
     b->frame.beam.attention = attention;
     b->frame.beam.attention_stride = MAX_ROWS;
-    run_bench(b, moe_build_attention(&b->graph, &model, &stored, input(b, query.data, query.cols), NULL),
-              kernels);
+    run_bench(b, moe_build_attention(&b->graph, &model, &stored, input(b, query.data, query.cols), NULL), kernels);
     expect_close(name, b->out, context.data, context.rows * context.cols, op_tolerance);
     for (size_t r = 0; r < query.rows; at += length[r++])
         expect_close(name, attention + r * MAX_ROWS, weights.data + at, length[r], op_tolerance);

@@ -603,9 +603,9 @@ void lstm_backward(float *z, const float *w_r, const float *w_proj, const float 
     free(carry);
 }
 
-/* The layer with attention: w = [context part of w_x, w_r] [4H, d + P]. s [*, d + P] holds what it reads beside its input,
-   the context and the output of the step before; of the first step the caller has written it. q and context: the query
-   that a row's output is, and what is attended to with it. */
+/* The layer with attention: w = [context part of w_x, w_r] [4H, d + P]. s [*, d + P] holds what it reads beside its
+   input, the context and the output of the step before; of the first step the caller has written it. q and context: the
+   query that a row's output is, and what is attended to with it. */
 void attentive_forward(float *z, const float *bias, const float *w, const float *w_proj, const float *w_query, float *c,
                        float *h, float *y, float *s, float *q, float *context, const float *key, const float *memory,
                        const float *v, const int32_t *column, const int32_t *length, const int32_t *offset, float *p,
