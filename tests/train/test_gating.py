@@ -770,9 +770,7 @@ def greedy_as(oracle, model):
 
 @test
 def contexts_of_upper_layers_are_the_references():
-    trained = train.Model(small(train.make_config("cpu", 40, "balanced", 2)))
-    config = train.attend(train.inference_checkpoint(trained.config, trained.weights))["config"]
-    losses = []
+    config, losses = small(train.make_config("cpu", 40, "balanced", 2)), []
     for start in "query", "zero":
         config["attention"]["start"] = start
         model = attentive(filled(train.Model(config, seed=5)))
@@ -895,7 +893,10 @@ def wider_experts_compute_the_same_and_learn():
 
 @test
 def a_context_for_more_layers_computes_the_same_and_learns():
-    trained = filled(train.Model(small(train.make_config("cpu", 40, "balanced")), seed=1))
+    config = small(train.make_config("cpu", 40, "balanced"))
+    del config["decoder"][2]["context"]
+    config["decoder"][0].update(context="none", input="embedding, context")  # as old configs say it
+    trained = filled(train.Model(config, seed=1))
     file = train.inference_checkpoint(trained.config, trained.weights)
     reading = train.attend(file)
     assert file["config"] == trained.config != reading["config"]
@@ -907,6 +908,11 @@ def a_context_for_more_layers_computes_the_same_and_learns():
     assert torch.equal(columns[:, :12], models[0].weights["decoder.2.w_x"])
     again = train.attend(reading)
     assert all(torch.equal(weight, reading["weights"][name]) for name, weight in again["weights"].items())
+    for i, context in (0, "current"), (0, "none"), (2, "previous"):
+        other = [{**layer, "context": context, "input": ""} if at == i else layer
+                 for at, layer in enumerate(reading["config"]["decoder"])]
+        refused(lambda other=other: train.Model({**reading["config"], "decoder": other}),
+                f"decoder.{i} reads the context '{context}'")
     deeper = train.deepen(reading, decoder=1)["weights"]
     assert deeper["decoder.3.w_x"].shape == (40, 24) and not deeper["decoder.3.w_proj"].any()
     for config in {**file["config"], "decoder": file["config"]["decoder"][:2]}, {"decoder": []}:

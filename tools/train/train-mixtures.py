@@ -42,7 +42,7 @@ def operations(config):
         if layer["type"] == "moe":
             count["experts"] += layer["k"] * 2 * d * hidden
         else:
-            cells, inputs = 1 + (layer["type"] == "bi-lstmp"), d * (2 if "input" in layer else 1)
+            cells, inputs = 1 + (layer["type"] == "bi-lstmp"), d * (1 + train.reads_context(layer))
             count["LSTM"] += cells * (4 * hidden * (inputs + layer["proj"]) + hidden * layer["proj"])
     return {**count, "softmax": d * config["vocab_size"]}
 

@@ -12,7 +12,8 @@ CUDA device.
         dev loss, greedy BLEU and gate statistics of an inference checkpoint
     train.py average FILE=WEIGHT ... -o FILE
         weighted mean of inference checkpoints of one model's runs
-    train.py grow FILE [--hidden N] [--context] [--encoder N] [--decoder N] -o FILE
+    train.py grow FILE [--hidden N] [--context] [--encoder N] [--decoder N]
+        -o FILE
         a model with wider experts, a context for more layers, or more layers,
         which computes what it did until it is trained
     train.py revive --out DIR --cache DIR
@@ -22,7 +23,8 @@ CUDA device.
 The model is the one of "Outrageously Large Neural Networks" (Shazeer et al.
 2017, appendix E), sized by a recipe: LSTM layers with projection, a
 bidirectional bottom layer, one MoE layer in the encoder and one in the decoder,
-attention (additive or appendix G's), tied embeddings. Gates are strictly
+attention (additive or appendix G's) of the decoder's first layer, whose context
+the layers above it read too, as in GNMT; tied embeddings. Gates are strictly
 balanced (appendix F: batchwise mask in training, learned thresholds at
 inference) or noisy top-k (section 2.1) with importance and load losses, of one
 level, or with --groups of two (appendix B). They are in gating.py.
@@ -684,15 +686,18 @@ def make_config(recipe, vocabulary, gate, k=None, groups=0, attention="additive"
             "shared_embedding": True, "pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS, "languages": dict(TAG),
             "never_generated": [PAD, UNK, BOS, *TAG.values()],
             "encoder": [gating.lstm_config("bi-lstmp", hidden=H // 2, proj=d // 2, residual=True), lstm, moe, lstm],
-            "decoder": [{**lstm, "residual": "embedding part", "input": "embedding, context"}, moe, lstm],
-            "attention": {"type": attention, "size": d,
-                          "query": "output of decoder.0 at the previous step, zero at first"},
+            "decoder": [{**lstm, "context": "previous"}, moe, {**lstm, "context": "current"}],
+            "attention": {"type": attention, "size": d, "query": "state"},
             "gate_order": "i f g o"}
 
 
+def context_of(layer):
+    """Which context a layer reads beside its input; "input" is how old configs say it."""
+    return "previous" if layer.get("input") == "embedding, context" else layer.get("context", "none")
+
+
 def reads_context(layer):
-    """Whether a layer of a decoder has what is attended to beside its input."""
-    return layer.get("input") == "embedding, context" or layer.get("context", "none") != "none"
+    return context_of(layer) != "none"
 
 
 def weight_shapes(config):
@@ -775,6 +780,10 @@ class Model:
         """`share`: a model whose weights this one uses too, with gradients of its own (for another thread)."""
         self.config, self.device = config, device
         self.product = config.get("attention", {}).get("type") == "product"
+        for i, layer in enumerate(config["decoder"] if "attention" in config else []):
+            if context_of(layer) not in (("none", "current") if i else ("previous",)):
+                raise SystemExit(f"decoder.{i} reads the context {context_of(layer)!r}: here the first layer reads the "
+                                 "previous one, and those above it the current one or none")
         shapes = weight_shapes(config)
         names = sorted(shapes, key=lambda x: (x.endswith(".threshold"), orthogonalised(x, shapes[x][0])))  # stable
         size = {x: math.prod(shapes[x][0]) for x in names}
@@ -1084,7 +1093,8 @@ def deepen(file, seed=1, **more):
         layers = config.get(side, [])
         if count < 0:
             raise SystemExit(f"--{side} is a number of layers to add, and {count} is less than 0")
-        if count and not (layers and layers[which]["type"] == kind and layers[which]["residual"] is True):
+        if count and not (layers and layers[which]["type"] == kind and layers[which]["residual"] is True
+                          and context_of(layers[which]) != "previous"):
             raise SystemExit(f"the {side}'s {words} LSTM with a residual connection, which --{side} repeats")
         layers += [dict(layers[which]) for _ in range(count)]
     weights = {name: torch.zeros_like(weight) if name.endswith(".w_proj") else weight
