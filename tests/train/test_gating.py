@@ -517,6 +517,24 @@ def replicas_give_the_gradient_of_the_whole_batch():
 
 
 @test
+def an_expert_sees_the_rows_of_all_replicas():
+    config, mine = small(train.make_config("cpu", 40, "balanced", 2)), []
+    collect = train.kernels.collect
+    train.kernels.collect = lambda g, other: mine.append(other.clone()) or collect(g, other)
+    try:
+        whole = gradients(config, 3)[1]
+    finally:
+        train.kernels.collect = collect
+    model = train.Model(config)
+    for name in ("encoder.2.experts.w_up", "decoder.1.experts.w_down"):
+        begin, end = model.span[name]
+        found = [part[begin:end].view(6, -1).any(1).nonzero()[:, 0].tolist() for part in mine]
+        assert found == [[2, 3], [4, 5]], found
+        for part, experts in zip(mine, found):
+            close(part[begin:end].view_as(whole[name])[experts], whole[name][experts], 1e-6)
+
+
+@test
 def an_error_in_one_replica_ends_the_step():
     config = small(train.make_config("cpu", 40, "balanced", 2))
     try:

@@ -48,7 +48,9 @@ the tokens instead, so that models can be compared that saw the same batches.
 How it is made fast on a CPU: sequences are packed (nothing is padding), each
 LSTM layer does its input product for all steps at once and only the recurrent
 product per step, experts run one dense product each over the tokens sorted by
-expert, and what is left is fused in train-kernels.c. Products go through
+expert, and what is left is fused in train-kernels.c. Every thread has a replica
+of the model and a part of the batch; they meet at the mixtures, where each
+computes some of the experts for the rows of all. Products go through
 torch.mm, except with bf16 where the CPU has AVX-512 BF16 or AMX: there whole
 layers run in train-kernels.c. On CUDA the same functions use plain torch
 operations. With glibc 6 % of the time went into malloc's lists:
@@ -421,6 +423,51 @@ class Batch:
         self.place = Place(column[order], self.source, device)
 
 
+# ---- Replicas --------------------------------------------------------------------------------------------------------
+
+class Meeting:
+    """Where replicas of a model, each in its own thread with its part of a batch, meet for what needs all of it."""
+
+    def __init__(self, members):
+        self.members, self.given, self.barrier = members, [None] * members, Barrier(members)
+
+    def exchange(self, number, value):
+        """Gives the value of one replica; returns those of all. Every replica has to come."""
+        if self.members == 1:
+            return [value]
+        self.given[number] = value
+        self.barrier.wait()  # all have given
+        given = list(self.given)
+        self.barrier.wait()  # all have taken
+        return given
+
+
+class Owners:
+    """Which replica computes which experts, for the rows of all of them (section 3.1): an expert's products are larger,
+    and its weights are read and their gradient is made once. counts[e]: rows that this replica has for expert e."""
+
+    def __init__(self, meeting, number, counts):
+        self.meeting, self.number, n = meeting, number, len(counts)
+        self.counts = meeting.exchange(number, counts)
+        self.experts = range(n * number // meeting.members, n * (number + 1) // meeting.members)
+        self.taken = [sum(counts[e] for counts in self.counts) for e in self.experts]  # rows for each of its own
+
+    def gather(self, rows):
+        """The rows of all replicas for this one's experts, by expert, from this one's rows, sorted by expert."""
+        if self.meeting.members == 1:
+            return rows
+        given = self.meeting.exchange(self.number, rows.split(self.counts[self.number]))
+        return torch.cat([parts[e] for e in self.experts for parts in given])
+
+    def scatter(self, rows):
+        """The way back: what the experts of all replicas made of this one's rows, from what its own made of all."""
+        if self.meeting.members == 1:
+            return rows
+        parts = rows.split([counts[e] for e in self.experts for counts in self.counts])
+        given = self.meeting.exchange(self.number, parts)
+        return torch.cat([x for parts in given for x in parts[self.number::self.meeting.members]])
+
+
 # ---- Layers with hand-written backward passes ------------------------------------------------------------------------
 
 # The gradients of weights are added to their .grad right here: autograd would do it in one more pass over memory.
@@ -568,44 +615,50 @@ class AttentiveLstm(torch.autograd.Function):
 
 
 class Experts(torch.autograd.Function):
-    """The sum over (row, expert) of weight * w_down(relu(w_up(x[row]))); lists sorted by expert, counts[e] of each."""
+    """The sum over (row, expert) of weight * w_down(relu(w_up(x[row]))); lists sorted by expert, counts[e] of each.
+    The experts are shared out among the replicas that meet."""
 
     @staticmethod
-    def forward(ctx, x, weight, row, counts, w_up, w_down):
-        taken = kernels.gather(x, row, 1.0)
-        u, v, at = x.new_empty(len(row), w_up.shape[2]), torch.empty_like(taken), 0
+    def forward(ctx, x, weight, row, counts, w_up, w_down, meeting, number):
+        owners = Owners(meeting, number, counts)
+        own = slice(owners.experts.start, owners.experts.stop)
+        taken = owners.gather(kernels.gather(x, row, 1.0))
+        u, v, at = x.new_empty(len(taken), w_up.shape[2]), torch.empty_like(taken), 0
         if fused:
-            kernels.experts_forward(taken, w_up, w_down, u, v, torch.tensor(counts))
+            kernels.experts_forward(taken, w_up[own], w_down[own], u, v, torch.tensor(owners.taken))
         else:
-            for e, n in enumerate(counts):
+            for e, n in zip(owners.experts, owners.taken):
                 now, at = slice(at, at + n), at + n
                 mm(taken[now], w_up[e], u[now]).relu_()
                 mm(u[now], w_down[e], v[now])
+        v = owners.scatter(v)
         y = torch.zeros_like(x)
         kernels.scatter_add(v, row, weight, y)
         ctx.save_for_backward(taken, weight, row, w_up, w_down, u, v)
-        ctx.counts, ctx.rows = counts, len(x)
+        ctx.owners, ctx.own, ctx.rows = owners, own, len(x)
         return y
 
     @staticmethod
     def backward(ctx, dy):
         taken, weight, row, w_up, w_down, u, v = ctx.saved_tensors
+        owners, own = ctx.owners, ctx.own
         dv, dweight = kernels.scatter_backward(dy.contiguous(), v, row, weight)
-        dtaken, at = torch.empty_like(taken), 0
+        dv, dtaken, at = owners.gather(dv), torch.empty_like(taken), 0
         if fused:
-            kernels.experts_backward(taken, w_up, w_down, u, dv, dtaken, w_up.grad, w_down.grad,
-                                     torch.tensor(ctx.counts))
+            kernels.experts_backward(taken, w_up[own], w_down[own], u, dv, dtaken, w_up.grad[own], w_down.grad[own],
+                                     torch.tensor(owners.taken))
         else:
-            for e, n in enumerate(ctx.counts):
+            for e, n in zip(owners.experts, owners.taken):
                 now, at = slice(at, at + n), at + n
                 du = mm(dv[now], w_down[e].t())
                 kernels.relu_backward(u[now], du)
                 mm_add(u[now].t(), dv[now], w_down.grad[e])
                 mm_add(taken[now].t(), du, w_up.grad[e])
                 mm(du, w_up[e].t(), dtaken[now])
+        dtaken = owners.scatter(dtaken)
         dx = taken.new_zeros(ctx.rows, taken.shape[1])
         kernels.scatter_add(dtaken, row, None, dx)
-        return dx, dweight, *[None] * 4
+        return dx, dweight, *[None] * 6
 
 
 class CrossEntropy(torch.autograd.Function):
@@ -756,19 +809,7 @@ def of_gate(name):
     return ".gate." in name or ".parent." in name
 
 
-class Meeting:
-    """Where replicas of a model, each in its own thread with its part of a batch, meet for what needs all of it."""
-
-    def __init__(self, members):
-        self.members, self.given, self.barrier = members, [None] * members, Barrier(members)
-
-    def exchange(self, number, value):
-        """Gives the value of one replica; returns those of all. Every replica has to come."""
-        self.given[number] = value
-        self.barrier.wait()  # all have given
-        given = list(self.given)
-        self.barrier.wait()  # all have taken
-        return given
+ALONE = Meeting(1), 0
 
 
 class Model:
@@ -811,7 +852,7 @@ class Model:
         self.seed = 0
         self.dropout = 0.0
         self.training, self.gate_statistics, self.balance_loss = False, None, None
-        self.meeting, self.number = Meeting(1), 0  # with the other replicas in training, as number so and so
+        self.meeting, self.number = ALONE  # with the other replicas in training, as number so and so
 
     def load(self, weights):
         with torch.no_grad():
@@ -915,8 +956,10 @@ class Model:
         row, expert = mask.nonzero(as_tuple=True)
         expert, order = expert.sort(stable=True)  # of many experts faster than to look through mask.t()
         row, counts = row[order], expert.bincount(minlength=mask.shape[1]).tolist()
+        # not where there are fewer experts than replicas, as in a dense layer
+        meets = self.training and len(counts) >= self.meeting.members
         y = Experts.apply(x, g[row, expert], row, counts, self.weights[name + ".experts.w_up"],
-                          self.weights[name + ".experts.w_down"])
+                          self.weights[name + ".experts.w_down"], *((self.meeting, self.number) if meets else ALONE))
         return y.sigmoid()
 
     def embed(self, ids):
@@ -1655,7 +1698,7 @@ def check():
             y = y.index_add(0, row[j:j + 1], weight[j] * ((x[row[j]] @ w_up[e[j]]).relu() @ w_down[e[j]])[None])
         return y
 
-    compare("experts", lambda x, g, up, down: Experts.apply(x, g, row, counts, up, down), experts_reference,
+    compare("experts", lambda x, g, up, down: Experts.apply(x, g, row, counts, up, down, *ALONE), experts_reference,
             [torch.randn(4, d), torch.rand(6), random(3, d, H), random(3, H, d)])
 
     ids = torch.tensor([3, 1, 3, 0])
