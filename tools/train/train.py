@@ -449,7 +449,8 @@ class Owners:
     def __init__(self, meeting, number, counts):
         self.meeting, self.number, n = meeting, number, len(counts)
         self.counts = meeting.exchange(number, counts)
-        self.experts = range(n * number // meeting.members, n * (number + 1) // meeting.members)
+        self.own = slice(n * number // meeting.members, n * (number + 1) // meeting.members)
+        self.experts = range(self.own.start, self.own.stop)
         self.taken = [sum(counts[e] for counts in self.counts) for e in self.experts]  # rows for each of its own
 
     def gather(self, rows):
@@ -621,7 +622,7 @@ class Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, row, counts, w_up, w_down, meeting, number):
         owners = Owners(meeting, number, counts)
-        own = slice(owners.experts.start, owners.experts.stop)
+        own = owners.own
         taken = owners.gather(kernels.gather(x, row, 1.0))
         u, v, at = x.new_empty(len(taken), w_up.shape[2]), torch.empty_like(taken), 0
         if fused:
@@ -635,13 +636,13 @@ class Experts(torch.autograd.Function):
         y = torch.zeros_like(x)
         kernels.scatter_add(v, row, weight, y)
         ctx.save_for_backward(taken, weight, row, w_up, w_down, u, v)
-        ctx.owners, ctx.own, ctx.rows = owners, own, len(x)
+        ctx.owners, ctx.rows = owners, len(x)
         return y
 
     @staticmethod
     def backward(ctx, dy):
         taken, weight, row, w_up, w_down, u, v = ctx.saved_tensors
-        owners, own = ctx.owners, ctx.own
+        owners, own = ctx.owners, ctx.owners.own
         dv, dweight = kernels.scatter_backward(dy.contiguous(), v, row, weight)
         dv, dtaken, at = owners.gather(dv), torch.empty_like(taken), 0
         if fused:
