@@ -313,7 +313,7 @@ static void mm_mutate_layers(mw_model *m, uint64_t *r) {
     if (count && count->kind == MW_INT && fuzz_one_in(r, 2)) {
         int64_t n;
         memcpy(&n, count->value, 8);
-        if (n < 8) mw_int(m, side, n + (fuzz_one_in(r, 2) ? 1 : -1));
+        if (n >= 0 && n < 8) mw_int(m, side, n + (fuzz_one_in(r, 2) ? 1 : -1));
         return;
     }
     mm_layer_name(m, r, name, sizeof name);
