@@ -9329,6 +9329,11 @@ static int moe_check_constraints(const moe_session *s, const moe_request *q, siz
     return 1;
 }
 
+/* The token that a translation begins with; -1: none. */
+static int32_t moe_forced_token(const moe_model *m, const moe_request *q) {
+    return q->force >= 0 || !m->forced_tag ? q->force : q->target_tag;
+}
+
 /* 1 if the request can be served, else it has been refused. */
 static int moe_check_request(const moe_session *s, const moe_request *q, moe_done_fn done, void *user) {
     const moe_model *m = s->model;
@@ -9357,7 +9362,7 @@ static int moe_check_request(const moe_session *s, const moe_request *q, moe_don
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "the source language's tag is outside the vocabulary"), 0;
     if (!q->raw && m->source_tag == 2 && q->source_tag < 0)
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "this model needs the source language's tag"), 0;
-    if (q->force < -1 || q->force >= m->vocabulary)
+    if (moe_forced_token(m, q) < -1 || moe_forced_token(m, q) >= m->vocabulary)
         return moe_refuse(q, done, user, MOE_ERROR_ARGUMENT, "the forced token is outside the vocabulary"), 0;
     if (q->n_source > max_source || q->n_source + extra > max_source) {
         snprintf(message, sizeof message, "%zu source tokens, the limit is %zu", q->n_source + extra, max_source);
@@ -9403,7 +9408,7 @@ static size_t moe_admit(moe_session *s, const moe_request *q, const moe_ticket *
     const moe_model *m = s->model;
     moe_slot *slot = &s->slots[at];
     int32_t *ids = s->staged + staged;
-    const int32_t force = q->force >= 0 || !m->forced_tag ? q->force : q->target_tag;
+    const int32_t force = moe_forced_token(m, q);
     const double limit = (double)(float)q->n_source * (double)s->params.max_len_factor;
     const size_t max_target = (size_t)s->params.max_target, offset = (size_t)s->params.max_len_offset;
     size_t n = 0;

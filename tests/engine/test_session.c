@@ -689,6 +689,28 @@ static heard *run_alone(const fixture *f, moe_session_params p, const ask *asked
     return out;
 }
 
+/* What a raw request has the decoder begin with is read from tables of the vocabulary's size. */
+static void a_raw_request_forces_no_token_outside_the_vocabulary(void **state) {
+    static const int32_t tags[] = { MW_VOCABULARY, INT32_MAX, INT32_MIN, -2, MW_VOCABULARY - 1, -1 };
+    fixture *f = small(NLLB, MW_F32);
+    moe_session_params p = params_for(f->model);
+    ask asks[MOE_COUNT(tags)] = { { .n_source = 0 } };
+    heard *out;
+    (void)state;
+    p.source_tag = MW_TAG_DE;
+    for (size_t k = 0; k < MOE_COUNT(tags); k++)
+        asks[k] = (ask){ .source = { 9, 17, 8 }, .n_source = 3, .raw = 1, .tag = tags[k] };
+    out = translate(f, &p, asks, MOE_COUNT(tags));
+    for (size_t k = 0; k < MOE_COUNT(tags); k++) {
+        const int good = tags[k] >= -1 && tags[k] < MW_VOCABULARY;
+        CHECK(out[k].status == (good ? MOE_OK : MOE_ERROR_ARGUMENT), "tag %d: %s", (int)tags[k], out[k].message);
+        assert_true(good || strstr(out[k].message, "forced token"));
+    }
+    assert_int_equal(out[4].hypotheses[0].ids[0], MW_VOCABULARY - 1);
+    free(out);
+    drop(f);
+}
+
 /* Token by token, as greedy search has to, or as many at once as a session of `batch` has room for beside one row for
  * each sentence: 32 a sentence. */
 static void given_tokens_of_a_transformer_run_together(void **state) {
@@ -2644,6 +2666,7 @@ int main(void) {
         cmocka_unit_test(targets_up_to_max_target_are_taken_and_longer_ones_refused),
         cmocka_unit_test(broken_requests_come_back_alone_and_the_others_go_on),
         cmocka_unit_test(a_request_without_any_tag_is_refused_where_the_model_needs_one),
+        cmocka_unit_test(a_raw_request_forces_no_token_outside_the_vocabulary),
         cmocka_unit_test(the_tag_chooses_the_language),
         cmocka_unit_test(an_empty_source_gives_an_empty_translation),
         cmocka_unit_test(an_empty_source_and_an_empty_target_can_be_scored),
