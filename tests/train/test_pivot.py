@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tools/train/pivot.py: what it keeps of the translations of a program that stands in for Apertium, and that nothing is
-translated into what a program wrote.
+"""tools/train/pivot.py: what it keeps of the translations of a program that stands in for Apertium, and that what a
+program wrote is the source alone.
 
 Usage: tests/python tests/train/test_pivot.py
 
@@ -91,7 +91,7 @@ def without_the_program_or_the_text_there_is_no_table():
 
 
 @data_test
-def nothing_is_translated_into_what_a_program_wrote():
+def what_a_program_wrote_is_the_source_alone():
     arrays = {x: y for language in ("en", "fr", "es") for x, y in ((language, np.arange(6, dtype=np.uint16)),
                                                                     (language + "_offsets", np.array([0, 3, 6])))}
     for english in True, False:
@@ -101,7 +101,8 @@ def nothing_is_translated_into_what_a_program_wrote():
         wanted = {(a, b) for a in ("en", "fr", "es") for b in ("en", "fr", "es") if a != b
                   and ("en" in (a, b)) == english}
         assert targets("books") == wanted
-        assert targets("pivot") == {pair for pair in wanted if pair[1] != "es"}, targets("pivot")
+        assert targets("pivot") == {pair for pair in wanted if pair[0] == "es"}, targets("pivot")
+        assert targets("back.fr") == {pair for pair in wanted if pair[0] == "fr"}, targets("back.fr")
 
 
 if __name__ == "__main__":

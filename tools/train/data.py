@@ -23,6 +23,7 @@ import re
 import numpy as np
 import sentencepiece
 
+import backtranslation
 import dictionaries
 import everyday
 import names
@@ -46,16 +47,18 @@ SHARES = {
     "picard": (0.0005, 0), "cryptpad": (0.0005, 0),
     "everyday.en-de": (0.048, 0), "everyday.en-fr": (0.042, 0), "everyday.en-es": (0.042, 0),
     "everyday.de-fr": (0, 0.020), "everyday.de-es": (0, 0.020), "everyday.fr-es": (0, 0.020), "phrases": (0.008, 0.008),
-    # Made here: see everyday.py (everyday.written), pivot.py, dictionaries.py, phrases.py (aligned), names.py,
-    # noise_tables and typed_table.
+    # Made here: see everyday.py (everyday.written), pivot.py, backtranslation.py (back.*), dictionaries.py, phrases.py
+    # (aligned), names.py, noise_tables and typed_table.
     "everyday.written": (0.045, 0.045),
-    "pivot": (0.075, 0.015),
+    "pivot": (0.040, 0.012), "back.de": (0.160, 0.020), "back.fr": (0.060, 0.008), "back.es": (0.035, 0.004),
     "dictionaries": (0.105, 0.015), "bridged": (0.022, 0), "nouns": (0.070, 0), "verbs": (0.045, 0),
     "aligned": (0.070, 0), "names": (0.075, 0.012), "typed": (0.036, 0.020), "noise": (0.032, 0.012),
     "same": (0.004, 0.004),
 }
 
-MADE = {"pivot": "es"}  # a language that a program wrote, so that nothing is translated into it: file -> language
+# The language that a program wrote; the file has it as the source alone, as other files have the other pairs:
+# file -> language.
+MADE = {"pivot": "es", "back.de": "de", "back.fr": "fr", "back.es": "es"}
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -242,10 +245,11 @@ def write_cache(cache, tables, pieces, corpus, log=print):
         json.dump({"corpus": corpus, "files": sorted(tables)}, file)
 
 
-def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
+def prepare(corpus, cache, vocabulary_size, vocabulary=None, back=None, log=print):
     """Makes the cache unless it is complete; returns the path of the SentencePiece model.
 
     `vocabulary`: an existing SentencePiece model to use instead of training one.
+    `back`: a model file that translates English back into what rows lack.
     """
     done, model = os.path.join(cache, "done.json"), os.path.join(cache, "spm.model")
     if os.path.exists(done):
@@ -270,7 +274,8 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
     tables.update(noise_tables(tables, 120_000, seed=1), names=names.name_table(tables, 240_000, seed=1),
                   typed=typed_table(tables, seed=1), aligned=phrases.phrase_table(tables, "en", seed=1, log=log),
                   **dictionaries.dictionary_tables(tables, known, 250_000, seed=1, log=log),
-                  **pivot.pivot_table(tables, 300_000, seed=1, log=log))
+                  **pivot.pivot_table(tables, 300_000, seed=1, log=log),
+                  **(backtranslation.back_tables(tables, back, 200_000, seed=1, log=log) if back else {}))
     write_cache(cache, tables, pieces, os.path.abspath(corpus), log)
     return model
 
@@ -279,7 +284,8 @@ def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print):
 
 class Source:
     """All usable pairs of one file, with or without English, in shuffled epochs without replacement. The pairs of
-    "same" are those of a sentence with itself; nothing is translated into what a program wrote."""
+    "same" are those of a sentence with itself. What a program wrote is the source alone, and all sources where there
+    is any."""
 
     def __init__(self, name, arrays, english, max_pieces, max_ratio, seed):
         self.name, self.arrays, self.seed = name, arrays, seed
@@ -289,7 +295,7 @@ class Source:
         size = {x: np.diff(arrays[x + "_offsets"]) for x in present}
         for a in present:
             for b in present:
-                if (a == b) != (name == "same") or ("en" in (a, b)) != english or b == MADE.get(name):
+                if (a == b) != (name == "same") or ("en" in (a, b)) != english or a != MADE.get(name, a):
                     continue
                 long, short = np.maximum(size[a], size[b]), np.minimum(size[a], size[b])
                 row = np.nonzero((short > 0) & (long <= max_pieces) & (long <= max_ratio * short + 3))[0]

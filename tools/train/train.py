@@ -1329,7 +1329,7 @@ class Trainer:
         self.resume_path, self.model_path = os.path.join(self.out, "resume.pt"), os.path.join(self.out, "model.pt")
         resume = torch.load(self.resume_path, weights_only=True) if os.path.exists(self.resume_path) else None
         cache = options.cache or os.path.join(self.out, "data")
-        vocabulary = data.prepare(options.corpus, cache, RECIPES[options.recipe][0], options.spm, log)
+        vocabulary = data.prepare(options.corpus, cache, RECIPES[options.recipe][0], options.spm, log=log)
         shutil.copyfile(vocabulary, os.path.join(self.out, "model-spm.model"))
         if options.spm and not filecmp.cmp(options.spm, vocabulary, shallow=False):
             raise SystemExit(f"{cache} was made with another vocabulary than {options.spm}")
@@ -1842,6 +1842,8 @@ def arguments(argv=None):
     p.add_argument("--cache", required=True, help="folder to make")
     p.add_argument("--pieces", type=int, default=8000, help="size of the vocabulary")
     p.add_argument("--spm", help="existing SentencePiece model to use instead of training one")
+    p.add_argument("--back", metavar="FILE", help="model file that translates English back into German, French and "
+                   "Spanish, where the corpus lacks them (half an hour on two cores)")
 
     command("check", "compare every hand-written backward pass with autograd")
     return parser.parse_args(argv)
@@ -1858,7 +1860,7 @@ def keep_memory():
 def main():
     o = arguments()
     if o.command == "prepare":
-        data.prepare(o.corpus, o.cache, o.pieces, o.spm, log)
+        data.prepare(o.corpus, o.cache, o.pieces, o.spm, o.back, log)
         return
     if o.command == "revive":
         revive(o.out, o.cache)
