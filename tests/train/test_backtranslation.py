@@ -15,18 +15,19 @@ from suite import Suite
 
 test = Suite()
 PROGRAM = """
-import re, sys
-o = dict(zip(sys.argv[1::1], sys.argv[2::1]))
-with open(o["-i"], encoding="utf-8") as file:
-    lines = file.read().split("\\n")[:-1]
+import sys
+sys.stdin.reconfigure(encoding="utf-8"), sys.stdout.reconfigure(encoding="utf-8")
+o = dict(zip(sys.argv[1:], [*sys.argv[2:], ""]))
+lines = sys.stdin.read().split("\\n")[:-1]
 def answer(line):
     if "--score" not in o:
         return "" if "unusable" in line else o["-t"] + " " + line
     source, target = line.split("\\t")
+    if "unscored" in target:
+        return ""
     assert o["-t"] == "en" and source.endswith(" " + target), line
     return f"{-len(target) * (5 if 'unlikely' in target else 1)}\\t{len(target)}"
-with open(o["-o"], "w", encoding="utf-8") as file:
-    file.writelines(answer(x) + "\\n" for x in lines)
+sys.stdout.writelines(answer(x) + "\\n" for x in lines)
 sys.exit(STATUS)
 """
 WHOLE = "This sentence is as long as it has to be."
@@ -71,8 +72,8 @@ def only_whole_sentences_of_fitting_length_are_used():
 @test
 def what_cannot_be_translated_and_what_is_unlikely_is_left_out():
     likely = "A likely " + WHOLE[:-1] * 4 + "."
-    cells = [WHOLE, "An unusable " + WHOLE, "An unlikely " + WHOLE, likely]
-    table = made({"books": {"en": cells, "es": ["x"] * 4}}, likely=2 / 3)["back.fr"]
+    cells = ["An unscored " + WHOLE, WHOLE, "An unusable " + WHOLE, "An unlikely " + WHOLE, likely]
+    table = made({"books": {"en": cells, "es": ["x"] * 5}}, likely=2 / 3)["back.fr"]
     assert sorted(table["en"]) == [likely, WHOLE], table
     assert table["fr"] == ["fr " + x for x in table["en"]]
     assert len(made({"books": {"en": [WHOLE, "A " + WHOLE], "es": ["x"] * 2}}, rows=1)["back.fr"]["en"]) == 1

@@ -9,7 +9,6 @@ import os
 import random
 import re
 import subprocess
-import tempfile
 
 SOURCES = ("europarl.en-fr", "europarl_more", "books", "wikipedia")
 LANGUAGES = ("de", "fr", "es")
@@ -33,15 +32,11 @@ def usable(tables, language):
 
 def lines_of(program, model, language, lines, *more):
     """What moe-translate answers to these lines: as many. An empty answer to what it cannot do."""
-    with tempfile.TemporaryDirectory() as folder:
-        with open(os.path.join(folder, "in"), "w", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
-        run = subprocess.run([program, "-m", model, "-t", language, "--split", "0", "--no-protect", *more,
-                              "-i", file.name, "-o", os.path.join(folder, "out")], stdin=subprocess.DEVNULL)
-        if run.returncode not in (0, 1):  # 1: some lines could not be translated
-            raise SystemExit(f"{program} failed with exit status {run.returncode}")
-        with open(os.path.join(folder, "out"), encoding="utf-8") as file:
-            return file.read().split("\n")[:-1]
+    run = subprocess.run([program, "-m", model, "-t", language, "--split", "0", "--no-protect", *more],
+                         input="".join(line + "\n" for line in lines), stdout=subprocess.PIPE, encoding="utf-8")
+    if run.returncode not in (0, 1):  # 1: some lines could not be translated
+        raise SystemExit(f"{program} failed with exit status {run.returncode}")
+    return run.stdout.split("\n")[:-1]
 
 
 def back_tables(tables, model, rows, seed, program=PROGRAM, log=print):
@@ -57,9 +52,12 @@ def back_tables(tables, model, rows, seed, program=PROGRAM, log=print):
         made = lines_of(program, model, language, [row["en"] for row in chosen], "--beam", "4", "--rerank", "0")
         kept = [{**row, language: cell} for row, cell in zip(chosen, made) if cell]
         scores = lines_of(program, model, "en", [f"{row[language]}\t{row['en']}" for row in kept], "--score")
-        ranked = [(float(logprob) / int(tokens), i)
-                  for i, (logprob, tokens) in enumerate(x.split("\t") for x in scores if x)]
-        kept = [kept[i] for _, i in sorted(ranked, reverse=True)[:round(LIKELY * len(kept))]]
+        ranked = []
+        for i, score in enumerate(scores):
+            if score:
+                logprob, tokens = score.split("\t")
+                ranked.append((float(logprob) / int(tokens), i))
+        kept = [kept[i] for _, i in sorted(ranked, reverse=True)[:round(LIKELY * len(ranked))]]
         log(f"back.{language}: {len(kept)} rows kept")
         if kept:
             names = sorted({x for row in kept for x in row})

@@ -245,7 +245,7 @@ def write_cache(cache, tables, pieces, corpus, log=print):
         json.dump({"corpus": corpus, "files": sorted(tables)}, file)
 
 
-def prepare(corpus, cache, vocabulary_size, vocabulary=None, back=None, log=print):
+def prepare(corpus, cache, vocabulary_size, vocabulary=None, log=print, back=None):
     """Makes the cache unless it is complete; returns the path of the SentencePiece model.
 
     `vocabulary`: an existing SentencePiece model to use instead of training one.

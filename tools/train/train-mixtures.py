@@ -143,7 +143,7 @@ def arguments():
 def main():
     o = arguments()
     os.makedirs(o.out, exist_ok=True)
-    train.data.prepare(o.corpus, cache_of(o), train.RECIPES["mixture"][0], o.spm, log=train.log)  # for all
+    train.data.prepare(o.corpus, cache_of(o), train.RECIPES["mixture"][0], o.spm, train.log)  # once, for all of them
     networks = Networks(o, functools.partial(network_options, o), measure, "dev_loss")
     networks.same_as_before()
     networks.train()

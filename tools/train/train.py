@@ -1329,7 +1329,7 @@ class Trainer:
         self.resume_path, self.model_path = os.path.join(self.out, "resume.pt"), os.path.join(self.out, "model.pt")
         resume = torch.load(self.resume_path, weights_only=True) if os.path.exists(self.resume_path) else None
         cache = options.cache or os.path.join(self.out, "data")
-        vocabulary = data.prepare(options.corpus, cache, RECIPES[options.recipe][0], options.spm, log=log)
+        vocabulary = data.prepare(options.corpus, cache, RECIPES[options.recipe][0], options.spm, log)
         shutil.copyfile(vocabulary, os.path.join(self.out, "model-spm.model"))
         if options.spm and not filecmp.cmp(options.spm, vocabulary, shallow=False):
             raise SystemExit(f"{cache} was made with another vocabulary than {options.spm}")
@@ -1860,7 +1860,7 @@ def keep_memory():
 def main():
     o = arguments()
     if o.command == "prepare":
-        data.prepare(o.corpus, o.cache, o.pieces, o.spm, o.back, log)
+        data.prepare(o.corpus, o.cache, o.pieces, o.spm, log, o.back)
         return
     if o.command == "revive":
         revive(o.out, o.cache)
