@@ -172,16 +172,22 @@ def pair_up(items):
         item.kind = "single"
 
 
-def translate_segments(segments, translate):
-    """The raw text of each segment, translated, by its id()."""
+def translate_segments(segments, translate, kept=None):
+    """The raw text of each segment, translated, by its id(). `translate` answers "" for a text that it cannot do:
+    the source stays there. kept(segment, why): called for each segment that is, at least in part, as it was."""
     segments = [segment for segment in segments if segment.source()]
     texts = translate([segment.source() for segment in segments]) if segments else []
-    done = {id(segment): segment.accept(text) for segment, text in zip(segments, texts, strict=True)}
+    done = {id(segment): segment.accept(text) if text else None for segment, text in zip(segments, texts, strict=True)}
     broken = [segment for segment in segments if done[id(segment)] is None]
     pieces = [piece for segment in broken for piece in segment.pieces() if piece]
     translated = iter(translate(pieces) if pieces else [])
     for segment in broken:
-        done[id(segment)] = segment.accept_pieces([next(translated) if piece else "" for piece in segment.pieces()])
+        answers = [next(translated) if piece else "" for piece in segment.pieces()]
+        done[id(segment)] = segment.accept_pieces(answers)
+        if kept and not all(answer for answer, piece in zip(answers, segment.pieces()) if piece):
+            kept(segment, "could not be translated")
+        elif kept and done[id(segment)] == segment.original() and answers != segment.pieces():
+            kept(segment, "its translation would have changed the structure of the document")
     return done
 
 
@@ -189,11 +195,12 @@ def joined(parts, done):
     return "".join(part if isinstance(part, str) else done.get(id(part)) or part.original() for part in parts)
 
 
-def translate_parts(parts, translate):
-    """The document of `parts`, translated. `translate`: list of texts -> list of translations."""
+def translate_parts(parts, translate, kept=None):
+    """The document of `parts`, translated; `translate` and `kept` as above."""
     segments = [part for part in parts if isinstance(part, Segment)]
     marks = [mark for segment in segments for mark in segment.marks() if mark.parts]
-    inside = translate_segments([part for mark in marks for part in mark.parts if isinstance(part, Segment)], translate)
+    inner = [part for mark in marks for part in mark.parts if isinstance(part, Segment)]
+    inside = translate_segments(inner, translate, kept)
     for mark in marks:
         mark.raw = joined(mark.parts, inside)
-    return joined(parts, translate_segments(segments, translate))
+    return joined(parts, translate_segments(segments, translate, kept))
