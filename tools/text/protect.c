@@ -1,7 +1,7 @@
 /* protect.c - protect.h says what this is and has the contracts.
  *
  * Contents
- *   1. Rules      the glossary
+ *   1. Rules      what is kept
  *   2. Showing    the text that the model sees
  *   3. Binding    constraints
  *   4. Placing    where markup belongs in the translation
@@ -9,14 +9,12 @@
  */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/text/protect.h"
+#include "tools/text/glossary.h"
 #include "tools/text/spans.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { MAX_TERM = 200 }; /* bytes of either side */
 
 static moe_status fail(moe_error *error, moe_status code, const char *where, const char *message) {
     if (!error) return code;
@@ -45,90 +43,12 @@ static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
 /* ==== 1. Rules ========================================================================================== */
 
-typedef struct term {
-    char *source, *target; /* each ended by a NUL */
-    size_t length;         /* of the source */
-    int stays;             /* both are the same: a name */
-    text_ids ids;          /* of the target */
-} term;
-
 struct text_rules {
     const text_front *front;
     text_front targets;
     int spans;
-    term *terms;
-    size_t n_terms, capacity;
-    text_index index; /* terms by the hash of their first word */
+    text_glossary *glossary; /* NULL: none */
 };
-
-/* The bytes of the word, or of the sign, at text[at]. */
-static size_t word_length(const char *text, size_t length, size_t at) {
-    size_t end = at;
-    while (text_is_wordlike(text, length, end)) {
-        end++;
-        while (end < length && ((unsigned char)text[end] & 0xC0) == 0x80) end++;
-    }
-    if (end > at) return end - at;
-    for (end = at + 1; end < length && ((unsigned char)text[end] & 0xC0) == 0x80; end++) {}
-    return end - at;
-}
-
-/* The hash of a word with a small first letter: a term is found at the beginning of a sentence as well. */
-static uint32_t word_hash(const char *word, size_t length) {
-    char small[MAX_TERM];
-    length = least(length, sizeof small);
-    memcpy(small, word, length);
-    text_calm_first(small, length);
-    return text_hash(small, length);
-}
-
-static moe_status add_term(text_rules *r, const char *line, size_t length, moe_error *error) {
-    const char *tab = memchr(line, '\t', length);
-    const char *other = tab ? tab + 1 : line;
-    const size_t source = tab ? (size_t)(tab - line) : length, target = tab ? length - source - 1 : length;
-    if (!source || !target || source > MAX_TERM || target > MAX_TERM || memchr(other, '\t', target) ||
-        text_utf8_valid(line, length) < length || memchr(line, '\0', length))
-        return fail(error, MOE_ERROR_ARGUMENT, "",
-                    "a term is source TAB target, or a name that stays, in UTF-8, each of at most 200 bytes");
-    term *larger = room_for(r->terms, r->n_terms, &r->capacity, sizeof *larger);
-    if (!larger) return out_of_memory(error);
-    r->terms = larger;
-    term *t = &r->terms[r->n_terms];
-    *t = (term){ .length = source, .stays = source == target && memcmp(line, other, source) == 0 };
-    t->source = strndup(line, source);
-    t->target = strndup(other, target);
-    r->n_terms++;
-    if (!t->source || !t->target ||
-        !text_index_add(&r->index, word_hash(line, word_length(line, source, 0)), r->n_terms - 1))
-        return out_of_memory(error);
-    const moe_status status = text_encode(&r->targets, t->target, target, &t->ids, error);
-    if (!status && !t->ids.length) return fail(error, MOE_ERROR_ARGUMENT, "", "the target of a term is blank");
-    return status;
-}
-
-static moe_status read_glossary(text_rules *r, const char *path, moe_error *error) {
-    FILE *file = fopen(path, "r");
-    char *line = NULL, why[200];
-    size_t capacity = 0, number = 0;
-    ssize_t length;
-    moe_status status = MOE_OK;
-    if (!file) {
-        snprintf(why, sizeof why, "cannot open %.100s: %.60s", path, strerror(errno));
-        return fail(error, MOE_ERROR_IO, "glossary", why);
-    }
-    while (!status && (length = getline(&line, &capacity, file)) >= 0) {
-        char *begin = line;
-        if (!number++ && length >= 3 && memcmp(line, "\xEF\xBB\xBF", 3) == 0) begin += 3, length -= 3;
-        while (length && strchr(" \r\n", begin[length - 1])) length--;
-        if (!length || *begin == '#') continue;
-        status = add_term(r, begin, (size_t)length, error);
-        if (status && error) snprintf(error->where, sizeof error->where, "glossary, line %zu", number);
-    }
-    if (!status && ferror(file)) status = fail(error, MOE_ERROR_IO, "glossary", strerror(errno));
-    free(line);
-    fclose(file);
-    return status;
-}
 
 moe_status text_rules_new(const text_front *front, int spans, const char *glossary, text_rules **out,
                           moe_error *error) {
@@ -137,7 +57,7 @@ moe_status text_rules_new(const text_front *front, int spans, const char *glossa
     r->front = front;
     r->targets = text_front_of_targets(front);
     r->spans = spans;
-    const moe_status status = glossary ? read_glossary(r, glossary, error) : MOE_OK;
+    const moe_status status = glossary ? text_glossary_open(&r->targets, glossary, &r->glossary, error) : MOE_OK;
     if (status) return text_rules_free(r), status;
     *out = r;
     return MOE_OK;
@@ -145,33 +65,8 @@ moe_status text_rules_new(const text_front *front, int spans, const char *glossa
 
 void text_rules_free(text_rules *r) {
     if (!r) return;
-    for (size_t i = 0; i < r->n_terms; i++) {
-        free(r->terms[i].source);
-        free(r->terms[i].target);
-        text_ids_free(&r->terms[i].ids);
-    }
-    free(r->terms);
-    text_index_free(&r->index);
+    text_glossary_free(r->glossary);
     free(r);
-}
-
-/* The longest term at text[at], as it is written or with a capital first letter; of several the last. NULL: none. */
-static const term *find_term(const text_rules *r, const char *text, size_t length, size_t at) {
-    const term *best = NULL;
-    if (!r->n_terms) return NULL;
-    const uint32_t hash = word_hash(text + at, word_length(text, length, at));
-    uint32_t entry;
-    for (size_t i = 0; (entry = text_index_next(&r->index, hash, &i)) != TEXT_NONE;) {
-        const term *t = &r->terms[entry];
-        char first[MAX_TERM + 1];
-        if (t->length > length - at || (best && t->length < best->length)) continue;
-        memcpy(first, text + at, t->length);
-        if (memcmp(first, t->source, t->length) != 0) text_calm_first(first, t->length);
-        if (memcmp(first, t->source, t->length) == 0 &&
-            !(text_is_wordlike(text, length, at + t->length) && text_is_wordlike(t->source, t->length, t->length - 1)))
-            best = t;
-    }
-    return best;
 }
 
 /* ==== 2. Showing ======================================================================================== */
@@ -185,7 +80,7 @@ typedef struct kept {
     int number;            /* WORD: N of the stand-in XN */
     int before, after;     /* white space stood there, or an end of the text */
     size_t first, n;       /* its tokens, once they are bound */
-    const term *term;
+    const text_term *term;
     size_t from, to; /* of markup: where it belongs in the translation */
 } kept;
 
@@ -334,17 +229,17 @@ static void pair_tags(text_guard *g) {
 static int find_terms(const text_rules *r, text_guard *g) {
     const size_t spans = g->n;
     size_t next = 0, bytes;
-    for (size_t at = 0; r->n_terms && at < g->shown.length; at += bytes) {
+    for (size_t at = 0; r->glossary && at < g->shown.length; at += bytes) {
         while (next < spans && (!g->kept[next].shown || g->kept[next].at + g->kept[next].shown <= at)) next++;
-        bytes = word_length(g->shown.data, g->shown.length, at);
+        bytes = text_word_length(g->shown.data, g->shown.length, at);
         if (next < spans && g->kept[next].at < at + bytes) continue;
-        const term *t = find_term(r, g->shown.data, g->shown.length, at);
-        if (t && next < spans && g->kept[next].at < at + t->length) t = NULL;
-        if (!t) continue;
+        size_t found;
+        const text_term *t = text_glossary_find(r->glossary, g->shown.data, g->shown.length, at, &found);
+        if (!t || (next < spans && g->kept[next].at < at + found)) continue;
         kept *k = add_kept(g, TEXT_SPAN_NONE, 0, 0);
         if (!k) return 0;
         k->source = k->at = at;
-        k->length = k->shown = bytes = t->length;
+        k->length = k->shown = bytes = found;
         k->term = t;
     }
     return 1;
@@ -475,7 +370,7 @@ static size_t word_begin(const text_bytes *t, size_t at) {
 }
 
 static size_t word_end(const text_bytes *t, size_t at) {
-    while (at < t->length && text_is_wordlike(t->data, t->length, at)) at += word_length(t->data, t->length, at);
+    while (at < t->length && text_is_wordlike(t->data, t->length, at)) at += text_word_length(t->data, t->length, at);
     return at;
 }
 
