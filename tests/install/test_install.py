@@ -23,18 +23,30 @@ SUFFIX = "dylib" if MAC else "so"
 WORK = tempfile.mkdtemp()
 PREFIX = WORK + "/prefix"
 GERMAN = "Guten Morgen, mein Freund.\nWo ist mein Buch?\n"
+NOWHERE_ELSE = not any(os.path.exists(x + "/share/moe/en-de-fr-es.bin") for x in ("/usr", "/usr/local"))
 test = Suite()
 
 
 def run(*command, data="", status=0, cwd=WORK, **more):
     """A program far from the repository and without its environment."""
     clean = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG", "TMPDIR", "ASAN_OPTIONS", "LSAN_OPTIONS")}
-    env = dict(clean, PATH=PREFIX + "/bin:" + os.environ["PATH"], PKG_CONFIG_PATH=PREFIX + "/lib/pkgconfig", **more)
+    env = {**clean, "PATH": PREFIX + "/bin:" + os.environ["PATH"], "PKG_CONFIG_PATH": PREFIX + "/lib/pkgconfig", **more}
     done = subprocess.run(command, input=data.encode(), cwd=cwd, env=env, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, timeout=300)
     out, complaint = done.stdout.decode(), done.stderr.decode()
     assert done.returncode == status, (command, done.returncode, out[-500:], complaint[-1500:])
     return out + (complaint if status else "")
+
+
+def served(**more):
+    """The model that moe-server says it serves where none is named."""
+    env = {**os.environ, "PATH": PREFIX + "/bin:" + os.environ["PATH"], **more}
+    if "MOE_MODEL" not in more:
+        env.pop("MOE_MODEL", None)
+    with subprocess.Popen(["moe-server", "--port", "0"], env=env, cwd=WORK, stderr=subprocess.PIPE) as server:
+        said = server.stderr.readline().decode()
+        server.terminate()
+    return said.removeprefix("moe-server: ").split(" at http")[0]
 
 
 def make(target, prefix, **variables):
@@ -147,6 +159,26 @@ def moe_translate_finds_its_model_and_takes_words():
 
 
 @test
+def everything_that_translates_finds_the_same_model():
+    """moe-translate's test is above, that of a program with the library inside it below."""
+    installed = PREFIX + "/share/moe/en-de-fr-es.bin"
+    named = os.path.join(ROOT, "models/en-de-fr-es.bin")
+    assert served() == installed and served(MOE_MODEL=named) == named
+    package = {"PYTHONPATH": os.path.join(ROOT, "tools/python"), "MOE_LIBRARY": f"{PREFIX}/lib/libmoetext.{SUFFIX}"}
+    code = "import moe_translate as m; t = m.Translator(target='de'); print(t.model.path, t.translate('It rains.'))"
+    assert run(sys.executable, "-c", code, **package) == installed + " Es regnet.\n"
+    documents = [sys.executable, "-m", "moe_translate.documents", "-t", "de", "-f", "text", "-"]
+    assert run(*documents, data="Where is my book?\n", **package) == "Wo ist mein Buch?\n"
+    assert "No such file" in run(*documents, status=3, MOE_MODEL="/no/such/model", **package)
+    if NOWHERE_ELSE:
+        os.mkdir(WORK + "/far")
+        far = {**package, "PATH": "", "MOE_LIBRARY": shutil.copy(package["MOE_LIBRARY"], WORK + "/far")}
+        assert "MOE_MODEL" in run(*documents, status=2, **far)
+        for program in "moe-server", "moe-translate":
+            assert "MOE_MODEL" in run(shutil.copy(f"{PREFIX}/bin/{program}", WORK + "/far"), status=2, PATH="")
+
+
+@test
 def every_program_runs():
     model, out = PREFIX + "/share/moe/en-de-fr-es.bin", WORK + "/out.bin"
     assert "passed, 0 failed" in run("moe-translate", "--self-test")
@@ -177,7 +209,10 @@ def the_example_with_text_prints_the_translations():
     assert run(compiled("text.c", "moetext")) == GERMAN
     static = compiled("text.c", "moetext", static=True)
     assert run(static, MOE_MODEL=PREFIX + "/share/moe/en-de-fr-es.bin") == GERMAN
-    assert "MOE_MODEL" in run(static, status=1)  # it lies elsewhere than the model
+    assert run(static) == GERMAN  # it lies elsewhere than the model, which is found beside the programs of PATH
+    if NOWHERE_ELSE:
+        for nowhere in "", "bin:./bin", PREFIX + "/no/bin":
+            assert "MOE_MODEL" in run(static, status=1, cwd=PREFIX, PATH=nowhere), nowhere
 
 
 @test

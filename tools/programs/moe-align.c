@@ -100,7 +100,7 @@ static int parse_options(int argc, char **argv, options *o) {
     if (status >= 0) return status;
     if (optind < argc)
         return program_usage_error("'%s' is one word too many: text comes from standard input or -i", argv[optind]);
-    if ((status = program_default_model(&o->common)) >= 0) return status;
+    if ((status = program_default_model(&o->common.model)) >= 0) return status;
     if (o->common.ids && o->common.pretokenized)
         return program_usage_error("--ids and --pretokenized do not go together");
     if (o->share > 1.0f) return program_usage_error("--share is at most 1");

@@ -271,7 +271,7 @@ static int parse_options(int argc, char **argv, options *o) {
     }
     if (status >= 0) return status;
     if ((status = program_words(common, argc - optind, argv + optind)) >= 0) return status;
-    if ((status = program_default_model(common)) >= 0) return status;
+    if ((status = program_default_model(&common->model)) >= 0) return status;
     if (o->beam > 0 && o->nbest > o->beam)
         return program_usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
     moe_session_params preset = { 0 };

@@ -255,13 +255,15 @@ int program_check_kind(const char *path, const moe_model *model, moe_model_kind 
     return EXIT_USAGE;
 }
 
-int program_default_model(program_common *o) {
+int program_default_model(const char **model) {
     static char path[4096];
     moe_error e;
-    if (o->model) return -1;
-    if (moetext_default_model(path, sizeof path, &e))
-        return program_usage_error("say which model with -m, or set MOE_MODEL");
-    o->model = path;
+    if (*model) return -1;
+    const moe_status status = moetext_default_model(path, sizeof path, &e);
+    if (status == MOE_ERROR_IO)
+        return program_usage_error("no model is installed here: say which with -m FILE, or set MOE_MODEL");
+    if (status) return program_usage_error("%s", e.message);
+    *model = path;
     return -1;
 }
 

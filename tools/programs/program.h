@@ -170,8 +170,8 @@ enum {
 
 /* Takes an option from getopt that the program does not handle itself; --help and --version end here. */
 int program_option(program_common *o, int c);
-/* Where no model was named, the default one: -1, or a complaint and EXIT_USAGE. */
-int program_default_model(program_common *o);
+/* Where no model was named, the default one (moetext_default_model): -1, or a complaint and EXIT_USAGE. */
+int program_default_model(const char **model);
 /* The words of the command line, joined by spaces, become the input: -1, or a complaint and the exit status. */
 int program_words(program_common *o, int count, char *const *words);
 /* Open the model as the options say, and begin its tokeniser; -1, or a complaint and EXIT_MODEL, or EXIT_USAGE where it

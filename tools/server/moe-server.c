@@ -53,13 +53,11 @@ typedef struct options {
 } options;
 
 static void usage(FILE *to) {
-    fputs("Usage: moe-server -m MODEL [OPTION]...\n"
+    fputs("Usage: moe-server [OPTION]...\n"
           "Translates over HTTP, with LibreTranslate's interface, and one page to try it:\n"
           "POST /translate, /detect; GET /languages, /health, /frontend/settings,\n"
           "/metrics, /. All clients are decoded together.\n"
-          "\n"
-          "  -m, --model FILE          the model (default: MOE_MODEL)\n"
-          "      --host ADDRESS        address to listen at (default: 127.0.0.1, this\n"
+          "\n" PROGRAM_HELP_MODEL "      --host ADDRESS        address to listen at (default: 127.0.0.1, this\n"
           "                            machine only)\n"
           "      --port N              port; 0: any that is free (default: 5000)\n"
           "      --set NAME=VALUE      a setting of the translator, as moe-translate has\n"
@@ -165,15 +163,15 @@ static int read_options(options *o, int argc, char **argv) {
                     .max_body = 1024,
                     .max_texts = 1000,
                     .max_queue = 10000,
-                    .timeout = 60,
-                    .model = getenv("MOE_MODEL") };
+                    .timeout = 60 };
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "m:qhV", long_options, NULL)) != -1;) {
         int status = take_option(o, c);
         if (status >= 0) return status;
     }
     if (optind < argc) return program_usage_error("'%s': moe-server takes no arguments", argv[optind]);
-    if (!o->model) return program_usage_error("which model? say -m FILE, or set MOE_MODEL");
+    const int status = program_default_model(&o->model);
+    if (status >= 0) return status;
     if (o->threads) {
         if (o->settings.length) text_append_string(&o->settings, ";");
         text_printf(&o->settings, "threads=%d", o->threads);

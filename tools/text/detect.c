@@ -2,6 +2,7 @@
 
 #include "tools/text/detect.h"
 #include "tools/text/bytes.h"
+#include "tools/text/places.h"
 
 #include <errno.h>
 #include <libexttextcat/textcat.h>
@@ -34,7 +35,7 @@ struct text_detector {
 /* The fingerprint of a language, "de.lm", where `folder` has it. */
 static int has_fingerprint(const char *folder, const char *code, char *name, size_t size) {
     size_t letters = strspn(code, "abcdefghijklmnopqrstuvwxyz");
-    char path[256];
+    char path[4096 + 16];
     if (letters < 2 || letters > 3) return 0;
     snprintf(name, size, "%.*s", (int)letters, code);
     for (size_t i = 0; letters == 3 && i < sizeof short_codes / sizeof *short_codes; i++)
@@ -69,7 +70,9 @@ static moe_status refuse(moe_error *error, moe_status code, const char *message)
 }
 
 moe_status text_detector_open(const char *const *codes, size_t n, text_detector **out, moe_error *error) {
-    const char *folder = NULL;
+    char beside[4096];
+    const char *folder = text_place_of_data("libexttextcat/", beside, sizeof beside - 1) ? beside : NULL;
+    if (folder) strcat(beside, "/"); /* the names of files are put behind it */
     for (size_t i = 0; i < sizeof folders / sizeof *folders && !folder; i++)
         if (access(folders[i], R_OK) == 0) folder = folders[i];
     if (!folder) return refuse(error, MOE_ERROR_UNSUPPORTED, "libexttextcat's data files are not installed");

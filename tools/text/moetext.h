@@ -67,8 +67,10 @@ moetext_option_info moetext_option(size_t i); /* number `i`, from 0; all zero if
 
 typedef struct moetext_model moetext_model;
 
-/* The path of the model that is used where none is named, into path[size]: $MOE_MODEL, else the one that was installed
- * with this library or program, else the one in its repository. MOE_ERROR_IO: there is none. */
+/* The path of the model that is used where none is named, into path[size]: $MOE_MODEL; else the one that was installed
+ * with this library or program; else that in the folder models beside it, as in the repository; else one that was
+ * installed where programs are found ($PATH, /usr/local, /usr). MOE_ERROR_IO: there is none; MOE_ERROR_ARGUMENT: `size`
+ * is too small. */
 moe_status moetext_default_model(char *path, size_t size, moe_error *error);
 
 /* Open a translation model. `path` NULL: moetext_default_model. `options` NULL: none. Errors: those of moe_model_open;

@@ -4,7 +4,19 @@ from moe_translate import Translator
 Translator("model.bin", target="de").translate("Where is my book?")
 """
 
-from .translator import Hypothesis, Link, Model, MoeError, Result, TextError, Translator, cached, options, version
+from .translator import (
+    Hypothesis,
+    Link,
+    Model,
+    MoeError,
+    Result,
+    TextError,
+    Translator,
+    cached,
+    default_model,
+    options,
+    version,
+)
 
 __all__ = [
     "Hypothesis",
@@ -15,6 +27,15 @@ __all__ = [
     "TextError",
     "Translator",
     "cached",
+    "default_model",
     "options",
     "version",
 ]
+
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":  # the library's, which is loaded when it is first needed
+        return version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

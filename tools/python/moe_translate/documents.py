@@ -21,6 +21,7 @@ FORMATS = {
     "subtitles": (".srt", ".vtt"),
     "po": (".po", ".pot"),
 }
+PACKAGES = {"markdown_it": "markdown-it-py"}  # where a module has another name than the package that brings it
 
 
 def text_parts(data):
@@ -46,7 +47,12 @@ def translate_document(data, kind, translate, **options):
     if kind == "text":
         return translate_parts(text_parts(data), translate)
     # Each format has a module with parts(), and imports its library itself, so that nobody needs all of them.
-    found = importlib.import_module("." + kind, __package__).parts(data, **options)
+    try:
+        module = importlib.import_module("." + kind, __package__)
+    except ModuleNotFoundError as error:
+        package = PACKAGES.get((error.name or "").split(".")[0], error.name)
+        raise ImportError(f"{kind}: {package} is missing; pip install {package}", name=error.name) from None
+    found = module.parts(data, **options)
     if kind == "subtitles":
         found, newline = found
         return translate_parts(found, translate).replace("\n", newline)
@@ -61,7 +67,7 @@ def main(arguments=None):
         "Only text is translated; structure keeps its bytes.",
     )
     parser.add_argument("input", help="document; - is standard input")
-    parser.add_argument("-m", "--model", help="model file (default: MOE_MODEL)", default=os.environ.get("MOE_MODEL"))
+    parser.add_argument("-m", "--model", help="model file (default: as for moe-translate)")
     parser.add_argument("-s", "--source", help="language of the document, for models that read it")
     parser.add_argument("-t", "--target", help="language to translate into")
     parser.add_argument("-o", "--output", help="file to write (default: standard output)")
@@ -71,14 +77,20 @@ def main(arguments=None):
     kind = options.format or format_of(options.input)
     if not kind:
         parser.error(f"{options.input}: unknown ending; say --format " + ", ".join(FORMATS))
-    if not options.model:
-        parser.error("which model? say -m FILE, or set MOE_MODEL")
-    from .translator import MoeError, Translator
+    from .translator import MoeError, Translator, default_model
+
+    try:
+        model = default_model() if options.model is None else options.model
+    except MoeError as error:
+        parser.error(str(error))
+    except ImportError as error:
+        print(f"moe-documents: {error}", file=sys.stderr)
+        return 3
 
     try:
         data = sys.stdin.buffer.read() if options.input == "-" else open(options.input, "rb").read()
         wishes = {name: value for name, value in (("source", options.source), ("target", options.target)) if value}
-        translator = Translator(options.model, **wishes)
+        translator = Translator(model, **wishes)
         extra = {"overwrite": True} if options.overwrite and kind == "po" else {}
         text = translate_document(data.decode("utf-8"), kind, translator.translate, **extra)
     except UnicodeDecodeError as error:
@@ -89,7 +101,7 @@ def main(arguments=None):
     except OSError as error:
         print(f"moe-documents: {error}", file=sys.stderr)
         return 4
-    except MoeError as error:
+    except (MoeError, ImportError) as error:
         print(f"moe-documents: {error}", file=sys.stderr)
         return 3
     if options.output:

@@ -107,6 +107,7 @@ DONE = CFUNCTYPE(None, c_void_p, POINTER(Result))
 FUNCTIONS = {  # name: (result, arguments)
     "moe_status_name": (c_char_p, [c_int]),
     "moetext_version": (c_char_p, []),
+    "moetext_default_model": (c_int, [c_char_p, c_size_t, POINTER(Error)]),
     "moetext_option": (OptionInfo, [c_size_t]),
     "moetext_model_open": (c_int, [c_char_p, c_char_p, POINTER(c_void_p), POINTER(Error)]),
     "moetext_model_close": (None, [c_void_p]),
@@ -137,19 +138,31 @@ def candidates():
     yield ctypes.util.find_library("moetext") or NAME
 
 
+def opened(path):
+    """The library at `path`, its functions typed. OSError: it cannot be loaded, or is another version."""
+    library = ctypes.CDLL(path)
+    for name, (result, arguments) in FUNCTIONS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError as error:
+            raise OSError(f"this is another version of libmoetext than the package wants ({error})") from None
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
 def load():
-    tried = []
+    """The first library that can be loaded. ImportError: why the one that is here cannot be, or that none is here."""
+    why = []
     for path in candidates():
         try:
-            library = ctypes.CDLL(path)
+            return opened(path)
         except OSError as error:
-            tried.append(str(error))
-            continue
-        for name, (result, arguments) in FUNCTIONS.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-        return library
+            if os.path.exists(path):  # the loader names a library that this one needs, or what is wrong with it
+                why.append(f"{path} cannot be used: {error}")
+    if not why and os.environ.get("MOE_LIBRARY"):
+        why.append(f"MOE_LIBRARY names {os.environ['MOE_LIBRARY']}, which is not there")
     raise ImportError(
-        "libmoetext is not here: build it with `make` in the repository of moe, or `make install` it, or "
-        "name it in MOE_LIBRARY. Tried: " + "; ".join(tried)
+        "; ".join(why)
+        or "libmoetext is not here: build it with `make` in the repository of moe, or `make install` it, or name it in "
+        "MOE_LIBRARY"
     )

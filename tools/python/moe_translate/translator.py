@@ -90,6 +90,16 @@ def options() -> list[tuple[str, str, str]]:
     return found
 
 
+def default_model() -> str:
+    """The model that is used where none is named: as for moe-translate $MOE_MODEL, else the installed one, else that in
+    the repository. MoeError: there is none."""
+    path, error = ctypes.create_string_buffer(8192), c.Error()
+    code = lib().moetext_default_model(path, len(path), ctypes.byref(error))
+    if code != c.OK:
+        _raise(code, error)
+    return os.fsdecode(path.value)
+
+
 def version() -> str:
     return lib().moetext_version().decode()
 
@@ -107,14 +117,14 @@ def _settings(wishes):
 
 
 class Model:
-    """A model file. Translators of one model share its memory, in any number of threads. The options are those with
-    of_model of moetext.h; others are left to the translators."""
+    """A model file (default: default_model()). Translators of one model share its memory, in any number of threads. The
+    options are those with of_model of moetext.h; others are left to the translators."""
 
-    def __init__(self, path: str | os.PathLike, **wishes):
+    def __init__(self, path: "str | os.PathLike | None" = None, **wishes):
         self._handle, error = ctypes.c_void_p(), c.Error()
-        self.path = os.fspath(path)
+        self.path = os.fspath(default_model() if path is None else path)
         code = lib().moetext_model_open(
-            os.fsencode(path), _settings(wishes), ctypes.byref(self._handle), ctypes.byref(error)
+            os.fsencode(self.path), _settings(wishes), ctypes.byref(self._handle), ctypes.byref(error)
         )
         if code != c.OK:
             _raise(code, error)
@@ -143,7 +153,8 @@ class Model:
 
 
 class Translator:
-    """Translates texts with one model. Options by name, as options() lists them: target, beam, batch, threads...
+    """Translates texts with one model (default: default_model()). Options by name, as options() lists them: target,
+    beam, batch, threads...
 
         with Translator("model.bin", target="de", beam=4) as translator:
             translator.translate(["Good morning!", "Where is my book?"])
@@ -151,7 +162,7 @@ class Translator:
     One thread at a time translates; others wait. Translators of one Model run beside each other. The call itself
     releases Python's lock."""
 
-    def __init__(self, model: "str | os.PathLike | Model", **wishes):
+    def __init__(self, model: "str | os.PathLike | Model | None" = None, **wishes):
         self.model = model if isinstance(model, Model) else Model(model, **wishes)
         self._lock, self._pid = threading.Lock(), os.getpid()
         self._handle, error = ctypes.c_void_p(), c.Error()
