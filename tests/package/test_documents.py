@@ -6,14 +6,19 @@ Usage: tests/python tests/package/test_documents.py
 Prints `ok NAME` or `FAIL NAME` per test and a closing line `N passed, N failed`.
 """
 
+import contextlib
 import html
+import io
+import os
 import random
 import re
 import sys
+import tempfile
 from html.parser import HTMLParser
 
 import polib
 from markdown_it import MarkdownIt
+from moe_translate import Result, documents, translator
 from moe_translate.documents import FORMATS, format_of, translate_document
 from moe_translate.segments import Mark, Segment
 from suite import Suite
@@ -329,7 +334,7 @@ def a_sentence_is_translated_whole_across_cues():
     )
     seen = []
     got = translate_document(film, "subtitles", lambda texts: seen.extend(texts) or louder(texts))
-    assert seen == ["I think that we should go home now, because it is <x1>late</x1>.", "- Yes.", "- No."]
+    assert seen == ["I think that we should go home now, because it is <x1>late</x1>.", "Yes.", "No."]
     assert got == (
         "1\n00:00:01,000 --> 00:00:03,000\nI THINK THAT WE\nSHOULD GO HOME NOW,\n\n"
         "2\n00:00:03,500 --> 00:00:05,000\nBECAUSE IT IS <i>LATE</i>.\n\n"
@@ -374,10 +379,13 @@ msgstr[1] ""
 
 @test
 def messages_without_a_translation_get_one():
-    got = translate_document(PO, "po", louder)
+    def careful(texts):
+        return [text.replace("%S", "%s") for text in louder(texts)]
+
+    got = translate_document(PO, "po", careful)
     file = polib.pofile(got)
     entries = {entry.msgid: entry for entry in file}
-    assert entries['Hello "%s"\n'].msgstr == 'HELLO "%S"\n' and entries['Hello "%s"\n'].flags == ["fuzzy", "c-format"]
+    assert entries['Hello "%s"\n'].msgstr == 'HELLO "%s"\n' and entries['Hello "%s"\n'].flags == ["fuzzy", "c-format"]
     assert entries["Done"].msgstr == "Fertig" and not entries["Done"].flags
     assert entries["Open it"].msgstr == "OPEN IT" and entries["Open it"].msgctxt == "verb"
     assert entries["One file"].msgstr_plural == {0: "ONE FILE", 1: "MANY FILES"} and entries["One file"].fuzzy
@@ -411,14 +419,104 @@ def tags_that_are_not_the_sources_are_refused():
 
 @test
 def formats_are_known_by_ending():
-    assert [format_of("a/b" + endings[0].upper()) for endings in FORMATS.values()] == list(FORMATS)
-    assert format_of("a.docx") is None
+    assert [format_of("a/b" + form.endings[0].upper()) for form in FORMATS.values()] == list(FORMATS)
+    assert format_of("a.xyz") is None
     try:
-        translate_document("", "docx", same)
+        translate_document("", "xyz", same)
     except ValueError as error:
-        assert "docx" in str(error) and "markdown" in str(error)
+        assert "xyz" in str(error) and "markdown" in str(error)
     else:
         raise AssertionError("an unknown format")
+
+
+# ---- The program -------------------------------------------------------
+
+
+class Fake:
+    """A Translator whose answers are capitals; what has "bad" in it fails."""
+
+    def __init__(self, model, **wishes):
+        pass
+
+    def results(self, texts):
+        for text in texts:
+            error = "too long" if "bad" in text else ""
+            yield Result("" if error else louder([text])[0], (), error, "", "cut" in text, False, False)
+
+
+def program(folder, *arguments, data=None, name="a.txt"):
+    """(status, stderr, output) of moe-documents."""
+    path = os.path.join(folder, name)
+    if data is not None:
+        with open(path, "wb") as file:
+            file.write(data)
+    real, translator.Translator = translator.Translator, Fake
+    stderr = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            try:
+                status = documents.main(["-m", "model", path, *arguments])
+            except SystemExit as end:
+                status = end.code
+    finally:
+        translator.Translator = real
+    out = os.path.join(folder, "out")
+    return status, stderr.getvalue(), open(out, "rb").read() if os.path.isfile(out) else None
+
+
+@test
+def a_status_of_its_own_says_that_some_stayed():
+    with tempfile.TemporaryDirectory() as folder:
+        out = ("-o", os.path.join(folder, "out"))
+        assert program(folder, *out, data=b"One.\nTwo.\n") == (0, "", b"ONE.\nTWO.\n")
+        status, said, got = program(folder, *out, data=b"One.\na bad one\nTwo.\n")
+        assert (status, got) == (1, b"ONE.\na bad one\nTWO.\n") and "line 2" in said and "too long" in said, said
+        status, said, got = program(folder, *out, data=b"to cut\n")
+        assert (status, got) == (1, b"TO CUT\n") and "cut" in said
+
+
+@test
+def the_document_is_written_whole_or_not_at_all():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "a.txt")
+        status, said, _ = program(folder, "-o", path, data=b"One.\n")
+        assert status == 2 and "--in-place" in said and open(path).read() == "One.\n"
+        os.symlink(path, os.path.join(folder, "link"))
+        assert program(folder, "-o", os.path.join(folder, "link"))[0] == 2 and open(path).read() == "One.\n"
+        assert program(folder, "--in-place")[0] == 0 and open(path).read() == "ONE.\n"
+        status, said, _ = program(folder, "-o", "/dev/full", data=b"One.\n")
+        assert status == 4 and "No space left" in said and said.count("\n") == 1, said
+        status, said, _ = program(folder, "-o", os.path.join(folder, "no", "out"))
+        assert status == 4 and said.count("\n") == 1
+        assert sorted(os.listdir(folder)) == ["a.txt", "link"], "nothing partial"
+
+
+@test
+def characters_are_read_as_the_document_says():
+    with tempfile.TemporaryDirectory() as folder:
+        out = ("-o", os.path.join(folder, "out"))
+        assert program(folder, *out, data=b"\xef\xbb\xbfOne.\n")[2] == b"\xef\xbb\xbfONE.\n"
+        assert program(folder, *out, data="\ufeffOne ä.\n".encode("utf-16-le"))[2] == "\ufeffONE Ä.\n".encode(
+            "utf-16-le"
+        )
+        status, said, _ = program(folder, "-o", os.path.join(folder, "no"), data=b"On\xe4.\n")
+        assert status == 4 and "byte 2" in said and "--encoding" in said, said
+        assert program(folder, *out, "--encoding", "latin-1", data=b"On\xe4.\n")[2] == b"ON\xc4.\n"
+        page = b'<meta charset="iso-8859-1"><p>On\xe4</p>'
+        assert b"<p>ON\xc4</p>" in program(folder, *out, data=page, name="a.html")[2]
+        messages = b'msgid ""\nmsgstr "Content-Type: text/plain; charset=iso-8859-1\\n"\n\nmsgid "On\xe4"\nmsgstr ""\n'
+        assert b'msgstr "ON\xc4"' in program(folder, *out, data=messages, name="a.po")[2]
+
+
+@test
+def several_documents_go_to_a_directory():
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as there:
+        other = os.path.join(folder, "b.txt")
+        with open(other, "w") as file:
+            file.write("Two.\n")
+        assert program(folder, other, "-o", there, data=b"One.\n")[0] == 0
+        assert [open(os.path.join(there, name)).read() for name in ("a.txt", "b.txt")] == ["ONE.\n", "TWO.\n"]
+        assert program(folder, other)[0] == 2
 
 
 if __name__ == "__main__":

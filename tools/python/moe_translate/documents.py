@@ -1,4 +1,4 @@
-"""Documents: text, HTML, Markdown, subtitles, PO. Only text is translated; structure keeps its bytes.
+"""Documents: only their text is translated; structure keeps its bytes.
 
 moe-documents -m model.bin -s en -t de page.html -o seite.html
 
@@ -9,19 +9,48 @@ page = translate_document(open("page.html").read(), "html", Translator("model.bi
 
 import argparse
 import importlib
+import inspect
 import os
+import re
+import shutil
+import stat
 import sys
+from dataclasses import dataclass
 
 from .segments import Segment, translate_parts
 
+
+@dataclass(frozen=True)
+class Format:
+    """`module` has parts(text, **options), or for files that are no text unpack(bytes, **options)."""
+
+    endings: tuple
+    module: str = ""
+    binary: bool = False
+
+
 FORMATS = {
-    "text": (".txt", ".text"),
-    "html": (".html", ".htm", ".xhtml"),
-    "markdown": (".md", ".markdown"),
-    "subtitles": (".srt", ".vtt"),
-    "po": (".po", ".pot"),
+    "text": Format((".txt", ".text")),
+    "html": Format((".html", ".htm", ".xhtml"), "html"),
+    "markdown": Format((".md", ".markdown"), "markdown"),
+    "subtitles": Format((".srt", ".vtt", ".sbv", ".ass", ".ssa"), "subtitles"),
+    "po": Format((".po", ".pot"), "po"),
 }
-PACKAGES = {"markdown_it": "markdown-it-py"}  # where a module has another name than the package that brings it
+# Where a document itself says how its characters are written
+DECLARED = {
+    "html": re.compile(
+        rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?([\w.:-]+)|<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)", re.I
+    ),
+    "po": re.compile(rb"Content-Type:[^\"\\]*charset=([\w.:-]+)", re.I),
+    "xml": re.compile(rb"\A\s*<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)"),
+}
+MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+# Where a module has another name than the package that brings it
+PACKAGES = {"markdown_it": "markdown-it-py", "yaml": "PyYAML"}
+
+
+class DocumentError(ValueError):
+    """A document that cannot be read or written; the message says why."""
 
 
 def text_parts(data):
@@ -36,87 +65,310 @@ def text_parts(data):
 def format_of(path):
     """The name of a file's format by its ending; None if unknown."""
     ending = os.path.splitext(path)[1].lower()
-    return next((name for name, endings in FORMATS.items() if ending in endings), None)
+    return next((name for name, form in FORMATS.items() if ending in form.endings), None)
 
 
-def translate_document(data, kind, translate, **options):
-    """`data` translated. kind: a key of FORMATS; `translate`: list of texts -> list of translations. Of the options
-    "po" knows overwrite=True: translate messages that have a translation already."""
+# ---- Characters --------------------------------------------------------
+
+
+def decoded(data, kind, encoding=None):
+    """(text, encoding, what stands before the text) of a file's bytes."""
+    for mark, name in MARKS:
+        if data.startswith(mark):
+            return decode(data[len(mark) :], name), name, mark
+    if encoding is None:
+        declared = DECLARED.get(kind, DECLARED["xml"]).search(data[:4096])
+        encoding = next((name for name in declared.groups() if name), b"").decode() if declared else ""
+    try:
+        if encoding:
+            b"".decode(encoding)
+    except LookupError:
+        encoding = ""  # such as CHARSET
+    return decode(data, encoding or "utf-8"), encoding or "utf-8", b""
+
+
+def decode(data, encoding):
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise DocumentError(
+            f"byte {error.start} is not {encoding.upper()}; say --encoding, such as windows-1252, or convert it"
+        ) from None
+
+
+def encoded(text, kind, encoding):
+    try:
+        # The translation may want signs that the source did not.
+        return text.encode(encoding, "xmlcharrefreplace" if kind in ("html", "android", "qt", "xliff") else "strict")
+    except UnicodeEncodeError as error:
+        sign = text[error.start]
+        raise DocumentError(
+            f"{sign!r} of the translation cannot be written in {encoding}; convert the document to UTF-8"
+        ) from None
+
+
+# ---- Translating -------------------------------------------------------
+
+
+def translate_document(data, kind, translate, kept=None, encoding=None, **options):
+    """`data` translated, str or bytes as it is. kind: a key of FORMATS; `translate`: list of texts -> list of
+    translations, "" where there is none. kept(place, why): called for each place that is, or in part, as it was.
+    Options, of which those that a format has no use for are ignored: target, the language, where the format notes it;
+    overwrite=True: messages of PO, XLIFF and Qt that have a translation, too; columns of a table, names or numbers."""
     if kind not in FORMATS:
         raise ValueError(f"unknown format {kind!r}; known are {', '.join(FORMATS)}")
-    if kind == "text":
-        return translate_parts(text_parts(data), translate)
-    # Each format has a module with parts(), and imports its library itself, so that nobody needs all of them.
+    form = FORMATS[kind]
+    # Each format has a module, which imports its library itself, so that nobody needs all of them.
+    module = load(form.module, kind) if form.module else None
+    read = (module.unpack if form.binary else module.parts) if module else text_parts
+    known = inspect.signature(read).parameters
+    options = {name: value for name, value in options.items() if name in known and value is not None}
+    before, written = b"", isinstance(data, bytes) and not form.binary
+    if written:
+        data, encoding, before = decoded(data, kind, encoding)
+    parts, finish = read(data, **options), getattr(module, "finish", None)
+    if form.binary:
+        parts, finish = parts
+    notes = []
+    if not any(isinstance(part, Segment) and (part.source() or inner(part)) for part in parts) and kept and parts:
+        kept("", "no text to translate was found in it")
+    text = translate_parts(parts, translate, lambda segment, why: notes.append((segment, why)))
+    if kept and notes:
+        report(parts, notes, kept)
+    if finish:
+        text = finish(text, lambda line, why: kept and kept(f"line {line}" if isinstance(line, int) else line, why))
+    return before + encoded(text, kind, encoding) if written else text
+
+
+def load(module, kind):
     try:
-        module = importlib.import_module("." + kind, __package__)
+        return importlib.import_module("." + module, __package__)
     except ModuleNotFoundError as error:
         package = PACKAGES.get((error.name or "").split(".")[0], error.name)
         raise ImportError(f"{kind}: {package} is missing; pip install {package}", name=error.name) from None
-    found = module.parts(data, **options)
-    if kind == "subtitles":
-        found, newline = found
-        return translate_parts(found, translate).replace("\n", newline)
-    return translate_parts(found, translate)
 
 
-def main(arguments=None):
+def inner(segment):
+    return any(isinstance(part, Segment) for mark in segment.marks() for part in mark.parts)
+
+
+def report(parts, notes, kept):
+    """Say where the segments stand."""
+    where, line = {}, 1
+    for part in parts:
+        if isinstance(part, str):
+            line += part.count("\n")
+        else:
+            place = getattr(part, "place", None) or f"line {line}"
+            for one in (part, *(deep for mark in part.marks() for deep in mark.parts if isinstance(deep, Segment))):
+                where[id(one)] = place
+            line += part.original().count("\n")
+    for segment, why in notes:
+        if getattr(segment, "speaks", True):
+            text = segment.source()
+            kept(where.get(id(segment), ""), f"{why}: {text[:60]!r}{'...' * (len(text) > 60)}")
+
+
+class Watched:
+    """A Translator's results as texts, "" for what is not translated whole; `notes` has what else is to be said."""
+
+    def __init__(self, translator, progress=False):
+        self.translator, self.notes, self.done = translator, {}, 0
+        self.progress = progress
+
+    def __call__(self, texts):
+        found = []
+        for text, result in zip(texts, self.translator.results(texts), strict=True):
+            found.append("" if result.error else result.text)
+            if result.error:
+                self.notes[text] = result.error
+            elif result.cut:
+                self.notes[text] = "the translation was cut at its longest length"
+            elif result.truncated:
+                self.notes[text] = "only its beginning was translated"
+            self.done += 1
+            if self.progress and (self.done % 20 == 0 or len(found) == len(texts)):
+                print(f"\r{self.done} texts", end="", file=sys.stderr, flush=True)
+        if self.progress and self.done:
+            print("\r" + " " * 30 + "\r", end="", file=sys.stderr, flush=True)
+        return found
+
+
+# ---- Files -------------------------------------------------------------
+
+
+def write_file(path, data):
+    """All of `data`, or nothing: the file that was there stays until all is on the disk."""
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+        with open(path, "wb", buffering=0) as file:  # a pipe or a device
+            write_all(file.fileno(), data)
+        return
+    temporary = f"{path}.{os.getpid()}.partial"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if os.path.exists(path):
+            shutil.copymode(path, temporary)
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def write_all(descriptor, data):
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def say(text):
+    print("moe-documents: " + text, file=sys.stderr)
+
+
+def arguments_of(arguments):
     parser = argparse.ArgumentParser(
         prog="moe-documents",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Translate a document: text, HTML, Markdown, SRT, VTT, PO.\n"
-        "Only text is translated; structure keeps its bytes.",
+        description=f"Translate documents: {', '.join(FORMATS)}.\nOnly text is translated; structure keeps its bytes.",
+        epilog="Exit status: 0 all translated; 1 some text stayed as it was, or was cut: stderr says where and why;\n"
+        "2 usage; 3 model, memory or a Python package that is missing; 4 input or output, and nothing is written;\n"
+        "130 interrupted.",
     )
-    parser.add_argument("input", help="document; - is standard input")
+    parser.add_argument("input", nargs="+", help="document; - is standard input. Several want -o DIRECTORY")
     parser.add_argument("-m", "--model", help="model file (default: as for moe-translate)")
     parser.add_argument("-s", "--source", help="language of the document, for models that read it")
     parser.add_argument("-t", "--target", help="language to translate into")
-    parser.add_argument("-o", "--output", help="file to write (default: standard output)")
+    parser.add_argument("-o", "--output", help="file or directory to write (default: standard output)")
+    parser.add_argument("--in-place", action="store_true", help="write the translation over the document")
     parser.add_argument("-f", "--format", choices=FORMATS, help="format (default: by the ending of the file)")
-    parser.add_argument("--overwrite", action="store_true", help="PO: also translate messages that have a translation")
+    parser.add_argument("--encoding", help="how characters are written (default: what the document says, or UTF-8)")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="PO, XLIFF, Qt: also translate messages that have a translation"
+    )
+    parser.add_argument("--columns", help="CSV, TSV: columns to translate, names or numbers from 1 (1,3); default: all")
     options = parser.parse_args(arguments)
-    kind = options.format or format_of(options.input)
-    if not kind:
-        parser.error(f"{options.input}: unknown ending; say --format " + ", ".join(FORMATS))
-    from .translator import MoeError, Translator, default_model
-
-    try:
-        model = default_model() if options.model is None else options.model
-    except MoeError as error:
-        parser.error(str(error))
-    except ImportError as error:
-        print(f"moe-documents: {error}", file=sys.stderr)
-        return 3
-
-    try:
-        data = sys.stdin.buffer.read() if options.input == "-" else open(options.input, "rb").read()
-        wishes = {name: value for name, value in (("source", options.source), ("target", options.target)) if value}
-        translator = Translator(model, **wishes)
-        extra = {"overwrite": True} if options.overwrite and kind == "po" else {}
-        text = translate_document(data.decode("utf-8"), kind, translator.translate, **extra)
-    except UnicodeDecodeError as error:
-        print(
-            f"moe-documents: {options.input}: byte {error.start} is not UTF-8; convert it with iconv", file=sys.stderr
-        )
-        return 4
-    except OSError as error:
-        print(f"moe-documents: {error}", file=sys.stderr)
-        return 4
-    except (MoeError, ImportError) as error:
-        print(f"moe-documents: {error}", file=sys.stderr)
-        return 3
-    if options.output:
-        temporary = f"{options.output}.{os.getpid()}.partial"
+    directory = options.output and os.path.isdir(options.output)
+    if options.in_place and options.output:
+        parser.error("--in-place and -o are two places to write")
+    if len(options.input) > 1 and not directory and not options.in_place:
+        parser.error("several documents want -o DIRECTORY, one that exists, or --in-place")
+    options.jobs = []
+    for path in options.input:
+        kind = options.format or format_of(path)
+        if not kind:
+            known = ", ".join(ending for form in FORMATS.values() for ending in form.endings)
+            parser.error(f"{path}: unknown ending; known are {known}; or say --format " + ", ".join(FORMATS))
+        output = path if options.in_place else options.output
+        if directory:
+            output = os.path.join(options.output, os.path.basename(path))
+        if options.in_place and path == "-":
+            parser.error("standard input has no place to be written to: leave out --in-place")
+        if output and not options.in_place and path != "-" and same_file(path, output):
+            parser.error(f"{output} is the document itself; say --in-place to write over it")
+        options.jobs.append((path, kind, output))
+    outputs = [output for _, _, output in options.jobs if output]
+    if len(set(outputs)) < len(outputs):
+        parser.error("two of the documents have one name, and would be written to one file")
+    if options.encoding:
         try:
-            with open(temporary, "xb") as file:
-                file.write(text.encode("utf-8"))
-            os.replace(temporary, options.output)
-        except OSError as error:
-            print(f"moe-documents: {error}", file=sys.stderr)
-            return 4
+            b"".decode(options.encoding)
+        except LookupError:
+            parser.error(f"--encoding {options.encoding}: unknown")
+    if options.model is None:
+        from .translator import MoeError, default_model
+
+        try:
+            options.model = default_model()
+        except MoeError as error:
+            parser.error(str(error))
+    return options
+
+
+def same_file(one, other):
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def one_document(path, kind, output, watched, options):
+    """Status of a document: 0 or 1; failures are exceptions."""
+    said = []
+
+    def kept(place, why):
+        said.append(f"{path}: {place}{': ' if place else ''}{why}")
+
+    if path == "-":
+        data = sys.stdin.buffer.read()
     else:
-        sys.stdout.buffer.write(text.encode("utf-8"))
-        sys.stdout.buffer.flush()
-    return 0
+        with open(path, "rb") as file:
+            data = file.read()
+    watched.notes.clear()
+    result = translate_document(
+        data,
+        kind,
+        watched,
+        kept,
+        options.encoding,
+        overwrite=options.overwrite or None,
+        target=options.target,
+        columns=options.columns,
+    )
+    if output:
+        write_file(output, result)
+    else:
+        write_all(sys.stdout.fileno(), result)
+    said += [f"{path}: {why}: {text[:60]!r}{'...' * (len(text) > 60)}" for text, why in watched.notes.items()]
+    for line in said:
+        say(line)
+    return int(any("no text to translate" not in line for line in said))
+
+
+def failure(path, error, need):
+    """(status, message) of an exception; None if it is none that a document or a machine may cause."""
+    from .translator import MoeError
+
+    if isinstance(error, (MoeError, ImportError)):
+        return 3, str(error)
+    if isinstance(error, MemoryError):
+        return 3, f"{path}: not enough memory"
+    if isinstance(error, OSError):
+        return 4, f"{error.filename or path}: {error.strerror or error}; nothing was written"
+    if isinstance(error, RecursionError):
+        return 4, f"{path}: nested too deeply; nothing was written"
+    if isinstance(error, (ValueError, AssertionError)):
+        return 4, f"{path}: {error}; nothing was written"
+    return 4, f"{path}: cannot be read as {need} ({type(error).__name__}: {error}); nothing was written"
+
+
+def main(arguments=None):
+    try:
+        options = arguments_of(arguments)
+    except ImportError as error:
+        say(str(error))
+        return 3
+    from .translator import Translator
+
+    status, watched = 0, None
+    for path, kind, output in options.jobs:
+        try:
+            if watched is None:
+                wishes = {name: value for name in ("source", "target") if (value := getattr(options, name))}
+                watched = Watched(Translator(options.model, **wishes), sys.stderr.isatty())
+            status = max(status, one_document(path, kind, output, watched, options))
+        except KeyboardInterrupt:
+            say("interrupted; nothing was written" if len(options.jobs) == 1 else f"interrupted at {path}")
+            return 130
+        except Exception as error:  # noqa: BLE001 - whatever a document causes, it is one line
+            code, text = failure(path, error, kind)
+            say(text)
+            status = max(status, code)
+            if watched is None:
+                return code
+    return status
 
 
 if __name__ == "__main__":

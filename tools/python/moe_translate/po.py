@@ -1,32 +1,158 @@
-"""Gettext's PO files: messages without a translation get one, marked fuzzy; polib reads, all other lines stay."""
+"""Gettext's PO files: messages without a translation get one, marked fuzzy; polib reads, all other lines stay. Drafts
+that are there already, fuzzy or not, stay too, unless overwriting is asked for. A template (.pot) gets the charset and
+the plural forms of the target language. A translation whose conversions (%s, {name}) are not those of its message is
+never written: the message stays without one, and the caller hears of it."""
 
 import re
+from collections import Counter
 
 import polib
 
-from .segments import Segment
+from .languages import two_letters
+from .lines import Line, text_parts
 
-MSGSTR = re.compile(r'^(msgstr(?:\[(\d+)\])?)\s+"')
+LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+ENTRY = re.compile(r'^\s*(?:msgctxt|msgid)\s*"')
+MSGSTR = re.compile(r'^(\s*msgstr(?:\[(\d+)\])?)\s*"')
+EMPTY = "\x00"  # in a msgstr: a text that is not translated
+OURS = "\x01"  # at the beginning of each msgstr that is written here
+# polib takes these for ends of lines, gettext does not
+SEPARATORS = {ord(sign): 0xF700 + at for at, sign in enumerate("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")}
+BACK = {there: here for here, there in SEPARATORS.items()}
+# The sign of a key: &File, Save &As, _Open, E_xit; not R&D, file_name, &amp;
+KEY = re.compile(
+    r"(?:(?<![A-Z&])(?=&)|(?<![^\s(])(?=_)|(?<=[A-Z])(?=_[a-z])|(?<=[A-Z][a-z])(?=_[a-z]))([&_])([^\W\d_])(?!\w*[;_])"
+)
+
+# Conversions by the flag of the message; without one, those that any program may mean.
+C = r"%(?:\d+\$)?[-+ #0'I]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?(?:hh|h|ll|l|L|q|j|z|t)?(?:[diouxXeEfFgGaAcCsSpnm@%]|<PRI\w+>)"
+PYTHON = r"%(?:\([^()]*\))?[-+ #0]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?[hlL]?[diouxXeEfFgGcrsa%]"
+BRACES = r"\{[^{}\s]*\}"
+NAMED = r"%\([^()]*\)[-+ #0-9.]*[a-zA-Z]|%<[^<>]*>[-+ #0-9.]*[a-zA-Z]"
+FORMATS = {
+    "c-format": C,
+    "objc-format": C,
+    "gcc-internal-format": C,
+    "gfc-internal-format": C,
+    "php-format": C,
+    "perl-format": C,
+    "lua-format": C,
+    "sh-format": r"\$\w+|\$\{\w+\}",
+    "python-format": PYTHON,
+    "ruby-format": PYTHON + "|" + NAMED,
+    "python-brace-format": r"\{\{|\}\}|\{[^{}]*\}",
+    "perl-brace-format": BRACES,
+    "c++-format": BRACES,
+    "csharp-format": BRACES,
+    "java-format": BRACES,
+    "java-printf-format": C,
+    "qt-format": r"%L?\d+|%n",
+    "qt-plural-format": r"%L?\d+|%n",
+    "kde-format": r"%\d+",
+    "kde-kuit-format": r"%\d+",
+    "boost-format": C + r"|%\d+%|%\|[^|]*\|",
+    "javascript-format": C,
+}
+ANY = "|".join((NAMED, r"%(?:\d+\$)?[-.0-9]*l{0,2}[sdiufxc@](?![a-zA-Z])", r"%\d+\b", r"\{\w*\}", r"\$\{\w+\}"))
+
+# nplurals and plural of the languages that a model here may know: Unicode's CLDR by way of gettext's own table.
+PLURALS = {
+    "nplurals=1; plural=0;": "ja ko zh vi th lo id ms my jv su km tpi yue",
+    "nplurals=2; plural=(n != 1);": "en de nl sv da no nb nn fo et fi hu it es el bg ca gl eu eo he tr az ka kk ky uz "
+    "mn "
+    "sw ur ta te ml kn mr ne bn gu or pa sq af hy is_IS lb ast fur ha ig so xh zu sd ps rm st tn ts ug tt",
+    "nplurals=2; plural=(n > 1);": "fr pt_BR br oc ln mg fil tl ti wa fa hi am as",
+    "nplurals=2; plural=(n%10!=1 || n%100==11);": "is mk",
+    "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 "
+    ": n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);": "ru uk be",
+    "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 "
+    ": n%10>=2 && n%10<=4 && (n%100<12 || n%100>14) ? 1 : 2);": "hr sr bs sh",
+    "nplurals=3; plural=(n==1 ? 0 : n>=2 && n<=4 ? 1 : 2);": "cs sk",
+    "nplurals=3; plural=(n==1 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2);": "pl",
+    "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n%10>=2 && (n%100<10 || n%100>=20) ? 1 : 2);": "lt",
+    "nplurals=3; plural=(n%10==1 && n%100!=11 ? 0 : n != 0 ? 1 : 2);": "lv",
+    "nplurals=3; plural=(n==1 ? 0 : (n==0 || (n%100 > 0 && n%100 < 20)) ? 1 : 2);": "ro mo",
+    "nplurals=4; plural=(n%100==1 ? 0 : n%100==2 ? 1 : n%100==3 || n%100==4 ? 2 : 3);": "sl",
+    "nplurals=5; plural=(n==1 ? 0 : n==2 ? 1 : n<7 ? 2 : n<11 ? 3 : 4);": "ga",
+    "nplurals=4; plural=(n==1 ? 0 : n==2 ? 1 : (n != 8 && n != 11) ? 2 : 3);": "cy",
+    "nplurals=4; plural=(n==1 ? 0 : n==0 || (n%100>1 && n%100<11) ? 1 : (n%100>10 && n%100<20) ? 2 : 3);": "mt",
+    "nplurals=6; plural=(n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5);": "ar",
+}
+PLURALS_OF = {name: forms for forms, names in PLURALS.items() for name in names.split()} | {
+    "pt": "nplurals=2; plural=(n != 1);"
+}
 
 
-class Message(Segment):
-    """One msgstr. Line breaks at its ends and inside stay where they are."""
+class Message(Line):
+    """A line of a msgstr, or several that are one sentence. Where it cannot be translated EMPTY stands there, for
+    finish(). The sign of a key (&File, _Open) goes to the same letter of the translation, or to its first one."""
 
-    def __init__(self, keyword, text, newline):
-        self.keyword, self.newline = keyword, newline
-        super().__init__([text])
+    speaks = False  # finish() says what became of it
+
+    def __init__(self, lines, newline, keys=False):
+        self.key = KEY.search(lines[0]) if keys and len(lines) == 1 and len(lines[0]) < 60 else None
+        if self.key:
+            at = self.key.start(1)
+            lines = [lines[0][:at] + lines[0][at + 1 :]]
+        super().__init__(lines, polib.escape, newline)
+
+    def accept_pieces(self, translations):
+        if not all(answer for answer, piece in zip(translations, self.pieces()) if piece):
+            return self.original()
+        return super().accept_pieces(translations)
+
+    def original(self):
+        return EMPTY if self.source() else super().original()
 
     def _whole(self, raw):
-        return f'{self.keyword} "{polib.escape(super()._whole(raw))}"{self.newline}'
+        text = super()._whole(raw)
+        if not self.key or EMPTY in text:
+            return text
+        plain = [match.start() for match in re.finditer(r"(?<![\\%])[^\W\d_]", text)]
+        same = [at for at in plain if text[at].lower() == self.key[2].lower()]
+        at = (same or plain or [0])[0]
+        return text[:at] + self.key[1] + text[at:]
 
 
-def parts(data, overwrite=False):
-    """Lines of the file, and a Message for each msgstr that is wanted."""
-    lines = data.splitlines(keepends=True)
-    wanted = {}  # line of the entry's first keyword -> entry
-    for entry in polib.pofile(data):
-        if not entry.obsolete and entry.msgid and (overwrite or not entry.translated()):
+def message(keyword, text, newline):
+    """The parts of one msgstr."""
+    keys = len(KEY.findall(text)) == 1 and text.count("&") + text.count("_") == 1 and "\n" not in text
+    found = [keyword + ' "' + OURS, *text_parts(text, Message, "\\n", keys=keys), '"' + newline]
+    return found
+
+
+def plurals_of(target):
+    language = two_letters(target) if target else ""
+    return PLURALS_OF.get(language) or PLURALS_OF.get(language.split("_")[0])
+
+
+def header(lines, target):
+    """The lines of the header's msgstr, placeholders of a template filled in."""
+    language, forms, found = two_letters(target) if target else None, plurals_of(target), []
+    for line in lines:
+        line = line.replace("charset=CHARSET", "charset=UTF-8")
+        line = line.replace("Content-Transfer-Encoding: ENCODING", "Content-Transfer-Encoding: 8bit")
+        if forms and re.search(r"Plural-Forms: *nplurals=INTEGER", line):
+            line = re.sub(r"Plural-Forms:[^\\\"]*", lambda _: "Plural-Forms: " + forms, line)
+        if language:
+            line = re.sub(r"(\"|\\n)Language: *\\n", lambda match: f"{match[1]}Language: {language}\\n", line)
+        found.append(line)
+    return found
+
+
+def parts(data, overwrite=False, target=None):
+    """Lines of the file, and the parts of each msgstr that is wanted."""
+    lines = LINE.findall(data)
+    wanted, forms = {}, plurals_of(target)
+    for entry in read(data):
+        if not entry.obsolete and entry.msgid and (overwrite or not has_translation(entry)):
             wanted[entry.linenum - 1] = entry
+    head = header_line(data)
+    if head is not None:
+        first, last = strings_of(lines, head)
+        lines[first:last] = header(lines[first:last], target)
+        match = re.search(r"Plural-Forms: *(nplurals *= *[1-9] *;[^\"\\]*)", "".join(lines[first:last]))
+        forms = match[1] if match else forms
     found, at = [], 0
     while at < len(lines):
         entry = wanted.get(at)
@@ -34,25 +160,117 @@ def parts(data, overwrite=False):
             found.append(lines[at])
             at += 1
             continue
-        flagged = "fuzzy" in entry.flags
-        while at < len(lines) and not MSGSTR.match(lines[at]):
-            line = lines[at]
-            if not flagged and line.startswith("#,"):
-                line, flagged = "#, fuzzy," + line[2:], True
-            elif not flagged and line.startswith(("msgctxt", "msgid", "#|")):
-                found.append("#, fuzzy" + line_end(line))
-                flagged = True
-            found.append(line)
-            at += 1
-        while at < len(lines) and (match := MSGSTR.match(lines[at])):
-            plural = match[2] not in (None, "0")
-            text = entry.msgid_plural if plural else entry.msgid
-            found.append(Message(match[1], text, line_end(lines[at])))
-            at += 1
-            while at < len(lines) and lines[at].lstrip().startswith('"'):
-                at += 1
+        at = one_entry(entry, lines, at, found, forms)
     return found
+
+
+def read(data):
+    """polib's entries, without the header, which it takes away; all with the number of their first line."""
+    try:
+        entries = list(polib.pofile(data.translate(SEPARATORS) + "\n"))
+    except (OSError, ValueError, UnicodeError) as error:
+        raise ValueError("not a PO file: " + str(error).split("\n")[0]) from None
+    for entry in entries:
+        if not entry.linenum:  # polib does not count the first one's
+            entry.linenum = next(n for n, line in enumerate(LINE.findall(data), 1) if line.strip("\ufeff \t\r\n"))
+        entry.msgid, entry.msgid_plural = entry.msgid.translate(BACK), entry.msgid_plural.translate(BACK)
+    return entries
+
+
+def header_line(data):
+    """The number of lines before the message with the empty msgid; None without one."""
+    match = re.search(r'^[ \t]*msgid[ \t]+""[ \t]*\r?\n[ \t]*msgstr', data, re.M)
+    return len(LINE.findall(data[: match.start()])) if match else None
+
+
+def has_translation(entry):
+    """Also a fuzzy one: it is somebody's draft."""
+    return bool(entry.msgstr.strip()) or any(text.strip() for text in entry.msgstr_plural.values())
+
+
+def strings_of(lines, at):
+    """[first, last) line of the msgstr of the entry at `at`."""
+    while at < len(lines) and not MSGSTR.match(lines[at]):
+        at += 1
+    first = at
+    while at < len(lines) and (MSGSTR.match(lines[at]) or lines[at].lstrip().startswith('"')):
+        at += 1
+    return first, at
+
+
+def one_entry(entry, lines, at, found, forms):
+    """The parts of an entry that gets a translation, on `found`; the number of the line behind it."""
+    flagged = "fuzzy" in entry.flags
+    first, last = strings_of(lines, at)
+    for line in lines[at:first]:
+        sign = line.lstrip()[:2]
+        if not flagged and sign == "#,":
+            line, flagged = line.replace("#,", "#, fuzzy,", 1), True
+        elif not flagged and (sign == "#|" or ENTRY.match(line)):
+            found.append("#, fuzzy" + line_end(line))
+            flagged = True
+        found.append(line)
+    if first == len(lines):
+        return last
+    end, indent = line_end(lines[first]), re.match(r"\s*", lines[first])[0]
+    if not entry.msgid_plural:
+        found += message(indent + "msgstr", entry.msgid, end)
+        return last
+    match = re.match(r"nplurals *= *(\d)", forms or "")
+    count = int(match[1]) if match else max(2, len(entry.msgstr_plural))
+    # Where the first form is not for 1 alone it needs the number, as the plural has it.
+    once = count == 2 and "%" not in (forms or "") and ">" not in (forms or "")
+    same = once or conversions(entry.msgid, entry.flags) == conversions(entry.msgid_plural, entry.flags)
+    for number in range(count):
+        text = entry.msgid if number == 0 and count > 1 and same else entry.msgid_plural
+        found += message(f"{indent}msgstr[{number}]", text, end)
+    return last
 
 
 def line_end(line):
     return line[len(line.rstrip("\r\n")) :] or "\n"
+
+
+# ---- What came out -----------------------------------------------------
+
+
+def conversions(text, flags):
+    """The conversions of a text by number, and in order those that take the next argument."""
+    named = [FORMATS[flag] for flag in flags if flag in FORMATS]
+    found = [match[0] for form in named or [ANY] for match in re.finditer(form, text)]
+    counting = [form for form in found if re.match(r"%[^%\d(<]*[a-zA-Z]|%\d+[a-zA-Z]|\{\}", form)]
+    return Counter(found), counting
+
+
+def finish(text, report):
+    """The file without translations that must not be in it; report(line number, why) for each."""
+    lines = LINE.findall(text)
+    ours = {at for at, line in enumerate(lines) if OURS in line}
+    empty = {at for at in ours if EMPTY in lines[at]}
+    plain = text.replace(OURS, "").replace(EMPTY, "")
+    lines = LINE.findall(plain)
+    for entry in read(plain):
+        first, last = strings_of(lines, entry.linenum - 1)
+        mine = ours.intersection(range(first, last))
+        if entry.obsolete or not mine:
+            continue
+        if empty & mine:
+            why = "could not be translated"
+        elif not fits(entry):
+            why = "its translation has other conversions (%s, {name}) than it"
+        else:
+            continue
+        report(entry.linenum, f"{why}: it stays without a translation: {entry.msgid[:60]!r}")
+        for at in mine:
+            lines[at] = MSGSTR.match(lines[at])[1] + ' ""' + line_end(lines[at])
+    return "".join(lines)
+
+
+def fits(entry):
+    """Whether each translation has the conversions of its message."""
+    one, many = conversions(entry.msgid, entry.flags), conversions(entry.msgid_plural, entry.flags)
+    if not entry.msgid_plural:
+        return conversions(entry.msgstr, entry.flags) == one
+    texts = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
+    found = [conversions(text, entry.flags) for text in texts]
+    return all(these == many for these in found[1:]) and found[0] in (one, many)

@@ -1,83 +1,111 @@
-"""SubRip and WebVTT: a sentence that runs over several cues is translated whole, and its words are dealt out to the
-cues again. Numbers, times, settings, styles and notes stay."""
+"""SubRip, WebVTT, SubViewer (.sbv) and SubStation (.ass): a sentence that runs over several cues is translated whole,
+and its words are dealt out to the cues again. Numbers, times, settings, styles, notes and line ends stay, and so does
+what says who speaks and how: dashes, names, voices, places on the screen, signs of songs, brackets of sounds."""
 
 import re
+from dataclasses import dataclass, field
 
 from .segments import Mark, Segment
 
-TIMING = re.compile(r"^\s*(?:\d+:)?\d{1,2}:\d{2}[.,]\d{1,3}\s*-->\s*(?:\d+:)?\d{1,2}:\d{2}[.,]\d{1,3}.*$")
-MARKUP = re.compile(r"<(/?)([a-zA-Z][\w.]*)[^<>]*>|\{\\[^{}]*\}")
-END = re.compile(r"[.!?…:;]['\"”’»)\]]*$|[♪♫]\s*$")
-SPEAKER = re.compile(r"^\s*(?:[-–—]|[A-ZÀ-Þ][A-ZÀ-Þ .]+:|\[|\(|♪)")
+CLOCK = r"\d[\d:.,]{3,20}"
+TIMING = re.compile(rf"\s{{0,20}}({CLOCK})(?:[ \t]{{0,20}}-{{1,3}}>[ \t]{{0,20}}|,)({CLOCK})(?=\s|$)")
+NUMBER = re.compile(r"\s*\d+\s*$")
+LINES = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")
+DIALOGUE = re.compile(r"(Dialogue:\s*)([^\r\n]*)")
+
+TAG = r"<(?:/?[a-zA-Z][^<>]{0,200}|/?[a-zA-Z]|\d[\d:.]*)>|\{\\[^{}]{0,500}\}"
+MARKUP = re.compile(r"<(/?)([a-zA-Z][\w.]*)[^<>]*>|<\d[\d:.]*>|\{\\[^{}]*\}")
+# What a line of another speaker, of another place or of another kind begins with
+PLACE = re.compile(r"\{\\(?:an?\d|pos|move|org|fad)[^{}]{0,500}\}|<v[ .][^<>]{0,200}>")
+LEAD = re.compile(rf"(?:{TAG}|\s)*")
+DASH = re.compile(r"(?:[-–—‐―]+|>>+)(?!\d)\s*")
+NAME = re.compile(r"(?:\[[^\[\]]{1,40}\]|\([^()]{1,40}\)|[A-ZÀ-Þ][A-ZÀ-Þ0-9 .'’&#-]{0,30}[A-ZÀ-Þ0-9.]):(?!\S)\s*")
+PROPER = re.compile(r"[A-ZÀ-Þ]\w{1,20}(?: [A-ZÀ-Þ]\w{1,20})?: ")
+SONG = re.compile(r"[♪♫♬#*]+(?=\s|[♪♫♬])\s*")
+SONG_END = re.compile(rf"\s*[♪♫♬#*]+(?:{TAG}|\s)*$")
+SOUND = re.compile(rf"(?:\([^()]*\)|\[[^\[\]]*\])(?:{TAG})*(?=\s|$)")
+END = re.compile(r"[.!?…:;。！？؟]['\"”’»)\]]*$")
+SHORT = re.compile(  # an article or so: the sentence goes on, though a capital follows
+    r"(?:^|\s)(?:the|an?|of|to|in|on|at|by|for|from|with|and|or|but|my|your|his|her|our|their|is|are|I|der|die|das|den"
+    r"|dem|des|eine?[mnrs]?|und|oder|mit|von|zum?|zur|im|am|ist|meine?[nr]?|le|la|les|une?|du|de|et|ou|avec|el|los|las"
+    r"|una|y|con|del|al)$"
+)
+APART = 3.0  # seconds between cues that no sentence lasts
+MOST = 4  # cues that a sentence runs over
 
 
-TURN = re.compile(r"^\s*[-–—]")
+@dataclass
+class Unit:
+    """What one speaks in a cue: whole lines of it, or part of one."""
 
+    before: str  # what stands in the file between the text of the unit before and this one
+    lines: list
+    ends: list = field(default_factory=list)  # what stands between the lines
+    prefix: str = ""
+    suffix: str = ""
+    times: tuple = (0.0, 0.0)
+    first: bool = True  # of its cue
+    last: bool = True
 
-class Cue:
-    """What one speaks in a cue."""
+    def __post_init__(self):
+        self.text = " ".join(line.strip() for line in self.lines)
 
-    def __init__(self, lines):
-        self.lines = lines
-        self.text = " ".join(line.strip() for line in lines)
+    def original(self):
+        return "".join(a + b for a, b in zip(self.lines, [*self.ends, ""]))
 
-    def wrapped(self, words):
+    def wrapped(self, words, between):
         """Words on as many lines as before, about equally long."""
         rows = min(len(self.lines), len(words)) or 1
         total, out, at = sum(map(len, words)) + len(words), [], 0
         for row in range(rows):
-            line, room = [], total / rows
-            while (
-                at < len(words)
-                and (not line or len(" ".join(line)) + len(words[at]) / 2 < room)
-                and len(words) - at > rows - row - 1
-            ):
+            line, length = [], 0
+            while at < len(words) and len(words) - at > rows - row - 1:
+                if line and length + len(words[at]) / 2 >= total / rows:
+                    break
                 line.append(words[at])
+                length += len(words[at]) + 1
                 at += 1
-            out.append(" ".join(line))
-        out[-1] = " ".join([out[-1], *words[at:]])
-        return "\n".join(out)
+            out.append(between.join(line))
+        out[-1] = between.join([part for part in (out[-1], *words[at:]) if part])
+        return "".join(a + b for a, b in zip(out, [*self.ends[: rows - 1], ""]))
 
 
 class Run(Segment):
     """A sentence over one cue or more: what stands between its cues in the file comes between its words again."""
 
-    def __init__(self, cues, between):
-        self.cues, self.between = cues, between
+    def __init__(self, units):
+        self.units = units
         items = []
-        for cue in cues:
+        for unit in units:
             if items:
                 items.append(" ")
-            items += cue_items(cue.text)
+            items += cue_items(unit.text)
         super().__init__(items)
 
     def _whole(self, raw):
-        text = super()._whole(raw)
-        if len(self.cues) == 1 and len(self.cues[0].lines) == 1:
+        text, units = super()._whole(raw), self.units
+        if len(units) == 1 and len(units[0].lines) == 1:
             return text
-        shares = [max(1, len(cue.text)) for cue in self.cues]
-        words, out, at, passed = split_words(text), [], 0, 0
-        total = max(1, sum(len(word) + 1 for word in words))
-        for number, cue in enumerate(self.cues):
-            goal = total * sum(shares[: number + 1]) / sum(shares)
-            left = len(self.cues) - number - 1
-            mine = []
-            while (
-                at < len(words)
-                and (not left or not mine or passed + len(words[at]) / 2 < goal)
-                and len(words) - at > left
-            ):
+        words, between = split_words(text), " "
+        if len(words) < sum(len(unit.lines) for unit in units):
+            letters = re.findall(TAG + r"|\S\s*", text)
+            if len(letters) > 3 * len(words) and not text.isascii():  # a language without spaces
+                words, between = letters, ""
+        shares = [max(1, len(unit.text)) for unit in units]
+        total = sum(len(word) + 1 for word in words)
+        out, at, passed, goal = [], 0, 0, 0
+        for number, unit in enumerate(units):
+            goal += total * shares[number] / sum(shares)
+            left, mine = len(units) - number - 1, []
+            while len(words) - at > left and (not left or not mine or passed + len(words[at]) / 2 < goal):
                 mine.append(words[at])
                 passed += len(words[at]) + 1
                 at += 1
-            out.append(cue.wrapped(mine))
-            if left:
-                out.append(self.between[number])
+            out += [unit.before if number else "", unit.wrapped(mine, between)]
         return "".join(out)
 
     def original(self):
-        text = ["\n".join(cue.lines) for cue in self.cues]
-        return "".join(a + b for a, b in zip(text, [*self.between, ""]))
+        return "".join((unit.before if at else "") + unit.original() for at, unit in enumerate(self.units))
 
 
 def split_words(text):
@@ -94,52 +122,146 @@ def cue_items(text):
     return [*items, text[end:]]
 
 
-def runs(cues):
-    """Cue numbers that belong to one sentence, at most four."""
+# ---- Who speaks --------------------------------------------------------
+
+
+def lead(line):
+    """How much of a line's beginning is no text but says who speaks and how; whether a new turn begins with it."""
+    start = LEAD.match(line).end()
+    at, new = start, bool(PLACE.search(line, 0, start))
+    for sign in (DASH, NAME, SONG):
+        if match := sign.match(line, at):
+            at, new = match.end(), True
+            at = LEAD.match(line, at).end()
+    if at == start:
+        place = [match.end() for match in PLACE.finditer(line, 0, start)]
+        at = place[-1] if place else 0  # italics stay with the text
+    return at, new or bool(PROPER.match(line, at)) or bool(SOUND.match(line, LEAD.match(line, at).end()))
+
+
+def turns(lines, ends, before, times):
+    """Units of a cue: cut where another one speaks, and at sounds in brackets."""
+    found = []
+    for at, line in enumerate(lines):
+        stood = before if not found else ends[at - 1]
+        size, new = lead(line)
+        if found and not new and not found[-1].suffix:
+            found[-1].lines.append(line)
+            found[-1].ends.append(stood)
+            continue
+        prefix, text = line[:size], line[size:]
+        tags = LEAD.match(text).end()
+        while sound := SOUND.match(text, tags):
+            close = re.search(r"[)\]][^)\]]*$", sound[0])[0]
+            found.append(
+                Unit(stood + prefix + text[: tags + 1], [sound[0][1 : len(sound[0]) - len(close)]], suffix=close)
+            )
+            rest = text[sound.end() :]
+            space = len(rest) - len(rest.lstrip())
+            stood, prefix, text = rest[:space], "", rest[space:]
+            tags = LEAD.match(text).end()
+        if text or not found or prefix:
+            end = SONG_END.search(text) if SONG.search(prefix) else None
+            suffix, text = (end[0], text[: end.start()]) if end else ("", text)
+            found.append(Unit(stood + prefix, [text], prefix=prefix, suffix=suffix))
+        elif stood:
+            found[-1].suffix += stood
+    for at, unit in enumerate(found):
+        unit.times, unit.first, unit.last = times, at == 0, at == len(found) - 1
+        unit.__post_init__()
+    return found
+
+
+def goes_on(a, b):
+    """Whether a sentence that stands in `a`, the last of a cue, goes on in `b`, the first of the next one."""
+    text, more = MARKUP.sub("", a.text).strip(), MARKUP.sub("", b.text).strip()
+    if not (a.last and b.first) or a.suffix or b.prefix or b.suffix or not text or not more or END.search(text):
+        return False
+    if not -0.5 <= b.times[0] - a.times[1] <= APART or b.times[0] < a.times[0]:
+        return False
+    if PROPER.match(more) or lead(b.lines[0])[1]:
+        return False
+    return not more[0].isupper() or text.endswith(",") or bool(re.match(r"I\b", more)) or bool(SHORT.search(text))
+
+
+def runs(units):
+    """Units that belong to one sentence, at most MOST."""
     group = []
-    for at, (cue, _) in enumerate(cues):
-        plain = MARKUP.sub("", cue.text).strip()
-        if group and (SPEAKER.match(plain) or len(group) == 4):
+    for unit in units:
+        if group and (len(group) == MOST or not goes_on(group[-1], unit)):
             yield group
             group = []
-        group.append(at)
-        if END.search(plain) or not plain:
-            yield group
-            group = []
+        group.append(unit)
     if group:
         yield group
 
 
-def turns(lines):
-    """The lines of a cue, cut where another one speaks."""
-    found = []
-    for line in lines:
-        if not found or TURN.match(MARKUP.sub("", line)):
-            found.append([])
-        found[-1].append(line)
-    return found
+# ---- Files -------------------------------------------------------------
+
+
+def seconds(clock):
+    total = 0.0
+    for part in clock.strip(",.:").replace(",", ".").split(":"):
+        total = total * 60 + float(re.match(r"\d*(?:\.\d+)?", part)[0] or 0)
+    return total
+
+
+def cues(data):
+    """(what stands before it, lines, ends, times) of each cue, and what stands behind the last."""
+    rows = [(match[1], match[2]) for match in LINES.finditer(data) if match[0]]
+    vtt = data.lstrip("\ufeff").startswith("WEBVTT")
+    timings = {at: match for at, (line, _) in enumerate(rows) if (match := TIMING.match(line))}
+    heads = {at - 1 if at and NUMBER.match(rows[at - 1][0]) else at for at in timings}
+    found, before, at, times = [], "", 0, None
+    while at < len(rows):
+        line, end = rows[at]
+        if at in timings:
+            times = (seconds(timings[at][1]), seconds(timings[at][2]))
+        if at in timings or at in heads or not line.strip() or times is None:
+            if not line.strip() and vtt:
+                times = None  # what follows is no text until the next times
+            before += line + end
+            at += 1
+            continue
+        begin = at
+        while at < len(rows) and rows[at][0].strip() and at not in heads and at not in timings:
+            at += 1
+        block = rows[begin:at]
+        found.append((before, [line for line, _ in block], [end for _, end in block[:-1]], times))
+        before = block[-1][1]
+    return found, before
+
+
+def script_cues(data):
+    """The same for SubStation, whose cues are the last field of lines."""
+    fields, found, before, at, events = 10, [], "", 0, False
+    for match in LINES.finditer(data):
+        line = match[1]
+        if line.startswith("["):
+            events = line.strip().lower() == "[events]"
+        if events and line.startswith("Format:"):
+            fields = line.count(",") + 1
+        row = DIALOGUE.match(line)
+        if not events or not row or row[2].count(",") < fields - 1:
+            continue
+        columns = row[2].split(",", fields - 1)
+        text = columns[-1]
+        if not text.strip() or re.search(r"\\p[1-9]", text):  # a drawing
+            continue
+        begin = match.end(1) - len(text)
+        lines = re.split(r"\\[Nn]", text)
+        times = tuple(seconds(clock) for clock in columns[1:3]) if fields > 3 else (0.0, 0.0)
+        found.append((before + data[at:begin], lines, re.findall(r"\\[Nn]", text), times))
+        before, at = "", match.end(1)
+    return found, data[at:]
 
 
 def parts(data):
     """What is no cue's text, and one Run a sentence."""
-    newline = "\r\n" if "\r\n" in data else "\n"
-    lines = data.replace("\r\n", "\n").split("\n")
-    cues, before, at = [], [], 0  # (cue, what stands before it)
-    while at < len(lines):
-        before.append(lines[at])
-        if TIMING.match(lines[at]):
-            begin = at + 1
-            end = begin
-            while end < len(lines) and lines[end].strip():
-                end += 1
-            stood = "\n".join(before) + "\n"
-            for turn in turns(lines[begin:end]):
-                cues.append((Cue(turn), stood))
-                stood = "\n"
-            if end > begin:
-                before, at = [""], end - 1
-        at += 1
-    found = []
-    for group in runs(cues):
-        found += [cues[group[0]][1], Run([cues[i][0] for i in group], [cues[i][1] for i in group[1:]])]
-    return found + ["\n".join(before)], newline
+    script = re.search(r"^\[(?:Script Info|V4\+? Styles|Events)\]", data, re.M | re.I)
+    found, after = (script_cues if script else cues)(data)
+    units = [unit for before, lines, ends, times in found for unit in turns(lines, ends, before, times)]
+    result = []
+    for group in runs(units):
+        result += [group[0].before, Run(group), group[-1].suffix]
+    return [*result, after]

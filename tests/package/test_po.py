@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""PO files: what msgfmt -c, which shares no code with them, says of the result; line breaks, drafts, places, keys.
+
+Usage: tests/python tests/package/test_po.py
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import polib
+from moe_translate.documents import translate_document
+from suite import Suite
+
+test = Suite()
+HEAD = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+
+
+def louder(texts):
+    """Capitals; conversions and tags stay."""
+    return ["".join(p if p[:1] in "<%" else p.upper() for p in re.split(r"(<[^<>]*>|%\(\w+\)s|%\w)", t)) for t in texts]
+
+
+def translated(data, translate=louder, said=None, **options):
+    kept = None if said is None else lambda *what: said.append(what)
+    return translate_document(data, "po", translate, kept, **options)
+
+
+def messages(data):
+    return {entry.msgid: entry.msgstr for entry in polib.pofile(data)}
+
+
+def check(data):
+    if not shutil.which("msgfmt"):
+        return
+    done = subprocess.run(
+        ["msgfmt", "-c", "-o", "/dev/null", "--use-fuzzy", "-"], input=data.encode(), capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@test
+def as_many_line_breaks_come_out():
+    ids = ("First line.\nSecond line.\n", "Usage: prog [OPTION]\n\n  -h   show this help\n", "\nA\n\n\nb")
+    long = "This is a sentence that was wrapped by its author, and that\ngoes on here.\n"
+    data = HEAD + "".join(f'msgid "{polib.escape(text)}"\nmsgstr ""\n\n' for text in (*ids, long))
+    for translate in (
+        louder,
+        lambda texts: ["A very long answer, " * 9] * len(texts),
+        lambda texts: ["a"] * len(texts),
+    ):
+        got = translated(data, translate)
+        check(got)
+        for msgid, msgstr in messages(got).items():
+            assert msgstr.count("\n") == msgid.count("\n"), (msgid, msgstr)
+    given = []
+    translated(data, lambda texts: given.extend(texts) or texts)
+    assert "This is a sentence that was wrapped by its author, and that goes on here." in given
+
+
+@test
+def every_message_gets_its_own_translation():
+    for head in ("", HEAD, "\ufeff"):
+        data = head + '  msgid "Good morning"\n  msgstr ""\n\nmsgid "Good evening"\nmsgstr ""\n'
+        got = messages(translated(data).lstrip("\ufeff"))
+        assert got == {"Good morning": "GOOD MORNING", "Good evening": "GOOD EVENING"}, (head, got)
+
+
+@test
+def drafts_stay_until_overwriting_is_asked_for():
+    data = HEAD + '#, fuzzy\nmsgid "House"\nmsgstr "Hau"\n'
+    assert translated(data) == data
+    assert messages(translated(data, overwrite=True)) == {"House": "HOUSE"}
+
+
+@test
+def templates_are_filled_in():
+    data = (
+        'msgid ""\nmsgstr ""\n"Language: \\n"\n"Content-Type: text/plain; charset=CHARSET\\n"\n'
+        '"Content-Transfer-Encoding: 8bit\\n"\n"Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n"\n\n'
+        '#, c-format\nmsgid "One file"\nmsgid_plural "%d files"\nmsgstr[0] ""\nmsgstr[1] ""\n'
+    )
+    for target, count in (
+        ("de", 2),
+        ("fr", 2),
+        ("rus_Cyrl", 3),
+        ("ja", 1),
+        ("ar", 6),
+        ("pl", 3),
+        ("ga", 5),
+        ("pt_BR", 2),
+    ):
+        got = translated(data, target=target)
+        check(got)
+        assert "charset=UTF-8" in got and f"nplurals={count};" in got and got.count("msgstr[") == count, (target, got)
+        assert polib.pofile(got).metadata["Language"] == {"rus_Cyrl": "ru"}.get(target, target)
+
+
+@test
+def other_conversions_are_never_written():
+    data = HEAD + '#, c-format\nmsgid "%s has %d"\nmsgstr ""\n\n#, python-format\nmsgid "See %(name)s"\nmsgstr ""\n'
+    for answers in (["%d hat %s", "Siehe %(nam)s"], ["%s hat", "Siehe"], ["%s hat %d %s", "100 % sicher %(name)s"]):
+        said = []
+        got = translated(data, lambda texts: answers if len(texts) == 2 else texts, said)
+        check(got)
+        assert messages(got) == {"%s has %d": "", "See %(name)s": ""}, got
+        assert [place for place, _ in said] == ["line 5", "line 9"], said
+
+
+@test
+def what_cannot_be_translated_stays_empty():
+    said = []
+    got = translated(HEAD + 'msgid "Good"\nmsgstr ""\n', lambda texts: [""] * len(texts), said)
+    assert messages(got) == {"Good": ""} and len(said) == 1 and said[0][0] == "line 5", (got, said)
+
+
+@test
+def keys_keep_their_sign():
+    data = HEAD + "".join(f'msgid "{t}"\nmsgstr ""\n\n' for t in ("&File", "E_xit", "R&D", "file_name", "Save &As"))
+    given = []
+    got = messages(translated(data, lambda texts: given.extend(texts) or ["Datei"] * len(texts)))
+    assert given == ["File", "Exit", "R&D", "file_name", "Save As"], given
+    assert got["&File"] == "&Datei" and got["E_xit"] == "_Datei" and got["Save &As"] == "D&atei", got
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

@@ -1,0 +1,26 @@
+"""What documents must know of a language that a model names "de", "pt_BR" or "deu_Latn"."""
+
+THREE = dict(
+    pair.split("=")
+    for pair in "afr=af amh=am arb=ar ara=ar azj=az bel=be ben=bn bos=bs bul=bg cat=ca ces=cs cym=cy dan=da deu=de "
+    "ell=el "
+    "eng=en "
+    "epo=eo est=et eus=eu fin=fi fra=fr gle=ga glg=gl guj=gu hau=ha heb=he hin=hi hrv=hr hun=hu hye=hy ibo=ig "
+    "ind=id isl=is ita=it jpn=ja kan=kn kat=ka kaz=kk khm=km kir=ky kor=ko lao=lo lit=lt lvs=lv mal=ml mar=mr mkd=mk "
+    "mlt=mt mya=my nld=nl nno=nn nob=nb npi=ne oci=oc pan=pa pes=fa pol=pl por=pt ron=ro rus=ru slk=sk slv=sl spa=es "
+    "srp=sr swe=sv swh=sw tam=ta tel=te tgl=tl tha=th tur=tr ukr=uk urd=ur uzn=uz vie=vi zho=zh zsm=ms zul=zu".split()
+)
+RIGHT_TO_LEFT = set(
+    "ar arb ary arz acm acq aeb ajp apc ars fa pes prs he heb ur urd ps pbt yi ydd dv ug uig sd snd ckb ks".split()
+)
+
+
+def two_letters(target):
+    """ "de" of "deu_Latn", "pt_BR" of "pt-BR"; what it does not know comes back as it is."""
+    parts = target.replace("-", "_").split("_")
+    language = THREE.get(parts[0].lower(), parts[0].lower())
+    return language + "".join("_" + part.upper() for part in parts[1:2] if len(part) == 2)
+
+
+def right_to_left(target):
+    return bool(target) and target.replace("-", "_").split("_")[0].lower() in RIGHT_TO_LEFT
