@@ -32,11 +32,12 @@ TEXT_LIBS = $(SYSTEM_LIBS) -lcjson -lsentencepiece -lexttextcat-2.0 -lutf8proc -
 
 # What turns an error that slipped through into an end: checked copies (glibc's level 3 where it knows that), a guard
 # below every array on the stack, addresses that nobody can guess, tables of the linker read-only. HARDEN= leaves it
-# out, as the sanitizers do, which check more.
+# out, as the sanitizers do, which check more. The level is asked for once, in the first recipe that compiles: when this
+# file is read there may be no compiler yet, and it would stay out.
 ifeq ($(findstring sanitize,$(EXTRA)),)
-FORTIFY := $(shell for level in 3 2; do \
+FORTIFY = $(eval FORTIFY := $(shell for level in 3 2; do \
     [ "$$(printf '\043include <string.h>\n' | $(CC) $(CFLAGS) -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$$level -E - 2>&1 \
-          >/dev/null)" ] || { echo "-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$$level"; break; }; done)
+          >/dev/null)" ] || { echo "-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$$level"; break; }; done))$(FORTIFY)
 HARDEN  ?= $(FORTIFY) -fstack-protector-strong
 ifeq ($(shell uname -s),Linux)
 HARDEN_LINK ?= $(if $(HARDEN),-pie -z relro -z now)
@@ -95,8 +96,14 @@ PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-
 
 all: $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
 
+# $(call note,TEXT): a file that changes when TEXT does.
+note = @mkdir -p $(@D); echo '$(subst ','\'',$(1))' | cmp -s - $@ || echo '$(subst ','\'',$(1))' > $@
+
 # Libraries that are missing are installed once, before the first compilation; see tools/install-deps --help.
-$(BUILD)/.deps-%: tools/install-deps
+$(BUILD)/.compilers: FORCE
+	$(call note,$(CC) $(CXX))
+
+$(BUILD)/.deps-%: tools/install-deps $(BUILD)/.compilers
 	@mkdir -p $(BUILD)
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" $(DEPS) $(filter-out --build,--$*)
 	@touch $@
@@ -106,16 +113,20 @@ vpath %.c . tools/programs tools/server tools/text tests/engine tests/text tests
 vpath %.cc tools/text
 -include $(wildcard $(BUILD)/*.d)
 
-$(BUILD)/%.o: %.c | $(BUILD)/.deps-build
+# Objects that other flags made are made again.
+$(BUILD)/.flags: FORCE | $(BUILD)/.deps-build
+	$(call note,$(CC) $(CXX) $(WARN) $(SYSTEM) $(CFLAGS) $(HARDEN) $(EXTRA))
+
+$(BUILD)/%.o: %.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -c $< -o $@
 
-$(BUILD)/%.o: %.cc | $(BUILD)/.deps-build
+$(BUILD)/%.o: %.cc $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CXX) $(CXX_FLAGS) -c $< -o $@
 
 # The engine, and what has it inside it.
 $(BUILD)/moe.o $(BUILD)/moe-with-cuda.o $(BUILD)/moe-bench.o: SPEED = $(if $(findstring -O,$(EXTRA)),,-O3)
 
-$(BUILD)/moe-with-cuda.o: moe.c | $(BUILD)/.deps-build
+$(BUILD)/moe-with-cuda.o: moe.c $(BUILD)/.flags | $(BUILD)/.deps-build
 	$(CC) $(C_FLAGS) -DMOE_CUDA -c $< -o $@
 
 # -fmad=false: as with -ffp-contract above.
@@ -142,8 +153,7 @@ $(BUILD)/moe-server.o: $(BUILD)/server-html.inc
 
 # Programs are linked again when the build with and the build without CUDA take turns.
 $(BUILD)/.objects: FORCE
-	@mkdir -p $(BUILD)
-	@echo '$(MOE_OBJECTS)' | cmp -s - $@ || echo '$(MOE_OBJECTS)' > $@
+	$(call note,$(MOE_OBJECTS))
 
 $(LIBRARY): $(MOE_OBJECTS) $(BUILD)/.objects
 	rm -f $@
@@ -260,14 +270,14 @@ TEST_PROGRAMS = $(TEST_SOURCES:%.c=$(BUILD)/%) $(EMULATED_PROGRAMS)
 TEST_SCRIPTS = $(filter-out tests/package/test_spark.py,$(wildcard tests/*/test_*.py tests/*/test_*.sh))
 
 # Hardly a machine has AMX, and many lack AVX-VNNI: these have both as emulations.
-EMULATED_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine)),\
+EMULATED_PROGRAMS = $(if $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine 2>/dev/null || uname -m)),\
 	$(BUILD)/test_kernels-emulated $(BUILD)/test_session-emulated)
 
-$(BUILD)/%-emulated.o: %.c | $(BUILD)/.deps-test
+$(BUILD)/%-emulated.o: %.c $(BUILD)/.flags | $(BUILD)/.deps-test
 	$(CC) $(C_FLAGS) -include tests/engine/isa_emu.h -c $< -o $@
 
 # moe-cuda.cu on the processor: tests/cuda/cuda_emu.h is all of CUDA that it sees.
-$(BUILD)/cuda_emu.o: moe-cuda.cu | $(BUILD)/.deps-test
+$(BUILD)/cuda_emu.o: moe-cuda.cu $(BUILD)/.flags | $(BUILD)/.deps-test
 	$(CXX) $(CXX_FLAGS) -DMOE_CUDA_EMULATOR -include tests/cuda/cuda_emu.h -x c++ -c $< -o $@
 
 $(BUILD)/test_cuda.o: C_FLAGS += -DMOE_CUDA
@@ -403,7 +413,7 @@ $(BUILD)/replay: $(BUILD)/replay.o $(BUILD)/fuzz_model.o
 ARM_CC ?= aarch64-linux-gnu-gcc
 SLOW   ?= 1
 
-$(BUILD)/arm-%.o: %.c | $(BUILD)/.deps-test-arm
+$(BUILD)/arm-%.o: %.c $(BUILD)/.flags | $(BUILD)/.deps-test-arm
 	$(ARM_CC) -Itests/cross $(C_FLAGS) -c $< -o $@
 
 $(BUILD)/arm-moe.o: SPEED = -O3

@@ -2039,11 +2039,14 @@ static const moe_kernels moe_kernels_portable = {
 #define MOE_AVX2 __attribute__((target("avx2")))
 #define MOE_AVX2_INLINE static inline __attribute__((always_inline, target("avx2")))
 
-/* Without this gcc keeps the sums of a tile in memory. */
+/* Without this gcc keeps the sums of a tile in memory. The second one is for a loop whose length only some of the
+ * inlined copies know: clang unrolls those by itself, and warns where it is asked to unroll the others too. */
 #if defined(__clang__)
 #define MOE_UNROLL_FOR _Pragma("clang loop unroll(full)") for
+#define MOE_UNROLL_IF_KNOWN_FOR for
 #else
 #define MOE_UNROLL_FOR _Pragma("GCC unroll 16") for
+#define MOE_UNROLL_IF_KNOWN_FOR MOE_UNROLL_FOR
 #endif
 
 MOE_AVX2_INLINE float moe_join_avx2(__m256 low, __m256 high) {
@@ -3284,7 +3287,7 @@ MOE_AVX512_INLINE void moe_scores_avx512(const moe_heads *h, size_t i, const siz
     MOE_UNROLL_FOR (size_t u = 0; u < 4; u++) row[u] = h->rows[moe_min(i + u, h->n - 1)];
     for (size_t head = 0; head < heads; head++, scores += stride) {
         __m512 lanes[4] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
-        MOE_UNROLL_FOR (size_t c = 0; c < width; c += 16) {
+        MOE_UNROLL_IF_KNOWN_FOR (size_t c = 0; c < width; c += 16) {
             const __m512 q = moe_load_avx512(query + c, width - c);
             MOE_UNROLL_FOR (size_t u = 0; u < 4; u++)
                 lanes[u] = _mm512_add_ps(lanes[u], _mm512_mul_ps(q, moe_load_avx512(row[u] + c, width - c)));

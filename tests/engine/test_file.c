@@ -246,7 +246,7 @@ static void layers_and_lists_of_texts_are_told_as_the_file_has_them(void **state
     for (size_t i = 0; i < moe_model_layer_count(model); i++)
         for (size_t k = 0; moe_model_layer_setting(model, i, k).key; k++, settings++) {
             const moe_setting s = moe_model_layer_setting(model, i, k);
-            hidden += strcmp(s.key, "hidden") == 0 && s.number == MW_WIDTH;
+            hidden += strcmp(s.key, "hidden") == 0 && s.number == (double)MW_WIDTH;
             words += s.text && strcmp(s.key, "gate") == 0 && moe_gate_parse(s.text, &(moe_gate){ MOE_GATE_TOPK });
         }
     assert_true(settings > 10 && hidden > 0 && words > 0);

@@ -245,11 +245,11 @@ static void routes_are_lists_in_order_that_add_up_to_one(void **state) {
 static double phi(double x) { return 0.5 * erfc(-x / sqrt(2.0)); }
 
 static void noise_is_normal(void **state) {
-    enum { N = 200000 };
+    const size_t n = 200000;
     double sum = 0, squares = 0, fourth = 0, worst = 0;
     size_t below[7] = { 0 };
     (void)state;
-    for (size_t i = 0; i < N; i++) {
+    for (size_t i = 0; i < n; i++) {
         const uint64_t key = moe_hash(i / 50);
         const double x = (double)moe_normal(key, i % 50),
                      u = ((double)(uint32_t)(moe_hash(key + i % 50) >> 41) + 0.5) / 8388608.0;
@@ -258,10 +258,10 @@ static void noise_is_normal(void **state) {
         for (int b = 0; b < 7; b++) below[b] += x < b - 3;
     }
     assert_true(worst < 1e-6); /* it is the quantile of its uniform number */
-    CHECK(fabs(sum / N) < 0.01 && fabs(squares / N - 1) < 0.015 && fabs(fourth / N - 3) < 0.1,
-          "mean %g, variance %g, kurtosis %g", sum / N, squares / N, fourth / N);
+    CHECK(fabs(sum / (double)n) < 0.01 && fabs(squares / (double)n - 1) < 0.015 && fabs(fourth / (double)n - 3) < 0.1,
+          "mean %g, variance %g, kurtosis %g", sum / (double)n, squares / (double)n, fourth / (double)n);
     for (int b = 0; b < 7; b++)
-        CHECK(fabs((double)below[b] / N - phi(b - 3)) < 0.004, "%zu of %d below %d", below[b], N, b - 3);
+        CHECK(fabs((double)below[b] / (double)n - phi(b - 3)) < 0.004, "%zu of %zu below %d", below[b], n, b - 3);
     for (float x = -30; x < 30; x += 0.37f)
         CHECK(fabs((double)moe_softplus(x) - log1p(exp((double)x))) < 1e-6 * (1 + fabs((double)x)), "softplus(%g)",
               (double)x);

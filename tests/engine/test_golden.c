@@ -57,7 +57,7 @@ typedef struct part {
 static part find_part(const golden *g, const char *prefix, const char *name) {
     char key[128];
     const moe_tensor_info *t;
-    snprintf(key, sizeof key, "%s%s%s", prefix, name ? "." : "", name ? name : "");
+    assert_true(snprintf(key, sizeof key, "%s%s%s", prefix, name ? "." : "", name ? name : "") < (int)sizeof key);
     t = moe_find_tensor(&g->file, key);
     if (!t) return (part){ NULL, 0, 0, NULL };
     return (part){ (float *)(void *)((char *)g->data + t->offset), t->n_dims > 1 ? (size_t)t->dims[0] : 1,

@@ -756,7 +756,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
     case MOE_OP_LINEAR: add_product(&c, t->linear.w, rows); break;
     case MOE_OP_ADD: c.floating += rows * cols; break;
     case MOE_OP_NORM: c.floating += rows * cols * 9; break;
-    case MOE_OP_UNARY: c.floating += rows * cols * FUNCTION; break;
+    case MOE_OP_UNARY: c.floating += rows * cols * (double)FUNCTION; break;
     case MOE_OP_LSTM_STEP:
         add_product(&c, &t->lstm.cell->w_x, rows);
         add_product(&c, &t->lstm.cell->w_r, rows);
@@ -772,7 +772,7 @@ static cost node_cost(const machine *m, const moe_node *t, const load *l) {
         break;
     case MOE_OP_ATTENTION: {
         const double size = (double)t->src[0]->cols;
-        c.floating += rows * l->source * (size * (FUNCTION + 3) + FUNCTION + 2 * cols);
+        c.floating += rows * l->source * (size * (double)(FUNCTION + 3) + (double)FUNCTION + 2 * cols);
         c.inputs += l->sentences * l->source * (size + cols) * 4;
         break;
     }
@@ -1161,7 +1161,7 @@ static int bench_layers(report *r, const options *o, const machine *machines, mo
         progress(r, "warming up, %zu of %zu", i + 1, n);
         call_layer(&benches[i], pool);
         second = call_layer(&benches[i], pool);
-        benches[i].calls = 1 + (size_t)(MIN_CALL_SECONDS_PER_REP * 1e-3 / (second + 1e-9));
+        benches[i].calls = 1 + (size_t)((double)MIN_CALL_SECONDS_PER_REP * 1e-3 / (second + 1e-9));
     }
     for (int rep = 0; ok && rep < o->reps; rep++)
         for (size_t i = 0; i < n; i++) {

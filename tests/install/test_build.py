@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""What `make` does on a machine that lacks something: the compiler comes late, nobody is root, flags change.
+
+Usage: tests/python tests/install/test_build.py
+Standard library only. Builds go to a folder of their own.
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from suite import Suite
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+COMPILER = os.environ.get("CC") or "cc"
+test = Suite()
+
+
+def script(path, text):
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("#!/bin/sh\n" + text)
+    os.chmod(path, 0o755)
+    return path
+
+
+def made(work, *words, status=0):
+    """What make prints of an object in a folder of its own."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "CFLAGS", "HARDEN", "EXTRA"))}
+    done = subprocess.run(["make", f"BUILD={work}/build", f"BIN={work}/build", *words], cwd=ROOT, env=clean,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert done.returncode == status, (done.returncode, done.stdout[-1500:])
+    return done.stdout
+
+
+def bytes_of(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@test
+def flags_are_the_same_where_the_compiler_comes_with_the_libraries():
+    with tempfile.TemporaryDirectory() as work:
+        real = shutil.which(COMPILER.split()[0])
+        late = script(work + "/install", f"[ -e {work}/late ] || ln -s {real} {work}/late\n")
+        first = made(work, f"CC={work}/late", "DEPS=" + late, "CXX=c++", work + "/build/bytes.o")
+        there = bytes_of(work + "/build/bytes.o")
+        assert "-D_FORTIFY_SOURCE=" in first and "not found" not in first, first
+        assert " -c " not in made(work, f"CC={work}/late", "DEPS=" + late, "CXX=c++", work + "/build/bytes.o")
+        os.remove(work + "/build/bytes.o")
+        made(work, f"CC={work}/late", "DEPS=" + late, "CXX=c++", work + "/build/bytes.o")
+        assert bytes_of(work + "/build/bytes.o") == there
+
+
+@test
+def objects_of_other_flags_are_made_again():
+    with tempfile.TemporaryDirectory() as work:
+        words = "DEPS=true", work + "/build/bytes.o"
+        assert " -c " in made(work, *words)
+        assert " -c " not in made(work, *words)
+        assert "-D_FORTIFY_SOURCE" not in made(work, "HARDEN=", *words)
+        assert "-D_FORTIFY_SOURCE" in made(work, *words)
+
+
+@test
+def nothing_is_cut_without_hardening_or_at_another_level():
+    """Names that could be cut are warned of, and warnings are errors."""
+    for flags in ["HARDEN="], ["CFLAGS=-O3"], ["HARDEN=", "CFLAGS=-O3"]:
+        with tempfile.TemporaryDirectory() as work:
+            made(work, "DEPS=true", *flags, *(f"{work}/build/{x}.o" for x in ("moe-make-random", "program", "routing")))
+
+
+@test
+def whoever_is_not_root_and_has_no_sudo_is_told_the_command():
+    with tempfile.TemporaryDirectory() as work:
+        tools = work + "/bin"
+        os.mkdir(tools)
+        for name in "sh", "dirname", "uname", "cat", "rm", "grep", "ls", "sed":
+            os.symlink(shutil.which(name), f"{tools}/{name}")
+        script(tools + "/id", "echo 1000\n")
+        script(tools + "/apt-get", f"echo ran >> {work}/ran\n")
+        done = subprocess.run(["sh", ROOT + "/tools/install-deps"], env={"PATH": tools, "CC": "no-cc", "CXX": "no-cxx"},
+                              capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and not done.stdout and not os.path.exists(work + "/ran"), done
+        assert done.stderr.count("\n") == 1, done.stderr
+        said = done.stderr.split("run: ")[1]
+        assert said.startswith("apt-get update && apt-get install -y --no-install-recommends g++ "), said
+        for package in "libsentencepiece-dev", "libcjson-dev", "libmicrohttpd-dev", "libutf8proc-dev":
+            assert package in said, said
+        script(tools + "/sudo", f'echo "$@" >> {work}/ran\n')
+        os.symlink(shutil.which("env"), tools + "/env")
+        done = subprocess.run(["sh", ROOT + "/tools/install-deps"], env={"PATH": tools, "CC": "no-cc", "CXX": "no-cxx"},
+                              capture_output=True, text=True, timeout=60)
+        ran = bytes_of(work + "/ran").decode().splitlines()
+        assert done.returncode == 0 and len(ran) == 2, (done, ran)
+        assert "apt-get update" in ran[0] and "apt-get install -y" in ran[1] and "g++" in ran[1], ran
+        assert "Installing with apt-get: g++" in done.stdout, done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(test.run(*sys.argv[1:]))
