@@ -20,7 +20,7 @@ import zlib
 
 import numpy as np
 
-MAGIC, VERSION, HEADER = b"MOEMODEL", 1, 64  # what is written here; moe.c writes version 2, which can be read too
+MAGIC, VERSION, HEADER = b"MOEMODEL", 2, 64  # what is written here, as by moe.c; version 1 can be read too
 INT, REAL, TEXT, BYTES, INTS, REALS, TEXTS = range(1, 8)
 F32, F16, BF16, Q8, Q4 = range(5)
 TYPES = {"f32": F32, "f16": F16, "bf16": BF16, "q8": Q8, "q4": Q4}
@@ -403,8 +403,14 @@ def unpack_entry(cursor):
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
+def pieces_of(layout, dims):
+    """How many checksums a tensor has: one, experts one for each slab, so that they are checked as they are used."""
+    return dims[0] if layout == EXPERTS else 1
+
+
 def pack_header(meta, tensors, checksums):
-    """(the header's bytes, each tensor's offset, bytes in all) of a file; tensors: name -> (type, layout, dims)."""
+    """(the header's bytes, each tensor's offset, bytes in all) of a file; tensors: name -> (type, layout, dims);
+    checksums: of each its pieces' (slabs of experts, else one)."""
     head = b""
     for key, value in meta.items():
         if not KEY.match(key):
@@ -412,17 +418,20 @@ def pack_header(meta, tensors, checksums):
         kind, data = pack_value(value)
         head += pad8(struct.pack("<II", kind, len(key)) + key.encode()) + pad8(data)
     entry_bytes = sum(round_up(16 + 8 * len(dims) + 24 + len(name.encode()), 8)
-                      for name, (_, _, dims) in tensors.items())
+                      + (round_up(4 * pieces_of(layout, dims), 8) if layout == EXPERTS else 0)
+                      for name, (_, layout, dims) in tensors.items())
     end = header_bytes = HEADER + len(head) + entry_bytes
     offsets, entries = [], []
-    for (name, (type, layout, dims)), checksum in zip(tensors.items(), checksums):
+    for (name, (type, layout, dims)), sums in zip(tensors.items(), checksums):
         offset, size = round_up(end, EXPERT_ALIGN if layout == EXPERTS
                                 else TENSOR_ALIGN), tensor_bytes(type, layout, dims)
         offsets.append(offset)
         end = offset + size
         name = name.encode()
         entry = struct.pack("<IIII", type, layout, len(dims), len(name)) + struct.pack(f"<{len(dims)}Q", *dims)
-        entries.append(pad8(entry + struct.pack("<QQII", offset, size, checksum, 0) + name))
+        slabs = struct.pack(f"<{len(sums)}I", *sums) if layout == EXPERTS else b""
+        checksum = zlib.crc32(slabs) if layout == EXPERTS else sums[0]
+        entries.append(pad8(entry + struct.pack("<QQII", offset, size, checksum, 0) + name) + pad8(slabs))
     head += b"".join(entries)
     fixed = struct.pack("<QQII24x", header_bytes, end, len(meta), len(tensors))
     return MAGIC + struct.pack("<II", VERSION, zlib.crc32(fixed + head)) + fixed + head, offsets, end
@@ -495,33 +504,41 @@ class Journal:
             raise FormatError(f"{self.partial} is of another conversion: of another checkpoint, or with other options; "
                               f"remove it, and begin anew")
         for line in lines[1:] if size else ():  # killed behind the renaming, it left its lines without the bytes
-            if not re.fullmatch("[0-9]+ [0-9]+\n", line):
+            if not re.fullmatch("[0-9]{1,10}( [0-9a-f]{8})+\n", line):
                 break  # what was being written as the machine stopped, and what follows
-            index, checksum = map(int, line.split())
-            self.done[index] = checksum
+            index, *sums = line.split()
+            self.done[int(index)] = [int(x, 16) for x in sums]
         with open(self.path + ".new", "w", encoding="ascii") as file:
-            file.writelines([self.first, *(f"{index} {checksum}\n" for index, checksum in self.done.items())])
+            file.writelines([self.first, *(self.line(index, sums) for index, sums in self.done.items())])
         os.replace(self.path + ".new", self.path)
 
-    def add(self, index, checksum):
+    @staticmethod
+    def line(index, sums):
+        return " ".join([str(index), *(f"{x:08x}" for x in sums)]) + "\n"
+
+    def add(self, index, sums):
         with open(self.path, "a", encoding="ascii") as file:
-            file.write(f"{index} {checksum}\n")
+            file.write(self.line(index, sums))
             file.flush()
             os.fsync(file.fileno())
 
 
-def write_tensor(file, size, pieces, moved):
-    """The checksum of a tensor of `size` bytes, written where the file stands."""
-    checksum, left = 0, size
+def write_tensor(file, size, count, pieces, moved):
+    """The checksums of a tensor of `size` bytes, written where the file stands: `count`, of as many equal parts."""
+    sums, part, done = [0] * count, size // count, 0
     for piece in pieces():
-        checksum, left = zlib.crc32(piece, checksum), left - len(piece)
-        if left < 0:
-            break
+        if len(piece) > size - done:
+            raise FormatError("its bytes do not fit its shape")
+        piece, at = memoryview(piece), 0
+        while at < len(piece):  # up to the end of the part that it stands in
+            stop = min(len(piece), at + part - done % part)
+            sums[done // part] = zlib.crc32(piece[at:stop], sums[done // part])
+            at, done = stop, done + stop - at
         file.write(piece)
-        moved(size - left)
-    if left:
+        moved(done)
+    if done != size:
         raise FormatError("its bytes do not fit its shape")
-    return checksum
+    return sums
 
 
 def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, name: None):
@@ -529,24 +546,25 @@ def write_pieces(path, meta, tensors, journal=None, progress=lambda done, all, n
     file appears whole under its name or not at all; with a Journal what was interrupted stays beside it, and is gone on
     with by the next call."""
     specs, checksums = {name: t[:3] for name, t in tensors.items()}, []
-    _, offsets, end = pack_header(meta, specs, [0] * len(tensors))
+    counts = [pieces_of(*t[1:3]) for t in tensors.values()]
+    _, offsets, end = pack_header(meta, specs, [[0] * count for count in counts])
     with journal.open(path) if journal else new_file(path) as file:
         file.truncate(end)
-        for index, ((name, t), offset) in enumerate(zip(tensors.items(), offsets)):
+        for index, ((name, t), offset, count) in enumerate(zip(tensors.items(), offsets, counts)):
             progress(offset, end, name)
-            checksum = journal.done.get(index) if journal else None
-            if checksum is None:
+            sums = journal.done.get(index, ()) if journal else ()
+            if len(sums) != count:
                 file.seek(offset)
                 try:
-                    checksum = write_tensor(file, tensor_bytes(*t[:3]), t[3],
-                                            lambda done, at=offset, name=name: progress(at + done, end, name))
+                    sums = write_tensor(file, tensor_bytes(*t[:3]), count, t[3],
+                                        lambda done, at=offset, name=name: progress(at + done, end, name))
                 except FormatError as error:
                     raise error if name in str(error) else FormatError(f"tensor {name}: {error}") from None
                 if journal:
                     file.flush()
                     os.fsync(file.fileno())
-                    journal.add(index, checksum)
-            checksums.append(checksum)
+                    journal.add(index, sums)
+            checksums.append(sums)
         file.seek(0)
         file.write(pack_header(meta, specs, checksums)[0])
 

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""The model file as Python writes it: version 2, with a checksum of every expert, the bytes that moe.c writes.
+
+Usage: tests/python tests/convert/test_file.py [WORD]      with WORD only the tests whose names have it
+
+tests/golden/model-tensors.json has what the tensors of the shipped models were in file version 1, from which
+`moe-quantize` wrote them again: type and bytes of each as SHA-256.
+"""
+import hashlib
+import json
+import os
+import sys
+import tempfile
+
+from converting import BIN, ROOT, run
+from suite import Suite
+
+GOLDEN, MODELS = os.path.join(ROOT, "tests", "golden"), os.path.join(ROOT, "models")
+INFO, QUANTIZE = (os.path.join(BIN, name) for name in ("moe-info", "moe-quantize"))
+TYPES = {"digits.bin": ["q8"], "en-de-fr-es.bin": ["q8", "--experts", "q4"], "lm-en.bin": ["q8"]}
+try:
+    import moefile
+except ImportError:
+    moefile = None
+test = Suite()
+numpy_test = test.needs(moefile, "NumPy")
+
+
+def bytes_of(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def version_of(path):
+    return int.from_bytes(bytes_of(path)[8:12], "little")
+
+
+@numpy_test
+def python_and_the_engine_write_the_same_bytes():
+    old = ["model-base.bin", "model-both.bin", "model-hierarchy-topk.bin", "model-language.bin", "model-deep.bin"]
+    with tempfile.TemporaryDirectory() as folder:
+        ours, engine = os.path.join(folder, "ours"), os.path.join(folder, "engine")
+        for name in old:
+            path = os.path.join(GOLDEN, name)
+            assert version_of(path) == 1, name
+            meta, tensors = moefile.read(path)
+            types = {t.type for t in tensors.values() if t.layout == moefile.EXPERTS or t.type != moefile.F32}
+            kind = {number: word for word, number in moefile.TYPES.items()}[max(types, default=moefile.F32)]
+            run([QUANTIZE, path, engine, kind])
+            moefile.write_model(ours, *moefile.read(engine))
+            assert version_of(ours) == 2 and bytes_of(ours) == bytes_of(engine), name
+            if bytes_of(engine) and all(moefile.read(engine)[1][x].type == tensors[x].type for x in tensors):
+                moefile.write_model(ours, meta, tensors)
+                assert bytes_of(ours) == bytes_of(engine), name
+
+
+@numpy_test
+def a_damaged_expert_is_named():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "m")
+        meta, tensors = moefile.read(os.path.join(GOLDEN, "model-base.bin"))
+        moefile.write_model(path, meta, tensors)
+        data = bytearray(bytes_of(path))
+        name, t = next((name, t) for name, t in tensors.items() if t.layout == moefile.EXPERTS)
+        at = bytes(data).index(t.data) + len(t.data) // t.dims[0] * 2  # the third expert's first byte
+        data[at] ^= 1
+        with open(path, "wb") as file:
+            file.write(data)
+        said = ""
+        try:
+            moefile.read(path)
+        except moefile.FormatError as error:
+            said = str(error)
+        assert said == f"{name}: checksum of expert 2 differs", said
+        assert "expert 2" in run([INFO, "--check", path], status=3).stderr
+
+
+@numpy_test
+def shipped_models_are_version_2_with_the_weights_that_they_had():
+    with open(os.path.join(GOLDEN, "model-tensors.json"), encoding="utf-8") as file:
+        known = json.load(file)
+    shipped = sorted(name for name in os.listdir(MODELS) if name.endswith(".bin"))
+    assert shipped == sorted(known) == sorted(TYPES), shipped
+    for name in shipped:
+        path = os.path.join(MODELS, name)
+        assert version_of(path) == 2, name
+        tensors = moefile.read(path)[1]
+        sums = {x: hashlib.sha256(bytes([t.type]) + t.data).hexdigest()[:32] for x, t in tensors.items()}
+        assert sums == known[name], f"{name}: {[x for x in sums if sums[x] != known[name].get(x)]}"
+
+
+@numpy_test
+def with_the_types_that_it_has_a_file_is_copied():
+    with tempfile.TemporaryDirectory() as folder:
+        copy = os.path.join(folder, "copy")
+        for name, types in TYPES.items():
+            run([QUANTIZE, os.path.join(MODELS, name), copy, *types])
+            assert bytes_of(copy) == bytes_of(os.path.join(MODELS, name)), name
+
+
+if __name__ == "__main__":
+    sys.exit(test.run(*sys.argv[1:2]))
