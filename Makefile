@@ -90,7 +90,7 @@ PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo test test-arm test-spark check install uninstall clean asan tsan valgrind c-suites \
+.PHONY: all help demo wheel test test-arm test-spark check install uninstall clean asan tsan valgrind c-suites \
 	 coverage tidy fuzz fuzz-coverage FORCE
 .DEFAULT_GOAL := all
 
@@ -229,6 +229,7 @@ help:
 	@echo 'make coverage         say which lines of moe.c its tests reach; fails below 96 %'
 	@echo 'make tidy             look for mistakes with clang-tidy, as .clang-tidy says'
 	@echo 'make install          install all of it, the model and completions under PREFIX ($(PREFIX)), with DESTDIR'
+	@echo 'make wheel            a wheel of the Python package in $(BUILD)/wheel, with all libraries in it (Linux)'
 	@echo 'make uninstall        remove what make install put there'
 	@echo 'make clean            remove what was built'
 	@echo
@@ -254,6 +255,14 @@ demo: all
 install: all
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' BIN='$(BIN)' PROGRAMS='$(notdir $(PROGRAMS))' \
 	    CUDA_LIBS='$(CUDA_LIBS)' tools/install install
+
+# A wheel for any Python 3 of any Linux that has the C library of this one or a newer one, with all libraries in it.
+wheel: $(BUILD)/.deps-wheel $(BIN)/$(call shared_name,libmoetext)
+	rm -rf $(BUILD)/wheel tools/python/build
+	.venv/bin/pip wheel --quiet --no-deps --wheel-dir $(BUILD)/wheel/plain ./tools/python
+	PATH="$$PWD/.venv/bin:$$PATH" .venv/bin/auditwheel repair --strip --wheel-dir $(BUILD)/wheel $(BUILD)/wheel/plain/*.whl
+	@rm -rf $(BUILD)/wheel/plain tools/python/build
+	@ls $(BUILD)/wheel/*.whl
 
 uninstall:
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' tools/install uninstall

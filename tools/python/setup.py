@@ -1,30 +1,67 @@
-"""`pip install tools/python`: builds libmoetext with the repository's Makefile and puts it into the package."""
+"""`pip install tools/python`: builds libmoetext with the repository's Makefile and puts it into the package, with the
+data by which it tells languages. `make wheel` then puts the libraries beside it that it needs."""
 
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAME = "libmoetext.dylib" if sys.platform == "darwin" else "libmoetext.so"
+DATA = {  # name beside the library (tools/text/places.h): where it may be installed
+    "libexttextcat": [f"{prefix}/share/libexttextcat" for prefix in ("/usr", "/usr/local", "/opt/homebrew")],
+}
+
+
+SYSTEM = ("libc6", "libgcc-s1", "libstdc++6")  # packages whose libraries are there wherever Python is
+
+
+def notices(library):
+    """The copyright files of the Debian packages whose libraries this one needs; {} elsewhere."""
+    if not shutil.which("dpkg-query") or not shutil.which("ldd"):
+        return {}
+    found = {}
+    for path in re.findall(r"=> (/\S+)", subprocess.run(["ldd", str(library)], capture_output=True, text=True).stdout):
+        for name in {path, path.removeprefix("/usr"), str(pathlib.Path(path).resolve())}:
+            said = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True).stdout
+            package = said.split(":")[0]
+            notice = pathlib.Path("/usr/share/doc", package, "copyright")
+            if package and package not in SYSTEM and notice.exists():
+                found[package] = notice
+    return found
 
 
 class Build(build_py):
     def run(self):
         super().run()
-        if (ROOT / "Makefile").exists():
-            subprocess.run(["make", "-C", str(ROOT), NAME], check=True)
-            shutil.copy((ROOT / NAME).resolve(), pathlib.Path(self.build_lib) / "moe_translate" / NAME)
+        package = pathlib.Path(self.build_lib) / "moe_translate"
+        subprocess.run(["make", "-C", str(ROOT), NAME], check=True)
+        shutil.copy((ROOT / NAME).resolve(), package / NAME)
+        for name, places in DATA.items():
+            for place in filter(pathlib.Path.is_dir, map(pathlib.Path, places)):
+                shutil.copytree(place, package / name, dirs_exist_ok=True)
+                break
+        (package / "notices").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "LICENSE", package / "notices" / "moe")
+        for name, path in notices(ROOT / NAME).items():
+            shutil.copy(path, package / "notices" / name)
+
+
+class Wheel(bdist_wheel):
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]  # ctypes: any Python 3, but this platform
 
 
 class Binary(Distribution):
     def has_ext_modules(self):
-        return True  # so that the wheel names its platform
+        return True
 
 
-setup(cmdclass={"build_py": Build}, distclass=Binary)
+version = re.search(r'^#define MOE_VERSION "(.*)"', (ROOT / "moe.h").read_text(encoding="utf-8"), re.M)[1]
+setup(version=version, cmdclass={"build_py": Build, "bdist_wheel": Wheel}, distclass=Binary)

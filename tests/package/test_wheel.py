@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""make wheel, and what it makes, in an environment that has nothing of this repository.
+
+Usage: tests/python tests/package/test_wheel.py
+Prints `ok NAME` or `FAIL NAME` per test. Skipped where the package registry cannot be reached, unless CI is set.
+"""
+
+import glob
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from suite import Skip, Suite
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = ROOT / os.environ.get("BUILD", "build")
+MODEL = ROOT / "models/en-de-fr-es.bin"
+WORK = pathlib.Path(tempfile.mkdtemp())
+PYTHON = WORK / "venv/bin/python"
+UNREACHABLE = re.compile(r"No matching distribution|Could not find a version|onnection|Could not fetch|resolution")
+test = Suite()
+numpy_test = test.needs(numpy, "NumPy")
+
+
+def run(*command, status=0, data="", clean=True, **more):
+    """Output and messages of a program that knows nothing of this repository's environment."""
+    dropped = ("PYTHONPATH", "MOE_LIBRARY", "MOE_MODEL", "LD_LIBRARY_PATH", "BIN")
+    env = {**{k: v for k, v in os.environ.items() if not clean or k not in dropped}, **more}
+    done = subprocess.run(list(map(str, command)), input=data, capture_output=True, text=True, env=env, cwd=WORK)
+    said = done.stdout + done.stderr
+    if done.returncode and UNREACHABLE.search(said) and not os.environ.get("CI"):
+        raise Skip("the package registry cannot be reached")
+    assert done.returncode == status, (command, done.returncode, said[-1500:])
+    return said
+
+
+def documents(name, text, status=0, **more):
+    path = WORK / name
+    path.write_text(text, encoding="utf-8")
+    return run(WORK / "venv/bin/moe-documents", "-t", "de", path, status=status, **{"MOE_MODEL": str(MODEL), **more})
+
+
+def wheel():
+    found = glob.glob(str(BUILD / "wheel/*.whl"))
+    if len(found) != 1:
+        raise Skip("there is no wheel")
+    return pathlib.Path(found[0])
+
+
+def in_venv(code, status=0, **more):
+    if not PYTHON.exists():
+        raise Skip("no wheel was installed")
+    return run(PYTHON, "-c", code, status=status, **more)
+
+
+@test
+def one_wheel_is_made_for_every_python_3_of_this_platform():
+    if sys.platform != "linux":
+        raise Skip("auditwheel is Linux's")
+    run("make", "-s", "-C", ROOT, "wheel", "BUILD=" + os.environ.get("BUILD", "build"))
+    assert re.fullmatch(r"moe_translate-\d+\.\d+\.\d+-py3-none-manylinux_2_\d+_\w+\.whl", wheel().name), wheel().name
+    assert wheel().stat().st_size < 5e6
+
+
+@test
+def it_installs_into_an_empty_environment_with_what_it_needs():
+    made = wheel()
+    run(sys.executable, "-m", "venv", WORK / "venv")
+    run(PYTHON, "-m", "pip", "install", "--quiet", made)
+    version = re.search(r'MOE_VERSION "(.*)"', (ROOT / "moe.h").read_text(encoding="utf-8"))[1]
+    assert in_venv("import moe_translate as m; print(m.__version__)") == version + "\n"
+    assert f"Version: {version}\n" in run(PYTHON, "-m", "pip", "show", "moe-translate")
+
+
+@test
+def it_translates_by_its_own_libraries():
+    code = f"""
+import re, moe_translate as m
+print(m.Translator({str(MODEL)!r}, target="de").translate("Where is my book?"), m.__file__)
+maps = open("/proc/self/maps").read()
+print(*sorted(set(re.findall(r"/\\S+/lib(?:moetext|sentencepiece|exttextcat|utf8proc)\\S*", maps))), sep="\\n")
+"""
+    first, *libraries = in_venv(code).splitlines()
+    assert first.startswith("Wo ist mein Buch? " + str(WORK)), first
+    assert len(libraries) == 4 and all(x.startswith(str(WORK)) for x in libraries), libraries
+    code = "import moe_translate as m; print(m.Translator(target='de').translate('It rains.'))"
+    assert in_venv(code, MOE_MODEL=str(MODEL)) == "Es regnet.\n"
+
+
+@numpy_test
+def it_tells_languages_by_data_of_its_own():
+    sys.path.insert(0, str(ROOT / "tests/convert"))
+    from test_hf_tokens import checkpoint, converted
+
+    with checkpoint("nllb") as c:  # a model that must know the source's language
+        model = converted(c)
+        code = f"""
+import moe_translate as m
+with m.Translator({model!r}, target="deu_Latn", source="auto", max_len=12) as t:
+    print(t.translate("Les enfants jouent près de la vieille maison, qui est déjà fermée."))
+"""
+        translated = in_venv(code)
+        assert translated == in_venv(code.replace("auto", "fra_Latn")) != in_venv(code.replace("auto", "eng_Latn"))
+        (data,) = WORK.glob("venv/lib/python*/site-packages/moe_translate/libexttextcat")
+        for path in data.glob("*.lm"):
+            path.rename(path.with_suffix(".away"))
+        try:
+            assert "fingerprint" in in_venv(code, status=1)
+        finally:
+            for path in data.glob("*.away"):
+                path.rename(path.with_suffix(".lm"))
+
+
+@test
+def documents_are_translated_and_what_is_missing_is_said_in_a_line():
+    in_venv("")
+    markdown, po = "# Good morning!\n", 'msgid "Good morning!"\nmsgstr ""\n'
+    assert documents("a.md", markdown) == "# Guten Morgen!\n"
+    header = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+    assert "Guten Morgen!" in documents("a.po", header + po)
+    run(PYTHON, "-m", "pip", "uninstall", "--quiet", "--yes", "polib", "markdown-it-py")
+    for name, text, package in ("a.md", markdown, "markdown-it-py"), ("a.po", po, "polib"):
+        said = documents(name, text, status=3)
+        assert f"pip install {package}" in said and said.count("\n") == 1, said
+
+
+@test
+def where_the_library_cannot_be_loaded_the_reason_is_said():
+    in_venv("")
+    (part,) = WORK.glob("venv/lib/python*/site-packages/moe_translate.libs/libutf8proc*")
+    part.rename(part.with_name("away"))
+    try:
+        said = documents("a.txt", "Good morning!\n", status=3)
+    finally:
+        part.with_name("away").rename(part)
+    assert part.name in said and "not here" not in said and said.count("\n") == 1, said
+    said = documents("a.txt", "Good morning!\n", status=3, MOE_LIBRARY="/no/such/library.so")
+    assert "MOE_LIBRARY names /no/such/library.so" in said and said.count("\n") == 1, said
+    said = documents("a.txt", "Good morning!\n", status=3, MOE_LIBRARY=str(ROOT / "moe.h"))
+    assert "moe.h cannot be used" in said and said.count("\n") == 1, said
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(test.run(*sys.argv[1:]))
+    finally:
+        shutil.rmtree(WORK)
