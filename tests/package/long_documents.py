@@ -24,7 +24,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXTS = {"alt", "title", "placeholder", "aria-label", "content", "value", "id"}  # an id is made of a heading's words
 BLOCKS = {"p", "li", "td", "th", "h1", "h2", "h3", "h4", "h5", "h6", "dt", "dd", "title", "a"}
 KEPT = {"code", "pre", "script", "style", "kbd"}
-render = mistune.create_markdown(escape=False, plugins=["table", "strikethrough", "footnotes", "task_lists", "def_list"])
+PLUGINS = ["table", "strikethrough", "footnotes", "task_lists", "def_list"]
+render = mistune.create_markdown(escape=False, plugins=PLUGINS)
 
 
 class Census(html.parser.HTMLParser):

@@ -90,7 +90,7 @@ class Sentence(Segment):
                 opened[at] = words
             elif mark.kind == "close":
                 begin = partner[at]
-                if not stack or stack.pop() != begin or (held[at] > held[begin] and words == opened[begin]):
+                if not stack or stack.pop() != begin or (held[at] > held[begin]) != (words > opened[begin]):
                     return None
             out += [self.escape(text), mark.raw]
             words += mark.kind == "word"
