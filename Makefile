@@ -1,8 +1,8 @@
 # moe - inference for Mixture-of-Experts translation models.   `make help` lists the targets.
 #
-# Variables: CC, CXX, CFLAGS, LDFLAGS as usual; PREFIX, DESTDIR for install; MODEL for demo;
+# Variables: CC, CXX, CFLAGS, LDFLAGS as usual; PREFIX, LIBDIR, DESTDIR for install; MODEL for demo;
 # BUILD (objects) and BIN (programs) let variants such as `make asan` live beside the normal build;
-# JOBS says how many suites, or fuzz targets, run at a time;
+# JOBS (as many as there are cores) says how many compilers, suites or fuzz targets run at a time;
 # CUDA=1 builds programs that use a GPU where there is one, CUDA_HOME, NVCC, CUDA_ARCH for it.
 
 PREFIX ?= /usr/local
@@ -10,8 +10,13 @@ BUILD  ?= build
 BIN    ?= .
 MODEL  ?= models/en-de-fr-es.bin
 DEPS   ?= tools/install-deps
-JOBS   ?= 1
+JOBS   ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 OBJCOPY ?= objcopy
+
+# `make` alone compiles on all cores. A make below another one shares its jobs; make 3.81 would not take it from here.
+ifeq ($(MAKELEVEL)$(findstring output-sync,$(.FEATURES)),0output-sync)
+MAKEFLAGS += -j$(JOBS)
+endif
 
 ifeq ($(origin CXX),default)
 CXX := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),g++)
@@ -90,8 +95,8 @@ PROGRAMS = $(TEXT_PROGRAMS) $(BIN)/moe-server $(BIN)/moe-make-random $(BIN)/moe-
 
 # ---- Build ---------------------------------------------------------------------------------------------------
 
-.PHONY: all help demo wheel test test-arm test-spark check install uninstall clean asan tsan valgrind c-suites \
-	 coverage tidy fuzz fuzz-coverage FORCE
+.PHONY: all help demo wheel test test-long test-fresh test-arm test-spark check install uninstall clean asan tsan \
+	 valgrind c-suites coverage tidy fuzz fuzz-coverage FORCE
 .DEFAULT_GOAL := all
 
 all: $(PROGRAMS) $(LIBRARY) $(TEXT_LIBRARY) $(SHARED_LIBRARIES)
@@ -216,7 +221,9 @@ help:
 	@echo '                      ./moe-server'
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
-	@echo 'make test             build and run all tests'
+	@echo 'make test             build and run the tests (ten minutes on two cores, with what they need)'
+	@echo 'make test-long        the others: long ones, and those that need PyTorch or transformers'
+	@echo 'make test-fresh       make demo and make test on a new Debian: SUITE=bookworm or trixie (as root)'
 	@echo 'tests/cuda/gpu-check       on a machine with a GPU: bytes, races and speed of the CUDA build in one table'
 	@echo 'make check            quick checks of the source: exported names, table of contents'
 	@echo 'make asan             run the C suites with the address and undefined-behaviour sanitizers'
@@ -253,7 +260,7 @@ demo: all
 	@printf '\nYour turn:  ./moe-translate -m %s -t de      (one sentence per line, ^D ends)\n' $(MODEL)
 
 install: all
-	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' BIN='$(BIN)' PROGRAMS='$(notdir $(PROGRAMS))' \
+	@PREFIX='$(PREFIX)' LIBDIR='$(LIBDIR)' DESTDIR='$(DESTDIR)' BIN='$(BIN)' PROGRAMS='$(notdir $(PROGRAMS))' \
 	    CUDA_LIBS='$(CUDA_LIBS)' tools/install install
 
 # A wheel for any Python 3 of any Linux that has the C library of this one or a newer one, with all libraries in it.
@@ -308,8 +315,29 @@ $(BUILD)/short_io.so: tests/programs/short_io.c | $(BUILD)/.deps-test
 $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 	$(LINK) -lm $(CUDA_LIBS) -o $@
 
-test: $(BUILD)/.deps-test all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/short_io.so
-	@BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS) tests/check-source $(TEST_PROGRAMS) $(TEST_SCRIPTS)
+# What needs PyTorch or transformers, or takes minutes, waits for test-long; test_cuda_golden.sh is the emulated GPU's
+# short part. In both the longest begin first, so that no core is idle at the end.
+LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BUILD)/test_cuda \
+	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py \
+	tests/convert/test_hf_tokens.py tests/golden/test_fixtures.py tests/convert/test_keys.py
+FIRST_SUITES = $(addprefix tests/,server/test_server.py programs/test_cli_gating.py programs/test_cli.py \
+	convert/test_damage.py convert/test_gnmt.py programs/test_allocations.py package/test_translator.py) \
+	$(addprefix $(BUILD)/,test_session test_session-emulated test_kernels-emulated test_kernels)
+SUITES = $(filter-out $(LONG_SUITES),$(TEST_PROGRAMS) $(TEST_SCRIPTS))
+NEEDED_BY_TESTS = all $(TEST_PROGRAMS) $(BUILD)/moe-translate-emulated $(BUILD)/short_io.so
+RUN_SUITES = BIN="$(BIN)" BUILD="$(BUILD)" python3 tests/run -j $(JOBS)
+
+test: $(BUILD)/.deps-test $(NEEDED_BY_TESTS)
+	@$(RUN_SUITES) tests/check-source $(filter $(SUITES),$(FIRST_SUITES)) $(filter-out $(FIRST_SUITES),$(SUITES))
+	@echo 'Left for make test-long: $(notdir $(LONG_SUITES))'
+
+test-long: $(BUILD)/.deps-test-long $(NEEDED_BY_TESTS)
+	@MOE_TEST_TIMEOUT=1800 $(RUN_SUITES) $(LONG_SUITES)
+
+# COMMANDS: what is run there, in quotes.
+SUITE ?= bookworm
+test-fresh: $(BUILD)/.deps-fresh
+	@tests/fresh $(SUITE) $(COMMANDS)
 
 check: $(BUILD)/moe.o
 	@BUILD="$(BUILD)" python3 tests/check-source

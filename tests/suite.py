@@ -11,7 +11,7 @@
         sys.exit(test.run())
 
 Every test prints `ok NAME (seconds)`, `skip NAME: why` or `FAIL NAME: line N: what`, and the last line is `N passed, N
-failed`. Where CI is set, tools/install-deps --test has been here: a test whose module is missing then fails.
+failed`. Where CI is set, tools/install-deps --test-long has been here: a test whose module is missing then fails.
 """
 import os
 import sys

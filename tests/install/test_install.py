@@ -112,6 +112,25 @@ def a_staged_tree_names_the_final_prefix_and_nothing_else():
 
 
 @test
+def libraries_go_where_LIBDIR_says():
+    usual = [x for x in files_in(PREFIX) if x.startswith("lib/")]
+    for libdir in "/opt/moe/lib/x86_64-linux-gnu", "/usr/lib64":
+        stage = WORK + "/stage" + os.path.basename(libdir)
+        make("install", "/opt/moe", DESTDIR=stage, LIBDIR=libdir)
+        assert ["lib/" + x for x in files_in(stage + libdir)] == usual, files_in(stage)
+        assert len(files_in(stage)) == len(files_in(PREFIX)), files_in(stage)
+        for name in "moe", "moetext":
+            with open(f"{stage}{libdir}/pkgconfig/{name}.pc", encoding="utf-8") as file:
+                assert f"libdir={libdir.replace('/opt/moe', '${prefix}')}\n" in file.read()
+        assert run(stage + "/opt/moe/bin/moe-translate", "-t", "de", "Good morning!") == "Guten Morgen!\n"
+        make("uninstall", "/opt/moe", DESTDIR=stage)
+        assert files_in(stage) == [] and not os.path.exists(stage + libdir), files_in(stage)
+    said = run("make", "-s", "-o", "all", "install", "PREFIX=/opt/moe", "DESTDIR=" + WORK, "LIBDIR=lib64",
+               cwd=ROOT, status=2)
+    assert "LIBDIR must be an absolute path" in said, said
+
+
+@test
 def shared_libraries_have_a_number_and_export_nothing_foreign():
     version = re.search(r'MOE_VERSION "(.*)"', open(PREFIX + "/include/moe.h").read())[1]
     for name, wanted in ("libmoe", {"moe_translate"}), ("libmoetext", {"moe_translate", "moetext_translate"}):
