@@ -65,7 +65,8 @@ def converted(o, name, kind):
     path = os.path.join(o.folder, "%s-%s.bin" % (name, kind))
     if not os.path.exists(path):
         subprocess.run([sys.executable, os.path.join(ROOT, "tools", "convert", "convert.py"), "--from", "hf",
-                        checkpoint_of(o, name), "-o", path, "--type", kind], check=True)
+                        checkpoint_of(o, name), "-o", path, "--type", kind],
+                       check=True, stdout=sys.stderr)  # standard output is for results
     return path
 
 
@@ -191,7 +192,11 @@ def table(o):
     groups = collections.OrderedDict()
     for path in o.results:
         with open(path, encoding="utf-8") as file:
-            for line in map(json.loads, file):
+            for number, text in enumerate(file, 1):
+                try:
+                    line = json.loads(text)
+                except ValueError:
+                    sys.exit("%s: line %d is none that `run` has printed: %s" % (path, number, text[:60].strip()))
                 groups.setdefault((line["network"], line["lengths"], line["beam"], line["batch"]), []).append(line)
     print("| network | sentences | beam | batch | moe tokens/s | CTranslate2 | moe : CTranslate2 | rounds "
           "| of the bound | moe MB | CTranslate2 MB |\n" + "|---" * 11 + "|")

@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""same_network.py's standard output is a table's input, and nothing else. Prints `ok NAME` or `FAIL NAME` per test."""
+import os
+import subprocess
+import sys
+import tempfile
+
+from suite import Suite
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+HERE = os.path.dirname(os.path.abspath(__file__))
+test = Suite()
+
+
+def run(*command, folder=HERE):
+    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
+
+
+@test.needs(numpy, "NumPy")
+def converting_a_network_prints_no_line_of_results():
+    with tempfile.TemporaryDirectory() as folder:
+        done = run("-c", "import argparse, sys, same_network as s; "
+                   "s.converted(argparse.Namespace(folder=sys.argv[1]), 'marian', 'q8')", folder)
+        assert done.returncode == 0 and os.path.exists(folder + "/marian-q8.bin"), done.stderr[-500:]
+        assert done.stdout == "" and "marian-q8.bin" in done.stderr, (done.stdout, done.stderr)
+
+
+@test
+def a_line_that_is_no_result_is_named():
+    with tempfile.TemporaryDirectory() as folder:
+        with open(folder + "/results", "w", encoding="utf-8") as file:
+            file.write("written: opus.bin\n")
+        done = run("same_network.py", "table", folder + "/results")
+        assert done.returncode == 1 and "line 1 is none" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+if __name__ == "__main__":
+    sys.exit(test.run())
