@@ -35,6 +35,16 @@ FORMATS = {
     "markdown": Format((".md", ".markdown"), "markdown"),
     "subtitles": Format((".srt", ".vtt", ".sbv", ".ass", ".ssa"), "subtitles"),
     "po": Format((".po", ".pot"), "po"),
+    "docx": Format((".docx", ".docm", ".dotx"), "docx", True),
+    "odt": Format((".odt", ".ott", ".odp"), "odt", True),
+    "epub": Format((".epub",), "epub", True),
+    "xliff": Format((".xliff", ".xlf"), "xliff"),
+    "json": Format((".json", ".arb", ".jsonl"), "strings_json"),
+    "table": Format((".csv", ".tsv"), "table"),
+    "android": Format((".xml",), "android"),
+    "qt": Format((".ts",), "qt"),
+    "properties": Format((".properties",), "properties"),
+    "yaml": Format((".yaml", ".yml"), "strings_yaml"),
 }
 # Where a document itself says how its characters are written
 DECLARED = {
@@ -44,6 +54,7 @@ DECLARED = {
     "po": re.compile(rb"Content-Type:[^\"\\]*charset=([\w.:-]+)", re.I),
     "xml": re.compile(rb"\A\s*<\?xml[^>]{0,100}?encoding=[\"']([\w.:-]+)"),
 }
+XML = ("html", "android", "qt", "xliff")
 MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 # Where a module has another name than the package that brings it
 PACKAGES = {"markdown_it": "markdown-it-py", "yaml": "PyYAML"}
@@ -97,9 +108,10 @@ def decode(data, encoding):
 
 
 def encoded(text, kind, encoding):
+    instead = {"properties": "javapropertiesreplace"} | dict.fromkeys(XML, "xmlcharrefreplace")
     try:
         # The translation may want signs that the source did not.
-        return text.encode(encoding, "xmlcharrefreplace" if kind in ("html", "android", "qt", "xliff") else "strict")
+        return text.encode(encoding, instead.get(kind, "strict"))
     except UnicodeEncodeError as error:
         sign = text[error.start]
         raise DocumentError(
@@ -314,6 +326,7 @@ def one_document(path, kind, output, watched, options):
         kept,
         options.encoding,
         overwrite=options.overwrite or None,
+        source=options.source,
         target=options.target,
         columns=options.columns,
     )

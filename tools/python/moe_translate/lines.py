@@ -1,8 +1,10 @@
 """Texts of several lines in files of strings: as many line breaks come out as went in. A sentence that was wrapped is
-translated whole, and its words are dealt out to the lines again."""
+translated whole, and its words are dealt out to the lines again. The sign of a key (&File, _Open) goes to the same
+letter of the translation, or to its first one."""
 
 import re
 
+from .conversions import KEY, same_conversions
 from .segments import Segment
 
 WORDS = re.compile(r"(?:<[^<>]*>|%\([^()]*\)|\$?\{[^{}]*\}|\S)+")
@@ -10,14 +12,22 @@ END = re.compile(r"[.!?:;。！？؟]['\"”’»)\]]*$")
 
 
 class Line(Segment):
-    """A line, or several that are one sentence; `newline`: how the document writes a line break."""
+    """A line, or several that are one sentence; `newline`: how the document writes a line break; keys: whether & or _
+    may be the sign of a key; checked: a translation with other conversions (%s, {name}) than the line is not taken."""
 
-    def __init__(self, lines, escape=str, newline="\n"):
-        self.rows, self.newline = lines, newline
-        super().__init__([" ".join([lines[0].rstrip(), *(line.strip() for line in lines[1:])])], escape)
+    def __init__(self, lines, escape=str, newline="\n", keys=False, checked=False):
+        self.rows, self.newline, self.key = lines, newline, None
+        if keys and len(lines) == 1 and len(lines[0]) < 60 and lines[0].count("&") + lines[0].count("_") == 1:
+            self.key = KEY.search(lines[0])
+        if self.key:
+            lines = [lines[0][: self.key.start(1)] + lines[0][self.key.end(1) :]]
+        text = " ".join([lines[0].rstrip(), *map(str.strip, lines[1:])]) if len(lines) > 1 else lines[0]
+        super().__init__([text], escape, same_conversions(escape(text)) if checked else None)
 
     def _whole(self, raw):
         text = super()._whole(raw)
+        if self.key:
+            return self._signed(text)
         if len(self.rows) == 1:
             return text
         indent = text[: len(text) - len(text.lstrip())]
@@ -33,6 +43,13 @@ class Line(Segment):
             space = indent if not row else line[: len(line) - len(line.lstrip())]
             out.append(space + " ".join(words[begin:at]))
         return self.newline.join(out)
+
+    def _signed(self, text):
+        """The sign of the key before the same letter, or before the first one."""
+        letters = [match.start() for match in re.finditer(r"(?<![\\%&])[^\W\d_]", text)]
+        same = [at for at in letters if text[at].lower() == self.key[2].lower()]
+        at = (same or letters or [len(text)])[0]
+        return text[:at] + self.escape(self.key[1]) + text[at:]
 
 
 def goes_on(line, following):

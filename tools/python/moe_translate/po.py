@@ -4,10 +4,10 @@ the plural forms of the target language. A translation whose conversions (%s, {n
 never written: the message stays without one, and the caller hears of it."""
 
 import re
-from collections import Counter
 
 import polib
 
+from .conversions import conversions
 from .languages import two_letters
 from .lines import Line, text_parts
 
@@ -19,42 +19,6 @@ OURS = "\x01"  # at the beginning of each msgstr that is written here
 # polib takes these for ends of lines, gettext does not
 SEPARATORS = {ord(sign): 0xF700 + at for at, sign in enumerate("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")}
 BACK = {there: here for here, there in SEPARATORS.items()}
-# The sign of a key: &File, Save &As, _Open, E_xit; not R&D, file_name, &amp;
-KEY = re.compile(
-    r"(?:(?<![A-Z&])(?=&)|(?<![^\s(])(?=_)|(?<=[A-Z])(?=_[a-z])|(?<=[A-Z][a-z])(?=_[a-z]))([&_])([^\W\d_])(?!\w*[;_])"
-)
-
-# Conversions by the flag of the message; without one, those that any program may mean.
-C = r"%(?:\d+\$)?[-+ #0'I]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?(?:hh|h|ll|l|L|q|j|z|t)?(?:[diouxXeEfFgGaAcCsSpnm@%]|<PRI\w+>)"
-PYTHON = r"%(?:\([^()]*\))?[-+ #0]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?[hlL]?[diouxXeEfFgGcrsa%]"
-BRACES = r"\{[^{}\s]*\}"
-NAMED = r"%\([^()]*\)[-+ #0-9.]*[a-zA-Z]|%<[^<>]*>[-+ #0-9.]*[a-zA-Z]"
-FORMATS = {
-    "c-format": C,
-    "objc-format": C,
-    "gcc-internal-format": C,
-    "gfc-internal-format": C,
-    "php-format": C,
-    "perl-format": C,
-    "lua-format": C,
-    "sh-format": r"\$\w+|\$\{\w+\}",
-    "python-format": PYTHON,
-    "ruby-format": PYTHON + "|" + NAMED,
-    "python-brace-format": r"\{\{|\}\}|\{[^{}]*\}",
-    "perl-brace-format": BRACES,
-    "c++-format": BRACES,
-    "csharp-format": BRACES,
-    "java-format": BRACES,
-    "java-printf-format": C,
-    "qt-format": r"%L?\d+|%n",
-    "qt-plural-format": r"%L?\d+|%n",
-    "kde-format": r"%\d+",
-    "kde-kuit-format": r"%\d+",
-    "boost-format": C + r"|%\d+%|%\|[^|]*\|",
-    "javascript-format": C,
-}
-ANY = "|".join((NAMED, r"%(?:\d+\$)?[-.0-9]*l{0,2}[sdiufxc@](?![a-zA-Z])", r"%\d+\b", r"\{\w*\}", r"\$\{\w+\}"))
-
 # nplurals and plural of the languages that a model here may know: Unicode's CLDR by way of gettext's own table.
 PLURALS = {
     "nplurals=1; plural=0;": "ja ko zh vi th lo id ms my jv su km tpi yue",
@@ -85,16 +49,12 @@ PLURALS_OF = {name: forms for forms, names in PLURALS.items() for name in names.
 
 class Message(Line):
     """A line of a msgstr, or several that are one sentence. Where it cannot be translated EMPTY stands there, for
-    finish(). The sign of a key (&File, _Open) goes to the same letter of the translation, or to its first one."""
+    finish()."""
 
     speaks = False  # finish() says what became of it
 
     def __init__(self, lines, newline, keys=False):
-        self.key = KEY.search(lines[0]) if keys and len(lines) == 1 and len(lines[0]) < 60 else None
-        if self.key:
-            at = self.key.start(1)
-            lines = [lines[0][:at] + lines[0][at + 1 :]]
-        super().__init__(lines, polib.escape, newline)
+        super().__init__(lines, polib.escape, newline, keys)
 
     def accept_pieces(self, translations):
         if not all(answer for answer, piece in zip(translations, self.pieces()) if piece):
@@ -104,21 +64,10 @@ class Message(Line):
     def original(self):
         return EMPTY if self.source() else super().original()
 
-    def _whole(self, raw):
-        text = super()._whole(raw)
-        if not self.key or EMPTY in text:
-            return text
-        plain = [match.start() for match in re.finditer(r"(?<![\\%])[^\W\d_]", text)]
-        same = [at for at in plain if text[at].lower() == self.key[2].lower()]
-        at = (same or plain or [0])[0]
-        return text[:at] + self.key[1] + text[at:]
-
 
 def message(keyword, text, newline):
     """The parts of one msgstr."""
-    keys = len(KEY.findall(text)) == 1 and text.count("&") + text.count("_") == 1 and "\n" not in text
-    found = [keyword + ' "' + OURS, *text_parts(text, Message, "\\n", keys=keys), '"' + newline]
-    return found
+    return [keyword + ' "' + OURS, *text_parts(text, Message, "\\n", keys=True), '"' + newline]
 
 
 def plurals_of(target):
@@ -232,14 +181,6 @@ def line_end(line):
 
 
 # ---- What came out -----------------------------------------------------
-
-
-def conversions(text, flags):
-    """The conversions of a text by number, and in order those that take the next argument."""
-    named = [FORMATS[flag] for flag in flags if flag in FORMATS]
-    found = [match[0] for form in named or [ANY] for match in re.finditer(form, text)]
-    counting = [form for form in found if re.match(r"%[^%\d(<]*[a-zA-Z]|%\d+[a-zA-Z]|\{\}", form)]
-    return Counter(found), counting
 
 
 def finish(text, report):

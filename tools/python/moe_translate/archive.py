@@ -1,0 +1,117 @@
+"""Documents that are zip files with XML in them: docx, odt, epub. Members without text keep their bytes, and so do the
+order, dates and ways of compression."""
+
+import io
+import re
+import zipfile
+
+MOST = 1 << 30  # bytes in all that a document may have when it is unpacked
+LARGEST = 1 << 28  # of one member
+RATIO = 300
+OBJECT = re.compile("\x01(\\d+)\x02")
+
+
+class Archive:
+    def __init__(self, data):
+        try:
+            self.file = zipfile.ZipFile(io.BytesIO(data))
+        except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
+            raise ValueError(f"not a zip file: {error}") from None
+        self.infos = self.file.infolist()
+        self.names = {info.filename for info in self.infos}
+        sizes = [info.file_size for info in self.infos]
+        if len(sizes) > 50000 or sum(sizes) > MOST or any(size > LARGEST for size in sizes):
+            raise ValueError(f"{sum(sizes)} bytes in {len(sizes)} files when unpacked, which is refused")
+        for info in self.infos:
+            if info.file_size > 1 << 22 and info.file_size > RATIO * max(1, info.compress_size):
+                raise ValueError(f"{info.filename} is {info.file_size} bytes when unpacked, a zip bomb; refused")
+            if info.flag_bits & 1:
+                raise ValueError(f"{info.filename} is encrypted")
+        if len(self.names) < len(self.infos):
+            raise ValueError("two of its files have one name")
+
+    def read(self, name):
+        try:
+            return self.file.read(name)
+        except (zipfile.BadZipFile, KeyError, NotImplementedError, EOFError, OSError) as error:
+            raise ValueError(f"{name}: {error}") from None
+        except Exception as error:  # noqa: BLE001 - zlib.error, lzma.LZMAError
+            raise ValueError(f"{name} is damaged: {error}") from None
+
+    def text(self, name):
+        """A member's XML, read as UTF-8, or UTF-16 with a mark."""
+        data = self.read(name)
+        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return re.sub(r"(<\?xml[^>]*?)\s+encoding=\S+?(?=\s|\?>)", r"\1", data.decode("utf-16"), count=1)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{name} is not UTF-8") from None
+
+    def written(self, changed):
+        """The archive with other bytes for the members of `changed`."""
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as file:
+            file.comment = self.file.comment
+            for info in self.infos:
+                data = changed.get(info.filename)
+                data = self.read(info.filename) if data is None else data
+                new = zipfile.ZipInfo(info.filename, info.date_time)
+                new.compress_type, new.external_attr = info.compress_type, info.external_attr
+                new.create_system, new.comment = info.create_system, info.comment
+                file.writestr(new, data)
+        return out.getvalue()
+
+
+class Flow:
+    """The parts of all members in one list, so that one call translates them. What stands inside a sentence without
+    being a part of it (a picture, a footnote, and their text) is an object, a list of parts of its own."""
+
+    def __init__(self, archive):
+        self.archive, self.members, self.objects = archive, [], []
+
+    def member(self, name, parts):
+        self.members.append((name, parts))
+
+    def put(self, parts):
+        """What stands for an object until the end."""
+        self.objects.append(parts)
+        return f"\x01{len(self.objects) - 1}\x02"
+
+    def parts(self):
+        found = []
+        for at, (name, parts) in enumerate(self.members):
+            number = 0
+            for part in parts:
+                if not isinstance(part, str):
+                    number += 1
+                    part.place = f"{name}, text {number}"
+            found += [*(["\x00"] if at else []), *parts]
+        for parts in self.objects:
+            for part in parts:
+                if not isinstance(part, str):
+                    part.place = "a text box, note or the like"
+            found += ["\x00", *parts]
+        return found
+
+    def finish(self, text, report):
+        pieces = text.split("\x00")
+        objects = pieces[len(self.members) :]
+        changed = {}
+        for (name, _), piece in zip(self.members, pieces):
+            while OBJECT.search(piece):
+                piece = OBJECT.sub(lambda match: objects[int(match[1])], piece)
+            changed[name] = piece.encode("utf-8")
+        return self.archive.written(self.checked(changed, report))
+
+    def checked(self, changed, report):
+        """Only what is well-formed XML still, as it was."""
+        from .xmltree import Tree
+
+        for name in list(changed):
+            try:
+                Tree(changed[name])
+            except ValueError as error:
+                del changed[name]
+                report(name, f"stays as it was: its translation is {error}")
+        return changed

@@ -1,0 +1,62 @@
+"""What a program puts its values into (%s, {name}), and the sign of a key (&File): a translation must have the same."""
+
+import re
+from collections import Counter
+
+# The sign of a key: &File, Save &As, _Open, E_xit; not R&D, file_name, &amp;
+KEY = re.compile(
+    r"(?:(?<![A-Z&])(?=&)|(?<![^\s(])(?=_)|(?<=[A-Z])(?=_[a-z])|(?<=[A-Z][a-z])(?=_[a-z]))([&_])([^\W\d_])(?!\w*[;_])"
+)
+
+# Conversions by the flag of the message; without one, those that any program may mean.
+C = r"%(?:\d+\$)?[-+ #0'I]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?(?:hh|h|ll|l|L|q|j|z|t)?(?:[diouxXeEfFgGaAcCsSpnm@%]|<PRI\w+>)"
+PYTHON = r"%(?:\([^()]*\))?[-+ #0]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?[hlL]?[diouxXeEfFgGcrsa%]"
+BRACES = r"\{[^{}\s]*\}"
+NAMED = r"%\([^()]*\)[-+ #0-9.]*[a-zA-Z]|%<[^<>]*>[-+ #0-9.]*[a-zA-Z]"
+FORMATS = {
+    "c-format": C,
+    "objc-format": C,
+    "gcc-internal-format": C,
+    "gfc-internal-format": C,
+    "php-format": C,
+    "perl-format": C,
+    "lua-format": C,
+    "sh-format": r"\$\w+|\$\{\w+\}",
+    "python-format": PYTHON,
+    "ruby-format": PYTHON + "|" + NAMED,
+    "python-brace-format": r"\{\{|\}\}|\{[^{}]*\}",
+    "perl-brace-format": BRACES,
+    "c++-format": BRACES,
+    "csharp-format": BRACES,
+    "java-format": BRACES,
+    "java-printf-format": C,
+    "qt-format": r"%L?\d+|%n",
+    "qt-plural-format": r"%L?\d+|%n",
+    "kde-format": r"%\d+",
+    "kde-kuit-format": r"%\d+",
+    "boost-format": C + r"|%\d+%|%\|[^|]*\|",
+    "javascript-format": C,
+}
+ANY = "|".join((NAMED, r"%(?:\d+\$)?[-.0-9]*l{0,2}[sdiufxc@](?![a-zA-Z])", r"%\d+\b", r"\{\w*\}", r"\$\{\w+\}"))
+
+
+def conversions(text, flags):
+    """The conversions of a text by number, and in order those that take the next argument."""
+    named = [FORMATS[flag] for flag in flags if flag in FORMATS]
+    found = [match[0] for form in named or [ANY] for match in re.finditer(form, text)]
+    counting = [form for form in found if re.match(r"%[^%\d(<]*[a-zA-Z]|%\d+[a-zA-Z]|\{\}", form)]
+    return Counter(found), counting
+
+
+def same_conversions(source):
+    """A Segment's check: whether a translation has the conversions of `source`."""
+    wanted = conversions(source, ())
+    return lambda raw: conversions(raw, ()) == wanted
+
+
+def prose(text):
+    """Whether it is something to read, not a name for programs: not user_id, app.title, /a/b, #fff, btnOk, a@b.c."""
+    word = text.strip()
+    if not re.search(r"[^\W\d_]", word):
+        return False
+    return bool(re.search(r"\s", word)) or not re.search(r"[_/\\@#<>=]|\w[.:]\w|\d[^\W\d_]|[a-z][A-Z]|://", word)

@@ -1,0 +1,203 @@
+"""Word's documents (.docx): paragraphs of the text, of tables, headers, footers, notes and text boxes. A paragraph is
+translated whole; its runs' formats, links and fields are marks in it. Insertions are text, deletions stay as they are;
+code (styles named Verbatim, Code, Source), formulas and names of merge fields too. Expat, not python-docx, reads it:
+that writes the parts it knows anew."""
+
+import re
+from collections import Counter
+
+from .archive import Archive, Flow
+from .languages import right_to_left
+from .segments import Mark, Segment
+from .xmltree import Node, Text, Tree, escape
+
+KINDS = ("document.main", "template.main", "document.macroEnabled.main", "header", "footer", "footnotes", "endnotes")
+CONTAINERS = set("hyperlink ins moveTo smartTag fldSimple sdt customXml dir bdo".split())
+DROPPED = {"w:proofErr", "w:lastRenderedPageBreak"}  # Word's own notes on its last look at the text
+BREAKS = {"w:tab", "w:br", "w:cr", "w:ptab"}
+CODE = re.compile(r"verbatim|source|code|preformatted|listing", re.I)
+FIELDS = re.compile(r"\s*(?:MERGEFIELD|ADDIN|FILENAME|AUTHOR|DATE|TIME|DOCPROPERTY|CITATION|EQ|SYMBOL|FORM\w+)\b")
+LANGUAGE = re.compile(r"<w:lang\b[^>]*/>|<w:noProof\s*/>")
+SIGN = re.compile("(\x01\\d+\x02|\x03\\d+\x04|\x03/\x04)")
+BEHIND_BIDI = re.compile(
+    r"<w:(?:adjustRightInd|snapToGrid|spacing|ind|contextualSpacing|mirrorIndents|suppressOverlap|jc|textDirection"
+    r"|textAlignment|textboxTightWrap|outlineLvl|divId|cnfStyle|rPr|sectPr|pPrChange)\b|</w:pPr>"
+)
+BEHIND_RTL = re.compile(r"<w:(?:cs|em|lang|eastAsianLayout|specVanish|oMath|rPrChange)\b|</w:rPr>")
+
+
+class Sentence(Segment):
+    """A paragraph, or its part between breaks; `formats`: properties of runs, the first one those of most text."""
+
+    def __init__(self, items, formats):
+        self.formats = formats
+        super().__init__(items, escape)
+
+    def _whole(self, raw):
+        out, stack = [], [0]
+        for piece in SIGN.split(super()._whole(raw)):
+            if piece.startswith("\x01"):
+                out.append(piece)
+            elif piece == "\x03/\x04":
+                stack = stack[:-1] or [0]
+            elif piece.startswith("\x03"):
+                stack.append(int(piece[1:-1]))
+            elif piece:
+                out.append(f'<w:r>{self.formats[stack[-1]]}<w:t xml:space="preserve">{piece}</w:t></w:r>')
+        return "".join(out)
+
+
+class Part:
+    def __init__(self, text, flow, right):
+        self.tree, self.flow, self.right, self.fields = Tree(text), flow, right, []
+
+    def parts(self):
+        root = self.tree.root
+        return self.tree.spliced(0, len(self.tree.data), self.changes(root))
+
+    def changes(self, node):
+        """Of all paragraphs in it that stand in no other one."""
+        found, waiting = [], [node]
+        while waiting:
+            at = waiting.pop()
+            if at.name == "w:p" and at is not node:
+                found += self.paragraph(at)
+            else:
+                waiting += [child for child in reversed(at.children) if isinstance(child, Node)]
+        return found
+
+    def object(self, node, before="", after=""):
+        changes = self.changes(node)
+        return "object", self.flow.put([before, *self.tree.spliced(node.begin, node.end, changes), after])
+
+    def paragraph(self, node):
+        properties = node.child("w:pPr")
+        style = next(properties.nodes("w:pStyle"), None) if properties else None
+        atoms = []
+        if not (style and CODE.search(style.attributes.get("w:val", ""))):
+            self.visit(node, atoms)
+        if not any(kind == "text" and re.search(r"[^\W\d_]", text) for kind, text, *_ in atoms):
+            return [change for child in node.children if isinstance(child, Node) for change in self.changes(child)]
+        begin = properties.end if properties else node.inside
+        changes = [(begin, node.inside_end, self.sentences(atoms))]
+        if self.right:
+            raw = self.tree.raw(properties.begin, properties.end) if properties else "<w:pPr></w:pPr>"
+            raw = re.sub(r"^<w:pPr\s*/>$", "<w:pPr></w:pPr>", raw)
+            if "<w:bidi" not in raw:
+                raw = BEHIND_BIDI.sub(lambda match: "<w:bidi/>" + match[0], raw, count=1)
+            changes = [(properties.begin if properties else begin, begin, [raw]), *changes]
+        return changes
+
+    def visit(self, node, atoms):
+        for child in node.children:
+            if isinstance(child, Text) or child.name == "w:pPr" or child.name in DROPPED:
+                continue
+            if child.name == "w:r":
+                self.run(child, atoms)
+                continue
+            inner = child.child("w:sdtContent") if child.name == "w:sdt" else child
+            if child.name[2:] in CONTAINERS and inner and self.speaks(child):
+                atoms.append(("open", self.flow.put([self.tree.raw(child.begin, inner.inside)])))
+                self.visit(inner, atoms)
+                atoms.append(("close", self.flow.put([self.tree.raw(inner.inside_end, child.end)])))
+            else:
+                atoms.append(self.object(child))
+
+    def speaks(self, node):
+        if FIELDS.match(node.attributes.get("w:instr", "")):
+            return False
+        return any(at.name == "w:t" for at in node.nodes()) and not any(at.name == "w:p" for at in node.nodes())
+
+    def run(self, node, atoms):
+        properties = node.child("w:rPr")
+        raw = LANGUAGE.sub("", self.tree.raw(properties.begin, properties.end)) if properties else ""
+        raw = "" if raw == "<w:rPr></w:rPr>" else raw
+        style = next(properties.nodes("w:rStyle"), None) if properties else None
+        kept = bool(style and CODE.search(style.attributes.get("w:val", "")))
+        tag, end = self.tree.tag(node), "</w:r>"
+        old = self.tree.raw(properties.begin, properties.end) if properties else ""
+        for child in node.children:
+            if isinstance(child, Text) or child is properties or child.name in DROPPED:
+                continue
+            self.field(child)
+            if child.name == "w:t" and not kept and not any(FIELDS.match(field) for field in self.fields):
+                atoms.append(("text", child.text(), raw))
+            elif child.name in BREAKS and not self.fields:
+                atoms.append(("break", self.object(child, tag + old, end)[1]))
+            else:
+                atoms.append(self.object(child, tag + old, end))
+
+    def field(self, node):
+        """Complex fields: their instructions stand in runs before the text."""
+        if node.name == "w:fldChar":
+            kind = node.attributes.get("w:fldCharType")
+            if kind == "begin":
+                self.fields.append("")
+            elif kind == "end" and self.fields:
+                self.fields.pop()
+        elif node.name == "w:instrText" and self.fields:
+            self.fields[-1] += node.text()
+
+    def sentences(self, atoms):
+        found, chunk = [], []
+        for atom in [*atoms, ("break", "")]:
+            if atom[0] != "break":
+                chunk.append(atom)
+                continue
+            found += [self.sentence(chunk)] if chunk else []
+            found.append(atom[1])
+            chunk = []
+        return found
+
+    def sentence(self, atoms):
+        sizes = Counter()
+        for at, atom in enumerate(atoms):
+            if atom[0] == "text":
+                if atom[1].isspace() and at and atoms[at - 1][0] == "text":
+                    atoms[at] = ("text", atom[1], atoms[at - 1][2])  # blanks have no look of their own
+                sizes[atoms[at][2]] += len(atom[1])
+        formats = [raw for raw, _ in sizes.most_common()] or [""]
+        items, at = [], 0
+        while at < len(atoms):
+            kind, value = atoms[at][:2]
+            if kind != "text":
+                mark = Mark(value, "single" if kind == "object" else kind)
+                if kind == "object" and items and isinstance(items[-1], Mark) and items[-1].kind == "single":
+                    items[-1].raw += value
+                else:
+                    items.append(mark)
+                at += 1
+                continue
+            number, text = formats.index(atoms[at][2]), ""
+            while at < len(atoms) and atoms[at][0] == "text" and atoms[at][2] == formats[number]:
+                text += atoms[at][1]
+                at += 1
+            items += [Mark(f"\x03{number}\x04", "open"), text, Mark("\x03/\x04", "close")] if number else [text]
+        if self.right:
+            formats = [right_run(raw) for raw in formats]
+        return Sentence(items, formats)
+
+
+def right_run(raw):
+    raw = raw or "<w:rPr></w:rPr>"
+    return raw if "<w:rtl" in raw else BEHIND_RTL.sub(lambda match: "<w:rtl/>" + match[0], raw, count=1)
+
+
+def unpack(data, target=None):
+    archive = Archive(data)
+    flow = Flow(archive)
+    for override in Tree(archive.text("[Content_Types].xml")).root.nodes():
+        kind = override.attributes.get("ContentType", "")
+        name = override.attributes.get("PartName", "").lstrip("/")
+        if kind.endswith(tuple(f".{known}+xml" for known in KINDS)) and name in archive.names:
+            text = archive.text(name)
+            refuse_entities(text, name)
+            flow.member(name, Part(text, flow, right_to_left(target)).parts())
+    if not flow.members:
+        raise ValueError("there is no Word document in it")
+    return flow.parts(), flow.finish
+
+
+def refuse_entities(text, name):
+    if "<!DOCTYPE" in text:
+        raise ValueError(f"{name} has a DOCTYPE, which is refused")

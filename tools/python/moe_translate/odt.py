@@ -1,0 +1,96 @@
+"""OpenDocument texts and slides (.odt, .odp): paragraphs and headings, also in tables, headers, footers, notes and
+frames. Spans and links are marks; deletions, annotations, fields and code stay as they are. Expat, not odfpy, reads it:
+that writes all of the XML anew."""
+
+import re
+
+from .archive import Archive, Flow
+from .docx import refuse_entities
+from .segments import Mark, Segment
+from .xmltree import Node, Text, Tree, escape
+
+PARAGRAPHS = {"text:p", "text:h"}
+PAIRS = {"text:span", "text:a", "text:meta", "text:ruby", "text:ruby-base"}
+BREAKS = {"text:tab", "text:line-break"}
+KEPT = {
+    "text:tracked-changes",
+    "office:annotation",
+    "office:scripts",
+    "office:forms",
+    "math:math",
+    "office:automatic-styles",
+}
+CODE = re.compile(r"source|preformatted|code|verbatim|teletype", re.I)
+
+
+class Part:
+    def __init__(self, text, flow):
+        self.tree, self.flow = Tree(text), flow
+        styles = {
+            style.attributes.get("style:name"): style.attributes.get("style:parent-style-name") or ""
+            for style in self.tree.root.nodes("style:style")
+        }
+        self.code = {name for name, parent in styles.items() if name and CODE.search(name + " " + parent)}
+
+    def parts(self):
+        return self.tree.spliced(0, len(self.tree.data), self.changes(self.tree.root))
+
+    def changes(self, node):
+        """Of all paragraphs in it that stand in no other one."""
+        found, waiting = [], [node]
+        while waiting:
+            at = waiting.pop()
+            if at.name in KEPT:
+                continue
+            if at.name in PARAGRAPHS and at is not node:
+                found += self.paragraph(at)
+            else:
+                waiting += [child for child in reversed(at.children) if isinstance(child, Node)]
+        return found
+
+    def object(self, node):
+        return Mark(self.flow.put(self.tree.spliced(node.begin, node.end, self.changes(node))))
+
+    def is_code(self, node):
+        name = node.attributes.get("text:style-name", "")
+        return name in self.code or bool(CODE.search(name))
+
+    def paragraph(self, node):
+        chunks = [[]]
+        if not self.is_code(node):
+            self.visit(node, chunks)
+        if not any(isinstance(item, str) and re.search(r"[^\W\d_]", item) for chunk in chunks for item in chunk):
+            return [change for child in node.children if isinstance(child, Node) for change in self.changes(child)]
+        parts = [part if isinstance(part, str) else Segment(part, escape) for part in chunks]
+        return [(node.inside, node.inside_end, parts)]
+
+    def visit(self, node, chunks):
+        """Items on the last of the chunks; a break between chunks is a string."""
+        for child in node.children:
+            if isinstance(child, Text):
+                chunks[-1].append(child.text)
+            elif child.name == "text:soft-page-break":
+                continue
+            elif child.name == "text:s" and child.attributes.get("text:c", "1") == "1":
+                chunks[-1].append(" ")
+            elif child.name in BREAKS or child.name == "text:s":
+                chunks += [self.tree.raw(child.begin, child.end), []]
+            elif child.name in PAIRS and child.children and not self.is_code(child):
+                chunks[-1].append(Mark(self.tree.tag(child), "open"))
+                self.visit(child, chunks)
+                chunks[-1].append(Mark(self.tree.raw(child.inside_end, child.end), "close"))
+            else:
+                chunks[-1].append(self.object(child))
+
+
+def unpack(data):
+    archive = Archive(data)
+    flow = Flow(archive)
+    for name in ("content.xml", "styles.xml"):
+        if name in archive.names:
+            text = archive.text(name)
+            refuse_entities(text, name)
+            flow.member(name, Part(text, flow).parts())
+    if not flow.members:
+        raise ValueError("there is no OpenDocument text in it")
+    return flow.parts(), flow.finish

@@ -1,0 +1,53 @@
+"""Qt's .ts files: unfinished messages without a translation get one and stay unfinished, for a person to look at.
+Messages with a translation stay, unless overwriting is asked for."""
+
+import re
+
+from .languages import two_letters
+from .lines import text_parts
+from .po import plurals_of
+from .xmltree import Node, Tree, escape, with_attribute
+
+
+def parts(data, overwrite=False, target=None):
+    tree, changes = Tree(data), []
+    root = next((node for node in tree.root.children if isinstance(node, Node) and node.name == "TS"), None)
+    if root is None:
+        raise ValueError("there is no <TS> in it: not a file of Qt Linguist")
+    if target:
+        tag = with_attribute(tree.tag(root), "language", two_letters(target))
+        changes.append((root.begin, root.inside, [tag] if not root.attributes.get("language") else [tree.tag(root)]))
+    for node in tree.root.nodes("message"):
+        source, translation = node.child("source"), node.child("translation")
+        if source is None or any(isinstance(child, Node) for child in source.children):
+            continue
+        kind = translation.attributes.get("type", "") if translation else "unfinished"
+        done = translation is not None and re.sub(r"<[^<>]*>", "", tree.raw(translation.inside, translation.inside_end))
+        if kind in ("obsolete", "vanished") or done and done.strip() and not overwrite:
+            continue
+        if kind != "unfinished" and not overwrite:
+            continue
+        text = source.text()
+        if not re.search(r"[^\W\d_]", text):
+            continue
+        changes.append(change(tree, node, translation, text, target))
+    return tree.spliced(0, len(tree.data), changes)
+
+
+def change(tree, node, translation, text, target):
+    def one():
+        return text_parts(text, escape=escape, keys=True, checked=True)
+
+    found = one()
+    if node.attributes.get("numerus") == "yes":
+        match = re.match(r"nplurals=(\d)", (target and plurals_of(target)) or "")
+        forms = len([child for child in translation.children if isinstance(child, Node)]) if translation else 0
+        found = []
+        for _ in range(int(match[1]) if match else max(forms, 1)):
+            found += ["\n            <numerusform>", *one(), "</numerusform>"]
+        found.append("\n        ")
+    if translation is None:
+        source = node.child("source")
+        return source.end, source.end, ['\n        <translation type="unfinished">', *found, "</translation>"]
+    tag = with_attribute(re.sub(r"\s*/>$", ">", tree.tag(translation)), "type", "unfinished")
+    return translation.begin, translation.end, [tag, *found, "</translation>"]

@@ -1,0 +1,59 @@
+"""JSON with texts for people, such as those of i18next, Vue, Flutter (.arb): values that read like text are translated,
+keys, numbers, names for programs and what belongs to keys with @ or $ stay. All other bytes stay."""
+
+import json
+import re
+
+from .conversions import prose
+from .lines import text_parts
+
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]')
+
+
+def parts(data):
+    check(data)
+    ascii_only = data.isascii() and "\\u" in data
+    found, end, stack, key = [], 0, [], None  # stack: (kind, whether what is in it stays)
+    tokens = list(TOKEN.finditer(data))
+    for at, match in enumerate(tokens):
+        sign = match[0]
+        kept = bool(stack and stack[-1][1]) or bool(key and key[:1] in "@$")
+        if sign in "{[":
+            stack.append((sign, kept))
+            key = None
+        elif sign in "}]":
+            stack.pop()
+            key = None
+        elif sign == ",":
+            key = None if stack and stack[-1][0] == "{" else key
+        elif sign[0] == '"' and stack and stack[-1][0] == "{" and tokens[at + 1][0] == ":":
+            key = json.loads(sign, strict=False)
+        elif sign[0] == '"' and not kept:
+            text = json.loads(sign, strict=False)
+            if prose(text):
+                found.append(data[end : match.start() + 1])
+                found += value(text, ascii_only)
+                end = match.end() - 1
+    return [*found, data[end:]]
+
+
+def value(text, ascii_only):
+    def escape(plain):
+        return json.dumps(plain, ensure_ascii=ascii_only)[1:-1]
+
+    return text_parts(text, escape=escape, newline="\\n", checked=True)
+
+
+def check(data):
+    """One value, or one a line."""
+    try:
+        json.loads(data, strict=False)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValueError as error:
+        try:
+            lines = [json.loads(line, strict=False) for line in data.splitlines() if line.strip()]
+        except ValueError:
+            lines = []
+        if len(lines) < 2:
+            raise ValueError(f"not JSON: {error}") from None

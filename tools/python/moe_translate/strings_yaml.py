@@ -1,0 +1,96 @@
+"""YAML with texts for people, such as the locales of Rails: values that read like text are translated; keys, comments,
+anchors, numbers, names for programs and layout stay. PyYAML says where values stand; nothing is built of them. A locale
+whose only key is its language gets the target's."""
+
+import json
+import re
+
+import yaml
+
+from .conversions import prose
+from .languages import two_letters
+from .lines import Line, text_parts
+
+PLAIN = re.compile(r"[^\W\d_][^:#\[\]{},&*!|>'\"%@`\n\\]*")
+LANGUAGE = re.compile(r"[a-z]{2,3}(?:[-_][A-Z]{2})?")
+
+
+def scalars(data):
+    """(event, whether it is a key, depth) of each scalar."""
+    stack = []  # for a mapping whether a key comes next, for a list None
+    for event in yaml.parse(data, Loader=yaml.SafeLoader):
+        node = isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent, yaml.MappingStartEvent, yaml.SequenceStartEvent))
+        key = bool(stack and stack[-1])
+        if isinstance(event, yaml.ScalarEvent):
+            yield event, key, len(stack)
+        if node and stack and stack[-1] is not None:
+            stack[-1] = not stack[-1]
+        if isinstance(event, yaml.MappingStartEvent):
+            stack.append(True)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            stack.append(None)
+        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+            stack.pop()
+
+
+def parts(data, target=None):
+    try:
+        events = list(scalars(data))
+    except yaml.YAMLError as error:
+        raise ValueError("not YAML: " + " ".join(str(error).split())) from None
+    resolver, found, end = yaml.SafeLoader(""), [], 0
+    tops = [event for event, key, depth in events if key and depth == 1]
+    for event, key, _ in events:
+        low, high = event.start_mark.index, event.end_mark.index
+        if key:
+            if target and event is tops[0] and len(tops) == 1 and LANGUAGE.fullmatch(data[low:high]):
+                found += [data[end:low], two_letters(target).replace("_", "-")]
+                end = high
+            continue
+        plain = event.style in (None, "")
+        if plain and resolver.resolve(yaml.ScalarNode, event.value, (True, False)) != "tag:yaml.org,2002:str":
+            continue
+        if event.tag and event.tag != "tag:yaml.org,2002:str" and event.tag != "!" or not prose(event.value):
+            continue
+        found += [data[end:low], *value(event, data[low:high])]
+        end = high
+    return [*found, data[end:]]
+
+
+def value(event, raw):
+    if event.style in ("|", ">"):
+        return block(raw, event.style)
+    if event.style == "'" and "\n" not in event.value:
+        return ["'", Line([event.value], lambda text: text.replace("'", "''"), checked=True), "'"]
+    if event.style in ("'", '"') or "\n" in event.value:
+        return ['"', *text_parts(event.value, escape=quoted, newline="\\n", checked=True), '"']
+    return [Plain([event.value], checked=True)]
+
+
+def quoted(text):
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+class Plain(Line):
+    """A scalar without quotes, which a translation may come to need."""
+
+    def _whole(self, raw):
+        text = super()._whole(raw)
+        if PLAIN.fullmatch(text) and text == text.strip() and yaml.safe_load(text) == text:
+            return text
+        return json.dumps(text, ensure_ascii=False)
+
+
+def block(raw, style):
+    """A block's header and lines; those of a folded one that make a paragraph are translated as one."""
+    lines, found, at = raw.split("\n"), [], 1
+    found.append(lines[0])
+    while at < len(lines):
+        indent = re.match(r"\s*", lines[at])[0]
+        end = at + 1
+        while style == ">" and lines[at].strip() and end < len(lines) and re.match(indent + r"\S", lines[end]):
+            end += 1
+        rows = [line[len(indent) :] for line in lines[at:end]]
+        found += ["\n" + indent, Line(rows, newline="\n" + indent, checked=True)]
+        at = end
+    return found

@@ -1,0 +1,77 @@
+"""Tables, as CSV or TSV: cells that read like text are translated; numbers, names for programs, quotes, delimiters and
+line ends stay. Columns by name keep the first row, which has the names."""
+
+import re
+
+from .conversions import prose
+from .lines import text_parts
+
+BARE = "\x01"  # around a cell without quotes, which may come to need them
+
+
+def delimiter_of(data):
+    line = re.sub(r'"(?:[^"]|"")*"', "", data[:10000]).split("\n")[0]
+    return max("\t;,|", key=line.count)
+
+
+def cells(data, delimiter):
+    """(row, column, begin, end) of each cell."""
+    field = re.compile(rf'"(?:[^"]|"")*"(?=[{re.escape(delimiter)}\r\n]|\Z)|[^{re.escape(delimiter)}\r\n]*')
+    at = row = column = 0
+    while at < len(data):
+        match = field.match(data, at)
+        yield row, column, match.start(), match.end()
+        at = match.end()
+        if data[at : at + 1] == delimiter:
+            at, column = at + 1, column + 1
+        elif at < len(data):
+            at += 2 if data.startswith("\r\n", at) else 1
+            row, column = row + 1, 0
+
+
+def unquoted(raw):
+    return raw[1:-1].replace('""', '"') if len(raw) > 1 and raw[0] == raw[-1] == '"' else raw
+
+
+def chosen(columns, names):
+    """(numbers of the columns, whether the first row stays)."""
+    wishes, numbers = [wish.strip() for wish in columns.split(",")], set()
+    for wish in wishes:
+        if wish in names:
+            numbers.add(names.index(wish))
+        elif wish.isdigit() and 0 < int(wish) <= len(names):
+            numbers.add(int(wish) - 1)
+        else:
+            raise ValueError(f"there is no column {wish!r}; the first row has {', '.join(map(repr, names))}")
+    return numbers, any(wish in names for wish in wishes)
+
+
+def parts(data, columns=None):
+    delimiter = delimiter_of(data)
+    where = list(cells(data, delimiter))
+    names = [unquoted(data[begin:end]).strip("\ufeff ") for row, _, begin, end in where if row == 0]
+    numbers, header = chosen(columns, names) if columns else (None, False)
+    found, last = [], 0
+    for row, column, begin, end in where:
+        raw = data[begin:end]
+        text = unquoted(raw)
+        if numbers is not None and column not in numbers or header and not row or not prose(text):
+            continue
+        if raw[:1] == '"' and text != raw:
+            inner = text_parts(text.replace("\r\n", "\n"), escape=lambda plain: plain.replace('"', '""'), checked=True)
+            found += [data[last : begin + 1], *inner, '"']
+        else:
+            found += [data[last:begin], BARE, *text_parts(text, checked=True), BARE]
+        last = end
+    return [*found, data[last:]]
+
+
+def finish(text, report):
+    delimiter = delimiter_of(text.replace(BARE, ""))
+
+    def bare(match):
+        cell = match[1]
+        needs = delimiter in cell or "\n" in cell or "\r" in cell or cell.startswith('"')
+        return '"' + cell.replace('"', '""') + '"' if needs else cell
+
+    return re.sub(f"{BARE}([^{BARE}]*){BARE}", bare, text)

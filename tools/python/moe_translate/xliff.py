@@ -1,0 +1,88 @@
+"""XLIFF 1.2 and 2: segments without a translation get one. Inline elements are marks; codes of the original format keep
+their content. Translations that are there stay, unless overwriting is asked for. The translate-toolkit would read it
+too, but is under the GPL and writes the file anew."""
+
+import re
+
+from .conversions import same_conversions
+from .languages import two_letters
+from .segments import Mark, Segment
+from .xmltree import Node, Text, Tree, escape, with_attribute
+
+PAIRS = {"g", "pc", "mrk"}
+
+
+def local(node):
+    return node.name.split(":")[-1]
+
+
+def items(tree, node):
+    found, waiting = [], [(child, None) for child in reversed(node.children)]
+    while waiting:
+        child, close = waiting.pop()
+        if close is not None:
+            found.append(Mark(close, "close"))
+        elif isinstance(child, Text):
+            found.append(child.text)
+        elif local(child) in PAIRS and child.children and child.attributes.get("translate") != "no":
+            if child.attributes.get("mtype") == "protected":
+                found.append(Mark(tree.raw(child.begin, child.end)))
+                continue
+            found.append(Mark(tree.tag(child), "open"))
+            waiting.append((None, tree.raw(child.inside_end, child.end)))
+            waiting += [(inner, None) for inner in reversed(child.children)]
+        else:
+            found.append(Mark(tree.raw(child.begin, child.end)))
+    return found
+
+
+def unit(tree, node, overwrite, old):
+    """The change that gives a trans-unit or segment its target; None where it has one."""
+    source = next((child for child in node.children if isinstance(child, Node) and local(child) == "source"), None)
+    if source is None or not re.search(r"[^\W\d_]", "".join(t for t in items(tree, source) if isinstance(t, str))):
+        return None
+    target = next((child for child in node.children if isinstance(child, Node) and local(child) == "target"), None)
+    text = [tree.raw(source.inside, source.inside_end)]
+    if target and tree.raw(target.inside, target.inside_end).strip() and not overwrite:
+        state = target.attributes.get("state", "") if old else ""
+        if state not in ("new", "needs-translation") or tree.raw(target.inside, target.inside_end) != text[0]:
+            return None
+    segment = Segment(items(tree, source), escape, same_conversions(text[0]))
+    prefix = source.name[: -len("source")]
+    tag = tree.tag(target) if target else f"<{prefix}target>"
+    tag = re.sub(r"\s*/>$", ">", tag)
+    if old:
+        tag = with_attribute(tag, "state", "needs-review-translation")
+    parts = [tag, segment, f"</{prefix}target>"]
+    if target:
+        return target.begin, target.end, parts
+    behind = next((n for n in node.children if isinstance(n, Node) and local(n) == "seg-source"), source)
+    before = re.search(r"\s*\Z", tree.raw(node.inside, source.begin))[0]
+    return behind.end, behind.end, [before, *parts]
+
+
+def refused(node):
+    while node is not None:
+        if node.attributes.get("translate") == "no":
+            return True
+        node = node.parent
+    return False
+
+
+def parts(data, overwrite=False, target=None):
+    tree = Tree(data)
+    root = next((node for node in tree.root.nodes() if local(node) == "xliff"), None)
+    if root is None:
+        raise ValueError("there is no <xliff> in it")
+    old = not root.attributes.get("version", "1.2").startswith("2")
+    changes, language = [], two_letters(target).replace("_", "-") if target else None
+    for node in tree.root.nodes():
+        name = local(node)
+        if language and name == ("file" if old else "xliff"):
+            key = "target-language" if old else "trgLang"
+            if not node.attributes.get(key):
+                changes.append((node.begin, node.inside, [with_attribute(tree.tag(node), key, language)]))
+        if name == ("trans-unit" if old else "segment") and not refused(node):
+            change = unit(tree, node, overwrite, old)
+            changes += [change] if change else []
+    return tree.spliced(0, len(tree.data), changes)

@@ -1,0 +1,133 @@
+"""XML as a tree whose nodes know where they stand in the bytes: what is not translated keeps them. Expat (of Python
+itself) reads; it resolves nothing outside the document, and entities are not expanded."""
+
+import re
+from xml.parsers import expat
+
+DEEPEST = 250
+
+
+class Text:
+    def __init__(self, begin, text, cdata):
+        self.begin, self.end, self.text, self.cdata = begin, begin, text, cdata
+
+
+class Node:
+    """An element; its content is [inside, inside_end). name: as the document has it, prefix and all. An entity that
+    the document itself declares is a Node without a name."""
+
+    def __init__(self, name, attributes, begin, parent):
+        self.name, self.attributes, self.begin, self.parent = name, attributes, begin, parent
+        self.inside = self.inside_end = self.end = begin
+        self.children = []
+
+    def nodes(self, name=None):
+        """The elements in it, at any depth, in order."""
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            if node is not self and (name is None or node.name == name):
+                yield node
+            waiting += [child for child in reversed(node.children) if isinstance(child, Node)]
+
+    def child(self, name):
+        return next((node for node in self.children if isinstance(node, Node) and node.name == name), None)
+
+    def text(self):
+        return "".join(child.text for child in self.children if isinstance(child, Text))
+
+
+class Tree:
+    def __init__(self, data):
+        """data: str, or UTF-8 as bytes."""
+        self.data = data.encode("utf-8") if isinstance(data, str) else data
+        self.root, self.starts = Node("", {}, 0, None), []  # starts: where something begins
+        self.at, self.depth, self.cdata = self.root, 0, False
+        self.parser = parser = expat.ParserCreate("utf-8" if isinstance(data, str) else None)
+        parser.StartElementHandler, parser.EndElementHandler = self.start, self.end
+        parser.CharacterDataHandler, parser.DefaultHandler = self.characters, self.other
+        parser.StartCdataSectionHandler = lambda: self.section(True)
+        parser.EndCdataSectionHandler = lambda: self.section(False)
+        parser.EntityDeclHandler = self.declared
+        try:
+            parser.Parse(self.data, True)
+        except expat.ExpatError as error:
+            raise ValueError(f"not well-formed XML: {error}") from None
+        self.last(len(self.data))
+        self.root.inside_end = self.root.end = len(self.data)
+
+    def last(self, begin):
+        """What was open ends where the next thing begins."""
+        for node, key in self.starts:
+            setattr(node, key, begin)
+        self.starts = []
+
+    def start(self, name, attributes):
+        begin = self.parser.CurrentByteIndex
+        self.last(begin)
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise ValueError(f"elements are nested more than {DEEPEST} deep")
+        node = Node(name, attributes, begin, self.at)
+        self.at.children.append(node)
+        self.at = node
+        self.starts = [(node, "inside")]
+
+    def end(self, name):
+        begin = self.parser.CurrentByteIndex
+        self.last(begin)
+        self.at.inside_end = max(begin, self.at.inside)
+        self.starts = [(self.at, "end")]
+        self.at = self.at.parent
+        self.depth -= 1
+
+    def characters(self, text):
+        begin = self.parser.CurrentByteIndex
+        children = self.at.children
+        if children and isinstance(children[-1], Text) and (children[-1], "end") in self.starts:
+            children[-1].text += text
+            return
+        self.last(begin)
+        children.append(Text(begin, text, self.cdata))
+        self.starts = [(children[-1], "end")]
+
+    def section(self, begins):
+        self.last(self.parser.CurrentByteIndex)
+        self.cdata = begins
+
+    def other(self, data):
+        begin = self.parser.CurrentByteIndex
+        self.last(begin)
+        if data.startswith("&"):
+            self.at.children.append(Node("", {}, begin, self.at))
+            self.starts = [(self.at.children[-1], "end")]
+
+    def declared(self, name, parameter, value, base, system, public, notation):
+        if parameter or system or value is None or "&" in value or "%" in value or len(value) > 1000:
+            raise ValueError(f"declares the entity {name!r}, which is refused")
+
+    def raw(self, begin, end):
+        return self.data[begin:end].decode("utf-8")
+
+    def tag(self, node):
+        return self.raw(node.begin, node.inside)
+
+    def spliced(self, begin, end, changes):
+        """The parts of [begin, end) with (begin, end, parts) of `changes` in their places."""
+        found = []
+        for low, high, parts in sorted(changes, key=lambda change: change[0]):
+            found += [self.raw(begin, low), *parts]
+            begin = high
+        return [*found, self.raw(begin, end)]
+
+
+def escape(text):
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def with_attribute(tag, name, value):
+    """A start tag with an attribute changed or added."""
+    pattern = rf"(\s{re.escape(name)}\s*=\s*)(\"[^\"]*\"|'[^']*')"
+    if re.search(pattern, tag):
+        return re.sub(pattern, lambda match: f'{match[1]}"{value}"', tag, count=1)
+    return re.sub(r"(\s*/?>)$", lambda match: f' {name}="{value}"{match[1]}', tag)
