@@ -246,8 +246,61 @@ def html_keeps_its_structure():
 
 
 @test
+def html_is_cut_as_documents_are():
+    cases = json.loads((ROOT / "tests/package/html_cases.json").read_text())
+    with serving() as server:
+        answers = server.translate([given for given, _ in cases], format="html")[1]["translatedText"]
+        for (given, wanted), answer in zip(cases, answers, strict=True):
+            tags = r"</?[a-zA-Z][^<>]*>|<[!?][^<>]*>"
+            assert sorted(re.findall(tags, answer)) == sorted(re.findall(tags, wanted)), (given, answer)
+            kept = r"<(code|kbd|a|sup|sub)\b[^<>]*>[^A-Z]*</\1>"  # what stays small in the documents' capitals
+            assert all(found[0] in answer for found in re.finditer(kept, wanted)), (given, answer)
+            links = [re.sub(r"<[^>]*>", "", found[1]) for found in re.finditer(r"<a\b[^>]*>(.*?)</a>", answer)]
+            assert all(links), (given, answer)
+        for given, wanted in (
+            ("<a>Home</a> | <a>About</a>", r"<a>[^<|]+</a> \| <a>[^<|]+</a>"),
+            ('<p class="notranslate">Good<p>Good morning.', '<p class="notranslate">Good<p>Guten Morgen\\.'),
+            ("<p>We have 10<sup>2</sup> dogs.</p>", r".* 10<sup>2</sup> .*"),
+            ("<p>Water is H<sub>2</sub>O.</p>", r".* H<sub>2</sub>O.*"),
+            ("<p>The file <code>a.txt</code> is empty.</p>", r".* <code>a\.txt</code> .*"),
+            ("<p>Press <kbd>Enter</kbd> to open the <b>house</b>.</p>", r".* <kbd>Enter</kbd>.*<b>\S.*"),
+            ("<p>We have a house<sup>[1]</sup> and a dog.</p>", r".*\w<sup>\[1\]</sup> .*"),
+            ("<p>Home &rarr; Products</p>", "<p>.* ?(&rarr;|\u2192) ?.*</p>"),
+            ("<p>The house &amp the dog &copy 2024</p>", ".*\u00a9.*"),
+            ("<p>Good morning, &unknown; my friend &amp;rarr; here.</p>", ".*&unknown;.*"),
+            ("<p>Ask <a href=u>@<span>tom</span></a> about the book.</p>", ".*<a href=u>@<span>tom</span></a>.*"),
+        ):
+            answer = server.translate(given, format="html")[1]["translatedText"]
+            assert re.fullmatch(wanted, answer), (given, answer)
+            assert "&amp;unknown" not in answer and ("&amp;rarr" in answer) == ("&amp;rarr" in given), answer
+
+
+@test
+def many_links_keep_a_text_each():
+    words = "dog house book river friend city water street morning night".split()
+    pick = random.Random(5)
+    pages = []
+    for _ in range(60):
+        links = [f"<a href={i}>the {pick.choice(words)}</a>" for i in range(pick.randint(1, 4))]
+        pages.append("<p>We saw " + pick.choice((" and ", ", ", " near ")).join(links) + " in the evening.</p>")
+    with serving() as server:
+        for page, answer in zip(pages, server.translate(pages, format="html")[1]["translatedText"], strict=True):
+            texts = dict(re.findall(r"<a href=(\d)>([^<>]*)</a>", answer))
+            assert len(texts) == page.count("<a ") and all(text.strip() for text in texts.values()), (page, answer)
+
+
+@test
 def hostile_html_takes_no_time():
     with serving("--set", "beam=1", fast=False) as server:
+        for page in (
+            " " * 400000 + "X" + "<wbr>" * 100000,
+            "<b><i>5</i>" * 20000,
+            "<b>" * 100000,
+            "<p class=notranslate>" * 20000,
+        ):
+            begin = time.monotonic()
+            assert server.translate(page, format="html")[1]["translatedText"].count("<") == page.count("<")
+            assert time.monotonic() - begin < 20, page[-30:]
         for part in ("<b>", "<b id=1><p>", "</b>", "<!--", "<", "<a x='", "<svg>", "<script>", "&", "<p>a</p>"):
             begin = time.monotonic()
             document = part * ((1000 if part == "<p>a</p>" else 60000) // len(part))

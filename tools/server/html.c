@@ -6,19 +6,27 @@
  *   3. Segments     what a translator sees
  *   4. Placing      tags among the words of a translation
  */
+#define _GNU_SOURCE /* memmem */
 #include "tools/server/html.h"
 
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* ==== 1. Tokens =========================================================================================
  * The states of the HTML standard's tokeniser, as far as they decide where a token ends. */
 
-typedef enum kind { TEXT, OPEN, CLOSE, SINGLE } kind;
+typedef enum kind { TEXT, OPEN, CLOSE, SINGLE, WORD } kind;
 
 typedef struct token {
-    kind kind; /* SINGLE: stands inside a sentence without a partner */
+    kind kind;    /* SINGLE: stands inside a sentence without a partner; WORD: a word that stays as it is */
+    int link;     /* it may be a segment of its own in a sentence too */
+    int raised;   /* an exponent, an index */
+    int formula;  /* a WORD that one belongs to */
+    int edge;     /* white space or a single mark: at an end of a segment it stays outside */
+    int number;   /* of a WORD's stand-in, {number} */
+    size_t words; /* tokens with words before it, of those that were collected with it */
     size_t begin, end;
     size_t partner; /* of OPEN and CLOSE */
     size_t at;      /* the byte of the segment's source where it stands */
@@ -158,24 +166,63 @@ static uint32_t named(const char *name, size_t n) {
     return 0;
 }
 
-/* The character of the reference that begins at data[0], and its length; 0: it is none that is known. */
-static uint32_t reference(const char *data, size_t length, size_t *n) {
-    const char *semicolon = length > 2 && data[0] == '&' ? memchr(data, ';', length < 12 ? length : 12) : NULL;
-    if (!semicolon) return 0;
-    *n = (size_t)(semicolon - data) + 1;
-    if (data[1] != '#') return named(data + 1, *n - 2);
-    const int hex = small(data[2]) == 'x';
-    uint32_t code = 0;
-    for (const char *c = data + 2 + hex; c < semicolon; c++) {
-        const char digit = small(*c);
-        const int value = digit >= '0' && digit <= '9'   ? digit - '0'
-                          : digit >= 'a' && digit <= 'f' ? digit - 'a' + 10
-                                                         : 99;
-        if (value >= (hex ? 16 : 10) || code > 0x10ffff) return 0;
-        code = code * (hex ? 16 : 10) + (uint32_t)value;
+/* The longest of the names that need no semicolon which a text begins with: its length, and its character. */
+static size_t without_semicolon(const char *name, size_t n, uint32_t *code) {
+    static const struct {
+        const char *name;
+        uint32_t code;
+    } more[] = { { "AMP", '&' }, { "LT", '<' }, { "GT", '>' }, { "QUOT", '"' }, { "COPY", 0xa9 }, { "REG", 0xae } };
+    size_t best = 0;
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+        if (strlen(more[i].name) <= n && !memcmp(more[i].name, name, strlen(more[i].name)))
+            best = strlen(more[i].name), *code = more[i].code;
+    for (size_t i = 0; i < 4; i++) /* amp, lt, gt and quot */
+        if (strlen(others[i].name) <= n && !memcmp(others[i].name, name, strlen(others[i].name)))
+            best = strlen(others[i].name), *code = others[i].code;
+    uint32_t at = 0xa0;
+    for (const char *word = latin; *word; at++) {
+        const size_t length = strcspn(word, " ");
+        if (length <= n && length > best && !memcmp(word, name, length)) best = length, *code = at;
+        word += length + (word[length] == ' ');
     }
+    return best;
+}
+
+static int is_digit(char c, int hex) { return (c >= '0' && c <= '9') || (hex && small(c) >= 'a' && small(c) <= 'f'); }
+
+static int is_alnum(char c) { return is_letter(c) || is_digit(c, 0); }
+
+static uint32_t numbered(const char *data, size_t length, size_t *n) {
+    const int hex = length > 2 && small(data[2]) == 'x';
+    size_t at = 2 + (size_t)hex;
+    uint32_t code = 0;
+    for (; at < length && is_digit(data[at], hex); at++) {
+        const char digit = small(data[at]);
+        if (code <= 0x10ffff) code = code * (hex ? 16 : 10) + (uint32_t)(digit <= '9' ? digit - '0' : digit - 'a' + 10);
+    }
+    *n = at + (at < length && data[at] == ';');
     return code >= 0x20 && code <= 0x10ffff && (code < 0x7f || code > 0x9f) && (code < 0xd800 || code > 0xdfff) ? code
                                                                                                                 : 0;
+}
+
+/* The bytes of something like &name; or &#1; that data begins with; 0: of nothing. */
+static size_t reference_length(const char *data, size_t length) {
+    size_t at = length > 1 && data[1] == '#' ? 2 : 1;
+    while (at < length && at < 40 && is_alnum(data[at])) at++;
+    return at > 2 && at < length && data[at] == ';' ? at + 1 : 0;
+}
+
+/* The character of the reference that begins at data[0], and its length; 0: it is none that is known. */
+static uint32_t reference(const char *data, size_t length, size_t *n) {
+    if (length < 3 || data[0] != '&') return 0;
+    if (data[1] == '#') return numbered(data, length, n);
+    size_t end = 1;
+    while (end < length && end < 40 && is_alnum(data[end])) end++;
+    uint32_t code = end < length && data[end] == ';' ? named(data + 1, end - 1) : 0;
+    if (code) return *n = end + 1, code;
+    end = without_semicolon(data + 1, end - 1, &code);
+    *n = 1 + end;
+    return end ? code : 0;
 }
 
 static size_t put_utf8(uint32_t code, char out[4]) {
@@ -200,14 +247,6 @@ static int is_blank(const char *c, size_t n) {
     return (n == 1 && is_space(*c)) || (n == 2 && !memcmp(c, "\xc2\xa0", 2));
 }
 
-static void escape(text_bytes *out, const char *text, size_t length) {
-    for (size_t i = 0; i < length; i++) {
-        const char *name = text[i] == '&' ? "&amp;" : text[i] == '<' ? "&lt;" : text[i] == '>' ? "&gt;" : NULL;
-        if (name) text_append_string(out, name);
-        else text_append(out, text + i, 1);
-    }
-}
-
 /* ==== 3. Segments =======================================================================================
  * Tokens are collected until a block tag comes; what stands between two of them becomes a segment, or several. */
 
@@ -219,6 +258,11 @@ typedef struct segment {
     size_t source, length; /* of html.sources */
 } segment;
 
+typedef struct range {
+    size_t first, last; /* tokens */
+    int sentence;       /* it is not to be divided */
+} range;
+
 struct html {
     const char *data;
     size_t length;
@@ -228,6 +272,8 @@ struct html {
     segment *segments;
     size_t n_segments, segment_capacity;
     text_bytes sources;
+    range *ranges; /* what is to be cut into segments */
+    size_t n_ranges, range_capacity;
 };
 
 static void add(html *h, kind what, size_t begin, size_t end) {
@@ -291,13 +337,28 @@ static int is_blank_text(const html *h, const token *t) {
     return t->kind == TEXT && blank_begin(h, t) == t->end - t->begin;
 }
 
-/* The words of the tokens, in which white space is one space; 1 if there is a letter. */
+/* The first number from one on whose stand-in the segment does not have itself. */
+static int next_number(const html *h, const segment *s, int number) {
+    char name[16];
+    const size_t begin = h->tokens[s->first].begin, length = h->tokens[s->last - 1].end - begin;
+    for (;; number++) {
+        const size_t n = (size_t)snprintf(name, sizeof name, "{%d}", number);
+        if (!memmem(h->data + begin, length, name, n)) return number;
+    }
+}
+
+/* The words of the tokens, in which white space is one space; a stand-in for each word that stays. 1 if there is a
+ * letter. */
 static int write_source(html *h, segment *s) {
-    int letters = 0;
+    int letters = 0, number = 0;
     s->source = h->sources.length;
     for (size_t i = s->first; i < s->last; i++) {
         token *t = &h->tokens[i];
         t->at = h->sources.length - s->source;
+        if (t->kind == WORD) {
+            t->number = number = next_number(h, s, number + 1);
+            text_printf(&h->sources, "{%d}", number);
+        }
         for (size_t at = t->begin, n; t->kind == TEXT && at < t->end;) {
             char c[4];
             at += character(h->data + at, t->end - at, c, &n);
@@ -334,25 +395,218 @@ static void add_segment(html *h, size_t first, size_t last) {
     h->segments[h->n_segments++] = s;
 }
 
-/* Make segments of what is collected. Markup and white space around all words stay outside. */
-static void flush(html *h) {
-    size_t first = h->collected, last = h->n_tokens, marks = 0;
-    h->collected = last;
-    pair_up(h->tokens, first, last);
-    for (int go_on = 1; go_on && first < last;) {
-        const token *f = &h->tokens[first], *l = &h->tokens[last - 1];
-        if (f->kind == SINGLE || is_blank_text(h, f)) first++;
-        else if (l->kind == SINGLE || is_blank_text(h, l)) last--;
-        else if (f->kind == OPEN && f->partner == last - 1) first++, last--;
-        else go_on = 0;
+/* ---- Names and formulas: one word, markup and all ---- */
+
+enum { NEAR = 16, LONGEST_NAME = 200 }; /* tokens, bytes */
+
+/* The text of tokens (first .. last), as far as it is at most LONGEST_NAME bytes; SIZE_MAX: it is longer. */
+static size_t text_inside(const html *h, size_t first, size_t last, char *out) {
+    size_t length = 0;
+    for (size_t i = first + 1; i < last; i++)
+        for (size_t at = h->tokens[i].begin, n; h->tokens[i].kind == TEXT && at < h->tokens[i].end; length += n) {
+            if (length + 4 > LONGEST_NAME) return SIZE_MAX;
+            at += character(h->data + at, h->tokens[i].end - at, out + length, &n);
+        }
+    return length;
+}
+
+static int is_wordlike(char c) { return is_alnum(c) || (unsigned char)c >= 0x80; }
+
+static int has_wordlike(const char *text, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (is_wordlike(text[i])) return 1;
+    return 0;
+}
+
+/* An address, @name, #tag. */
+static int is_name(const char *text, size_t n) {
+    static const char *const begins[] = { "http://", "https://", "www." };
+    for (size_t i = 0; i < n; i++)
+        if (is_space(text[i])) return 0;
+    if (n > 1 && (*text == '@' || *text == '#')) return has_wordlike(text, n) && !memchr(text + 1, *text, n - 1);
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        if (n > strlen(begins[i]) && !memcmp(text, begins[i], strlen(begins[i]))) return 1;
+    const char *sign = n ? memchr(text, '@', n) : NULL;
+    return sign && sign > text && memchr(sign, '.', n - (size_t)(sign - text)) != NULL;
+}
+
+/* The bytes at the end of a text that an exponent or an index can stand at: a number, or at most two letters. */
+static size_t symbol_before(const html *h, const token *t) {
+    size_t at = t->end, digits = 0;
+    while (at > t->begin && is_wordlike(h->data[at - 1]) && t->end - at < 40)
+        digits += (size_t)is_digit(h->data[--at], 0);
+    const size_t n = t->end - at;
+    return n && (n <= 2 || digits == n) ? n : 0;
+}
+
+static size_t symbol_behind(const html *h, const token *t) {
+    size_t n = 0, digits = 0;
+    while (t->begin + n < t->end && is_wordlike(h->data[t->begin + n]) && n < 40)
+        digits += (size_t)is_digit(h->data[t->begin + n++], 0);
+    return n <= 2 || digits == n ? n : 0;
+}
+
+/* An element with a text of `n` bytes that stands raised behind `before`: it becomes a part of a formula, or a note.
+ * `next`: the token behind it. */
+static int take_raised(html *h, token *before, token *t, token *next, const char *text, size_t n, size_t *kept) {
+    if (before->end != t->begin || memchr(text, ' ', n) || !has_wordlike(text, n)) return 0;
+    if (before->kind == TEXT) {
+        const size_t symbol = symbol_before(h, before);
+        int letters = 0;
+        for (size_t i = 0; i < n; i++) letters |= is_wordlike(text[i]) && !is_digit(text[i], 0);
+        if (!symbol) {
+            if (letters || !is_wordlike(h->data[before->end - 1])) return 0;
+            t->kind = SINGLE;
+            h->tokens[(*kept)++] = *t;
+            return 1;
+        }
+        t->begin = before->end -= symbol;
+        t->kind = WORD, t->formula = 1;
+        if (before->begin == before->end) (*kept)--;
+        h->tokens[(*kept)++] = *t;
+    } else if (before->formula) {
+        before->end = t->end;
+    } else {
+        return 0;
     }
+    token *word = &h->tokens[*kept - 1];
+    if (next && next->kind == TEXT && next->begin == word->end) {
+        const size_t more = symbol_behind(h, next);
+        word->end += more, next->begin += more;
+    }
+    return 1;
+}
+
+/* The collected tokens from `first` on, with names and formulas as one. */
+static void collapse(html *h, size_t first) {
+    size_t kept = first;
+    char text[LONGEST_NAME];
+    for (size_t i = first; i < h->n_tokens; i++) {
+        token t = h->tokens[i];
+        if (t.kind == TEXT && t.begin == t.end) continue;
+        const size_t last = t.kind == OPEN ? t.partner : i;
+        const size_t n = last > i && last - i <= NEAR ? text_inside(h, i, last, text) : SIZE_MAX;
+        token *next = last + 1 < h->n_tokens ? &h->tokens[last + 1] : NULL;
+        int word = 0;
+        if (n != SIZE_MAX) {
+            for (size_t k = i + 1; k < last; k++) word |= h->tokens[k].kind == WORD;
+            t.end = h->tokens[last].end;
+            if (!word && !has_wordlike(text, n)) t.kind = SINGLE;
+            else if (!word && is_name(text, n)) t.kind = WORD;
+            else if (!word && t.raised && kept > first &&
+                     take_raised(h, &h->tokens[kept - 1], &t, next, text, n, &kept)) {
+                i = last;
+                continue;
+            }
+        }
+        if (t.kind != OPEN || n == SIZE_MAX) {
+            if (t.kind != h->tokens[i].kind) i = last;
+        } else {
+            t.end = h->tokens[i].end;
+        }
+        h->tokens[kept++] = t;
+    }
+    h->n_tokens = kept;
+}
+
+/* ---- Cutting ---- */
+
+static int push(html *h, size_t first, size_t last, int sentence) {
+    if (first >= last) return 1;
+    if (h->n_ranges == h->range_capacity) {
+        range *more = realloc(h->ranges, (2 * h->n_ranges + 64) * sizeof *more);
+        if (!more) return h->failed = 1, 0;
+        h->ranges = more, h->range_capacity = 2 * h->n_ranges + 64;
+    }
+    h->ranges[h->n_ranges++] = (range){ first, last, sentence };
+    return 1;
+}
+
+static size_t words_before(const html *h, size_t i, size_t all) { return i < h->n_tokens ? h->tokens[i].words : all; }
+
+/* What is at each token, and the words before it. Gives all words. */
+static size_t measure(html *h, size_t first) {
+    size_t words = 0;
+    for (size_t i = first; i < h->n_tokens; i++) {
+        token *t = &h->tokens[i];
+        int letters = t->kind == WORD;
+        t->words = words, t->edge = t->kind == SINGLE;
+        if (t->kind == TEXT) {
+            t->edge = is_blank_text(h, t);
+            for (size_t at = t->begin, n; at < t->end && !letters;) {
+                char c[4];
+                at += character(h->data + at, t->end - at, c, &n);
+                letters = n > 1 ? !is_blank(c, n) : is_letter(c[0]);
+            }
+        }
+        words += (size_t)letters;
+    }
+    return words;
+}
+
+/* Push the elements of a range that stand alone, their neighbours being no words, and what is between them. */
+static void divide(html *h, range r, size_t all) {
+    const token *t = h->tokens;
+    const size_t bottom = h->n_ranges;
+    int spoken = 0, left = 0;
+    size_t begin = r.first;
+    for (size_t i = r.first, end; i < r.last; i = end) {
+        end = t[i].kind == OPEN ? t[i].partner + 1 : i + 1;
+        spoken |= t[i].kind != OPEN && words_before(h, end, all) > t[i].words;
+    }
+    for (size_t i = r.first, end; i < r.last; i = end) {
+        const int element = t[i].kind == OPEN;
+        end = element ? t[i].partner + 1 : i + 1;
+        const int words = words_before(h, end, all) > t[i].words;
+        int right = 0;
+        for (size_t k = end; element && !right && k < r.last && t[k].kind != OPEN; k++)
+            right = words_before(h, k + 1, all) > t[k].words;
+        if (element && words && !left && !right && (!spoken || t[i].link)) {
+            push(h, begin, i, 1);
+            push(h, i, end, 0);
+            begin = end;
+        }
+        left = element ? 0 : left || words;
+    }
+    push(h, begin, r.last, 1);
+    for (size_t a = bottom, b = h->n_ranges; a + 1 < b;) { /* the first one is on top */
+        const range swap = h->ranges[a];
+        h->ranges[a++] = h->ranges[--b], h->ranges[b] = swap;
+    }
+}
+
+static void add_sentence(html *h, size_t first, size_t last) {
+    size_t marks = 0;
     for (size_t i = first; i < last; i++) marks += h->tokens[i].kind != TEXT;
     if (h->whole && marks <= MOST_MARKS) {
         add_segment(h, first, last);
         return;
     }
     for (size_t i = first; i < last; i++)
-        if (h->tokens[i].kind == TEXT && !is_blank_text(h, &h->tokens[i])) add_segment(h, i, i + 1);
+        if (h->tokens[i].kind == TEXT && !h->tokens[i].edge) add_segment(h, i, i + 1);
+}
+
+/* Make segments of what is collected. Markup and white space around all words stay outside. */
+static void flush(html *h) {
+    pair_up(h->tokens, h->collected, h->n_tokens);
+    if (h->whole) collapse(h, h->collected);
+    pair_up(h->tokens, h->collected, h->n_tokens);
+    const size_t all = measure(h, h->collected);
+    push(h, h->collected, h->n_tokens, 0);
+    while (h->n_ranges && !h->failed) {
+        range r = h->ranges[--h->n_ranges];
+        while (r.first < r.last) {
+            const token *f = &h->tokens[r.first], *l = &h->tokens[r.last - 1];
+            if (f->edge) r.first++;
+            else if (l->edge) r.last--;
+            else if (f->kind == OPEN && f->partner == r.last - 1) r.first++, r.last--, r.sentence = 0;
+            else break;
+        }
+        if (r.first == r.last || words_before(h, r.last, all) == h->tokens[r.first].words) continue;
+        if (r.sentence) add_sentence(h, r.first, r.last);
+        else divide(h, r, all);
+    }
+    h->n_ranges = 0, h->collected = h->n_tokens;
 }
 
 static const char INLINE[] = "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark q s small span "
@@ -363,9 +617,32 @@ static const char KEPT[] = "script style pre textarea template svg math noscript
                            "noframes";
 static const char RAW[] = "script style textarea title xmp iframe noembed noframes noscript"; /* no tags inside */
 
-/* Behind the end tag of an element that is kept, whose content begins at `at`. */
+#define BLOCKS                                                                                                        \
+    "address article aside blockquote center details dialog dir div dl fieldset figcaption figure footer form h1 h2 " \
+    "h3 h4 h5 h6 header hgroup hr main menu nav ol pre search section summary table ul"
+#define ROWS "tbody thead tfoot tr"
+
+/* Elements whose end tag may be left out: the start tags and the end tags that end them unless they belong to one of
+ * `inside`. */
+static const struct {
+    const char *name, *starts, *ends, *inside;
+} ended[] = {
+    { "p", BLOCKS " p", BLOCKS " li dd dt td th body html button caption", "" },
+    { "li", "li", "ul ol menu", "ul ol menu" },
+    { "dt", "dt dd", "dl", "dl" },
+    { "dd", "dt dd", "dl", "dl" },
+    { "td", "td th " ROWS, "table " ROWS, "table" },
+    { "th", "td th " ROWS, "table " ROWS, "table" },
+    { "tr", ROWS, "table tbody thead tfoot", "table" },
+    { "option", "option optgroup", "select optgroup datalist", "" },
+};
+
+/* Behind the end tag of an element that is kept, whose content begins at `at`; before what ends it without one. */
 static size_t end_of_kept(const char *data, size_t length, size_t at, const char *name, size_t n) {
-    for (size_t depth = 1; at < length;) {
+    const char *starts = "", *ends = "", *inside = "";
+    for (size_t i = 0; i < sizeof ended / sizeof *ended; i++)
+        if (is_one_of(ended[i].name, name, n)) starts = ended[i].starts, ends = ended[i].ends, inside = ended[i].inside;
+    for (size_t depth = 1, nested = 0; at < length;) {
         if (data[at] != '<' || !begins_markup(data, length, at)) {
             at++;
             continue;
@@ -378,8 +655,10 @@ static size_t end_of_kept(const char *data, size_t length, size_t at, const char
         const tag t = read_tag(data, length, at + 1 + (size_t)closes);
         size_t same = 0;
         while (same < n && same < t.name_end - t.name && small(data[t.name + same]) == small(name[same])) same++;
+        if (!nested && depth == 1 && is_one_of(closes ? ends : starts, data + t.name, t.name_end - t.name)) return at;
+        if (is_one_of(inside, data + t.name, t.name_end - t.name)) nested += closes ? (size_t)-1 : 1;
         at = t.end;
-        if (same == n && t.name_end - t.name == n && !t.empty) depth += closes ? (size_t)-1 : 1;
+        if (same == n && t.name_end - t.name == n && !t.empty && !nested) depth += closes ? (size_t)-1 : 1;
         if (!depth) return at;
         if (!closes && is_one_of(RAW, data + t.name, t.name_end - t.name) && same < n)
             at = end_tag(data, length, at, data + t.name, t.name_end - t.name);
@@ -406,10 +685,14 @@ static size_t take_markup(html *h, size_t at) {
     if (!closes && !empty && (t.kept || is_one_of(KEPT, name, n))) {
         end = is_one_of(RAW, name, n) ? end_tag(data, h->length, end, name, n) : end;
         end = end_of_kept(data, h->length, end, name, n);
-        if (in_sentence) add(h, SINGLE, at, end);
+        if (in_sentence) add(h, WORD, at, end);
         else flush(h);
     } else if (in_sentence) {
         add(h, empty ? SINGLE : closes ? CLOSE : OPEN, at, end);
+        if (!h->failed) {
+            h->tokens[h->n_tokens - 1].link = is_one_of("a label", name, n);
+            h->tokens[h->n_tokens - 1].raised = is_one_of("sup sub", name, n);
+        }
     } else {
         flush(h);
         if (!closes && is_one_of("title", name, n)) { /* text without tags */
@@ -441,7 +724,7 @@ html *html_read(const char *data, size_t length, int whole) {
 
 void html_free(html *h) {
     if (!h) return;
-    free(h->tokens), free(h->segments);
+    free(h->tokens), free(h->segments), free(h->ranges);
     text_bytes_free(&h->sources);
     free(h);
 }
@@ -475,6 +758,8 @@ typedef struct placing {
     const moetext_link *links;
     size_t n_links;
     text_bytes *out;
+    int wrong;     /* a pair of tags lost its words, or a word that stays was lost */
+    size_t misses; /* what looks like a reference and is none */
 } placing;
 
 /* Where a byte of the source is in the translation, as far as its place in the sentence tells; between words. */
@@ -488,6 +773,14 @@ static size_t in_proportion(const placing *p, size_t at) {
 /* Where markup goes that stands before byte `at` of the source. */
 static size_t place_single(const placing *p, size_t at) {
     const moetext_link *next = NULL, *before = NULL;
+    if (at && is_wordlike(p->h->sources.data[p->s->source + at - 1])) { /* a note at a word */
+        for (const moetext_link *l = p->links; l < p->links + p->n_links; l++)
+            if (l->source_begin < at && (!before || l->source_end > before->source_end ||
+                                         (l->source_end == before->source_end && l->target_end > before->target_end)))
+                before = l;
+        if (before && before->source_end >= at) return before->target_end;
+        before = NULL;
+    }
     for (const moetext_link *l = p->links; l < p->links + p->n_links; l++) {
         if (l->source_begin >= at && (!next || l->source_begin < next->source_begin ||
                                       (l->source_begin == next->source_begin && l->target_begin < next->target_begin)))
@@ -525,24 +818,85 @@ static place place_of(const placing *p, size_t i) {
     return found;
 }
 
+/* Where the stand-in of a word that stays is; begin is end: nowhere. */
+static place word_place(const placing *p, size_t i) {
+    char name[16];
+    const size_t n = (size_t)snprintf(name, sizeof name, "{%d}", p->h->tokens[i].number);
+    const char *found = p->length ? memmem(p->text, p->length, name, n) : NULL;
+    const size_t at = found ? (size_t)(found - p->text) : 0;
+    return (place){ i, at, at + (found ? n : 0) };
+}
+
+/* The place of a token; a pair stands around all that is inside it, and nothing in the middle of a stand-in. */
+static place whole_place(const placing *p, size_t i) {
+    const token *t = p->h->tokens;
+    if (t[i].kind == WORD) return word_place(p, i);
+    place found = place_of(p, i);
+    const size_t last = t[i].kind == OPEN ? t[i].partner : i;
+    for (size_t k = i + 1; k < last; k++) {
+        if (t[k].kind != OPEN && t[k].kind != WORD) continue;
+        const place one = t[k].kind == WORD ? word_place(p, k) : place_of(p, k);
+        if (one.begin < found.begin) found.begin = one.begin;
+        if (one.end > found.end) found.end = one.end;
+    }
+    for (size_t k = p->s->first; k < p->s->last; k++) {
+        if (t[k].kind != WORD) continue;
+        const place one = word_place(p, k);
+        const int inside = k > i && k < last;
+        if (found.begin > one.begin && found.begin < one.end) found.begin = inside ? one.begin : one.end;
+        if (found.end > one.begin && found.end < one.end) found.end = inside ? one.end : one.begin;
+    }
+    if (found.end < found.begin) found.end = found.begin;
+    return found;
+}
+
+/* A text as HTML. A reference that is not known was shown to the translator as it is written, and stays so. */
+static void escape(placing *p, const char *text, size_t length) {
+    const token *t = p->h->tokens;
+    const size_t begin = t[p->s->first].begin, all = t[p->s->last - 1].end - begin;
+    for (size_t i = 0, n; i < length; i++) {
+        const char *name = text[i] == '&' ? "&amp;" : text[i] == '<' ? "&lt;" : text[i] == '>' ? "&gt;" : NULL;
+        n = text[i] == '&' && p->misses < 64 ? reference_length(text + i, length - i) : 0;
+        if (n && memmem(p->h->data + begin, all, text + i, n)) {
+            text_append(p->out, text + i, n);
+            i += n - 1;
+            continue;
+        }
+        p->misses += n != 0;
+        if (name) text_append_string(p->out, name);
+        else text_append(p->out, text + i, 1);
+    }
+}
+
 static void put_token(const placing *p, size_t i) {
     const token *t = &p->h->tokens[i];
     text_append(p->out, p->h->data + t->begin, t->end - t->begin);
 }
 
+/* Whether there was a word between the tags of a pair, or a number. */
+static int held_words(const placing *p, size_t first, size_t last) {
+    const token *t = p->h->tokens;
+    for (size_t i = first; i < last; i++) {
+        if (t[i].kind == WORD) return 1;
+        if (t[i].kind == TEXT && has_wordlike(p->h->sources.data + p->s->source + t[i].at, t[i].stop - t[i].at))
+            return 1;
+    }
+    return 0;
+}
+
 /* The words [begin .. end) of the translation with the marks among tokens [first .. last). Marks that would cross stand
  * one behind the other. */
-static void put_range(const placing *p, size_t first, size_t last, size_t begin,
-                      size_t end) { /* NOLINT(misc-no-recursion) */
+static void put_range(placing *p, size_t first, size_t last, size_t begin, size_t end) { /* NOLINT(misc-no-recursion) */
     place places[MOST_MARKS];
+    const token *t = p->h->tokens;
     size_t n = 0, at = begin;
     for (size_t i = first; i < last; i++) {
-        if (p->h->tokens[i].kind == TEXT) continue;
-        place one = place_of(p, i);
+        if (t[i].kind == TEXT) continue;
+        place one = whole_place(p, i);
         size_t before = n++;
         for (; before && places[before - 1].begin > one.begin; before--) places[before] = places[before - 1];
         places[before] = one;
-        if (p->h->tokens[i].kind == OPEN) i = p->h->tokens[i].partner;
+        if (t[i].kind == OPEN) i = t[i].partner;
     }
     for (size_t i = 0; i < n; i++) {
         size_t from = places[i].begin, to = places[i].end;
@@ -550,19 +904,70 @@ static void put_range(const placing *p, size_t first, size_t last, size_t begin,
         if (from > end) from = end;
         if (to < from) to = from;
         if (to > end) to = end;
-        escape(p->out, p->text + at, from - at);
+        escape(p, p->text + at, from - at);
         at = to;
         put_token(p, places[i].token);
-        if (p->h->tokens[places[i].token].kind != OPEN) continue;
-        const size_t partner = p->h->tokens[places[i].token].partner;
-        put_range(p, places[i].token + 1, partner, from, to);
-        put_token(p, partner);
+        const token *mark = &t[places[i].token];
+        if (mark->kind == WORD) p->wrong |= from == to || from != places[i].begin || to != places[i].end;
+        if (mark->kind != OPEN) continue;
+        p->wrong |= held_words(p, places[i].token + 1, mark->partner) != has_wordlike(p->text + from, to - from);
+        put_range(p, places[i].token + 1, mark->partner, from, to);
+        put_token(p, mark->partner);
     }
-    escape(p->out, p->text + at, end - at);
+    escape(p, p->text + at, end - at);
 }
 
-void html_place(const html *h, size_t i, const char *text, size_t length, const moetext_link *links, size_t n_links,
-                text_bytes *out) {
-    const placing p = { h, &h->segments[i], text, length, links, n_links, out };
+int html_place(const html *h, size_t i, const char *text, size_t length, const moetext_link *links, size_t n_links,
+               text_bytes *out) {
+    placing p = { .h = h, .s = &h->segments[i], .text = text, .length = length };
+    const size_t begin = out->length;
+    p.links = links, p.n_links = n_links, p.out = out;
     put_range(&p, p.s->first, p.s->last, 0, length);
+    if (p.wrong) out->length = begin;
+    return !p.wrong;
+}
+
+/* ---- Piece by piece ---- */
+
+/* 1 if token i of a segment is a text with letters: source bytes [*begin .. *end), without the spaces at its ends. */
+static int is_piece(const html *h, const segment *s, size_t i, size_t *begin, size_t *end) {
+    const token *t = &h->tokens[i];
+    const char *source = h->sources.data + s->source;
+    int letters = 0;
+    *begin = t->at, *end = t->stop;
+    while (*begin < *end && source[*begin] == ' ') ++*begin;
+    while (*end > *begin && source[*end - 1] == ' ') --*end;
+    for (size_t at = *begin; at < *end; at++) letters |= is_letter(source[at]) || (unsigned char)source[at] >= 0x80;
+    return t->kind == TEXT && letters;
+}
+
+void html_pieces(const html *h, size_t i, text_bytes *out) {
+    const segment *s = &h->segments[i];
+    size_t begin, end;
+    for (size_t k = s->first, n = 0; k < s->last; k++) {
+        if (!is_piece(h, s, k, &begin, &end)) continue;
+        if (n++) text_append(out, "\n", 1);
+        text_append(out, h->sources.data + s->source + begin, end - begin);
+    }
+}
+
+void html_place_pieces(const html *h, size_t i, const char *text, size_t length, text_bytes *out) {
+    const segment *s = &h->segments[i];
+    size_t begin, end, lines = 1, pieces = 0;
+    placing p = { .h = h, .s = s, .out = out };
+    for (size_t at = 0; at < length; at++) lines += text[at] == '\n';
+    for (size_t k = s->first; k < s->last; k++) pieces += (size_t)is_piece(h, s, k, &begin, &end);
+    for (size_t k = s->first; k < s->last; k++) {
+        const token *t = &h->tokens[k];
+        if (lines != pieces || !is_piece(h, s, k, &begin, &end)) {
+            text_append(out, h->data + t->begin, t->end - t->begin);
+            continue;
+        }
+        const char *newline = memchr(text, '\n', length);
+        const size_t n = newline ? (size_t)(newline - text) : length;
+        text_append(out, h->data + t->begin, blank_begin(h, t));
+        escape(&p, text, n);
+        text_append(out, h->data + t->end - blank_end(h, t), blank_end(h, t));
+        text += n + (newline != NULL), length -= n + (newline != NULL);
+    }
 }

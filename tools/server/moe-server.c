@@ -203,6 +203,7 @@ typedef struct text_item { /* one text of an ask */
     text_bytes details; /* a JSON object */
     text_bytes experts; /* the same */
     size_t page;        /* of an ask for HTML: the document that it is a segment of */
+    int pieces;         /* the same: its text is the segment's texts, a line each, since as a whole it lost something */
     const char *source; /* the language that it was found to be in; NULL: none was looked for */
 } text_item;
 
@@ -372,14 +373,43 @@ static void write_details(text_item *item, const moetext_hypothesis *best) {
     json_close(&j, '}');
 }
 
-/* A translation as it is answered: HTML of a segment has its tags. */
-static void write_translation(const text_item *item, const moetext_hypothesis *h, text_bytes *out) {
+/* A translation as it is answered: HTML of a segment has its tags. 0: they cannot be put into it. */
+static int write_translation(const text_item *item, const moetext_hypothesis *h, text_bytes *out) {
     const page *of = item->of->html ? &item->of->pages[item->page] : NULL;
+    const size_t segment = of ? (size_t)(item - item->of->items) - of->first : 0;
     text_append(out, "", 0); /* what is empty is a text too */
     if (!of) text_append(out, h->text, h->length);
-    else
-        html_place(of->document, (size_t)(item - item->of->items) - of->first, h->text, h->length, h->links, h->n_links,
-                   out);
+    else if (item->pieces) html_place_pieces(of->document, segment, h->text, h->length, out);
+    else return html_place(of->document, segment, h->text, h->length, h->links, h->n_links, out);
+    return 1;
+}
+
+/* The item again, its texts one by one. 0: nobody waits for it, or the server ends: it stays untranslated. */
+static int try_pieces(server *s, text_item *item) {
+    const page *of = &item->of->pages[item->page];
+    const size_t segment = (size_t)(item - item->of->items) - of->first;
+    text_bytes text = { 0 };
+    html_pieces(of->document, segment, &text);
+    item->pieces = 1;
+    item->answer.length = 0;
+    pthread_mutex_lock(&s->lock);
+    ask *a = item->of;
+    const int again = !text.failed && text.length && !s->ending && a->connection && a->state == ASK_WAITING;
+    if (again) {
+        free(item->text);
+        item->text = text.data, item->length = text.length;
+        item->taken = 0, a->n_taken--;
+        item->next = NULL;
+        if (s->last) s->last->next = item;
+        else s->first = item;
+        s->last = item;
+        s->n_queued++;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (again) return 1;
+    text_bytes_free(&text);
+    html_place_pieces(of->document, segment, "", 0, &item->answer);
+    return 0;
 }
 
 static void write_others(text_item *item, const moetext_result *result) {
@@ -388,7 +418,9 @@ static void write_others(text_item *item, const moetext_result *result) {
     item->others = n ? calloc(n, sizeof *item->others) : NULL;
     if (n && !item->others) item->status = MOE_ERROR_MEMORY;
     for (; item->others && item->n_others < n; item->n_others++) {
-        write_translation(item, &result->hypotheses[item->n_others + 1], &item->others[item->n_others]);
+        text_bytes *other = &item->others[item->n_others];
+        if (!write_translation(item, &result->hypotheses[item->n_others + 1], other)) /* it is the best one then */
+            text_append(other, item->answer.data, item->answer.length);
         if (item->others[item->n_others].failed) item->status = MOE_ERROR_MEMORY;
     }
 }
@@ -474,7 +506,7 @@ static void text_done(void *closure, const moetext_result *result) {
         text_append_string(&item->answer, result->status ? result->message : "");
     else {
         const moetext_hypothesis *best = &result->hypotheses[0];
-        write_translation(item, best, &item->answer);
+        if (!write_translation(item, best, &item->answer) && try_pieces(s, item)) return;
         if (item->of->alternatives) write_others(item, result);
         if (item->of->details) write_details(item, best);
         if (item->of->experts) write_experts(s, item, result);
