@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 
 from suite import Suite
 
@@ -242,8 +243,86 @@ def tags_stand_beside_characters_not_inside():
                  "en": ["Where is the station?", "Can you help me?", "How much is this book?", "Did you see him?"],
                  "de": ["Wo ist der Bahnhof?", "Kannst du mir helfen?", "Wie viel kostet das Buch?"]}
     for language, texts in questions.items():
-        out = translate([f'<p class="a">{text}</p>' for text in texts], "-s", language, "-t", "es")  # valid UTF-8
-        assert any(line.startswith('¿<p class="a">') for line in out), out
+        out = translate([f'A <b class="a">{text}</b>' for text in texts], "-s", language, "-t", "es")  # valid UTF-8
+        assert any(re.search(r'¿ ?<b class="a">|<b class="a">¿', line) for line in out), out
+        out = translate([f'<p class="a">{text}</p>' for text in texts], "-s", language, "-t", "es")
+        assert all(line.startswith('<p class="a">¿') and line.endswith("</p>") for line in out), out
+
+
+# A line, and what its translation must have as it is: found by users, but for the last words of each.
+AS_IT_IS = {
+    "%d%% of %s": ["%d%%", "%s"],
+    "“%(value)s” value must be an integer.": ["%(value)s"],
+    "The %r theme has circular inheritance": ["%r"],
+    "Already have an account? Then please %(link)ssign in%(end_link)s.": ["%(link)s", "%(end_link)s"],
+    "Hello %<name>s and %{name}, this is %1 of %2.": ["%<name>s", "%{name}", "%1", "%2"],
+    "You have <%= count %> new letters in <<place>>.": ["<%= count %>", "<<place>>"],
+    "The file :attribute must be here.": [":attribute"],
+    "I have 3 dogs :dog: and a cat :heart:.": [":dog:", ":heart:", "3"],
+    "{first}{last} is here.": ["{first}{last}"],
+    "The width is {n}px now.": ["{n}px"],
+    "AT&amp;T and R&amp;D are here.": ["AT&amp;T", "R&amp;D"],
+    "See mailto:me@ex.org for more.": ["mailto:me@ex.org"],
+    "Open https://ex.org/{id}/edit now.": ["https://ex.org/{id}/edit"],
+    "Windows™ and Linux® are here.": ["Windows™", "Linux®"],
+    "There are 10⁶ people here.": ["10⁶"],
+    "The house has 3½ rooms and 50 m² of space.": ["3½", "m²"],
+    "Between 1e6 and 2^10 it rained.": ["1e6", "2^10"],
+    "We have 10<sup>2</sup> dogs.": ["10<sup>2</sup>"],
+    "Wien (/viːn/) is big.": ["viːn"],
+    "Let $x_{i+1} = \\frac{a}{b}$ be a number.": ["$x_{i+1} = \\frac{a}{b}$"],
+    "It costs $5 and $10 today.": ["$5", "$10"],
+    "The file <code>a.txt</code> is empty.": ["<code>a.txt</code>"],
+}
+
+
+@test
+def what_users_found_is_kept():
+    for target in ("de", "fr", "es"):
+        for (line, wanted), got in zip(AS_IT_IS.items(), translate(list(AS_IT_IS), "-t", target, *FAST)):
+            assert all(got.count(thing) == line.count(thing) for thing in wanted), (target, line, got)
+            assert "\ufffd" not in got and not re.search(r"\bX ?\d*\b", got), (target, line, got)
+
+
+@test
+def a_percent_sign_is_no_placeholder():
+    """What stands behind it is translated."""
+    for line, word in (("50 % der Leute sind hier.", "people"), ("Ich bin mir zu 100 % sicher.", "sure")):
+        got = translate([line], "-s", "de", "-t", "en", *FAST)[0]
+        assert word in got, got
+
+
+@test
+def lines_without_letters_stay():
+    lines = ["------", "!" * 40, "???????? ...", ".....", "« »", "—" * 25, "½", "`", "„“", "???", "12:30 / 3.5", "____"]
+    assert translate(lines, "-t", "de") == lines
+
+
+@test
+def tags_around_a_line_stay_around_it():
+    for line in ('<string name="a">Good morning.</string>', "<b><i>Where is my book?</i></b>"):
+        got = translate([line], "-t", "de", *FAST)[0]
+        first, last = re.match(r"(?:<[^>]*>)+", line)[0], re.search(r"(?:<[^>]*>)+$", line)[0]
+        assert got.startswith(first) and got.endswith(last), (line, got)
+        assert not re.search(r"[<>]", got[len(first):-len(last)]), (line, got)
+
+
+@test
+def a_stand_in_that_does_not_come_through_is_tried_again():
+    for line in ('Say "hello" to %s now', 'Write "yes" to %s and "no" to %s now'):
+        for target in ("de", "fr", "es"):
+            got = translate([line], "-t", target)[0]
+            assert got.count("%s") == line.count("%s") and not re.search(r"\bX ?\d*\b|\[\d", got), got
+
+
+@test
+def time_is_linear_in_the_line():
+    """Of 400 KB: each of these took from seconds to hours."""
+    for unit in ("..", "<!--", "{", "%(", "`", "``` `` ", "<a b='", "$(", "1:", "http://a))", "a.", "[[", "</a>"):
+        begin = time.time()
+        subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", "--split", "0", "--max-len", "16", "-q"],
+                       input=unit * (400000 // len(unit)) + "\n", capture_output=True, text=True, check=False)
+        assert time.time() - begin < 5, (unit, time.time() - begin)
 
 
 @test

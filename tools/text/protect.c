@@ -15,6 +15,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <utf8proc.h>
+
+enum {
+    MAX_WORD = 200,  /* bytes of a word that is looked up in the vocabulary */
+    MOST_ASKED = 4,  /* bytes of what has no language that the model is asked for: the answer does not matter */
+    MOST_KEPT = 4000 /* of one text; one with more is no language */
+};
 
 static moe_status fail(moe_error *error, moe_status code, const char *where, const char *message) {
     if (!error) return code;
@@ -47,8 +54,31 @@ struct text_rules {
     const text_front *front;
     text_front targets;
     int spans;
-    text_glossary *glossary; /* NULL: none */
+    text_glossary *glossary;   /* NULL: none */
+    unsigned char *characters; /* a bit for each that stands in a piece of the vocabulary; NULL: not known */
 };
+
+/* Note the characters of all pieces that are text. 0: no memory. */
+static int find_characters(text_rules *r) {
+    const text_front *f = r->front;
+    if (!f->tokeniser) return 1;
+    r->characters = calloc(0x110000 / 8, 1);
+    for (int32_t id = 0; r->characters && id < spm_size(f->tokeniser); id++) {
+        const char *piece = spm_piece(f->tokeniser, id);
+        const size_t length = strlen(piece);
+        utf8proc_int32_t c;
+        utf8proc_ssize_t bytes;
+        if (spm_is_byte(f->tokeniser, id) || spm_is_control(f->tokeniser, id) || spm_is_unknown(f->tokeniser, id) ||
+            (f->map.ids && f->map.ids[id] < 0))
+            continue;
+        for (size_t at = 0; at < length; at += (size_t)bytes) {
+            bytes = utf8proc_iterate((const utf8proc_uint8_t *)piece + at, (utf8proc_ssize_t)(length - at), &c);
+            if (bytes < 1) break;
+            r->characters[c / 8] = (unsigned char)(r->characters[c / 8] | 1 << c % 8);
+        }
+    }
+    return r->characters != NULL;
+}
 
 moe_status text_rules_new(const text_front *front, int spans, const char *glossary, text_rules **out,
                           moe_error *error) {
@@ -57,6 +87,7 @@ moe_status text_rules_new(const text_front *front, int spans, const char *glossa
     r->front = front;
     r->targets = text_front_of_targets(front);
     r->spans = spans;
+    if (spans && !find_characters(r)) return text_rules_free(r), out_of_memory(error);
     const moe_status status = glossary ? text_glossary_open(&r->targets, glossary, &r->glossary, error) : MOE_OK;
     if (status) return text_rules_free(r), status;
     *out = r;
@@ -66,6 +97,7 @@ moe_status text_rules_new(const text_front *front, int spans, const char *glossa
 void text_rules_free(text_rules *r) {
     if (!r) return;
     text_glossary_free(r->glossary);
+    free(r->characters);
     free(r);
 }
 
@@ -91,6 +123,7 @@ typedef struct edit {
 
 struct text_guard {
     int used, verbatim;       /* verbatim: there is no language in the text */
+    int attempt;              /* 1: the second, with other stand-ins */
     text_bytes text, shown;   /* the text without white space at both ends */
     text_bytes before, after; /* that white space */
     kept *kept;
@@ -147,57 +180,131 @@ static kept *add_kept(text_guard *g, text_span_kind kind, size_t source, size_t 
     return k;
 }
 
-/* Whether the stand-in XN is written in the text. */
-static int is_taken(const text_guard *g, int number) {
-    char name[16];
-    const size_t n = (size_t)snprintf(name, sizeof name, "X%d", number);
-    for (size_t i = 0; i + n <= g->text.length; i++)
-        if (memcmp(g->text.data + i, name, n) == 0) return 1;
-    return 0;
+static size_t character_begin(const text_bytes *t, size_t at) {
+    while (at && ((unsigned char)t->data[at] & 0xC0) == 0x80) at--;
+    return at;
+}
+
+/* The largest N of a stand-in XN that is written in the text. */
+static int largest_taken(const text_guard *g) {
+    int largest = 0;
+    for (size_t i = 0; i < g->text.length; i++) {
+        int number = 0;
+        if (g->text.data[i] != 'X' && g->text.data[i] != '[') continue;
+        for (size_t at = i + 1; at < g->text.length && g->text.data[at] >= '0' && g->text.data[at] <= '9'; at++)
+            number = number < 100000 ? 10 * number + (g->text.data[at] - '0') : number;
+        if (number > largest) largest = number;
+    }
+    return largest;
 }
 
 static void show_word(text_guard *g, kept *k, int *number) {
     const char *text = g->text.data;
     const size_t end = k->source + k->length;
-    while (is_taken(g, ++*number)) {}
-    k->number = *number;
+    k->number = ++*number;
     if (g->shown.length && !is_space(g->shown.data[g->shown.length - 1])) text_append(&g->shown, " ", 1);
     k->at = g->shown.length;
-    text_printf(&g->shown, "X%d", k->number);
+    text_printf(&g->shown, g->attempt ? "[%d]" : "X%d", k->number);
     k->shown = g->shown.length - k->at;
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
 }
 
-/* Walk over the text: what is kept, and what is shown. Returns whether there is language in it; -1: no memory. */
-static int show(text_guard *g) {
+static int is_letter(const char *text, size_t length, size_t at) {
+    utf8proc_int32_t c;
+    if (utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c) < 1) return 0;
+    return utf8proc_category(c) >= UTF8PROC_CATEGORY_LU && utf8proc_category(c) <= UTF8PROC_CATEGORY_LO;
+}
+
+/* Writing without spaces between words: there each character is looked at by itself. */
+static int is_unspaced(const char *text, size_t length, size_t at) {
+    utf8proc_int32_t c;
+    if (utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c) < 1) return 0;
+    return (c >= 0xE00 && c < 0xF00) || (c >= 0x1000 && c < 0x10A0) || (c >= 0x1780 && c < 0x1800) ||
+           (c >= 0x2E80 && c < 0xA000) || (c >= 0xF900 && c < 0xFB00) || c >= 0x20000;
+}
+
+/* Whether each character of some bytes stands in a piece of the vocabulary as it is. */
+static int is_listed(const text_rules *r, const char *text, size_t length) {
+    utf8proc_int32_t c;
+    utf8proc_ssize_t bytes;
+    for (size_t at = 0; at < length; at += (size_t)bytes) {
+        bytes = utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c);
+        if (bytes < 1) return 1;
+        if (c >= 0x80 && r->characters && !(r->characters[c / 8] >> c % 8 & 1)) return 0;
+    }
+    return 1;
+}
+
+/* Whether an id is one byte of a character that has no piece. */
+static int is_byte(const text_front *front, int32_t id) {
+    const moe_span piece = text_source_piece(front, id);
+    return piece.length == 6 && memcmp(piece.data, "<0x", 3) == 0 && piece.data[5] == '>';
+}
+
+/* The bytes of the word or sign at text[at] if the vocabulary cannot spell it; else 0. */
+static size_t unspelt(const text_rules *r, text_guard *g, size_t at, int *failed) {
     const char *text = g->text.data;
-    int number = 0, language = 0;
-    size_t bytes;
+    const size_t length = g->text.length;
+    size_t bytes = text_word_length(text, length, at);
+    moe_error ignored;
+    if (is_unspaced(text, length, at)) {
+        for (bytes = 1; at + bytes < length && ((unsigned char)text[at + bytes] & 0xC0) == 0x80; bytes++) {}
+    }
+    if (bytes > MAX_WORD || is_listed(r, text + at, bytes)) return 0;
+    const moe_status status = text_encode(r->front, text + at, bytes, &g->scratch, &ignored);
+    if (status == MOE_ERROR_MEMORY) return *failed = 1, 0;
+    for (size_t i = 0; !status && i < g->scratch.length; i++)
+        if (text_is_unknown(r->front, g->scratch.data[i]) || is_byte(r->front, g->scratch.data[i])) return bytes;
+    return status ? bytes : 0;
+}
+
+/* Show what is kept of a kind. */
+static void show_kept(text_guard *g, kept *k, int *number) {
+    const char *text = g->text.data;
+    const size_t end = k->source + k->length;
+    const char last = g->shown.length ? g->shown.data[g->shown.length - 1] : ' ';
+    if (k->kind == TEXT_SPAN_WORD) {
+        show_word(g, k, number);
+    } else if (k->kind == TEXT_SPAN_NUMBER) {
+        text_append(&g->shown, text + k->source, k->length);
+        k->shown = k->length;
+    } else if (!is_space(last) && text_is_wordlike(text, g->text.length, end) &&
+               (strchr(".!?,;:", last) ||
+                text_is_wordlike(g->shown.data, g->shown.length, character_begin(&g->shown, g->shown.length - 1)))) {
+        text_append(&g->shown, " ", 1);
+    }
+}
+
+/* Walk over the text: what is kept, and what is shown. Returns whether there is language in it; -1: no memory. */
+static int show(const text_rules *r, text_guard *g) {
+    const char *text = g->text.data;
+    int number = largest_taken(g), language = 0, failed = 0;
+    size_t bytes, word = 0;
+    text_scan scan = text_scan_begin(text, g->text.length);
     for (size_t at = 0; at < g->text.length; at += bytes) {
-        const text_span_kind kind = text_span_at(text, g->text.length, at, &bytes);
+        text_span_kind kind = text_span_next(&scan, at, &bytes);
         if (kind == TEXT_SPAN_HYPHEN) {
             g->used = 1;
             continue;
         }
+        if (kind == TEXT_SPAN_NONE && at >= word) {
+            const int wordlike = text_is_wordlike(text, g->text.length, at);
+            const size_t strange = unspelt(r, g, at, &failed);
+            word = at + (is_unspaced(text, g->text.length, at) ? bytes : text_word_length(text, g->text.length, at));
+            if (strange) kind = wordlike ? TEXT_SPAN_WORD : TEXT_SPAN_LONE, bytes = strange;
+        }
+        if (kind == TEXT_SPAN_NUMBER && !is_listed(r, text + at, bytes)) kind = TEXT_SPAN_WORD;
         if (kind == TEXT_SPAN_NONE) {
-            language |= text_is_wordlike(text, g->text.length, at);
+            language |= is_letter(text, g->text.length, at);
             text_append(&g->shown, text + at, bytes);
             continue;
         }
         kept *k = add_kept(g, kind, at, bytes);
-        if (!k) return -1;
-        if (kind == TEXT_SPAN_WORD) {
-            show_word(g, k, &number);
-        } else if (kind == TEXT_SPAN_NUMBER) {
-            text_append(&g->shown, text + at, bytes);
-            k->shown = bytes;
-        } else if (g->shown.length && text_is_wordlike(g->shown.data, g->shown.length, g->shown.length - 1) &&
-                   text_is_wordlike(text, g->text.length, at + bytes)) {
-            text_append(&g->shown, " ", 1);
-        }
+        if (!k || failed) return -1;
+        show_kept(g, k, &number);
         if (g->shown.failed) return -1;
     }
-    return g->shown.failed ? -1 : language;
+    return g->shown.failed || failed ? -1 : language && g->n <= MOST_KEPT;
 }
 
 /* Match the tags that belong together; one without a partner stands alone. */
@@ -245,14 +352,15 @@ static int find_terms(const text_rules *r, text_guard *g) {
     return 1;
 }
 
-moe_status text_guard_begin(const text_rules *r, const char *text, size_t length, int more, text_guard **guard,
-                            moe_span *shown, moe_error *error) {
+moe_status text_guard_begin(const text_rules *r, const char *text, size_t length, int more, int attempt,
+                            text_guard **guard, moe_span *shown, moe_error *error) {
     text_guard *g = *guard;
     size_t begin = 0, end = length;
     *shown = (moe_span){ text, length };
     if (!g) *guard = g = calloc(1, sizeof *g);
     if (!g) return out_of_memory(error);
     g->used = g->verbatim = 0;
+    g->attempt = attempt;
     g->n = g->n_constraints = g->ids.length = 0;
     text_bytes *const all[] = { &g->text, &g->shown, &g->before, &g->after };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i]->length = 0, text_append(all[i], "", 0);
@@ -266,14 +374,15 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     text_append(&g->text, text + begin, end - begin);
     int language = 1;
     if (g->text.failed || g->before.failed || g->after.failed) return out_of_memory(error);
-    if (r->spans) language = show(g);
+    if (r->spans) language = show(r, g);
     else text_append(&g->shown, g->text.data, g->text.length);
     if (language < 0 || g->shown.failed || !find_terms(r, g)) return out_of_memory(error);
-    if (g->n || g->before.length || g->after.length) g->used = 1;
+    if (g->n || g->before.length || g->after.length || !language) g->used = 1;
     if (!g->used) return MOE_OK;
-    pair_tags(g);
     g->verbatim = !language;
-    *shown = g->verbatim ? (moe_span){ g->text.data, g->text.length } : (moe_span){ g->shown.data, g->shown.length };
+    if (g->n <= MOST_KEPT) pair_tags(g);
+    *shown = g->verbatim ? (moe_span){ g->text.data, text_utf8_cut(g->text.data, g->text.length, MOST_ASKED) }
+                         : (moe_span){ g->shown.data, g->shown.length };
     return MOE_OK;
 }
 
@@ -344,11 +453,6 @@ void text_guard_ask(const text_guard *g, moe_request *request) {
 }
 
 /* ==== 4. Placing ======================================================================================== */
-
-static size_t character_begin(const text_bytes *t, size_t at) {
-    while (at && ((unsigned char)t->data[at] & 0xC0) == 0x80) at--;
-    return at;
-}
 
 /* Where the next word's first character begins, from the character at `at` on; `end` where there is none before. */
 static size_t next_word(const text_bytes *t, size_t at, size_t end) {
@@ -447,16 +551,39 @@ static size_t find_place(const text_guard *g, const moe_hypothesis *h, size_t at
     return t->length;
 }
 
-/* What had a space at one side stands at a space again. */
+/* What was glued to a word stands behind that one, or before it; what had a space at both sides, at a space. */
 static void place_lone(const text_guard *g, const moe_hypothesis *h, kept *k) {
     const text_bytes *t = &g->translation;
-    const int left = !k->after;
+    const int left = !k->before;
     size_t at = find_place(g, h, k->at, left);
-    if (has_word(&g->shown, 0, k->at) && has_word(&g->shown, k->at, g->shown.length)) {
-        while (left && k->before && at < t->length && !is_space(t->data[at])) at++;
-        while (!left && at && at < t->length && !is_space(t->data[at - 1])) at--;
-    }
+    if (has_word(&g->shown, 0, k->at) && has_word(&g->shown, k->at, g->shown.length) && k->before && k->after)
+        while (at && at < t->length && !is_space(t->data[at - 1])) at--;
     k->from = k->to = at;
+}
+
+/* Whether all words of the text stand between a pair: it stands around the whole translation then, but for the signs
+ * that it did not stand around. */
+static int is_around_all(const text_guard *g, const kept *k) {
+    const kept *close = &g->kept[k->partner];
+    return !has_word(&g->shown, 0, k->at) && !has_word(&g->shown, close->at, g->shown.length);
+}
+
+static void place_around_all(const text_guard *g, kept *k) {
+    const text_bytes *t = &g->translation;
+    const kept *close = &g->kept[k->partner];
+    size_t bytes;
+    k->from = 0, k->to = t->length;
+    for (size_t at = 0; at < k->at && k->from < t->length; at += bytes) { /* signs before it */
+        bytes = text_word_length(g->shown.data, g->shown.length, at);
+        if (text_is_wordlike(t->data, t->length, k->from)) break;
+        k->from += text_word_length(t->data, t->length, k->from);
+    }
+    for (size_t at = close->at; at < g->shown.length && k->to > k->from; at += bytes) { /* signs behind it */
+        const size_t last = character_begin(t, k->to - 1);
+        bytes = text_word_length(g->shown.data, g->shown.length, at);
+        if (text_is_wordlike(t->data, t->length, last)) break;
+        k->to = last;
+    }
 }
 
 /* Nothing was written with a look at the bytes up to `end` that a pair stands around: it stands around a word near. Of
@@ -493,6 +620,10 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
         if (k->kind == TEXT_SPAN_LONE) place_lone(g, h, k);
         if (k->kind != TEXT_SPAN_OPEN) continue;
         const size_t end = g->kept[k->partner].at;
+        if (end > k->at && is_around_all(g, k)) {
+            place_around_all(g, k);
+            continue;
+        }
         if (!find_written(g, h, token_at(g, k->at), token_at(g, end), &k->from, &k->to)) find_word(g, h, k, end);
         trim(&g->translation, &k->from, &k->to);
         for (size_t j = i + 1; j < k->partner; j++)
@@ -542,12 +673,25 @@ static size_t find_bytes(const text_bytes *t, const char *bytes, size_t length, 
     return t->length;
 }
 
+/* Whether the white space before a stand-in at t->data[at] was none in the text: a bracket or quote stands there. */
+static int is_glued(const text_guard *g, const kept *k, size_t at) {
+    static const char *const opening[] = { "\xE2\x80\x9E", "\xE2\x80\x9C", "\xE2\x80\x98", "\"", "'", "(", "[",
+                                           "\xC2\xBF",     "\xC2\xA1" };
+    const text_bytes *t = &g->translation;
+    if (at < 2 || t->data[at - 1] != ' ' || k->before || !k->source) return 0;
+    if (t->data[at - 2] == g->text.data[k->source - 1]) return 1;
+    for (size_t i = 0; i < sizeof opening / sizeof *opening; i++) {
+        const size_t length = strlen(opening[i]);
+        if (length < at && memcmp(t->data + at - 1 - length, opening[i], length) == 0) return 1;
+    }
+    return 0;
+}
+
 /* The stand-in of what is kept: its first place gets the original, others nothing. */
 static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h, moe_error *error) {
     const text_bytes *t = &g->translation;
     kept *k = &g->kept[i];
     const char *name = g->shown.data + k->at;
-    const char before = k->source && !k->before ? g->text.data[k->source - 1] : 0;
     moe_status status = MOE_OK;
     size_t at = find_bytes(t, name, k->shown, 0);
     if (at == t->length) { /* it is not there: it stands alone, like markup */
@@ -555,8 +699,7 @@ static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h,
         return add_edit(g, at, 0, i, g->n + i, error);
     }
     for (size_t what = i; at < t->length && !status; at = find_bytes(t, name, k->shown, at + k->shown)) {
-        /* the space before a stand-in was none in the text */
-        const size_t space = at > 1 && t->data[at - 1] == ' ' && (what == SIZE_MAX || t->data[at - 2] == before);
+        const size_t space = what == SIZE_MAX ? at && t->data[at - 1] == ' ' : (size_t)is_glued(g, k, at);
         status = add_edit(g, at - space, k->shown + space, what, g->n + i, error);
         what = SIZE_MAX;
     }
@@ -628,18 +771,30 @@ static moe_status find_edits(text_guard *g, const moe_hypothesis *h, moe_error *
     return status;
 }
 
-/* Append what is kept. Something that stands beside words has the white space around it that it had in the text. */
-static void put_kept(const text_guard *g, const edit *e, size_t begin, text_bytes *out) {
+/* Append what is kept. It has the white space around it that it had in the text. Returns whether a space that follows
+ * in the translation belongs to nothing: what is kept joins two words. */
+static int put_kept(const text_guard *g, const edit *e, size_t begin, text_bytes *out) {
     const kept *k = &g->kept[e->what];
     const text_bytes *t = &g->translation;
     const int beside = k->kind == TEXT_SPAN_LONE || (!e->length && k->shown);
+    const int word = k->kind == TEXT_SPAN_WORD;
     const int spaced = out->length == begin || is_space(out->data[out->length - 1]);
     const size_t next = e->at + e->length;
-    if (beside && k->before && !spaced) text_append(out, " ", 1);
-    text_append(out, g->text.data + k->source, k->length);
-    if (beside && k->after && next < t->length && !is_space(t->data[next]) &&
-        (!e->at || text_is_wordlike(t->data, t->length, next)))
+    const size_t end = k->source + k->length;
+    const int joins = !k->before && !k->after && text_is_wordlike(g->text.data, g->text.length, end) &&
+                      (k->kind == TEXT_SPAN_LONE || word);
+    if (!spaced &&
+        ((beside && k->before) ||
+         (word && text_is_wordlike(out->data, out->length, character_begin(out, out->length - 1)) &&
+          (k->before || !text_is_wordlike(g->text.data, g->text.length, character_begin(&g->text, k->source - 1))))))
         text_append(out, " ", 1);
+    text_append(out, g->text.data + k->source, k->length);
+    if (next >= t->length || is_space(t->data[next])) return joins;
+    const int wordlike = text_is_wordlike(t->data, t->length, next);
+    if ((beside && k->after && (!e->at || wordlike)) ||
+        (word && wordlike && !text_is_wordlike(g->text.data, g->text.length, end)))
+        text_append(out, " ", 1);
+    return 0;
 }
 
 /* Append a part of the translation, in which a space does not follow a space. */
@@ -655,10 +810,49 @@ static void apply_edits(const text_guard *g, text_bytes *out) {
     for (size_t i = 0; i < g->n_edits; i++) {
         const edit *e = &g->edits[i];
         if (e->at > at) put_text(t->data + at, e->at - at, begin, out), at = e->at;
-        if (e->what != SIZE_MAX) put_kept(g, e, begin, out);
+        const int joins = e->what != SIZE_MAX && put_kept(g, e, begin, out);
         at = most(at, e->at + e->length);
+        if (joins && at < t->length && t->data[at] == ' ') at++;
     }
     if (at < t->length) put_text(t->data + at, t->length - at, begin, out);
+}
+
+/* How often U+FFFD stands in a text: what a model spelt in bytes that are no character. */
+static size_t count_broken(const text_bytes *t) {
+    size_t n = 0;
+    for (size_t i = 0; i + 3 <= t->length; i++) n += memcmp(t->data + i, "\xEF\xBF\xBD", 3) == 0;
+    return n;
+}
+
+/* How often a part of a stand-in stands in a text: X, X 1, x2, or a bracket of [1] and a number. */
+static size_t count_parts(const text_guard *g, const text_bytes *t) {
+    size_t n = 0;
+    for (size_t i = 0; i < t->length; i++) {
+        const char c = t->data[i];
+        if (g->attempt && c >= '0' && c <= '9' && !(i && t->data[i - 1] >= '0' && t->data[i - 1] <= '9')) n++;
+        if (g->attempt ? c != '[' && c != ']' : c != 'X' && c != 'x') continue;
+        if (!g->attempt && i && text_is_wordlike(t->data, t->length, character_begin(t, i - 1))) continue;
+        size_t end = i + 1;
+        while (end < t->length && t->data[end] >= '0' && t->data[end] <= '9') end++;
+        n += (size_t)(g->attempt || end == t->length || !text_is_wordlike(t->data, t->length, end));
+    }
+    return n;
+}
+
+int text_guard_sound(const text_guard *g) {
+    const text_bytes *t = &g->translation;
+    size_t words = 0;
+    if (!text_guard_used(g) || g->verbatim) return 1;
+    if (count_broken(t) > count_broken(&g->shown)) return 0;
+    for (size_t i = 0; i < g->n; i++) {
+        const kept *k = &g->kept[i];
+        if (k->kind != TEXT_SPAN_WORD) continue;
+        const char *name = g->shown.data + k->at;
+        const size_t at = find_bytes(t, name, k->shown, 0);
+        if (at == t->length || find_bytes(t, name, k->shown, at + k->shown) < t->length) return 0;
+        words++;
+    }
+    return !words || count_parts(g, t) <= count_parts(g, &g->shown);
 }
 
 moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypothesis *h, int shout, text_bytes *out,

@@ -23,10 +23,12 @@ typedef struct text_guard text_guard;
 moe_status text_rules_new(const text_front *front, int spans, const char *glossary, text_rules **out, moe_error *error);
 void text_rules_free(text_rules *rules); /* NULL is fine */
 
-/* *guard: NULL, or one that is used again. `more`: the text goes on behind a space, and the white space at its end is
- * left out. *shown: what the model is to be shown; it lives in the guard. Where nothing is to be kept, it is `text`. */
-moe_status text_guard_begin(const text_rules *rules, const char *text, size_t length, int more, text_guard **guard,
-                            moe_span *shown, moe_error *error);
+/* *guard: NULL, or one that is used again. `attempt`: 0, or 1 for other
+ * stand-ins, where those of 0 did not come through. `more`: the text goes on behind a space, and the white space at its
+ * end is left out. *shown: what the model is to be shown; it lives in the guard. Where nothing is to be kept, it is
+ * `text`. */
+moe_status text_guard_begin(const text_rules *rules, const char *text, size_t length, int more, int attempt,
+                            text_guard **guard, moe_span *shown, moe_error *error);
 /* `calm`: the shown text in small letters, in which stand-ins get back theirs. */
 void text_guard_recall(const text_guard *guard, char *calm);
 /* `encoded` [length]: what `ids` are the tokens of, at the offsets of the shown text. `room`: all constraints have
@@ -38,6 +40,8 @@ void text_guard_ask(const text_guard *guard, moe_request *request);
 /* Append the translation that a hypothesis of the shown text is. `shout`: in capitals, but for what is kept. */
 moe_status text_guard_restore(const text_rules *rules, text_guard *guard, const moe_hypothesis *h, int shout,
                               text_bytes *out, moe_error *error);
+/* Whether the translation that was restored last has each stand-in once, no part of one, and no broken character. */
+int text_guard_sound(const text_guard *guard);
 int text_guard_used(const text_guard *guard); /* 0: NULL, or nothing is kept */
 /* Bytes of white space before the text, if all of it but the white space at both ends was shown; else SIZE_MAX. */
 size_t text_guard_plain(const text_guard *guard);

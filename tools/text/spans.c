@@ -1,10 +1,27 @@
-/* spans.c - spans.h says what this is and has the contracts. Each function below tells how many bytes of its kind a
- * text begins with; 0: none. */
+/* spans.c - spans.h says what this is and has the contracts.
+ *
+ * Functions of (s, n) tell how many bytes of their kind the n bytes at s begin with; 0: none. None looks further than
+ * LONGEST bytes without success, and those that look far stop at what begins another one of their kind, so that a walk
+ * is linear whatever the text is.
+ *
+ * Contents
+ *   1. Characters
+ *   2. Markup
+ *   3. Placeholders   the table of their forms
+ *   4. Addresses
+ *   5. Numbers
+ *   6. Glue           what belongs to a span because it stands at it
+ *   7. All
+ */
 #include "tools/text/spans.h"
 
+#include <stdint.h>
 #include <string.h>
 
-enum { LONGEST = 1000 }; /* bytes of a tag or placeholder: beyond that a bracket is just a bracket */
+/* Bytes of a tag or placeholder, those that say whether something is a path, and brackets in each other. */
+enum { LONGEST = 1000, SHORT = 200, MOST_DIGITS = 80, DEEPEST = 16 };
+
+/* ==== 1. Characters ===================================================================================== */
 
 static int is_digit(char c) { return c >= '0' && c <= '9'; }
 static int is_small(char c) { return c >= 'a' && c <= 'z'; }
@@ -12,6 +29,7 @@ static int is_letter(char c) { return is_small(c) || (c >= 'A' && c <= 'Z'); }
 static int is_alnum(char c) { return is_letter(c) || is_digit(c); }
 static int is_beyond_ascii(char c) { return (unsigned char)c >= 0x80; }
 static int is_space(char c) { return c == ' ' || c == '\t'; }
+static int is_one_of(char c, const char *list) { return c && strchr(list, c); }
 
 /* The character at data[at], and its bytes. */
 static unsigned long character(const char *data, size_t length, size_t at, size_t *bytes) {
@@ -31,142 +49,408 @@ int text_is_wordlike(const char *data, size_t length, size_t at) {
     return c >= 0xC0 && (c < 0x2000 || c > 0x206F) && (c < 0x3000 || c > 0x3003);
 }
 
-/* ---- Markup ---- */
-
-static size_t tag(const char *s, size_t n, text_span_kind *kind) {
-    static const char *const empty[] = { "area", "br",   "col",    "embed", "hr",  "img", "input",
-                                         "link", "meta", "source", "track", "wbr", "x",   "ph" };
-    size_t at = 1, length;
-    char quote = 0;
-    const char *name;
-    if (n > 7 && memcmp(s, "<!--", 4) == 0) {
-        for (at = 4; at + 3 <= n && at < LONGEST; at++)
-            if (memcmp(s + at, "-->", 3) == 0) return *kind = TEXT_SPAN_LONE, at + 3;
-        return 0;
-    }
-    *kind = TEXT_SPAN_OPEN;
-    if (n > 1 && s[1] == '/') at = 2, *kind = TEXT_SPAN_CLOSE;
-    if (at >= n || !(is_letter(s[at]) || (is_digit(s[at]) && n > at + 1))) return 0;
-    for (; at < n && at < LONGEST; at++) {
-        if (quote) quote = s[at] == quote ? 0 : quote;
-        else if ((s[at] == '"' || s[at] == '\'') && s[at - 1] == '=') quote = s[at];
-        else if (s[at] == '<') return 0;
-        else if (s[at] == '>') break;
-    }
-    if (at >= n || at == LONGEST) return 0;
-    length = text_tag_name(s, at + 1, &name);
-    if (s[at - 1] == '/') *kind = TEXT_SPAN_LONE;
-    for (size_t i = 0; i < sizeof empty / sizeof *empty; i++)
-        if (length == strlen(empty[i]) && memcmp(name, empty[i], length) == 0) *kind = TEXT_SPAN_LONE;
-    return at + 1;
+/* The bytes of the character before data[at]. */
+static size_t bytes_before(const char *data, size_t at) {
+    size_t begin = at;
+    while (begin && (begin == at || ((unsigned char)data[begin] & 0xC0) == 0x80)) begin--;
+    return at - begin;
 }
+
+static int is_wordlike_before(const char *data, size_t length, size_t at) {
+    return at && text_is_wordlike(data, length, at - bytes_before(data, at));
+}
+
+/* Signs that normalisation would turn into plain digits or letters, or into several. */
+static int is_raised(unsigned long c) {
+    return c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0x2070 && c <= 0x209C && c != 0x2071 && c != 0x207F);
+}
+
+static int is_composed(unsigned long c) {
+    return (c >= 0xBC && c <= 0xBE) || (c >= 0x2100 && c <= 0x218B && c != 0x2122) || (c >= 0x2460 && c <= 0x24FF) ||
+           (c >= 0x2776 && c <= 0x2793) || (c >= 0x3200 && c <= 0x33FF);
+}
+
+static int is_pictogram(unsigned long c) {
+    return (c >= 0x1F000 && c <= 0x1FAFF) || (c >= 0x2600 && c <= 0x27BF) || (c >= 0x2B00 && c <= 0x2BFF) ||
+           (c >= 0x2190 && c <= 0x23FF) || c == 0xA9 || c == 0xAE || c == 0x2122;
+}
+
+static int is_mark_of_trade(unsigned long c) { return c == 0xAE || c == 0x2122 || c == 0x2120; }
+
+static size_t word_end(const char *data, size_t length, size_t at) {
+    size_t bytes;
+    for (; text_is_wordlike(data, length, at); at += bytes) character(data, length, at, &bytes);
+    return at;
+}
+
+static int begins(const char *s, size_t n, const char *with) {
+    const size_t length = strlen(with);
+    return n >= length && memcmp(s, with, length) == 0;
+}
+
+/* Whether a word stands in a list with spaces between. */
+static int is_listed(const char *word, size_t length, const char *list) {
+    for (size_t n; *list; list += n + (list[n] == ' ')) {
+        n = strcspn(list, " ");
+        if (n == length && memcmp(list, word, n) == 0) return 1;
+    }
+    return 0;
+}
+
+/* ==== 2. Markup ========================================================================================= */
 
 size_t text_tag_name(const char *s, size_t n, const char **name) {
     size_t at = n > 1 && s[1] == '/' ? 2 : 1, begin = at;
+    if (!n || s[0] != '<') return *name = s, 0;
     while (at < n && (is_alnum(s[at]) || s[at] == '-' || s[at] == ':' || s[at] == '_')) at++;
     *name = s + begin;
     return at - begin;
 }
 
+/* From an element's opening tag to its closing one: <code>a.txt</code> stands for a word. */
+static size_t whole_element(const char *s, size_t n, size_t at) {
+    static const char whole[] = "code kbd samp tt math svg script style";
+    const char *name, *other;
+    const size_t length = text_tag_name(s, at, &name);
+    if (!is_listed(name, length, whole)) return 0;
+    for (; at < n && at < LONGEST; at++) {
+        if (s[at] != '<' || text_tag_name(s + at, n - at, &other) != length || memcmp(name, other, length) != 0)
+            continue;
+        if (s[at + 1] != '/') return 0;
+        at += length + 2;
+        return at < n && s[at] == '>' ? at + 1 : 0;
+    }
+    return 0;
+}
+
+static size_t tag(const char *s, size_t n, text_span_kind *kind) {
+    static const char empty[] = "area br col embed hr img input link meta source track wbr x ph";
+    size_t at = 1, length, whole;
+    char quote = 0;
+    const char *name;
+    *kind = TEXT_SPAN_OPEN;
+    if (n > 1 && s[1] == '/') at = 2, *kind = TEXT_SPAN_CLOSE;
+    if (at >= n || !(is_letter(s[at]) || (is_digit(s[at]) && n > at + 1))) return 0;
+    for (; at < n && at < LONGEST; at++) {
+        if (quote) quote = s[at] == quote ? 0 : quote;
+        else if (is_one_of(s[at], "\"'") && s[at - 1] == '=') quote = s[at];
+        else if (s[at] == '<') return 0;
+        else if (s[at] == '>') break;
+    }
+    if (at >= n || at == LONGEST) return 0;
+    length = text_tag_name(s, at + 1, &name);
+    if (s[at - 1] == '/' || is_listed(name, length, empty)) *kind = TEXT_SPAN_LONE;
+    if (*kind == TEXT_SPAN_OPEN && (whole = whole_element(s, n, at + 1))) return *kind = TEXT_SPAN_WORD, whole;
+    return at + 1;
+}
+
 /* &amp; &#8211; &#x2013; */
 static size_t entity(const char *s, size_t n) {
     size_t at = 1;
-    if (at < n && s[at] == '#') at++;
+    if (n < 3 || s[0] != '&') return 0;
+    if (s[at] == '#') at++;
     while (at < n && at < 32 && is_alnum(s[at])) at++;
     return at > 2 && at < n && s[at] == ';' ? at + 1 : 0;
 }
 
-/* ---- Placeholders ---- */
+/* An entity that is a sign or a space between words, no letter of one. */
+static int is_sign_entity(const char *s, size_t n) {
+    static const char signs[] =
+        "quot lt gt nbsp ensp emsp thinsp ldquo rdquo lsquo laquo raquo bdquo sbquo hellip mdash "
+        "ndash bull middot larr rarr uarr darr times #34 #x22 #160 #xA0 #xa0 #171 #187 #8211 "
+        "#8212 #8216 #8220 #8221 #8222 #8230";
+    const size_t bytes = entity(s, n);
+    return bytes && is_listed(s + 1, bytes - 2, signs);
+}
 
-/* {name}, {{x}}, { count, plural, one {# file} }: to the bracket that closes the first one. */
-static size_t braces(const char *s, size_t n) {
-    size_t depth = 0;
-    for (size_t at = 0; at < n && at < LONGEST; at++) {
-        if (s[at] == '{') depth++;
-        if (s[at] == '}' && --depth == 0) return at + 1;
+/* ==== 3. Placeholders =================================================================================== */
+
+/* `directive` of %s, %-5.2f, %1$s, %lld, behind the %; `named`: behind a name in brackets, where all is clear. Without
+ * a name, a letter that no printf knows, and a space as a flag, must not be followed by a letter: "50 % der". */
+static size_t conversion(const char *s, size_t n, int named) {
+    static const char *const sizes[] = { "I64", "I32", "hh", "ll", "h", "l", "q", "j", "z", "t", "L" };
+    size_t at = 0;
+    const int spaced = n && s[0] == ' ';
+    while (at < n && at < 32 && (is_digit(s[at]) || is_one_of(s[at], "$-+#.*' "))) {
+        if (s[at] == ' ' && at) return 0;
+        at++;
     }
-    return 0;
-}
-
-/* %s %-5.2f %1$s %(name)s %{name} %name% %@ */
-static size_t percent(const char *s, size_t n) {
-    size_t at = 1, end;
-    if (at < n && s[at] == '{') return (end = braces(s + 1, n - 1)) ? end + 1 : 0;
-    if (at < n && s[at] == '(') {
-        while (at < n && at < LONGEST && s[at] != ')') at++;
-        if (at < n && s[at] == ')') at++;
+    if (at >= n) return 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const size_t length = strlen(sizes[i]);
+        if (!begins(s + at, n - at, sizes[i]) || at + length >= n || !is_one_of(s[at + length], "diouxXeEfFgGaAcspn"))
+            continue;
+        at += length;
+        break;
     }
-    for (end = at; end < n && (is_alnum(s[end]) || s[end] == '_'); end++) {}
-    if (at == 1 && end > at + 1 && end < n && s[end] == '%' && is_letter(s[1])) return end + 1;
-    while (at < n && (is_digit(s[at]) || strchr("$-+#.*'", s[at]))) at++;
-    while (at < n && strchr("hlqjzt", s[at]) && at + 1 < n && is_letter(s[at + 1])) at++;
-    if (at >= n || !strchr("diouxXeEfFgGaAcspn@", s[at]) || !s[at]) return 0;
-    at++;
-    return at < n && (is_alnum(s[at]) || is_beyond_ascii(s[at])) ? 0 : at;
+    const int ends = at + 1 >= n || !(is_alnum(s[at + 1]) || is_beyond_ascii(s[at + 1]) || is_one_of(s[at + 1], "_'"));
+    if (spaced) return is_one_of(s[at], "diufFeEgGxX") && ends ? at + 1 : 0;
+    if (is_one_of(s[at], "diouxXeEfFgGaAcsSpnrbBm@")) return at + 1;
+    return is_letter(s[at]) && (ends || named) ? at + 1 : 0; /* %Y, %H */
 }
 
-/* ${x} $name #{x} */
-static size_t dollar(const char *s, size_t n) {
-    size_t at = 1, end;
-    if (at < n && s[at] == '{') return (end = braces(s + 1, n - 1)) ? end + 1 : 0;
-    if (s[0] != '$' || at >= n || !(is_letter(s[at]) || s[at] == '_')) return 0;
-    while (at < n && (is_alnum(s[at]) || s[at] == '_')) at++;
-    return at;
+static size_t directive(const char *s, size_t n) {
+    const size_t bytes = conversion(s + 1, n - 1, 0);
+    return bytes ? bytes + 1 : 0;
 }
 
-/* `code` */
+/* %name% */
+static size_t percent_name(const char *s, size_t n) {
+    size_t at = 1;
+    while (at < n && at < 64 && (is_alnum(s[at]) || is_one_of(s[at], "_.-"))) at++;
+    return at > 2 && at < n && s[at] == '%' && is_letter(s[1]) ? at + 1 : 0;
+}
+
+/* %1 %L2 of Qt */
+static size_t percent_place(const char *s, size_t n) {
+    size_t at = n > 1 && s[1] == 'L' ? 2 : 1;
+    const size_t begin = at;
+    while (at < n && at < begin + 2 && is_digit(s[at])) at++;
+    return at > begin && s[begin] != '0' && !(at < n && is_digit(s[at])) ? at : 0;
+}
+
+/* `code`, with as many ` on each side. */
 static size_t code(const char *s, size_t n) {
     size_t ticks = 0, at;
-    while (ticks < n && s[ticks] == '`') ticks++;
-    for (at = ticks; at + ticks <= n && at < LONGEST; at++)
+    while (ticks < n && ticks < 9 && s[ticks] == '`') ticks++;
+    for (at = ticks; ticks < 9 && at + ticks <= n && at < LONGEST; at++)
         if (s[at] == '`' && memcmp(s + at, s, ticks) == 0) return at > ticks ? at + ticks : 0;
     return 0;
 }
 
-/* ---- Addresses ---- */
+/* $x_1$ but not "$5 and $10": what stands between the signs is one word, or is written as no text is. */
+static size_t formula(const char *s, size_t n) {
+    size_t at = 1, spaces = 0, signs = 0;
+    if (n < 3 || is_space(s[1]) || s[1] == '$') return 0;
+    for (; at < n && at < LONGEST && s[at] != '$'; at++) {
+        if (is_space(s[at])) spaces++;
+        if (is_one_of(s[at], "\\^_={<>")) signs++;
+        if (s[at] == '\\' && at + 1 < n) at++;
+    }
+    if (at >= n || s[at] != '$' || is_space(s[at - 1]) || (at + 1 < n && is_digit(s[at + 1]))) return 0;
+    if (at + 1 < n && (is_letter(s[at + 1]) || s[at + 1] == '{')) return 0; /* $a$b are two names */
+    if (!signs && (spaces || is_digit(s[1]) || is_one_of(s[at - 1], "/-:,.(\"'"))) return 0;
+    return at + 1;
+}
+
+/* $name $HOME */
+static size_t dollar_name(const char *s, size_t n) {
+    size_t at = 1;
+    if (n < 2 || !(is_letter(s[1]) || s[1] == '_')) return 0;
+    while (at < n && (is_alnum(s[at]) || s[at] == '_')) at++;
+    return at;
+}
+
+/* :heart: :+1: */
+static size_t shortcode(const char *s, size_t n) {
+    size_t at = 1, letters = 0;
+    for (; at < n && at < 64 && (is_alnum(s[at]) || is_one_of(s[at], "_+-")); at++) letters |= (size_t)is_alnum(s[at]);
+    if (at > 1 && letters && at < n && s[at] == ':' && !(at + 1 < n && is_alnum(s[at + 1]))) return at + 1;
+    return 0;
+}
+
+/* :name of Rails, Laravel and SQL. */
+static size_t colon_name(const char *s, size_t n) {
+    size_t at = 1;
+    if (n < 3 || !(is_small(s[1]) || s[1] == '_')) return 0;
+    while (at < n && (is_alnum(s[at]) || s[at] == '_')) at++;
+    return at > 2 && !(at < n && (is_beyond_ascii(s[at]) || s[at] == ':')) ? at : 0;
+}
+
+/* __name__ */
+static size_t underscores(const char *s, size_t n) {
+    size_t at = 2;
+    while (at < n && at < 64 && (is_alnum(s[at]) || (s[at] == '_' && !begins(s + at, n - at, "__")))) at++;
+    return at > 2 && begins(s + at, n - at, "__") ? at + 2 : 0;
+}
+
+typedef enum body {
+    BODY_ANY,      /* all but the opening itself */
+    BODY_NAME,     /* letters, digits and what joins names; at most 64 bytes */
+    BODY_WORDS,    /* the same, and spaces */
+    BODY_BALANCED, /* brackets in brackets */
+    BODY_PRINTF    /* a name, and behind the closing a conversion */
+} body;
+
+enum { /* what may stand before */
+       NOT_IN_WORD = 1,
+       NOT_AT_NUMBER = 2 /* "50%", "50 %" */
+};
+
+typedef struct form {
+    const char *open, *close; /* close NULL: `rest` says all */
+    body body;
+    text_span_kind kind;
+    int context;
+    size_t (*rest)(const char *s, size_t n); /* from the opening on */
+} form;
+
+/* Of two forms with the same beginning the first is tried first. */
+static const form forms[] = {
+    { "<!--", "-->", BODY_ANY, TEXT_SPAN_LONE, 0, NULL },
+    { "<%", "%>", BODY_ANY, TEXT_SPAN_WORD, 0, NULL },
+    { "<?", "?>", BODY_ANY, TEXT_SPAN_LONE, 0, NULL },
+    { "<<", ">>", BODY_WORDS, TEXT_SPAN_WORD, 0, NULL },
+    { "{%", "%}", BODY_ANY, TEXT_SPAN_LONE, 0, NULL },
+    { "{#", "#}", BODY_ANY, TEXT_SPAN_LONE, 0, NULL },
+    { "{", "}", BODY_BALANCED, TEXT_SPAN_WORD, 0, NULL },
+    { "[[", "]]", BODY_NAME, TEXT_SPAN_WORD, 0, NULL },
+    { "[%", "%]", BODY_ANY, TEXT_SPAN_WORD, 0, NULL },
+    { "%{", "}", BODY_BALANCED, TEXT_SPAN_WORD, 0, NULL },
+    { "%(", ")", BODY_PRINTF, TEXT_SPAN_WORD, 0, NULL },
+    { "%<", ">", BODY_PRINTF, TEXT_SPAN_WORD, 0, NULL },
+    { "%%", NULL, BODY_ANY, TEXT_SPAN_WORD, 0, NULL },
+    { "%", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_AT_NUMBER, percent_name },
+    { "%", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_AT_NUMBER, directive },
+    { "%", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_AT_NUMBER, percent_place },
+    { "$$", "$$", BODY_ANY, TEXT_SPAN_WORD, 0, NULL },
+    { "${", "}", BODY_BALANCED, TEXT_SPAN_WORD, 0, NULL },
+    { "$(", ")", BODY_BALANCED, TEXT_SPAN_WORD, 0, NULL },
+    { "$", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_IN_WORD, formula },
+    { "$", NULL, BODY_ANY, TEXT_SPAN_WORD, 0, dollar_name },
+    { "#{", "}", BODY_BALANCED, TEXT_SPAN_WORD, 0, NULL },
+    { "@{", "}", BODY_BALANCED, TEXT_SPAN_WORD, 0, NULL },
+    { "@@", "@@", BODY_NAME, TEXT_SPAN_WORD, NOT_IN_WORD, NULL },
+    { "\\(", "\\)", BODY_ANY, TEXT_SPAN_WORD, 0, NULL },
+    { "\\[", "\\]", BODY_ANY, TEXT_SPAN_WORD, 0, NULL },
+    { "`", NULL, BODY_ANY, TEXT_SPAN_WORD, 0, code },
+    { "&lt;", "&gt;", BODY_ANY, TEXT_SPAN_LONE, 0, NULL },
+    { "&", NULL, BODY_ANY, TEXT_SPAN_WORD, 0, entity },
+    { ":", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_IN_WORD, shortcode },
+    { ":", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_IN_WORD, colon_name },
+    { "__", NULL, BODY_ANY, TEXT_SPAN_WORD, NOT_IN_WORD, underscores },
+};
+
+static size_t balanced(const char *s, size_t n, char open, char close) {
+    size_t depth = 0, deepest = 0;
+    for (size_t at = 0; at < n && at < LONGEST && deepest <= DEEPEST; at++) {
+        if (s[at] == open && ++depth > deepest) deepest = depth;
+        if (s[at] == close && depth && --depth == 0) return at + 1;
+    }
+    return 0;
+}
+
+static int belongs(const form *f, char c) {
+    switch (f->body) {
+    case BODY_NAME: return is_alnum(c) || is_one_of(c, "_.-:");
+    case BODY_WORDS: return is_alnum(c) || is_one_of(c, "_.-: ");
+    case BODY_PRINTF: return !is_one_of(c, "()<>%{}");
+    default: return 1;
+    }
+}
+
+/* From the opening of a form to the end of what it closes. */
+static size_t closed(const form *f, const char *s, size_t n) {
+    const size_t open = strlen(f->open), close = strlen(f->close);
+    const size_t most = f->body == BODY_ANY ? LONGEST : 64;
+    const int doubles = strcmp(f->open, f->close) == 0;
+    for (size_t at = open; at + close <= n && at < most; at++) {
+        if (memcmp(s + at, f->close, close) == 0) {
+            const size_t end = at + close, more = f->body == BODY_PRINTF ? conversion(s + end, n - end, 1) : 0;
+            if (at == open) return 0;
+            if (f->body == BODY_PRINTF && begins(s + open, n - open, "PRI")) return end;
+            if (f->body == BODY_PRINTF) return more ? end + more : 0;
+            return end;
+        }
+        if ((!doubles && begins(s + at, n - at, f->open)) || !belongs(f, s[at])) return 0;
+    }
+    return 0;
+}
+
+static int fits(const form *f, const char *data, size_t length, size_t at) {
+    if ((f->context & NOT_IN_WORD) && at && (is_wordlike_before(data, length, at) || data[at - 1] == ':')) return 0;
+    if ((f->context & NOT_AT_NUMBER) && at && is_digit(data[at - 1])) return 0;
+    return !((f->context & NOT_AT_NUMBER) && at > 1 && data[at - 1] == ' ' && is_digit(data[at - 2]) &&
+             !(at + 1 < length && is_letter(data[at + 1])));
+}
+
+/* The placeholder, or another thing of the table, that begins at data[at]. */
+static size_t placeholder(const char *data, size_t length, size_t at, text_span_kind *kind) {
+    const char *s = data + at;
+    const size_t n = length - at;
+    size_t bytes;
+    if (is_alnum(*s) || !is_one_of(*s, "<{[%$#@\\`&:_")) return 0;
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        const form *f = &forms[i];
+        const size_t open = strlen(f->open);
+        if (*f->open != *s || !begins(s, n, f->open) || !fits(f, data, length, at)) continue;
+        if (f->rest) bytes = f->rest(s, n);
+        else if (!f->close) bytes = open;
+        else if (f->body == BODY_BALANCED) bytes = balanced(s + open - 1, n - open + 1, s[open - 1], *f->close);
+        else bytes = closed(f, s, n);
+        if (bytes && f->body == BODY_BALANCED) bytes += open - 1;
+        if (bytes) return *kind = f->kind, bytes;
+    }
+    return 0;
+}
+
+/* A placeholder that stands for a word. */
+static size_t word_placeholder(const text_scan *t, size_t at) {
+    text_span_kind kind;
+    const size_t bytes = at < t->length ? placeholder(t->data, t->length, at, &kind) : 0;
+    return bytes && kind == TEXT_SPAN_WORD ? bytes : 0;
+}
+
+/* ==== 4. Addresses ====================================================================================== */
 
 /* Without the signs at its end that belong to the sentence. */
 static size_t without_end(const char *s, size_t n) {
-    while (n && strchr(".,;:!?'\"", s[n - 1])) n--;
-    if (n && s[n - 1] == ')' && !memchr(s, '(', n)) return without_end(s, n - 1);
+    const int opened = n && memchr(s, '(', n) != NULL;
+    while (n && (is_one_of(s[n - 1], ".,;:!?'\"") || (s[n - 1] == ')' && !opened))) n--;
     return n;
 }
 
+/* The end of an address that goes on at s[at], over placeholders in it. */
+static size_t address_end(const char *s, size_t n, size_t at) {
+    text_span_kind kind;
+    size_t bytes;
+    for (; at < n && !is_space(s[at]); at += bytes) {
+        bytes = 1;
+        if (is_one_of(s[at], "{%$<") && !(s[at] == '%' && at + 2 < n && is_alnum(s[at + 1]) && is_alnum(s[at + 2])) &&
+            (bytes = placeholder(s, n, at, &kind)) && kind == TEXT_SPAN_WORD)
+            continue;
+        bytes = 1;
+        if (is_one_of(s[at], "<>\"`{}|\\^")) break;
+        if (begins(s + at, n - at, "\xC2\xBB") || begins(s + at, n - at, "\xE2\x80")) break; /* quotes, full stops */
+    }
+    return at;
+}
+
 static size_t address(const char *s, size_t n) {
-    size_t at = 0, end;
-    while (at < n && (is_letter(s[at]) || (at && strchr("+-.", s[at])))) at++;
+    size_t at = 0;
+    while (at < n && at < 32 && (is_letter(s[at]) || (at && is_one_of(s[at], "+-.")))) at++;
     if (at > 1 && n - at > 3 && memcmp(s + at, "://", 3) == 0) at += 3;
-    else if (at > 6 && n - at > 1 && s[at] == ':' && memcmp(s, "mailto", 6) == 0) at++;
+    else if (n > 7 && memcmp(s, "mailto:", 7) == 0) at = 7;
     else if (n > 5 && memcmp(s, "www.", 4) == 0) at = 4;
     else return 0;
-    for (end = at; end < n && !is_space(s[end]) && !strchr("<>\"`{}|\\^", s[end]); end++) {}
-    for (size_t i = at; i + 1 < end; i++) /* the quotes and full stops of other languages end it as well */
-        if ((s[i] == '\xC2' && s[i + 1] == '\xBB') || (s[i] == '\xE2' && s[i + 1] == '\x80')) end = i;
-    end = without_end(s, end);
+    const size_t end = without_end(s, address_end(s, n, at));
     return end > at ? end : 0;
 }
 
 /* name@example.org, @name */
 static size_t mail(const char *s, size_t n) {
     size_t at = 0, end, dot = 0;
-    while (at < n && (is_alnum(s[at]) || strchr("._%+-", s[at]))) at++;
+    while (at < n && at < 65 && (is_alnum(s[at]) || is_one_of(s[at], "._%+-"))) at++;
     if (at >= n || s[at] != '@') return 0;
-    for (end = at + 1; end < n && (is_alnum(s[end]) || strchr(".-_", s[end])); end++)
+    for (end = at + 1; end < n && end < at + 256 && (is_alnum(s[end]) || is_one_of(s[end], ".-_")); end++)
         if (s[end] == '.') dot = end;
-    if (!at) return (end = without_end(s, end)) > 1 ? end : 0;
     end = without_end(s, end);
+    if (!at) return end > 1 ? end : 0;
     return dot && end > at + 3 ? end : 0;
 }
+
+static int is_of_path(char c) { return is_alnum(c) || is_one_of(c, "._-/~+"); }
 
 /* /usr/lib, ./a, ~/b, C:\x, src/main.c, report.pdf, some_name */
 static size_t path(const char *s, size_t n) {
     size_t end = 0, slashes = 0, joints = 0;
     if (n > 2 && is_letter(s[0]) && s[1] == ':' && s[2] == '\\') {
-        for (end = 3; end < n && !is_space(s[end]) && !strchr("<>\"|?*", s[end]); end++) {}
+        for (end = 3; end < n && !is_space(s[end]) && !is_one_of(s[end], "<>\"|?*"); end++) {}
         return without_end(s, end);
     }
-    for (; end < n && (is_alnum(s[end]) || strchr("._-/~+", s[end])); end++) {}
+    while (end < n && end < SHORT && is_of_path(s[end])) end++;
     if (end < n && is_beyond_ascii(s[end]) && text_is_wordlike(s, n, end)) return 0;
+    const int whole = end < SHORT;
     end = without_end(s, end);
     for (size_t i = 0; i < end; i++) {
         slashes += s[i] == '/';
@@ -177,11 +461,14 @@ static size_t path(const char *s, size_t n) {
     }
     if (end > 3 && (s[0] == '/' || memcmp(s, "./", 2) == 0 || memcmp(s, "~/", 2) == 0 || memcmp(s, "../", 3) == 0) &&
         (slashes > 1 || s[0] != '/'))
-        return end;
-    return (joints && is_alnum(s[0])) || slashes > 2 ? end : 0;
+        joints = 1;
+    else if (!((joints && is_alnum(s[0])) || slashes > 2)) return 0;
+    if (whole) return end;
+    while (end < n && is_of_path(s[end])) end++;
+    return without_end(s, end);
 }
 
-/* ---- Numbers ---- */
+/* ==== 5. Numbers ======================================================================================== */
 
 /* Units that all languages write alike; the short ones only without a space. */
 static size_t unit(const char *s, size_t n) {
@@ -194,44 +481,106 @@ static size_t unit(const char *s, size_t n) {
     for (const char *u = units; *u;) {
         const size_t length = strcspn(u, " ");
         if ((length > 1 || !spaced || !is_letter(*u)) && length <= n && memcmp(s, u, length) == 0 &&
-            !text_is_wordlike(s, n, length))
+            !text_is_wordlike(s, n, length) && !(*u == '%' && n > 1 && is_one_of(s[1], "%({<")) &&
+            !(*u == '%' && spaced && n > 1 && is_letter(s[1])))
             return length + (size_t)spaced;
         u += length + (u[length] == ' ');
     }
     return 0;
 }
 
-/* 3 1,234.50 12:30 2024-05-01 $5 85.5 kg A320 COVID-19; not 21st, 1990s, which are language. */
-static size_t number(const char *s, size_t n) {
-    size_t at = 0, end;
+/* The sign between two digits: , . : / - ' and the dash, and the spaces of thousands that do not break. */
+static size_t between_digits(const char *s, size_t n) {
+    static const char *const signs[] = {
+        ",",        ".",           ":", "/", "-", "'", "\xE2\x80\x93", "\xC2\xA0", "\xE2\x80\xAF", "\xE2\x81\x84",
+        "\xC3\x97", "\xE2\x88\x92"
+    };
+    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++) {
+        const size_t length = strlen(signs[i]);
+        if (n > length && memcmp(s, signs[i], length) == 0) return is_digit(s[length]) ? length : 0;
+    }
+    return 0;
+}
+
+/* e-6 of 1e-6, x1F of 0x1F, rc1 of 2.0rc1: letters that belong to the digits before, as digits follow. */
+static size_t digits_in_letters(const char *s, size_t n) {
+    size_t at = 0, digits = 0;
+    if (n > 2 && is_one_of(s[0], "eE") && is_one_of(s[1], "+-") && is_digit(s[2])) at = 2;
+    for (; at < n && at < 64 && is_alnum(s[at]); at++) digits |= (size_t)is_digit(s[at]);
+    if (!digits || (s[0] == 'h' && at <= 3) || text_is_wordlike(s, n, at)) return 0; /* 12h30 */
+    return at;
+}
+
+/* 3 1,234.50 12:30 2024-05-01 $5 85.5 kg A320 COVID-19 v1.2.3; not 21st, 1990s, which are language. */
+static size_t number(const char *s, size_t n, text_span_kind *kind) {
+    static const char *const signs[] = { "$",
+                                         "+",
+                                         "-",
+                                         "#",
+                                         "~",
+                                         "\xC2\xA3",
+                                         "\xC2\xA5",
+                                         "\xC2\xB1",
+                                         "\xE2\x82\xAC",
+                                         "\xE2\x88\x92",
+                                         "\xE2\x89\xA4",
+                                         "\xE2\x89\xA5",
+                                         "\xE2\x89\x88" };
+    size_t at = 0, end, more;
+    *kind = TEXT_SPAN_NUMBER;
     while (at < n && is_letter(s[at])) at++;
     if (at) { /* a word with digits */
         if (at < n && s[at] == '-') at++;
         if (at >= n || !is_digit(s[at])) return 0;
-        while (at < n && is_alnum(s[at])) at++;
+        while (at < n && at < 64 && (is_alnum(s[at]) || (is_one_of(s[at], ".-") && at + 1 < n && is_digit(s[at + 1]))))
+            at++;
         return text_is_wordlike(s, n, at) ? 0 : at;
     }
-    if (n > 1 && strchr("$+-#", s[0])) at = 1;
-    else if (n > 3 && memcmp(s, "\xE2\x82\xAC", 3) == 0) at = 3;
-    else if (n > 2 && (memcmp(s, "\xC2\xA3", 2) == 0 || memcmp(s, "\xC2\xA5", 2) == 0)) at = 2;
+    for (size_t i = 0; i < sizeof signs / sizeof *signs && !at; i++)
+        if (begins(s, n, signs[i])) at = strlen(signs[i]);
     if (at >= n || !is_digit(s[at])) return 0;
-    for (end = at; end < n; end++)
-        if (!is_digit(s[end]) && !(strchr(".,:/-'", s[end]) && s[end] && end + 1 < n && is_digit(s[end + 1]))) break;
+    for (end = at; end < n && end < MOST_DIGITS; end += more)
+        if (!(more = is_digit(s[end]) ? 1 : between_digits(s + end, n - end))) break;
+    if (end < n && is_letter(s[end]) && (more = digits_in_letters(s + end, n - end)))
+        return *kind = TEXT_SPAN_WORD, end + more;
     at = end + unit(s + end, n - end);
-    return text_is_wordlike(s, n, at) && at == end ? 0 : at;
+    if (text_is_wordlike(s, n, at) && at == end) return 0;
+    return at;
 }
 
-/* ---- Signs ---- */
-
-static int is_pictogram(unsigned long c) {
-    return (c >= 0x1F000 && c <= 0x1FAFF) || (c >= 0x2600 && c <= 0x27BF) || (c >= 0x2B00 && c <= 0x2BFF) ||
-           (c >= 0x2190 && c <= 0x23FF) || c == 0xA9 || c == 0xAE || c == 0x2122;
+/* 10^6 x^2 m² H₂O 3½ ½ ① №: a word, or none, with signs that mean something in their place. */
+static size_t with_signs(const char *s, size_t n, int within) {
+    size_t at = 0, bytes, letters = 0, strange = 0;
+    for (; at < n && at < 64; at += bytes) {
+        const unsigned long c = character(s, n, at, &bytes);
+        if (is_raised(c)) {
+            if (letters > 3 || (within && !at)) return 0; /* a footnote's */
+            strange++;
+        } else if (is_composed(c)) {
+            strange++;
+        } else if (c == '^' && at && at + 1 < n && (is_alnum(s[at + 1]) || is_one_of(s[at + 1], "-+{("))) {
+            size_t closing = is_one_of(s[at + 1], "{(")
+                                 ? balanced(s + at + 1, n - at - 1, s[at + 1], s[at + 1] == '{' ? '}' : ')')
+                                 : 1;
+            if (!closing) break;
+            bytes += closing, strange++;
+        } else if (is_one_of((char)(c < 0x80 ? c : 0), ".,=/*+-") && strange && at + bytes < n && is_alnum(s[at + 1])) {
+            continue;
+        } else if (is_one_of((char)(c < 0x80 ? c : 0), ".,=") && at && at + 1 < n && is_alnum(s[at + 1])) {
+            letters = 0;
+        } else if (text_is_wordlike(s, n, at)) {
+            letters += !is_digit(s[at]);
+        } else {
+            break;
+        }
+    }
+    return strange ? at : 0;
 }
 
 /* Pictograms one behind the other, with what joins and changes them. */
 static size_t emoji(const char *s, size_t n) {
     size_t at = 0, bytes = 0;
-    if (n > 6 && strchr("0123456789#*", s[0]) && memcmp(s + 1, "\xEF\xB8\x8F\xE2\x83\xA3", 6) == 0) return 7;
+    if (n > 6 && is_one_of(s[0], "0123456789#*") && memcmp(s + 1, "\xEF\xB8\x8F\xE2\x83\xA3", 6) == 0) return 7;
     while (at < n && is_beyond_ascii(s[at])) {
         const unsigned long c = character(s, n, at, &bytes);
         if (!is_pictogram(c) && !(at && (c == 0x200D || c == 0xFE0F || c == 0x20E3 || (c >= 0xE0020 && c <= 0xE007F))))
@@ -241,27 +590,135 @@ static size_t emoji(const char *s, size_t n) {
     return at;
 }
 
-/* ---- All ---- */
+/* ==== 6. Glue =========================================================================================== */
 
-text_span_kind text_span_at(const char *data, size_t length, size_t at, size_t *bytes) {
-    const char *s = data + at, c = *s;
-    const size_t n = length - at;
-    size_t before = at;
-    while (before && (before == at || ((unsigned char)data[before] & 0xC0) == 0x80)) before--;
-    const int within = at && text_is_wordlike(data, length, before);
-    text_span_kind kind = TEXT_SPAN_NONE;
-    if (c == '<' && (*bytes = tag(s, n, &kind))) return kind;
+/* ™ or <sup>2</sup> behind a word. */
+static size_t raised(const text_scan *t, size_t at) {
+    const char *s = t->data + at;
+    const size_t n = t->length - at;
+    size_t bytes, end = 5;
+    if (!n) return 0;
+    if (is_beyond_ascii(*s) && is_mark_of_trade(character(t->data, t->length, at, &bytes))) return bytes;
+    if (!begins(s, n, "<sup>") && !begins(s, n, "<sub>")) return 0;
+    while (end < n && end < 12 &&
+           (is_digit(s[end]) || is_one_of(s[end], "+-n") || begins(s + end, n - end, "\xE2\x88\x92")))
+        end += is_beyond_ascii(s[end]) ? 3 : 1;
+    if (end == 5 || n < end + 6 || s[end] != '<' || s[end + 1] != '/' || memcmp(s + end + 2, s + 1, 4) != 0) return 0;
+    return end + 6;
+}
+
+/* What is glued to a span that stands for a word and ends at byte `at`: the end of all. */
+static size_t glued(const text_scan *t, size_t at) {
+    const char *s = t->data;
+    size_t bytes;
+    while (at < t->length && at != t->closer) {
+        if (is_sign_entity(s + at, t->length - at)) break;
+        if ((bytes = word_placeholder(t, at)) || (bytes = raised(t, at))) at += bytes;
+        else if (text_is_wordlike(s, t->length, at)) at = word_end(s, t->length, at);
+        else if (at + 1 == t->length) break;
+        else if (is_one_of(s[at], "/._@=~\\#&") && is_alnum(s[at + 1])) at++;
+        else if (is_one_of(s[at], "/-:.=,+*@#&|~^\\") && (is_digit(s[at + 1]) || word_placeholder(t, at + 1))) at++;
+        else if (s[at] == '%' && begins(s + at, t->length - at, "%%")) at += 2;
+        else break;
+    }
+    return at;
+}
+
+/* A word, or a run of words and the signs of paths, to whose end a placeholder is glued: where that begins. */
+static size_t glued_ahead(text_scan *t, size_t at) {
+    const char *s = t->data;
+    size_t end = at, bytes = 1;
+    int plain = 1;
+    if (at < t->quiet) return 0;
+    for (; end < t->length && end < at + 200; end += bytes) {
+        bytes = 1;
+        if (text_is_wordlike(s, t->length, end)) character(s, t->length, end, &bytes), plain &= is_digit(s[end]);
+        else if (!is_one_of(s[end], "._/@=~+-:\\")) break;
+    }
+    if (end == at || end == t->closer || is_sign_entity(s + end, t->length - end) ||
+        !(word_placeholder(t, end) || (raised(t, end) && is_wordlike_before(s, t->length, end)))) {
+        t->quiet = end;
+        return 0;
+    }
+    if (is_wordlike_before(s, t->length, end) || is_one_of(s[end - 1], "/_@=~\\") || plain) return end;
+    return 0;
+}
+
+/* Whether the placeholder up to `end` opens what another closes: %(link)ssign in%(end)s, &quot;Hello&quot;. */
+static int opens(text_scan *t, size_t begin, size_t end) {
+    const char *s = t->data;
+    size_t bytes = 1, word = word_end(s, t->length, end);
+    text_span_kind kind;
+    if (word == end || is_digit(s[end]) || is_wordlike_before(s, t->length, begin)) return 0;
+    if (begin && !is_space(s[begin - 1]) && !is_one_of(s[begin - 1], "(\"'>")) return 0;
+    if (unit(s + end, t->length - end) || !word_placeholder(t, begin)) return 0;
+    for (size_t at = word; at < t->length && at < end + 300; at += bytes) {
+        bytes = placeholder(s, t->length, at, &kind);
+        if (!bytes || kind != TEXT_SPAN_WORD) {
+            bytes = bytes ? bytes : 1;
+            continue;
+        }
+        const int left = !is_space(s[at - 1]), right = text_is_wordlike(s, t->length, at + bytes);
+        if (right || s[at] != s[begin]) return 0;
+        if (left && s[at - 1] != '(') return t->closer = at, 1;
+    }
+    return 0;
+}
+
+/* ==== 7. All ============================================================================================ */
+
+text_scan text_scan_begin(const char *data, size_t length) { return (text_scan){ data, length, SIZE_MAX, 0 }; }
+
+/* What the table has at `at`, with what is glued to it. */
+static text_span_kind form_at(text_scan *t, size_t at, size_t *bytes) {
+    text_span_kind kind;
+    const char *s = t->data + at;
+    if (!(*bytes = placeholder(t->data, t->length, at, &kind)) || kind != TEXT_SPAN_WORD) return *bytes ? kind : 0;
+    const size_t end = at + *bytes;
+    if (at == t->closer) return t->closer = SIZE_MAX, TEXT_SPAN_CLOSE;
+    if (t->closer == SIZE_MAX && opens(t, at, end)) return TEXT_SPAN_OPEN;
+    if (is_sign_entity(s, t->length - at))
+        return text_is_wordlike(t->data, t->length, end) || is_wordlike_before(t->data, t->length, at) ? TEXT_SPAN_LONE
+                                                                                                       : kind;
+    *bytes = glued(t, end) - at;
+    return kind;
+}
+
+/* What begins where no word does, or where one begins. */
+static text_span_kind beside_word(text_scan *t, size_t at, size_t *bytes) {
+    const char *s = t->data + at;
+    const size_t n = t->length - at;
+    text_span_kind kind = TEXT_SPAN_WORD;
+    size_t end;
+    if (!is_alnum(*s) && at && is_one_of(t->data[at - 1], "._-/~+") && is_of_path(*s)) return TEXT_SPAN_NONE;
+    if ((*bytes = address(s, n))) return kind;
+    if ((end = glued_ahead(t, at))) return *bytes = glued(t, end) - at, kind;
+    if ((*bytes = mail(s, n)) || (*bytes = path(s, n)) || (*bytes = with_signs(s, n, 0))) return kind;
+    if (!(*bytes = number(s, n, &kind))) return TEXT_SPAN_NONE;
+    if ((end = glued(t, at + *bytes)) > at + *bytes && kind == TEXT_SPAN_NUMBER) {
+        if (!word_placeholder(t, at + *bytes) && !raised(t, at + *bytes)) return kind;
+        kind = TEXT_SPAN_WORD;
+    }
+    if (kind == TEXT_SPAN_WORD) *bytes = end - at;
+    return kind;
+}
+
+text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
+    const char *s = t->data + at, c = *s;
+    const size_t n = t->length - at;
+    const int within = is_wordlike_before(t->data, t->length, at);
+    text_span_kind kind;
+    if (c == '`' && at && t->data[at - 1] == '`') return *bytes = 1, TEXT_SPAN_NONE;
+    if ((kind = form_at(t, at, bytes))) return kind;
+    if (c == '<' && (*bytes = tag(s, n, &kind))) {
+        if (kind == TEXT_SPAN_WORD) *bytes = glued(t, at + *bytes) - at;
+        return kind;
+    }
     if (c == '\t' && (*bytes = 1)) return TEXT_SPAN_LONE;
-    if (c == '&' && (*bytes = entity(s, n))) return TEXT_SPAN_WORD;
-    if (c == '{' && (*bytes = braces(s, n)) > 2) return TEXT_SPAN_WORD;
-    if (c == '%' && !(at && is_digit(data[at - 1])) && (*bytes = percent(s, n))) return TEXT_SPAN_WORD;
-    if ((c == '$' || c == '#') && (*bytes = dollar(s, n))) return TEXT_SPAN_WORD;
-    if (c == '`' && (*bytes = code(s, n))) return TEXT_SPAN_WORD;
-    if (c == '\\' && n > 1 && strchr("nrt", s[1]) && (*bytes = 2)) return TEXT_SPAN_LONE;
+    if (c == '\\' && n > 1 && is_one_of(s[1], "nrt") && (*bytes = 2)) return TEXT_SPAN_LONE;
     if (c == '\xC2' && n > 1 && s[1] == '\xAD' && (*bytes = 2)) return TEXT_SPAN_HYPHEN;
     if ((*bytes = emoji(s, n))) return TEXT_SPAN_LONE;
-    if (!within && ((*bytes = address(s, n)) || (*bytes = mail(s, n)) || (*bytes = path(s, n)))) return TEXT_SPAN_WORD;
-    if (!within && (*bytes = number(s, n))) return TEXT_SPAN_NUMBER;
-    character(s, n, 0, bytes);
-    return TEXT_SPAN_NONE;
+    if (!within && (kind = beside_word(t, at, bytes))) return kind;
+    const unsigned long code = character(s, n, 0, bytes);
+    return within && is_raised(code) ? TEXT_SPAN_LONE : TEXT_SPAN_NONE;
 }

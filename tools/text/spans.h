@@ -1,4 +1,4 @@
-/* spans.h - what in a text is not language: markup, placeholders, addresses, paths, numbers, emoji. */
+/* spans.h - what in a text is not language: markup, placeholders, addresses, paths, formulas, numbers, emoji. */
 #ifndef TEXT_SPANS_H
 #define TEXT_SPANS_H
 
@@ -6,7 +6,7 @@
 
 typedef enum text_span_kind {
     TEXT_SPAN_NONE,
-    TEXT_SPAN_OPEN, /* <b>, </b>: markup that belongs together in pairs, around words */
+    TEXT_SPAN_OPEN, /* <b>, </b>, %(link)ssign in%(end)s: markup that belongs together in pairs, around words */
     TEXT_SPAN_CLOSE,
     TEXT_SPAN_LONE,   /* <br>, comments, \n, emoji, TABs: what stands beside words */
     TEXT_SPAN_WORD,   /* {name}, %s, ${x}, &amp;, addresses, paths, code: what stands in the place of a word */
@@ -14,11 +14,21 @@ typedef enum text_span_kind {
     TEXT_SPAN_HYPHEN  /* a soft one: a translated word is hyphenated elsewhere */
 } text_span_kind;
 
-/* The kind of the span that begins at data[at] of valid UTF-8, and the bytes that it has; TEXT_SPAN_NONE, and those of
- * the character or word there. So a walk from `at` to `at + *bytes` meets every span. */
-text_span_kind text_span_at(const char *data, size_t length, size_t at, size_t *bytes);
+/* A walk over valid UTF-8, from its beginning to its end. */
+typedef struct text_scan {
+    const char *data;
+    size_t length;
+    size_t closer; /* where a placeholder closes the one that was met as an opening; SIZE_MAX: nowhere */
+    size_t quiet;  /* no path and no word with something glued to it begins before */
+} text_scan;
 
-/* The name in a tag: "a" of <a href="x"> and of </a>. */
+text_scan text_scan_begin(const char *data, size_t length);
+/* The kind of the span that begins at byte `at`, and the bytes that it has; TEXT_SPAN_NONE, and those of the character
+ * there. So a walk from `at` to `at + *bytes` meets every span, and what is glued to a span that stands for a word
+ * belongs to it: {first}{last}, {n}px, AT&amp;T. It takes time in proportion to the text. */
+text_span_kind text_span_next(text_scan *scan, size_t at, size_t *bytes);
+
+/* The name in a tag: "a" of <a href="x"> and of </a>; empty for what is no tag. */
 size_t text_tag_name(const char *tag, size_t length, const char **name);
 
 /* Letters and digits of ASCII, and all that is not ASCII but for the signs that stand between words. */

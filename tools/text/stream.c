@@ -53,13 +53,28 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more) {
     return MOE_PULL_REQUEST;
 }
 
+static int ask(text_stream *s, text_job *job, moe_request *request) {
+    s->asked++;
+    request->user = job;
+    s->ask(s, job, request);
+    if (s->options.rules) text_guard_ask(job->guard, request);
+    return s->trouble.code ? MOE_PULL_CANCEL : MOE_PULL_REQUEST;
+}
+
 static int stream_pull(void *user, int wait, moe_request *request) {
     text_stream *s = user;
     for (;;) {
         int more;
         text_line line;
         if (s->trouble.code) return MOE_PULL_CANCEL;
-        const int answer = next_part(s, wait, &line, &more);
+        if (s->again) {
+            text_job *job = s->again;
+            s->again = job->again;
+            return ask(s, job, request);
+        }
+        const int answer = s->ended ? MOE_PULL_END : next_part(s, wait, &line, &more);
+        if (answer == MOE_PULL_END) s->ended = 1;
+        if (answer == MOE_PULL_END && s->asked && !s->trouble.code) return MOE_PULL_LATER; /* one may come again */
         if (answer != MOE_PULL_REQUEST || s->trouble.code) return s->trouble.code ? MOE_PULL_CANCEL : answer;
         text_job *job = s->add(s, &line, more);
         if (!job) {
@@ -74,17 +89,23 @@ static int stream_pull(void *user, int wait, moe_request *request) {
         s->pieces += job->source_ids.length;
         for (size_t i = 0; i < job->source_ids.length; i++)
             s->unknown_pieces += (uint64_t)text_is_unknown(s->front, job->source_ids.data[i]);
-        request->user = job;
-        s->ask(s, job, request);
-        if (s->options.rules) text_guard_ask(job->guard, request);
-        return s->trouble.code ? MOE_PULL_CANCEL : MOE_PULL_REQUEST;
+        return ask(s, job, request);
     }
 }
 
 static void stream_done(void *user, const moe_result *result) {
     text_stream *s = user;
     text_job *job = result->user;
+    int again = 0;
+    s->asked--;
     if (s->trouble.code) return;
+    if (!result->status && result->n_hypotheses &&
+        text_job_again(s->front, &s->options, job, &result->hypotheses[0], &again, &s->trouble))
+        return;
+    if (again) {
+        job->again = s->again, s->again = job;
+        return;
+    }
     if (result->status) {
         job->failed = 1;
         job->status = result->status;
@@ -96,6 +117,7 @@ static void stream_done(void *user, const moe_result *result) {
 moe_status text_stream_run(text_stream *s, moe_session *session, moe_error *error) {
     s->rest = (text_line){ 0 };
     s->cell = 0;
+    s->again = NULL, s->asked = 0, s->ended = 0;
     const moe_status status = moe_translate(session, stream_pull, stream_done, s, error);
     if (!s->trouble.code) return status;
     if (error) *error = s->trouble;

@@ -27,6 +27,9 @@ struct text_stream {
     moe_error trouble;               /* code set: memory ran out, or worse */
     text_line rest;                  /* of a text that is split; it lies where `next` has it */
     size_t cell;                     /* bytes of it up to the end of the cell at hand */
+    text_job *again;                 /* jobs that wait for a second try, one behind the other */
+    size_t asked;                    /* jobs under way */
+    int ended;                       /* no texts are left */
     int sentences;                   /* which is long: its sentences go one by one */
 };
 

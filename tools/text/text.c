@@ -905,8 +905,8 @@ static moe_status prepare_source(const text_front *front, const text_options *op
     text_bytes text = { 0 };
     moe_status status = MOE_OK;
     if (options->rules)
-        status = text_guard_begin(options->rules, job->source.data, job->source.length, job->more, &job->guard, &shown,
-                                  error);
+        status = text_guard_begin(options->rules, job->source.data, job->source.length, job->more, job->attempt,
+                                  &job->guard, &shown, error);
     if (status) return status;
     text_append(&text, shown.data, shown.length);
     job->shouted = options->calm && !text.failed && text_is_shouted(text.data, text.length);
@@ -918,6 +918,10 @@ static moe_status prepare_source(const text_front *front, const text_options *op
                                  options->max_target, error);
     text_bytes_free(&text);
     return status;
+}
+
+static size_t room_of(const text_front *front, const text_options *options) {
+    return options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
 }
 
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
@@ -946,8 +950,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     moe_status status = prepare_source(front, options, job, error);
     if (!status && pair && !job->failed) status = to_ids(&targets, options, &job->target, &job->target_ids, job, error);
     if (status || job->failed) return status;
-    size_t room = options->max_source > front->source_extra ? options->max_source - front->source_extra : 0;
-    limit_ids(front, options, "line", room, &job->source_ids, job);
+    limit_ids(front, options, "line", room_of(front, options), &job->source_ids, job);
     if (pair)
         limit_ids(&targets, options, "target", options->max_target ? options->max_target - 1 : 0, &job->target_ids,
                   job);
@@ -956,12 +959,40 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
     return MOE_OK;
 }
 
+moe_status text_job_again(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
+                          int *again, moe_error *error) {
+    text_bytes unused = { 0 };
+    *again = 0;
+    if (!options->rules || job->failed || job->stays || !text_guard_used(job->guard)) return MOE_OK;
+    moe_status status = text_guard_restore(options->rules, job->guard, h, 0, &unused, error);
+    text_bytes_free(&unused);
+    if (status || text_guard_sound(job->guard)) return status;
+    if (!job->attempt && !job->target_ids.length) {
+        job->attempt = 1;
+        status = prepare_source(front, options, job, error);
+        if (status) return status;
+        *again = !job->failed && job->source_ids.length <= room_of(front, options);
+        if (*again) return MOE_OK;
+        job->failed = 0;
+    }
+    job->stays = 1;
+    note(job, &job->cut, "what is to be kept did not come through the translation: the text stays as it is");
+    return MOE_OK;
+}
+
 moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job,
                           const moe_hypothesis *h, text_bytes *out, moe_error *error) {
     const size_t begin = out->length;
     moe_status status = MOE_OK;
-    if (options->rules && text_guard_used(job->guard))
-        return text_guard_restore(options->rules, job->guard, h, job->shouted, out, error);
+    if (job->stays) return text_append(out, job->source.data, job->source.length), MOE_OK;
+    if (options->rules && text_guard_used(job->guard)) {
+        status = text_guard_restore(options->rules, job->guard, h, job->shouted, out, error);
+        if (!status && !text_guard_sound(job->guard)) { /* one of several */
+            out->length = begin;
+            text_append(out, job->source.data, job->source.length);
+        }
+        return status || !out->failed ? status : out_of_memory(error);
+    }
     if (options->pretokenized) status = text_join_pieces(front, h->ids, h->n_ids, out, error);
     else if (options->ids) text_append_ids(out, h->ids, h->n_ids);
     else status = text_decode(front, h->ids, h->n_ids, out, error);
@@ -976,6 +1007,7 @@ void text_job_clear(text_job *job) {
     text_clear(&job->output);
     job->source_ids.length = job->target_ids.length = 0;
     job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
+    job->attempt = job->stays = 0;
     job->note[0] = '\0';
     job->line = 0;
     job->status = MOE_OK;

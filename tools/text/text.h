@@ -186,7 +186,8 @@ typedef struct text_options {
 } text_options;
 
 typedef struct text_job {
-    struct text_job *next; /* the queue's */
+    struct text_job *next;  /* the queue's */
+    struct text_job *again; /* the stream's */
     uint64_t line;
     text_bytes source, target; /* as read, cut if so */
     text_ids source_ids, target_ids;
@@ -194,6 +195,8 @@ typedef struct text_job {
     int shouted;              /* it was in capitals, so should its translation be */
     struct text_guard *guard; /* what is kept of it (protect.h); NULL: nothing ever was */
     int cut;                  /* `note` says what was cut */
+    int attempt;              /* 1: the second, as stand-ins of the first did not come through */
+    int stays;                /* nor did those of the second: what is written is the source */
     int failed;               /* `note` says why there is no output */
     moe_status status;        /* why it failed */
     char note[256];
@@ -208,6 +211,11 @@ typedef struct text_job {
 moe_status text_job_prepare(const text_front *front, const text_options *options, const text_line *line, text_job *job,
                             moe_error *error);
 
+/* Whether all that is kept of a job comes through this translation of it. If not, text_job_again prepares a second try
+ * of the job; after that one, or where it cannot be, it sets `stays`, with a note, and returns 0 in *again. Errors:
+ * MOE_ERROR_MEMORY. */
+moe_status text_job_again(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
+                          int *again, moe_error *error);
 /* What the model wrote for a job, appended to *out in the form of its line: text in the capitals of the line and with
  * what is kept of it, pieces or ids. */
 moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job,
