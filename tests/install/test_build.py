@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What `make` does on a machine that lacks something: the compiler comes late, nobody is root, flags change.
+"""What `make` does on a machine that lacks something: the compiler comes late, nobody is root, flags change; and what
+tests/run shows.
 
 Usage: tests/python tests/install/test_build.py
 Standard library only. Builds go to a folder of their own.
 """
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -95,6 +97,38 @@ def whoever_is_not_root_and_has_no_sudo_is_told_the_command():
         assert done.returncode == 0 and len(ran) == 2, (done, ran)
         assert "apt-get update" in ran[0] and "apt-get install -y" in ran[1] and "g++" in ran[1], ran
         assert "Installing with apt-get: g++" in done.stdout, done.stdout
+
+
+def ran(terminal, *suites):
+    """What tests/run prints of two suites at a time, and its status."""
+    command = [sys.executable, ROOT + "/tests/run", "-j", "2", *suites]
+    if not terminal:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
+        return done.stdout, done.returncode
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command, stdout=theirs, env=dict(os.environ, COLUMNS="100"))
+    os.close(theirs)
+    said = b""
+    try:
+        while got := os.read(ours, 4096):
+            said += got
+    except OSError:  # how a terminal ends on Linux
+        pass
+    os.close(ours)
+    return said.decode(), process.wait(timeout=60)
+
+
+@test
+def suites_are_told_as_they_end_and_a_terminal_sees_what_runs():
+    slow, quick, bad = "sh -c 'sleep 3; echo ok a'", "sh -c 'echo ok b; echo skip c: no c here'", "sh -c 'echo FAIL d'"
+    plain, status = ran(False, slow, quick)
+    assert status == 0 and "\033" not in plain, plain
+    lines = plain.splitlines()
+    assert lines[0].startswith("sh -c 'echo ok b") and lines[1] == "    skip c: no c here", lines
+    assert "sleep 3" in lines[2] and lines[3] == "2 passed, 0 failed" and len(lines) == 4, lines
+    said, status = ran(True, slow, bad)
+    assert status == 1 and "1 of 2 suites, 0 passed, 1 failed" in said and "running: sh -c 'sleep 3" in said, said
+    assert said.rstrip().endswith("1 passed, 1 failed"), said
 
 
 if __name__ == "__main__":
