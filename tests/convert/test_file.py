@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 
-from converting import BIN, ROOT, run
+from converting import BIN, ROOT, convert_quietly, run
 from suite import Suite
 
 GOLDEN, MODELS = os.path.join(ROOT, "tests", "golden"), os.path.join(ROOT, "models")
@@ -96,6 +96,27 @@ def with_the_types_that_it_has_a_file_is_copied():
         for name, types in TYPES.items():
             run([QUANTIZE, os.path.join(MODELS, name), copy, *types])
             assert bytes_of(copy) == bytes_of(os.path.join(MODELS, name)), name
+
+
+@numpy_test
+def what_was_trained_further_keeps_licence_and_defaults():
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return
+    path = os.path.join(MODELS, "en-de-fr-es.bin")
+    before = moefile.read_meta(path)
+    with tempfile.TemporaryDirectory() as folder:
+        start, spm, out = (os.path.join(folder, x) for x in ("start.pt", "spm", "out.bin"))
+        assert convert_quietly(path, "--back", "--spm", spm, "-o", start) is None
+        complaint = convert_quietly(start, "--like", path, "--name", "mine", "--type", "q8", "--experts", "q4",
+                                    "-o", out)
+        assert complaint is None, complaint
+        after = moefile.read_meta(out)
+        for key in ("general.licence", "general.attribution", "decode.beam", "decode.rerank", "tokenizer.model"):
+            assert before[key] and after[key] == before[key], key
+        assert after["general.name"] == "mine" and "golden.source" not in after
+        assert {t.type for t in moefile.read(out)[1].values()} == {t.type for t in moefile.read(path)[1].values()}
 
 
 if __name__ == "__main__":

@@ -455,6 +455,47 @@ def damaged_lists_of_ids_are_refused_by_programs():
                                                    status=1).stderr
 
 
+@numpy_test
+def what_would_cut_texts_otherwise_is_refused_by_name():
+    added = {"400": {"content": "friend", "special": False}}
+    for name, values, said in (("tokenizer_config.json", {"legacy_behaviour": True}, "legacy_behaviour is True"),
+                               ("tokenizer_config.json", {"sp_model_kwargs": {"alpha": 0.1}}, "sp_model_kwargs"),
+                               ("tokenizer_config.json", {"added_tokens_decoder": added}, "added token 'friend'"),
+                               ("special_tokens_map.json", {"additional_special_tokens": ["[X]"]}, "token '[X]'"),
+                               ("added_tokens.json", {"friend": 400}, "added token 'friend'"),
+                               ("added_tokens.json", {"<mask>": 400, "deu_Latn": 401}, None),
+                               ("tokenizer_config.json", {"legacy_behaviour": False}, None)):
+        with checkpoint("nllb") as c:
+            write_json(os.path.join(c.folder, name), values)
+            complaint = convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin")
+            assert said in complaint if said else complaint is None, (values, complaint)
+            assert os.path.exists(c.folder + ".bin") == (said is None)
+
+
+@numpy_test
+def a_model_without_a_tokeniser_is_said_to_take_ids_only():
+    with checkpoint("nllb") as c:
+        os.unlink(os.path.join(c.folder, "sentencepiece.bpe.model"))
+        write_json(os.path.join(c.folder, "tokenizer.json"), {})
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            assert convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin") is None
+        assert "tokenizer.json is not read. The model will take token ids only" in errors.getvalue(), errors.getvalue()
+
+
+@numpy_test
+def no_tokeniser_is_written_that_the_engine_refuses():
+    import hf_tokens
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    with open(os.path.join(root, "tools", "text", "spm.h"), encoding="utf-8") as file:
+        megabytes = int(file.read().split("SPM_MAX_MODEL = ")[1].split(" << 20")[0])
+    assert hf_tokens.LARGEST_MODEL == megabytes << 20
+    with checkpoint("nllb") as c:
+        with open(os.path.join(c.folder, "sentencepiece.bpe.model"), "r+b") as file:
+            file.truncate((megabytes << 20) + 1)
+        complaint = convert_quietly("--from", "hf", c.folder, "-o", c.folder + ".bin")
+        assert f"at most {megabytes << 20}" in complaint, complaint
+
+
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
 class Trained(Unigram):

@@ -38,6 +38,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -291,6 +292,8 @@ def back(args):
     """A model file as a checkpoint to go on training from; its weights are those of the file, dequantised."""
     import torch
     m, meta, weights = moefile.read_model(args.input)
+    if m.architecture == "transformer":
+        raise FormatError("it is a Transformer, which this project's trainer does not train")
     if "training.config" not in meta:
         raise FormatError("it has no training.config: it was converted by an older convert.py")
     try:
@@ -343,17 +346,30 @@ def parse_meta(meta, setting):
     raise FormatError(f"--meta {setting}: {key} cannot be set to this")
 
 
+CARRIED = re.compile(r"general\.(name|description|licence|attribution)|decode\..*|tokenizer\..*")
+
+
+def carried(args):
+    """Metadata that --like takes over from a model file: what the command line says itself stays out."""
+    if not args.like:
+        return {}
+    meta = moefile.read_meta(args.like)
+    given = {"general." + key for key in ("name", "description", "licence", "attribution") if getattr(args, key)}
+    return {key: value for key, value in meta.items() if CARRIED.fullmatch(key) and key not in given}
+
+
 def convert(args):
     name = args.name or os.path.splitext(gnmt.default_name(args.input))[0]
     texts = []
     for path in (args.licence, args.attribution):
         texts.append(open(path, encoding="utf-8").read() if path else "")
-    meta = general(name, args.description, *texts)
+    meta = {**general(name, args.description, *texts), **carried(args)}
     if args.layout in ("hf", "fairseq"):
         return convert_transformer(args, meta)
     if args.layout == "moe":
         m, meta, weights = read_checkpoint(args.input, meta)
         weights = {tensor: lambda array=array: array for tensor, array in weights.items()}
+        meta.update(carried(args))
         meta.update(gnmt.preset_meta(args.preset) if args.preset else {})
     else:
         found, weights = gnmt.READERS[args.layout](args.input, args)
@@ -369,14 +385,15 @@ def convert(args):
     for setting in args.meta:
         key, value = parse_meta(meta, setting)
         meta[key] = value
-    kind, tensors = moefile.TYPES[args.type], {}
+    kind, experts, tensors = moefile.TYPES[args.type], moefile.TYPES[args.experts or args.type], {}
     expected = moefile.shapes(m, weights)
     for tensor in expected:  # one at a time: a checkpoint may be as large as this machine's memory
         array = weights[tensor]()
         if not all(np.isfinite(x).all() for x in (array if isinstance(array, tuple) else (array,))):
             raise FormatError(f"tensor {tensor} holds values that are not finite")
         try:
-            tensors[tensor] = moefile.Tensor.encode(array, moefile.F32 if expected[tensor][2] else kind)
+            chosen = experts if expected[tensor][0] == moefile.EXPERTS else kind
+            tensors[tensor] = moefile.Tensor.encode(array, moefile.F32 if expected[tensor][2] else chosen)
         except FormatError as error:
             raise FormatError(f"tensor {tensor}: {error}") from None
     moefile.check_model(meta, tensors)
@@ -526,7 +543,7 @@ def parse_arguments():
     group.add_argument("--type", choices=list(moefile.TYPES), default="f32",
                        help="number format of matrices and experts; gates and vectors stay f32 (default: f32)")
     group.add_argument("--experts", choices=list(moefile.TYPES),
-                       help="number format of experts, if another (hf, fairseq)")
+                       help="number format of experts, if another")
     group.add_argument("--resume", action="store_true",
                        help="hf, fairseq: what is finished when the program is stopped stays beside OUT, and the "
                        "same command goes on from there")
@@ -534,6 +551,9 @@ def parse_arguments():
     group.add_argument("--description", metavar="TEXT", default="", help="general.description (default: empty)")
     group.add_argument("--licence", metavar="FILE", help="text for general.licence (default: empty)")
     group.add_argument("--attribution", metavar="FILE", help="text for general.attribution (default: empty)")
+    group.add_argument("--like", metavar="MODEL",
+                       help="take over name, licence, attribution, decoding defaults and tokeniser of the model file "
+                       "that was trained on, where no other option says otherwise (moe)")
     group.add_argument("--meta", metavar="KEY=VALUE", action="append", default=[],
                        help="set a metadata number or text, e.g. decode.beam=8; may be repeated")
     group = parser.add_argument_group("converting tf-gnmt, whose checkpoints do not say")

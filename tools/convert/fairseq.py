@@ -138,4 +138,6 @@ def read_fairseq(path, spm=None, say=lambda message: None):
     generation = hf.Config(config.path, {"max_new_tokens": 200})  # as in facebook/nllb-moe-54b
     m = hf.read_config(config)
     tokens = {"tokenizer.kind": "sentencepiece", **hf_tokens.nllb_meta(None, m, spm)} if spm else hf_tokens.NO_TOKENS
+    if not spm:
+        say("no tokeniser: without --spm the model will take token ids only")
     return hf.build(m, tensors, generation, tokens, paths, say)

@@ -297,7 +297,10 @@ GENERATION = {"do_sample": (False, None), "num_beam_groups": (1, None), "no_repe
               "diversity_penalty": (0.0, None), "min_new_tokens": (0, None), "suppress_tokens": (None, []),
               "begin_suppress_tokens": (None, []), "sequence_bias": (None, {}), "constraints": (None, []),
               "force_words_ids": (None, []),
-              "exponential_decay_length_penalty": (None,), "guidance_scale": (1.0, None), "penalty_alpha": (None, 0.0)}
+              "exponential_decay_length_penalty": (None,), "stop_strings": (None, []),
+              "dola_layers": (None,),
+              "watermarking_config": (None,), "max_time": (None,),
+              "guidance_scale": (1.0, None), "penalty_alpha": (None, 0.0)}
 
 
 def decode_meta(c, m):
@@ -497,7 +500,7 @@ def read_hf(folder, say=lambda message: None):
     if os.path.exists(path):
         generation = Config(path, read_json(path))
     files = [entry.path for entry in os.scandir(folder) if entry.is_file()]
-    return build(m, open_checkpoint(folder), generation, hf_tokens.read_tokens(folder, m), files, say)
+    return build(m, open_checkpoint(folder), generation, hf_tokens.read_tokens(folder, m, say), files, say)
 
 
 def build(m, stored, generation, tokens, files, say):

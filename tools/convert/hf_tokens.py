@@ -7,7 +7,8 @@ M2M-100 sentencepiece.bpe.model gives pieces as text, vocab.json their ids; lang
 Marian  source.spm cuts, target.spm joins, vocab.json gives ids to the pieces of both, or, with separate_vocabs, to
         those of sources, and target_vocab.json to those of targets; languages are entries >>xx<<
 
-Without such files a model file takes ids only.
+Without such files a model file takes ids only, which is said. What would cut texts in another way than these files
+alone say is refused by name: legacy_behaviour of NLLB, plain added tokens, sampling.
 """
 import os
 import re
@@ -20,7 +21,7 @@ from moefile import FormatError
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 NO_TOKENS = {"tokenizer.kind": "none", "source.tag": 0}
-LARGEST_MODEL = 64 << 20  # SPM_MAX_MODEL in spm.h
+LARGEST_MODEL = 32 << 20  # SPM_MAX_MODEL in spm.h: what is written here opens there
 MOST_PIECES = 1 << 20
 # In the order of their ids, for checkpoints whose files do not name them: facts of fairseq's dictionaries.
 NLLB_CODES = """
@@ -80,7 +81,8 @@ def fields(data):
 def read_pieces(path):
     """(the bytes of a SentencePiece model, [(piece, type)])."""
     if os.path.getsize(path) > LARGEST_MODEL:
-        raise FormatError(f"{path}: too large for a SentencePiece model")
+        raise FormatError(f"{path}: {os.path.getsize(path)} bytes, a SentencePiece model has at most "
+                          f"{LARGEST_MODEL}")
     with open(path, "rb") as file:
         data = file.read()
     pieces = []
@@ -220,7 +222,48 @@ def marian_meta(folder, m):
     return meta
 
 
-def read_tokens(folder, m):
+ORDINARY = re.compile("<s>|</s>|<unk>|<pad>|<mask>|<special[0-9]*>|madeupword[0-9]+|__[a-z]{2,3}__|"
+                      "[a-z]{3}_[A-Z][a-z]{3}|>>[^<>]+<<")  # tokens that no text is cut at
+
+
+def added_tokens(path, values):
+    """Contents of the tokens that a file of a tokeniser adds to those of its SentencePiece model."""
+    if os.path.basename(path) == "added_tokens.json":
+        return list(values)
+    found = []
+    for key in "added_tokens_decoder", "additional_special_tokens":
+        more = values.get(key)
+        for token in more.values() if isinstance(more, dict) else more if isinstance(more, list) else ():
+            found.append(token.get("content") if isinstance(token, dict) else token)
+    return [token for token in found if isinstance(token, str)]
+
+
+def refuse_other_cuts(folder):
+    """Refuses what makes transformers cut texts, or put them together, in another way than the engine does."""
+    for name in "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json":
+        path = os.path.join(folder, name)
+        values = read_json(path) if os.path.exists(path) else {}
+        for token in added_tokens(path, values):
+            if not ORDINARY.fullmatch(token):
+                raise FormatError(f"{path}: the added token {short(token)} is not supported: texts would be cut at it")
+        if name != "tokenizer_config.json":
+            continue
+        for key, fine in (("legacy_behaviour", (None, False)), ("sp_model_kwargs", (None, {})),
+                          ("do_lower_case", (None, False))):
+            if values.get(key) not in fine:
+                raise FormatError(f"{path}: {key} is {short(values[key])}, which is not supported"
+                                  + (": sources as tokens, </s>, language; if the model was trained with the language "
+                                     "first, set it to false" if key == "legacy_behaviour" else ""))
+
+
+def ids_only(folder, m, wanted, say):
+    """Metadata of a model whose tokeniser is not there."""
+    other = "; tokenizer.json is not read" * os.path.exists(os.path.join(folder, "tokenizer.json"))
+    say(f"no tokeniser: {folder} has no {' and no '.join(wanted)}{other}. The model will take token ids only")
+    return {**NO_TOKENS, **(sources_meta(m, m.eos) if m.source_vocabulary != m.vocabulary else {})}
+
+
+def read_tokens(folder, m, say=lambda message: None):
     """Metadata of the tokeniser that a folder holds."""
     there = {name for name in ("source.spm", "target.spm", "vocab.json", "sentencepiece.bpe.model")
              if os.path.exists(os.path.join(folder, name))}
@@ -230,9 +273,10 @@ def read_tokens(folder, m):
         wanted = ["sentencepiece.bpe.model"] + ["vocab.json"] * (m.family == "m2m" and "vocab.json" in there)
     missing = [name for name in wanted if name not in there]
     if missing == wanted:
-        return {**NO_TOKENS, **(sources_meta(m, m.eos) if m.source_vocabulary != m.vocabulary else {})}
+        return ids_only(folder, m, wanted, say)
     if missing:
         raise FormatError(f"{missing[0]} is missing beside {', '.join(sorted(there))}")
+    refuse_other_cuts(folder)
     path = os.path.join(folder, "sentencepiece.bpe.model")
     meta = marian_meta(folder, m) if m.family == "marian" else (m2m_meta if len(wanted) > 1
                                                                 else nllb_meta)(folder, m, path)
