@@ -6,6 +6,7 @@
 #define _GNU_SOURCE /* pipe2 */
 
 #include "moe.h"
+#include "tools/text/sentences.h"
 #include "tools/text/text.h"
 
 #include "tests/fuzz/fuzz.h"

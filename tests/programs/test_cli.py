@@ -432,7 +432,7 @@ def bad_lines_are_reported_and_the_others_translated():
     before, after = LINES[0].encode(), LINES[1].encode()
     good = translate(before + b"\n" + after + b"\n").lines
     for name, line in BAD.items():
-        result = translate(before + b"\n" + line + b"\n" + after + b"\n", status=1)
+        result = translate(before + b"\n" + line + b"\n" + after + b"\n", "--split", "0", status=1)
         assert result.lines == [good[0], "", good[1]], (name, result.lines)
         assert re.search(r"^moe-translate: line 2: ", result.complaint, re.M), (name, result.complaint)
 
@@ -448,19 +448,41 @@ def truncate_cuts_and_reports():
 
 
 @test
-def long_lines_go_sentence_by_sentence():
+def lines_go_sentence_by_sentence():
     sentences = [LINES[i % 5] for i in (0, 1, 2, 3, 4, 4, 3, 2, 1, 0)]
     alone = translate("".join(x + "\n" for x in sentences)).lines
     for options in [], ["--batch", "1"], ["--batch", "2", "--threads", "1"]:
         both = translate("  ".join(sentences) + " \n\n" + LINES[0] + "\n" + " ".join(sentences), *options).lines
-        assert both == [" ".join(alone) + " ", "", alone[0], " ".join(alone)], both  # white space at the end stays
+        assert both == ["  ".join(alone) + " ", "", alone[0], " ".join(alone)], both  # white space stays
     assert translate(" ".join(sentences) + "\n", "--split", "0").lines != [" ".join(alone)]
     assert translate(" ".join(sentences[:2]) + "\n", "--split", "10").lines == [" ".join(alone[:2])]
-    one_bad = translate(LINES[0] + " So" + " good" * 2000 + "! " + LINES[1] + "\n" + LINES[2] + "\n", status=1)
-    assert (one_bad.lines == [f"{alone[0]} {alone[1]}", alone[2]]
-            and "1 of 2 lines" in one_bad.complaint), one_bad.complaint
+    assert translate("One. Two. Three. Four. Five. Six.\n").text.count(".") == 6
     for options in ["--json"], ["--nbest", "2"], ["--ids"]:
         assert run(DE + ["--split", "10"] + options, "Hello\n").returncode == 2
+
+
+@test
+def what_is_longer_than_the_model_reads_goes_in_parts():
+    home = "we went home and ate bread with our friends"
+    run_of_signs = "abcdefghij" * 1000
+    clauses = ", ".join([home] * 60) + "."
+    names = ", ".join(f"Maria{chr(97 + i % 26)}{chr(97 + i // 26)}" for i in range(400))
+    wide = "\u4eba\u6c11\u5927\u4f1a" * 300
+    text = [clauses, names, f"{LINES[0]} {run_of_signs} {LINES[1]}", wide, run_of_signs * 10, LINES[2]]
+    alone = translate(LINES[0] + "\n" + LINES[1] + "\n" + LINES[2] + "\n").lines
+    all_of_it = translate("".join(x + "\n" for x in text))
+    assert len(all_of_it.lines) == 6 and all(all_of_it.lines), all_of_it.lines
+    assert all_of_it.lines[2] == f"{alone[0]} {run_of_signs} {alone[1]}", all_of_it.lines[2][:200]
+    assert all_of_it.lines[4:] == [run_of_signs * 10, alone[2]]
+    assert len(all_of_it.lines[0]) > len(clauses) / 2
+    assert all_of_it.lines[1].count("Maria") > 100, all_of_it.lines[1]
+    said = all_of_it.complaint
+    assert [said.count(f"line {n}: a sentence is longer than the 510 tokens") for n in range(1, 7)] == \
+        [1, 1, 1, 1, 1, 0], said
+    assert translate("".join(x + "\n" for x in text), "--batch", "1", "--threads", "1").lines == all_of_it.lines
+    strict = translate(clauses + "\n", "--split", "0", status=1)
+    assert "at most 510 fit" in strict.complaint
+    assert "cut after 510" in translate(clauses + "\n", "--truncate").complaint
 
 
 @test

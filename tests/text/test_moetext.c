@@ -282,7 +282,7 @@ static void long_lines_go_sentence_by_sentence(void **state) {
     moetext *t = translator(FAST ";target=de;split=30"), *whole = translator(FAST ";target=de;split=0");
     for (size_t i = 0; i < SENTENCES; i++) {
         snprintf(text + strlen(text), sizeof text - strlen(text), i ? "  %s" : "%s", sentences[i]);
-        snprintf(expected + strlen(expected), sizeof expected - strlen(expected), i ? " %s" : "%s",
+        snprintf(expected + strlen(expected), sizeof expected - strlen(expected), i ? "  %s" : "%s",
                  say(t, sentences[i]).texts[0]);
     }
     heard h = say(t, text);
@@ -294,6 +294,24 @@ static void long_lines_go_sentence_by_sentence(void **state) {
     assert_int_equal(h.flags, 0);
     moetext_free(t);
     moetext_free(whole);
+}
+
+static void what_is_longer_than_the_model_reads_goes_in_parts(void **state) {
+    enum { RUN = 20000 };
+    static char text[RUN + 3000];
+    (void)state;
+    moetext *t = translator(FAST ";target=de;max-len=60");
+    memset(text, 'Q', RUN);
+    for (int i = 0; i < 20; i++) strcat(text, i ? ", and the house is very old" : " The house is red");
+    const moetext_request requests[] = { text_of(text), text_of(sentences[0]) };
+    heard h[2];
+    assert_int_equal(run(t, requests, 2, h), MOE_OK);
+    assert_int_equal(h[0].status, MOE_OK);
+    assert_true(h[0].parts > 3 && !(h[0].flags & (MOETEXT_TRUNCATED | MOETEXT_INCOMPLETE)));
+    assert_non_null(strstr(h[0].message, "longer than the 58 tokens"));
+    assert_memory_equal(h[0].texts[0], text, sizeof h[0].texts[0] - 1); /* `heard` keeps no more */
+    assert_string_equal(h[1].message, "");
+    moetext_free(t);
 }
 
 static void capitals_come_out_in_capitals(void **state) {
@@ -346,7 +364,7 @@ static void what_cannot_be_used_has_a_status_of_its_own(void **state) {
     };
     enum { N = sizeof requests / sizeof *requests };
     heard h[N];
-    moetext *t = translator(FAST ";target=de;max-len=200");
+    moetext *t = translator(FAST ";target=de;max-len=200;split=0");
     assert_int_equal(run(t, requests, N, h), MOE_OK);
     for (size_t i = 0; i < N; i++) {
         assert_int_equal(h[i].times, 1);
@@ -686,6 +704,7 @@ int main(void) {
         cmocka_unit_test(a_model_without_a_tokeniser_takes_ids),
         cmocka_unit_test(lines_of_a_text_stay_lines),
         cmocka_unit_test(long_lines_go_sentence_by_sentence),
+        cmocka_unit_test(what_is_longer_than_the_model_reads_goes_in_parts),
         cmocka_unit_test(capitals_come_out_in_capitals),
         cmocka_unit_test(nothing_is_translated_into_nothing),
         cmocka_unit_test(what_cannot_be_used_has_a_status_of_its_own),

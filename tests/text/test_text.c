@@ -11,6 +11,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/json.h"
+#include "tools/text/sentences.h"
 #include "tools/text/text.h"
 
 #include <math.h>
@@ -18,6 +19,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -327,6 +329,18 @@ static void sentences_end_where_readers_see_it(void **state) {
         ". . .| A",
         "U.S. Army.| Go",
         "end of 1999.| Begin",
+        "Mehr als 5 Mio. Euro und 3 Mrd. Dollar.| Die Firma zahlte 2 Mio.| Der Rest fehlt.",
+        "Siehe Abb. 3 und Tab. IV.| Die Str. Nummer 5, Tel. 030.",
+        "Um 500 v. Chr. Griechenland.| Das war 44 v. Chr.| Die R\xC3\xB6mer kamen.",
+        "See Fig. B, pp. 3 and 4, No. 5.| Is it here?| No.| I am not.",
+        "On Jan. 5 Gen. Lee met Lt. Smith and Rev. Brown.| Acme Inc. Paris vs. Acme Inc.| The end.",
+        "MM. Dupont et Durand, p. ex. Paul.| Il est l\xC3\xA0.",
+        "La Dra. Ruiz vive en EE. UU. Norte, n\xC3\xBAm. 5.| Ella canta.",
+        "He is 12.| She is 13.| They like plan B.| Then we go.",
+        "\"Really?\" \"Yes, really.\"| He went.",
+        "Er hat z. B. Die Zeit.| Gut.",
+        "My ex.| Bob",
+        "One.| Two.| Three.| Four.| Five.| Six.",
     };
     (void)state;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
@@ -347,6 +361,53 @@ static void sentences_end_where_readers_see_it(void **state) {
         text_bytes_free(&plain);
         text_bytes_free(&got);
     }
+}
+
+/* Parts of a text of at most `limit` bytes, "|" behind each, "=" behind what is no language. */
+static void parts_of(const char *text, size_t limit, text_bytes *out) {
+    const size_t length = strlen(text);
+    int verbatim;
+    out->length = 0;
+    for (size_t at = 0, n; at < length; at += n) {
+        n = text_clause(text + at, length - at, limit, 1, &verbatim);
+        assert_true(n > 0 && n <= length - at);
+        text_append(out, text + at, n);
+        text_append(out, verbatim ? "=" : "|", 1);
+    }
+}
+
+static void long_sentences_are_cut_at_clauses_then_words(void **state) {
+    static const struct {
+        const char *text;
+        size_t limit;
+        const char *parts;
+    } cases[] = {
+        { "one two, three four; five six", 16, "one two, |three four; |five six|" },
+        { "one two three four", 9, "one two |three |four|" },
+        { "abc, defgh ijklm nopqrstuvw xyz", 25, "abc, defgh ijklm |nopqrstuvw xyz|" },
+        { "1,000 and 2,000", 8, "1,000 |and |2,000|" },
+        { "indivisible word", 4, "indivisible |word|" },
+        { "a <b title=\"x, y\">bold</b> z", 12, "a |<b title=\"x, y\">|bold</b> z|" },
+        { "\xE5\xA5\xBD\xEF\xBC\x8C\xE5\xA5\xBD\xE5\xA5\xBD", 9, "\xE5\xA5\xBD\xEF\xBC\x8C|\xE5\xA5\xBD\xE5\xA5\xBD|" },
+    };
+    text_bytes got = { 0 };
+    char run[701] = "say ";
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        parts_of(cases[i].text, cases[i].limit, &got);
+        assert_string_equal(got.data, cases[i].parts);
+    }
+    memset(run + 4, 'Q', 600);
+    snprintf(run + 604, sizeof run - 604, " now");
+    parts_of(run, 50, &got);
+    assert_memory_equal(got.data, "say |QQQ", 8);
+    assert_string_equal(got.data + 5 + 600, " =now|");
+    memset(run, 0, sizeof run);
+    for (size_t i = 0; i < 699; i += 3) memcpy(run + i, "\xE5\xA5\xBD", 3); /* wide: language without spaces */
+    parts_of(run, 300, &got);
+    assert_int_equal(got.length, 699 + 3);
+    assert_int_equal(got.data[300], '|');
+    text_bytes_free(&got);
 }
 
 static void capitals_come_and_go(void **state) {
@@ -493,6 +554,7 @@ int main(void) {
         cmocka_unit_test(long_lines_are_kept_to_the_limit),
         cmocka_unit_test(an_endless_line_needs_little_memory),
         cmocka_unit_test(sentences_end_where_readers_see_it),
+        cmocka_unit_test(long_sentences_are_cut_at_clauses_then_words),
         cmocka_unit_test(capitals_come_and_go),
         cmocka_unit_test(jobs_leave_in_order_whatever_finishes_first),
         cmocka_unit_test(damaged_tokenisers_are_refused),

@@ -17,6 +17,7 @@
 #include "tools/text/detect.h"
 #include "tools/text/json.h"
 #include "tools/text/protect.h"
+#include "tools/text/settings.h"
 #include "tools/text/spm.h"
 #include "tools/text/text.h"
 
@@ -84,7 +85,8 @@ static void usage(FILE *to) {
           "      --max-len N           longest line and longest translation, in tokens; of\n"
           "                            a Transformer only the translation\n"
           "      --split N             translate a line of more than N characters sentence\n"
-          "                            by sentence; 0 is never (default: 120; 0 with\n"
+          "                            by sentence, and one that is too long in parts;\n"
+          "                            0 is never (default: 1; 0 with\n"
           "                            --json, --nbest, --score, --prefix, --routing, --ids\n"
           "                            and --pretokenized, which show whole lines)\n"
           "      --paragraphs          join lines up to the next blank line: each paragraph\n"
@@ -287,7 +289,7 @@ static int parse_options(int argc, char **argv, options *o) {
     if (whole && o->split > 0)
         return program_usage_error(
             "--split does not go together with --json, --nbest, --score, --prefix, --routing, --ids or --pretokenized");
-    if (o->split < 0) o->split = whole ? 0 : 120;
+    if (o->split < 0) o->split = whole ? 0 : TEXT_SPLIT;
     if (o->self_test && (o->score || o->prefix || common->ids || common->pretokenized || common->json ||
                          common->input || common->text || common->output || common->routing))
         return program_usage_error("--self-test reads and writes nothing else");
@@ -431,6 +433,7 @@ static moe_status json_line(const text_front *front, const options *o, text_job 
 /* The line for a job as text. */
 static moe_status plain_line(const text_front *front, const options *o, text_job *job, const moe_result *result,
                              moe_error *error) {
+    if (job->verbatim) text_append(&job->output, job->source.data, job->source.length);
     if (!result || !result->n_hypotheses) return MOE_OK;
     if (o->score) {
         const moe_hypothesis h = scored(o, job, result);
@@ -499,7 +502,9 @@ static void app_see(program_flow *flow, text_job *job, const moe_result *result)
     const moe_hypothesis *best = &result->hypotheses[0];
     if (!best->finished && !job->cut && !a->options->score) { /* cut text is never passed off as whole */
         job->cut = 1;
-        snprintf(job->note, sizeof job->note, "the translation was cut after %zu tokens", best->n_ids);
+        const size_t said = job->divided ? strlen(job->note) : 0;
+        snprintf(job->note + said, sizeof job->note - said, "%sthe translation was cut after %zu tokens",
+                 said ? "; " : "", best->n_ids);
     }
     if (!a->second) return;
     routing_sentence *sentence = routing_begin(&a->routing, job->line);

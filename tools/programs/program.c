@@ -548,11 +548,12 @@ static void drain(program_flow *f) {
     text_bytes *block = &f->block;
     size_t whole = 0; /* bytes of whole lines */
     for (text_job *job; !f->stream.trouble.code && (job = text_queue_first(&f->queue)); text_queue_remove(&f->queue)) {
-        if (job->failed || (job->cut && !f->options->quiet))
+        if (job->failed || ((job->cut || job->divided) && !f->options->quiet))
             program_complain("line %llu: %s", (unsigned long long)job->line, job->note);
-        if (block->length > whole && job->output.length && block->data[block->length - 1] != '\t')
-            text_append(block, " ", 1);
+        if (block->length > whole && job->output.length) text_stream_join(&f->before, block);
         text_append(block, job->output.data, job->output.length);
+        const text_bytes gap = f->before.gap;
+        f->before.gap = job->gap, job->gap = gap;
         f->line_failed |= job->failed;
         if (!job->more) {
             text_append(block, "\n", 1);
@@ -696,6 +697,7 @@ int program_flow_run(program_flow *f, moe_session *session) {
     text_reader_free(&f->reader);
     text_queue_free(&f->queue);
     text_bytes_free(&f->block);
+    text_bytes_free(&f->before.gap);
     text_bytes_free(&f->paragraph);
     return status;
 }

@@ -260,6 +260,7 @@ struct program_flow {
     text_queue queue;
     text_bytes block; /* lines on their way to one write; parts of a line wait in it for the others */
     int line_failed;  /* a part of the line that is leaving */
+    text_job before;  /* the gap behind the part that left last */
     program_output out;
     program_progress progress;
     int read_error; /* errno */

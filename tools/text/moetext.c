@@ -378,6 +378,16 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
     return status;
 }
 
+/* A part that is no language is its own translation. */
+static moe_status part_keep_source(part *p, moe_error *error) {
+    found *larger = grown(p->found, &p->found_capacity, 1, sizeof *larger);
+    if (!larger) return out_of_memory(error);
+    p->found = larger;
+    p->found[p->n++] = (found){ .finished = 1, .length = p->job.source.length };
+    text_append(&p->text, p->job.source.data, p->job.source.length);
+    return p->text.failed ? out_of_memory(error) : MOE_OK;
+}
+
 /* ==== 3. Words ========================================================================================== */
 
 static int32_t *ids_or_nothing(const text_ids *ids) {
@@ -445,7 +455,7 @@ static moe_status link_words(moetext *t, part *p, size_t k, const look *forward,
     const text_job *job = &p->job;
     size_t begin = 0;
     for (size_t i = 0; i < k; i++) begin += p->found[i].length;
-    const size_t before = text_guard_plain(job->guard);
+    const size_t before = job->verbatim ? SIZE_MAX : text_guard_plain(job->guard);
     if (before == SIZE_MAX || before > p->found[k].length) return MOE_OK; /* markup and the like: no words but others */
     const char *text = p->text.data + begin + before;
     const size_t length = p->found[k].length - before;
@@ -619,10 +629,9 @@ static moe_status join_parts(moetext *t, const unit *u, size_t k, moe_error *err
     size_t line = begin; /* of the translation, where its last line begins */
     moe_status status = MOE_OK;
     *h = (moetext_hypothesis){ .finished = 1 };
-    for (const part *p = u->first; p && !status; p = p->next) {
+    for (const part *p = u->first, *before = p; p && !status; before = p, p = p->next) {
         if (*p->joint == ' ') {
-            if (t->text.length > line && p->text.length && t->text.data[t->text.length - 1] != '\t')
-                text_append(&t->text, " ", 1);
+            if (t->text.length > line && p->text.length) text_stream_join(&before->job, &t->text);
         } else {
             text_append_string(&t->text, p->joint);
             line = t->text.length;
@@ -659,7 +668,7 @@ static void describe(moetext *t, const unit *u, moetext_result *r) {
     for (const part *p = u->first; p; p = p->next, number++) {
         const int failed = p->job.failed && !r->status;
         if (p->job.failed && failed) r->status = p->job.status;
-        if (failed || (p->job.cut && !note)) {
+        if (failed || ((p->job.cut || p->job.divided) && !note)) {
             note = p->job.note;
             if (u->parts > 1) snprintf(where, sizeof where, "part %zu of %zu: ", number, u->parts);
         }
@@ -840,7 +849,7 @@ static void stream_finish(text_stream *stream, text_job *job, const moe_result *
     part *p = (part *)(void *)job;
     unit *u = p->unit;
     moe_error *trouble = &stream->trouble;
-    if (result && part_keep(t, p, result, trouble)) return;
+    if (result ? part_keep(t, p, result, trouble) : job->verbatim ? part_keep_source(p, trouble) : MOE_OK) return;
     if (--u->pending == 0 && u->closed) unit_done(t, u, trouble);
 }
 

@@ -168,8 +168,9 @@ enum {
 };
 
 /* A text of several lines, or with a line longer than the option `split` allows, is translated in parts: line by line,
- * and such a line sentence by sentence. Line breaks stay as they are; between sentences stands a space. Of such a text
- * ids and logarithms are those of all parts in a row, and scores are sums. */
+ * and such a line sentence by sentence. Line breaks and white space stay as they are. A sentence of more tokens than
+ * the model reads goes in parts as well, and the message says so; what has no words in it, such as base64, stays. Of
+ * such a text ids and logarithms are those of all parts in a row, and scores are sums. */
 typedef struct moetext_result {
     void *user;          /* of the request */
     moe_status status;   /* MOE_OK, or why the text, or a part of it, is not translated */

@@ -58,7 +58,7 @@ static const option table[] = {
       WHOLE_OF(early_stopping, 0, 1, "0 or 1") },
     { "max-len", "longest sentence and translation in tokens; of a Transformer only the translation",
       WHOLE_OF(max_len, 4, 1 << 16, "4 to 65536") },
-    { "split", "lines of more characters go sentence by sentence; 0 is never (default: 120)",
+    { "split", "lines of more characters go sentence by sentence; 0 is never (default: 1)",
       WHOLE_OF(split, 0, 1 << 20, "0 to 1048576") },
     { "truncate", "cut a line where its first unusable part begins, rather than refuse it (default: 0)",
       WHOLE_OF(truncate, 0, 1, "0 or 1") },

@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-enum { TEXT_SPLIT = 120 }; /* characters of a line that is not split, unless the settings say otherwise */
+enum { TEXT_SPLIT = 1 }; /* characters of a line that is not split, unless the settings say otherwise */
 
 typedef enum text_form { TEXT_FORM_TEXT, TEXT_FORM_PIECES, TEXT_FORM_IDS } text_form;
 

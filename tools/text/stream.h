@@ -1,6 +1,7 @@
-/* stream.h - texts through moe_translate: each is prepared, cut into sentences where it is long, asked and answered.
+/* stream.h - texts through moe_translate: each is prepared, cut into sentences, asked and answered.
  *
  * moetext.c and the programs with lines in and out (program_flow) are its two users, and so cut, calm and shout alike.
+ * A sentence that is longer than the model reads goes in parts: clauses, else words; what has no words stays as it is.
  * A text is one job, or several in a row whose `more` is set but for the last. The user owns the jobs and says what
  * becomes of them.
  */
@@ -30,8 +31,15 @@ struct text_stream {
     text_job *again;                 /* jobs that wait for a second try, one behind the other */
     size_t asked;                    /* jobs under way */
     int ended;                       /* no texts are left */
-    int sentences;                   /* which is long: its sentences go one by one */
+    int sentences;                   /* its sentences go one by one */
+    size_t sentence;                 /* bytes up to the end of the sentence at hand */
+    int divided, told;               /* which is longer than the model reads: it goes in parts; that was said */
+    int verbatim;                    /* the part at hand is no language */
 };
+
+/* Append what stands between a part and the next one: the white space of the source, or a space where a script without
+ * spaces had none. */
+void text_stream_join(const text_job *before, text_bytes *out);
 
 /* Until the end of the texts. Trouble is returned like any failure of moe_translate. */
 moe_status text_stream_run(text_stream *stream, moe_session *session, moe_error *error);

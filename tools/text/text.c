@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/protect.h"
+#include "tools/text/sentences.h"
 #include "tools/text/text.h"
 
 #include <errno.h>
@@ -69,7 +70,7 @@ static void text_clear(text_bytes *bytes) {
     bytes->failed = 0;
 }
 
-/* ---- 2. Sentences and capitals ------------------------------------------------------------------------- */
+/* ---- 2. Capitals --------------------------------------------------------------------------------------- */
 
 /* The character at `at` of valid UTF-8; *bytes of it. */
 static int32_t character(const char *data, size_t length, size_t at, size_t *bytes) {
@@ -80,52 +81,6 @@ static int32_t character(const char *data, size_t length, size_t at, size_t *byt
 }
 
 static int is_small(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_LL; }
-
-/* The bytes of a member of `list` (members separated by spaces) that the text begins with, or with `all` is; 0: of
- * none. */
-static size_t begins_with(const char *list, const char *data, size_t length, int all) {
-    for (size_t n; *list; list += n + (list[n] == ' ')) {
-        n = strcspn(list, " ");
-        if ((all ? n == length : n <= length) && memcmp(list, data, n) == 0) return n;
-    }
-    return 0;
-}
-
-static int is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (unsigned char)c >= 0x80; }
-
-/* Whether the word before data[end] makes a point there part of it: J. Smith, 3. Oktober, Dr. No. */
-static int is_abbreviated(const char *data, size_t end) {
-    static const char known[] = "Mr Mrs Ms Dr Prof St Sr Sra Sres Hr Nr No Abs Art bzw ca vgl bspw cf fig vol Mme Mlle";
-    size_t begin = end, letters;
-    while (begin && is_letter(data[begin - 1])) begin--;
-    letters = text_utf8_count(data + begin, end - begin);
-    if (letters) return letters == 1 || begins_with(known, data + begin, end - begin, 1);
-    while (begin && data[begin - 1] >= '0' && data[begin - 1] <= '9') begin--;
-    return (end - begin == 1 || end - begin == 2) && (!begin || data[begin - 1] == ' ');
-}
-
-size_t text_sentence(const char *data, size_t length) {
-    static const char ends[] = ". ! ? \xE2\x80\xA6",
-                      wide[] = "\xE3\x80\x82 \xEF\xBC\x81 \xEF\xBC\x9F"; /* ..., of Chinese and Japanese */
-    static const char closing[] = ") ] } \" ' \xC2\xBB \xE2\x80\x9D \xE2\x80\x99 \xE2\x80\x9C \xE3\x80\x8D";
-    for (size_t at = 0, n; at < length; at++) {
-        size_t end = at, next;
-        int spaced = 1; /* whether the sentence needs white space behind it */
-        if ((n = begins_with(wide, data + at, length - at, 0))) spaced = 0;
-        else if (!(n = begins_with(ends, data + at, length - at, 0)) || (data[at] == '.' && is_abbreviated(data, at)))
-            continue;
-        for (; n; n = begins_with(spaced ? ends : wide, data + end, length - end, 0)) end += n;
-        if (length - end > 2 && memcmp(data + end, " \xC2\xBB", 3) == 0) end += 3; /* French quotes */
-        while ((n = begins_with(closing, data + end, length - end, 0))) end += n;
-        for (next = end; next < length && (data[next] == ' ' || data[next] == '\t'); next++) {}
-        if (next == length) return length;
-        if (spaced && (next == end || begins_with(ends, data + next, length - next, 0) ||
-                       is_small(character(data, length, next, &n))))
-            at = end - 1;
-        else return next;
-    }
-    return length;
-}
 
 /* Put the other case of `c` in its place, where both take `bytes` and lead to each other: then nothing is lost. 0: it
  * has none. */
@@ -1008,6 +963,8 @@ void text_job_clear(text_job *job) {
     job->source_ids.length = job->target_ids.length = 0;
     job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
     job->attempt = job->stays = 0;
+    job->divided = job->verbatim = 0;
+    text_clear(&job->gap);
     job->note[0] = '\0';
     job->line = 0;
     job->status = MOE_OK;
@@ -1019,6 +976,7 @@ void text_job_free(text_job *job) {
     text_bytes_free(&job->source);
     text_bytes_free(&job->target);
     text_bytes_free(&job->output);
+    text_bytes_free(&job->gap);
     text_ids_free(&job->source_ids);
     text_ids_free(&job->target_ids);
     text_guard_free(job->guard);

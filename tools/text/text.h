@@ -34,12 +34,7 @@ void text_ids_free(text_ids *ids);
 moe_status text_ids_append(text_ids *ids, const int32_t *from, size_t count, moe_error *error);
 moe_status text_ids_set(text_ids *ids, const int32_t *from, size_t count, moe_error *error); /* a copy of `from` */
 
-/* ---- 2. Sentences and capitals ------------------------------------------------------------------------- */
-
-/* Where the first sentence of valid UTF-8 ends, white space behind it included; `length` if there is no other one. A
- * sentence ends at . ! ? or the like, with what closes quotes and brackets, before white space and something else than
- * a small letter; not behind initials, ordinals and common abbreviations. */
-size_t text_sentence(const char *data, size_t length);
+/* ---- 2. Capitals --------------------------------------------------------------------------------------- */
 
 /* Whether valid UTF-8 is in capitals: three words or more of two letters or more, and no small letter. */
 int text_is_shouted(const char *data, size_t length);
@@ -197,6 +192,9 @@ typedef struct text_job {
     int cut;                  /* `note` says what was cut */
     int attempt;              /* 1: the second, as stand-ins of the first did not come through */
     int stays;                /* nor did those of the second: what is written is the source */
+    int divided;              /* `note` says that a sentence goes in parts */
+    int verbatim;             /* the source is the output: it is no language */
+    text_bytes gap;           /* white space between it and the next part of the line */
     int failed;               /* `note` says why there is no output */
     moe_status status;        /* why it failed */
     char note[256];
