@@ -74,7 +74,7 @@ def files(kind):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kind", help="only files of this kind")
     missing = 0
     for row in rows(parser.parse_args().kind):
