@@ -777,7 +777,7 @@ static int put_kept(const text_guard *g, const edit *e, size_t begin, text_bytes
     const kept *k = &g->kept[e->what];
     const text_bytes *t = &g->translation;
     const int beside = k->kind == TEXT_SPAN_LONE || (!e->length && k->shown);
-    const int word = k->kind == TEXT_SPAN_WORD;
+    const int word = k->kind == TEXT_SPAN_WORD || k->kind == TEXT_SPAN_NUMBER;
     const int spaced = out->length == begin || is_space(out->data[out->length - 1]);
     const size_t next = e->at + e->length;
     const size_t end = k->source + k->length;
@@ -830,11 +830,11 @@ static size_t count_parts(const text_guard *g, const text_bytes *t) {
     for (size_t i = 0; i < t->length; i++) {
         const char c = t->data[i];
         if (g->attempt && c >= '0' && c <= '9' && !(i && t->data[i - 1] >= '0' && t->data[i - 1] <= '9')) n++;
-        if (g->attempt ? c != '[' && c != ']' : c != 'X' && c != 'x') continue;
-        if (!g->attempt && i && text_is_wordlike(t->data, t->length, character_begin(t, i - 1))) continue;
+        if (g->attempt && (c == '[' || c == ']')) n++;
+        if ((c != 'X' && c != 'x') || (i && text_is_wordlike(t->data, t->length, character_begin(t, i - 1)))) continue;
         size_t end = i + 1;
         while (end < t->length && t->data[end] >= '0' && t->data[end] <= '9') end++;
-        n += (size_t)(g->attempt || end == t->length || !text_is_wordlike(t->data, t->length, end));
+        n += (size_t)(end == t->length || !text_is_wordlike(t->data, t->length, end));
     }
     return n;
 }

@@ -359,7 +359,9 @@ static size_t closed(const form *f, const char *s, size_t n) {
 
 static int fits(const form *f, const char *data, size_t length, size_t at) {
     if ((f->context & NOT_IN_WORD) && at && (is_wordlike_before(data, length, at) || data[at - 1] == ':')) return 0;
-    if ((f->context & NOT_AT_NUMBER) && at && is_digit(data[at - 1])) return 0;
+    const int octal = at && data[at - 1] == '0' && !(at > 1 && is_one_of(data[at - 2], "0123456789.,")) &&
+                      at + 1 < length && is_one_of(data[at + 1], "oxXl"); /* 0%o */
+    if ((f->context & NOT_AT_NUMBER) && at && is_digit(data[at - 1]) && !octal) return 0;
     return !((f->context & NOT_AT_NUMBER) && at > 1 && data[at - 1] == ' ' && is_digit(data[at - 2]) &&
              !(at + 1 < length && is_letter(data[at + 1])));
 }
@@ -543,6 +545,8 @@ static size_t number(const char *s, size_t n, text_span_kind *kind) {
         if (!(more = is_digit(s[end]) ? 1 : between_digits(s + end, n - end))) break;
     if (end < n && is_letter(s[end]) && (more = digits_in_letters(s + end, n - end)))
         return *kind = TEXT_SPAN_WORD, end + more;
+    for (size_t i = at; i < end; i++) /* a dash that a model would write as another */
+        if (is_beyond_ascii(s[i])) *kind = TEXT_SPAN_WORD;
     at = end + unit(s + end, n - end);
     if (text_is_wordlike(s, n, at) && at == end) return 0;
     return at;
@@ -632,6 +636,7 @@ static size_t glued_ahead(text_scan *t, size_t at) {
     if (at < t->quiet) return 0;
     for (; end < t->length && end < at + 200; end += bytes) {
         bytes = 1;
+        if (is_beyond_ascii(s[end]) && is_mark_of_trade(character(s, t->length, end, &bytes))) break;
         if (text_is_wordlike(s, t->length, end)) character(s, t->length, end, &bytes), plain &= is_digit(s[end]);
         else if (!is_one_of(s[end], "._/@=~+-:\\")) break;
     }
