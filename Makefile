@@ -108,9 +108,11 @@ note = @mkdir -p $(@D); echo '$(subst ','\'',$(1))' | cmp -s - $@ || echo '$(sub
 $(BUILD)/.compilers: FORCE
 	$(call note,$(CC) $(CXX))
 
+# One at a time: apt-get and pip stop where another one is at work.
+LOCKED = $(if $(shell command -v flock),flock $(BUILD)/.lock)
 $(BUILD)/.deps-%: tools/install-deps $(BUILD)/.compilers
 	@mkdir -p $(BUILD)
-	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" $(DEPS) $(filter-out --build,--$*)
+	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" $(LOCKED) $(DEPS) $(filter-out --build,--$*)
 	@touch $@
 
 # Where sources are; -MMD notes which headers each of them reads.

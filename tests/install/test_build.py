@@ -65,6 +65,13 @@ def objects_of_other_flags_are_made_again():
 
 
 @test
+def what_is_missing_is_installed_one_after_the_other():
+    with tempfile.TemporaryDirectory() as work:
+        slow = script(work + "/install", f"mkdir {work}/busy || exit 1; sleep 1; rmdir {work}/busy\n")
+        made(work, "-j4", "DEPS=" + slow, *(f"{work}/build/.deps-{x}" for x in ("build", "test", "valgrind")))
+
+
+@test
 def nothing_is_cut_without_hardening_or_at_another_level():
     """Names that could be cut are warned of, and warnings are errors."""
     for flags in ["HARDEN="], ["CFLAGS=-O3"], ["HARDEN=", "CFLAGS=-O3"]:
