@@ -278,7 +278,7 @@ static int parse_options(int argc, char **argv, options *o) {
         return program_usage_error("--nbest %d is more than --beam %d keeps", o->nbest, o->beam);
     moe_session_params preset = { 0 };
     if (o->preset && !moe_session_params_preset(&preset, o->preset))
-        return program_usage_error("--preset is paper, nvidia, tf or mlperf, not '%s'", o->preset);
+        return program_usage_error("--preset is paper, nvidia, tf, mlperf or hf, not '%s'", o->preset);
     if (o->force >= 0 && o->score)
         return program_usage_error("--force and --score do not go together: the target says it");
     if (common->ids && common->pretokenized) return program_usage_error("--ids and --pretokenized do not go together");

@@ -1,4 +1,11 @@
-/* glossary.c - glossary.h says what this is and has the contracts. */
+/* glossary.c - glossary.h says what this is and has the contracts.
+ *
+ * Contents
+ *   1. Words    how a term may be written in a text
+ *   2. Terms    added one by one
+ *   3. Reading  lines, CSV, files
+ *   4. Finding  in a text
+ */
 #define _POSIX_C_SOURCE 200809L
 #include "tools/text/glossary.h"
 #include "tools/text/spans.h"
@@ -7,8 +14,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <utf8proc.h>
 
-enum { MAX_TERM = 200 }; /* bytes of either side */
+enum { MAX_TERM = 200, MAX_FILE = 64 << 20 }; /* bytes of either side; of a file */
+
+struct text_glossary {
+    const text_front *targets;
+    text_term *terms;
+    size_t n_terms, capacity;
+    text_index index; /* terms by the hash of the beginning of their first word */
+};
 
 static moe_status fail(moe_error *error, moe_status code, const char *where, const char *message) {
     if (!error) return code;
@@ -31,14 +46,8 @@ static void *room_for(void *array, size_t n, size_t *capacity, size_t size) {
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-struct text_glossary {
-    const text_front *targets;
-    text_term *terms;
-    size_t n_terms, capacity;
-    text_index index; /* terms by the hash of their first word */
-};
+/* ==== 1. Words ========================================================================================== */
 
-/* The bytes of the word, or of the sign, at text[at]. */
 size_t text_word_length(const char *text, size_t length, size_t at) {
     size_t end = at;
     while (text_is_wordlike(text, length, end)) {
@@ -50,78 +59,260 @@ size_t text_word_length(const char *text, size_t length, size_t at) {
     return end - at;
 }
 
-/* The hash of a word with a small first letter: a term is found at the beginning of a sentence as well. */
-static uint32_t word_hash(const char *word, size_t length) {
-    char small[MAX_TERM];
-    length = least(length, sizeof small);
-    memcpy(small, word, length);
-    text_calm_first(small, length);
-    return text_hash(small, length);
+/* The composed characters of at most MAX_TERM bytes, in which NFC and NFD are equal. Returns how many; 0: too long. */
+static size_t characters(const char *text, size_t length, utf8proc_int32_t *out) {
+    if (!length || length > MAX_TERM) return 0;
+    const utf8proc_ssize_t n = utf8proc_decompose((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)length, out,
+                                                  TEXT_TERM_CHARACTERS, UTF8PROC_DECOMPOSE);
+    if (n <= 0 || n > TEXT_TERM_CHARACTERS) return 0;
+    const utf8proc_ssize_t composed = utf8proc_normalize_utf32(out, n, UTF8PROC_COMPOSE);
+    return composed > 0 ? (size_t)composed : 0;
 }
 
-static moe_status add_term(text_glossary *g, const char *line, size_t length, moe_error *error) {
-    const char *tab = memchr(line, '\t', length);
-    const char *other = tab ? tab + 1 : line;
-    const size_t source = tab ? (size_t)(tab - line) : length, target = tab ? length - source - 1 : length;
-    if (!source || !target || source > MAX_TERM || target > MAX_TERM || memchr(other, '\t', target) ||
-        text_utf8_valid(line, length) < length || memchr(line, '\0', length))
+/* The hash of the first two characters of a word in small letters: inflection leaves them. */
+static uint32_t word_hash(const char *word, size_t length) {
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS], small[2] = { 0 };
+    const size_t n = characters(word, text_utf8_cut(word, length, least(length, 32)), c);
+    for (size_t i = 0; i < n && i < 2; i++) small[i] = utf8proc_tolower(c[i]);
+    return text_hash((const char *)small, sizeof small);
+}
+
+/* Whether a text has a term's characters: a small letter may be written as a capital one, not the other way round. */
+static int is_written(const utf8proc_int32_t *text, const utf8proc_int32_t *term, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (text[i] != term[i] && utf8proc_tolower(text[i]) != term[i]) return 0;
+    return 1;
+}
+
+/* Whether these characters are a regular ending. A word with a capital first letter may be a German noun. */
+static int is_ending(const utf8proc_int32_t *c, size_t n, int noun) {
+    static const char *const endings[] = { "s", "es", "x", "'s", "e", "n", "en", "er", "ern", "em" };
+    enum { ANY = 4, ALL = sizeof endings / sizeof *endings };
+    for (size_t i = 0; i < (noun ? ALL : ANY); i++) {
+        size_t k = 0;
+        while (k < n && endings[i][k] && utf8proc_tolower(c[k] == 0x2019 ? '\'' : c[k]) == endings[i][k]) k++;
+        if (k == n && !endings[i][k]) return 1;
+    }
+    return 0;
+}
+
+/* Whether the last word of a term can be inflected: three letters, of which at most the first is a capital one. */
+static int is_inflected(const text_term *t) {
+    size_t letters = 0;
+    for (size_t i = t->n_characters; i-- > 0; letters++) {
+        const utf8proc_category_t kind = utf8proc_category(t->characters[i]);
+        if (kind == UTF8PROC_CATEGORY_LL) continue;
+        if (kind == UTF8PROC_CATEGORY_LU && letters) letters++;
+        else if (kind == UTF8PROC_CATEGORY_LU) return 0;
+        if (kind == UTF8PROC_CATEGORY_LU && i && t->characters[i - 1] != ' ') return 0;
+        break;
+    }
+    return letters >= 3;
+}
+
+static int is_noun(const text_term *t) {
+    size_t first = t->n_characters;
+    while (first && t->characters[first - 1] != ' ') first--;
+    return utf8proc_category(t->characters[first]) == UTF8PROC_CATEGORY_LU;
+}
+
+/* ==== 2. Terms ========================================================================================== */
+
+static int is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+
+static void trim(const char **text, size_t *length) {
+    while (*length && is_blank(**text)) ++*text, --*length;
+    while (*length && is_blank((*text)[*length - 1])) --*length;
+}
+
+static moe_status add_term(text_glossary *g, const char *source, size_t n_source, const char *target, size_t n_target,
+                           moe_error *error) {
+    trim(&source, &n_source);
+    trim(&target, &n_target);
+    if (!n_source || !n_target || n_source > MAX_TERM || n_target > MAX_TERM || memchr(target, '\t', n_target) ||
+        memchr(target, '\n', n_target) || memchr(source, '\n', n_source) ||
+        text_utf8_valid(source, n_source) < n_source || text_utf8_valid(target, n_target) < n_target ||
+        memchr(source, '\0', n_source) || memchr(target, '\0', n_target))
         return fail(error, MOE_ERROR_ARGUMENT, "",
                     "a term is source TAB target, or a name that stays, in UTF-8, each of at most 200 bytes");
     text_term *larger = room_for(g->terms, g->n_terms, &g->capacity, sizeof *larger);
     if (!larger) return out_of_memory(error);
     g->terms = larger;
     text_term *t = &g->terms[g->n_terms];
-    *t = (text_term){ .length = source, .stays = source == target && memcmp(line, other, source) == 0 };
-    t->source = strndup(line, source);
-    t->target = strndup(other, target);
+    *t = (text_term){ .stays = n_source == n_target && memcmp(source, target, n_source) == 0 };
+    t->target = strndup(target, n_target);
+    t->characters = malloc(TEXT_TERM_CHARACTERS * sizeof *t->characters);
     g->n_terms++;
-    if (!t->source || !t->target ||
-        !text_index_add(&g->index, word_hash(line, text_word_length(line, source, 0)), g->n_terms - 1))
-        return out_of_memory(error);
-    const moe_status status = text_encode(g->targets, t->target, target, &t->ids, error);
+    if (!t->target || !t->characters) return out_of_memory(error);
+    t->n_characters = characters(source, n_source, t->characters);
+    if (!t->n_characters) return fail(error, MOE_ERROR_ARGUMENT, "", "the source of a term has too many characters");
+    t->inflected = is_inflected(t);
+    if (!text_index_add(&g->index, word_hash(source, n_source), g->n_terms - 1)) return out_of_memory(error);
+    const moe_status status = text_encode(g->targets, t->target, n_target, &t->ids, error);
     if (!status && !t->ids.length) return fail(error, MOE_ERROR_ARGUMENT, "", "the target of a term is blank");
     return status;
 }
 
-static moe_status read_glossary(text_glossary *g, const char *path, moe_error *error) {
-    FILE *file = fopen(path, "r");
-    char *line = NULL, why[200];
-    size_t capacity = 0, number = 0;
-    ssize_t length;
+/* ==== 3. Reading ======================================================================================== */
+
+/* Where the line at `at` ends. */
+static size_t line_end(const char *data, size_t length, size_t at) {
+    const char *end = memchr(data + at, '\n', length - at);
+    return end ? (size_t)(end - data) : length;
+}
+
+static int says_nothing(const char *line, size_t length) {
+    trim(&line, &length);
+    return !length || *line == '#';
+}
+
+/* The sign between the columns of CSV, if this is some: its name says so, or no line has a TAB and each has one comma,
+ * or each has one semicolon. 0: it is none. */
+static char csv_sign(const char *name, const char *data, size_t length) {
+    const char *const signs = ",;";
+    const size_t n = strlen(name);
+    const int named = n > 4 && (strcmp(name + n - 4, ".csv") == 0 || strcmp(name + n - 4, ".CSV") == 0);
+    size_t lines = 0, with[2] = { 0, 0 };
+    for (size_t at = 0, end; at < length; at = end + 1) {
+        end = line_end(data, length, at);
+        if (says_nothing(data + at, end - at)) continue;
+        if (memchr(data + at, '\t', end - at)) return named ? '\t' : 0;
+        lines++;
+        for (size_t k = 0; k < 2; k++) {
+            size_t count = 0;
+            for (size_t i = at; i < end; i++) count += data[i] == signs[k];
+            with[k] += named ? count > 0 : count == 1;
+        }
+    }
+    if (lines && with[1] == lines && with[0] < lines) return ';';
+    return named || (lines && with[0] == lines) ? ',' : 0;
+}
+
+/* A field of CSV from *at on, without its quotes, into `field`; *at is then at the sign or line end behind it. 0: a
+ * quote that does not end, or something behind one. */
+static int csv_field(const char *data, size_t length, size_t *at, char sign, text_bytes *field) {
+    field->length = 0;
+    text_append(field, "", 0);
+    while (*at < length && data[*at] == ' ') ++*at;
+    if (*at == length || data[*at] != '"') {
+        size_t begin = *at;
+        while (*at < length && data[*at] != sign && data[*at] != '\n') ++*at;
+        text_append(field, data + begin, *at - begin);
+        return 1;
+    }
+    for (++*at; *at < length; ++*at) {
+        if (data[*at] == '"' && (*at + 1 == length || data[*at + 1] != '"')) break;
+        *at += data[*at] == '"';
+        text_append(field, data + *at, 1);
+    }
+    if (*at == length) return 0;
+    for (++*at; *at < length && is_blank(data[*at]) && data[*at] != sign;) ++*at;
+    return *at == length || data[*at] == sign || data[*at] == '\n';
+}
+
+/* "source", "target": the first line of CSV may name its columns. */
+static int is_header(const text_bytes *a, const text_bytes *b) {
+    return a->length == 6 && b->length >= 6 && memcmp(a->data + 1, "ource", 5) == 0 &&
+           memcmp(b->data + 1, "arget", 5) == 0;
+}
+
+static moe_status read_csv(text_glossary *g, const char *data, size_t length, char sign, size_t *number,
+                           moe_error *error) {
+    text_bytes source = { 0 }, target = { 0 };
     moe_status status = MOE_OK;
-    if (!file) {
-        snprintf(why, sizeof why, "cannot open %.100s: %.60s", path, strerror(errno));
-        return fail(error, MOE_ERROR_IO, "glossary", why);
+    for (size_t at = 0, begin; at < length && !status; at++) {
+        ++*number;
+        begin = at;
+        if (says_nothing(data + at, line_end(data, length, at) - at)) {
+            at = line_end(data, length, at);
+            continue;
+        }
+        int good = csv_field(data, length, &at, sign, &source) && at < length && data[at] == sign;
+        if (good) at++, good = csv_field(data, length, &at, sign, &target) && (at == length || data[at] == '\n');
+        if (source.failed || target.failed) status = out_of_memory(error);
+        else if (!good)
+            status = fail(error, MOE_ERROR_ARGUMENT, "",
+                          "a line of CSV is source,target: two columns, with quotes (\") in pairs");
+        else if (*number > 1 || !is_header(&source, &target))
+            status = add_term(g, source.data, source.length, target.data, target.length, error);
+        for (; begin < at && !status; begin++) *number += data[begin] == '\n';
     }
-    while (!status && (length = getline(&line, &capacity, file)) >= 0) {
-        char *begin = line;
-        if (!number++ && length >= 3 && memcmp(line, "\xEF\xBB\xBF", 3) == 0) begin += 3, length -= 3;
-        while (length && strchr(" \r\n", begin[length - 1])) length--;
-        if (!length || *begin == '#') continue;
-        status = add_term(g, begin, (size_t)length, error);
-        if (status && error) snprintf(error->where, sizeof error->where, "glossary, line %zu", number);
-    }
-    if (!status && ferror(file)) status = fail(error, MOE_ERROR_IO, "glossary", strerror(errno));
-    free(line);
-    fclose(file);
+    text_bytes_free(&source);
+    text_bytes_free(&target);
     return status;
 }
 
-moe_status text_glossary_open(const text_front *targets, const char *path, text_glossary **out, moe_error *error) {
+static moe_status read_lines(text_glossary *g, const char *data, size_t length, size_t *number, moe_error *error) {
+    moe_status status = MOE_OK;
+    for (size_t at = 0, end; at < length && !status; at = end + 1) {
+        end = line_end(data, length, at);
+        ++*number;
+        if (says_nothing(data + at, end - at)) continue;
+        const char *line = data + at, *tab = memchr(line, '\t', end - at);
+        status = tab ? add_term(g, line, (size_t)(tab - line), tab + 1, (size_t)(data + end - tab - 1), error)
+                     : add_term(g, line, end - at, line, end - at, error);
+    }
+    return status;
+}
+
+moe_status text_glossary_read(const text_front *targets, const char *name, const char *data, size_t length,
+                              text_glossary **out, moe_error *error) {
     text_glossary *g = calloc(1, sizeof *g);
+    size_t number = 0;
     if (!g) return out_of_memory(error);
     g->targets = targets;
-    const moe_status status = read_glossary(g, path, error);
-    if (status) return text_glossary_free(g), status;
-    *out = g;
-    return MOE_OK;
+    if (length >= 3 && memcmp(data, "\xEF\xBB\xBF", 3) == 0) data += 3, length -= 3;
+    const char sign = csv_sign(name, data, length);
+    moe_status status = MOE_OK;
+    size_t first = 0;
+    while (first < length && (is_blank(data[first]) || data[first] == '\n')) first++;
+    if (length - first > 5 && (memcmp(data + first, "<?xml", 5) == 0 || memcmp(data + first, "<tbx", 4) == 0 ||
+                               memcmp(data + first, "<mart", 5) == 0)) {
+        number = 1;
+        status = fail(error, MOE_ERROR_ARGUMENT, "",
+                      "TBX and other XML is not read: save the terms as lines of source TAB target, or as CSV");
+    } else {
+        status = sign ? read_csv(g, data, length, sign, &number, error) : read_lines(g, data, length, &number, error);
+    }
+    if (!status && !g->n_terms) number = 1, status = fail(error, MOE_ERROR_ARGUMENT, "", "there is no term in it");
+    if (!status) return *out = g, MOE_OK;
+    if (error) snprintf(error->where, sizeof error->where, "glossary, line %zu", number);
+    return text_glossary_free(g), status;
 }
+
+moe_status text_glossary_open(const text_front *targets, const char *path, text_glossary **out, moe_error *error) {
+    text_bytes data = { 0 };
+    char why[200];
+    FILE *file = fopen(path, "r");
+    moe_status status = MOE_OK;
+    int reason = file ? 0 : errno;
+    while (file && !reason && data.length <= MAX_FILE && text_room(&data, 1 << 16)) {
+        const size_t n = fread(data.data + data.length, 1, 1 << 16, file);
+        if (ferror(file)) reason = errno;
+        if (!n) break;
+        data.length += n;
+    }
+    if (file) fclose(file);
+    if (reason || data.length > MAX_FILE) {
+        snprintf(why, sizeof why, "cannot read %.100s: %.60s", path,
+                 reason ? strerror(reason) : "it is larger than 64 MiB");
+        status = fail(error, MOE_ERROR_IO, "glossary", why);
+    } else if (data.failed) {
+        status = out_of_memory(error);
+    } else {
+        status = text_glossary_read(targets, path, data.data, data.length, out, error);
+    }
+    text_bytes_free(&data);
+    return status;
+}
+
+size_t text_glossary_count(const text_glossary *g) { return g ? g->n_terms : 0; }
 
 void text_glossary_free(text_glossary *g) {
     if (!g) return;
     for (size_t i = 0; i < g->n_terms; i++) {
-        free(g->terms[i].source);
         free(g->terms[i].target);
+        free(g->terms[i].characters);
         text_ids_free(&g->terms[i].ids);
     }
     free(g->terms);
@@ -129,22 +320,37 @@ void text_glossary_free(text_glossary *g) {
     free(g);
 }
 
-/* The longest term at text[at], as it is written or with a capital first letter; of several the last. NULL: none. */
+/* ==== 4. Finding ======================================================================================== */
+
+/* The bytes at the beginning of `text` that are this term; 0: none. *exact: not inflected. */
+static size_t match(const text_term *t, const char *text, size_t length, int *exact) {
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
+    size_t end = 0, n = 0;
+    while (end < length && n < t->n_characters && end < MAX_TERM) { /* word by word, since NFD has more characters */
+        end += text_word_length(text, length, end);
+        n = characters(text, end, c);
+        if (!n) return 0;
+    }
+    if (n < t->n_characters || !is_written(c, t->characters, t->n_characters)) return 0;
+    *exact = n == t->n_characters;
+    if (*exact) return end;
+    return t->inflected && is_ending(c + t->n_characters, n - t->n_characters, is_noun(t)) ? end : 0;
+}
+
 const text_term *text_glossary_find(const text_glossary *g, const char *text, size_t length, size_t at, size_t *bytes) {
     const text_term *best = NULL;
-    if (!g->n_terms) return NULL;
-    const uint32_t hash = word_hash(text + at, text_word_length(text, length, at));
+    int best_exact = 0;
+    if (!g) return NULL;
+    const uint32_t hash = word_hash(text + at, least(length - at, MAX_TERM));
     uint32_t entry;
     for (size_t i = 0; (entry = text_index_next(&g->index, hash, &i)) != TEXT_NONE;) {
         const text_term *t = &g->terms[entry];
-        char first[MAX_TERM + 1];
-        if (t->length > length - at || (best && t->length < best->length)) continue;
-        memcpy(first, text + at, t->length);
-        if (memcmp(first, t->source, t->length) != 0) text_calm_first(first, t->length);
-        if (memcmp(first, t->source, t->length) == 0 &&
-            !(text_is_wordlike(text, length, at + t->length) && text_is_wordlike(t->source, t->length, t->length - 1)))
-            best = t;
+        int exact;
+        const size_t n = match(t, text + at, length - at, &exact);
+        if (!n || (best && (n < *bytes || (n == *bytes && best_exact > exact)))) continue;
+        best = t;
+        best_exact = exact;
+        *bytes = n;
     }
-    if (best) *bytes = best->length;
     return best;
 }

@@ -5,24 +5,34 @@
 #include "moe.h"
 #include "tools/text/text.h"
 
+enum { TEXT_TERM_CHARACTERS = 800 }; /* most of a term, taken apart */
+
 typedef struct text_term {
-    char *source, *target; /* each ended by a NUL */
-    size_t length;         /* of the source */
-    int stays;             /* both are the same: a name */
-    text_ids ids;          /* of the target */
+    char *target;        /* ended by a NUL */
+    int32_t *characters; /* [n_characters] of the source, composed */
+    size_t n_characters;
+    int stays;     /* both are the same: a name */
+    int inflected; /* its last word may have an ending */
+    text_ids ids;  /* of the target */
 } text_term;
 
 /* Never changes: any number of threads may share it. */
 typedef struct text_glossary text_glossary;
 
-/* A file of lines "source TAB target". A line without a TAB is a name, which stays as it is; a blank one, or one that
- * begins with #, says nothing. `targets`: what the targets are encoded with. Errors: MOE_ERROR_IO, MOE_ERROR_ARGUMENT
- * (a line; `where` says which), MOE_ERROR_MEMORY. */
+/* Lines "source TAB target"; a line without a TAB is a name, which stays as it is; a blank one, or one that begins with
+ * #, says nothing. Or CSV, where `name` ends in .csv, or no line has a TAB and each has one comma or each one
+ * semicolon. `targets`: what the targets are encoded with; it must outlive the glossary. Errors: MOE_ERROR_IO (the
+ * message names the file), MOE_ERROR_ARGUMENT (`where` says which line), MOE_ERROR_MEMORY. */
 moe_status text_glossary_open(const text_front *targets, const char *path, text_glossary **out, moe_error *error);
-void text_glossary_free(text_glossary *glossary); /* NULL is fine */
+moe_status text_glossary_read(const text_front *targets, const char *name, const char *data, size_t length,
+                              text_glossary **out, moe_error *error);
+size_t text_glossary_count(const text_glossary *glossary); /* of its terms */
+void text_glossary_free(text_glossary *glossary);          /* NULL is fine */
 
-/* The longest term at text[at], where a word begins, as it is written or with a capital first letter, and its bytes in
- * the text; of several the last. NULL: none. */
+/* The longest term at text[at], where a word or sign begins, and its bytes in the text; of several an exact one, then
+ * the last. NULL: none. The text may have capital letters where the term has small ones; composed and decomposed
+ * characters are equal; a last word of three letters or more may have a regular ending: -s, -es, -x, -'s, and where it
+ * has a capital first letter, as German nouns have, -e, -n, -en, -er, -ern, -em. */
 const text_term *text_glossary_find(const text_glossary *glossary, const char *text, size_t length, size_t at,
                                     size_t *bytes);
 

@@ -105,15 +105,15 @@ void text_rules_free(text_rules *r) {
 
 /* What is kept of a text. */
 typedef struct kept {
-    text_span_kind kind;   /* TEXT_SPAN_NONE: a term */
+    text_span_kind kind;
     size_t source, length; /* its bytes in the text; of a term, in the shown text */
     size_t at, shown;      /* its bytes in the shown text; markup has none there */
     size_t partner;        /* OPEN: its CLOSE */
     int number;            /* WORD: N of the stand-in XN */
     int before, after;     /* white space stood there, or an end of the text */
     size_t first, n;       /* its tokens, once they are bound */
-    const text_term *term;
-    size_t from, to; /* of markup: where it belongs in the translation */
+    const text_term *term; /* of the glossary; NULL: none */
+    size_t from, to;       /* of markup: where it belongs in the translation */
 } kept;
 
 /* A change of the translation: its bytes [at, at + length) become kept `what`; SIZE_MAX: nothing. */
@@ -122,6 +122,7 @@ typedef struct edit {
 } edit;
 
 struct text_guard {
+    int shouted;              /* the translation is in capitals */
     int used, verbatim;       /* verbatim: there is no language in the text */
     int attempt;              /* 1: the second, with other stand-ins */
     text_bytes text, shown;   /* the text without white space at both ends */
@@ -147,7 +148,7 @@ int text_guard_used(const text_guard *g) { return g && g->used; }
 size_t text_guard_plain(const text_guard *g) {
     if (!text_guard_used(g)) return 0;
     for (size_t i = 0; i < g->n; i++)
-        if (g->kept[i].kind != TEXT_SPAN_NUMBER && g->kept[i].kind != TEXT_SPAN_NONE) return SIZE_MAX;
+        if (g->kept[i].kind != TEXT_SPAN_NUMBER && !g->kept[i].term) return SIZE_MAX;
     return g->shown.length == g->text.length && !g->verbatim ? g->before.length : SIZE_MAX;
 }
 
@@ -209,6 +210,28 @@ static void show_word(text_guard *g, kept *k, int *number) {
     if (text_is_wordlike(text, g->text.length, end)) text_append(&g->shown, " ", 1);
 }
 
+static size_t character_bytes(const char *text, size_t length, size_t at) {
+    size_t end = at + 1;
+    while (end < length && ((unsigned char)text[end] & 0xC0) == 0x80) end++;
+    return end - at;
+}
+
+/* The term of the glossary at byte `at` of the text, where a word or sign begins, if it is longer than what stands
+ * there otherwise; NULL: none. */
+static const text_term *term_at(const text_rules *r, const text_guard *g, size_t at, text_span_kind kind,
+                                size_t *bytes) {
+    const text_bytes *t = &g->text;
+    size_t found;
+    if (!r->glossary || (kind != TEXT_SPAN_NONE && kind != TEXT_SPAN_NUMBER && kind != TEXT_SPAN_WORD)) return NULL;
+    if (at && text_is_wordlike(t->data, t->length, at) &&
+        text_is_wordlike(t->data, t->length, text_utf8_cut(t->data, t->length, at - 1)))
+        return NULL;
+    const text_term *term = text_glossary_find(r->glossary, t->data, t->length, at, &found);
+    if (!term || (kind != TEXT_SPAN_NONE && found < *bytes)) return NULL;
+    *bytes = found;
+    return term;
+}
+
 static int is_letter(const char *text, size_t length, size_t at) {
     utf8proc_int32_t c;
     if (utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(length - at), &c) < 1) return 0;
@@ -265,7 +288,7 @@ static void show_kept(text_guard *g, kept *k, int *number) {
     const char last = g->shown.length ? g->shown.data[g->shown.length - 1] : ' ';
     if (k->kind == TEXT_SPAN_WORD) {
         show_word(g, k, number);
-    } else if (k->kind == TEXT_SPAN_NUMBER) {
+    } else if (k->kind == TEXT_SPAN_NUMBER || k->term) {
         text_append(&g->shown, text + k->source, k->length);
         k->shown = k->length;
     } else if (!is_space(last) && text_is_wordlike(text, g->text.length, end) &&
@@ -283,24 +306,28 @@ static int show(const text_rules *r, text_guard *g) {
     text_scan scan = text_scan_begin(text, g->text.length);
     for (size_t at = 0; at < g->text.length; at += bytes) {
         text_span_kind kind = text_span_next(&scan, at, &bytes);
+        if (!r->spans) kind = TEXT_SPAN_NONE, bytes = character_bytes(text, g->text.length, at);
+        const text_term *term = term_at(r, g, at, kind, &bytes);
+        if (term) kind = TEXT_SPAN_NONE;
         if (kind == TEXT_SPAN_HYPHEN) {
             g->used = 1;
             continue;
         }
-        if (kind == TEXT_SPAN_NONE && at >= word) {
+        if (kind == TEXT_SPAN_NONE && !term && r->spans && at >= word) {
             const int wordlike = text_is_wordlike(text, g->text.length, at);
             const size_t strange = unspelt(r, g, at, &failed);
             word = at + (is_unspaced(text, g->text.length, at) ? bytes : text_word_length(text, g->text.length, at));
             if (strange) kind = wordlike ? TEXT_SPAN_WORD : TEXT_SPAN_LONE, bytes = strange;
         }
         if (kind == TEXT_SPAN_NUMBER && !is_listed(r, text + at, bytes)) kind = TEXT_SPAN_WORD;
-        if (kind == TEXT_SPAN_NONE) {
+        if (kind == TEXT_SPAN_NONE && !term) {
             language |= is_letter(text, g->text.length, at);
             text_append(&g->shown, text + at, bytes);
             continue;
         }
         kept *k = add_kept(g, kind, at, bytes);
         if (!k || failed) return -1;
+        k->term = term;
         show_kept(g, k, &number);
         if (g->shown.failed) return -1;
     }
@@ -332,26 +359,6 @@ static void pair_tags(text_guard *g) {
         if (g->kept[i].kind == TEXT_SPAN_OPEN && g->kept[i].partner == SIZE_MAX) g->kept[i].kind = TEXT_SPAN_LONE;
 }
 
-/* The terms of the glossary in the shown text, outside what is kept already, in a list behind it. */
-static int find_terms(const text_rules *r, text_guard *g) {
-    const size_t spans = g->n;
-    size_t next = 0, bytes;
-    for (size_t at = 0; r->glossary && at < g->shown.length; at += bytes) {
-        while (next < spans && (!g->kept[next].shown || g->kept[next].at + g->kept[next].shown <= at)) next++;
-        bytes = text_word_length(g->shown.data, g->shown.length, at);
-        if (next < spans && g->kept[next].at < at + bytes) continue;
-        size_t found;
-        const text_term *t = text_glossary_find(r->glossary, g->shown.data, g->shown.length, at, &found);
-        if (!t || (next < spans && g->kept[next].at < at + found)) continue;
-        kept *k = add_kept(g, TEXT_SPAN_NONE, 0, 0);
-        if (!k) return 0;
-        k->source = k->at = at;
-        k->length = k->shown = bytes = found;
-        k->term = t;
-    }
-    return 1;
-}
-
 moe_status text_guard_begin(const text_rules *r, const char *text, size_t length, int more, int attempt,
                             text_guard **guard, moe_span *shown, moe_error *error) {
     text_guard *g = *guard;
@@ -374,9 +381,9 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     text_append(&g->text, text + begin, end - begin);
     int language = 1;
     if (g->text.failed || g->before.failed || g->after.failed) return out_of_memory(error);
-    if (r->spans) language = show(r, g);
+    if (r->spans || r->glossary) language = show(r, g);
     else text_append(&g->shown, g->text.data, g->text.length);
-    if (language < 0 || g->shown.failed || !find_terms(r, g)) return out_of_memory(error);
+    if (language < 0 || g->shown.failed) return out_of_memory(error);
     if (g->n || g->before.length || g->after.length || !language) g->used = 1;
     if (!g->used) return MOE_OK;
     g->verbatim = !language;
@@ -388,7 +395,8 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
 
 void text_guard_recall(const text_guard *g, char *calm) {
     for (size_t i = 0; !g->verbatim && i < g->n; i++)
-        if (g->kept[i].shown) memcpy(calm + g->kept[i].at, g->shown.data + g->kept[i].at, g->kept[i].shown);
+        if (g->kept[i].shown && !g->kept[i].term)
+            memcpy(calm + g->kept[i].at, g->shown.data + g->kept[i].at, g->kept[i].shown);
 }
 
 /* ==== 3. Binding ======================================================================================== */
@@ -439,8 +447,12 @@ moe_status text_guard_bind(const text_rules *r, text_guard *g, const char *encod
         if (!k->shown) continue;
         find_tokens(g, encoded, k);
         if (k->kind == TEXT_SPAN_NUMBER && !(k->at == 0 || is_space(encoded[k->at - 1]))) continue;
-        if (!k->term) status = text_encode(&r->targets, g->shown.data + k->at, k->shown, &g->scratch, error);
-        if (!status) status = add_constraint(g, k, k->term ? &k->term->ids : &g->scratch, error);
+        if (k->term) {
+            status = add_constraint(g, k, &k->term->ids, error);
+            continue;
+        }
+        status = text_encode(&r->targets, g->shown.data + k->at, k->shown, &g->scratch, error);
+        if (!status) status = add_constraint(g, k, &g->scratch, error);
     }
     for (size_t c = 0; c < g->n_constraints; c++) g->constraints[c].ids = g->ids.data + g->begins[c];
     return status;
@@ -706,6 +718,39 @@ static moe_status restore_word(text_guard *g, size_t i, const moe_hypothesis *h,
     return status;
 }
 
+/* How many terms with the target of number i there are up to it. */
+static size_t terms_alike(const text_guard *g, size_t i) {
+    size_t n = 0;
+    for (size_t j = 0; j <= i; j++)
+        n += g->kept[j].term && strcmp(g->kept[j].term->target, g->kept[i].term->target) == 0;
+    return n;
+}
+
+/* The search wrote a term's tokens. Where they became a part of a longer word, the term takes its place. */
+static moe_status restore_term(text_guard *g, size_t i, moe_error *error) {
+    const text_bytes *t = &g->translation;
+    const char *target = g->kept[i].term->target;
+    const size_t length = strlen(target);
+    size_t wanted = terms_alike(g, i), inside = t->length, begin, end;
+    if (g->shouted) return MOE_OK;
+    for (size_t at = 0; at + length <= t->length && wanted; at++) {
+        if (memcmp(t->data + at, target, length) != 0) continue;
+        begin = text_is_wordlike(target, length, 0) ? word_begin(t, at) : at;
+        end = text_is_wordlike(target, length, text_utf8_cut(target, length, length - 1))
+                  ? word_end(t, text_utf8_cut(t->data, t->length, at + length - 1))
+                  : at + length;
+        int free = 1;
+        for (size_t e = 0; e < g->n_edits; e++)
+            free &= g->edits[e].at + g->edits[e].length <= begin || g->edits[e].at >= end;
+        if (begin == at && end == at + length) wanted--;
+        else if (free && inside == t->length) inside = at;
+    }
+    if (!wanted || inside == t->length) return MOE_OK;
+    begin = word_begin(t, inside);
+    end = word_end(t, text_utf8_cut(t->data, t->length, inside + length - 1));
+    return add_edit(g, begin, most(end, inside + length) - begin, i, g->n + i, error);
+}
+
 /* Whether the translation has these bytes as often as the shown text has kept numbers like it, up to number i. */
 static int has_number(const text_guard *g, size_t i) {
     const kept *k = &g->kept[i];
@@ -764,11 +809,22 @@ static moe_status find_edits(text_guard *g, const moe_hypothesis *h, moe_error *
         if (g->kept[i].kind == TEXT_SPAN_WORD) status = restore_word(g, i, h, error);
     for (size_t i = 0; i < g->n && !status; i++) {
         const kept *k = &g->kept[i];
-        if (k->kind == TEXT_SPAN_NUMBER) status = restore_number(g, i, h, error);
+        if (k->term) status = restore_term(g, i, error);
+        else if (k->kind == TEXT_SPAN_NUMBER) status = restore_number(g, i, h, error);
         else if (k->kind == TEXT_SPAN_OPEN || k->kind == TEXT_SPAN_CLOSE || k->kind == TEXT_SPAN_LONE)
             status = add_edit(g, k->from, 0, i, i, error);
     }
     return status;
+}
+
+/* Append the target of a term; `begins`: the translation, where a term without capital letters gets one. */
+static void put_term(const text_term *term, int begins, text_bytes *out) {
+    const size_t begin = out->length;
+    text_append_string(out, term->target);
+    if (out->failed || term->stays || !begins) return;
+    for (const char *c = term->target; *c; c++)
+        if (*c >= 'A' && *c <= 'Z') return;
+    text_shout(out->data + begin, character_bytes(out->data, out->length, begin));
 }
 
 /* Append what is kept. It has the white space around it that it had in the text. Returns whether a space that follows
@@ -788,7 +844,8 @@ static int put_kept(const text_guard *g, const edit *e, size_t begin, text_bytes
          (word && text_is_wordlike(out->data, out->length, character_begin(out, out->length - 1)) &&
           (k->before || !text_is_wordlike(g->text.data, g->text.length, character_begin(&g->text, k->source - 1))))))
         text_append(out, " ", 1);
-    text_append(out, g->text.data + k->source, k->length);
+    if (k->term) put_term(k->term, !has_word(&g->translation, 0, e->at), out);
+    else text_append(out, g->text.data + k->source, k->length);
     if (next >= t->length || is_space(t->data[next])) return joins;
     const int wordlike = text_is_wordlike(t->data, t->length, next);
     if ((beside && k->after && (!e->at || wordlike)) ||
@@ -855,6 +912,19 @@ int text_guard_sound(const text_guard *g) {
     return !words || count_parts(g, t) <= count_parts(g, &g->shown);
 }
 
+/* A text without language comes back as it is, but for its terms. */
+static void put_verbatim(const text_guard *g, text_bytes *out) {
+    size_t at = 0;
+    for (size_t i = 0; i < g->n; i++) {
+        const kept *k = &g->kept[i];
+        if (!k->term) continue;
+        text_append(out, g->text.data + at, k->source - at);
+        put_term(k->term, 0, out);
+        at = k->source + k->length;
+    }
+    text_append(out, g->text.data + at, g->text.length - at);
+}
+
 moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypothesis *h, int shout, text_bytes *out,
                               moe_error *error) {
     const text_front *f = r->front;
@@ -863,7 +933,7 @@ moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypo
     moe_status status = MOE_OK;
     text_append(out, g->before.data, g->before.length);
     if (g->verbatim) {
-        text_append(out, g->text.data, g->text.length);
+        put_verbatim(g, out);
     } else {
         text_bytes *t = &g->translation;
         t->length = 0;
@@ -877,6 +947,7 @@ moe_status text_guard_restore(const text_rules *r, text_guard *g, const moe_hypo
              g->n_places != h->n_ids))
             g->n_places = 0;
         for (size_t j = 0; j < g->n_places; j++) g->places[j] = (uint32_t)least(g->places[j], t->length);
+        g->shouted = shout;
         if (shout) text_shout(t->data, t->length);
         status = find_edits(g, h, error);
         if (!status) apply_edits(g, out);

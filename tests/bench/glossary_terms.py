@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""How well a glossary is kept: 200 terms with their sentences, chosen out of the test sets by a seed, and what a
+glossary of thirty words costs ordinary sentences.
+
+    tests/python tests/bench/glossary_terms.py terms ../shared/corpus/test [--moe ./moe-translate]
+    tests/python tests/bench/glossary_terms.py bleu ../shared/corpus/test
+
+A term is a word of a sentence and a translation of it that the reference has, by how often both occur together in the
+sets, and that the model did not write: it wrote another one. A term is kept if it stands in the output as a word of its
+own, and the word that the model wrote for it without a glossary is gone.
+All terms of a direction are one glossary.
+"""
+import argparse
+import collections
+import lzma
+import os
+import pathlib
+import random
+import re
+import subprocess
+import tempfile
+
+DIRECTIONS = "en-de en-fr en-es de-en fr-en es-en de-fr fr-es".split()
+SAMPLE, EACH, SEED = 2000, 25, 43
+
+
+def words(text):
+    return re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", text)
+
+
+def pairs(folder, source, target):
+    """The rows of tatoeba's set; then those of all sets, which say what translates what."""
+    ordinary, everything = [], []
+    for path in sorted(pathlib.Path(folder).glob("*.tsv.xz")):
+        lines = lzma.open(path, "rt", encoding="utf-8").read().split("\n")[:-1]
+        names = lines[0].split("\t")
+        if source not in names or target not in names:
+            continue
+        rows = [line.split("\t") for line in lines[1:]]
+        rows = [(row[names.index(source)], row[names.index(target)]) for row in rows]
+        everything += [row for row in rows if all(row)]
+        if path.name.startswith("tatoeba"):
+            ordinary = [row for row in rows if all(row)]
+    return ordinary, everything
+
+
+class Words:
+    """What translates what: Dice's coefficient of words in rows."""
+
+    def __init__(self, rows):
+        self.source, self.target, self.both = (collections.Counter() for _ in range(3))
+        for a, b in rows:
+            s, t = {w.lower() for w in words(a)}, {w.lower() for w in words(b)}
+            self.source.update(s)
+            self.target.update(t)
+            self.both.update((x, y) for x in s for y in t)
+
+    def dice(self, a, b):
+        a, b = a.lower(), b.lower()
+        both = self.both[a, b]
+        return 2 * both / (self.source[a] + self.target[b]) if both > 1 else 0
+
+    def is_term(self, word):
+        return len(word) > 3 and 3 <= self.source[word.lower()] <= 150
+
+
+def translate(moe, model, lines, target, *options):
+    done = subprocess.run([moe, "-m", model, "-t", target, "--beam", "4", "--rerank", "0", *options],
+                          input="".join(line + "\n" for line in lines), capture_output=True, text=True, check=True)
+    return done.stdout.split("\n")[:-1]
+
+
+def with_glossary(terms):
+    file = tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8")
+    file.write("".join(f"{source}\t{target}\n" for source, target in terms))
+    file.flush()
+    return file
+
+
+def partner(known, word, sentence, candidates, least):
+    """The candidate that translates a word of the sentence best, if no other word of it fits that one better."""
+    found = max(candidates, key=lambda c: known.dice(word, c), default=None)
+    if not found or known.dice(word, found) < least:
+        return None
+    return found if max(sentence, key=lambda w: known.dice(w, found)).lower() == word.lower() else None
+
+
+def choose(known, rows, plain, rng):
+    """(sentence, reference, output, source word, term, the word that the model wrote) of EACH terms."""
+    found, used = [], set()
+    for (source, reference), output in zip(rows, plain):
+        have = {word.lower() for word in words(output)}
+        candidates = []
+        for word in words(source):
+            if not known.is_term(word):
+                continue
+            term = partner(known, word, words(source), words(reference), 0.1)
+            old = partner(known, word, words(source), words(output), 0.1)
+            if (term and old and len(term) > 2 and term.lower() not in have and word.lower() not in used
+                    and len(os.path.commonprefix([term.lower(), old.lower()])) < 4):
+                candidates.append((source, reference, output, word, term, old))
+        if candidates:
+            found.append(rng.choice(candidates))
+            used.add(found[-1][3].lower())
+    return rng.sample(found, min(EACH, len(found)))
+
+
+def is_kept(case, output):
+    plain, term, old = case[2], case[4], case[5]
+    before, after = ([w.lower() for w in words(text)] for text in (plain, output))
+    wanted = [w.lower() for w in words(term)]
+    stands = any(after[i:i + len(wanted)] == wanted for i in range(len(after)))
+    return stands, after.count(old.lower()) < before.count(old.lower())
+
+
+def run_terms(args):
+    total = kept = stand = gone = 0
+    for direction in args.directions:
+        source, target = direction.split("-")
+        ordinary, everything = pairs(args.folder, source, target)
+        rng = random.Random(f"{SEED} {direction}")
+        rows = rng.sample(ordinary, SAMPLE)
+        known = Words(everything)
+        plain = translate(args.moe_without, args.model, [a for a, _ in rows], target)
+        cases = choose(known, rows, plain, rng)
+        with with_glossary((case[3], case[4]) for case in cases) as file:
+            outputs = translate(args.moe, args.model, [case[0] for case in cases], target, "--glossary", file.name)
+        for case, output in zip(cases, outputs):
+            stands, is_gone = is_kept(case, output)
+            total, stand, gone, kept = total + 1, stand + stands, gone + is_gone, kept + (stands and is_gone)
+            if args.verbose or (args.failed and not (stands and is_gone)):
+                print("# ", "" if stands else "no term", "" if is_gone else "old word",
+                      f"{case[3]}={case[4]} ({case[5]}): {case[0]} | {case[2]} -> {output}")
+        print(f"# {direction}: {len(cases)} terms; so far {kept} of {total} kept", flush=True)
+    print(f"{kept} of {total} terms kept ({100 * kept / total:.1f} %): {stand} stand, of {gone} the other word is gone")
+
+
+def run_bleu(args):
+    import sacrebleu
+    for direction in args.directions:
+        source, target = direction.split("-")
+        ordinary, everything = pairs(args.folder, source, target)
+        known, rng = Words(everything), random.Random(f"{SEED} {direction}")
+        often = collections.Counter(w.lower() for a, _ in ordinary for w in words(a) if len(w) > 3)
+        terms, capital = [], collections.Counter(w for _, b in everything for w in words(b)[1:])
+        inside = collections.Counter(w for a, _ in everything for w in words(a)[1:])
+        for word, _ in often.most_common(400)[60:]:
+            form = max((word, word.capitalize()), key=lambda w: inside[w])
+            other = max(known.target, key=lambda w: known.dice(word, w))
+            if known.dice(word, other) > 0.3:
+                terms.append((form, max((other, other.capitalize()), key=lambda w: capital[w])))
+        terms = rng.sample(terms, min(30, len(terms)))
+        lines, references = [a for a, _ in ordinary], [[b for _, b in ordinary]]
+        plain = translate(args.moe_without, args.model, lines, target)
+        with with_glossary(terms) as file:
+            given = translate(args.moe, args.model, lines, target, "--glossary", file.name)
+        sources = {source.lower() for source, _ in terms}
+        touched = [i for i, line in enumerate(lines) if {w.lower() for w in words(line)} & sources]
+        scores = [sacrebleu.corpus_bleu(x, references).score for x in (plain, given)]
+        part = [sacrebleu.corpus_bleu([x[i] for i in touched], [[references[0][i] for i in touched]]).score
+                for x in (plain, given)]
+        print(f"{direction}: {len(terms)} terms; BLEU of {len(lines)} sentences {scores[0]:.2f} to {scores[1]:.2f}; "
+              f"of the {len(touched)} with a term {part[0]:.2f} to {part[1]:.2f}; "
+              f"{sum(a != b for a, b in zip(plain, given))} differ", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["terms", "bleu"])
+    parser.add_argument("folder", help="with the test sets, as TSV files compressed by xz")
+    parser.add_argument("--directions", default=DIRECTIONS, type=lambda s: s.split(","))
+    parser.add_argument("-m", "--model", default="models/en-de-fr-es.bin")
+    parser.add_argument("--moe", default="./moe-translate")
+    parser.add_argument("--moe-without", help="what chooses the terms, without a glossary; another version, to compare")
+    parser.add_argument("--failed", action="store_true", help="print the terms that are not kept")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print all terms")
+    args = parser.parse_args()
+    args.moe_without = args.moe_without or args.moe
+    (run_terms if args.what == "terms" else run_bleu)(args)
+
+
+if __name__ == "__main__":
+    main()
