@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ENOUGH = 1000 }; /* bytes of a text that are looked at */
+enum { ENOUGH = 1000, SHORT = 24 }; /* bytes of a text that are looked at; of one that tells little */
 
 static const char *const folders[] = { "/usr/share/libexttextcat/", "/usr/local/share/libexttextcat/",
                                        "/opt/homebrew/share/libexttextcat/" };
@@ -150,6 +150,8 @@ ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, 
     float gap =
         second ? ((float)second->score - (float)best->score) / (float)(second->score > 0 ? second->score : 1) : 1;
     *confidence = gap > 0.1f ? 1 : gap * 10;
+    /* Of a word or two the fingerprints say little, however far apart they are. */
+    if (length < SHORT) *confidence *= (float)length / SHORT;
     return (ptrdiff_t)strtol(best->name, NULL, 10);
 }
 

@@ -15,7 +15,7 @@ moe_status text_detector_of_model(const moe_model *model, text_detector **out, m
 void text_detector_close(text_detector *detector); /* NULL is fine */
 
 /* The number of the language that `text` is in, -1 if it has no letters. *confidence: from 0 to 1, how far the next
- * likely language is. */
+ * likely language is; low for a word or two, which tell little. */
 ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, float *confidence);
 
 /* With a detector of a model, the tag of the language that `text` seems to be in; of a text without letters that of the
