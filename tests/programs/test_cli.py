@@ -67,6 +67,14 @@ def many_lines(count):
 
 
 @test
+def a_word_that_is_a_file_gets_a_hint():
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        assert f"-i {file.name}" in run(DE + [file.name]).complaint
+    assert not run(DE + ["house"]).complaint
+    assert "mlperf or hf" in run([DE[0], "--help"]).text
+
+
+@test
 def one_line_out_for_each_line_in():
     out = translate("\n".join(LINES) + "\n").lines
     assert len(out) == len(LINES) and all(out), out

@@ -278,6 +278,9 @@ int program_words(program_common *o, int count, char *const *words) {
     if (!text.length || text.data[text.length - 1] != '\n') text_append(&text, "\n", 1);
     if (text.failed) return program_complain("%s", no_memory.message), EXIT_MODEL;
     o->text = text.data;
+    struct stat file;
+    if (count == 1 && stat(words[0], &file) == 0 && S_ISREG(file.st_mode))
+        program_complain("'%s' is a file, but its name is taken as the text; -i %s reads it", words[0], words[0]);
     return -1;
 }
 
