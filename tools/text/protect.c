@@ -891,7 +891,7 @@ static size_t count_parts(const text_guard *g, const text_bytes *t) {
         if ((c != 'X' && c != 'x') || (i && text_is_wordlike(t->data, t->length, character_begin(t, i - 1)))) continue;
         size_t end = i + 1;
         while (end < t->length && t->data[end] >= '0' && t->data[end] <= '9') end++;
-        n += (size_t)(end == t->length || !text_is_wordlike(t->data, t->length, end));
+        n += (size_t)(end > i + 1 || end == t->length || !text_is_wordlike(t->data, t->length, end));
     }
     return n;
 }
