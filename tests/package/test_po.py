@@ -98,6 +98,23 @@ def templates_are_filled_in():
 
 
 @test
+def a_header_without_plural_forms_gets_them():
+    data = HEAD + 'msgid "a dog"\nmsgid_plural "%d dogs"\nmsgstr[0] ""\nmsgstr[1] ""\n'
+    got = translated(data, target="fr")
+    check(got)
+    assert '\\n"\n"Plural-Forms: nplurals=2; plural=(n > 1);\\n"\n\n' in got, got
+
+
+@test
+def no_line_of_a_wrapped_sentence_is_empty():
+    text = "A Makefile and a Windows command file can be generated for you\nonly to run e.g. this command for it\ndirectly."
+    data = HEAD + f'msgid "{polib.escape(text)}"\nmsgstr ""\n'
+    for answer in ("Ein langes Wort und dann einsehrlangeswortamende", "a b c", "x " * 30):
+        got = messages(translated(data, lambda texts: [answer] * len(texts)))[text]
+        assert all(got.split("\n")) and got.count("\n") == 2, got
+
+
+@test
 def other_conversions_are_never_written():
     data = HEAD + '#, c-format\nmsgid "%s has %d"\nmsgstr ""\n\n#, python-format\nmsgid "See %(name)s"\nmsgstr ""\n'
     for answers in (["%d hat %s", "Siehe %(nam)s"], ["%s hat", "Siehe"], ["%s hat %d %s", "100 % sicher %(name)s"]):

@@ -37,7 +37,12 @@ class Line(Segment):
         for row, line in enumerate(self.rows):
             done += len(line)
             begin = at
-            while at < len(words) and (row == len(self.rows) - 1 or passed + len(words[at]) / 2 < size * done / total):
+            left = max(
+                0, min(len(self.rows) - row, len(words) - row) - 1
+            )  # each of them gets a word, if there are as many
+            while len(words) - at > left and (
+                not left or at == begin or passed + len(words[at]) / 2 < size * done / total
+            ):
                 passed += len(words[at]) + 1
                 at += 1
             space = indent if not row else line[: len(line) - len(line.lstrip())]

@@ -75,7 +75,7 @@ def plurals_of(target):
     return PLURALS_OF.get(language) or PLURALS_OF.get(language.split("_")[0])
 
 
-def header(lines, target):
+def header(lines, target, plural):
     """The lines of the header's msgstr, placeholders of a template filled in."""
     language, forms, found = two_letters(target) if target else None, plurals_of(target), []
     for line in lines:
@@ -86,6 +86,8 @@ def header(lines, target):
         if language:
             line = re.sub(r"(\"|\\n)Language: *\\n", lambda match: f"{match[1]}Language: {language}\\n", line)
         found.append(line)
+    if forms and plural and not re.search("Plural-Forms:", "".join(found)):
+        found.append(f'"Plural-Forms: {forms}\\n"' + line_end(found[-1]))
     return found
 
 
@@ -99,7 +101,7 @@ def parts(data, overwrite=False, target=None):
     head = header_line(data)
     if head is not None:
         first, last = strings_of(lines, head)
-        lines[first:last] = header(lines[first:last], target)
+        lines[first:last] = header(lines[first:last], target, "msgid_plural" in data)
         match = re.search(r"Plural-Forms: *(nplurals *= *[1-9] *;[^\"\\]*)", "".join(lines[first:last]))
         forms = match[1] if match else forms
     found, at = [], 0
@@ -210,6 +212,9 @@ def finish(text, report):
 def fits(entry):
     """Whether each translation has the conversions of its message."""
     one, many = conversions(entry.msgid, entry.flags), conversions(entry.msgid_plural, entry.flags)
+    for text in entry.msgstr_plural.values() if entry.msgid_plural else [entry.msgstr]:
+        if text.startswith("\n") != entry.msgid.startswith("\n") or text.endswith("\n") != entry.msgid.endswith("\n"):
+            return False
     if not entry.msgid_plural:
         return conversions(entry.msgstr, entry.flags) == one
     texts = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
