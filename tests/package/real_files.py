@@ -3,7 +3,7 @@
 
 Usage: tests/python tests/package/real_files.py [--kind KIND]     download and list them
 
-The packages go to build/real-files by the ordinary clients: pip for PyPI (wheels alone, nothing is run), apt-get for
+The packages go to build/real-files by the ordinary clients: pip for PyPI (wheels, and sources as "sdist"), apt-get for
 Debian. A Debian release that has moved on has another version of a package: the file at the same path is taken then.
 A file that cannot be had is reported, and is an error.
 """
@@ -16,6 +16,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -43,6 +44,17 @@ def wheel(row, where):
         archive.extractall(where / "files")
 
 
+def sdist(row, where):
+    """The folder with what a source distribution holds; pip asks its build system for the name."""
+    pinned = f"{row['package']}=={row['version']}"
+    answer = run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary=:all:", pinned], where)
+    files = glob.glob(str(where / "*.tar.gz"))
+    if answer.returncode or not files:
+        raise OSError(f"pip has no source of {pinned}: {answer.stdout[-300:]}")
+    with tarfile.open(files[0]) as archive:
+        archive.extractall(where / "files", filter="data")
+
+
 def deb(row, where):
     for wanted in (f"{row['package']}={row['version']}", row["package"]):
         answer = run(["apt-get", "download", "-q", wanted], where)
@@ -61,7 +73,7 @@ def content(row):
     where = STORE / f"{row['source']}-{row['package']}-{row['version']}"
     if not (where / "files").is_dir():
         os.makedirs(where, exist_ok=True)
-        {"pypi": wheel, "debian": deb}[row["source"]](row, where)
+        {"pypi": wheel, "sdist": sdist, "debian": deb}[row["source"]](row, where)
     path = where / "files" / row["path"]
     data = path.read_bytes()
     return gzip.decompress(data) if row["path"].endswith(".gz") else data

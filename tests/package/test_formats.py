@@ -179,7 +179,7 @@ def bombs_and_entities_are_refused():
     )
     refused(bomb, "android", "entity")
     refused(bomb.replace('"&a;&a;"', 'SYSTEM "file:///etc/passwd"'), "android", "entity")
-    refused(zipped({"content.xml": '<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'}), "odt", "DOCTYPE")
+    refused(zipped({"content.xml": '<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'}), "odt", "entity")
     refused(b"PK no", "docx", "zip")
     refused("<resources>" + "<b>" * 5000 + "</b>" * 5000 + "</resources>", "android", "deep")
     refused("[" * 200000 + "]" * 200000, "json", "deep")

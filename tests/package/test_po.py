@@ -107,7 +107,7 @@ def a_header_without_plural_forms_gets_them():
 
 @test
 def no_line_of_a_wrapped_sentence_is_empty():
-    text = "A Makefile and a Windows command file can be generated for you\nonly to run e.g. this command for it\ndirectly."
+    text = "A Makefile and a Windows command file can be generated for you\nonly to run e.g. this for it\ndirectly."
     data = HEAD + f'msgid "{polib.escape(text)}"\nmsgstr ""\n'
     for answer in ("Ein langes Wort und dann einsehrlangeswortamende", "a b c", "x " * 30):
         got = messages(translated(data, lambda texts: [answer] * len(texts)))[text]

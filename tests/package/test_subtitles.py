@@ -37,6 +37,8 @@ def a_missing_blank_line_destroys_no_times():
     assert translate_document(film, "subtitles", louder) == film.replace("Good\nmorning.", "GOOD\nMORNING.").replace(
         "Bye.", "BYE."
     )
+    lost = film + "\n3\nNo times\nhere.\n"
+    assert "\n3\nNO TIMES\nHERE.\n" in translate_document(lost, "subtitles", louder)
     bare = film.replace("\n2\n", "\n")  # not even a number
     assert TIME.findall(translate_document(bare, "subtitles", louder)) == TIME.findall(film)
 

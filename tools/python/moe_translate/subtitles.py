@@ -217,7 +217,8 @@ def cues(data):
         line, end = rows[at]
         if at in timings:
             times = (seconds(timings[at][1]), seconds(timings[at][2]))
-        if at in timings or at in heads or not line.strip() or times is None:
+        bare = NUMBER.match(line) and (not at or not rows[at - 1][0].strip())  # of a cue that lost its times
+        if at in timings or at in heads or not line.strip() or times is None or bare:
             if not line.strip() and vtt:
                 times = None  # what follows is no text until the next times
             before += line + end
