@@ -6,6 +6,8 @@ CUDA device.
         makes vocabulary and tokenised corpus (train does it too when missing)
     train.py train --corpus DIR --out DIR ...
         trains, or goes on where the checkpoint in --out stopped
+    train.py finetune -m MODEL.bin --corpus MY -o MINE.bin
+        goes on with a model file on text of one's own (own.py), 3 minutes
     train.py check
         compares every hand-written backward pass with autograd
     train.py evaluate --corpus DIR --model FILE ...
@@ -85,7 +87,8 @@ import torch.nn.functional as F  # noqa: E402
 import data  # noqa: E402
 import gating  # noqa: E402
 import moefile  # noqa: E402
-from data import BOS, EOS, LANGUAGES, PAD, TAG, UNK  # noqa: E402
+import own  # noqa: E402
+from data import BOS, EOS, PAD, TAG, UNK  # noqa: E402
 
 
 # ---- Kernels ---------------------------------------------------------------------------------------------------------
@@ -1197,7 +1200,9 @@ class Evaluation:
 
     def __init__(self, corpus, pieces, sentences, news):
         self.pieces, self.sets = pieces, []
-        for name, source, target in self.SETS + self.NEWS:
+        if isinstance(corpus, own.Corpus):
+            self.sets = [(name, target, *texts) for name, _, target, *texts in corpus.sets()]
+        for name, source, target in [] if self.sets else self.SETS + self.NEWS:
             texts = data.read_dev(corpus, name, source, target, sentences if name.startswith("tatoeba") else news)
             self.sets.append((("news." if name.startswith("wmt") else "") + f"{source}-{target}", target, *texts))
         self.columns = (["minutes", "step", "tokens", "rate", "train_loss", "dev_loss", "news_loss"] +
@@ -1321,6 +1326,57 @@ def schedule(step, fraction, warmup, decay_from):
     return min(1.0, (step + 1) / warmup) * max(0.0, min(1.0, (1.0 - fraction) / (1.0 - decay_from)))
 
 
+def own_corpus(options):
+    """The corpus of somebody's own, its languages in use, or None where the folder has the files that data.py knows."""
+    done = os.path.join(options.cache or os.path.join(options.out, "data"), "done.json")
+    if os.path.exists(done):
+        with open(done, encoding="utf-8") as file:
+            if json.load(file)["corpus"] != "own":
+                return None
+    folder = os.path.join(options.corpus, "train")
+    names = [x[:-len(".tsv.xz")] for x in os.listdir(folder) if x.endswith(".tsv.xz")] if os.path.isdir(folder) else []
+    if set(names) & set(data.SHARES):
+        for name in sorted(set(names) - set(data.SHARES)):
+            log(f"ignored: train/{name}.tsv.xz: data.py has no share for it")
+        return None
+    if not os.path.exists(options.corpus):
+        raise SystemExit(f"{options.corpus}: there is no such file or folder")
+    corpus = own.Corpus(options.corpus, options.languages.split(",") if options.languages else None, options.dev, log)
+    corpus.use(read_inference(options.init)["config"]["languages"] if options.init else None)
+    options.short_minutes = 0
+    return corpus
+
+
+def converter(*command):
+    """Runs convert.py; its line ends this program where it refuses."""
+    path = os.path.join(os.path.dirname(os.path.realpath(moefile.__file__)), "convert.py")
+    done = subprocess.run([sys.executable, path, *command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                          text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr.strip())
+
+
+def finetune(o):
+    """Goes on with a model file: its vocabulary, its languages, its weights dequantised."""
+    started = f"{o.output}.training"
+    os.makedirs(started, exist_ok=True)
+    o.init, o.spm, o.out = os.path.join(started, "start.pt"), os.path.join(started, "spm.model"), started
+    o.cache = None
+    converter(o.model, "--back", "--spm", o.spm, "-o", o.init)
+    trainer = Trainer(o)
+    before = trainer.evaluate(0.0) if not trainer.step else None
+    trainer.run()
+    if trainer.stopped:
+        raise SystemExit(f"stopped: the same command goes on from {started}")
+    licence = ["--licence", o.licence] if o.licence else []
+    converter(trainer.model_path, "--like", o.model, "--spm", o.spm, *licence, "--type", "q8", "--experts", "q4",
+              "-o", o.output)
+    for key, value in (before or {}).items():
+        if key.startswith("bleu."):
+            print(f"{key[5:]}: held-out BLEU {value} before, {trainer.measured[key]} after")
+    print(f"{o.output} is written")
+
+
 class Trainer:
     def __init__(self, options):
         self.o, self.stopped = options, False
@@ -1329,7 +1385,9 @@ class Trainer:
         self.resume_path, self.model_path = os.path.join(self.out, "resume.pt"), os.path.join(self.out, "model.pt")
         resume = torch.load(self.resume_path, weights_only=True) if os.path.exists(self.resume_path) else None
         cache = options.cache or os.path.join(self.out, "data")
-        vocabulary = data.prepare(options.corpus, cache, RECIPES[options.recipe][0], options.spm, log)
+        corpus = own_corpus(options)
+        vocabulary = (own if corpus else data).prepare(corpus or options.corpus, cache, RECIPES[options.recipe][0],
+                                                       options.spm, log)
         shutil.copyfile(vocabulary, os.path.join(self.out, "model-spm.model"))
         if options.spm and not filecmp.cmp(options.spm, vocabulary, shallow=False):
             raise SystemExit(f"{cache} was made with another vocabulary than {options.spm}")
@@ -1369,7 +1427,8 @@ class Trainer:
             model.w_importance = (0.1 if balanced else 0.01) if options.importance is None else options.importance
         self.pool = ThreadPoolExecutor(workers)
         self._one_thread_products()
-        self.evaluation = Evaluation(options.corpus, self.pieces, options.dev_sentences, options.news_sentences)
+        self.evaluation = Evaluation(corpus or options.corpus, self.pieces, options.dev_sentences,
+                                     options.news_sentences)
         self.losses = []
         gc.freeze()  # what exists now stays: the collector need not look through it in every step
 
@@ -1416,7 +1475,7 @@ class Trainer:
                 writer.writeheader()
             writer.writerow(row)
         bleu = [row[x] for x in self.evaluation.columns if x.startswith("bleu.") and "news" not in x]
-        log(f"evaluation at {row['minutes']} min: dev loss {row['dev_loss']}, news {row['news_loss']}, "
+        log(f"evaluation at {row['minutes']} min: dev loss {row['dev_loss']}, news {row.get('news_loss', '-')}, "
             f"mean BLEU {sum(bleu) / len(bleu):.2f}, " + ", ".join(f"{k} {v}" for k, v in row.items() if "." in k))
         return row
 
@@ -1498,7 +1557,7 @@ class Trainer:
             if now - shown > (1 if sys.stderr.isatty() else 30):
                 shown = now
                 speed = sum(x[1] for x in window) / sum(x[0] for x in window)
-                ahead = self.elapsed / 60 * (1 / fraction - 1)
+                ahead = self.elapsed / 60 * (1 / fraction - 1) if fraction else self.minutes()
                 progress(f"{self.elapsed / 60:6.1f} min, {100 * fraction:.0f} %  step {self.step}  "
                          f"{self.tokens / 1e6:.2f} M tokens  {speed:.0f} tokens/s  "
                          f"loss {sum(self.losses) / len(self.losses):.3f}  gradient {norm:.2f}  "
@@ -1766,49 +1825,72 @@ def arguments(argv=None):
         p.add_argument("--dev-sentences", type=int, default=150, help="Tatoeba dev sentences per direction")
         p.add_argument("--news-sentences", type=int, default=30, help="newstest2012 sentences per direction")
 
+    def training(p, minutes, muon_rate, rate, dropout):
+        place(p)
+        p.add_argument("--languages", metavar="A,B", help="codes of the columns, where no file says them (own corpora)")
+        p.add_argument("--dev", help="file or folder to measure on (own corpora; default: rows that are held out)")
+        options(p, minutes, muon_rate, rate, dropout)
+
+    def train_only(p):
+        p.add_argument("--out", required=True, help="folder for resume.pt, model.pt, curve.csv")
+        p.add_argument("--cache", help="folder of the tokenised corpus, made when missing (default: data in --out)")
+        p.add_argument("--spm",
+                       help="existing SentencePiece model to use instead of training one when the cache is made")
+        p.add_argument("--init", help="start from the weights of this moe-checkpoint-1 file (needs its vocabulary)")
+
+    def options(p, minutes, muon_rate, rate, dropout):
+        p.add_argument("--recipe", choices=tuple(RECIPES), default="cpu",
+                       help="cpu: d 256, LSTM 512, 32 experts of 512, k 2, 8,000 pieces; "
+                            "gpu: d 512, LSTM 1024, 32 experts of 1024, k 4, 16,000 pieces; "
+                            "mixture: d 128, LSTM 128, 32 experts of 1024, k 4, 8,000 pieces: most work is the "
+                            "experts'")
+        p.add_argument("--gate", choices=("balanced", "noisy", "dense"), default="balanced",
+                       help="strictly balanced with thresholds, noisy top-k, or one expert with the multiply-adds of "
+                            "k for comparison")
+        p.add_argument("--k", type=int,
+                       help="experts per token (default: of the recipe); with --groups: of each level (2)")
+        p.add_argument("--groups", type=int, default=0,
+                       help="two levels of gates (appendix B): groups of experts; 0: one level")
+        p.add_argument("--attention", choices=moefile.key_of("gnmt-attention", "kind").names, default="additive",
+                       help="additive as GNMT's, or the product of appendix G, which is one product of matrices")
+        p.add_argument("--minutes", type=float, default=minutes,
+                       help="training time in all, over all resumes: end of the schedule")
+        p.add_argument("--tokens", type=float, help="train for so many million target tokens instead of --minutes")
+        p.add_argument("--batch-tokens", type=float, default=2000,
+                       help="tokens per batch, mean of source and target, at first")
+        p.add_argument("--batch-growth", type=float, default=1.4, help="factor that the batch reaches at half time")
+        p.add_argument("--importance", type=float,
+                       help="weight of the importance loss (default: 0.1 for balanced gates, 0.01 for noisy ones)")
+        p.add_argument("--optimizer", choices=("adam", "muon"), default="muon",
+                       help="muon: orthogonalised momentum for the matrices of LSTM and attention, Adam for the rest")
+        p.add_argument("--rate", type=float, default=rate, help="learning rate of Adam")
+        p.add_argument("--muon-rate", type=float, default=muon_rate, help="learning rate of Muon")
+        p.add_argument("--threshold-rate", type=float, default=0.05, help="learning rate of the gate thresholds")
+        p.add_argument("--warmup", type=int, default=150, help="steps of linear warm-up")
+        p.add_argument("--decay-from", type=float, default=0.2,
+                       help="share of the time after which the rate falls, to 0")
+        p.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient")
+        p.add_argument("--dropout", type=float, default=dropout, help="on the output of embedding, LSTM and MoE layers")
+        p.add_argument("--smoothing", type=float, default=0.1, help="label smoothing")
+        p.add_argument("--ema", type=float, default=500, help="steps over which the saved weights are averaged")
+        p.add_argument("--longest", type=int, default=60, help="drop pairs with more pieces on a side")
+        p.add_argument("--short-minutes", type=float, default=5, help="minutes at the start with short sentences only")
+        p.add_argument("--short-pieces", type=int, default=20, help="longest sentence in those minutes")
+        p.add_argument("--evaluate-every", type=float, default=15, help="minutes")
+        p.add_argument("--save-every", type=float, default=5, help="minutes")
+        p.add_argument("--seed", type=int, default=1, help="of weights, data order and dropout")
+
     p = command("train", "train, or go on from resume.pt in --out")
-    place(p)
-    p.add_argument("--out", required=True, help="folder for resume.pt, model.pt, curve.csv")
-    p.add_argument("--cache", help="folder of the tokenised corpus, made when missing (default: data in --out)")
-    p.add_argument("--spm", help="existing SentencePiece model to use instead of training one when the cache is made")
-    p.add_argument("--init", help="start from the weights of this moe-checkpoint-1 file (needs its vocabulary)")
-    p.add_argument("--recipe", choices=tuple(RECIPES), default="cpu",
-                   help="cpu: d 256, LSTM 512, 32 experts of 512, k 2, 8,000 pieces; "
-                        "gpu: d 512, LSTM 1024, 32 experts of 1024, k 4, 16,000 pieces; "
-                        "mixture: d 128, LSTM 128, 32 experts of 1024, k 4, 8,000 pieces: most work is the experts'")
-    p.add_argument("--gate", choices=("balanced", "noisy", "dense"), default="balanced",
-                   help="strictly balanced with thresholds, noisy top-k, or one expert with the multiply-adds of k for "
-                        "comparison")
-    p.add_argument("--k", type=int, help="experts per token (default: of the recipe); with --groups: of each level (2)")
-    p.add_argument("--groups", type=int, default=0,
-                   help="two levels of gates (appendix B): groups of experts; 0: one level")
-    p.add_argument("--attention", choices=moefile.key_of("gnmt-attention", "kind").names, default="additive",
-                   help="additive as GNMT's, or the product of appendix G, which is one product of matrices")
-    p.add_argument("--minutes", type=float, default=145,
-                   help="training time in all, over all resumes: end of the schedule")
-    p.add_argument("--tokens", type=float, help="train for so many million target tokens instead of --minutes")
-    p.add_argument("--batch-tokens", type=float, default=2000,
-                   help="tokens per batch, mean of source and target, at first")
-    p.add_argument("--batch-growth", type=float, default=1.4, help="factor that the batch reaches at half time")
-    p.add_argument("--importance", type=float,
-                   help="weight of the importance loss (default: 0.1 for balanced gates, 0.01 for noisy ones)")
-    p.add_argument("--optimizer", choices=("adam", "muon"), default="muon",
-                   help="muon: orthogonalised momentum for the matrices of LSTM and attention, Adam for the rest")
-    p.add_argument("--rate", type=float, default=2e-3, help="learning rate of Adam")
-    p.add_argument("--muon-rate", type=float, default=0.01, help="learning rate of Muon")
-    p.add_argument("--threshold-rate", type=float, default=0.05, help="learning rate of the gate thresholds")
-    p.add_argument("--warmup", type=int, default=150, help="steps of linear warm-up")
-    p.add_argument("--decay-from", type=float, default=0.2, help="share of the time after which the rate falls, to 0")
-    p.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient")
-    p.add_argument("--dropout", type=float, default=0.05, help="on the output of embedding, LSTM and MoE layers")
-    p.add_argument("--smoothing", type=float, default=0.1, help="label smoothing")
-    p.add_argument("--ema", type=float, default=500, help="steps over which the saved weights are averaged")
-    p.add_argument("--longest", type=int, default=60, help="drop pairs with more pieces on a side")
-    p.add_argument("--short-minutes", type=float, default=5, help="minutes at the start with short sentences only")
-    p.add_argument("--short-pieces", type=int, default=20, help="longest sentence in those minutes")
-    p.add_argument("--evaluate-every", type=float, default=15, help="minutes")
-    p.add_argument("--save-every", type=float, default=5, help="minutes")
-    p.add_argument("--seed", type=int, default=1, help="of weights, data order and dropout")
+    train_only(p)
+    training(p, 145, 0.01, 2e-3, 0.05)
+
+    p = command("finetune", "go on with a model file on text of one's own")
+    p.add_argument("-m", "--model", required=True, metavar="FILE", help="model file to begin with")
+    p.add_argument("-o", "--output", required=True, metavar="FILE",
+                   help="model file to write; FILE.training beside it is what a stopped command goes on from")
+    p.add_argument("--licence", metavar="FILE", help="licence to write into it (default: that of the model)")
+    training(p, 3, 0.002, 5e-4, 0.1)
+    p.set_defaults(warmup=20, batch_tokens=1000)  # there are few steps
 
     p = command("evaluate", "dev loss, BLEU and gate statistics of an inference checkpoint")
     place(p)
@@ -1904,6 +1986,9 @@ def main():
         if o.cache:
             row["mix_loss"] = mix_loss(model, o.cache)
         print(json.dumps(row, indent=1))
+        return
+    if o.command == "finetune":
+        finetune(o)
         return
     Trainer(o).run()
 
