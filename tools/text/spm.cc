@@ -401,6 +401,8 @@ extern "C" spm *spm_new(const void *bytes, size_t size, char *error, size_t erro
         auto status = made->processor.LoadFromSerializedProto(model);
         if (!status.ok())
             throw bad_model(std::string("SentencePiece refuses the tokeniser: ") + status.error_message());
+        // The first call of this one allocates; spm_piece, which has no error to give, needs no memory behind it.
+        static_cast<void>(made->processor.IdToPiece(0));
         return made;
     });
     if (!result) delete made;
