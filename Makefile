@@ -321,7 +321,8 @@ $(BUILD)/parity $(BUILD)/gpu_run: %: %.o $(LIBRARY)
 # short part. In both the longest begin first, so that no core is idle at the end.
 LONG_SUITES = tests/convert/test_transformers.py tests/train/test_gating.py $(BUILD)/test_cuda \
 	tests/train/test_curve.py tests/train/test_mixtures.py tests/train/test_speech.py \
-	tests/package/long_formats.py tests/convert/test_hf_tokens.py tests/golden/test_fixtures.py tests/convert/test_keys.py
+	tests/package/long_formats.py tests/package/long_documents.py tests/convert/test_hf_tokens.py \
+	tests/golden/test_fixtures.py tests/convert/test_keys.py tests/train/test_mutations.py
 FIRST_SUITES = $(addprefix tests/,server/test_server.py programs/test_cli_gating.py programs/test_cli.py \
 	convert/test_damage.py convert/test_gnmt.py programs/test_allocations.py package/test_translator.py) \
 	$(addprefix $(BUILD)/,test_session test_session-emulated test_kernels-emulated test_kernels)

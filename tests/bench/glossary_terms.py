@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""How well a glossary is kept: 200 terms with their sentences, chosen out of the test sets by a seed, and what a
-glossary of thirty words costs ordinary sentences.
+"""How well a glossary is kept: 200 terms with their sentences, chosen out of the
+test sets by a seed, and what a glossary of thirty words costs ordinary
+sentences.
 
-    tests/python tests/bench/glossary_terms.py terms ../shared/corpus/test [--moe ./moe-translate]
+    tests/python tests/bench/glossary_terms.py terms ../shared/corpus/test
     tests/python tests/bench/glossary_terms.py bleu ../shared/corpus/test
 
-A term is a word of a sentence and a translation of it that the reference has, by how often both occur together in the
-sets, and that the model did not write: it wrote another one. A term is kept if it stands in the output as a word of its
+A term is a word of a sentence and a translation of it that the reference has,
+by how often both occur together in the sets, and that the model did not write:
+it wrote another one. A term is kept if it stands in the output as a word of its
 own, and the word that the model wrote for it without a glossary is gone.
 All terms of a direction are one glossary.
 """

@@ -30,7 +30,7 @@ def sources(pattern):
 def help_of(*command):
     done = subprocess.run([*command, "--help"], cwd=ROOT, env=dict(os.environ, COLUMNS=str(COLUMNS)), encoding="utf-8",
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
-    missing = re.search(r"ModuleNotFoundError: No module named '(numpy|torch|sentencepiece|sacrebleu)'", done.stderr)
+    missing = re.search(r"(?:No module named '|Python's module )(numpy|torch|sentencepiece|sacrebleu)\b", done.stderr)
     if missing:
         raise Skip(f"no {missing[1]} here")
     assert done.returncode == 0 and not done.stderr, (done.returncode, done.stderr[-500:])
