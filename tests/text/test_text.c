@@ -7,9 +7,11 @@
  *   5. Sentences           where they end; capitals
  *   6. The queue           jobs leave in order
  *   7. Hostile tokenisers  damaged models of SentencePiece
+ *   8. Languages           which one a short text is in
  */
 #define _POSIX_C_SOURCE 200809L
 
+#include "tools/text/detect.h"
 #include "tools/text/json.h"
 #include "tools/text/sentences.h"
 #include "tools/text/text.h"
@@ -539,6 +541,89 @@ static void a_trie_with_a_circle_is_refused(void **state) {
     refused(model, n, "normalisation");
 }
 
+/* ==== 8. Languages ====================================================================================== */
+
+static const char *const shipped[] = { "en", "de", "fr", "es" };
+
+/* Number of the texts that are found to be in `language`. */
+static size_t detected(text_detector *detector, const char *const *texts, size_t n, ptrdiff_t language) {
+    size_t right = 0;
+    for (size_t i = 0; i < n; i++) {
+        float confidence;
+        const ptrdiff_t found = text_detect(detector, texts[i], strlen(texts[i]), &confidence);
+        if (found == language && confidence > 0.5f) right++;
+        else print_message("%s: %s, %.2f\n", texts[i], found < 0 ? "none" : shipped[found], (double)confidence);
+    }
+    return right;
+}
+
+static void a_few_words_tell_their_language(void **state) {
+    (void)state;
+    static const char *const texts[4][16] = {
+        { "Hello", "hello", "HELLO", "Thanks", "Yes", "Good morning.", "I am hungry", "Where is it", "the old house",
+          "Close the window", "She speaks slowly", "two red apples", "Nobody knows why", "How much money",
+          "We were late", "Read this book" },
+        { "Hallo", "Danke", "danke", "GUTEN TAG", "Ja", "Guten Tag", "Ich habe Hunger", "Wo ist es", "das alte Haus",
+          "Mach das Fenster", "Sie spricht langsam", "zwei rote Äpfel", "Niemand weiß warum", "Wie viel Geld",
+          "Wir waren spät", "Lies dieses Buch" },
+        { "Bonjour", "bonjour", "MERCI", "Merci", "Oui", "Bonne nuit !", "J'ai très faim", "Où est-il",
+          "la vieille maison", "Ferme la fenêtre", "Elle parle lentement", "deux pommes rouges", "Personne ne sait",
+          "Combien d'argent faut", "Nous étions tard", "Lisez ce livre" },
+        { "Hola", "hola", "GRACIAS", "Gracias", "Sí", "Buenos días.", "Tengo mucha hambre", "Dónde está eso",
+          "la casa vieja", "Cierra la ventana", "Ella habla despacio", "dos manzanas rojas", "Nadie sabe nada",
+          "Cuánto dinero cuesta", "Llegamos muy tarde", "Lee este libro" },
+    };
+    text_detector *detector = NULL;
+    assert_int_equal(text_detector_open(shipped, 4, &detector, NULL), MOE_OK);
+    for (ptrdiff_t i = 0; i < 4; i++) assert_int_equal(detected(detector, texts[i], 16, i), 16);
+    text_detector_close(detector);
+}
+
+static void what_is_in_no_language_has_no_confidence(void **state) {
+    (void)state;
+    static const char *const texts[] = {
+        "xqzt", "asdf", "Przepraszam bardzo", "\xD0\x9F\xD1\x80\xD0\xB8\xD0\xB2", "lorem ipsum", "\xFF\xFEzzkq"
+    };
+    text_detector *detector = NULL;
+    float confidence = 1, others;
+    assert_int_equal(text_detector_open(shipped, 4, &detector, NULL), MOE_OK);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        assert_true(text_detect(detector, texts[i], strlen(texts[i]), &confidence) >= 0);
+        if (confidence > 0.2f) fail_msg("%s: %f", texts[i], (double)confidence);
+    }
+    assert_int_equal(text_detect(detector, "12 + 30", 7, &confidence), -1);
+    assert_true(confidence == 0); /* NOLINT */
+    /* A word of several languages tells less than one of its own; a word of any length ends. */
+    text_detect(detector, "animal", 6, &others);
+    text_detect(detector, "thanks", 6, &confidence);
+    assert_true(others < 0.9f && confidence > 0.9f);
+    char longest[900];
+    memset(longest, 'q', sizeof longest);
+    assert_true(text_detect(detector, longest, sizeof longest, &confidence) >= 0 && confidence < 0.01f);
+    text_detector_close(detector);
+}
+
+/* Codes of checkpoints; and languages some of which only fingerprints are known of. */
+static void other_languages_are_told_too(void **state) {
+    (void)state;
+    static const char *const codes[] = { "fra_Latn", "deu_Latn", "ita", "por_Latn", "nl" };
+    static const char *const more[] = { "pol_Latn", "deu_Latn", "ukr_Cyrl", "ace_Arab" };
+    static const char *const texts[] = { "Bonne nuit", "Gute Nacht", "Buona notte", "Boa noite", "Goede nacht" };
+    static const char *const longer[] = { "Nie wiem, gdzie jest moja książka, a ty?",
+                                          "Ich weiß nicht, wo mein Buch geblieben ist.",
+                                          "Я не знаю, де моя книга, а ти знаєш?" };
+    text_detector *detector = NULL;
+    float confidence;
+    assert_int_equal(text_detector_open(codes, 5, &detector, NULL), MOE_OK);
+    for (ptrdiff_t i = 0; i < 5; i++)
+        assert_int_equal(text_detect(detector, texts[i], strlen(texts[i]), &confidence), i);
+    text_detector_close(detector);
+    assert_int_equal(text_detector_open(more, 4, &detector, NULL), MOE_OK);
+    for (ptrdiff_t i = 0; i < 3; i++)
+        assert_int_equal(text_detect(detector, longer[i], strlen(longer[i]), &confidence), i);
+    text_detector_close(detector);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_character_is_valid),
@@ -559,6 +644,9 @@ int main(void) {
         cmocka_unit_test(jobs_leave_in_order_whatever_finishes_first),
         cmocka_unit_test(damaged_tokenisers_are_refused),
         cmocka_unit_test(a_trie_with_a_circle_is_refused),
+        cmocka_unit_test(a_few_words_tell_their_language),
+        cmocka_unit_test(what_is_in_no_language_has_no_confidence),
+        cmocka_unit_test(other_languages_are_told_too),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

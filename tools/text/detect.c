@@ -3,6 +3,7 @@
 #include "tools/text/detect.h"
 #include "tools/text/bytes.h"
 #include "tools/text/places.h"
+#include "tools/text/words.h"
 
 #include <errno.h>
 #include <libexttextcat/textcat.h>
@@ -27,19 +28,26 @@ static const char *const short_codes[][2] = {
 };
 
 struct text_detector {
-    void *handle;
+    text_words *words; /* where all languages have them: fingerprints say little of a few words */
+    void *handle;      /* else, of fingerprints */
     candidate_t *candidates;
     int32_t *tags; /* of a model's languages; NULL: it was made of codes */
 };
 
-/* The fingerprint of a language, "de.lm", where `folder` has it. */
-static int has_fingerprint(const char *folder, const char *code, char *name, size_t size) {
+/* The name of a language, of two letters where it has one. */
+static int language_name(const char *code, char name[4]) {
     size_t letters = strspn(code, "abcdefghijklmnopqrstuvwxyz");
-    char path[4096 + 16];
     if (letters < 2 || letters > 3) return 0;
-    snprintf(name, size, "%.*s", (int)letters, code);
+    snprintf(name, 4, "%.*s", (int)letters, code);
     for (size_t i = 0; letters == 3 && i < sizeof short_codes / sizeof *short_codes; i++)
-        if (strcmp(name, short_codes[i][0]) == 0) snprintf(name, size, "%s", short_codes[i][1]);
+        if (strcmp(name, short_codes[i][0]) == 0) snprintf(name, 4, "%s", short_codes[i][1]);
+    return 1;
+}
+
+/* The fingerprint of a language, "de.lm", where `folder` has it. */
+static int has_fingerprint(const char *folder, const char *code, char name[4]) {
+    char path[4096 + 16];
+    if (!language_name(code, name)) return 0;
     snprintf(path, sizeof path, "%s%s.lm", folder, name);
     return access(path, R_OK) == 0;
 }
@@ -52,8 +60,8 @@ static int write_list(const char *folder, const char *const *codes, size_t n, ch
     FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
     if (!file) return -1;
     for (size_t i = 0; i < n; i++) {
-        char name[8];
-        if (!has_fingerprint(folder, codes[i], name, sizeof name)) continue;
+        char name[4];
+        if (!has_fingerprint(folder, codes[i], name)) continue;
         fprintf(file, "%s.lm %zu\n", name, i);
         found++;
     }
@@ -69,7 +77,30 @@ static moe_status refuse(moe_error *error, moe_status code, const char *message)
     return code;
 }
 
+static int all_have_words(const char *const *codes, size_t n) {
+    char name[4];
+    for (size_t i = 0; i < n; i++)
+        if (!language_name(codes[i], name) || !text_words_know(name)) return 0;
+    return n > 0;
+}
+
+static moe_status open_words(const char *const *codes, size_t n, text_detector **out, moe_error *error) {
+    text_detector *detector = calloc(1, sizeof *detector);
+    char (*names)[4] = calloc(n, sizeof *names);
+    const char **languages = calloc(n, sizeof *languages);
+    for (size_t i = 0; names && languages && i < n; i++) {
+        language_name(codes[i], names[i]);
+        languages[i] = names[i];
+    }
+    if (detector && names && languages) detector->words = text_words_open(languages, n);
+    free(languages), free(names);
+    if (detector && detector->words) return *out = detector, MOE_OK;
+    free(detector);
+    return refuse(error, MOE_ERROR_MEMORY, "out of memory");
+}
+
 moe_status text_detector_open(const char *const *codes, size_t n, text_detector **out, moe_error *error) {
+    if (all_have_words(codes, n)) return open_words(codes, n, out, error);
     char beside[4096];
     const char *folder = text_place_of_data("libexttextcat/", beside, sizeof beside - 1) ? beside : NULL;
     if (folder) strcat(beside, "/"); /* the names of files are put behind it */
@@ -121,6 +152,7 @@ moe_status text_detector_of_model(const moe_model *model, text_detector **out, m
 
 void text_detector_close(text_detector *detector) {
     if (!detector) return;
+    text_words_close(detector->words);
     if (detector->candidates) textcat_ReleaseClassifyFullOutput(detector->handle, detector->candidates);
     if (detector->handle) textcat_Done(detector->handle);
     free(detector->tags);
@@ -138,6 +170,7 @@ static int has_letters(const char *text, size_t length) {
 ptrdiff_t text_detect(text_detector *detector, const char *text, size_t length, float *confidence) {
     *confidence = 0;
     length = text_utf8_cut(text, length, ENOUGH);
+    if (detector->words) return text_words_detect(detector->words, text, length, confidence);
     int n = has_letters(text, length) ? textcat_ClassifyFull(detector->handle, text, length, detector->candidates) : 0;
     const candidate_t *best = NULL, *second = NULL;
     for (int i = 0; i < n; i++) {

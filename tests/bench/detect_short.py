@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""How often the language of a few words is detected, among the four of the corpus.
+
+Sentences of the corpus's test sets (FLORES-200 and Tatoeba) are cut to 1, 2, 3 and 10 words: a window that a seed
+chooses, without punctuation. The server answers (POST /detect); --per-language sentences of each set.
+
+    tests/python tests/bench/detect_short.py ../shared/corpus/test
+"""
+
+import argparse
+import json
+import lzma
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LANGUAGES = ["en", "de", "fr", "es"]
+LENGTHS = [1, 2, 3, 10]
+
+
+def columns(path):
+    """The sentences of a table, by language."""
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file]
+    return {code: [row[i] for row in rows[1:]] for i, code in enumerate(rows[0]) if code in LANGUAGES}
+
+
+def sentences(folder):
+    """{set: {language: sentences}}"""
+    flores = columns(folder / "flores200-devtest.tsv.xz")
+    tatoeba = {}
+    for path in sorted(folder.glob("tatoeba-2k.*.tsv.xz")):
+        for code, texts in columns(path).items():
+            tatoeba.setdefault(code, set()).update(texts)
+    return {"flores": flores, "tatoeba": {code: sorted(texts) for code, texts in tatoeba.items()}}
+
+
+def windows(texts, length, count, seed):
+    """`count` windows of `length` words out of sentences in a random order."""
+    chance = random.Random(f"{seed} {length}")
+    found = []
+    for text in chance.sample(texts, len(texts)):
+        words = [word.strip("'’") for word in re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*", text)]
+        if len(words) >= length and len(found) < count:
+            begin = chance.randrange(len(words) - length + 1)
+            found.append(" ".join(words[begin : begin + length]))
+    return found
+
+
+def samples(folder, count, seed):
+    """{(set, length): [(text, language)]}"""
+    return {
+        (name, length): [(w, code) for code in LANGUAGES for w in windows(texts[code], length, count, f"{seed} {code}")]
+        for name, texts in sentences(folder).items()
+        for length in LENGTHS
+    }
+
+
+class Server:
+    def __init__(self, program, model):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        self.url = f"http://127.0.0.1:{port}/"
+        self.process = subprocess.Popen([program, "-m", model, "--port", port, "--quiet"])
+
+    def __enter__(self):
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(self.url + "health", timeout=5).close()
+                return self
+            except OSError:
+                time.sleep(0.1)
+        sys.exit("the server does not answer")
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait()
+
+    def detect(self, texts):
+        """[(language, confidence)]"""
+        found = []
+        for i in range(0, len(texts), 200):
+            body = json.dumps({"q": texts[i : i + 200]}).encode()
+            request = urllib.request.Request(self.url + "detect", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                found += [(x["language"], x["confidence"]) for (x,) in json.load(answer)]
+        return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="with flores200-devtest.tsv.xz and tatoeba-2k.*.tsv.xz")
+    parser.add_argument("--server", default=str(ROOT / "moe-server"), help="the program (default: this build's)")
+    parser.add_argument("-m", "--model", default=str(ROOT / "models/en-de-fr-es.bin"))
+    parser.add_argument("--per-language", type=int, default=500, help="texts of a set, length and language")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    print("set      words  texts  right %  confidence")
+    with Server(options.server, options.model) as server:
+        for (name, length), texts in samples(options.folder, options.per_language, options.seed).items():
+            found = server.detect([text for text, _ in texts])
+            right = sum(code == wanted for (code, _), (_, wanted) in zip(found, texts))
+            sure = sum(confidence for _, confidence in found)
+            print(f"{name:8} {length:5} {len(texts):6} {100 * right / len(texts):8.1f} {sure / len(texts):11.3f}")
+
+
+if __name__ == "__main__":
+    main()

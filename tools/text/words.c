@@ -1,0 +1,231 @@
+/* words.c - naive Bayes over words. A word is as likely as it is frequent; one that is not listed as its spelling is:
+ * each character behind up to three others, by the words that are listed (Witten and Bell's estimate). */
+#include "tools/text/words.h"
+#include "tools/text/bytes.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+enum { ORDER = 4, LONGEST = 40 }; /* characters that are looked at together; of a word: a longer one is cut */
+
+/* Measured on other sentences than those that tests/bench/detect_short.py cuts. */
+static const double unseen = 1.0 / 200; /* of a character, where nothing is known of it */
+static const double foreign = 1.0 / 25; /* of a character in a language that is none of these */
+static const double borrowed = 0.2;     /* of the unlisted words, those that any of the languages could have */
+static const double least_rest = 0.02;  /* of the words, those that are unlisted */
+
+static const struct {
+    char language[3];
+    unsigned char rarity; /* -10 log10 of the frequency */
+    const char *words;
+} lists[] = {
+#include "tools/text/words.inc"
+};
+
+enum { N_LISTS = sizeof lists / sizeof *lists };
+
+/* What is known of a word or of some characters, in a language. */
+typedef union {
+    float frequency; /* of a word */
+    struct {
+        uint16_t count;        /* of these characters */
+        uint16_t total, types; /* of characters behind them; of different ones */
+    } seen;
+} known;
+
+typedef struct {
+    size_t offset, length; /* of the key */
+} key;
+
+struct text_words {
+    size_t n;     /* languages */
+    double *rest; /* of each: how many of its words are not listed */
+    text_index index;
+    text_bytes keys;
+    key *entries;
+    known *values; /* n of each entry */
+    size_t count, capacity;
+};
+
+/* "= word ": a space at either end, where it begins and ends, and what tells words from some characters. */
+typedef struct {
+    char bytes[4 * LONGEST + 4];
+    size_t at[LONGEST + 3], n; /* where each of `n` characters begins, and where the last one ends */
+} spelling;
+
+static void spell(spelling *word, utf8proc_int32_t c) {
+    const size_t at = word->at[word->n++];
+    word->at[word->n] = at + (size_t)utf8proc_encode_char(c, (utf8proc_uint8_t *)word->bytes + at);
+}
+
+static int is_letter(utf8proc_int32_t c) {
+    const utf8proc_category_t category = utf8proc_category(c);
+    return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_MC;
+}
+
+/* The next run of letters, small ones. 0: there is none. */
+static int next_word(const char **text, const char *end, spelling *word) {
+    *word = (spelling){ .bytes = "=", .at = { 1 } };
+    spell(word, ' ');
+    while (*text < end && word->n <= LONGEST) {
+        utf8proc_int32_t c;
+        const utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)*text, end - *text, &c);
+        const int letter = n > 0 && is_letter(c);
+        if (!letter && word->n > 1) break;
+        *text += n > 0 ? n : 1;
+        if (letter) spell(word, utf8proc_tolower(c));
+    }
+    spell(word, ' ');
+    return word->n > 2;
+}
+
+/* ---- What is known ---- */
+
+static known *find(const text_words *words, const char *bytes, size_t length) {
+    const uint32_t hash = text_hash(bytes, length);
+    uint32_t entry;
+    for (size_t at = 0; (entry = text_index_next(&words->index, hash, &at)) != TEXT_NONE;) {
+        const key *k = &words->entries[entry];
+        if (k->length == length && memcmp(words->keys.data + k->offset, bytes, length) == 0)
+            return words->values + entry * words->n;
+    }
+    return NULL;
+}
+
+static int grow(text_words *words) {
+    const size_t more = words->capacity ? 2 * words->capacity : 1024;
+    key *entries = realloc(words->entries, more * sizeof *entries);
+    if (entries) words->entries = entries;
+    known *values = entries ? realloc(words->values, more * words->n * sizeof *values) : NULL;
+    if (!values) return 0;
+    words->values = values;
+    words->capacity = more;
+    return 1;
+}
+
+/* The same, of what is added where it was not known. NULL: no memory. Pointers of earlier calls are gone. */
+static known *find_or_add(text_words *words, const char *bytes, size_t length) {
+    known *found = find(words, bytes, length);
+    if (found) return found;
+    if (words->count == words->capacity && !grow(words)) return NULL;
+    words->entries[words->count] = (key){ words->keys.length, length };
+    text_append(&words->keys, bytes, length);
+    if (words->keys.failed || !text_index_add(&words->index, text_hash(bytes, length), words->count)) return NULL;
+    found = words->values + words->count++ * words->n;
+    memset(found, 0, words->n * sizeof *found);
+    return found;
+}
+
+static int learn(text_words *words, size_t language, const spelling *word, float frequency) {
+    known *whole = find_or_add(words, word->bytes, word->at[word->n]);
+    if (!whole) return 0;
+    whole[language].frequency += frequency;
+    for (size_t i = 1; i < word->n; i++)
+        for (size_t before = 0; before < ORDER && before <= i; before++) {
+            const char *first = word->bytes + word->at[i - before];
+            const size_t behind = word->at[i] - word->at[i - before];
+            known *these = find_or_add(words, first, word->at[i + 1] - word->at[i - before]);
+            const int is_new = these && ++these[language].seen.count == 1;
+            known *context = these ? find_or_add(words, first, behind) : NULL;
+            if (!context) return 0;
+            context[language].seen.total++;
+            if (is_new) context[language].seen.types++;
+        }
+    return 1;
+}
+
+static int learn_list(text_words *words, size_t language, size_t list) {
+    const float frequency = (float)pow(10, -0.1 * lists[list].rarity);
+    const char *at = lists[list].words, *end = at + strlen(at);
+    spelling word;
+    while (next_word(&at, end, &word)) {
+        if (!learn(words, language, &word, frequency)) return 0;
+        words->rest[language] -= (double)frequency;
+    }
+    return 1;
+}
+
+int text_words_know(const char *language) {
+    for (size_t i = 0; i < N_LISTS; i++)
+        if (strcmp(lists[i].language, language) == 0) return 1;
+    return 0;
+}
+
+text_words *text_words_open(const char *const *languages, size_t n) {
+    text_words *words = calloc(1, sizeof *words);
+    if (words) words->n = n, words->rest = calloc(n + 1, sizeof *words->rest);
+    int fine = words && words->rest;
+    for (size_t l = 0; fine && l < n; l++) {
+        words->rest[l] = 1;
+        for (size_t i = 0; fine && i < N_LISTS; i++)
+            if (strcmp(lists[i].language, languages[l]) == 0) fine = learn_list(words, l, i);
+        if (words->rest[l] < least_rest) words->rest[l] = least_rest;
+    }
+    if (fine) return words;
+    text_words_close(words);
+    return NULL;
+}
+
+void text_words_close(text_words *words) {
+    if (!words) return;
+    text_index_free(&words->index);
+    text_bytes_free(&words->keys);
+    free(words->entries), free(words->values), free(words->rest);
+    free(words);
+}
+
+/* ---- Detection ---- */
+
+/* The probability of a character behind those before it, into `of` each language: what is known of fewer of them makes
+ * up for what is not of more. */
+static void character(const text_words *words, const spelling *word, size_t i, double *of) {
+    for (size_t l = 0; l < words->n; l++) of[l] = unseen;
+    for (size_t before = 0; before < ORDER && before <= i; before++) {
+        const char *first = word->bytes + word->at[i - before];
+        const known *context = find(words, first, word->at[i] - word->at[i - before]);
+        if (!context) return;
+        const known *these = find(words, first, word->at[i + 1] - word->at[i - before]);
+        for (size_t l = 0; l < words->n; l++) {
+            const double count = these ? these[l].seen.count : 0, types = context[l].seen.types;
+            if (types > 0) of[l] = (count + types * of[l]) / (context[l].seen.total + types);
+        }
+    }
+}
+
+/* Adds the logarithm of the probability of a word to `sums`; behind the languages stands the one that is none of them.
+ * `spelled` and `of` are room for a number of each language. */
+static void add_word(const text_words *words, const spelling *word, double *sums, double *spelled, double *of) {
+    double mean = 0;
+    for (size_t l = 0; l < words->n; l++) spelled[l] = 1;
+    for (size_t i = 1; i < word->n; i++) {
+        character(words, word, i, of);
+        for (size_t l = 0; l < words->n; l++) spelled[l] *= of[l];
+    }
+    for (size_t l = 0; l < words->n; l++) mean += spelled[l] / (double)words->n;
+    const known *whole = find(words, word->bytes, word->at[word->n]);
+    for (size_t l = 0; l < words->n; l++) {
+        const double listed = whole ? (double)whole[l].frequency : 0;
+        sums[l] += log(listed + words->rest[l] * ((1 - borrowed) * spelled[l] + borrowed * mean));
+    }
+    sums[words->n] += (double)(word->n - 1) * log(foreign);
+}
+
+ptrdiff_t text_words_detect(const text_words *words, const char *text, size_t length, float *confidence) {
+    const char *end = text + length;
+    const size_t n = words->n;
+    double *sums = calloc(3 * n + 1, sizeof *sums);
+    size_t best = 0, seen = 0;
+    spelling word;
+    *confidence = 0;
+    for (; sums && next_word(&text, end, &word); seen++) add_word(words, &word, sums, sums + n + 1, sums + 2 * n + 1);
+    for (size_t l = 1; l < n && seen; l++)
+        if (sums[l] > sums[best]) best = l;
+    double all = 0;
+    for (size_t l = 0; l <= n && seen; l++) all += exp(sums[l] - sums[best]);
+    if (seen) *confidence = (float)(1 / all);
+    free(sums);
+    return seen && n ? (ptrdiff_t)best : -1;
+}
