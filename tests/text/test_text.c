@@ -603,6 +603,30 @@ static void what_is_in_no_language_has_no_confidence(void **state) {
     text_detector_close(detector);
 }
 
+/* Another program, in Python, computed these: listed words and others, of one language or several. */
+static void probabilities_are_those_of_another_program(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        ptrdiff_t language;
+        double confidence;
+    } cases[] = {
+        { "Hello", 0, 0.991 },    { "Tom", 0, 0.880 },      { "no", 3, 0.841 },       { "animal", 0, 0.557 },
+        { "taxi", 0, 0.046 },     { "hotel", 0, 0.406 },    { "verlegte", 1, 0.876 }, { "gatos", 3, 0.700 },
+        { "quietly", 0, 0.752 },  { "unlikely", 0, 0.839 }, { "radio", 3, 0.298 },    { "restaurant", 2, 0.821 },
+        { "aimerais", 2, 0.999 }, { "OK", 1, 0.300 },       { "the", 0, 0.978 },      { "die Katze", 1, 1.000 },
+    };
+    text_detector *detector = NULL;
+    assert_int_equal(text_detector_open(shipped, 4, &detector, NULL), MOE_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float confidence;
+        const ptrdiff_t found = text_detect(detector, cases[i].text, strlen(cases[i].text), &confidence);
+        if (found != cases[i].language || fabs((double)confidence - cases[i].confidence) > 0.004)
+            fail_msg("%s: %d, %f", cases[i].text, (int)found, (double)confidence);
+    }
+    text_detector_close(detector);
+}
+
 /* Codes of checkpoints; and languages some of which only fingerprints are known of. */
 static void other_languages_are_told_too(void **state) {
     (void)state;
@@ -646,6 +670,7 @@ int main(void) {
         cmocka_unit_test(a_trie_with_a_circle_is_refused),
         cmocka_unit_test(a_few_words_tell_their_language),
         cmocka_unit_test(what_is_in_no_language_has_no_confidence),
+        cmocka_unit_test(probabilities_are_those_of_another_program),
         cmocka_unit_test(other_languages_are_told_too),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
