@@ -1322,8 +1322,10 @@ def orthogonal(g, steps=5):
 
 
 def schedule(step, fraction, warmup, decay_from):
-    """Factor of the learning rate: linear warm-up over steps, constant, linear to zero over time from decay_from on."""
-    return min(1.0, (step + 1) / warmup) * max(0.0, min(1.0, (1.0 - fraction) / (1.0 - decay_from)))
+    """Factor of the learning rate: linear warm-up over steps, but a tenth of the time at most, constant, linear to zero
+    over time from decay_from on."""
+    warm = max((step + 1) / warmup, fraction / 0.1)  # a short run would end before it is warm
+    return min(1.0, warm) * max(0.0, min(1.0, (1.0 - fraction) / (1.0 - decay_from)))
 
 
 def own_corpus(options):
