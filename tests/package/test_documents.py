@@ -10,8 +10,10 @@ import contextlib
 import html
 import io
 import os
+import pathlib
 import random
 import re
+import subprocess
 import sys
 import tempfile
 from html.parser import HTMLParser
@@ -471,6 +473,32 @@ def a_status_of_its_own_says_that_some_stayed():
         assert (status, got) == (1, b"ONE.\na bad one\nTWO.\n") and "line 2" in said and "too long" in said, said
         status, said, got = program(folder, *out, data=b"to cut\n")
         assert (status, got) == (1, b"TO CUT\n") and "cut" in said
+
+
+@test
+def a_glossary_goes_to_the_translator():
+    root = pathlib.Path(__file__).resolve().parents[2]
+    model, library = root / "models/en-de-fr-es.bin", root / os.environ.get("BIN", ".") / "libmoetext.so"
+    if sys.platform == "darwin":
+        library = library.with_suffix(".dylib")
+    environment = os.environ | {"MOE_LIBRARY": str(library)}
+    with tempfile.TemporaryDirectory() as folder:
+        page, terms = os.path.join(folder, "page.html"), os.path.join(folder, "terms.csv")
+        with open(page, "w") as file:
+            file.write("<p>The <b>dog</b> sleeps.</p>")
+
+        def documents(path):
+            command = [sys.executable, "-m", "moe_translate.documents", "-m", str(model), "-t", "de", page]
+            return subprocess.run([*command, "--glossary", path], capture_output=True, text=True, env=environment)
+
+        for text, status, out, said in (("dog,Gugelhupf\n", 0, "Gugelhupf", ""), ("dog,a,b\n", 2, "", "line 1")):
+            with open(terms, "w") as file:
+                file.write(text)
+            done = documents(terms)
+            assert done.returncode == status and out in done.stdout and said in done.stderr, done
+            assert bool(done.stdout) == bool(out), done
+        done = documents(folder + "/no")
+        assert done.returncode == 4 and folder + "/no" in done.stderr and not done.stdout, done
 
 
 @test

@@ -151,6 +151,29 @@ def mistakes_are_exceptions():
 
 
 @test
+def glossaries_are_files_or_terms():
+    line = "The dog sleeps."
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
+        file.write("dog\tGugelhupf\n")
+        file.flush()
+        for terms in (file.name, pathlib.Path(file.name), {"dog": "Gugelhupf"}):
+            with Translator(MODEL, target="de", glossary=terms, **FAST) as translator:
+                assert "Gugelhupf" in translator.translate(line), terms
+    terms = {"source": "target", "#dog": "x", 'a "dog"': 'b, "c"; d', "dog": "Gugel, hupf;", "Mary": "Mary"}
+    before = set(os.listdir(tempfile.gettempdir()))
+    with Translator(MODEL, target="de", glossary=terms, **FAST) as translator:
+        assert "Gugel, hupf;" in translator.translate(line)
+        assert "Mary" in translator.translate("Mary sleeps.") and "x" in translator.translate("See #dog here.")
+        assert "target" in translator.translate("This is the source of it.")
+    with Translator(MODEL, target="de", glossary={}, **FAST) as translator:
+        assert "Hund" in translator.translate(line)
+    for bad in ({"a\tb": "c"}, {"a": "b\nc"}, {"a": ""}, {"a": 1}, {"a": "x" * 300}):
+        assert "glossary" in str(fails("argument", Translator, MODEL, target="de", glossary=bad, **FAST)), bad
+    fails("io", Translator, MODEL, target="de", glossary="/nowhere", **FAST)
+    assert not {name for name in set(os.listdir(tempfile.gettempdir())) - before if name.endswith(".csv")}
+
+
+@test
 def lone_surrogates_are_refused_not_crashed_on():
     with Translator(MODEL, target="de", **FAST) as translator:
         assert isinstance(fails("argument", translator.translate, ["\ud800"]), TextError)

@@ -75,6 +75,42 @@ def a_word_that_is_a_file_gets_a_hint():
 
 
 @test
+def an_option_is_given_once():
+    for twice in (["-i", "a", "-i", "b"], ["-o", "a", "--output", "b"], ["-m", MODEL], ["--beam", "2", "--beam=3"]):
+        result = run(DE + twice, "a\n")
+        name = {"-i": "input", "-o": "output", "-m": "model"}.get(twice[0], "beam")
+        assert result.returncode == 2 and "--%s is given twice" % name in result.complaint, result.complaint
+        assert not result.text and not os.path.exists("a"), result.text
+    assert translate("a\n", "-q", "-q").lines, "a flag may be repeated"
+    score = [os.path.join(BIN, "moe-score"), "-m", "a", "-m", "b"]
+    assert "--model is given twice" in run(score).complaint
+
+
+@test
+def directories_are_named():
+    with tempfile.TemporaryDirectory() as folder:
+        for option in ("-i", "-o"):
+            out = translate("a\n", option, folder, status=4)
+            assert f"{folder}: this is a directory, and {option} wants a file" in out.complaint, out.complaint
+        kept = folder + "/kept"
+        with open(kept, "w") as file:
+            file.write("text")
+        translate("", "-i", folder, "-o", kept, status=4)
+        with open(kept) as file:
+            assert file.read() == "text"
+
+
+@test
+def a_name_of_an_example_is_a_format():
+    formats = {}
+    for path in ("README.md", "tools/programs/README.md", "tools/train/README.md"):
+        with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+            for option, name in re.findall(r"--(score|prefix|text|measure) (?:< )?(\w+\.tsv)", file.read()):
+                formats.setdefault(name, set()).add("sample" if option in ("text", "measure") else option)
+    assert len(formats) >= 3 and all(len(kinds) == 1 for kinds in formats.values()), formats
+
+
+@test
 def one_line_out_for_each_line_in():
     out = translate("\n".join(LINES) + "\n").lines
     assert len(out) == len(LINES) and all(out), out

@@ -378,6 +378,21 @@ def a_line_that_is_a_term():
         assert translate(["dog", "  Dog", "dog 5"], "-t", "de", *FAST, *options) == ["Tier", "  Tier", "Tier 5"]
 
 
+@test
+def a_term_in_capitals_is_found_as_in_small_letters():
+    for term, line, calm in (("dog\tTier", "I saw the DOG yesterday.", "I saw the dog yesterday."),
+                             ("dog\tTier", "The DOGS are asleep.", "The dogs are asleep."),
+                             ("river bank\tUfer", "We sat on the RIVER BANK all day.",
+                              "We sat on the river bank all day."),
+                             ("dog\tTier", "See {name}, the DOG is 5.", "See {name}, the dog is 5.")):
+        with glossary([term]) as options:
+            first, second = translate([line, calm], "-t", "de", *FAST, *options)
+        assert first == second and standing(first, term.split("\t")[1]) == 1, (line, first, second)
+    with glossary(["dog\tTier"]) as options:
+        assert "TIER" in translate(["THE DOG IS ASLEEP NOW."], "-t", "de", *FAST, *options)[0].upper()
+        assert translate(["DOG"], "-t", "de", *FAST, *options) == ["Tier"]
+
+
 def with_file(text, ending, line="The dog sleeps."):
     with tempfile.NamedTemporaryFile("wb", suffix=ending) as file:
         file.write(text.encode())

@@ -543,6 +543,37 @@ def ending_loses_nothing():
 
 
 @test
+def addresses_of_ipv6_have_brackets():
+    command = [str(BIN / "moe-server"), "-m", str(MODEL), "--host", "::1", "--port", "0", *FAST]
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        print("# no IPv6 here")
+        return
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        found = re.search(r"http://\[::1\]:\d+/", process.stderr.readline())
+        assert found, "no address"
+        with urllib.request.urlopen(found[0] + "health", timeout=60) as reply:
+            assert reply.status == 200
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+        process.stderr.close()
+
+
+@test
+def options_are_named_as_they_are_written():
+    for options, why in (
+        (["--port", "x"], " --port wants"),
+        (["--port", "1", "--port", "2"], "--port is given twice"),
+        (["--nothing"], "unrecognized option"),
+    ):
+        done = subprocess.run([str(BIN / "moe-server"), "-m", str(MODEL), *options], capture_output=True, text=True)
+        assert done.returncode == 2 and why in done.stderr and "moe-server --help" in done.stderr, done
+
+
+@test
 def a_taken_port_is_said():
     with serving() as server:
         other = subprocess.run(
@@ -552,9 +583,15 @@ def a_taken_port_is_said():
             timeout=30,
         )
         assert other.returncode == 4 and str(server.port) in other.stderr
-    for arguments, status in ((["--port", "99999"], 2), (["-m", "none.bin"], 3), (["--set", "beem=4"], 2), (["x"], 2)):
+    model = ["-m", str(MODEL)]
+    for arguments, status in (
+        ([*model, "--port", "99999"], 2),
+        (["-m", "none.bin"], 3),
+        ([*model, "--set", "beem=4"], 2),
+        ([*model, "x"], 2),
+    ):
         got = subprocess.run(
-            [str(BIN / "moe-server"), "-m", str(MODEL), *arguments], stderr=subprocess.PIPE, text=True, timeout=30
+            [str(BIN / "moe-server"), *arguments], stderr=subprocess.PIPE, text=True, timeout=30
         )
         assert got.returncode == status and got.stderr.startswith("moe-server: "), (arguments, got)
 

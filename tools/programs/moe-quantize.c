@@ -244,7 +244,8 @@ int main(int argc, char **argv) {
     const char *experts = NULL, *sample_path = NULL;
     int ids = 0, begun = program_begin("moe-quantize");
     if (begun >= 0) return begun;
-    for (int c; (c = getopt_long(argc, argv, "hV", known, NULL)) != -1;) {
+    uint64_t given = 0;
+    for (int c; (c = program_next_option(argc, argv, "hV", known, 0, &given)) != -1;) {
         switch (c) {
         case EXPERTS: experts = optarg; break;
         case MEASURE: sample_path = optarg; break;

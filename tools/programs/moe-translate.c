@@ -96,11 +96,12 @@ static void usage(FILE *to) {
           "                            like {name}, %s, ${x}, a web or mail address, a\n"
           "                            path or a number stays as it is, and so do spaces\n"
           "                            and TABs at both ends, TABs between cells, emoji\n"
-          "      --glossary FILE       terms, source TAB target on a line: the target is\n"
-          "                            in the translation of a line with the source, the\n"
-          "                            longest first. A term is found as it is written or\n"
-          "                            with a capital first letter, and its target written\n"
-          "                            as it is. A line without a TAB is a name that stays\n"
+          "      --glossary FILE       terms, source TAB target on a line, or CSV: the\n"
+          "                            target is in the translation of a line with the\n"
+          "                            source, the longest first. A term is found as it is\n"
+          "                            written, in capitals and with a regular ending, and\n"
+          "                            its target written as it is. A name alone on a line\n"
+          "                            stays\n"
           "      --truncate            cut a line where the first unusable part begins;\n"
           "                            without it such a line is not used at all\n"
           "\n",
@@ -241,7 +242,8 @@ static int parse_options(int argc, char **argv, options *o) {
                     .prune = NAN,
                     .rerank = NAN };
     int c, status = -1;
-    while (status < 0 && (c = getopt_long(argc, argv, PROGRAM_SHORT "i:t:s:", known, NULL)) != -1) {
+    uint64_t given = 0;
+    while (status < 0 && (c = program_next_option(argc, argv, PROGRAM_SHORT "i:t:s:", known, 0, &given)) != -1) {
         switch (c) {
         case 't': o->target = optarg; break;
         case 's': o->source = optarg; break;

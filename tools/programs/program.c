@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <getopt.h>
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
@@ -208,6 +209,18 @@ static int parse_gating(program_common *o, const char *name) {
         return program_usage_error("--gating is softmax, topk, threshold, sigmoid or batchwise, not '%s'", name);
     o->gating = name;
     return -1;
+}
+
+int program_next_option(int argc, char **argv, const char *letters, const struct option *known, int repeated,
+                        uint64_t *given) {
+    const int c = getopt_long(argc, argv, letters, known, NULL);
+    for (size_t i = 0; c != -1 && c != repeated && i < 64 && known[i].name; i++) {
+        const uint64_t bit = (uint64_t)1 << i;
+        if (known[i].val != c || known[i].has_arg == no_argument) continue;
+        if (*given & bit) return program_complain("--%s is given twice: it takes one value", known[i].name), '?';
+        *given |= bit;
+    }
+    return c;
 }
 
 int program_option(program_common *o, int c) {
@@ -456,12 +469,18 @@ static const char *would_overwrite(const program_common *o, const char *path, in
     return NULL;
 }
 
+static int is_directory(const char *path, const char *option) {
+    program_complain("%s: this is a directory, and %s wants a file", path, option);
+    return EXIT_INPUT_OUTPUT;
+}
+
 /* The file for -o, which is emptied once it is known to be neither input nor model, nor another program's output. */
 static int open_output(const program_common *o, int in, program_output *out) {
     struct stat kind;
     const char *victim;
     out->name = o->output;
     out->fd = open(o->output, O_WRONLY | O_CREAT, 0666);
+    if (out->fd < 0 && errno == EISDIR) return is_directory(o->output, "-o");
     if (out->fd < 0) return program_complain("%s: %s", o->output, strerror(errno)), EXIT_INPUT_OUTPUT;
     if ((victim = would_overwrite(o, o->output, in))) {
         program_complain("%s: this is the %s, and would be overwritten", o->output, victim);
@@ -481,10 +500,12 @@ static int open_output(const program_common *o, int in, program_output *out) {
 
 int program_open_streams(const program_common *o, int *in, program_output *out) {
     const char *victim;
+    struct stat kind;
     *in = o->text ? -1 : STDIN_FILENO;
     *out = (program_output){ .fd = STDOUT_FILENO, .name = "standard output" };
     if (o->input && (*in = open(o->input, O_RDONLY)) < 0)
         return program_complain("%s: %s", o->input, strerror(errno)), EXIT_INPUT_OUTPUT;
+    if (o->input && !fstat(*in, &kind) && S_ISDIR(kind.st_mode)) return is_directory(o->input, "-i");
     if (!o->input && !o->text && closed[0])
         return program_complain("standard input is closed; use -i FILE"), EXIT_INPUT_OUTPUT;
     if (!o->output && closed[1]) return program_complain("standard output is closed; use -o FILE"), EXIT_INPUT_OUTPUT;

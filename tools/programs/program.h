@@ -14,6 +14,7 @@
 #include "tools/programs/routing.h"
 #include "tools/text/stream.h"
 
+#include <getopt.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -168,6 +169,10 @@ enum {
     "  -V, --version             version of moe and of SentencePiece, and the kernels\n"                     \
     "                            of this build\n"
 
+/* The next option, from getopt_long. One that takes a value may be given once, but for `repeated` (0: none): else '?',
+ * after a complaint. *given, which begins with 0, knows those that were there, the first 64 of `known`. */
+int program_next_option(int argc, char **argv, const char *letters, const struct option *known, int repeated,
+                        uint64_t *given);
 /* Takes an option from getopt that the program does not handle itself; --help and --version end here. */
 int program_option(program_common *o, int c);
 /* Where no model was named, the default one (moetext_default_model): -1, or a complaint and EXIT_USAGE. */

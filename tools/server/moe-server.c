@@ -144,16 +144,16 @@ static int take_option(options *o, int c) {
     case OPTION_HOST: o->host = optarg; return -1;
     case OPTION_KEYS: o->keys = optarg; return -1;
     case OPTION_ORIGIN: o->origin = optarg; return -1;
-    case OPTION_PORT: return program_int("--port", optarg, 0, 65535, &o->port);
-    case OPTION_THREADS: return program_int("--threads", optarg, 1, MOE_MAX_THREADS, &o->threads);
-    case OPTION_BODY: return program_int("--max-body", optarg, 1, 1 << 20, &o->max_body);
-    case OPTION_TEXTS: return program_int("--max-texts", optarg, 1, 1 << 20, &o->max_texts);
-    case OPTION_QUEUE: return program_int("--max-queue", optarg, 1, 1 << 24, &o->max_queue);
-    case OPTION_TIMEOUT: return program_int("--timeout", optarg, 1, 86400, &o->timeout);
-    case OPTION_RATE: return program_int("--rate", optarg, 0, 1 << 20, &o->rate);
+    case OPTION_PORT: return program_int("port", optarg, 0, 65535, &o->port);
+    case OPTION_THREADS: return program_int("threads", optarg, 1, MOE_MAX_THREADS, &o->threads);
+    case OPTION_BODY: return program_int("max-body", optarg, 1, 1 << 20, &o->max_body);
+    case OPTION_TEXTS: return program_int("max-texts", optarg, 1, 1 << 20, &o->max_texts);
+    case OPTION_QUEUE: return program_int("max-queue", optarg, 1, 1 << 24, &o->max_queue);
+    case OPTION_TIMEOUT: return program_int("timeout", optarg, 1, 86400, &o->timeout);
+    case OPTION_RATE: return program_int("rate", optarg, 0, 1 << 20, &o->rate);
     case OPTION_MEMORY: return add_setting(o, "max-memory=", optarg);
     case OPTION_SET: return add_setting(o, "", optarg);
-    default: return program_usage_error("unknown option or missing value");
+    default: fputs("Try moe-server --help\n", stderr); return EXIT_USAGE; /* getopt said why */
     }
 }
 
@@ -164,8 +164,8 @@ static int read_options(options *o, int argc, char **argv) {
                     .max_texts = 1000,
                     .max_queue = 10000,
                     .timeout = 60 };
-    opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, "m:qhV", long_options, NULL)) != -1;) {
+    uint64_t given = 0;
+    for (int c; (c = program_next_option(argc, argv, "m:qhV", long_options, OPTION_SET, &given)) != -1;) {
         int status = take_option(o, c);
         if (status >= 0) return status;
     }
@@ -1335,8 +1335,10 @@ static int serve(server *s) {
         return EXIT_MODEL;
     }
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_BIND_PORT);
+    const int six = strchr(s->options.host, ':') != NULL; /* an address of IPv6 */
     if (!s->options.quiet)
-        fprintf(stderr, "moe-server: %s at http://%s:%d/\n", s->options.model, s->options.host, info ? info->port : 0);
+        fprintf(stderr, "moe-server: %s at http://%s%s%s:%d/\n", s->options.model, six ? "[" : "", s->options.host,
+                six ? "]" : "", info ? info->port : 0);
     const struct timespec tick = { .tv_nsec = 50000000 };
     while (!program_signal) nanosleep(&tick, NULL), end_late(s);
     MHD_socket listening = MHD_quiesce_daemon(daemon);

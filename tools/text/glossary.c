@@ -337,6 +337,27 @@ static size_t match(const text_term *t, const char *text, size_t length, int *ex
     return t->inflected && is_ending(c + t->n_characters, n - t->n_characters, is_noun(t)) ? end : 0;
 }
 
+int text_term_is_shouted(const text_term *t, const char *text, size_t length) {
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
+    const size_t n = characters(text, length, c);
+    size_t raised = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (utf8proc_category(c[i]) == UTF8PROC_CATEGORY_LL && i < t->n_characters) return 0;
+        raised += i && i < t->n_characters && c[i] != t->characters[i];
+    }
+    return raised > 0;
+}
+
+void text_term_calm(const text_term *t, const char *text, size_t length, text_bytes *out) {
+    utf8proc_int32_t c[TEXT_TERM_CHARACTERS];
+    utf8proc_uint8_t bytes[4];
+    const size_t n = characters(text, length, c);
+    for (size_t i = 0; i < n; i++) {
+        const utf8proc_int32_t small = i < t->n_characters ? t->characters[i] : utf8proc_tolower(c[i]);
+        text_append(out, (const char *)bytes, (size_t)utf8proc_encode_char(small, bytes));
+    }
+}
+
 const text_term *text_glossary_find(const text_glossary *g, const char *text, size_t length, size_t at, size_t *bytes) {
     const text_term *best = NULL;
     int best_exact = 0;

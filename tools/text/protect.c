@@ -124,6 +124,7 @@ typedef struct edit {
 struct text_guard {
     int shouted;              /* the translation is in capitals */
     int used, verbatim;       /* verbatim: there is no language in the text */
+    int calm;                 /* terms in capitals are shown as the glossary has them */
     int attempt;              /* 1: the second, with other stand-ins */
     text_bytes text, shown;   /* the text without white space at both ends */
     text_bytes before, after; /* that white space */
@@ -149,7 +150,7 @@ size_t text_guard_plain(const text_guard *g) {
     if (!text_guard_used(g)) return 0;
     for (size_t i = 0; i < g->n; i++)
         if (g->kept[i].kind != TEXT_SPAN_NUMBER && !g->kept[i].term) return SIZE_MAX;
-    return g->shown.length == g->text.length && !g->verbatim ? g->before.length : SIZE_MAX;
+    return g->shown.length == g->text.length && !g->verbatim && !g->calm ? g->before.length : SIZE_MAX;
 }
 
 void text_guard_free(text_guard *g) {
@@ -288,6 +289,9 @@ static void show_kept(text_guard *g, kept *k, int *number) {
     const char last = g->shown.length ? g->shown.data[g->shown.length - 1] : ' ';
     if (k->kind == TEXT_SPAN_WORD) {
         show_word(g, k, number);
+    } else if (k->term && g->calm && text_term_is_shouted(k->term, text + k->source, k->length)) {
+        text_term_calm(k->term, text + k->source, k->length, &g->shown);
+        k->shown = g->shown.length - k->at;
     } else if (k->kind == TEXT_SPAN_NUMBER || k->term) {
         text_append(&g->shown, text + k->source, k->length);
         k->shown = k->length;
@@ -334,6 +338,20 @@ static int show(const text_rules *r, text_guard *g) {
     return g->shown.failed || failed ? -1 : language && g->n <= MOST_KEPT;
 }
 
+/* Terms in capitals, in a text that is not, are shown as the glossary has them: few models have learned capitals. */
+static int show_calm(const text_rules *r, text_guard *g) {
+    int shouted = 0, language = show(r, g);
+    if (language < 0 || text_is_shouted(g->shown.data, g->shown.length)) return language;
+    for (size_t i = 0; i < g->n && !shouted; i++) {
+        const kept *k = &g->kept[i];
+        shouted = k->term && text_term_is_shouted(k->term, g->text.data + k->source, k->length);
+    }
+    if (!shouted) return language;
+    g->calm = 1;
+    g->n = g->shown.length = 0;
+    return show(r, g);
+}
+
 /* Match the tags that belong together; one without a partner stands alone. */
 static void pair_tags(text_guard *g) {
     for (size_t i = 0; i < g->n; i++) {
@@ -366,7 +384,7 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     *shown = (moe_span){ text, length };
     if (!g) *guard = g = calloc(1, sizeof *g);
     if (!g) return out_of_memory(error);
-    g->used = g->verbatim = 0;
+    g->used = g->verbatim = g->calm = 0;
     g->attempt = attempt;
     g->n = g->n_constraints = g->ids.length = 0;
     text_bytes *const all[] = { &g->text, &g->shown, &g->before, &g->after };
@@ -381,7 +399,7 @@ moe_status text_guard_begin(const text_rules *r, const char *text, size_t length
     text_append(&g->text, text + begin, end - begin);
     int language = 1;
     if (g->text.failed || g->before.failed || g->after.failed) return out_of_memory(error);
-    if (r->spans || r->glossary) language = show(r, g);
+    if (r->spans || r->glossary) language = show_calm(r, g);
     else text_append(&g->shown, g->text.data, g->text.length);
     if (language < 0 || g->shown.failed) return out_of_memory(error);
     if (g->n || g->before.length || g->after.length || !language) g->used = 1;

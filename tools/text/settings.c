@@ -66,7 +66,7 @@ static const option table[] = {
       WHOLE_OF(capitals, 0, 1, "0 or 1") },
     { "protect", "keep markup, placeholders, addresses, numbers, white space (default: 1)",
       WHOLE_OF(protect, 0, 1, "0 or 1") },
-    { "glossary", "a file of terms, source TAB target a line; a line without a TAB is a name that stays",
+    { "glossary", "a file of terms, source TAB target a line, or CSV; a name alone on a line stays",
       WORD_OF(glossary, "a file") },
     { "alignment", "link the words of text and translation: more time and memory (default: 0)",
       WHOLE_OF(alignment, 0, 1, "0 or 1") },

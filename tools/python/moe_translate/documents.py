@@ -260,6 +260,12 @@ def arguments_of(arguments):
     parser.add_argument(
         "--overwrite", action="store_true", help="PO, XLIFF, Qt: also translate messages that have a translation"
     )
+    parser.add_argument(
+        "--glossary",
+        metavar="FILE",
+        help="terms, source TAB target a line, or CSV: the targets stand in the translation. A line with a name alone: "
+        "it stays",
+    )
     parser.add_argument("--columns", help="CSV, TSV: columns to translate, names or numbers from 1 (1,3); default: all")
     options = parser.parse_args(arguments)
     directory = options.output and os.path.isdir(options.output)
@@ -344,6 +350,8 @@ def failure(path, error, need):
     """(status, message) of an exception; None if it is none that a document or a machine may cause."""
     from .translator import MoeError
 
+    if isinstance(error, MoeError) and error.where.startswith("glossary"):
+        return 4 if error.status == "io" else 2, str(error)
     if isinstance(error, (MoeError, ImportError)):
         return 3, str(error)
     if isinstance(error, MemoryError):
@@ -369,7 +377,7 @@ def main(arguments=None):
     for path, kind, output in options.jobs:
         try:
             if watched is None:
-                wishes = {name: value for name in ("source", "target") if (value := getattr(options, name))}
+                wishes = {name: value for name in ("source", "target", "glossary") if (value := getattr(options, name))}
                 watched = Watched(Translator(options.model, **wishes), sys.stderr.isatty())
             status = max(status, one_document(path, kind, output, watched, options))
         except KeyboardInterrupt:

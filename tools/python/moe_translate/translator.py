@@ -1,11 +1,13 @@
 """Translator: texts to translations by a model file of moe."""
 
+import contextlib
 import ctypes
 import functools
 import os
 import queue
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from . import library as c
@@ -104,6 +106,29 @@ def version() -> str:
     return lib().moetext_version().decode()
 
 
+@contextlib.contextmanager
+def _glossary(terms):
+    """The path of a file with these terms; None: there are none. It may go once the library has read it."""
+    if terms is None or isinstance(terms, (str, os.PathLike)):
+        yield None if terms is None else os.fspath(terms)
+        return
+    lines = ["source,target"]
+    for pair in terms.items():
+        if not all(isinstance(text, str) and not set(text) & set("\t\r\n") and text.strip() for text in pair):
+            raise MoeError(f"{pair!r} is no term: both are texts of one line, without TABs", "argument", "glossary")
+        lines.append(",".join('"' + text.replace('"', '""') + '"' for text in pair))
+    if len(lines) == 1:
+        yield None
+        return
+    handle, path = tempfile.mkstemp(suffix=".csv")
+    try:
+        with open(handle, "wb") as file:
+            file.write("\n".join(lines).encode("utf-8", "surrogatepass"))
+        yield path
+    finally:
+        os.unlink(path)
+
+
 def _settings(wishes):
     parts = []
     for name, value in wishes.items():
@@ -154,7 +179,8 @@ class Model:
 
 class Translator:
     """Translates texts with one model (default: default_model()). Options by name, as options() lists them: target,
-    beam, batch, threads...
+    beam, batch, threads... glossary: terms that translations must use, a file (option glossary) or {source: target}; a
+    name that stays is its own target.
 
         with Translator("model.bin", target="de", beam=4) as translator:
             translator.translate(["Good morning!", "Where is my book?"])
@@ -162,11 +188,18 @@ class Translator:
     One thread at a time translates; others wait. Translators of one Model run beside each other. The call itself
     releases Python's lock."""
 
-    def __init__(self, model: "str | os.PathLike | Model | None" = None, **wishes):
+    def __init__(
+        self,
+        model: "str | os.PathLike | Model | None" = None,
+        glossary: "str | os.PathLike | Mapping[str, str] | None" = None,
+        **wishes,
+    ):
         self.model = model if isinstance(model, Model) else Model(model, **wishes)
         self._lock, self._pid = threading.Lock(), os.getpid()
         self._handle, error = ctypes.c_void_p(), c.Error()
-        code = lib().moetext_new(self.model._handle, _settings(wishes), ctypes.byref(self._handle), ctypes.byref(error))
+        with _glossary(glossary) as path:
+            settings = _settings(wishes | {"glossary": path})
+            code = lib().moetext_new(self.model._handle, settings, ctypes.byref(self._handle), ctypes.byref(error))
         if code != c.OK:
             _raise(code, error)
 
