@@ -254,7 +254,11 @@ def too_much_memory_is_refused_before_it_is_taken_and_what_would_fit_is_said():
         said = float(re.search(r"needs ([\d.]+) MiB", result.complaint)[1])
         assert abs(said - need) < 0.5 or SANITIZED, (need, result)
         fits = re.search(r"with ((?:--[a-z-]+ \d+ ?)+)it would need", result.complaint)[1].split()
-        result = run(name, *options, *fits, *limit, data=line)
+        kept = list(options)
+        for option in fits[::2]:
+            if option in kept:
+                del kept[kept.index(option):kept.index(option) + 2]
+        result = run(name, *kept, *fits, *limit, data=line)
         assert result.returncode == 0 and result.text.strip(), result
     assert "2G" in run("translate", *DE, "--max-memory", "12", data="x").complaint
     for size in ("0M", "-1G", "1T", "M", "", "1MB", "nanM", "1e99G"):
