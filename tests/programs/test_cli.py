@@ -117,9 +117,16 @@ def one_line_out_for_each_line_in():
 
 
 @test
-def empty_and_blank_lines_stay_empty():
-    out = translate("\n%s\n\n   \n%s\n\n" % (LINES[0], LINES[1])).lines
-    assert len(out) == 6 and [bool(x) for x in out] == [False, True, False, False, True, False], out
+def empty_and_blank_lines_stay_as_they_are():
+    text = "\n%s\n\n   \n%s\n\n\t\t\n \t \n" % (LINES[0], LINES[1])
+    blank = ["", "", "   ", "", "\t\t", " \t "]
+    for options in [], ["--nbest", "2"], ["--json"]:
+        out = translate(text, *options).lines
+        if options == ["--json"]:
+            out = [json.loads(x)["translation"] for x in out]
+        assert len(out) == 8 and out[1] and out[4] and out[:1] + out[2:4] + out[5:] == blank, out
+    out = translate(text, "--no-protect").lines
+    assert out[1] and out[4] and not any(out[:1] + out[2:4] + out[5:]), out
 
 
 @test

@@ -8,11 +8,13 @@
  *   6. The queue           jobs leave in order
  *   7. Hostile tokenisers  damaged models of SentencePiece
  *   8. Languages           which one a short text is in
+ *   9. Stand-ins           translations in which they did not come through
  */
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/detect.h"
 #include "tools/text/json.h"
+#include "tools/text/protect.h"
 #include "tools/text/sentences.h"
 #include "tools/text/text.h"
 
@@ -648,6 +650,176 @@ static void other_languages_are_told_too(void **state) {
     text_detector_close(detector);
 }
 
+/* ==== 9. Stand-ins ====================================================================================== */
+
+static void add_piece(text_bytes *model, const char *text, size_t length, int type) {
+    const char piece[] = { 0x0A, (char)(length + 4), 0x0A, (char)length }, kind[] = { 0x18, (char)type };
+    text_append(model, piece, sizeof piece);
+    text_append(model, text, length);
+    text_append(model, kind, sizeof kind);
+}
+
+/* A tokeniser of single characters: those of ASCII, the mark of a space, and U+FFFD. */
+static spm *letters(void) {
+    enum { NORMAL = 1, UNKNOWN = 2 };
+    char why[200] = "";
+    text_bytes model = { 0 };
+    add_piece(&model, "<unk>", 5, UNKNOWN);
+    add_piece(&model, "\xE2\x96\x81", 3, NORMAL);
+    add_piece(&model, "\xEF\xBF\xBD", 3, NORMAL);
+    for (char c = '!'; c <= '~'; c++) add_piece(&model, &c, 1, NORMAL);
+    spm *made = spm_new(model.data, model.length, why, sizeof why);
+    if (!made) fail_msg("%s", why);
+    text_bytes_free(&model);
+    return made;
+}
+
+typedef struct guarded {
+    spm *tokeniser;
+    text_front front;
+    text_rules *rules;
+    text_options options;
+    text_job job;
+} guarded;
+
+static void guarded_begin(guarded *g, const char *source) {
+    moe_error e;
+    const text_line line = { .data = (char *)(uintptr_t)source, .length = strlen(source), .number = 1 };
+    text_job_clear(&g->job);
+    assert_int_equal(text_job_prepare(&g->front, &g->options, &line, &g->job, &e), MOE_OK);
+    assert_false(g->job.failed);
+}
+
+/* Whether the job is to be tried again if a model writes this. */
+static int again(guarded *g, const char *written) {
+    int wanted = -1;
+    moe_error e;
+    text_ids ids = { 0 };
+    assert_int_equal(text_encode(&g->front, written, strlen(written), &ids, &e), MOE_OK);
+    const moe_hypothesis h = { .ids = ids.data, .n_ids = ids.length, .finished = 1 };
+    assert_int_equal(text_job_again(&g->front, &g->options, &g->job, &h, &wanted, &e), MOE_OK);
+    text_ids_free(&ids);
+    return wanted;
+}
+
+/* What comes out where a model writes `written`. */
+static void comes_out(guarded *g, const char *written, const char *wanted) {
+    moe_error e;
+    text_ids ids = { 0 };
+    text_bytes out = { 0 };
+    assert_int_equal(text_encode(&g->front, written, strlen(written), &ids, &e), MOE_OK);
+    const moe_hypothesis h = { .ids = ids.data, .n_ids = ids.length, .finished = 1 };
+    assert_int_equal(text_job_write(&g->front, &g->options, &g->job, &h, &out, &e), MOE_OK);
+    assert_string_equal(out.data, wanted);
+    text_ids_free(&ids);
+    text_bytes_free(&out);
+}
+
+/* What the model is shown. */
+static void is_shown(const guarded *g, const char *wanted) {
+    moe_error e;
+    text_bytes shown = { 0 };
+    assert_int_equal(text_decode(&g->front, g->job.source_ids.data, g->job.source_ids.length, &shown, &e), MOE_OK);
+    assert_string_equal(shown.data, wanted);
+    text_bytes_free(&shown);
+}
+
+static void with_guard(void (*test)(guarded *)) {
+    moe_error e;
+    guarded g = { .tokeniser = letters() };
+    g.front = (text_front){ .tokeniser = g.tokeniser, .special = { -1, -1, -1 }, .unknown = 0, .target_unknown = 0 };
+    assert_int_equal(text_rules_new(&g.front, 1, NULL, &g.rules, &e), MOE_OK);
+    g.options = (text_options){ .rules = g.rules, .calm = 1, .max_source = 200, .max_target = 200 };
+    test(&g);
+    text_job_free(&g.job);
+    text_rules_free(g.rules);
+    spm_free(g.tokeniser);
+}
+
+static void stand_ins_are_checked(guarded *g) {
+    static const char source[] = "Say %s to {name} now.";
+    static const char *const sound[][2] = {
+        { "Sag X1 zu X2 jetzt.", "Sag %s zu {name} jetzt." },
+        { "X2: sag X1", "{name}: sag %s" },
+        { "Sag (X1) zu \"X2\"!", "Sag (%s) zu \"{name}\"!" },
+    };
+    static const char *const lost[] = {
+        "Sag etwas.",
+        "Sag X1 jetzt.",
+        "Sag X2 jetzt.",
+        "Sag X1 X1 zu X2 jetzt.",
+        "Sag X1 zu X2 und X2.",
+        "Sag X 1 zu X2 jetzt.",
+        "Sag X1 zu X2 X jetzt",
+        "Sag X1 zu X2 x jetzt",
+        "Sag X1 zu X2 X 2 nun",
+        "Sag X1 zu X2 und X3 nun",
+        "Sag X1 zu X22 jetzt.",
+        "Sag X1 zu aX2 jetzt.",
+        "Sag X1 zu X2 \xEF\xBF\xBD jetzt.",
+        "",
+    };
+    static const char *const lost_again[] = {
+        "Sag etwas.",           "Sag [1] jetzt.",           "Sag X1 zu X2 jetzt.",         "Sag [1] [1] zu [2] jetzt.",
+        "Sag [1] zu [ 2 ] nun", "Sag [1] zu [2] ] jetzt.",  "Sag [1] zu [2] 2 nun",        "Sag [1] zu [2 jetzt.",
+        "Sag [1] zu [2] X nun", "Sag [1] zu [2] und [3] .", "Sag [1] zu [2] \xEF\xBF\xBD",
+    };
+    for (size_t i = 0; i < sizeof sound / sizeof *sound; i++) {
+        guarded_begin(g, source);
+        is_shown(g, "Say X1 to X2 now.");
+        assert_int_equal(again(g, sound[i][0]), 0);
+        assert_int_equal(g->job.stays | g->job.cut, 0);
+        comes_out(g, sound[i][0], sound[i][1]);
+    }
+    for (size_t i = 0; i < sizeof lost / sizeof *lost; i++) {
+        guarded_begin(g, source);
+        comes_out(g, lost[i], source); /* as one of several hypotheses */
+        assert_int_equal(again(g, lost[i]), 1);
+        is_shown(g, "Say [1] to [2] now.");
+        assert_int_equal(again(g, "Sag [1] zu [2] jetzt."), 0);
+        assert_int_equal(g->job.stays | g->job.cut, 0);
+        comes_out(g, "Sag [1] zu [2] jetzt.", "Sag %s zu {name} jetzt.");
+    }
+    for (size_t i = 0; i < sizeof lost_again / sizeof *lost_again; i++) {
+        guarded_begin(g, source);
+        assert_int_equal(again(g, "Sag etwas."), 1);
+        assert_int_equal(again(g, lost_again[i]), 0);
+        assert_true(g->job.stays && g->job.cut && strstr(g->job.note, "stays as it is"));
+        comes_out(g, lost_again[i], source);
+    }
+}
+
+/* What looks like a part of a stand-in and was there before is none; without stand-ins characters alone can break. */
+static void only_what_is_new_is_a_loss(guarded *g) {
+    guarded_begin(g, "X and x: %s");
+    assert_int_equal(again(g, "X und x: X1"), 0);
+    assert_int_equal(again(g, "X und x und x: X1"), 1);
+    guarded_begin(g, "The X7 costs %s");
+    is_shown(g, "The X7 costs X8");
+    assert_int_equal(again(g, "Der X7 kostet X8"), 0);
+    comes_out(g, "Der X7 kostet X8", "Der X7 kostet %s");
+    guarded_begin(g, "Say <b>it</b> now");
+    is_shown(g, "Say it now");
+    assert_int_equal(again(g, "Sag es X jetzt"), 0);
+    assert_int_equal(again(g, "Sag \xEF\xBF\xBD jetzt"), 1);
+    assert_int_equal(again(g, "Sag \xEF\xBF\xBD jetzt"), 0);
+    comes_out(g, "Sag \xEF\xBF\xBD jetzt", "Say <b>it</b> now");
+    guarded_begin(g, "Say \xEF\xBF\xBD to %s");
+    assert_int_equal(again(g, "Sag \xEF\xBF\xBD zu X1"), 0);
+    guarded_begin(g, "Good morning");
+    assert_int_equal(again(g, "Guten X 1 \xEF\xBF\xBD"), 0); /* nothing is kept of it */
+}
+
+static void stand_ins_that_do_not_come_through(void **state) {
+    (void)state;
+    with_guard(stand_ins_are_checked);
+}
+
+static void what_was_there_is_no_stand_in(void **state) {
+    (void)state;
+    with_guard(only_what_is_new_is_a_loss);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_character_is_valid),
@@ -672,6 +844,8 @@ int main(void) {
         cmocka_unit_test(what_is_in_no_language_has_no_confidence),
         cmocka_unit_test(probabilities_are_those_of_another_program),
         cmocka_unit_test(other_languages_are_told_too),
+        cmocka_unit_test(stand_ins_that_do_not_come_through),
+        cmocka_unit_test(what_was_there_is_no_stand_in),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

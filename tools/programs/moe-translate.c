@@ -161,7 +161,7 @@ static void usage(FILE *to) {
           "                            of this build\n"
           "\n"
           "A line in capitals is translated as if it were in small letters; its translation\n"
-          "comes out in capitals. An empty line gives an empty line. A line that cannot be\n"
+          "comes out in capitals. A line of white space stays as it is. A line that cannot be\n"
           "translated gives an empty line too, and standard error says which line and why.\n"
           "Of a line that is split only the sentences that cannot be translated are left\n"
           "out. CRLF line ends are read, LF is written.\n"
@@ -423,7 +423,7 @@ static moe_status json_line(const text_front *front, const options *o, text_job 
         }
         if (o->nbest > 0) json_close(&j, ']');
     } else if (!o->score) {
-        json_text(&j, "translation", "");
+        json_text(&j, "translation", job->verbatim ? job->source.data : "");
     }
     if (job->failed) json_text(&j, "error", job->note);
     else if (job->cut) json_text(&j, "cut", job->note);

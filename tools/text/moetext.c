@@ -675,8 +675,8 @@ static void describe(moetext *t, const unit *u, moetext_result *r) {
         if (p->job.cut) r->flags |= MOETEXT_TRUNCATED;
         if (p->n && !p->found[0].finished && u->task != MOETEXT_SCORE)
             r->flags |= MOETEXT_CUT, cut += p->found[0].n_ids;
-        translated += p->n > 0;
-        blank += (size_t)(p->job.blank && !p->n);
+        translated += p->n > 0 && !p->job.blank;
+        blank += (size_t)(p->job.blank && (!p->n || p->job.verbatim));
     }
     if (u->parts > 1) r->flags |= MOETEXT_SPLIT;
     if (r->status && translated) r->flags |= MOETEXT_INCOMPLETE;

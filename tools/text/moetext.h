@@ -164,7 +164,7 @@ enum {
     MOETEXT_CUT = 2,        /* the best translation was cut at the length limit                            */
     MOETEXT_TRUNCATED = 4,  /* only the beginning of the text was used (option truncate)                   */
     MOETEXT_INCOMPLETE = 8, /* status is not MOE_OK, and the hypotheses lack the parts that could not be   */
-    MOETEXT_BLANK = 16      /* there was nothing to translate: one hypothesis, the empty text         */
+    MOETEXT_BLANK = 16      /* there was nothing to translate: one hypothesis, the white space        */
 };
 
 /* A text of several lines, or with a line longer than the option `split` allows, is translated in parts: line by line,

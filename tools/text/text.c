@@ -911,6 +911,7 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
                   job);
     /* White space only: no pieces, nothing to say. A score of nothing given nothing is no use either. */
     job->blank = !job->failed && job->source_ids.length == 0 && job->target_ids.length == 0;
+    if (job->blank && options->rules) job->verbatim = 1; /* the cells of an empty row of a table */
     return MOE_OK;
 }
 

@@ -186,7 +186,7 @@ typedef struct text_job {
     uint64_t line;
     text_bytes source, target; /* as read, cut if so */
     text_ids source_ids, target_ids;
-    int blank;                /* nothing to translate: the output is an empty line */
+    int blank;                /* nothing to translate: the output is empty, or the white space where it is kept */
     int shouted;              /* it was in capitals, so should its translation be */
     struct text_guard *guard; /* what is kept of it (protect.h); NULL: nothing ever was */
     int cut;                  /* `note` says what was cut */
