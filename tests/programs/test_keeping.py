@@ -6,6 +6,7 @@ four languages, and 300 lines with terms of a glossary.
 """
 import collections
 import contextlib
+import json
 import os
 import pathlib
 import random
@@ -391,6 +392,33 @@ def a_term_in_capitals_is_found_as_in_small_letters():
     with glossary(["dog\tTier"]) as options:
         assert "TIER" in translate(["THE DOG IS ASLEEP NOW."], "-t", "de", *FAST, *options)[0].upper()
         assert translate(["DOG"], "-t", "de", *FAST, *options) == ["Tier"]
+
+
+@test
+def an_icu_message_is_kept_and_a_note_says_so():
+    messages = ("{n, plural, one {one letter} other {# letters}}", "{ g ,select, male {He is here} other {They are}}",
+                "You have {n, plural, one {one letter} other {# letters}} today.",
+                "{n, selectordinal, one {#st house} other {#th house}}",
+                "{n, plural, =0 {No letter. It is sad.} one {One letter! Here.} other {# letters. Here are {x}}}",
+                "Hello! {n, plural, one {One letter. Here.} other {# letters. Here.}} Good morning.")
+    messages += ("{n, plural, one {" + "One letter is here. " * 60 + "} other {# letters}}",  # too long to be looked at
+                 "Hello! {n, plural,", "The house: {n, plural, one {a} other {b}. It is here.")  # not closed
+    others = "The {name, number} is here.", "{plural} and {n, select} are old.", "I have {a} house, select, plural.", ""
+    for options in [], ["--json"]:
+        done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", *FAST, *options], text=True, check=False,
+                              input="".join(line + "\n" for line in (*messages, *others)), capture_output=True)
+        assert done.returncode == 0, done
+        out = done.stdout.split("\n")[:-1]
+        if options:
+            assert ["ICU message" in json.loads(line).get("note", "") for line in out] == [True] * 9 + [False] * 4, out
+            out = [json.loads(line)["translation"] for line in out]
+        assert all(re.search(r"{.*}", line)[0] in got for line, got in zip(messages[:6], out)), out
+        assert out[6:9] == list(messages[6:]), out
+        said = re.findall(r"line (\d+): an ICU message", done.stderr)
+        assert said == list("123456789"), done.stderr
+    done = subprocess.run([BIN / "moe-translate", "-m", MODEL, "-t", "de", "--no-protect", *FAST, messages[0]],
+                          capture_output=True, text=True, check=False)
+    assert "ICU" not in done.stderr, done
 
 
 def with_file(text, ending, line="The dog sleeps."):

@@ -492,6 +492,11 @@ static void what_is_not_language_is_kept(void **state) {
     moetext_free(kept);
     moetext_free(bare);
     unlink(path);
+    moetext *messages = translator(FAST ";target=de");
+    static const char message[] = "{n, plural, one {One letter. It is here.} other {# letters. They are here.}}";
+    assert_string_equal(say(messages, message).texts[0], message);
+    assert_non_null(strstr(say(messages, message).message, "ICU message"));
+    moetext_free(messages);
 }
 
 static void words_are_linked(void **state) {

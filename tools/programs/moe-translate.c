@@ -426,7 +426,7 @@ static moe_status json_line(const text_front *front, const options *o, text_job 
         json_text(&j, "translation", job->verbatim ? job->source.data : "");
     }
     if (job->failed) json_text(&j, "error", job->note);
-    else if (job->cut) json_text(&j, "cut", job->note);
+    else if (job->cut || job->divided) json_text(&j, job->cut ? "cut" : "note", job->note);
     json_close(&j, '}');
     if (status) job->output.length = length;
     return status;

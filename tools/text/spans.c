@@ -727,3 +727,30 @@ text_span_kind text_span_next(text_scan *t, size_t at, size_t *bytes) {
     const unsigned long code = character(s, n, 0, bytes);
     return within && is_raised(code) ? TEXT_SPAN_LONE : TEXT_SPAN_NONE;
 }
+
+/* The bytes of white space and then of a word that an ICU message has between its commas, and of the comma; 0: that is
+ * not what stands there. *word: its last `*letters` bytes before the comma. */
+static size_t message_field(const char *s, size_t n, const char **word, size_t *letters) {
+    size_t begin = 0, end;
+    if (n > 100) n = 100;
+    while (begin < n && is_space(s[begin])) begin++;
+    for (end = begin; end < n && !is_space(s[end]) && !is_one_of(s[end], "{},'#\""); end++) {}
+    *word = s + begin, *letters = end - begin;
+    while (end < n && is_space(s[end])) end++;
+    return *letters && end < n && s[end] == ',' ? end + 1 : 0;
+}
+
+int text_has_message(const char *data, size_t length, int *open) {
+    static const char *const types[] = { "plural", "select", "selectordinal" };
+    const char *at = data, *const end = data + length, *word;
+    size_t letters, bytes;
+    int found = *open = 0;
+    for (; at < end && (at = memchr(at, '{', (size_t)(end - at))); at++) {
+        if (!(bytes = message_field(at + 1, (size_t)(end - at) - 1, &word, &letters))) continue;
+        if (!message_field(at + 1 + bytes, (size_t)(end - at) - 1 - bytes, &word, &letters)) continue;
+        for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+            if (strlen(types[i]) == letters && memcmp(word, types[i], letters) == 0)
+                found = 1, *open |= !balanced(at, (size_t)(end - at), '{', '}');
+    }
+    return found;
+}

@@ -31,6 +31,10 @@ text_span_kind text_span_next(text_scan *scan, size_t at, size_t *bytes);
 /* The name in a tag: "a" of <a href="x"> and of </a>; empty for what is no tag. */
 size_t text_tag_name(const char *tag, size_t length, const char **name);
 
+/* Whether a text has an ICU message in it: {n, plural, ..., {g, select, ... or {n, selectordinal, ... The walk above
+ * has it as a whole; `*open`: not this one, which is too long or not closed. */
+int text_has_message(const char *data, size_t length, int *open);
+
 /* Letters and digits of ASCII, and all that is not ASCII but for the signs that stand between words. */
 int text_is_wordlike(const char *data, size_t length, size_t at);
 

@@ -2,6 +2,7 @@
 #include "tools/text/stream.h"
 #include "tools/text/protect.h"
 #include "tools/text/sentences.h"
+#include "tools/text/spans.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,7 +94,8 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     *line = s->rest;
     if (!s->cell) {
         s->cell = line->length = s->options.rules ? cell(line->data, line->length) : line->length;
-        s->sentences = is_long(s, line);
+        int open;
+        s->sentences = is_long(s, line) && !(s->options.rules && text_has_message(line->data, line->length, &open));
     }
     if (!s->sentence) begin_sentence(s, line);
     else s->divided = 1;
@@ -120,7 +122,7 @@ static int ask(text_stream *s, text_job *job, moe_request *request) {
 
 /* What is said of a sentence that is cut, once. */
 static void tell_divided(text_stream *s, text_job *job) {
-    if (s->told++ || job->failed || job->cut) return;
+    if (s->told++ || job->failed || job->cut || job->divided) return;
     job->divided = 1;
     snprintf(job->note, sizeof job->note,
              "a sentence is longer than the %zu tokens that the model reads at once: translated in parts",

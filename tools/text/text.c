@@ -3,6 +3,7 @@
 
 #include "tools/text/protect.h"
 #include "tools/text/sentences.h"
+#include "tools/text/spans.h"
 #include "tools/text/text.h"
 
 #include <errno.h>
@@ -901,6 +902,13 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
         return MOE_OK;
     }
 
+    int open = 0;
+    text_append(&job->source, "", 0); /* data is never NULL */
+    if (options->rules && text_has_message(job->source.data, job->source.length, &open)) {
+        note(job, &job->divided, "an ICU message ({n, plural, ...}) stays as it is: its branches are not translated");
+        job->verbatim = open;
+        if (open) return MOE_OK;
+    }
     const text_front targets = text_front_of_targets(front);
     moe_status status = prepare_source(front, options, job, error);
     if (!status && pair && !job->failed) status = to_ids(&targets, options, &job->target, &job->target_ids, job, error);

@@ -192,7 +192,7 @@ typedef struct text_job {
     int cut;                  /* `note` says what was cut */
     int attempt;              /* 1: the second, as stand-ins of the first did not come through */
     int stays;                /* nor did those of the second: what is written is the source */
-    int divided;              /* `note` says that a sentence goes in parts */
+    int divided;              /* `note` says that a sentence goes in parts, or that a message stays */
     int verbatim;             /* the source is the output: it is no language */
     text_bytes gap;           /* white space between it and the next part of the line */
     int failed;               /* `note` says why there is no output */
