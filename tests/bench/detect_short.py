@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""How often the language of a few words is detected, among the four of the corpus.
+"""How often the language of a few words is detected, among the four of the
+corpus.
 
-Sentences of the corpus's test sets (FLORES-200 and Tatoeba) are cut to 1, 2, 3 and 10 words: a window that a seed
-chooses, without punctuation. The server answers (POST /detect); --per-language sentences of each set.
+Sentences of the corpus's test sets (FLORES-200 and Tatoeba) are cut to 1, 2, 3
+and 10 words: a window that a seed chooses, without punctuation. The server
+answers (POST /detect); --per-language sentences of each set.
 
     tests/python tests/bench/detect_short.py ../shared/corpus/test
 """
