@@ -9,11 +9,13 @@
  *   7. Hostile tokenisers  damaged models of SentencePiece
  *   8. Languages           which one a short text is in
  *   9. Stand-ins           translations in which they did not come through
+ *  10. Loops               what a translation lost or repeats
  */
 #define _POSIX_C_SOURCE 200809L
 
 #include "tools/text/detect.h"
 #include "tools/text/json.h"
+#include "tools/text/lost.h"
 #include "tools/text/protect.h"
 #include "tools/text/sentences.h"
 #include "tools/text/text.h"
@@ -820,6 +822,93 @@ static void what_was_there_is_no_stand_in(void **state) {
     with_guard(only_what_is_new_is_a_loss);
 }
 
+/* ==== 10. Loops ======================================================================================== */
+
+static moe_span span(const char *text) { return (moe_span){ text, strlen(text) }; }
+
+static void loops_are_told_from_repetitions_of_the_source(void **state) {
+    static const struct {
+        int loops;
+        const char *source, *target;
+    } cases[] = {
+        { 0, "ha ha ha ha", "ha ha ha ha" },
+        { 0, "ha ha ha ha ha ha ha ha", "ha ha ha ha ha ha ha ha ha ha ha" },
+        { 0, "very very very very good", "sehr, sehr, sehr, sehr gut" },
+        { 0, "Once more: no.", "Nein, nein, nein, nein" },
+        { 1, "Once more: no.", "Nein, nein, nein, nein, nein, nein" },
+        { 0, "1 000 000 000 000 000 000", "1.000.000.000.000.000.000" },
+        { 0, "| 0 | 0 | 0 | 0 | 0 | 0 | 0 |", "| 0 | 0 | 0 | 0 | 0 | 0 | 0 |" },
+        { 0, "Room 1, room 2, room 3, room 4, room 5, room 6, room 7, room 8",
+          "Zimmer 1, Zimmer 2, Zimmer 3, Zimmer 4, Zimmer 5, Zimmer 6, Zimmer 7, Zimmer 8" },
+        { 0, "I went home, you went home, he went home, she went home, we went home, they went home",
+          "Ich ging nach Hause, du gingst nach Hause, er ging nach Hause, sie ging nach Hause, wir gingen nach Hause" },
+        { 0, "aaaaaaaaaaaaaaaaaaaaaaaaaah", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaah" },
+        { 0, "........................ 12", "........................ 12" },
+        { 0, "", "" },
+        { 0, "Yes.", "" },
+        { 1, "Mariahb", "Mariahahahahahahahaha" },
+        { 1, "adverse adverse adverse adverse adverse adverse adverse adverse adverse",
+          "Aversversversversversversverst" },
+        { 1, "run run run run run run run run", "run run run run run run run run run run run run run run run run" },
+        { 1, "house house house house house house", "Haushaushaushaushaushaus Haus" },
+        { 1, "The prices of the houses by the sea.",
+          "Die Preise der Leute am Meer und die der Leute am Meer und die der Leute am Meer und die der "
+          "Leute am Meer und die der Leute am Meer und die der Leute am Meer und die der Leute" },
+        { 0, "ha ha ha ha ha ha ha ha", "\u54C8\u54C8\u54C8\u54C8\u54C8\u54C8\u54C8\u54C8" },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (text_loops(span(cases[i].source), span(cases[i].target)) != cases[i].loops)
+            fail_msg("%s: %s", cases[i].source, cases[i].target);
+}
+
+static void names_of_a_list_are_missed(void **state) {
+    static const struct {
+        text_names answer;
+        const char *source, *target;
+    } cases[] = {
+        { TEXT_NAMES, "Anna, Peter, Siobhan, Aoife", "Anna, Peter, Siobhan und Aoife" },
+        { TEXT_NAMES, "Anna Smith, Peter Jones,", "Anna Smith, Peter Jones" },
+        { TEXT_NAMES, "Anna", "Anna" },
+        { TEXT_NO_NAMES, "Anna", "Anne" },
+        { TEXT_NAMES_LOST, "Anna, Peter, Siobhan, Aoife", "Anna, Peter, Sean, Aoife" },
+        { TEXT_NAMES_LOST, "Smith, Jones, Garcia, Miller, Davis", "Smith, Jones, Garte, Davis" },
+        { TEXT_NAMES_COUNT, "Anna, Peter, Siobhan, Aoife", "Maria, Maria Maria" },
+        { TEXT_NO_NAMES, "\u00C4pfel, Birnen, Kirschen, Pflaumen", "Apples, pears, cherries, plums" },
+        { TEXT_NO_NAMES, "Germany, France, Spain, Italy, Paris", "Deutschland, Frankreich, Spanien, Italien, Paris" },
+        { TEXT_NO_NAMES, "Anna, Peter, and many others, came", "Anna und viele andere" },
+        { TEXT_NO_NAMES, "We saw Anna, Peter, Siobhan, Aoife", "Wir sahen Anna" },
+        { TEXT_NO_NAMES, "", "" },
+        { TEXT_NO_NAMES, ", ;", "," },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (text_names_kept(span(cases[i].source), span(cases[i].target)) != cases[i].answer)
+            fail_msg("%s: %s", cases[i].source, cases[i].target);
+}
+
+static void halves_are_cut_where_clauses_are(void **state) {
+    static const struct {
+        const char *text;
+        size_t half;
+    } cases[] = {
+        { "one two, three four five", 9 },
+        { "one two three four", 8 },
+        { "one", 0 },
+        { "one ", 0 },
+        { "", 0 },
+        { "a Donaudampfschiff", 2 },
+        { "Donaudampfschiff an", 17 },
+        { "   ", 0 },
+        { "x <a href=\"y z\">w</a>", 2 },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const size_t half = text_half(cases[i].text, strlen(cases[i].text), 1);
+        if (half != cases[i].half) fail_msg("%s: %zu", cases[i].text, half);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_character_is_valid),
@@ -836,6 +925,9 @@ int main(void) {
         cmocka_unit_test(an_endless_line_needs_little_memory),
         cmocka_unit_test(sentences_end_where_readers_see_it),
         cmocka_unit_test(long_sentences_are_cut_at_clauses_then_words),
+        cmocka_unit_test(loops_are_told_from_repetitions_of_the_source),
+        cmocka_unit_test(names_of_a_list_are_missed),
+        cmocka_unit_test(halves_are_cut_where_clauses_are),
         cmocka_unit_test(capitals_come_and_go),
         cmocka_unit_test(jobs_leave_in_order_whatever_finishes_first),
         cmocka_unit_test(damaged_tokenisers_are_refused),

@@ -491,7 +491,8 @@ static void app_ask(text_stream *stream, text_job *job, moe_request *request) {
     request->n_source = job->source_ids.length;
     request->raw = a->options->raw;
     request->force = a->options->force;
-    if (a->detector) request->source_tag = a->source_tag;
+    if (a->detector && !job->tagged) job->tagged = 1, job->tag = a->source_tag;
+    if (a->detector) request->source_tag = job->tag; /* of a second try as well */
     if (!a->options->score && !a->options->prefix) return;
     request->target = ids_of(&job->target_ids);
     request->n_target = job->target_ids.length;

@@ -655,6 +655,11 @@ static text_job *flow_add(text_stream *stream, const text_line *line, int more) 
     return job;
 }
 
+static text_job *flow_insert(text_stream *stream, text_job *before, size_t at) {
+    (void)at;
+    return text_queue_insert(&flow_of(stream)->queue, before);
+}
+
 static void flow_finish(text_stream *stream, text_job *job, const moe_result *result) {
     program_flow *f = flow_of(stream);
     moe_error e = no_memory;
@@ -715,6 +720,7 @@ int program_flow_run(program_flow *f, moe_session *session) {
     }
     f->stream.next = flow_next;
     f->stream.add = flow_add;
+    f->stream.insert = flow_insert;
     f->stream.finish = flow_finish;
     if (status < 0) status = flow_through(f, session);
     status = program_close_streams(f->options, in, &f->out, status);

@@ -331,18 +331,18 @@ static void unit_reuse(moetext *t, unit *u) {
     t->spare_units = u;
 }
 
-static part *part_new(moetext *t, unit *u) {
+static part *part_new(moetext *t, unit *u, part *before) {
     part *p = t->spare_parts;
     if (p) t->spare_parts = p->next;
     else if (!(p = calloc(1, sizeof *p))) return NULL;
     text_job_clear(&p->job);
     p->unit = u;
-    p->next = NULL;
+    p->next = before ? before->next : NULL;
     p->n = p->n_logprobs = p->n_links = p->ids.length = p->text.length = 0;
     p->text.failed = 0;
-    if (u->last) u->last->next = p;
+    if (before) before->next = p;
     else u->first = p;
-    u->last = p;
+    if (!p->next) u->last = p;
     u->parts++;
     u->pending++;
     return p;
@@ -455,7 +455,7 @@ static moe_status link_words(moetext *t, part *p, size_t k, const look *forward,
     const text_job *job = &p->job;
     size_t begin = 0;
     for (size_t i = 0; i < k; i++) begin += p->found[i].length;
-    const size_t before = job->verbatim ? SIZE_MAX : text_guard_plain(job->guard);
+    const size_t before = job->verbatim || job->stays ? SIZE_MAX : text_guard_plain(job->guard);
     if (before == SIZE_MAX || before > p->found[k].length) return MOE_OK; /* markup and the like: no words but others */
     const char *text = p->text.data + begin + before;
     const size_t length = p->found[k].length - before;
@@ -821,13 +821,21 @@ static int stream_next(text_stream *stream, int wait, text_line *line) {
 static text_job *stream_add(text_stream *stream, const text_line *line, int more) {
     moetext *t = translator_of(stream);
     unit *u = t->unit;
-    part *p = part_new(t, u);
+    part *p = part_new(t, u, u->last);
     if (!p) return NULL;
     p->joint = t->joint;
     p->begin = (size_t)(line->data - (t->request.text ? t->request.text : line->data));
     p->job.more = more;
     t->joint = more ? " " : t->next_joint;
     if (!more && t->last_line) u->closed = 1, t->unit = NULL;
+    return &p->job;
+}
+
+static text_job *stream_insert(text_stream *stream, text_job *before, size_t at) {
+    part *first = (part *)(void *)before, *p = part_new(translator_of(stream), first->unit, first);
+    if (!p) return NULL;
+    p->joint = " ";
+    p->begin = first->begin + at;
     return &p->job;
 }
 
@@ -1065,6 +1073,7 @@ static void set_stream(moetext *t, const moe_session_params *p) {
     t->stream = (text_stream){ .front = &t->model->front,
                                .next = stream_next,
                                .add = stream_add,
+                               .insert = stream_insert,
                                .ask = stream_ask,
                                .finish = stream_finish };
     t->stream.options = (text_options){ .option = "option ",

@@ -343,3 +343,10 @@ size_t text_clause(const char *data, size_t length, size_t limit, int spans, int
     if (word) return word;
     return any && seen > RUN ? any : over_space(data, length, at > seen ? at : seen);
 }
+
+size_t text_half(const char *data, size_t length, int spans) {
+    int verbatim;
+    while (length && is_space(data[length - 1])) length--;
+    const size_t half = length ? text_clause(data, length, length / 2, spans, &verbatim) : 0;
+    return half < length ? half : 0;
+}

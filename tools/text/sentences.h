@@ -16,4 +16,7 @@ size_t text_sentence(const char *data, size_t length);
  * long, and *verbatim: it is no language. */
 size_t text_clause(const char *data, size_t length, size_t limit, int spans, int *verbatim);
 
+/* Where the first of two parts ends, of about the same length, cut as text_clause does; 0: this is one word. */
+size_t text_half(const char *data, size_t length, int spans);
+
 #endif

@@ -1,5 +1,6 @@
 /* stream.c - stream.h says what this is and has the contracts. */
 #include "tools/text/stream.h"
+#include "tools/text/lost.h"
 #include "tools/text/protect.h"
 #include "tools/text/sentences.h"
 #include "tools/text/spans.h"
@@ -108,6 +109,7 @@ static int next_part(text_stream *s, int wait, text_line *line, int *more, moe_s
     const size_t whole = line->length;
     if (*more || s->verbatim)
         while (line->length && strchr(" \t", line->data[line->length - 1])) line->length--;
+    if (s->divided && *more && !s->verbatim) line->length = text_before_mark(line->data, line->length);
     *gap = (moe_span){ line->data + line->length, whole - line->length };
     return MOE_PULL_REQUEST;
 }
@@ -140,6 +142,10 @@ static int prepare_part(text_stream *s, const text_line *line, moe_span gap, tex
     } else if (text_job_prepare(s->front, &s->options, line, job, &s->trouble)) {
         return 0;
     }
+    job->rules = s->options.rules, job->calm = s->options.calm;
+    job->dividable =
+        s->split && s->front->tokeniser && !s->options.ids && !s->options.pretokenized && !s->options.pairs;
+    job->names = s->divided;
     if (job->gap.failed || job->source.failed)
         s->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
     if (s->trouble.code) return 0;
@@ -191,18 +197,49 @@ static int stream_pull(void *user, int wait, moe_request *request) {
     }
 }
 
+/* Whether a translation is not one of all of the source. */
+static int is_lost(text_stream *s, const text_options *options, text_job *job, const moe_hypothesis *h) {
+    if (!job->dividable || job->stays || job->cut) return 0;
+    s->text.length = 0;
+    if (text_job_write(s->front, options, job, h, &s->text, &s->trouble)) return 0;
+    const moe_span source = { job->source.data, job->source.length }, target = { s->text.data, s->text.length };
+    const text_names names = text_names_kept(source, target);
+    if (names == TEXT_NAMES_MEMORY) s->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    if (job->names && (names == TEXT_NAMES_LOST || names == TEXT_NAMES_COUNT)) job->names = 2; /* so are its halves */
+    return !h->finished || names == TEXT_NAMES_COUNT || (job->names == 2 && names != TEXT_NAMES) ||
+           text_loops(source, target);
+}
+
+static void try_again(text_stream *s, text_job *job) {
+    if (job->failed || !job->source_ids.length) s->finish(s, job, NULL);
+    else job->again = s->again, s->again = job;
+}
+
+/* The halves of a job are tried instead of it. 0: it is one word, which stays as it is, or there is trouble. */
+static int divide(text_stream *s, const text_options *options, text_job *job) {
+    const size_t at = text_half(job->source.data, job->source.length, options->rules != NULL);
+    if (!at) return text_job_keep(job), 0;
+    text_job *second = s->insert(s, job, at);
+    if (!second) s->trouble = (moe_error){ .code = MOE_ERROR_MEMORY, .message = "out of memory" };
+    if (!second || text_job_divide(s->front, options, job, second, at, &s->trouble)) return 0;
+    try_again(s, second);
+    try_again(s, job);
+    return 1;
+}
+
 static void stream_done(void *user, const moe_result *result) {
     text_stream *s = user;
     text_job *job = result->user;
-    int again = 0;
+    text_options options = s->options; /* those of the text at hand, which may be another one */
+    options.rules = job->rules, options.calm = job->calm;
     s->asked--;
     if (s->trouble.code) return;
-    if (!result->status && result->n_hypotheses &&
-        text_job_again(s->front, &s->options, job, &result->hypotheses[0], &again, &s->trouble))
-        return;
-    if (again) {
-        job->again = s->again, s->again = job;
-        return;
+    if (!result->status && result->n_hypotheses) {
+        const moe_hypothesis *best = &result->hypotheses[0];
+        int again = 0;
+        if (text_job_again(s->front, &options, job, best, &again, &s->trouble)) return;
+        if (again) try_again(s, job);
+        if (again || (is_lost(s, &options, job, best) && divide(s, &options, job)) || s->trouble.code) return;
     }
     if (result->status) {
         job->failed = 1;
@@ -217,6 +254,7 @@ moe_status text_stream_run(text_stream *s, moe_session *session, moe_error *erro
     s->cell = s->sentence = 0;
     s->again = NULL, s->asked = 0, s->ended = 0;
     const moe_status status = moe_translate(session, stream_pull, stream_done, s, error);
+    text_bytes_free(&s->text);
     if (!s->trouble.code) return status;
     if (error) *error = s->trouble;
     return s->trouble.code;

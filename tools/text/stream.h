@@ -2,6 +2,8 @@
  *
  * moetext.c and the programs with lines in and out (program_flow) are its two users, and so cut, calm and shout alike.
  * A sentence that is longer than the model reads goes in parts: clauses, else words; what has no words stays as it is.
+ * So does what the model could not translate as a whole: its translation was cut, repeats itself, or lost names of a
+ * list (lost.h). It is tried again by halves; a word that cannot be translated stays, with a note.
  * A text is one job, or several in a row whose `more` is set but for the last. The user owns the jobs and says what
  * becomes of them.
  */
@@ -21,6 +23,7 @@ struct text_stream {
     int (*next)(text_stream *stream, int wait, text_line *line);
     void (*seen)(text_stream *stream, const text_line *line); /* a whole text, before its parts; may be NULL */
     text_job *(*add)(text_stream *stream, const text_line *line, int more); /* a blank job; NULL: no memory */
+    text_job *(*insert)(text_stream *stream, text_job *before, size_t at);  /* another, behind one whose text is cut */
     void (*ask)(text_stream *stream, text_job *job, moe_request *request);  /* fill the request: ids and all else */
     void (*finish)(text_stream *stream, text_job *job, const moe_result *result); /* result NULL: it was not asked */
 
@@ -35,6 +38,7 @@ struct text_stream {
     size_t sentence;                 /* bytes up to the end of the sentence at hand */
     int divided, told;               /* which is longer than the model reads: it goes in parts; that was said */
     int verbatim;                    /* the part at hand is no language */
+    text_bytes text;                 /* of the translation at hand */
 };
 
 /* Append what stands between a part and the next one: the white space of the source, or a space where a script without

@@ -790,12 +790,14 @@ static void note(text_job *job, int *flag, const char *format, ...)
 
 static void note(text_job *job, int *flag, const char *format, ...) {
     const int first = !job->cut && !job->failed;
+    const size_t said = job->divided ? strlen(job->note) : 0;
     *flag = 1;
     if (job->failed && !job->status) job->status = MOE_ERROR_ARGUMENT;
     if (!first) return;
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(job->note, sizeof job->note, format, arguments);
+    const int joint = said ? snprintf(job->note + said, sizeof job->note - said, "; ") : 0;
+    vsnprintf(job->note + said + joint, sizeof job->note - said - (size_t)joint, format, arguments);
     va_end(arguments);
 }
 
@@ -865,7 +867,7 @@ static moe_status prepare_source(const text_front *front, const text_options *op
                                   &job->guard, &shown, error);
     if (status) return status;
     text_append(&text, shown.data, shown.length);
-    job->shouted = options->calm && !text.failed && text_is_shouted(text.data, text.length);
+    job->shouted = options->calm && !text.failed && (job->loud || text_is_shouted(text.data, text.length));
     if (job->shouted) text_calm(text.data, text.length);
     if (job->shouted && text_guard_used(job->guard)) text_guard_recall(job->guard, text.data);
     status = text.failed ? out_of_memory(error) : to_ids(front, options, &text, &job->source_ids, job, error);
@@ -944,6 +946,41 @@ moe_status text_job_again(const text_front *front, const text_options *options, 
     return MOE_OK;
 }
 
+size_t text_before_mark(const char *data, size_t length) {
+    return length > 1 && (data[length - 1] == ',' || data[length - 1] == ';') && !is_blank(data[length - 2])
+               ? length - 1
+               : length;
+}
+
+moe_status text_job_divide(const text_front *front, const text_options *options, text_job *job, text_job *second,
+                           size_t at, moe_error *error) {
+    const text_bytes gap = second->gap;
+    size_t end = at;
+    second->gap = job->gap, job->gap = gap;
+    text_clear(&job->gap);
+    text_append(&second->source, job->source.data + at, job->source.length - at);
+    while (end && is_blank(job->source.data[end - 1])) end--;
+    end = text_before_mark(job->source.data, end);
+    text_append(&job->gap, job->source.data + end, at - end);
+    job->source.data[job->source.length = end] = '\0';
+    second->line = job->line;
+    second->more = job->more, job->more = 1;
+    second->rules = job->rules, second->calm = job->calm;
+    second->tag = job->tag, second->tagged = job->tagged;
+    second->names = job->names;
+    second->dividable = 1;
+    second->loud = job->loud |= job->shouted;
+    job->attempt = 0;
+    moe_status status = job->gap.failed || second->source.failed ? out_of_memory(error) : MOE_OK;
+    if (!status) status = prepare_source(front, options, job, error);
+    return status ? status : prepare_source(front, options, second, error);
+}
+
+void text_job_keep(text_job *job) {
+    job->stays = 1;
+    note(job, &job->cut, "the model cannot translate a part of it: that stays as it is");
+}
+
 moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job,
                           const moe_hypothesis *h, text_bytes *out, moe_error *error) {
     const size_t begin = out->length;
@@ -973,6 +1010,8 @@ void text_job_clear(text_job *job) {
     job->blank = job->cut = job->failed = job->finished = job->more = job->shouted = 0;
     job->attempt = job->stays = 0;
     job->divided = job->verbatim = 0;
+    job->dividable = job->names = job->loud = job->tagged = 0;
+    job->rules = NULL;
     text_clear(&job->gap);
     job->note[0] = '\0';
     job->line = 0;
@@ -991,7 +1030,7 @@ void text_job_free(text_job *job) {
     text_guard_free(job->guard);
 }
 
-text_job *text_queue_add(text_queue *queue) {
+text_job *text_queue_insert(text_queue *queue, text_job *before) {
     text_job *job = queue->spare;
     if (job) {
         queue->spare = job->next;
@@ -1000,11 +1039,14 @@ text_job *text_queue_add(text_queue *queue) {
         if (!job) return NULL;
     }
     text_job_clear(job);
-    if (queue->last) queue->last->next = job;
-    else queue->first = job;
-    queue->last = job;
+    text_job **place = before ? &before->next : &queue->first;
+    job->next = *place;
+    *place = job;
+    if (!job->next) queue->last = job;
     return job;
 }
+
+text_job *text_queue_add(text_queue *queue) { return text_queue_insert(queue, queue->last); }
 
 text_job *text_queue_first(text_queue *queue) { return queue->first && queue->first->finished ? queue->first : NULL; }
 

@@ -193,10 +193,17 @@ typedef struct text_job {
     int attempt;              /* 1: the second, as stand-ins of the first did not come through */
     int stays;                /* nor did those of the second: what is written is the source */
     int divided;              /* `note` says that a sentence goes in parts, or that a message stays */
-    int verbatim;             /* the source is the output: it is no language */
-    text_bytes gap;           /* white space between it and the next part of the line */
-    int failed;               /* `note` says why there is no output */
-    moe_status status;        /* why it failed */
+    int dividable;            /* a text that may go in parts, if it cannot be translated as a whole */
+    int names;                /* it is of a long list of names: 1, those that are lost are looked for; 2, all stay */
+    int loud;                 /* it is a part of what was in capitals */
+    const struct text_rules *rules; /* by which it was prepared */
+    int calm;
+    int32_t tag; /* the caller's: the language it is in; tagged 0: not known */
+    int tagged;
+    int verbatim;      /* the source is the output: it is no language */
+    text_bytes gap;    /* white space, and a comma, between it and the next part of the line */
+    int failed;        /* `note` says why there is no output */
+    moe_status status; /* why it failed */
     char note[256];
     text_bytes output; /* the caller's, without line break */
     int finished;      /* the caller sets it when `output` is final */
@@ -214,6 +221,13 @@ moe_status text_job_prepare(const text_front *front, const text_options *options
  * MOE_ERROR_MEMORY. */
 moe_status text_job_again(const text_front *front, const text_options *options, text_job *job, const moe_hypothesis *h,
                           int *again, moe_error *error);
+/* Both parts of a job whose source is cut behind `at` bytes (text_half), ready to be asked for. Errors:
+ * MOE_ERROR_MEMORY. */
+moe_status text_job_divide(const text_front *front, const text_options *options, text_job *job, text_job *second,
+                           size_t at, moe_error *error);
+/* The bytes of a part without the comma or semicolon at its end, which stays between the parts: models lose it. */
+size_t text_before_mark(const char *data, size_t length);
+void text_job_keep(text_job *job); /* its translation is the source, with a note */
 /* What the model wrote for a job, appended to *out in the form of its line: text in the capitals of the line and with
  * what is kept of it, pieces or ids. */
 moe_status text_job_write(const text_front *front, const text_options *options, const text_job *job,
@@ -226,9 +240,10 @@ typedef struct text_queue {
     text_job *first, *last, *spare;
 } text_queue;
 
-text_job *text_queue_add(text_queue *queue);   /* at the end, blank; NULL if memory ran out */
-text_job *text_queue_first(text_queue *queue); /* the first if it is finished, else NULL    */
-void text_queue_remove(text_queue *queue);     /* the first                                 */
+text_job *text_queue_add(text_queue *queue);                      /* at the end, blank; NULL if memory ran out */
+text_job *text_queue_insert(text_queue *queue, text_job *before); /* the same, behind one that is there */
+text_job *text_queue_first(text_queue *queue);                    /* the first if it is finished, else NULL    */
+void text_queue_remove(text_queue *queue);                        /* the first                                 */
 void text_queue_free(text_queue *queue);
 
 /* ---- 6. Samples ---------------------------------------------------------------------------------------- */
