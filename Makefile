@@ -223,7 +223,7 @@ help:
 	@echo '                      ./moe-server'
 	@echo 'make CUDA=1           the same with moe-cuda.cu: on a GPU where there is one (needs nvcc)'
 	@echo 'make demo             translate a few sentences with the model in models/'
-	@echo 'make test             build and run the tests (ten minutes on two cores, with what they need)'
+	@echo 'make test             install what the tests need, build and run them'
 	@echo 'make test-long        the others: long ones, and those that need PyTorch or transformers'
 	@echo 'make test-fresh       make demo and make test on a new Debian: SUITE=bookworm or trixie (as root)'
 	@echo 'tests/cuda/gpu-check       on a machine with a GPU: bytes, races and speed of the CUDA build in one table'
