@@ -155,8 +155,8 @@ def main():
             continue
         for (kind, language, line, what), answer, whole in zip(asked, answers, map(json.loads, objects)):
             count[kind] = count.get(kind, 0) + 1
-            if not line.strip() and answer:
-                failures.append(f"to {target}: nothing became '{answer}'")
+            if not line.strip() and answer != line:
+                failures.append(f"to {target}: {line!r} became {answer!r}")
             if len(whole.get("ids", [])) > 3 * len(whole["source_ids"]) + 10:
                 failures.append(f"to {target}, {kind}: {len(whole['source_ids'])} tokens became {len(whole['ids'])}: "
                                 f"{line!r}")
