@@ -283,7 +283,7 @@ static void add(html *h, kind what, size_t begin, size_t end) {
         last->end = end;
         return;
     }
-    if (h->n_tokens == h->token_capacity) {
+    if (!h->tokens || h->n_tokens == h->token_capacity) {
         token *more = realloc(h->tokens, (2 * h->n_tokens + 64) * sizeof *more);
         if (!more) {
             h->failed = 1;

@@ -103,7 +103,7 @@ moe_status text_detector_open(const char *const *codes, size_t n, text_detector 
     if (all_have_words(codes, n)) return open_words(codes, n, out, error);
     char beside[4096];
     const char *folder = text_place_of_data("libexttextcat/", beside, sizeof beside - 1) ? beside : NULL;
-    if (folder) strcat(beside, "/"); /* the names of files are put behind it */
+    if (folder) memcpy(beside + strlen(beside), "/", 2); /* the names of files are put behind it */
     for (size_t i = 0; i < sizeof folders / sizeof *folders && !folder; i++)
         if (access(folders[i], R_OK) == 0) folder = folders[i];
     if (!folder) return refuse(error, MOE_ERROR_UNSUPPORTED, "libexttextcat's data files are not installed");

@@ -407,7 +407,6 @@ static size_t address_end(const char *s, size_t n, size_t at) {
     text_span_kind kind;
     size_t bytes;
     for (; at < n && !is_space(s[at]); at += bytes) {
-        bytes = 1;
         if (is_one_of(s[at], "{%$<") && !(s[at] == '%' && at + 2 < n && is_alnum(s[at + 1]) && is_alnum(s[at + 2])) &&
             (bytes = placeholder(s, n, at, &kind)) && kind == TEXT_SPAN_WORD)
             continue;
@@ -461,10 +460,10 @@ static size_t path(const char *s, size_t n) {
             !is_digit(s[i - 1]))
             joints++;
     }
-    if (end > 3 && (s[0] == '/' || memcmp(s, "./", 2) == 0 || memcmp(s, "~/", 2) == 0 || memcmp(s, "../", 3) == 0) &&
-        (slashes > 1 || s[0] != '/'))
-        joints = 1;
-    else if (!((joints && is_alnum(s[0])) || slashes > 2)) return 0;
+    const int rooted =
+        end > 3 && (s[0] == '/' || memcmp(s, "./", 2) == 0 || memcmp(s, "~/", 2) == 0 || memcmp(s, "../", 3) == 0) &&
+        (slashes > 1 || s[0] != '/');
+    if (!rooted && !(joints && is_alnum(s[0])) && slashes <= 2) return 0;
     if (whole) return end;
     while (end < n && is_of_path(s[end])) end++;
     return without_end(s, end);
@@ -619,10 +618,11 @@ static size_t glued(const text_scan *t, size_t at) {
         if (is_sign_entity(s + at, t->length - at)) break;
         if ((bytes = word_placeholder(t, at)) || (bytes = raised(t, at))) at += bytes;
         else if (text_is_wordlike(s, t->length, at)) at = word_end(s, t->length, at);
-        else if (at + 1 == t->length) break;
-        else if (is_one_of(s[at], "/._@=~\\#&") && is_alnum(s[at + 1])) at++;
-        else if (is_one_of(s[at], "/-:.=,+*@#&|~^\\") && (is_digit(s[at + 1]) || word_placeholder(t, at + 1))) at++;
-        else if (s[at] == '%' && begins(s + at, t->length - at, "%%")) at += 2;
+        else if (at + 1 < t->length &&
+                 ((is_one_of(s[at], "/._@=~\\#&") && is_alnum(s[at + 1])) ||
+                  (is_one_of(s[at], "/-:.=,+*@#&|~^\\") && (is_digit(s[at + 1]) || word_placeholder(t, at + 1)))))
+            at++;
+        else if (begins(s + at, t->length - at, "%%")) at += 2;
         else break;
     }
     return at;
