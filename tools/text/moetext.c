@@ -32,20 +32,10 @@ static moe_status fail(moe_error *error, moe_status code, const char *where, con
 
 static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
 
-/* The block with room for `n` elements of `size` bytes, where it had room for *capacity. NULL: no memory, and the block
- * is as it was. */
-static void *grown(void *block, size_t *capacity, size_t n, size_t size) {
-    if (block && n <= *capacity) return block;
-    const size_t wanted = n + n / 2 + 1;
-    void *larger = wanted < n || wanted > SIZE_MAX / size ? NULL : realloc(block, wanted * size);
-    if (larger) *capacity = wanted;
-    return larger;
-}
-
 /* Append floats to numbers [*n], with room for *capacity. */
 static moe_status append_floats(float **numbers, size_t *n, size_t *capacity, const float *from, size_t count,
                                 moe_error *error) {
-    float *larger = grown(*numbers, capacity, *n + count, sizeof **numbers);
+    float *larger = text_grown(*numbers, capacity, *n + count, sizeof **numbers);
     if (!larger) return out_of_memory(error);
     *numbers = larger;
     if (count) memcpy(larger + *n, from, count * sizeof *larger);
@@ -360,7 +350,7 @@ static void part_free(part *p) {
 
 /* Keep the hypotheses of a result. */
 static moe_status part_keep(const moetext *t, part *p, const moe_result *result, moe_error *error) {
-    found *larger = grown(p->found, &p->found_capacity, result->n_hypotheses, sizeof *larger);
+    found *larger = text_grown(p->found, &p->found_capacity, result->n_hypotheses, sizeof *larger);
     moe_status status = larger ? MOE_OK : out_of_memory(error);
     if (larger) p->found = larger;
     for (size_t k = 0; !status && k < result->n_hypotheses; k++) {
@@ -380,7 +370,7 @@ static moe_status part_keep(const moetext *t, part *p, const moe_result *result,
 
 /* A part that is no language is its own translation. */
 static moe_status part_keep_source(part *p, moe_error *error) {
-    found *larger = grown(p->found, &p->found_capacity, 1, sizeof *larger);
+    found *larger = text_grown(p->found, &p->found_capacity, 1, sizeof *larger);
     if (!larger) return out_of_memory(error);
     p->found = larger;
     p->found[p->n++] = (found){ .finished = 1, .length = p->job.source.length };
@@ -397,7 +387,7 @@ static int32_t *ids_or_nothing(const text_ids *ids) {
 
 /* The words of text[length], between spaces, and of each token, from its first byte that is no space, the word. */
 static moe_status find_words(words *w, const char *text, size_t length, moe_error *error) {
-    int32_t *word = grown(w->word, &w->word_capacity, w->tokens, sizeof *word);
+    int32_t *word = text_grown(w->word, &w->word_capacity, w->tokens, sizeof *word);
     size_t token = 0;
     if (!word) return out_of_memory(error);
     w->word = word;
@@ -406,7 +396,7 @@ static moe_status find_words(words *w, const char *text, size_t length, moe_erro
         for (; at < length && (text[at] == ' ' || text[at] == '\t'); at++) {}
         for (end = at; end < length && text[end] != ' ' && text[end] != '\t'; end++) {}
         if (end == at) break;
-        uint32_t *edges = grown(w->edges, &w->edge_capacity, 2 * w->n + 2, sizeof *edges);
+        uint32_t *edges = text_grown(w->edges, &w->edge_capacity, 2 * w->n + 2, sizeof *edges);
         if (!edges) return out_of_memory(error);
         w->edges = edges;
         edges[2 * w->n] = (uint32_t)at;
@@ -441,7 +431,7 @@ typedef struct linking {
 static moe_status keep_link(void *user, size_t source, size_t target, moe_error *error) {
     const linking *l = user;
     part *p = l->part;
-    moetext_link *larger = grown(p->links, &p->link_capacity, p->n_links + 1, sizeof *larger);
+    moetext_link *larger = text_grown(p->links, &p->link_capacity, p->n_links + 1, sizeof *larger);
     if (!larger) return out_of_memory(error);
     p->links = larger;
     const uint32_t *from = l->t->source_words.edges + 2 * source, *to = l->t->target_words.edges + 2 * target;
@@ -523,7 +513,7 @@ static void second_done(void *user, const moe_result *result) {
 
 /* A pair of looks for each hypothesis that waits. */
 static moe_status make_looks(moetext *t, moe_error *error) {
-    look *larger = grown(t->looks, &t->look_capacity, 2 * t->waiting, sizeof *larger);
+    look *larger = text_grown(t->looks, &t->look_capacity, 2 * t->waiting, sizeof *larger);
     if (!larger) return out_of_memory(error);
     t->looks = larger;
     for (; t->looks_made < t->look_capacity; t->looks_made++) larger[t->looks_made] = (look){ .failed = 1 };
@@ -533,7 +523,7 @@ static moe_status make_looks(moetext *t, moe_error *error) {
             for (size_t k = 0, first = 0; k < p->n; first += p->found[k++].n_ids)
                 for (int back = 0; back < 2; back++, l++) {
                     const size_t n = p->job.source_ids.length * p->found[k].n_ids;
-                    float *weights = grown(l->weights, &l->capacity, n, sizeof *weights);
+                    float *weights = text_grown(l->weights, &l->capacity, n, sizeof *weights);
                     if (!weights) return out_of_memory(error);
                     *l = (look){ p, first, p->found[k].n_ids, back, 0, weights, l->capacity };
                     l->failed = !n || (back && u->source_tag < 0);
@@ -577,7 +567,7 @@ static moe_status unit_done(moetext *t, unit *u, moe_error *error) {
 static moe_status join_links(moetext *t, const part *p, size_t k, size_t begin, moe_error *error) {
     size_t first = 0;
     for (size_t i = 0; i < k; i++) first += p->found[i].n_links;
-    moetext_link *larger = grown(t->links, &t->link_capacity, t->n_links + p->found[k].n_links, sizeof *larger);
+    moetext_link *larger = text_grown(t->links, &t->link_capacity, t->n_links + p->found[k].n_links, sizeof *larger);
     if (!larger) return out_of_memory(error);
     t->links = larger;
     for (size_t i = 0; i < p->found[k].n_links; i++) {
@@ -591,7 +581,7 @@ static moe_status join_links(moetext *t, const part *p, size_t k, size_t begin, 
 
 /* A part of a list of tokens ends behind `end` of them. */
 static moe_status add_end(moetext *t, size_t end, moe_error *error) {
-    size_t *larger = grown(t->ends, &t->end_capacity, t->n_ends + 1, sizeof *larger);
+    size_t *larger = text_grown(t->ends, &t->end_capacity, t->n_ends + 1, sizeof *larger);
     if (!larger) return out_of_memory(error);
     t->ends = larger;
     larger[t->n_ends++] = end;
@@ -696,7 +686,7 @@ static moe_status deliver(moetext *t, unit *u, moe_error *error) {
     for (const part *p = u->first; p; p = p->next)
         if (p->n > n) n = p->n;
     if (r.flags & MOETEXT_BLANK) n = 1;
-    moetext_hypothesis *larger = grown(t->hypotheses, &t->hypothesis_capacity, n, sizeof *larger);
+    moetext_hypothesis *larger = text_grown(t->hypotheses, &t->hypothesis_capacity, n, sizeof *larger);
     if (!larger || t->message.failed) return out_of_memory(error);
     t->hypotheses = larger;
     t->text.length = t->ids.length = t->source_ids.length = t->n_logprobs = t->n_links = t->n_ends = 0;
@@ -914,7 +904,7 @@ static void rows_done(void *user, const moetext_result *result) {
 static int rows_reserve(rows *r, size_t n) {
     const size_t each = sizeof(int64_t) + sizeof(row) + 2 * sizeof(char *) + sizeof(float) + 1;
     if (n > SIZE_MAX / each - 1) return 0;
-    char *at = grown(r->block, &r->capacity, (n + 1) * each, 1);
+    char *at = text_grown(r->block, &r->capacity, (n + 1) * each, 1);
     if (!at) return 0;
     r->block = at;
     r->offsets_out = (int64_t *)(void *)at, at += (n + 1) * sizeof(int64_t);

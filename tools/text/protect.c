@@ -33,15 +33,6 @@ static moe_status fail(moe_error *error, moe_status code, const char *where, con
 
 static moe_status out_of_memory(moe_error *error) { return fail(error, MOE_ERROR_MEMORY, "", "out of memory"); }
 
-/* The array with room for one element more; NULL: no memory, and it is as it was. */
-static void *room_for(void *array, size_t n, size_t *capacity, size_t size) {
-    if (n < *capacity) return array;
-    const size_t wanted = *capacity ? 2 * *capacity : 8;
-    void *larger = realloc(array, wanted * size);
-    if (larger) *capacity = wanted;
-    return larger;
-}
-
 static int is_space(char c) { return c == ' ' || c == '\t'; }
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
@@ -172,7 +163,7 @@ void text_guard_free(text_guard *g) {
 }
 
 static kept *add_kept(text_guard *g, text_span_kind kind, size_t source, size_t length) {
-    kept *larger = room_for(g->kept, g->n, &g->capacity, sizeof *larger);
+    kept *larger = text_grown(g->kept, &g->capacity, g->n + 1, sizeof *larger);
     if (!larger) return NULL;
     g->kept = larger;
     kept *k = &larger[g->n++];
@@ -435,9 +426,9 @@ static void find_tokens(const text_guard *g, const char *encoded, kept *k) {
 /* The translation must have these tokens. */
 static moe_status add_constraint(text_guard *g, const kept *k, const text_ids *ids, moe_error *error) {
     if (g->n_constraints == MOE_MAX_CONSTRAINTS || g->ids.length + ids->length >= g->room) return MOE_OK;
-    moe_constraint *larger = room_for(g->constraints, g->n_constraints, &g->constraint_capacity, sizeof *larger);
+    moe_constraint *larger = text_grown(g->constraints, &g->constraint_capacity, g->n_constraints + 1, sizeof *larger);
     if (larger) g->constraints = larger;
-    size_t *begins = room_for(g->begins, g->n_constraints, &g->begin_capacity, sizeof *begins);
+    size_t *begins = text_grown(g->begins, &g->begin_capacity, g->n_constraints + 1, sizeof *begins);
     if (begins) g->begins = begins;
     if (!larger || !begins) return out_of_memory(error);
     begins[g->n_constraints] = g->ids.length;
@@ -681,7 +672,7 @@ static void place_markup(text_guard *g, const moe_hypothesis *h) {
 /* ==== 5. Restoring ====================================================================================== */
 
 static moe_status add_edit(text_guard *g, size_t at, size_t length, size_t what, size_t order, moe_error *error) {
-    edit *larger = room_for(g->edits, g->n_edits, &g->edit_capacity, sizeof *larger);
+    edit *larger = text_grown(g->edits, &g->edit_capacity, g->n_edits + 1, sizeof *larger);
     if (!larger) return out_of_memory(error);
     g->edits = larger;
     size_t i = g->n_edits++;
