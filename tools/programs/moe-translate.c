@@ -161,8 +161,8 @@ static void usage(FILE *to) {
           "                            of this build\n"
           "\n"
           "A line in capitals is translated as if it were in small letters; its translation\n"
-          "comes out in capitals. A line of white space stays as it is. A line that cannot be\n"
-          "translated gives an empty line too, and standard error says which line and why.\n"
+          "comes out in capitals. A line of white space stays as it is. A line that cannot\n"
+          "be translated gives an empty line, and standard error says which line and why.\n"
           "Of a line that is split only the sentences that cannot be translated are left\n"
           "out. CRLF line ends are read, LF is written.\n"
           "\n",
