@@ -251,6 +251,10 @@ def wait_for(process):
     return None, None
 
 
+# Said of a folder without a tokeniser, which is no complaint: the model takes ids.
+IDS_ONLY = re.compile(r"\Ano tokeniser: [^\n]* The model will take token ids only\n")
+
+
 def judge(folder, arguments):
     """(what is wrong or None, the complaint)"""
     out, complaints = folder + ".out", folder + ".stderr"
@@ -261,7 +265,7 @@ def judge(folder, arguments):
         child([x.replace("{}", folder) for x in arguments] + ["-o", out + "/model.bin"], complaints)
     status, _ = wait_for(process)
     with open(complaints, encoding="utf-8", errors="replace") as file:
-        said = file.read()
+        said = IDS_ONLY.sub("", file.read())
     left = os.listdir(out)
     if status is None:
         return f"it ran longer than {PATIENCE} s", said
